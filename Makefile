@@ -1,0 +1,40 @@
+# Each target sets up what it needs. PYTHON is any Python from 3.11 on.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help demo test slow check bench readme clean
+help:
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)
+
+demo: $(READY) ## train 4 members, fold them, evaluate everything, write runs/demo
+	rm -rf runs/demo
+	$(BIN)/enfold demo runs/demo
+
+test: $(READY) ## the tests, in at most two minutes
+	$(BIN)/python -m pytest -n 2
+
+slow: $(READY) ## the tests that train longer
+	$(BIN)/python -m pytest -m slow
+
+readme: $(READY) ## run the README's code
+	$(BIN)/python tools/run_readme.py README.md
+
+check: $(READY) ## format, lint, types, rooms, spelling, tests, README
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/typos
+	$(MAKE) --no-print-directory test readme
+
+bench: $(READY) ## ratios to one network, in one process
+	$(BIN)/python bench/members.py
+
+clean: ## remove what these targets made
+	rm -rf .venv runs

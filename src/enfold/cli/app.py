@@ -1,0 +1,259 @@
+"""The verbs. They read options, call the rooms below and print; they contain no logic."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from enfold.errors import EnfoldError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="enfold: the quality of an ensemble at the price of one network.\n\n"
+    "Start with `enfold demo`, then `enfold run RECIPE OUT` with a recipe of your own.",
+)
+
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="Change a recipe's value: --set plan.epochs=5")]
+Seeds = Annotated[list[int] | None, typer.Option("--seed", help="Run this seed; several --seed give a spread.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run that is in OUT.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would take, write nothing.")]
+Trust = Annotated[
+    bool, typer.Option("--trust-code", help="Import the Python code that the recipe names (module:function).")
+]
+Out = Annotated[Path, typer.Argument(help="The run directory.")]
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Argument(help="The run directory.")] = Path("runs/demo"),
+    resume: Resume = False,
+    as_json: AsJson = False,
+    overrides: Overrides = None,
+) -> None:
+    """Train 4 members on data that ships with enfold, fold them, evaluate everything: about two minutes."""
+    from importlib.resources import files
+
+    from enfold.run import parse_recipe
+
+    text = files("enfold.run").joinpath("demo.yaml").read_text(encoding="utf-8")
+    _run(parse_recipe(text, "the demo", overrides or ()), out, "cpu", resume=resume, as_json=as_json)
+
+
+@app.command()
+def run(
+    recipe: Annotated[Path, typer.Argument(help="A YAML file; see recipes/ for examples.")],
+    out: Out,
+    overrides: Overrides = None,
+    seeds: Seeds = None,
+    device: Device = "cpu",
+    resume: Resume = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    trust_code: Trust = False,
+) -> None:
+    """Run a whole recipe: train members, fold them, evaluate everything.
+
+    Killed at any moment, it goes on from there with --resume.
+    """
+    from enfold.run import read_recipe
+
+    changes = [*(overrides or ()), *([f"seeds={list(seeds)}"] if seeds else [])]
+    loaded = read_recipe(recipe, changes)
+    references = loaded.runs_code()
+    if references and not trust_code:
+        raise EnfoldError(
+            f"a recipe runs no code of others unasked, but '{recipe}' names {references[0]}: "
+            "add --trust-code if you know that code"
+        )
+    _run(loaded, out, device, resume=resume, as_json=as_json, dry_run=dry_run)
+
+
+@app.command()
+def train(
+    out: Out,
+    data: Annotated[str, typer.Option(help="A name (see `enfold data`), a path, or module:function.")] = "fashion-mini",
+    network: Annotated[str, typer.Option(help="mlp, resnet20, ..., or file.py:function.")] = "mlp",
+    members: Annotated[int, typer.Option(help="How many.")] = 4,
+    overrides: Overrides = None,
+    seeds: Seeds = None,
+    device: Device = "cpu",
+    resume: Resume = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Train members into a new run directory; fold and evaluate them with the next verbs."""
+    from enfold.run.recipe import apply_override, make_recipe
+
+    content: dict[str, Any] = {"data": {"source": data}, "network": network, "members": members}
+    for change in [*(overrides or ()), *([f"seeds={list(seeds)}"] if seeds else [])]:
+        apply_override(content, change)
+    recipe = make_recipe(content, "the command line")
+    _run(recipe, out, device, resume=resume, dry_run=dry_run, train_only=True)
+
+
+@app.command()
+def fold(
+    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run with trained members.")],
+    method: Annotated[str, typer.Argument(help="A fold; `enfold methods` lists them.")],
+    label: Annotated[str | None, typer.Option(help="The name of its row; the method's name if not given.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of the method: --set alpha=0.9 --set plan.epochs=5")
+    ] = None,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Fold a run's members into one network and evaluate it beside its control."""
+    from enfold.run import FoldSpec, add_fold, execute, open_run
+    from enfold.run.recipe import apply_override
+
+    opened, _ = open_run(run_directory)
+    content: dict[str, Any] = {"method": method.replace("-", "_"), "label": label or method}
+    for change in overrides or ():
+        apply_override(content, change)
+    recipe = add_fold(opened, FoldSpec.model_validate(content))
+    _report(opened.path, execute(opened, recipe, device=device), as_json)
+
+
+@app.command()
+def evaluate(
+    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run with trained members.")],
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate every model of a run on test data; what is there already is not computed again."""
+    from enfold.run import execute, open_run
+
+    opened, recipe = open_run(run_directory)
+    _report(opened.path, execute(opened, recipe, device=device), as_json)
+
+
+@app.command()
+def methods(as_json: AsJson = False) -> None:
+    """List every method with its idea in one line."""
+    from rich.table import Table
+
+    from enfold.registry import ROOMS
+    from enfold.registry import methods as listed
+
+    found = [each for room in ROOMS for each in listed(room).values()]
+    if as_json:
+        _print_json([{"name": each.name, "room": each.room, "idea": each.idea} for each in found])
+        return
+    table = Table("method", "kind", "idea", "settings")
+    for each in found:
+        table.add_row(each.name, each.room, each.idea, ", ".join(each.fields))
+    _console().print(table)
+
+
+@app.command()
+def data(
+    name: Annotated[str | None, typer.Argument(help="A name to fetch or check; all are listed without.")] = None,
+    fetch: Annotated[bool, typer.Option("--fetch", help="Download it.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Verify its files.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List, fetch and check data sets."""
+    from enfold.cli.listing import check_data, data_rows, data_table
+    from enfold.data import fetch as fetch_data
+
+    if (fetch or check) and name is None:
+        raise EnfoldError(
+            "fetching and checking need a data set's name, got none: for example enfold data mnist --fetch"
+        )
+    if fetch and name is not None:
+        _console(stderr=True).print(f"fetched to {fetch_data(name)}")
+    if check and name is not None:
+        check_data(name)
+    rows = data_rows(name)
+    _print_json(rows) if as_json else _console().print(data_table(rows))
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Say what is installed and what a missing extra would give."""
+    from enfold.cli.listing import doctor_rows, doctor_table
+
+    rows = doctor_rows()
+    _print_json(rows) if as_json else _console().print(doctor_table(rows))
+
+
+def _run(
+    recipe: Any,
+    out: Path,
+    device: str,
+    *,
+    resume: bool,
+    as_json: bool = False,
+    dry_run: bool = False,
+    train_only: bool = False,
+) -> None:
+    from enfold.cli.preflight import check_device
+    from enfold.run import RunDirectory, execute
+    from enfold.run.execute import cells
+
+    check_device(device)
+    if dry_run:
+        from enfold.run.estimate import estimate
+
+        print(estimate(recipe, device))
+        return
+    cell = cells(RunDirectory(out), recipe, device)[0]
+    cell.make_network()  # wrong data or a wrong network must be found before anything is written
+    opened = RunDirectory.create(out, recipe, resume=resume)
+    summary = execute(opened, recipe, device=device, train_only=train_only)
+    if train_only:
+        print(f"members in {opened.path}: go on with  enfold fold {opened.path} distill")
+    else:
+        _report(opened.path, summary, as_json)
+
+
+def _report(path: Path, summary: dict[str, Any], as_json: bool) -> None:
+    from enfold.errors import MissingExtra
+    from enfold.files import write_text
+    from enfold.report.figure import quality_cost
+    from enfold.report.table import LEGEND, markdown_table, terminal_table
+
+    write_text(path / "table.md", markdown_table(summary) + f"\n{LEGEND}.\n")
+    if any(row.get("cost") for row in summary["rows"].values()):
+        try:
+            quality_cost(summary, path)
+        except MissingExtra as missing:
+            print(missing, file=sys.stderr)
+    if as_json:
+        _print_json(summary)
+        return
+    console = _console()
+    console.print(terminal_table(summary))
+    console.print(LEGEND, style="dim")
+    console.print(f"written to {path}: table.md, summary.json, quality-cost.svg, weights under members/ and folds/")
+
+
+def _console(*, stderr: bool = False) -> Any:
+    from rich.console import Console
+
+    wide = None if sys.stdout.isatty() else 160
+    return Console(stderr=stderr, width=wide, highlight=False)
+
+
+def _print_json(content: Any) -> None:
+    print(json.dumps(content, indent=2, ensure_ascii=False))
+
+
+def main() -> None:
+    """The entry point: an error of the user's is one line on stderr and exit code 2."""
+    try:
+        app()
+    except EnfoldError as error:
+        print(f"enfold: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("enfold: interrupted; go on with --resume", file=sys.stderr)
+        raise SystemExit(130) from None

@@ -1,0 +1,31 @@
+"""The control: one member given the same extra epochs and schedule as a fold, on labels alone.
+
+Without it, extra training passes for ensembling: whatever a fold reaches beyond its control is what the ensemble gave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import nn
+
+from enfold.data import Data
+from enfold.fold.distill import best_member
+from enfold.folding import require_members
+from enfold.members import Members
+from enfold.train import Plan, fit
+
+
+@dataclass(frozen=True)
+class Control:
+    """The best member on validation data, trained on by the same plan with the labels."""
+
+    plan: Plan = field(default_factory=Plan)
+
+    def __call__(self, members: Members, data: Data, *, checkpoint: Path | None = None) -> nn.Module:
+        """The member after its extra training, as a network of the user's class."""
+        members = require_members(members, "the control")
+        network = members.member(best_member(members, data))
+        fit(network, data, self.plan, checkpoint=checkpoint, title="control")
+        return network

@@ -1,0 +1,115 @@
+"""Arrays of any origin as checked tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from enfold.data.dataset import Split
+from enfold.errors import EnfoldError
+
+CHANNELS = (1, 3, 4)  # grey, colour, colour with transparency: what tells (N, H, W, C) from (N, C, H, W)
+CHUNK = 2048  # examples that are held in double precision at a time
+
+
+def as_inputs(array: np.ndarray[Any, Any], where: str) -> Tensor:
+    """Inputs as a tensor: bytes stay bytes, floats become float32, images get the shape (N, C, H, W).
+
+    Bytes with three axes are grey images (N, H, W), and four axes with the channels last are brought to the front;
+    everything else keeps its shape.
+    """
+    if array.ndim < 2 or array.dtype.kind not in "biuf":
+        raise EnfoldError(
+            f"{where} must be an array of numbers with one row an example, got {array.dtype} of shape {array.shape}: "
+            "save numbers of shape (N, ...)"
+        )
+    if array.dtype == np.uint8 and array.ndim == 3:
+        array = array[:, None]
+    elif array.ndim == 4 and array.shape[-1] in CHANNELS and array.shape[1] not in CHANNELS:
+        array = np.moveaxis(array, -1, 1)
+    if array.dtype != np.uint8:
+        array = array.astype(np.int64 if array.dtype.kind in "iu" else np.float32)
+    return torch.from_numpy(np.array(array, order="C"))
+
+
+def as_labels(array: np.ndarray[Any, Any], where: str) -> Tensor:
+    """Labels (N,) or (N, 1) of whole numbers as int64."""
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    whole = array.dtype.kind in "iu" or (array.dtype.kind == "f" and bool((array == np.floor(array)).all()))
+    if array.ndim != 1 or not whole:
+        raise EnfoldError(
+            f"{where} must be one whole number an example, got {array.dtype} of shape {array.shape}: "
+            "save the index of each class, for one-hot rows their argmax(1)"
+        )
+    return torch.from_numpy(array.astype(np.int64))
+
+
+def as_split(inputs: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], where: str) -> Split:
+    """Inputs and labels of one part, as many of the one as of the other."""
+    if len(inputs) != len(labels):
+        raise EnfoldError(
+            f"{where} must have as many labels as inputs, got {len(inputs)} inputs and {len(labels)} labels: "
+            "save both for the same examples"
+        )
+    return Split(as_inputs(inputs, f"the inputs of {where}"), as_labels(labels, f"the labels of {where}"))
+
+
+def check_split(split: Split, num_classes: int, where: str) -> None:
+    """Refuse an empty part, labels outside 0 ... num_classes - 1 and inputs that are not finite."""
+    if not len(split):
+        raise EnfoldError(f"{where} must hold at least one example, got none: add examples or leave the part out")
+    low, high = int(split.labels.min()), int(split.labels.max())
+    if low < 0:
+        raise EnfoldError(f"labels must not be negative, got {low} in {where}: number the classes from 0")
+    if high >= num_classes:
+        raise EnfoldError(
+            f"labels must be 0 ... {num_classes - 1} for {num_classes} classes, got {high} in {where}: "
+            "correct the labels, or train on every class that is tested"
+        )
+    if split.inputs.is_floating_point():
+        for start, chunk in zip(range(0, len(split), CHUNK), split.inputs.split(CHUNK), strict=True):
+            bad = ~torch.isfinite(chunk).flatten(1).all(1)
+            if bad.any():
+                raise EnfoldError(
+                    f"inputs must be finite, got NaN or infinity in example {start + int(bad.nonzero()[0])} of "
+                    f"{where}: remove or repair such examples"
+                )
+
+
+def channel_statistics(inputs: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Mean and standard deviation of each channel (the axis after N) of pixels in [0, 1]; None for whole numbers.
+
+    A channel that never varies has the standard deviation 1, so that normalising it gives zeros.
+    """
+    if inputs.dtype == torch.uint8:
+        mean, std = _statistics_of_bytes(inputs)
+    elif inputs.is_floating_point():
+        mean, std = _statistics_of_floats(inputs)
+    else:
+        return None
+    std = torch.where(std > 1e-7, std, 1.0)
+    return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def _statistics_of_bytes(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """From a histogram: exact, and ten times as fast as sums in double precision."""
+    channels = inputs.transpose(0, 1)
+    counts = torch.stack(
+        [torch.bincount(channel.flatten(), minlength=256) for channel in channels]
+    ).double()  # (C, 256)
+    levels = torch.arange(256, dtype=torch.float64) / 255
+    share = counts / counts.sum(1, keepdim=True)
+    mean = share @ levels  # (C,)
+    return mean, (share * (levels - mean[:, None]).square()).sum(1).sqrt()
+
+
+def _statistics_of_floats(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    chunks = inputs.flatten(2).split(CHUNK) if inputs.ndim > 2 else inputs[..., None].split(CHUNK)  # (n, C, the rest)
+    count = inputs.numel() // inputs.shape[1]
+    mean = sum((chunk.double().sum(2).sum(0) for chunk in chunks), torch.zeros(())) / count  # (C,)
+    squares = ((chunk.double() - mean[:, None]).square().sum(2).sum(0) for chunk in chunks)
+    return mean, (sum(squares, torch.zeros(())) / count).sqrt()

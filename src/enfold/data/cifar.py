@@ -1,0 +1,67 @@
+"""CIFAR's binary form: records of one or two label bytes and 3 x 32 x 32 pixels, and its tar archive."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import tarfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+import torch
+
+from enfold.data.dataset import Split
+from enfold.data.raw import find_file, read_bytes
+from enfold.errors import EnfoldError
+from enfold.files import atomic_path
+
+SHAPE = (3, 32, 32)
+PIXELS = 3 * 32 * 32
+
+
+def read_records(path: Path, label_bytes: int) -> Split:
+    """The images and labels of one file; of CIFAR-100's two labels (coarse, fine) the fine one."""
+    content = read_bytes(path)
+    record = label_bytes + PIXELS
+    if not len(content) or len(content) % record:
+        raise EnfoldError(
+            f"{path} must hold whole records of {record} bytes, got {len(content)} bytes: "
+            "it is truncated or foreign, delete it and fetch it again"
+        )
+    records = content.reshape(-1, record)
+    images = np.ascontiguousarray(records[:, label_bytes:]).reshape(-1, *SHAPE)
+    return Split(torch.from_numpy(images), torch.from_numpy(records[:, label_bytes - 1].astype(np.int64)))
+
+
+def read_cifar_folder(folder: Path, train: Sequence[str], test: Sequence[str], label_bytes: int) -> tuple[Split, Split]:
+    """Training and test part from the named files of a folder."""
+    return _read_part(folder, train, label_bytes), _read_part(folder, test, label_bytes)
+
+
+def _read_part(folder: Path, names: Sequence[str], label_bytes: int) -> Split:
+    splits = [read_records(find_file(folder, name) or folder / name, label_bytes) for name in names]
+    return Split(torch.cat([split.inputs for split in splits]), torch.cat([split.labels for split in splits]))
+
+
+def extract(archive: Path, folder: Path, names: Sequence[str]) -> None:
+    """Write the named files of the archive's folder of the same name into `folder`, and nothing else of the archive."""
+    wanted = {PurePosixPath(folder.name, name): name for name in names}
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            for member in tar:
+                name = wanted.pop(PurePosixPath(member.name), None) if member.isfile() else None
+                content = tar.extractfile(member) if name else None
+                if name and content:
+                    with atomic_path(folder / name) as temporary, temporary.open("wb") as file:
+                        shutil.copyfileobj(content, file)
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise EnfoldError(
+            f"{archive} must be a whole tar.gz archive, got a truncated or foreign one ({error}): "
+            "delete it and fetch it again"
+        ) from error
+    if wanted:
+        raise EnfoldError(
+            f"{archive} must hold {', '.join(map(str, wanted))}, which it does not: put the official archive there"
+        )

@@ -1,0 +1,84 @@
+"""Data: three parts, the number of classes, the shape of one input and how raw inputs become a network's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from enfold.errors import EnfoldError
+
+
+@dataclass(frozen=True)
+class Split:
+    """Labelled examples in memory: pixels stay uint8 (N, C, H, W) until batched; anything else is taken as it is."""
+
+    inputs: Tensor  # (N, ...)
+    labels: Tensor  # (N,) int64
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) != len(self.labels) or self.labels.ndim != 1:
+            raise EnfoldError(
+                f"a split must have one label an input, got {len(self.inputs)} inputs and labels of shape "
+                f"{tuple(self.labels.shape)}: pass labels of shape (N,)"
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: Tensor | slice) -> Split:
+        return Split(self.inputs[index], self.labels[index])
+
+
+Part = (
+    Split | Iterable[tuple[Tensor, Tensor]]
+)  # tensors in memory, or a DataLoader, or any iterable of (inputs, labels)
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a run learns from (train), chooses by (validation) and is judged by (test)."""
+
+    train: Part
+    validation: Part
+    test: Part
+    num_classes: int
+    shape: tuple[int, ...]  # of one input, without the batch axis
+    names: tuple[str, ...] = ()  # of the classes
+    mean: tuple[float, ...] | None = None  # per channel, of pixels in [0, 1]
+    std: tuple[float, ...] | None = None
+    source: str = "in memory"  # where it came from, for the record
+
+    def prepare(self, inputs: Tensor) -> Tensor:
+        """Raw inputs as a network sees them: pixels become [0, 1] and are normalised per channel; the rest passes."""
+        return self.normalise(pixels(inputs))
+
+    def normalise(self, inputs: Tensor) -> Tensor:
+        """Subtract the mean and divide by the standard deviation of each channel: (..., C, H, W)."""
+        if self.mean is None or self.std is None:
+            return inputs
+        shape = (-1, *(1,) * (len(self.shape) - 1))
+        mean = torch.tensor(self.mean, dtype=inputs.dtype, device=inputs.device).view(shape)
+        std = torch.tensor(self.std, dtype=inputs.dtype, device=inputs.device).view(shape)
+        return (inputs - mean) / std
+
+    def replace(self, **changes: object) -> Data:
+        """A copy with other parts, for example ``data.replace(train=loader)``."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def pixels(inputs: Tensor) -> Tensor:
+    """uint8 pixels as floats in [0, 1]; anything else is returned as it is."""
+    return inputs.float().div_(255) if inputs.dtype == torch.uint8 else inputs
+
+
+def evaluation_batches(data: Data, part: Part, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The examples of one part in their own order, prepared; what an iterable yields is passed through as it is."""
+    if not isinstance(part, Split):
+        yield from part
+        return
+    for start in range(0, len(part), batch_size):
+        chunk = part[start : start + batch_size]
+        yield data.prepare(chunk.inputs), chunk.labels

@@ -1,0 +1,130 @@
+"""A folder of images: one sub-folder a class, with or without train, validation and test above them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from enfold.data.dataset import Split
+from enfold.data.parts import Parts
+from enfold.errors import EnfoldError, MissingExtra
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+SUFFIXES = frozenset(
+    {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"}
+)  # of Pillow's many formats, those that data sets come in
+PARTS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
+GREY = frozenset({"1", "L", "LA"})
+DEEP = frozenset({"I", "I;16", "I;16B", "I;16L", "F"})  # Pillow would clip these to 255 without a word
+Size = tuple[int, int]  # height, width
+
+
+def read_folder(folder: Path, size: int | Size | None = None) -> Parts:
+    """The images of a folder, all of one size or brought to `size`: grey if all of them are, else in colour."""
+    parts = _part_folders(folder)
+    names = tuple(sorted(path.name for path in _subfolders(parts["train"])))
+    files = {part: _files(path, names) for part, path in parts.items()}
+    every = [path for listed in files.values() for path, _ in listed]
+    shape, mode = _common_form(every, (size, size) if isinstance(size, int) else size)
+    splits = {part: _read_split(listed, shape, mode) for part, listed in files.items()}
+    source = f"{folder.resolve().name} from {folder.resolve().parent}"
+    return Parts(splits["train"], splits.get("validation"), splits.get("test"), len(names), source, names)
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+
+
+def _part_folders(folder: Path) -> dict[str, Path]:
+    found = _subfolders(folder)
+    names = {path.name for path in found}
+    # Only if all of them are parts: "train" beside "car" and "plane" is a class.
+    parts = (
+        {PARTS[path.name]: path for path in found} if "train" in names and names <= PARTS.keys() else {"train": folder}
+    )
+    if len(_subfolders(parts["train"])) < 2:
+        raise EnfoldError(
+            f"{parts['train']} must hold one sub-folder of images for each of at least two classes, got "
+            f"{len(_subfolders(parts['train']))} sub-folders: sort the images into sub-folders named by class"
+        )
+    return parts
+
+
+def _files(folder: Path, names: tuple[str, ...]) -> list[tuple[Path, int]]:
+    listed: list[tuple[Path, int]] = []
+    for subfolder in sorted(_subfolders(folder)):
+        if subfolder.name not in names:
+            raise EnfoldError(
+                f"every class must be in the training part, got '{subfolder.name}' only in {folder}: "
+                "rename or remove that sub-folder"
+            )
+        images = sorted(path for path in subfolder.iterdir() if path.suffix.lower() in SUFFIXES)
+        if not images:
+            raise EnfoldError(
+                f"every class sub-folder must hold images ({', '.join(sorted(SUFFIXES))}), got none in {subfolder}: "
+                "add images or remove the sub-folder"
+            )
+        listed += [(path, names.index(subfolder.name)) for path in images]
+    return listed
+
+
+def _common_form(paths: list[Path], size: Size | None) -> tuple[Size, str]:
+    """Size and mode of all images, from their headers, before any is decoded."""
+    mode, shape, first = "L", size, paths[0]
+    for path in paths:
+        with _open(path) as image:
+            if image.mode in DEEP:
+                raise EnfoldError(
+                    f"images must have 8 bits a channel, got mode {image.mode} in {path}: convert it to 8 bits, or "
+                    "save the data as floats in an .npz file"
+                )
+            mode = mode if image.mode in GREY else "RGB"
+            found = (image.height, image.width)
+        shape = shape or found
+        if size is None and found != shape:
+            raise EnfoldError(
+                f"all images must have one size, got {found[0]} x {found[1]} in {path} and {shape[0]} x {shape[1]} in "
+                f"{first}: pass size= to bring all to one size, for example size=32"
+            )
+    assert shape is not None  # noqa: S101  (there is at least one image)
+    return shape, mode
+
+
+def _read_split(listed: list[tuple[Path, int]], shape: Size, mode: str) -> Split:
+    channels = 1 if mode == "L" else 3
+    inputs = torch.empty((len(listed), channels, *shape), dtype=torch.uint8)
+    for index, (path, _) in enumerate(listed):
+        with _open(path) as image:
+            inputs[index] = _pixels(image, path, shape, mode)
+    return Split(inputs, torch.tensor([label for _, label in listed]))
+
+
+def _pixels(image: Image.Image, path: Path, shape: Size, mode: str) -> torch.Tensor:
+    try:
+        converted = image.convert(mode)
+    except (OSError, ValueError, SyntaxError) as error:
+        raise _unreadable(path, error) from error
+    if (converted.height, converted.width) != shape:
+        converted = converted.resize((shape[1], shape[0]), resample=2)  # bilinear, which Pillow low-pass filters
+    array = np.array(converted, dtype=np.uint8).reshape(*shape, -1)
+    return torch.from_numpy(array).permute(2, 0, 1)
+
+
+def _open(path: Path) -> Image.Image:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingExtra("pillow", "data", "reading a folder of images") from error
+    try:
+        return Image.open(path)
+    except (OSError, ValueError, SyntaxError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> EnfoldError:
+    return EnfoldError(f"every image must be readable, got {path} ({error}): replace or remove that file")

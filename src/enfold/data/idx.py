@@ -1,0 +1,52 @@
+"""IDX: the file format of MNIST and Fashion-MNIST, a magic number, the sizes, then unsigned bytes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from enfold.data.dataset import Split
+from enfold.data.raw import find_file, read_bytes
+from enfold.errors import EnfoldError
+
+UNSIGNED_BYTES = 0x08
+TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
+
+
+def read_idx(path: Path, axes: int) -> Tensor:
+    """An array of unsigned bytes with so many axes, from an IDX file or its gzipped form."""
+    content = read_bytes(path)
+    start = 4 + 4 * axes
+    magic, expected = bytes(content[:4]), bytes((0, 0, UNSIGNED_BYTES, axes))
+    if magic != expected or len(content) < start:
+        raise EnfoldError(
+            f"{path} must be an IDX file with {axes} axes (magic number {expected.hex()}), got one that starts with "
+            f"{magic.hex() or 'nothing'}: put the official file there"
+        )
+    shape = tuple(int(size) for size in content[4:start].view(">u4"))
+    if math.prod(shape) != len(content) - start:
+        raise EnfoldError(
+            f"{path} must hold {math.prod(shape)} bytes after its header for the shape {shape}, got "
+            f"{len(content) - start}: it is truncated or damaged, delete it and fetch it again"
+        )
+    return torch.from_numpy(content[start:].reshape(shape))
+
+
+def read_idx_folder(folder: Path) -> tuple[Split, Split]:
+    """Training and test part of a folder in the layout of MNIST."""
+    return _read_part(folder, TRAIN_IMAGES, TRAIN_LABELS), _read_part(folder, TEST_IMAGES, TEST_LABELS)
+
+
+def _read_part(folder: Path, images_name: str, labels_name: str) -> Split:
+    images = read_idx(find_file(folder, images_name) or folder / images_name, axes=3)
+    labels = read_idx(find_file(folder, labels_name) or folder / labels_name, axes=1)
+    if len(images) != len(labels):
+        raise EnfoldError(
+            f"{images_name} and {labels_name} must belong together, got {len(images)} images and {len(labels)} labels "
+            f"in {folder}: put the official pair there"
+        )
+    return Split(images[:, None], labels.long())

@@ -1,0 +1,118 @@
+"""From what a source holds to the three parts of a run: test stays apart, validation comes out of train."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from enfold import seeds
+from enfold.data.arrays import channel_statistics, check_split
+from enfold.data.dataset import Data, Part, Split
+from enfold.data.splits import resolve_size, stratified_split
+from enfold.errors import EnfoldError
+
+VALIDATION_FRACTION = 0.1
+VALIDATION_LIMIT = 5_000
+TEST_FRACTION = 0.2
+TEST_SEED = 0  # not the run's: what one run is judged by, no other run may have learnt from
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a source holds: a training part, and the other parts if it brings its own."""
+
+    train: Split
+    validation: Split | None
+    test: Split | None
+    num_classes: int
+    source: str
+    names: tuple[str, ...] = ()
+
+
+def assemble(
+    parts: Parts,
+    *,
+    validation: int | float | None = None,
+    seed: int = 0,
+    train_size: int | float | None = None,
+) -> Data:
+    """Check every part, split off those that are missing, and measure mean and deviation on the training part."""
+    for name in ("train", "validation", "test"):
+        split = getattr(parts, name)
+        if split is not None:
+            check_split(split, parts.num_classes, f"the {name} part of {parts.source}")
+            _check_shape(split, parts.train, name, parts.source)
+    train, test = parts.train, parts.test
+    if test is None:
+        size = resolve_size(TEST_FRACTION, len(train), "the test part")
+        train, test = divide(train, size, TEST_SEED)
+    train, held_out = resplit(train, parts.validation, validation, seed, train_size)
+    statistics = channel_statistics(train.inputs)
+    mean, std = statistics if statistics else (None, None)
+    shape = tuple(train.inputs.shape[1:])
+    return Data(train, held_out, test, parts.num_classes, shape, parts.names, mean, std, parts.source)
+
+
+def resplit(
+    train: Split,
+    own: Split | None,
+    validation: int | float | None,
+    seed: int,
+    train_size: int | float | None,
+) -> tuple[Split, Split]:
+    """Training and validation part; a source's own validation part is kept unless another size is asked for."""
+    if own is not None and validation is None:
+        held_out = own
+    else:
+        pool = train if own is None else _join(train, own)
+        size = _validation_size(validation, len(pool))
+        train, held_out = divide(pool, size, seeds.derive(seed, "validation"))
+    if train_size is not None:
+        size = resolve_size(train_size, len(train), "train_size")
+        if size < len(train):
+            train = divide(train, size, seeds.derive(seed, "train size"))[1]
+    return train, held_out
+
+
+def resplit_data(data: Data, validation: int | float | None, seed: int, train_size: int | float | None) -> Data:
+    """The user's own data with another validation part or less to train on."""
+    if validation is None and train_size is None:
+        return data
+    train, own = _in_memory(data.train, "train"), _in_memory(data.validation, "validation")
+    train, held_out = resplit(train, own, validation, seed, train_size)
+    return data.replace(train=train, validation=held_out)
+
+
+def divide(split: Split, size: int, seed: int) -> tuple[Split, Split]:
+    """The rest and a stratified part of `size` examples."""
+    rest, part = stratified_split(split.labels, size, seed)
+    return split[rest], split[part]
+
+
+def _validation_size(asked: int | float | None, available: int) -> int:
+    if asked is None:
+        return max(1, min(VALIDATION_LIMIT, round(VALIDATION_FRACTION * available)))
+    return resolve_size(asked, available - 1, "validation")
+
+
+def _join(first: Split, second: Split) -> Split:
+    return Split(torch.cat([first.inputs, second.inputs]), torch.cat([first.labels, second.labels]))
+
+
+def _in_memory(part: Part, name: str) -> Split:
+    if not isinstance(part, Split):
+        raise EnfoldError(
+            f"validation= and train_size= need tensors in memory, got {type(part).__name__} as the {name} part: "
+            "return a Split there, or choose the sizes in your own function"
+        )
+    return part
+
+
+def _check_shape(split: Split, train: Split, name: str, source: str) -> None:
+    shape, expected = tuple(split.inputs.shape[1:]), tuple(train.inputs.shape[1:])
+    if shape != expected or split.inputs.dtype != train.inputs.dtype:
+        raise EnfoldError(
+            f"every part must hold inputs of one shape and type, got {split.inputs.dtype} {shape} in the {name} part "
+            f"and {train.inputs.dtype} {expected} in the train part of {source}: save them alike"
+        )

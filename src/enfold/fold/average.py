@@ -1,0 +1,48 @@
+"""The naive average: the mean of the members' weights.
+
+    θ̄ = (1/M) Σ_m θ_m                                                                        (1)
+
+It is right for members that lie in one basin of the loss (checkpoints of one run, fine-tuned copies of one network) and
+destroys members that were trained apart, whose hidden units are in different orders. It is here as the reference that
+every merge must beat.
+
+Batch-norm statistics of the averaged network are not the average of the statistics: they are measured again on the
+training part, or (`reestimate_batch_norm=False`) averaged like everything else.
+
+Differs from the paper: there is none; this is the baseline of all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from enfold.data import Data
+from enfold.folding import require_members
+from enfold.members import Members
+from enfold.train.batch_norm import reestimate
+
+
+@dataclass(frozen=True)
+class Average:
+    """The mean of the members' weights."""
+
+    reestimate_batch_norm: bool = True
+
+    @torch.no_grad()
+    def __call__(self, members: Members, data: Data, *, checkpoint: Path | None = None) -> nn.Module:
+        """One network with the mean weights."""
+        members = require_members(members, "the average")
+        network = members.network({name: _mean(tensor) for name, tensor in members.expand().items()})
+        if self.reestimate_batch_norm:
+            reestimate(network, data)
+        return network.eval()
+
+
+def _mean(stacked: Tensor) -> Tensor:
+    if stacked.is_floating_point() or stacked.is_complex():
+        return stacked.mean(dim=0)  # (1)
+    return stacked[0]  # counters and index buffers have no mean

@@ -1,0 +1,7 @@
+"""Members: M networks behind one call."""
+
+from enfold.members.base import Members, Mixed, Predictor
+from enfold.members.skeleton import State
+from enfold.members.stacked import Stacked
+
+__all__ = ["Members", "Mixed", "Predictor", "Stacked", "State"]

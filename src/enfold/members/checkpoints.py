@@ -1,0 +1,109 @@
+"""Checkpoints that users already have: safetensors, or `.pt` files that hold tensors and nothing that could run."""
+
+from __future__ import annotations
+
+import copy
+import glob
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from enfold.errors import EnfoldError
+
+WRAPPERS = ("state_dict", "model_state_dict", "model", "network", "net", "module", "weights", "params")
+PREFIXES = ("module.", "_orig_mod.", "model.", "network.", "net.")
+
+
+def matching_files(files: str | Path | Sequence[str | Path]) -> list[Path]:
+    """The files of a pattern, in order of name, or the given list; each must exist."""
+    if isinstance(files, str | Path):
+        found = sorted(Path(name) for name in glob.glob(str(files), recursive=True))
+        if not found:
+            raise EnfoldError(f"a checkpoint pattern must match at least one file, got '{files}': check the path")
+        return found
+    paths = [Path(name) for name in files]
+    missing = [path for path in paths if not path.is_file()]
+    if missing or not paths:
+        what = f"'{missing[0]}' is not a file" if missing else "the list is empty"
+        raise EnfoldError(f"checkpoints must be files that exist, but {what}: check the path")
+    return paths
+
+
+def read_checkpoint(path: Path) -> dict[str, Tensor]:
+    """The tensors of one checkpoint by name, on the CPU."""
+    if path.suffix == ".safetensors":
+        try:
+            return dict(load_file(path))
+        except SafetensorError as error:
+            raise EnfoldError(
+                f"'{path}' must be a safetensors file, but it cannot be read ({error}): save it again"
+            ) from error
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise EnfoldError(
+            f"a checkpoint must hold tensors only, but '{path}' holds a pickled object, which could run code: "
+            "save network.state_dict() instead of the network"
+        ) from error
+    except (RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise EnfoldError(
+            f"'{path}' must be a PyTorch checkpoint, but it cannot be read ({error}): save it again"
+        ) from error
+    return _unwrapped(content, path)
+
+
+def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
+    while isinstance(content, Mapping) and not _is_state(content):
+        inner = next((content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)), None)
+        if inner is None:
+            break
+        content = inner
+    if not isinstance(content, Mapping) or not _is_state(content):
+        raise EnfoldError(
+            f"a checkpoint must be a state dict, or hold one under a key such as '{WRAPPERS[0]}', but '{path}' does "
+            "not: save network.state_dict()"
+        )
+    return {str(name): tensor for name, tensor in content.items()}
+
+
+def _is_state(content: Mapping[Any, Any]) -> bool:
+    return bool(content) and all(isinstance(tensor, Tensor) for tensor in content.values())
+
+
+def load_into(network: nn.Module | Callable[[], nn.Module], path: Path) -> nn.Module:
+    """A network of the given architecture with the checkpoint's values; every name and shape must match."""
+    fresh = copy.deepcopy(network) if isinstance(network, nn.Module) else network()
+    expected = fresh.state_dict()
+    state = _without_prefix(read_checkpoint(path), expected)
+    missing, unexpected = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
+    remedy = "give the network that it was saved from"
+    if missing or unexpected:
+        what = f"it lacks '{missing[0]}'" if missing else f"it has the unknown '{unexpected[0]}'"
+        raise EnfoldError(
+            f"a checkpoint must fit the network {type(fresh).__name__}, but '{path}' does not: {what} "
+            f"({len(missing)} missing, {len(unexpected)} unknown); {remedy}"
+        )
+    for name, tensor in expected.items():
+        if tensor.shape != state[name].shape:
+            raise EnfoldError(
+                f"a checkpoint must fit the network {type(fresh).__name__}, but in '{path}' the shape of '{name}' is "
+                f"{tuple(state[name].shape)} instead of {tuple(tensor.shape)}: {remedy}"
+            )
+    fresh.load_state_dict(state)
+    return fresh
+
+
+def _without_prefix(state: dict[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Drop what wrappers such as DataParallel put before every name, unless the network has it itself."""
+    while state.keys() != expected.keys():
+        prefix = next((prefix for prefix in PREFIXES if all(name.startswith(prefix) for name in state)), None)
+        if prefix is None or any(name.startswith(prefix) for name in expected):
+            return state
+        state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+    return state

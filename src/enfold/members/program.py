@@ -1,0 +1,205 @@
+"""Stacked products: a network's graph run once for M members, each linear layer as one batched matrix product.
+
+Values travel *merged*, as (M * B, ...): an operation without parameters treats examples independently, so it runs on
+the merged batch unchanged. Layers with parameters split the batch into (M, B, ...) and use the stacked parameters:
+
+    Y_m = X_m W_m^T + b_m   for all m at once: baddbmm(b, X, W^T)                            (1)
+
+Until the first such layer a value is the same for all members and stays (B, ...). What the graph contains beyond this
+is refused by name, and `engines.verified` compares the program with the loop before it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from enfold.members.skeleton import Skeleton, State
+
+WIDE_BATCH = 16  # up to this batch size one wide product beats a batched one for the layer that all members feed alike
+
+
+class NotStackable(Exception):
+    """The network's graph holds something that has no stacked form; the message says what."""
+
+
+class Value:
+    """A tensor on its way through the graph: (B, ...) if all members share it, (M * B, ...) once they differ."""
+
+    __slots__ = ("merged", "tensor")
+
+    def __init__(self, tensor: Tensor, merged: bool) -> None:
+        self.tensor = tensor
+        self.merged = merged
+
+    def as_merged(self, num_members: int) -> Tensor:
+        """(M * B, ...)."""
+        if self.merged:
+            return self.tensor
+        return self.tensor.expand(num_members, *self.tensor.shape).flatten(0, 1)
+
+    def split(self, num_members: int) -> Tensor:
+        """(M, B, ...), without a copy where all members share the value."""
+        if self.merged:
+            return self.tensor.view(num_members, -1, *self.tensor.shape[1:])
+        return self.tensor.expand(num_members, *self.tensor.shape)
+
+
+Layer = Callable[[nn.Module, State, Value, int], Tensor]  # (module, its own stacked tensors, value, M) -> merged
+
+
+def linear(layer: nn.Module, own: State, value: Value, num_members: int) -> Tensor:
+    """Equation (1); leading axes between batch and features are part of the batch of the product."""
+    weight = own["weight"]  # (M, out, in)
+    bias = own.get("bias")  # (M, out)
+    out_features = weight.shape[1]
+    if not value.merged and value.tensor.ndim == 2 and value.tensor.shape[0] <= WIDE_BATCH:
+        wide = F.linear(value.tensor, weight.flatten(0, 1), None if bias is None else bias.flatten())  # (B, M * out)
+        return wide.view(-1, num_members, out_features).transpose(0, 1).flatten(0, 1)
+    split = value.split(num_members)  # (M, B, ..., in)
+    rows = split.flatten(1, -2) if split.ndim > 3 else split  # (M, B', in)
+    if bias is None:
+        product = torch.bmm(rows, weight.transpose(1, 2))
+    else:
+        product = torch.baddbmm(bias.unsqueeze(1), rows, weight.transpose(1, 2))  # (1)
+    return product.view(num_members * split.shape[1], *split.shape[2:-1], out_features)
+
+
+def layer_norm(layer: nn.Module, own: State, value: Value, num_members: int) -> Tensor:
+    """Normalise alike, scale and shift by each member's own affine parameters."""
+    assert isinstance(layer, nn.LayerNorm)  # noqa: S101 - chosen by type
+    normal = F.layer_norm(value.as_merged(num_members), layer.normalized_shape, None, None, layer.eps)
+    return _affine(normal, own, num_members, len(layer.normalized_shape))
+
+
+def batch_norm(layer: nn.Module, own: State, value: Value, num_members: int) -> Tensor:
+    """(M, B, C) as one batch norm over M * C channels: each member has its own statistics in train and eval mode."""
+    assert isinstance(layer, nn.BatchNorm1d)  # noqa: S101 - chosen by type
+    split = value.split(num_members)
+    if split.ndim != 3:
+        raise NotStackable(f"a batch norm gets inputs with {split.ndim - 1} axes")
+    if layer.momentum is None and layer.training and layer.track_running_stats:
+        raise NotStackable("a batch norm keeps a cumulative average")
+    tracked = own.get("num_batches_tracked")
+    if layer.training and tracked is not None:
+        tracked.add_(1)
+    mean, variance = own.get("running_mean"), own.get("running_var")
+    weight, bias = own.get("weight"), own.get("bias")
+    channels = split.transpose(0, 1).flatten(1)  # (B, M * C)
+    normal = F.batch_norm(
+        channels,
+        None if mean is None else mean.view(-1),
+        None if variance is None else variance.view(-1),
+        None if weight is None else weight.flatten(),
+        None if bias is None else bias.flatten(),
+        layer.training or mean is None,
+        layer.momentum or 0.0,
+        layer.eps,
+    )
+    return normal.view(len(normal), num_members, -1).transpose(0, 1).flatten(0, 1)
+
+
+def embedding(layer: nn.Module, own: State, value: Value, num_members: int) -> Tensor:
+    """Look up member m's rows in one table of M * V rows."""
+    assert isinstance(layer, nn.Embedding)  # noqa: S101 - chosen by type
+    if layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse:
+        raise NotStackable("an embedding renormalises, rescales or is sparse")
+    table = own["weight"]  # (M, V, D)
+    split = value.split(num_members)
+    offset = torch.arange(num_members, device=split.device) * table.shape[1]
+    if layer.padding_idx is not None and layer.training:
+        raise NotStackable("an embedding keeps a padding row out of training")
+    return F.embedding((split + offset.view(-1, *(1,) * (split.ndim - 1))).flatten(0, 1), table.flatten(0, 1))
+
+
+def _affine(normal: Tensor, own: State, num_members: int, axes: int) -> Tensor:
+    weight, bias = own.get("weight"), own.get("bias")
+    if weight is None:
+        return normal
+    split = normal.view(num_members, -1, *normal.shape[1:])
+    shape = (num_members, *(1,) * (split.ndim - 1 - axes), *weight.shape[1:])
+    scaled = split * weight.view(shape)
+    return (scaled if bias is None else scaled + bias.view(shape)).flatten(0, 1)
+
+
+LAYERS: dict[type[nn.Module], Layer] = {
+    nn.Linear: linear,
+    nn.LayerNorm: layer_norm,
+    nn.BatchNorm1d: batch_norm,
+    nn.Embedding: embedding,
+}
+
+
+class StackedProgram:
+    """The network's traced graph, run on merged values; an engine."""
+
+    def __init__(self, skeleton: Skeleton) -> None:
+        root = skeleton.network
+        wrapped = nn.Sequential(root) if type(root) in LAYERS else root  # a bare layer has no graph of its own
+        try:
+            self.graph = fx.Tracer().trace(wrapped)
+        except Exception as error:  # tracing runs the user's forward: anything may be raised
+            raise NotStackable(f"its forward cannot be traced ({type(error).__name__}: {error})") from error
+        self.modules = dict(wrapped.named_modules(remove_duplicate=False))
+        if not any(type(module) in LAYERS for module in self.modules.values()):
+            raise NotStackable("it has no linear layer")
+        self.names = {id(module): skeleton.names_in(module) for module in self.modules.values()}
+        for node in self.graph.nodes:
+            self._check(node)
+
+    def _check(self, node: fx.Node) -> None:
+        if node.op == "get_attr":
+            raise NotStackable(f"it uses the parameter or buffer '{node.target}' outside of a layer")
+        if node.op == "placeholder" and node.prev.op == "placeholder":
+            raise NotStackable("its forward takes more than one argument")
+        if node.op == "call_module":
+            module = self.modules[str(node.target)]
+            has_state = any(True for _ in (*module.parameters(), *module.buffers()))
+            if has_state and type(module) not in LAYERS:
+                raise NotStackable(f"'{node.target}' is a {type(module).__name__}, which has no stacked form")
+            if module._forward_hooks or module._forward_pre_hooks:
+                raise NotStackable(f"'{node.target}' has forward hooks")
+
+    def __call__(self, state: State, inputs: Tensor, each: bool) -> Tensor:
+        """(B, ...) or, with `each`, (M, B, ...) -> (M, B, C)."""
+        num_members = next(iter(state.values())).shape[0]
+        values: dict[fx.Node, Any] = {}
+        for node in self.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = Value(inputs.flatten(0, 1) if each else inputs, merged=each)
+            elif node.op == "output":
+                result = fx.node.map_arg(node.args[0], values.__getitem__)
+                if not isinstance(result, Value):
+                    raise NotStackable("it does not return one tensor")
+                return result.split(num_members)
+            else:
+                values[node] = self._step(node, values, state, num_members)
+        raise NotStackable("its graph has no output")
+
+    def _step(self, node: fx.Node, values: dict[fx.Node, Any], state: State, num_members: int) -> Any:
+        if node.op == "call_module":
+            module = self.modules[str(node.target)]
+            layer = LAYERS.get(type(module))
+            if layer is not None:
+                own = {key: state[name] for key, name in self.names[id(module)].items()}
+                return Value(layer(module, own, values[node.args[0]], num_members), merged=True)  # type: ignore[index]
+        arguments = (node.args, node.kwargs)
+        merged = any(getattr(values[used], "merged", False) for used in node.all_input_nodes)
+        args, kwargs = fx.node.map_arg(arguments, lambda used: _plain(values[used], merged, num_members))
+        if node.op == "call_module":
+            result = module(*args, **kwargs)
+        elif node.op == "call_method":
+            result = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        else:
+            result = node.target(*args, **kwargs)  # type: ignore[operator]
+        return Value(result, merged) if isinstance(result, Tensor) else result
+
+
+def _plain(value: Any, merged: bool, num_members: int) -> Any:
+    if not isinstance(value, Value):
+        return value
+    return value.as_merged(num_members) if merged else value.tensor

@@ -1,0 +1,131 @@
+"""A network without values: its code, and the places where parameters and buffers are put for one call.
+
+`torch.func.functional_call` does nearly this. Three things made us write it: a module that appears twice keeps the
+swapped tensor after the call, a buffer that the network *reassigns* (instead of editing it in place) is lost, and the
+look-up by dotted name on each call is a visible part of the latency of a small network.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from enfold.errors import EnfoldError
+
+State = dict[str, Tensor]  # parameters and buffers by their names in the network
+
+Place = tuple[dict[str, Tensor | None], str]  # a module's own dictionary of parameters or buffers, and the key in it
+
+
+def places(network: nn.Module) -> tuple[dict[str, list[Place]], dict[str, list[Place]]]:
+    """Where each parameter and each buffer lives; a tied tensor has one name, its first, and several places."""
+    parameters: dict[str, list[Place]] = {}
+    buffers: dict[str, list[Place]] = {}
+    names: dict[int, str] = {}
+    for prefix, module in network.named_modules():  # a module that appears twice is listed once
+        for found, held in ((parameters, module._parameters), (buffers, module._buffers)):
+            for key, tensor in held.items():
+                if tensor is None:
+                    continue
+                if is_lazy(tensor):
+                    raise EnfoldError(
+                        f"all parameters must be initialised, but '{prefix}.{key}' is lazy: "
+                        "run one batch through the network first"
+                    )
+                name = names.setdefault(id(tensor), f"{prefix}.{key}" if prefix else key)
+                found.setdefault(name, []).append((held, key))
+    return parameters, buffers
+
+
+def read_state(network: nn.Module) -> State:
+    """The network's own parameters and buffers, not copied; tied ones once."""
+    parameters, buffers = places(network)
+    state: State = {}
+    for name, where in {**parameters, **buffers}.items():
+        held, key = where[0]
+        tensor = held[key]
+        assert tensor is not None  # noqa: S101 - places() lists only what is there
+        state[name] = tensor
+    return state
+
+
+class Skeleton:
+    """A copy of the user's network whose tensors are placeholders without storage."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = copy.deepcopy(network)
+        self.parameters, self.buffers = places(self.network)
+        self.trainable = {name for name, tensor in self.network.named_parameters() if tensor.requires_grad}
+        for where in self.parameters.values():
+            self._fill(where, nn.Parameter(self._placeholder(where), requires_grad=False))
+        for where in self.buffers.values():
+            self._fill(where, self._placeholder(where))
+
+    @staticmethod
+    def _placeholder(where: list[Place]) -> Tensor:
+        held, key = where[0]
+        tensor = held[key]
+        assert tensor is not None  # noqa: S101 - places() lists only what is there
+        return torch.empty_like(tensor.detach(), device="meta")
+
+    @staticmethod
+    def _fill(where: list[Place], tensor: Tensor) -> None:
+        for held, key in where:
+            held[key] = tensor
+
+    @property
+    def names(self) -> list[str]:
+        """All names of a state, parameters first."""
+        return [*self.parameters, *self.buffers]
+
+    def shape(self, name: str) -> torch.Size:
+        """The shape of one network's tensor of that name."""
+        where = self.parameters.get(name) or self.buffers[name]
+        return self._placeholder(where).shape
+
+    def names_in(self, module: nn.Module) -> dict[str, str]:
+        """The names in a state of one module's own parameters and buffers, by their keys in the module."""
+        every = {**self.parameters, **self.buffers}
+        return {
+            key: name
+            for name, where in every.items()
+            for held, key in where
+            if held is module._parameters or held is module._buffers
+        }
+
+    @contextmanager
+    def holding(self, state: Mapping[str, Tensor]) -> Iterator[nn.Module]:
+        """The network with these values; what the call does to buffers ends up in `state`'s tensors."""
+        placeholders = [(where, where[0][0][where[0][1]]) for where in self._places_of(state)]
+        for (where, _), tensor in zip(placeholders, state.values(), strict=True):
+            self._fill(where, tensor)
+        try:
+            yield self.network
+            for name, where in self.buffers.items():
+                held, key = where[0]
+                current = held[key]
+                if current is not None and current is not state[name]:  # the network put a new tensor there
+                    state[name].copy_(current)
+        finally:
+            for where, placeholder in placeholders:
+                for held, key in where:
+                    held[key] = placeholder
+
+    def _places_of(self, state: Mapping[str, Tensor]) -> Iterator[list[Place]]:
+        for name in state:
+            yield self.parameters[name] if name in self.parameters else self.buffers[name]
+
+    def materialise(self, state: Mapping[str, Tensor]) -> nn.Module:
+        """A plain network of the user's class with copies of these values and the original ties."""
+        other = copy.deepcopy(self)
+        for name, where in other.parameters.items():
+            value = nn.Parameter(state[name].detach().clone(), requires_grad=name in self.trainable)
+            self._fill(where, value)
+        for name, where in other.buffers.items():
+            self._fill(where, state[name].detach().clone())
+        return other.network

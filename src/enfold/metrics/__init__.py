@@ -1,0 +1,148 @@
+"""Metrics: pure functions of `Predictions`, in float64.
+
+Rates and calibration errors are fractions; where a metric's unit is "%", a table shows 100 times the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from enfold.metrics.calibration import (
+    Reliability,
+    ace,
+    adaptive_ece,
+    classwise_ece,
+    debiased_ece,
+    ece,
+    mce,
+    reliability,
+    tace,
+)
+from enfold.metrics.diversity import (
+    agreement,
+    bregman_variance,
+    cosine_similarity,
+    disagreement,
+    disagreement_matrix,
+    double_fault,
+    error_correlation,
+    masegosa_variance,
+    normalised_disagreement,
+    pairwise_kl,
+    q_statistic,
+)
+from enfold.metrics.recovered import beyond_noise, gain_interval, gain_recovered, paired_bootstrap
+from enfold.metrics.scores import (
+    accuracy,
+    brier,
+    example_brier,
+    example_correct,
+    example_nll,
+    example_rank,
+    gibbs_nll,
+    mean_member,
+    nll,
+    per_member,
+    top_k_accuracy,
+)
+from enfold.metrics.temperature import calibrated, fit_temperature, tempered
+from enfold.metrics.theory import (
+    Ambiguity,
+    BiasVarianceCovariance,
+    ambiguity_decomposition,
+    bias_variance_covariance,
+    jensen_gap,
+    left_out_fraction,
+    majority_vote_accuracy,
+)
+from enfold.metrics.uncertainty import Uncertainty, decomposition
+from enfold.predictions import Predictions
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A scalar metric of an ensemble and what a table or a page must know of it."""
+
+    name: str
+    function: Callable[[Predictions], float]
+    unit: Literal["%", "nats", ""]
+    higher_is_better: bool
+    description: str
+
+    def __call__(self, p: Predictions) -> float:
+        """The metric of these predictions."""
+        return self.function(p)
+
+    @property
+    def scale(self) -> float:
+        """What a value is multiplied with to be shown in the metric's unit."""
+        return 100.0 if self.unit == "%" else 1.0
+
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("accuracy", accuracy, "%", True, "examples whose most probable class is the label"),
+        Metric("nll", nll, "nats", False, "negative log-likelihood of the labels, by the mean probabilities"),
+        Metric("gibbs_nll", gibbs_nll, "nats", False, "mean of the members' own negative log-likelihoods"),
+        Metric("brier", brier, "", False, "squared distance of probabilities and label, from 0 to 2"),
+        Metric("ece", ece, "%", False, "gap of confidence and accuracy, mean over 15 bins of equal width"),
+        Metric("adaptive_ece", adaptive_ece, "%", False, "gap of confidence and accuracy over bins of equal mass"),
+        Metric("classwise_ece", classwise_ece, "%", False, "gap of probability and frequency, class by class"),
+        Metric("mce", mce, "%", False, "largest gap of confidence and accuracy in any of 15 bins"),
+    )
+}
+
+__all__ = [
+    "METRICS",
+    "Ambiguity",
+    "BiasVarianceCovariance",
+    "Metric",
+    "Reliability",
+    "Uncertainty",
+    "accuracy",
+    "ace",
+    "adaptive_ece",
+    "agreement",
+    "ambiguity_decomposition",
+    "beyond_noise",
+    "bias_variance_covariance",
+    "bregman_variance",
+    "brier",
+    "calibrated",
+    "classwise_ece",
+    "cosine_similarity",
+    "debiased_ece",
+    "decomposition",
+    "disagreement",
+    "disagreement_matrix",
+    "double_fault",
+    "ece",
+    "error_correlation",
+    "example_brier",
+    "example_correct",
+    "example_nll",
+    "example_rank",
+    "fit_temperature",
+    "gain_interval",
+    "gain_recovered",
+    "gibbs_nll",
+    "jensen_gap",
+    "left_out_fraction",
+    "majority_vote_accuracy",
+    "masegosa_variance",
+    "mce",
+    "mean_member",
+    "nll",
+    "normalised_disagreement",
+    "paired_bootstrap",
+    "pairwise_kl",
+    "per_member",
+    "q_statistic",
+    "reliability",
+    "tace",
+    "tempered",
+    "top_k_accuracy",
+]

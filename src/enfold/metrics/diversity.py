@@ -1,0 +1,138 @@
+"""Diversity: how differently the members answer.
+
+Measures of pairs are means over the pairs i < j of distinct members (i != j where the order matters), never
+over all M², so that they do not grow with M alone.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from enfold.errors import EnfoldError
+from enfold.metrics.distributions import class_labels, member_log_probs, of_label, several_members
+from enfold.metrics.scores import accuracy, example_correct, per_member
+from enfold.metrics.uncertainty import decomposition
+from enfold.predictions import Predictions
+
+Normaliser = Literal["sample", "member", "ensemble"]
+
+
+def disagreement_matrix(p: Predictions) -> Tensor:
+    """The fraction of examples to which members i and j give different classes (M, M)."""
+    several_members(p, "disagreement")
+    predicted = member_log_probs(p).argmax(-1)  # (M, N)
+    return torch.stack([(predicted != one).double().mean(1) for one in predicted])
+
+
+def disagreement(p: Predictions) -> float:
+    """The fraction of examples to which two members give different classes, mean over pairs."""
+    return _pairs(disagreement_matrix(p)).mean().item()
+
+
+def agreement(p: Predictions) -> float:
+    """The fraction of examples to which two members give the same class, mean over pairs."""
+    return 1.0 - disagreement(p)
+
+
+def normalised_disagreement(p: Predictions, normaliser: Normaliser = "member") -> float:
+    """Disagreement over an error rate: members that are often wrong differ often without being diverse.
+
+    - "member": each pair over the error of one of its two members, mean of both choices;
+    - "sample": member 0 is the base, and each other member's disagreement with it is over that member's own
+      error, as in the diversity-accuracy plane of Fort, Hu, Lakshminarayanan, 2019, arXiv 1912.02757;
+    - "ensemble": the mean disagreement over the error of the ensemble.
+
+    No disagreement counts 0 also where there are no errors; disagreement without errors is infinite.
+    """
+    if normaliser not in get_args(Normaliser):
+        raise EnfoldError(f"a normaliser must be one of {get_args(Normaliser)}, got {normaliser!r}: choose one")
+    matrix = disagreement_matrix(p)
+    if normaliser == "ensemble":
+        return _ratio(_pairs(matrix).mean(), torch.tensor(1.0 - accuracy(p), dtype=torch.float64)).item()
+    scaled = _ratio(matrix, 1.0 - per_member(accuracy, p))  # [i, j]: over the error of j
+    if normaliser == "sample":
+        return scaled[0, 1:].mean().item()
+    return _pairs((scaled + scaled.T) / 2).mean().item()
+
+
+def pairwise_kl(p: Predictions) -> float:
+    """KL(p_i ‖ p_j) in nats, mean over ordered pairs i != j and examples; infinite where supports differ."""
+    several_members(p, "pairwise_kl")
+    M = p.num_members
+    return decomposition(p).epkl.mean().item() * M / (M - 1)  # EPKL also counts the M pairs i = j
+
+
+def cosine_similarity(p: Predictions) -> float:
+    """The cosine of two members' probability vectors, mean over pairs and examples; 1 for equal members."""
+    several_members(p, "cosine_similarity")
+    directions = torch.nn.functional.normalize(member_log_probs(p).exp(), dim=-1)  # (M, N, C)
+    M = p.num_members
+    ordered_pairs = directions.sum(0).square().sum(-1) - M  # Σ_{i≠j} u_i·u_j = |Σ u|² - Σ |u|²
+    return ordered_pairs.mean().item() / (M * (M - 1))
+
+
+def double_fault(p: Predictions) -> float:
+    """The fraction of examples on which both members of a pair are wrong, mean over pairs."""
+    return _pairs(_joint(p, "double_fault")[0]).mean().item()
+
+
+def q_statistic(p: Predictions) -> float:
+    """Yule's Q = (ad - bc) / (ad + bc), mean over pairs: 1 for the same errors, 0 for independent ones.
+
+    a, d: the fractions where both members are right, both wrong; b, c: where one only is right. Pairs for
+    which it is 0 / 0 are left out; NaN if that leaves none, as for members without errors.
+    """
+    both_wrong, one_right, both_right = _joint(p, "q_statistic")
+    same, different = both_wrong * both_right, one_right * one_right.T
+    return _pairs((same - different) / (same + different)).nanmean().item()
+
+
+def error_correlation(p: Predictions) -> float:
+    """Pearson correlation of the members' errors (1 wrong, 0 right), mean over pairs.
+
+    Pairs with a member that is always right or always wrong have none and are left out; NaN if none is left.
+    """
+    both_wrong, _, _ = _joint(p, "error_correlation")
+    error = both_wrong.diagonal()
+    spread = (error * (1 - error)).sqrt()
+    return _pairs((both_wrong - torch.outer(error, error)) / torch.outer(spread, spread)).nanmean().item()
+
+
+def bregman_variance(p: Predictions) -> float:
+    """(1/M) Σ_m KL(q ‖ p_m) around the KL centre q ∝ exp((1/M) Σ_m log p_m), mean over examples.
+
+    The normaliser of q, Z = Σ_c exp((1/M) Σ_m log p_m(c)), gives it at once: the mean divergence is -log Z.
+    """
+    return member_log_probs(p).mean(0).logsumexp(-1).clamp(max=0.0).abs().mean().item()
+
+
+def masegosa_variance(p: Predictions) -> float:
+    """(1/M) Σ_m (p_m(y) - p̄(y))² / (2 max_m p_m(y)²), mean over examples; 0 where all p_m(y) are 0.
+
+    The second-order term that tightens Jensen's bound: Masegosa, "Learning under model misspecification",
+    NeurIPS 2020, arXiv 1912.08335.
+    """
+    own = of_label(member_log_probs(p), class_labels(p))  # (M, N)
+    relative = (own - own.max(0).values).exp().nan_to_num(nan=0.0)  # p_m(y) / max_m p_m(y) without underflow
+    return relative.var(0, correction=0).mean().item() / 2
+
+
+def _pairs(matrix: Tensor) -> Tensor:
+    """The entries i < j."""
+    i, j = torch.triu_indices(len(matrix), len(matrix), offset=1)
+    return matrix[i, j]
+
+
+def _ratio(disagreed: Tensor, error: Tensor) -> Tensor:
+    return torch.where(disagreed > 0, disagreed / error, 0.0)
+
+
+def _joint(p: Predictions, measure: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Fractions of examples (M, M): both wrong, i right but j wrong, both right."""
+    several_members(p, measure)
+    right = per_member(example_correct, p)  # (M, N)
+    wrong = 1 - right
+    return wrong @ wrong.T / len(p), right @ wrong.T / len(p), right @ right.T / len(p)

@@ -1,0 +1,100 @@
+"""Why averages help: the exact identities, for squared error, log-loss and votes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from scipy.special import bdtrc
+from torch import Tensor
+
+from enfold.errors import EnfoldError
+from enfold.metrics.distributions import class_labels, member_log_probs, of_label
+from enfold.predictions import Predictions, mean_log_probs
+
+
+@dataclass(frozen=True)
+class Ambiguity:
+    """ensemble = members - ambiguity, at every point."""
+
+    ensemble: Tensor  # (f̄ - y)²
+    members: Tensor  # (1/M) Σ_m (f_m - y)²
+    ambiguity: Tensor  # (1/M) Σ_m (f_m - f̄)²
+
+
+def ambiguity_decomposition(outputs: Tensor, target: Tensor) -> Ambiguity:
+    """Squared error of the mean output against the members': outputs (M, ...), target (...).
+
+    (f̄ - y)² = (1/M) Σ_m (f_m - y)² - (1/M) Σ_m (f_m - f̄)²: the ensemble is never worse than its mean member.
+    Krogh, Vedelsby, "Neural network ensembles, cross validation, and active learning", NeurIPS 1994.
+    """
+    outputs, target = outputs.double(), target.double()
+    mean = outputs.mean(0)
+    return Ambiguity(
+        ensemble=(mean - target).square(),
+        members=(outputs - target).square().mean(0),
+        ambiguity=(outputs - mean).square().mean(0),
+    )
+
+
+@dataclass(frozen=True)
+class BiasVarianceCovariance:
+    """error = bias² + variance / M + (1 - 1/M) covariance, at every point."""
+
+    error: Tensor  # E[(f̄ - y)²]
+    bias: Tensor  # (1/M) Σ_i (E f_i - y)
+    variance: Tensor  # (1/M) Σ_i Var f_i
+    covariance: Tensor  # 1/(M (M - 1)) Σ_{i≠j} Cov(f_i, f_j); 0 for M = 1
+
+
+def bias_variance_covariance(draws: Tensor, target: Tensor) -> BiasVarianceCovariance:
+    """The expected squared error of M averaged members over S trainings: draws (S, M, ...), target (...).
+
+    E is the mean over the S draws and Var and Cov divide by S, so that the identity is exact for any S.
+    Ueda, Nakano, "Generalization error of ensemble estimators", ICNN 1996.
+    """
+    draws, target = draws.double(), target.double()
+    M = draws.shape[1]
+    centred = draws - draws.mean(0)
+    variance = centred.square().mean(0)  # (M, ...)
+    of_sum = centred.sum(1).square().mean(0)  # Var Σ_i f_i = Σ_i Var f_i + Σ_{i≠j} Cov(f_i, f_j)
+    return BiasVarianceCovariance(
+        error=(draws.mean(1) - target).square().mean(0),
+        bias=draws.mean((0, 1)) - target,
+        variance=variance.mean(0),
+        covariance=(of_sum - variance.sum(0)) / max(1, M * (M - 1)),
+    )
+
+
+def jensen_gap(p: Predictions) -> Tensor:
+    """(1/M) Σ_m -log p_m(y) + log p̄(y) of each example (N,): the mean member's NLL minus the ensemble's.
+
+    Never negative. Infinite where some but not all members call the label impossible; 0 where all do.
+    """
+    own = of_label(member_log_probs(p), class_labels(p))  # (M, N)
+    gap = mean_log_probs(own) - own.mean(0)
+    return torch.where(mean_log_probs(own).isinf(), 0.0, gap).clamp(min=0.0)
+
+
+def majority_vote_accuracy(num_members: int, error: float) -> float:
+    """The probability that most of M independent voters with this error rate are right; a coin decides ties.
+
+    Below an error of 0.5 it goes to 1 with M, above to 0: the zero-one loss has no guarantee like Jensen's.
+    """
+    if num_members < 1 or not 0 <= error <= 1:
+        raise EnfoldError(
+            f"a vote needs at least 1 member and an error rate from 0 to 1, got {num_members} and {error}: "
+            "pass the error as a fraction"
+        )
+    half = num_members // 2
+    more_than_half = float(bdtrc(half, num_members, 1 - error))
+    if num_members % 2:
+        return more_than_half
+    return (more_than_half + float(bdtrc(half - 1, num_members, 1 - error))) / 2  # the coin: half of the ties
+
+
+def left_out_fraction(examples: int) -> float:
+    """The probability (1 - 1/N)^N, near 1/e, that a bootstrap sample of N examples leaves a given one out."""
+    if examples < 1:
+        raise EnfoldError(f"a bootstrap sample needs at least 1 example, got {examples}: pass the training set's size")
+    return float((1 - 1 / examples) ** examples)

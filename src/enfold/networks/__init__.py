@@ -1,0 +1,22 @@
+"""Networks: plain reference modules that know nothing of ensembles, and a catalogue to make them by name."""
+
+from enfold.networks.catalogue import NETWORKS, Spec, factory, make
+from enfold.networks.medium_cnn import MediumCNN, SmallCNN
+from enfold.networks.mlp import MLP
+from enfold.networks.resnet import ResNet, ResNet20
+from enfold.networks.vit import ViT
+from enfold.networks.wide_resnet import WideResNet
+
+__all__ = [
+    "MLP",
+    "NETWORKS",
+    "MediumCNN",
+    "ResNet",
+    "ResNet20",
+    "SmallCNN",
+    "Spec",
+    "ViT",
+    "WideResNet",
+    "factory",
+    "make",
+]

@@ -1,0 +1,92 @@
+"""Progress on stderr: a bar with the time left and the latest figures on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+
+class ProgressBar(Protocol):
+    """What long work tells about itself."""
+
+    def advance(self, steps: float) -> None:
+        """So many more steps are done."""
+
+    def say(self, text: str) -> None:
+        """The latest figures."""
+
+
+class Silent:
+    """Says nothing."""
+
+    def advance(self, steps: float) -> None:
+        """Nothing."""
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+
+class Lines:
+    """A line now and then, for logs: at most one in `interval` seconds, with the share done and the time left."""
+
+    def __init__(self, title: str, total: float | None, interval: float = 5.0) -> None:
+        self.title, self.total, self.interval = title, total, interval
+        self.done = 0.0
+        self.started = self.last = time.monotonic()
+
+    def advance(self, steps: float) -> None:
+        """Counted; shown with the next line."""
+        self.done += steps
+
+    def say(self, text: str) -> None:
+        """A line, unless the last was printed a moment ago; the end is always printed."""
+        now = time.monotonic()
+        finished = self.total is not None and self.done >= self.total
+        if now - self.last < self.interval and not finished:
+            return
+        self.last = now
+        share = f" {100 * self.done / self.total:3.0f} %" if self.total else ""
+        left = ""
+        if self.total and 0 < self.done < self.total:
+            left = f"  {(now - self.started) / self.done * (self.total - self.done):.0f} s left"
+        print(f"{self.title}{share}  {text}{left}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress(title: str, total: float | None = None, *, quiet: bool = False) -> Iterator[ProgressBar]:
+    """Show how far `title` has come."""
+    if quiet:
+        yield Silent()
+    elif not sys.stderr.isatty():
+        yield Lines(title, total)
+    else:
+        with _rich_bar(title, total) as bar:
+            yield bar
+
+
+@contextmanager
+def _rich_bar(title: str, total: float | None) -> Iterator[ProgressBar]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[figures]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as shown:
+        task = shown.add_task(title, total=total, figures="")
+
+        class Bar:
+            def advance(self, steps: float) -> None:
+                shown.advance(task, steps)
+
+            def say(self, text: str) -> None:
+                shown.update(task, figures=text)
+
+        yield Bar()

@@ -1,0 +1,71 @@
+"""The folder is the registry: one file in `fold/` is one method, its class the same name in camel case."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from typing import Any
+
+from enfold.errors import EnfoldError
+
+ROOMS = ("fold",)
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method as the command line, the docs and the contract tests see it."""
+
+    name: str  # the file's
+    room: str
+    kind: type[Any]  # a frozen dataclass whose fields are the hyper-parameters
+
+    @property
+    def idea(self) -> str:
+        """The first line of the method's file."""
+        module = importlib.import_module(self.kind.__module__)
+        return (module.__doc__ or "").strip().splitlines()[0]
+
+    @property
+    def fields(self) -> dict[str, dataclasses.Field[Any]]:
+        """The hyper-parameters by name."""
+        return {field.name: field for field in dataclasses.fields(self.kind)}
+
+    def make(self, **settings: Any) -> Any:
+        """The method with these settings; an unknown one names the nearest right one."""
+        for name in settings:
+            if name not in self.fields:
+                raise EnfoldError(f"'{self.name}' has no setting '{name}'{nearest(name, self.fields)}")
+        return self.kind(**settings)
+
+
+@cache
+def methods(room: str) -> dict[str, Method]:
+    """All methods of a room by name."""
+    package = importlib.import_module(f"enfold.{room}")
+    found = {}
+    for info in pkgutil.iter_modules(package.__path__):
+        module = importlib.import_module(f"{package.__name__}.{info.name}")
+        wanted = info.name.replace("_", "")
+        for name, kind in vars(module).items():
+            if isinstance(kind, type) and name.lower() == wanted and dataclasses.is_dataclass(kind):
+                found[info.name] = Method(info.name, room, kind)
+    return found
+
+
+def method(room: str, name: str) -> Method:
+    """The method of that name; hyphens and underscores are the same."""
+    known = methods(room)
+    key = name.replace("-", "_")
+    if key not in known:
+        raise EnfoldError(f"there is no {room} '{name}'{nearest(key, known)}: choose one of {', '.join(known)}")
+    return known[key]
+
+
+def nearest(name: str, known: Any) -> str:
+    """', did you mean ...?' if something known is close."""
+    close = get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f", did you mean '{close[0]}'?" if close else ""

@@ -1,0 +1,1 @@
+"""Report: tables and figures from stored results; nothing here computes a metric."""

@@ -1,0 +1,78 @@
+"""Tables: the rows of a run as a person reads them, in a terminal or as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Row = Mapping[str, Any]
+
+
+def table_rows(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The header, with units, and one list of cells a model; spreads over seeds follow a ±."""
+    columns: dict[str, Callable[[Row], str]] = {
+        "accuracy (%)": lambda row: _score(row, "accuracy", 100, 2),
+        "NLL (nats)": lambda row: _score(row, "nll", 1, 4),
+        "ECE (%)": lambda row: _score(row, "ece", 100, 2),
+        "Brier": lambda row: _score(row, "brier", 1, 4),
+        "gain recovered (%)": lambda row: _spread(row["gain_recovered"], 100, 0),
+    }
+    if any(row.get("cost") for row in summary["rows"].values()):
+        columns |= {
+            "parameters": lambda row: _cost(row, lambda cost: f"{cost['parameters']:,}"),
+            "MFLOPs": lambda row: _cost(row, lambda cost: f"{cost['flops'] / 1e6:.2f}"),
+            "latency, 1 (ms)": lambda row: _cost(row, lambda cost: _latency(cost, "1")),
+            "latency, 128 (ms)": lambda row: _cost(row, lambda cost: _latency(cost, "128")),
+        }
+    rows = [[name, *(cell(row) for cell in columns.values())] for name, row in summary["rows"].items()]
+    return ["model", *columns], rows
+
+
+def _score(row: Row, name: str, scale: float, digits: int) -> str:
+    return _spread(row["scores"][name], scale, digits)
+
+
+def _spread(value: Mapping[str, Any] | None, scale: float, digits: int) -> str:
+    if value is None:
+        return "-"
+    text = f"{scale * value['mean']:.{digits}f}"
+    return text if value["std"] is None else f"{text} ± {scale * value['std']:.{digits}f}"
+
+
+def _cost(row: Row, show: Callable[[Mapping[str, Any]], str]) -> str:
+    return show(row["cost"]) if row.get("cost") else "-"
+
+
+def _latency(cost: Mapping[str, Any], batch: str) -> str:
+    return f"{1e3 * cost['latency'][batch]['median']:.2f} ({cost['ratios']['latency'][batch]:.2f}x)"
+
+
+def terminal_table(summary: Mapping[str, Any]) -> Table:
+    """For a terminal."""
+    from rich.table import Table
+
+    header, rows = table_rows(summary)
+    seeds = summary["seeds"]
+    title = f"{summary['name']}: test data, " + ("1 seed" if len(seeds) == 1 else f"{len(seeds)} seeds, mean ± std")
+    table = Table(title=title, title_justify="left")
+    for index, name in enumerate(header):
+        table.add_column(name, justify="right" if index else "left", no_wrap=index == 0)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def markdown_table(summary: Mapping[str, Any]) -> str:
+    """For a file."""
+    header, rows = table_rows(summary)
+    lines = [header, ["---", *("---:" for _ in header[1:])], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+LEGEND = (
+    "gain recovered: how much of the ensemble's gain in NLL over its mean member one network keeps; "
+    "latency: median of one call at batch 1 and 128, in brackets its ratio to one network"
+)

@@ -1,0 +1,128 @@
+"""A run directory: every file in it is whole or absent, and a stage is done when its manifest is there."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from enfold.errors import EnfoldError
+from enfold.files import atomic_path, write_json, write_text
+from enfold.predictions import Predictions
+from enfold.run.recipe import Recipe, parse_recipe
+from enfold.store import versions
+
+FORMAT = 1
+
+
+class RunDirectory:
+    """Where one run keeps its recipe, weights, predictions, metrics and log."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, recipe: Recipe, *, resume: bool = False) -> RunDirectory:
+        """A new run, or with `resume` the same one again; another run's directory is refused."""
+        run = cls(path)
+        if run.manifest_file.exists():
+            if not resume:
+                raise EnfoldError(
+                    f"'{path}' already holds a run: add --resume to go on with it, or choose another folder"
+                )
+            if run.recipe() != recipe:
+                raise EnfoldError(
+                    f"a run can only be resumed with its own recipe, but '{path}' has another: choose another folder"
+                )
+            return run
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise EnfoldError(f"a run needs an empty or new folder, got '{path}': choose another")
+        write_text(run.recipe_file, recipe.as_yaml())
+        write_json(run.manifest_file, {"format": FORMAT, "name": recipe.name, "versions": versions()})
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """An existing run."""
+        run = cls(path)
+        if not run.manifest_file.is_file() or not run.recipe_file.is_file():
+            raise EnfoldError(f"a run directory holds run.json and recipe.yaml, but '{path}' does not: check the path")
+        run.read_json("run.json")
+        return run
+
+    @property
+    def recipe_file(self) -> Path:
+        """The resolved recipe."""
+        return self.path / "recipe.yaml"
+
+    @property
+    def manifest_file(self) -> Path:
+        """What wrote the run."""
+        return self.path / "run.json"
+
+    def recipe(self) -> Recipe:
+        """The run's recipe."""
+        return parse_recipe(self.recipe_file.read_text(encoding="utf-8"), str(self.recipe_file))
+
+    def write_recipe(self, recipe: Recipe) -> None:
+        """Replace the recipe, as when a fold is added."""
+        write_text(self.recipe_file, recipe.as_yaml())
+
+    def cell(self, seed: int) -> RunDirectory:
+        """The part of the run for one seed."""
+        return RunDirectory(self.path / f"seed-{seed}")
+
+    def model_file(self, kind: str, label: str) -> Path:
+        """Where a model's weights are."""
+        return self.path / kind / f"{label}.safetensors"
+
+    def checkpoint_file(self, kind: str, label: str) -> Path:
+        """Where a training that is under way keeps its state."""
+        return self.path / kind / f"{label}.checkpoint.safetensors"
+
+    def is_done(self, kind: str, label: str) -> bool:
+        """Whether the model's stage is finished: its manifest is written last."""
+        return self.model_file(kind, label).with_suffix(".json").is_file()
+
+    def write_json(self, name: str, content: Any) -> None:
+        """Write a result."""
+        write_json(self.path / name, content)
+
+    def read_json(self, name: str) -> Any:
+        """Read a result."""
+        try:
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, json.JSONDecodeError) as error:
+            raise EnfoldError(
+                f"'{self.path / name}' must be JSON written by enfold, but it cannot be read: rerun its stage"
+            ) from error
+
+    def write_predictions(self, label: str, parts: Mapping[str, Predictions]) -> None:
+        """Keep what a model said, so that any metric can be computed later without running it."""
+        tensors = {}
+        for part, predictions in parts.items():
+            tensors[f"{part}/log_probs"] = predictions.log_probs.float().contiguous()
+            tensors[f"{part}/labels"] = predictions.labels.contiguous()
+        with atomic_path(self.path / "predictions" / f"{label}.safetensors") as temporary:
+            save_file(tensors, temporary)
+
+    def read_predictions(self, label: str) -> dict[str, Predictions] | None:
+        """What a model said, by part; None if it was not asked yet."""
+        path = self.path / "predictions" / f"{label}.safetensors"
+        if not path.is_file():
+            return None
+        tensors: dict[str, torch.Tensor] = load_file(path)
+        parts = {key.split("/")[0] for key in tensors}
+        return {part: Predictions(tensors[f"{part}/log_probs"], tensors[f"{part}/labels"]) for part in parts}
+
+    def log(self, event: str, **details: Any) -> None:
+        """One more line in the run's log."""
+        record = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": event, **details}
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / "log.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")

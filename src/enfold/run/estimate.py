@@ -1,0 +1,84 @@
+"""Estimate: what a recipe will take, from a few real training steps of its own networks, before anything is written."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from enfold.cost import stored_bytes
+from enfold.data.batches import Order
+from enfold.data.dataset import Split
+from enfold.members import Stacked
+from enfold.registry import method
+from enfold.run.directory import RunDirectory
+from enfold.run.recipe import Recipe
+from enfold.run.stages import Cell
+from enfold.train import CrossEntropy, Plan
+from enfold.train.optimize import Optimizer
+
+STEPS = 5
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Time and memory of a whole recipe."""
+
+    seconds: float
+    memory_bytes: int
+    members_step_seconds: float
+    network_step_seconds: float
+    trainings: int
+
+    def __str__(self) -> str:
+        minutes = self.seconds / 60
+        return (
+            f"about {minutes:.1f} min for {self.trainings} trainings and {self.memory_bytes / 2**20:.0f} MiB of memory "
+            f"(a step of the members takes {1e3 * self.members_step_seconds:.1f} ms, of one network "
+            f"{1e3 * self.network_step_seconds:.1f} ms)"
+        )
+
+
+def estimate(recipe: Recipe, device: str = "cpu") -> Estimate:
+    """Run a few steps and multiply; data and networks are made, nothing is written."""
+    cell = Cell(RunDirectory(Path("dry-run")), recipe, recipe.seeds[0], device)
+    members = Stacked.make(cell.make_network, recipe.members, seed=0).to(device)
+    plan = recipe.members_plan(0, device)
+    of_members = _step_seconds(members, cell, plan)
+    of_network = _step_seconds(members[:1], cell, plan)
+    fold_plans = [recipe.fold_plan(fold, 0) for fold in recipe.folds if "plan" in method("fold", fold.method).fields]
+    extra = [*fold_plans, *cell.controls().values()]
+    seconds = _steps(cell, plan) * of_members + sum(_steps(cell, each) * of_network for each in extra)
+    states = 2 + (1 if plan.optimizer == "sgd" else 2)  # weights, gradients, the optimizer's memory
+    memory = stored_bytes(members) * (states + 1) + _data_bytes(cell)  # and the chosen weights
+    return Estimate(seconds * len(recipe.seeds), memory, of_members, of_network, (1 + len(extra)) * len(recipe.seeds))
+
+
+def _steps(cell: Cell, plan: Plan) -> int:
+    return (Order(plan.batch_size).steps(cell.data.train) or 0) * plan.epochs
+
+
+def _step_seconds(members: Stacked, cell: Cell, plan: Plan) -> float:
+    optimizer, objective = Optimizer(members, plan), CrossEntropy()
+    scaler = torch.amp.GradScaler(plan.device, enabled=False)
+    order = Order(plan.batch_size, range(members.num_members), augment=plan.augment)
+    taken = []
+    members.train()
+    batches = order.batches(cell.data, epoch=0)
+    for _ in range(STEPS):
+        started = time.perf_counter()
+        batch = next(batches, None)
+        if batch is None:
+            break
+        objective(members, batch.to(plan.device)).sum().backward()
+        optimizer.step(0.0, scaler)
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken)
+
+
+def _data_bytes(cell: Cell) -> int:
+    parts = [cell.data.train, cell.data.validation, cell.data.test]
+    return sum(part.inputs.nbytes + part.labels.nbytes for part in parts if isinstance(part, Split))

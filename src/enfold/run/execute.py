@@ -1,0 +1,58 @@
+"""Execute: a recipe's cells one after the other, each resumable, then the summary over seeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from enfold.errors import EnfoldError
+from enfold.run.directory import RunDirectory
+from enfold.run.recipe import FoldSpec, Recipe, make_recipe
+from enfold.run.results import Results, evaluate_cell, summarise
+from enfold.run.stages import Cell
+from enfold.store import versions
+
+
+def cells(run: RunDirectory, recipe: Recipe, device: str = "cpu") -> list[Cell]:
+    """One cell a seed: in the run itself if there is one seed, else in a folder each."""
+    if len(recipe.seeds) == 1:
+        return [Cell(run, recipe, recipe.seeds[0], device)]
+    return [Cell(run.cell(seed), recipe, seed, device) for seed in recipe.seeds]
+
+
+def execute(run: RunDirectory, recipe: Recipe, *, device: str = "cpu", train_only: bool = False) -> dict[str, Any]:
+    """Everything that is still to do, and the summary; with `train_only` the members alone."""
+    results: list[Results] = []
+    for cell in cells(run, recipe, device):
+        if train_only:
+            cell.members()
+        else:
+            results.append(evaluate_cell(cell, cell.models()))
+    if train_only:
+        return {}
+    summary = {"name": recipe.name, "seeds": list(recipe.seeds), "versions": versions(), "rows": summarise(results)}
+    run.write_json("summary.json", summary)
+    return summary
+
+
+def add_fold(run: RunDirectory, fold: FoldSpec) -> Recipe:
+    """The run's recipe with one more fold, checked and written; a label that is there already is refused."""
+    recipe = run.recipe()
+    known = [each for each in recipe.folds if each.label == fold.label]
+    if known:
+        if known[0] == fold:
+            return recipe
+        raise EnfoldError(
+            f"every fold of a run must have its own label, got '{fold.label}' again with other settings: add --label"
+        )
+    content = recipe.model_dump(mode="json")
+    content["folds"] = [*content["folds"], fold.model_dump(mode="json")]
+    extended = make_recipe(content, str(run.recipe_file))
+    run.write_recipe(extended)
+    return extended
+
+
+def open_run(path: Path) -> tuple[RunDirectory, Recipe]:
+    """An existing run and its recipe."""
+    run = RunDirectory.open(path)
+    return run, run.recipe()

@@ -1,0 +1,237 @@
+"""Recipe: a whole run as a file. A wrong key names the key, its line and the nearest right one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+
+from enfold.errors import EnfoldError
+from enfold.registry import method, nearest
+from enfold.train import Plan
+
+
+class DataSpec(BaseModel):
+    """Where the data comes from and how much of it is used."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: str = "fashion-mini"
+    train_size: int | float | None = None
+    validation: int | float | None = None
+    seed: int = 0
+
+
+class FoldSpec(BaseModel):
+    """One fold: its method, the name of its row, and the method's settings; `plan` changes the members' plan."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    method: str
+    label: str
+    plan: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What is given to the method beside its plan."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+class Recipe(BaseModel):
+    """Everything that determines a run."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = "run"
+    data: DataSpec = DataSpec()
+    network: str | dict[str, Any] = "mlp"
+    members: int = Field(default=4, ge=1)
+    seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
+    sizes: tuple[int, ...] = ()  # also evaluate the first so many members as an ensemble
+    plan: dict[str, Any] = Field(default_factory=dict)
+    folds: tuple[FoldSpec, ...] = ()
+    control: bool = True  # a control for every plan that a fold trains by
+    cost: bool = True
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _data_by_name(cls, value: Any) -> Any:
+        return {"source": value} if isinstance(value, str) else value
+
+    @field_validator("folds", mode="before")
+    @classmethod
+    def _folds_by_name(cls, value: Any) -> Any:
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            return value
+        folds = [{"method": each} if isinstance(each, str) else each for each in value]
+        return [{"label": each.get("method"), **each} if isinstance(each, Mapping) else each for each in folds]
+
+    @field_validator("folds")
+    @classmethod
+    def _labels_differ(cls, value: tuple[FoldSpec, ...]) -> tuple[FoldSpec, ...]:
+        labels = [fold.label for fold in value]
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if twice:
+            raise ValueError(f"every fold must have its own label, got '{twice[0]}' twice: add label: ...")
+        return value
+
+    def members_plan(self, seed: int, device: str = "cpu") -> Plan:
+        """The members' plan for one seed."""
+        return Plan(**{**self.plan, "seed": seed, "device": device})
+
+    def fold_plan(self, fold: FoldSpec, seed: int, device: str = "cpu") -> Plan:
+        """The members' plan with what the fold changes."""
+        return Plan(**{**self.plan, **fold.plan, "seed": seed, "device": device})
+
+    def runs_code(self) -> list[str]:
+        """References to code of the user's own."""
+        network = self.network if isinstance(self.network, str) else str(self.network.get("name", ""))
+        references = [network, self.data.source]
+        return [reference for reference in references if ":" in reference]
+
+    def as_yaml(self) -> str:
+        """The resolved recipe as a file."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe in a YAML file, with `a.b=c` overrides applied."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise EnfoldError(f"a recipe must be a readable YAML file, got '{path}' ({error}): check the path") from error
+    return parse_recipe(text, str(path), overrides)
+
+
+def parse_recipe(text: str, where: str = "the recipe", overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe from YAML text."""
+    try:
+        content = yaml.safe_load(text) or {}
+        lines = _lines(yaml.compose(text, Loader=yaml.SafeLoader))
+    except yaml.YAMLError as error:
+        raise EnfoldError(f"'{where}' must be YAML, but it cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise EnfoldError(f"'{where}' must be a mapping of keys to values, got {type(content).__name__}: see recipes/")
+    for override in overrides:
+        apply_override(content, override)
+    return make_recipe(content, where, lines)
+
+
+def make_recipe(content: Mapping[str, Any], where: str, lines: Mapping[tuple[Any, ...], int] | None = None) -> Recipe:
+    """Validate a recipe's content; all its plans and folds are checked too."""
+    try:
+        recipe = Recipe.model_validate(content)
+    except ValidationError as error:
+        raise _explained(error, where, lines or {}, Recipe) from error
+    located = _Located(where, lines or {})
+    located.plan(recipe.plan, ("plan",))
+    for index, fold in enumerate(recipe.folds):
+        located.fold(fold, ("folds", index))
+        located.plan({**recipe.plan, **fold.plan}, ("folds", index, "plan"))
+    too_many = [size for size in recipe.sizes if not 1 <= size <= recipe.members]
+    if too_many:
+        raise EnfoldError(f"{where}: sizes must lie between 1 and the {recipe.members} members, got {too_many[0]}")
+    return recipe
+
+
+@dataclasses.dataclass(frozen=True)
+class _Located:
+    """Checks with the line of what is wrong."""
+
+    where: str
+    lines: Mapping[tuple[Any, ...], int]
+
+    def plan(self, settings: Mapping[str, Any], path: tuple[Any, ...]) -> None:
+        reserved = {"seed": "seeds", "device": "--device"}
+        known = [field.name for field in dataclasses.fields(Plan) if field.name not in reserved]
+        for key in settings:
+            if key in reserved:
+                raise EnfoldError(f"{self._at((*path, key))}: set {reserved[key]} of the run instead of plan.{key}")
+            if key not in known:
+                raise EnfoldError(f"{self._at((*path, key))}: a plan has no key '{key}'{nearest(key, known)}")
+        try:
+            Plan(**TypeAdapter(dict[str, Any]).validate_python(dict(settings)))
+            TypeAdapter(Plan).validate_python({key: _tuples(value) for key, value in settings.items()})
+        except ValidationError as error:
+            raise _explained(error, self.where, self.lines, Plan, path) from error
+        except (EnfoldError, TypeError) as error:
+            raise EnfoldError(f"{self._at(path)}: {error}") from error
+
+    def fold(self, fold: FoldSpec, path: tuple[Any, ...]) -> None:
+        try:
+            chosen = method("fold", fold.method)
+            known = [name for name in chosen.fields if name != "plan"]
+            for key in fold.settings:
+                if key not in known:
+                    raise EnfoldError(f"'{chosen.name}' has no setting '{key}'{nearest(key, known)}")
+            chosen.make(**{key: value for key, value in fold.settings.items() if key != "student"})
+        except (EnfoldError, TypeError) as error:
+            raise EnfoldError(f"{self._at(path)}: {error}") from error
+
+    def _at(self, path: tuple[Any, ...]) -> str:
+        line = self.lines.get(path) or self.lines.get(path[:-1])
+        return f"{self.where}, line {line}" if line else self.where
+
+
+def apply_override(content: dict[str, Any], override: str) -> None:
+    """Set a dotted key: ``plan.epochs=5``; the value is read as YAML."""
+    key, equals, value = override.partition("=")
+    if not equals or not key:
+        raise EnfoldError(
+            f"an override must have the form a.b=value, got '{override}': write for example plan.epochs=5"
+        )
+    *path, last = key.split(".")
+    place: Any = content
+    for part in path:
+        place = place[int(part)] if isinstance(place, list) else place.setdefault(part, {})
+        if isinstance(place, str):
+            raise EnfoldError(f"'{override}' goes below '{part}', which is a single value here: write it as a mapping")
+    if isinstance(place, list):
+        place[int(last)] = yaml.safe_load(value)
+    else:
+        place[last] = yaml.safe_load(value)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _lines(node: yaml.Node | None, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], int]:
+    """The line of every key, by its path."""
+    found: dict[tuple[Any, ...], int] = {}
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            found[(*path, key.value)] = key.start_mark.line + 1
+            found.update(_lines(value, (*path, key.value)))
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            found[(*path, index)] = value.start_mark.line + 1
+            found.update(_lines(value, (*path, index)))
+    return found
+
+
+def _explained(
+    error: ValidationError,
+    where: str,
+    lines: Mapping[tuple[Any, ...], int],
+    schema: type[Any],
+    prefix: tuple[Any, ...] = (),
+) -> EnfoldError:
+    """The first problem as one sentence with key, line and remedy."""
+    first = error.errors()[0]
+    path = (*prefix, *first["loc"])
+    while path and path not in lines and len(path) > 1:
+        path = path[:-1]
+    at = f"{where}, line {lines[path]}" if path in lines else where
+    key = ".".join(str(part) for part in (*prefix, *first["loc"]))
+    if first["type"] == "extra_forbidden":
+        name = str(first["loc"][-1])
+        owner = DataSpec if first["loc"][0] == "data" and len(first["loc"]) > 1 else schema
+        known = list(getattr(owner, "model_fields", None) or [])
+        return EnfoldError(f"{at}: there is no key '{name}'{nearest(name, known)}: the keys are {', '.join(known)}")
+    message = str(first["msg"]).removeprefix("Value error, ")
+    return EnfoldError(f"{at}: '{key}' is wrong: {message}, got {str(first['input'])[:60]!r}")

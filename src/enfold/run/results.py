@@ -1,0 +1,87 @@
+"""Results: what each model of a run scores and costs, computed from stored predictions."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from torch import nn
+
+from enfold.cost import measure
+from enfold.evaluate import mean_member_score, predict, recovered, score
+from enfold.predictions import Predictions
+from enfold.run.stages import Cell, example_input
+
+Results = dict[str, dict[str, Any]]  # row name -> its scores, gain recovered and cost
+
+
+def evaluate_cell(cell: Cell, models: Mapping[str, nn.Module]) -> Results:
+    """Predict where it was not done yet, score all models, measure their cost once, and store it all."""
+    asked = {label: _predictions(cell, label, model) for label, model in models.items()}
+    members = asked["ensemble"]
+    mean_member = mean_member_score(members["test"], members["validation"])
+    rows: Results = {"mean member": {"scores": mean_member}, "ensemble": {"scores": score(**_named(members))}}
+    for size in cell.recipe.sizes:
+        rows[f"ensemble of {size}"] = {
+            "scores": score(**_named({p: q.subset(range(size)) for p, q in members.items()}))
+        }
+    for label in list(models)[1:]:
+        rows[label] = {"scores": score(**_named(asked[label]))}
+    for row in rows.values():
+        gain = recovered(row["scores"], mean_member, rows["ensemble"]["scores"])
+        row["gain_recovered"] = None if math.isnan(gain) else gain
+    if cell.recipe.cost:
+        costs = _costs(cell, models)
+        for label, row in rows.items():
+            row["cost"] = costs.get(label)
+    cell.run.write_json("results.json", {"seed": cell.seed, "rows": rows})
+    return rows
+
+
+def _predictions(cell: Cell, label: str, model: nn.Module) -> dict[str, Predictions]:
+    stored = cell.run.read_predictions(label)
+    if stored is None:
+        stored = {
+            "validation": predict(model.to(cell.device), cell.data, "validation"),
+            "test": predict(model, cell.data, "test"),
+        }
+        cell.run.write_predictions(label, stored)
+    return stored
+
+
+def _named(parts: Mapping[str, Predictions]) -> dict[str, Predictions]:
+    return {"test": parts["test"], "validation": parts["validation"]}
+
+
+def _costs(cell: Cell, models: Mapping[str, nn.Module]) -> dict[str, Any]:
+    """Measured once a run; kept beside the results."""
+    file = cell.run.path / "cost.json"
+    if file.is_file() and set(models) <= set(stored := cell.run.read_json("cost.json")):
+        return dict(stored)
+    ensemble: Any = models["ensemble"]
+    example = example_input(cell.data).to(cell.device)
+    measured = measure({"mean member": ensemble.member(0), **models}, "mean member", example)
+    cell.run.write_json("cost.json", {label: asdict(cost) for label, cost in measured.items()})
+    return dict(cell.run.read_json("cost.json"))
+
+
+def summarise(cells: list[Results]) -> dict[str, Any]:
+    """Mean and standard deviation over seeds of every score, row by row; the first seed's cost stands for all."""
+    summary: dict[str, Any] = {}
+    for label, first in cells[0].items():
+        rows = [cell[label] for cell in cells]
+        gains = [row["gain_recovered"] for row in rows]
+        summary[label] = {
+            "scores": {name: _spread([row["scores"][name] for row in rows]) for name in first["scores"]},
+            "gain_recovered": None if None in gains else _spread(gains),
+            "cost": first.get("cost"),
+        }
+    return summary
+
+
+def _spread(values: list[float]) -> dict[str, Any]:
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": statistics.fmean(values), "std": deviation, "values": values}

@@ -1,0 +1,134 @@
+"""The stages of a run: train members, fold them, train controls, evaluate everything. Each is done once and kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from enfold.control import Control
+from enfold.data import Data
+from enfold.data import load as load_data
+from enfold.members import Stacked
+from enfold.networks import factory
+from enfold.registry import method
+from enfold.run.directory import RunDirectory
+from enfold.run.recipe import FoldSpec, Recipe
+from enfold.store import load, save
+from enfold.train import Plan, fit
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One seed of a recipe, in its directory."""
+
+    run: RunDirectory
+    recipe: Recipe
+    seed: int
+    device: str = "cpu"
+
+    @cached_property
+    def data(self) -> Data:
+        """The recipe's data; the same split for every seed."""
+        spec = self.recipe.data
+        return load_data(spec.source, train_size=spec.train_size, validation=spec.validation, seed=spec.seed)
+
+    @cached_property
+    def make_network(self) -> Callable[[], nn.Module]:
+        """The recipe's network, made anew at each call."""
+        return factory(self.recipe.network, self.data.shape, self.data.num_classes)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What is recorded with every model."""
+        return {
+            "network": self.recipe.network,
+            "shape": list(self.data.shape),
+            "num_classes": self.data.num_classes,
+            "data": self.data.source,
+            "seed": self.seed,
+        }
+
+    def _stage(self, kind: str, label: str, make: Callable[[Path], nn.Module]) -> nn.Module:
+        """The stored model, or the one that `make` gives, which is stored; its training checkpoint goes last."""
+        file, checkpoint = self.run.model_file(kind, label), self.run.checkpoint_file(kind, label)
+        if self.run.is_done(kind, label):
+            checkpoint.unlink(missing_ok=True)
+            return load(file, self.make_network)
+        started = time.perf_counter()
+        self.run.log("started", stage=f"{kind}/{label}", seed=self.seed)
+        model = make(checkpoint)
+        save(model, file, about=self.about)
+        checkpoint.unlink(missing_ok=True)
+        self.run.log("finished", stage=f"{kind}/{label}", seed=self.seed, seconds=time.perf_counter() - started)
+        return model.eval()
+
+    def members(self) -> Stacked:
+        """The trained members."""
+
+        def make(checkpoint: Path) -> nn.Module:
+            members = Stacked.make(self.make_network, self.recipe.members, seed=self.seed)
+            title = f"seed {self.seed}: {self.recipe.members} members"
+            plan = self.recipe.members_plan(self.seed, self.device)
+            history = fit(members, self.data, plan, checkpoint=checkpoint, title=title)
+            self.run.write_json("members/history.json", history.as_dict())
+            return members
+
+        members = self._stage("members", "members", make)
+        if not isinstance(members, Stacked):
+            raise TypeError("members are stored as Stacked")
+        return members.to(self.device)
+
+    def fold(self, spec: FoldSpec, members: Stacked) -> nn.Module:
+        """One fold of the members."""
+
+        def make(checkpoint: Path) -> nn.Module:
+            chosen = method("fold", spec.method)
+            settings = dict(spec.settings)
+            if "student" in settings:
+                settings["student"] = factory(settings["student"], self.data.shape, self.data.num_classes)
+            if "plan" in chosen.fields:
+                settings["plan"] = self.recipe.fold_plan(spec, self.seed, self.device)
+            folded: nn.Module = chosen.make(**settings)(members, self.data, checkpoint=checkpoint)
+            return folded
+
+        return self._stage("folds", spec.label, make)
+
+    def controls(self) -> dict[str, Plan]:
+        """One control for each plan that a fold trains by."""
+        plans: list[Plan] = []
+        for fold in self.recipe.folds:
+            plan = self.recipe.fold_plan(fold, self.seed, self.device)
+            if "plan" in method("fold", fold.method).fields and plan not in plans:
+                plans.append(plan)
+        names = ["control", *(f"control-{number}" for number in range(2, len(plans) + 1))]
+        return dict(zip(names, plans, strict=False)) if self.recipe.control else {}
+
+    def control(self, label: str, plan: Plan, members: Stacked) -> nn.Module:
+        """A member trained as long as the folds with that plan."""
+        return self._stage(
+            "controls", label, lambda checkpoint: Control(plan)(members, self.data, checkpoint=checkpoint)
+        )
+
+    def models(self) -> dict[str, nn.Module]:
+        """Everything the recipe asks for, made where it is missing: the members, each control, each fold."""
+        members = self.members()
+        found: dict[str, nn.Module] = {"ensemble": members}
+        for label, plan in self.controls().items():
+            found[label] = self.control(label, plan, members)
+        for spec in self.recipe.folds:
+            found[spec.label] = self.fold(spec, members)
+        return found
+
+
+def example_input(data: Data) -> torch.Tensor:
+    """One prepared input of the test part, without the batch axis."""
+    part = data.test
+    inputs = part.inputs[:1] if hasattr(part, "inputs") else next(iter(part))[0][:1]
+    return data.prepare(inputs)[0]

@@ -1,0 +1,68 @@
+"""A checkpoint of training: weights, chosen weights, the optimizer's memory and the history, in one safetensors file.
+
+Every random draw is derived from the seed and the epoch, so no generator's state is needed to go on with the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from enfold.errors import EnfoldError
+from enfold.files import atomic_path
+from enfold.train.history import History
+from enfold.train.optimize import Optimizer
+from enfold.train.selection import Selection
+
+
+def save_checkpoint(
+    path: Path, model: nn.Module, optimizer: Optimizer, selection: Selection, history: History, identity: str
+) -> None:
+    """Write the state after the last epoch in `history`, atomically."""
+    tensors: dict[str, Tensor] = {}
+    for prefix, state in (
+        ("model", model.state_dict()),
+        ("chosen", selection.state),
+        ("optimizer", optimizer.state()),
+    ):
+        tensors.update({f"{prefix}/{name}": tensor.contiguous() for name, tensor in state.items()})
+    progress = {"identity": identity, "history": history.as_dict(), "selection": selection.record()}
+    with atomic_path(path) as temporary:
+        save_file(tensors, temporary, {"progress": json.dumps(progress)})
+
+
+def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer, selection: Selection, identity: str) -> History:
+    """Put everything back as it was after the last finished epoch; a checkpoint of another training is refused."""
+    try:
+        with safe_open(path, "pt") as file:
+            progress: dict[str, Any] = json.loads((file.metadata() or {}).get("progress", "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
+    except SafetensorError as error:
+        raise EnfoldError(
+            f"'{path}' must be a training checkpoint, but it cannot be read ({error}): delete it"
+        ) from error
+    if progress.get("identity") != identity:
+        raise EnfoldError(
+            f"a checkpoint can only continue the training it is from, but '{path}' is of another plan, model or "
+            "data: delete it, or choose another folder"
+        )
+    parts: dict[str, dict[str, Tensor]] = {"model": {}, "chosen": {}, "optimizer": {}}
+    for key, tensor in tensors.items():
+        prefix, name = key.split("/", 1)
+        parts[prefix][name] = tensor
+    _copy_into(model, parts["model"])
+    optimizer.load(parts["optimizer"])
+    device = next(model.parameters()).device
+    selection.restore(progress["selection"], {name: tensor.to(device) for name, tensor in parts["chosen"].items()})
+    return History.from_dict(progress["history"])
+
+
+@torch.no_grad()
+def _copy_into(model: nn.Module, state: dict[str, Tensor]) -> None:
+    model.load_state_dict(state)

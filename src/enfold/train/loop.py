@@ -1,0 +1,195 @@
+"""The one training loop: it trains members, single networks, students and controls alike and knows no method."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from enfold.data import Data
+from enfold.data.batches import Batch, Order
+from enfold.data.dataset import Split
+from enfold.errors import NonFiniteLoss
+from enfold.evaluate import predict
+from enfold.members import Members
+from enfold.metrics import accuracy, nll, per_member
+from enfold.progress import ProgressBar, progress
+from enfold.seeds import derive
+from enfold.train.checkpoint import load_checkpoint, save_checkpoint
+from enfold.train.history import Epoch, History
+from enfold.train.objective import CrossEntropy, Objective
+from enfold.train.optimize import Optimizer
+from enfold.train.plan import Plan
+from enfold.train.selection import Selection
+
+
+def fit(
+    model: nn.Module,
+    data: Data,
+    plan: Plan | None = None,
+    objective: Objective | None = None,
+    *,
+    checkpoint: str | Path | None = None,
+    on_epoch: Callable[[Epoch], None] | None = None,
+    title: str = "training",
+    quiet: bool = False,
+) -> History:
+    """Train a network or members in place by a plan and return what happened.
+
+    With `checkpoint`, the state is written there after every epoch, and training goes on from it to the same bits if
+    the file exists. The default objective is cross-entropy with the plan's label smoothing.
+    """
+    return Fit(model, data, plan or Plan(), objective, Path(checkpoint) if checkpoint else None).run(
+        on_epoch, title, quiet
+    )
+
+
+class Fit:
+    """One training: what it needs through all epochs."""
+
+    def __init__(
+        self, model: nn.Module, data: Data, plan: Plan, objective: Objective | None, checkpoint: Path | None
+    ) -> None:
+        self.model, self.data, self.plan, self.checkpoint = model.to(plan.device), data, plan, checkpoint
+        num_members = int(getattr(model, "num_members", 1))
+        self.objective = objective or _default_objective(plan, num_members)
+        members = range(plan.first_member, plan.first_member + num_members)
+        own = plan.order == "own" and isinstance(data.train, Split)
+        if own and num_members > 1 and not isinstance(model, Members):
+            own = False  # a predictor whose members share one pass sees one order
+        self.order = Order(plan.batch_size, list(members) if own else None, plan.bootstrap, plan.augment, plan.seed)
+        self.optimizer = Optimizer(model, plan)
+        self.selection = Selection(model, plan.patience)
+        self.history = History()
+        self.scaler = torch.amp.GradScaler(plan.device, enabled=plan.precision == "float16")
+        self.chooses = plan.select == "best" and _has_examples(data.validation)
+
+    def run(self, on_epoch: Callable[[Epoch], None] | None, title: str, quiet: bool) -> History:
+        """All epochs that are still to do."""
+        if self.checkpoint is not None and self.checkpoint.exists():
+            self.history = load_checkpoint(self.checkpoint, self.model, self.optimizer, self.selection, self.identity())
+        steps = self.order.steps(self.data.train)
+        total = None if steps is None else steps * self.plan.epochs
+        done = len(self.history.epochs)
+        with progress(title, total, quiet=quiet) as bar, _compiled(self.model, self.plan.compile):
+            bar.advance((steps or 0) * done)
+            for epoch in range(done, self.plan.epochs):
+                if self.chooses and epoch and self.selection.finished(epoch - 1):
+                    break
+                record = self._epoch(epoch, bar)
+                if on_epoch is not None:
+                    on_epoch(record)
+        if self.chooses:
+            self.selection.apply()
+            self.history.chosen = list(self.selection.epoch)
+        self.model.eval()
+        return self.history
+
+    def _epoch(self, epoch: int, bar: ProgressBar) -> Epoch:
+        started = time.perf_counter()
+        losses: list[torch.Tensor] = []
+        self.model.train()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(self.plan.seed, "noise", self.plan.first_member, epoch))  # dropout
+            for number, batch in enumerate(self.order.batches(self.data, epoch)):
+                losses.append(self._step(batch.to(self.plan.device), epoch, number))
+                bar.advance(1)
+        record = self._record(epoch, torch.stack(losses).mean(0).tolist(), started)
+        self.history.epochs.append(record)
+        if self.chooses:
+            self.selection.update(epoch, record.validation_nll)
+        if self.checkpoint is not None:
+            save_checkpoint(self.checkpoint, self.model, self.optimizer, self.selection, self.history, self.identity())
+        bar.say(_summary(record, self.plan.epochs))
+        return record
+
+    def _step(self, batch: Batch, epoch: int, number: int) -> torch.Tensor:
+        with _precision(self.plan):
+            losses = self.objective(self.model, batch)  # (M,)
+        if not bool(torch.isfinite(losses).all()):
+            member = int((~torch.isfinite(losses)).nonzero()[0])
+            kept = f"the state after epoch {epoch} is kept in '{self.checkpoint}'" if self.checkpoint and epoch else ""
+            raise NonFiniteLoss(
+                f"the loss must stay finite, but it is {float(losses[member])} for member {member} in epoch "
+                f"{epoch + 1}, batch {number + 1}: lower the learning rate, or set clip_norm"
+                + (f"; {kept}" if kept else "")
+            )
+        self.scaler.scale(losses.sum()).backward()
+        steps = self.order.steps(self.data.train) or number + 1
+        self.optimizer.step(self.plan.rate_factor(epoch * steps + number, steps), self.scaler)
+        return losses.detach().float()
+
+    def _record(self, epoch: int, train_loss: list[float], started: float) -> Epoch:
+        scores: tuple[list[float], list[float], float | None] = ([], [], None)
+        if _has_examples(self.data.validation):
+            validation = predict(self.model, self.data, "validation")
+            ensemble = nll(validation) if validation.num_members > 1 else None
+            scores = (
+                per_member(nll, validation).tolist(),
+                per_member(accuracy, validation).tolist(),
+                ensemble,
+            )
+        rate = self.optimizer.inner.param_groups[0]["lr"]
+        return Epoch(epoch, train_loss, *scores, learning_rate=rate, seconds=time.perf_counter() - started)
+
+    def identity(self) -> str:
+        """What must be the same for a checkpoint to be continued: plan, model, objective and data."""
+        shapes = {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items()}
+        train = self.data.train
+        size = len(train) if isinstance(train, Split) else None
+        parts = [asdict(self.plan), shapes, type(self.objective).__name__, self.data.source, size]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _default_objective(plan: Plan, num_members: int) -> CrossEntropy:
+    if isinstance(plan.label_smoothing, tuple):
+        return CrossEntropy(plan.per_member("label_smoothing", num_members))
+    return CrossEntropy(plan.label_smoothing)
+
+
+def _has_examples(part: object) -> bool:
+    return len(part) > 0 if hasattr(part, "__len__") else part is not None
+
+
+def _precision(plan: Plan) -> torch.autocast | nullcontext[None]:
+    if plan.precision == "float32":
+        return nullcontext()
+    return torch.autocast(torch.device(plan.device).type, dtype=getattr(torch, plan.precision))
+
+
+@contextmanager
+def _compiled(model: nn.Module, wanted: bool) -> Iterator[None]:
+    """The network's code compiled inside the block; members then run it one after the other."""
+    if not wanted:
+        yield
+        return
+    skeleton = getattr(model, "skeleton", None)
+    network: nn.Module = skeleton.network if skeleton is not None else model
+    engine = getattr(model, "engine_name", None)
+    if engine is not None:
+        model.set_engine("loop")  # type: ignore[operator]
+    network.compile()
+    try:
+        yield
+    finally:
+        network._compiled_call_impl = None
+        if engine is not None:
+            model.set_engine(engine)  # type: ignore[operator]
+
+
+def _summary(record: Epoch, epochs: int) -> str:
+    text = f"epoch {record.epoch + 1}/{epochs}  loss {sum(record.train_loss) / len(record.train_loss):.4f}"
+    if record.validation_nll:
+        mean = sum(record.validation_nll) / len(record.validation_nll)
+        best = sum(record.validation_accuracy) / len(record.validation_accuracy)
+        text += f"  validation NLL {mean:.4f}  accuracy {100 * best:.2f} %"
+    if record.ensemble_nll is not None:
+        text += f"  ensemble NLL {record.ensemble_nll:.4f}"
+    return text

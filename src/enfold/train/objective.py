@@ -1,0 +1,62 @@
+"""Objectives: what each member minimises, as one loss a member, (M,).
+
+The loop sums them: the gradient of what a member owns is then the same as if it were trained alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from enfold.data.batches import Batch
+from enfold.evaluate import member_logits
+from enfold.members import Members
+
+
+class Objective(Protocol):
+    """What `fit` minimises."""
+
+    def __call__(self, model: nn.Module, batch: Batch, /) -> Tensor:
+        """The loss of each member on this batch, (M,)."""
+
+
+def batch_logits(model: nn.Module, batch: Batch) -> Tensor:
+    """(M, B, C): all members on the same inputs, or each on its own."""
+    if not batch.own:
+        return member_logits(model, batch.inputs)
+    if isinstance(model, Members):
+        return model.forward_each(batch.inputs)
+    return member_logits(model, batch.inputs.squeeze(0))  # a plain network is its own only member
+
+
+def batch_labels(batch: Batch, num_members: int) -> Tensor:
+    """(M, B)."""
+    return batch.labels if batch.own else batch.labels.expand(num_members, -1)
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Mean cross-entropy with the labels, smoothed by one amount for all or by one a member."""
+
+    label_smoothing: float | Sequence[float] = 0.0
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The loss of each member, (M,)."""
+        return self.of_logits(batch_logits(model, batch), batch)
+
+    def of_logits(self, logits: Tensor, batch: Batch) -> Tensor:
+        """The same from logits (M, B, C) that are there already."""
+        log_probs = torch.log_softmax(logits, dim=-1)
+        num_members, size, _ = log_probs.shape
+        target = batch_labels(batch, num_members).reshape(-1)
+        nll = F.nll_loss(log_probs.flatten(0, 1), target, reduction="none").view(num_members, size).mean(1)
+        smoothing = torch.as_tensor(self.label_smoothing, dtype=nll.dtype, device=nll.device)
+        if not bool(smoothing.any()):
+            return nll
+        uniform = -log_probs.mean(dim=(1, 2))  # cross-entropy with the uniform distribution
+        return (1 - smoothing) * nll + smoothing * uniform

@@ -1,0 +1,132 @@
+"""One optimizer for M members: torch's own, on stacked parameters, or on each member's slice where settings differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from enfold.errors import EnfoldError
+from enfold.members import Members
+from enfold.members.groups import decay_groups
+from enfold.train.plan import Plan
+
+
+class Optimizer:
+    """Steps a model by a plan. Parameters that carry a member axis are clipped, and may be set, member by member."""
+
+    def __init__(self, model: nn.Module, plan: Plan) -> None:
+        self.plan = plan
+        self.num_members = int(getattr(model, "num_members", 1))
+        self.groups = param_groups(model, plan)
+        self.slices: list[tuple[Tensor, list[Tensor]]] = []
+        self.inner = self._make(self._sliced() if plan.varies else self.groups)
+
+    def _make(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        plan = self.plan
+        rates = [{**group, "lr": group.get("lr", 1.0) * group.get("lr_scale", 1.0)} for group in groups]
+        base = [{**group, "base_lr": group["lr"]} for group in rates]
+        if plan.optimizer == "sgd":
+            nesterov = plan.nesterov and plan.momentum > 0
+            return torch.optim.SGD(base, momentum=plan.momentum, nesterov=nesterov)
+        kind = torch.optim.AdamW if plan.optimizer == "adamw" else torch.optim.Adam
+        return kind(base, betas=plan.betas)
+
+    def _sliced(self) -> list[dict[str, Any]]:
+        """One group a member: leaves that share storage with the stacked parameters' slices."""
+        rates = self.plan.per_member("learning_rate", self.num_members)
+        decays = self.plan.per_member("weight_decay", self.num_members)
+        by_member: list[dict[str, Any]] = []
+        for group in self.groups:
+            if not group["member_axis"] and self.num_members > 1:
+                raise EnfoldError(
+                    "settings that differ between members need members that share no parameter, got a shared one: "
+                    "use one value for all, or Stacked members"
+                )
+            decayed = group["weight_decay"] > 0
+            views = [_leaves(parameter, self.num_members) for parameter in group["params"]]
+            self.slices += list(zip(group["params"], views, strict=True))
+            for index in range(self.num_members):
+                own = [leaves[index] for leaves in views]
+                decay = decays[index] if decayed else 0.0
+                by_member.append({"params": own, "lr": rates[index], "weight_decay": decay})
+        return by_member
+
+    def step(self, rate_factor: float, scaler: torch.amp.GradScaler) -> None:
+        """Clip, update with the learning rates multiplied by `rate_factor`, and clear the gradients."""
+        for stacked, leaves in self.slices:
+            grads = [None] * len(leaves) if stacked.grad is None else _slices(stacked.grad, len(leaves))
+            for leaf, grad in zip(leaves, grads, strict=True):
+                leaf.grad = grad
+        for group in self.inner.param_groups:
+            group["lr"] = group["base_lr"] * rate_factor
+        scaler.unscale_(self.inner) if scaler.is_enabled() else None
+        if self.plan.clip_norm is not None:
+            self._clip(self.plan.clip_norm)
+        scaler.step(self.inner)  # without scaling this is self.inner.step()
+        scaler.update()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        for group in self.groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    def _clip(self, limit: float) -> None:
+        owned = [p.grad for g in self.groups if g["member_axis"] for p in g["params"] if p.grad is not None]
+        shared = [p for g in self.groups if not g["member_axis"] for p in g["params"]]
+        if shared:
+            nn.utils.clip_grad_norm_(shared, limit)
+        if owned:
+            norms = torch.stack([grad.flatten(1).norm(dim=1) for grad in owned]).norm(dim=0)  # (M,)
+            factors = (limit / (norms + 1e-6)).clamp_max(1.0)
+            for grad in owned:
+                grad.mul_(factors.view(-1, *(1,) * (grad.ndim - 1)))
+
+    def state(self) -> dict[str, Tensor]:
+        """The optimizer's memory by position and name."""
+        return {
+            f"{index}.{name}": torch.as_tensor(value)
+            for index, values in self.inner.state_dict()["state"].items()
+            for name, value in values.items()
+            if value is not None
+        }
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Put the memory back."""
+        content = self.inner.state_dict()
+        content["state"] = {}
+        for key, value in state.items():
+            index, name = key.split(".", 1)
+            content["state"].setdefault(int(index), {})[name] = value
+        self.inner.load_state_dict(content)
+
+
+def _slices(stacked: Tensor, num_members: int) -> list[Tensor]:
+    return list(stacked.unbind(0)) if num_members > 1 else [stacked]
+
+
+def _leaves(parameter: Tensor, num_members: int) -> list[Tensor]:
+    return [part.requires_grad_() for part in _slices(parameter.detach(), num_members)]
+
+
+def param_groups(model: nn.Module, plan: Plan) -> list[dict[str, Any]]:
+    """What a model declares, or for a plain network: its parameters, decayed or not as the plan says."""
+    decay = plan.per_member("weight_decay", int(getattr(model, "num_members", 1)))[0]
+    rate = plan.per_member("learning_rate", int(getattr(model, "num_members", 1)))[0]
+    if isinstance(model, Members):
+        declared = model.param_groups(decay, plan.decay)
+    else:
+        named = [(parameter, parameter.ndim) for parameter in model.parameters()]
+        declared = decay_groups(named, decay, plan.decay)
+    groups = []
+    for group in declared:
+        trainable = [parameter for parameter in group["params"] if parameter.requires_grad]
+        if trainable:
+            groups.append({"member_axis": False, "lr": rate, **group, "params": trainable})
+    if not groups:
+        raise EnfoldError("a model must have trainable parameters to be trained, got none: set requires_grad")
+    return groups

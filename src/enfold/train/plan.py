@@ -1,0 +1,112 @@
+"""Plan: how to train, as plain values that can be written to a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from enfold.errors import EnfoldError
+
+PerMember = float | tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to train. A tuple instead of a number gives each member its own value in one vectorised run."""
+
+    epochs: int = 20
+    batch_size: int = 128
+    optimizer: Literal["sgd", "adam", "adamw"] = "adamw"
+    learning_rate: PerMember = 1e-3
+    momentum: float = 0.9  # sgd
+    nesterov: bool = True  # sgd
+    betas: tuple[float, float] = (0.9, 0.999)  # adam, adamw
+    weight_decay: PerMember = 1e-2  # sgd, adam: added to the gradient; adamw: decoupled
+    decay: Literal["all", "weights"] = "all"  # "weights": not biases and norm parameters
+    schedule: Literal["constant", "step", "cosine"] = "cosine"
+    milestones: tuple[float, ...] = (0.3, 0.6, 0.8)  # step: fractions of the epochs
+    step_factor: float = 0.2  # step: the learning rate is multiplied by it at each milestone
+    final_factor: float = 0.0  # cosine: the learning rate ends at this fraction
+    warmup_epochs: float = 0.0  # linear from 0, then the schedule
+    label_smoothing: PerMember = 0.0
+    clip_norm: float | None = None  # of each member's own gradient
+    order: Literal["own", "shared"] = "own"  # whether members see the data in their own order
+    bootstrap: bool = False  # bagging
+    augment: tuple[str, ...] = ()  # "pad-crop", "flip"
+    select: Literal["best", "last"] = "best"  # each member's epoch with the lowest validation NLL, or the last
+    patience: int | None = None  # stop a member after so many epochs without a better validation NLL
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    compile: bool = False
+    device: str = "cpu"
+    seed: int = 0
+    first_member: int = 0  # training member k alone, exactly as inside an ensemble: first_member=k
+
+    def __post_init__(self) -> None:
+        for field in ("milestones", "augment", "betas", "learning_rate", "weight_decay", "label_smoothing"):
+            value = getattr(self, field)
+            if isinstance(value, list):
+                object.__setattr__(self, field, tuple(value))
+        self._require("epochs", self.epochs >= 0, "0 or more")
+        self._require("batch_size", self.batch_size >= 1, "1 or more")
+        self._require("learning_rate", all(rate > 0 for rate in _all(self.learning_rate)), "above 0")
+        self._require("weight_decay", all(decay >= 0 for decay in _all(self.weight_decay)), "0 or more")
+        self._require("label_smoothing", all(0 <= part < 1 for part in _all(self.label_smoothing)), "in [0, 1)")
+        self._require("clip_norm", self.clip_norm is None or self.clip_norm > 0, "above 0, or null for none")
+        self._require("warmup_epochs", 0 <= self.warmup_epochs <= max(self.epochs, 0), "between 0 and the epochs")
+        self._require("patience", self.patience is None or self.patience >= 1, "1 or more, or null for none")
+        for declared in dataclasses.fields(self):
+            choices = _choices(str(declared.type))
+            allowed = not choices or getattr(self, declared.name) in choices
+            self._require(declared.name, allowed, f"one of {', '.join(choices)}")
+
+    def _require(self, field: str, holds: bool, rule: str) -> None:
+        if not holds:
+            raise EnfoldError(f"the plan's {field} must be {rule}, got {getattr(self, field)!r}: change {field}")
+
+    def replace(self, **changes: object) -> Plan:
+        """A copy with other values."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+    def per_member(self, field: str, num_members: int) -> list[float]:
+        """One value a member; a single number holds for all."""
+        value = getattr(self, field)
+        if not isinstance(value, Sequence):
+            return [float(value)] * num_members
+        if len(value) != num_members:
+            raise EnfoldError(
+                f"a plan with one {field} a member must have {num_members} values, got {len(value)}: "
+                "pass a number, or one value for each member"
+            )
+        return [float(each) for each in value]
+
+    @property
+    def varies(self) -> bool:
+        """Whether members are optimised with different values."""
+        return isinstance(self.learning_rate, tuple) or isinstance(self.weight_decay, tuple)
+
+    def rate_factor(self, step: int, steps_per_epoch: int) -> float:
+        """What multiplies the learning rate in step `step` of the whole training, counted from 0."""
+        warmup = self.warmup_epochs * steps_per_epoch
+        if step < warmup:
+            return (step + 1) / warmup
+        total = self.epochs * steps_per_epoch
+        progress = (step - warmup) / max(total - warmup, 1)
+        if self.schedule == "cosine":
+            return self.final_factor + (1 - self.final_factor) * 0.5 * (1 + math.cos(math.pi * progress))
+        if self.schedule == "step":
+            passed = sum(step >= milestone * total for milestone in self.milestones)
+            return float(self.step_factor**passed)
+        return 1.0
+
+
+def _all(value: PerMember) -> tuple[float, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _choices(annotation: str) -> list[str]:
+    if not annotation.startswith("Literal["):
+        return []
+    return [choice.strip("\"' ") for choice in annotation.removeprefix("Literal[").removesuffix("]").split(",")]

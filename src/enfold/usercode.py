@@ -1,0 +1,97 @@
+"""The user's own code by reference: ``module:name`` or ``path/to/file.py:name``."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from enfold.errors import EnfoldError
+
+
+def resolve(reference: str) -> Any:
+    """The object that a reference names, for example ``resolve("nets.py:make_net")`` or ``resolve("math:sqrt")``.
+
+    Modules are looked for in the current folder too, and a file may import its neighbours, as if it were run there.
+    """
+    where, colon, name = reference.rpartition(":")
+    if not (colon and where and name):
+        raise EnfoldError(
+            f"a reference to your own code must read module:name or path/file.py:name, got '{reference}': "
+            "name the module, a colon and the function"
+        )
+    found: Any = _from_file(Path(where).expanduser()) if where.endswith(".py") else _from_module(where)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise EnfoldError(f"'{where}' must define '{name}', got {_public_names(found)}: correct the reference")
+        found = getattr(found, part)
+    return found
+
+
+def _from_module(name: str) -> ModuleType:
+    with _importable(Path.cwd()):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+                raise EnfoldError(
+                    f"there must be a module '{name}' in the current folder or installed, got none: "
+                    "correct its name, or give the path of its file as path/file.py:name"
+                ) from error
+            raise _failure(name, error) from error
+        except Exception as error:
+            raise _failure(name, error) from error
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise EnfoldError(f"there must be a Python file at '{path}', got none in {Path.cwd()}: correct the path")
+    path = path.resolve()
+    # The name holds path and content: the same file gives the same classes again, an edited one gives new ones.
+    digest = hashlib.sha256(str(path).encode() + b"\0" + path.read_bytes()).hexdigest()[:12]
+    name = f"enfold_usercode_{path.stem}_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise EnfoldError(f"'{path}' must be a Python file that can be imported, which it is not: rename it")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up while it is being executed
+    try:
+        with _importable(path.parent):
+            spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise _failure(str(path), error) from error
+    return module
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    entry = str(folder)
+    sys.path.insert(0, entry)
+    try:
+        yield
+    finally:
+        sys.path.remove(entry)
+
+
+def _failure(where: str, error: Exception) -> EnfoldError:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    line = error.lineno if isinstance(error, SyntaxError) else last.lineno
+    file = error.filename if isinstance(error, SyntaxError) else last.filename
+    return EnfoldError(
+        f"importing '{where}' must succeed, got {type(error).__name__}: {error} (line {line} of {file}): mend it there"
+    )
+
+
+def _public_names(owner: Any) -> str:
+    names = [name for name in vars(owner) if not name.startswith("_")] if hasattr(owner, "__dict__") else []
+    return ", ".join(names) or "no public names"
