@@ -89,6 +89,12 @@ def test_without_an_error_nothing_is_tempered():
     assert [fit_temperature(p) for p in (right, uniform, certain, tied)] == [1.0, 1.0, 1.0, 1.0]
 
 
+def test_a_tie_broken_by_rounding_is_a_tie():
+    probs = torch.tensor([[0.1, 0.2, 0.7], [0.2, 0.7, 0.1], [0.7, 0.1, 0.2]], dtype=torch.float64)
+    for label in range(3):  # p̄ is uniform up to the last bit
+        assert fit_temperature(Predictions(probs.log()[:, None], torch.tensor([label]))) == 1.0
+
+
 def test_worse_than_guessing_becomes_a_guess():
     p = Predictions.from_logits(torch.tensor([[[3.0, 0.0], [0.0, 2.0]]]), torch.tensor([1, 0]))
     assert nll(tempered(p, fit_temperature(p))) == pytest.approx(math.log(2), abs=1e-5)

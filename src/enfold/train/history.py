@@ -22,7 +22,7 @@ class Epoch:
 
 @dataclass
 class History:
-    """All epochs so far, and which epoch each member's weights are from."""
+    """All epochs so far, and after how many each member's weights were taken (0: it is as it started)."""
 
     epochs: list[Epoch] = field(default_factory=list)
     chosen: list[int] = field(default_factory=list)

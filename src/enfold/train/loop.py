@@ -80,8 +80,10 @@ class Fit:
         done = len(self.history.epochs)
         with progress(title, total, quiet=quiet) as bar, _compiled(self.model, self.plan.compile):
             bar.advance((steps or 0) * done)
+            if self.chooses and not done:
+                self.selection.update(0, per_member(nll, predict(self.model, self.data, "validation")).tolist())
             for epoch in range(done, self.plan.epochs):
-                if self.chooses and epoch and self.selection.finished(epoch - 1):
+                if self.chooses and self.selection.finished(epoch):
                     break
                 record = self._epoch(epoch, bar)
                 if on_epoch is not None:
@@ -104,7 +106,7 @@ class Fit:
         record = self._record(epoch, torch.stack(losses).mean(0).tolist(), started)
         self.history.epochs.append(record)
         if self.chooses:
-            self.selection.update(epoch, record.validation_nll)
+            self.selection.update(epoch + 1, record.validation_nll)
         if self.checkpoint is not None:
             save_checkpoint(self.checkpoint, self.model, self.optimizer, self.selection, self.history, self.identity())
         bar.say(_summary(record, self.plan.epochs))

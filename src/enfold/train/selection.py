@@ -12,7 +12,11 @@ from enfold.members import Stacked
 
 
 class Selection:
-    """The best weights so far. Members that own all their parameters are chosen one by one, others as a whole."""
+    """The best weights so far, the start among them: training on may not make a trained network worse.
+
+    Members that own all their parameters are chosen one by one, others as a whole. Epochs are counted as trained so
+    far: 0 is the start.
+    """
 
     def __init__(self, model: nn.Module, patience: int | None) -> None:
         self.model = model
@@ -20,7 +24,7 @@ class Selection:
         self.by_member = isinstance(model, Stacked)
         self.count = model.num_members if isinstance(model, Stacked) else 1
         self.nll = [math.inf] * self.count
-        self.epoch = [-1] * self.count
+        self.epoch = [0] * self.count
         self.state: dict[str, Tensor] = {}
 
     @torch.no_grad()
@@ -44,9 +48,7 @@ class Selection:
 
     def stopped(self, index: int, epoch: int) -> bool:
         """Whether this member's patience ran out before `epoch`."""
-        if self.patience is None or self.epoch[index] < 0:
-            return False
-        return epoch - self.epoch[index] > self.patience
+        return self.patience is not None and epoch - self.epoch[index] > self.patience
 
     def finished(self, epoch: int) -> bool:
         """Whether no member can still get better after `epoch`."""
