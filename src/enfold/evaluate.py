@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from enfold.data.dataset import Data, evaluation_batches
+from enfold.data.dataset import Data, evaluation_batches, has_examples
 from enfold.errors import EnfoldError
 from enfold.members.engines import image_layout, logits_of
 from enfold.metrics import METRICS, calibrated, fit_temperature, gain_recovered, gibbs_nll, nll
@@ -39,7 +39,10 @@ def predict(model: nn.Module, data: Data, part: PartName = "test", batch_size: i
             log_probs.append(torch.log_softmax(logits, dim=-1).cpu())
             labels.append(batch_labels.cpu())
     if not labels:
-        raise EnfoldError(f"the {part} part must hold examples to predict, got none: choose another part")
+        raise EnfoldError(
+            f"the {part} part must hold examples to predict, got none: "
+            "pass a Split, a DataLoader or a list, not a generator that is used up"
+        )
     return Predictions(torch.cat(log_probs, dim=1), torch.cat(labels))
 
 
@@ -94,7 +97,8 @@ def shown_gain(gain: float) -> str:
 
 def evaluate(model: nn.Module, data: Data, *, members: nn.Module | None = None, name: str | None = None) -> Row:
     """Score a model on the test part; with the members it was folded from, also the share of their gain it keeps."""
-    test, validation = predict(model, data, "test"), predict(model, data, "validation")
+    test = predict(model, data, "test")
+    validation = predict(model, data, "validation") if has_examples(data.validation) else None
     scores = score(test, validation)
     gain = None
     if members is not None:

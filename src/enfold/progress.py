@@ -32,9 +32,9 @@ class Silent:
 class Lines:
     """A line now and then, for logs: at most one in `interval` seconds, with the share done and the time left."""
 
-    def __init__(self, title: str, total: float | None, interval: float = 5.0) -> None:
+    def __init__(self, title: str, total: float | None, done: float = 0.0, interval: float = 5.0) -> None:
         self.title, self.total, self.interval = title, total, interval
-        self.done = 0.0
+        self.before = self.done = done
         self.started = self.last = time.monotonic()
 
     def advance(self, steps: float) -> None:
@@ -50,25 +50,28 @@ class Lines:
         self.last = now
         share = f" {100 * self.done / self.total:3.0f} %" if self.total else ""
         left = ""
-        if self.total and 0 < self.done < self.total:
-            left = f"  {(now - self.started) / self.done * (self.total - self.done):.0f} s left"
+        if self.total and self.before < self.done < self.total:
+            pace = (now - self.started) / (self.done - self.before)
+            left = f"  {pace * (self.total - self.done):.0f} s left"
         print(f"{self.title}{share}  {text}{left}", file=sys.stderr, flush=True)
 
 
 @contextmanager
-def progress(title: str, total: float | None = None, *, quiet: bool = False) -> Iterator[ProgressBar]:
-    """Show how far `title` has come."""
+def progress(
+    title: str, total: float | None = None, *, done: float = 0.0, quiet: bool = False
+) -> Iterator[ProgressBar]:
+    """Show how far `title` has come; what was `done` before, in another run, does not count for the time left."""
     if quiet:
         yield Silent()
     elif not sys.stderr.isatty():
-        yield Lines(title, total)
+        yield Lines(title, total, done)
     else:
-        with _rich_bar(title, total) as bar:
+        with _rich_bar(title, total, done) as bar:
             yield bar
 
 
 @contextmanager
-def _rich_bar(title: str, total: float | None) -> Iterator[ProgressBar]:
+def _rich_bar(title: str, total: float | None, done: float) -> Iterator[ProgressBar]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -81,6 +84,7 @@ def _rich_bar(title: str, total: float | None) -> Iterator[ProgressBar]:
     )
     with Progress(*columns, console=Console(stderr=True)) as shown:
         task = shown.add_task(title, total=total, figures="")
+        shown.update(task, completed=done)
 
         class Bar:
             def advance(self, steps: float) -> None:

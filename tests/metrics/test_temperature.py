@@ -90,7 +90,7 @@ def test_without_an_error_nothing_is_tempered():
 
 
 def test_a_tie_broken_by_rounding_is_a_tie():
-    probs = torch.tensor([[0.1, 0.2, 0.7], [0.2, 0.7, 0.1], [0.7, 0.1, 0.2]], dtype=torch.float64)
+    probs = torch.tensor([[0.3, 0.6, 0.1], [0.6, 0.1, 0.3], [0.1, 0.3, 0.6]], dtype=torch.float64)
     for label in range(3):  # p̄ is uniform up to the last bit
         assert fit_temperature(Predictions(probs.log()[:, None], torch.tensor([label]))) == 1.0
 

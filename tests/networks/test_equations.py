@@ -81,6 +81,24 @@ def test_resnet_pad_shortcut_keeps_every_other_pixel_and_adds_empty_channels() -
     torch.testing.assert_close(block.shortcut(inputs), expected)
 
 
+def test_resnet_projection_is_a_strided_convolution() -> None:
+    pool, convolution, _ = ResNet(width=3, depth=8).groups[2][0].shortcut
+    for side in (6, 7):
+        inputs = torch.randn(2, 6, side, side)
+        torch.testing.assert_close(convolution(pool(inputs)), F.conv2d(inputs, convolution.weight, stride=2))
+
+
+def test_narrow_resnet_has_the_same_gradients_in_channels_last() -> None:
+    torch.manual_seed(0)
+    network = ResNet(width=4, depth=8).double()
+    inputs = torch.randn(4, 3, 16, 16, dtype=torch.float64)
+    expected = torch.autograd.grad(network(inputs).square().sum(), list(network.parameters()))
+    network, inputs = network.float(), inputs.float().contiguous(memory_format=torch.channels_last)
+    found = torch.autograd.grad(network(inputs).square().sum(), list(network.parameters()))
+    for own, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(own.double(), other, rtol=1e-3, atol=1e-3 * other.abs().max().item())
+
+
 def test_resnet_block_adds_before_it_rectifies() -> None:
     block = ResNet(width=2, depth=8).groups[0][0].eval()
     torch.nn.init.zeros_(block.conv2.weight)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from enfold.data.augment import Augmentation, augmentation
-from enfold.data.dataset import Data, Part, Split, pixels
+from enfold.data.dataset import Data, Part, Split, length, pixels
 from enfold.errors import EnfoldError
 from enfold.seeds import generator
 
@@ -44,7 +44,7 @@ class Order:
         """Batches in an epoch, where that can be known."""
         if isinstance(part, Split):
             return -(-len(part) // self.batch_size)
-        return len(part) if isinstance(part, Sized) else None
+        return length(part)
 
     def batches(self, data: Data, epoch: int) -> Iterator[Batch]:
         """One epoch of the training part."""
@@ -52,6 +52,8 @@ class Order:
         if not isinstance(data.train, Split):
             yield from self._from_loader(data.train, epoch, transform)
             return
+        if not len(data.train):
+            raise EnfoldError("the training part must hold examples, got none: pass at least one")
         streams = [None] if self.members is None else list(self.members)
         orders = torch.stack([self._permutation(len(data.train), stream, epoch) for stream in streams])  # (M, N)
         sources = [generator(self.seed, "augment", _name(stream), epoch) for stream in streams]
@@ -85,10 +87,10 @@ class Order:
             empty = False
             if transform is not None:
                 inputs = transform(inputs, source)
-            yield Batch(inputs, labels, augmented=True)  # a loader may augment: nothing may be cached by position
+            yield Batch(inputs, labels.long(), augmented=True)  # a loader may augment: cache nothing
         if empty:
             raise EnfoldError(
-                f"the training part must yield batches in every epoch, got none in epoch {epoch}: "
+                f"the training part must yield batches in every epoch, got none in epoch {epoch + 1}: "
                 "pass a DataLoader or a list, not a generator that is used up"
             )
 

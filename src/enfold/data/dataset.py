@@ -74,10 +74,24 @@ def pixels(inputs: Tensor) -> Tensor:
     return inputs.float().div_(255) if inputs.dtype == torch.uint8 else inputs
 
 
+def length(part: Part) -> int | None:
+    """How many examples a split or batches a loader holds; None where only iterating tells."""
+    try:
+        return len(part)  # type: ignore[arg-type]
+    except TypeError:  # no length, or a DataLoader around a dataset without one
+        return None
+
+
+def has_examples(part: Part | None) -> bool:
+    """Whether there is something to learn or choose by; what has no length is taken to hold examples."""
+    return part is not None and length(part) != 0
+
+
 def evaluation_batches(data: Data, part: Part, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
     """The examples of one part in their own order, prepared; what an iterable yields is passed through as it is."""
     if not isinstance(part, Split):
-        yield from part
+        for inputs, labels in part:
+            yield inputs, labels.long()
         return
     for start in range(0, len(part), batch_size):
         chunk = part[start : start + batch_size]

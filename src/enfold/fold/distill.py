@@ -18,10 +18,12 @@ Differs from the paper: the student may start from a member instead of from scra
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +44,7 @@ from enfold.train import Plan, fit
 from enfold.train.objective import CrossEntropy, batch_logits
 
 Reduction = Literal["mean_softened_probs", "mean_probs_then_soften", "mean_logits"]
+Start = Literal["member", "fresh"]
 
 
 @dataclass(frozen=True)
@@ -51,15 +54,18 @@ class Distill:
     alpha: float = 1.0
     temperature: float = 1.0
     reduction: Reduction = "mean_softened_probs"
-    start: Literal["member", "fresh"] = "member"
+    start: Start = "member"
     plan: Plan = field(default_factory=Plan)
     student: Callable[[], nn.Module] | None = None  # makes another network than the members', started fresh
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
             raise EnfoldError(f"alpha must be in [0, 1], got {self.alpha}: 1 is the ensemble alone, 0 the labels alone")
-        if not self.temperature > 0:
+        if not 0 < self.temperature < math.inf:
             raise EnfoldError(f"the temperature must be above 0, got {self.temperature}: 1 softens nothing")
+        for name, choices in (("reduction", get_args(Reduction)), ("start", get_args(Start))):
+            if getattr(self, name) not in choices:
+                raise EnfoldError(f"the {name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
 
     def __call__(self, members: Members, data: Data, *, checkpoint: Path | None = None) -> nn.Module:
         """The student after training; the members teach in eval mode and are left as they were."""
@@ -69,7 +75,8 @@ class Distill:
             objective = Distillation(
                 teacher, self.alpha, self.temperature, self.plan.per_member("label_smoothing", 1)[0]
             )
-            fit(student, data, self.plan, objective, checkpoint=checkpoint, title=f"distill from {self.start}")
+            start = self.start if self.student is None else "fresh"
+            fit(student, data, self.plan, objective, checkpoint=checkpoint, title=f"distill ({start})")
         return student
 
     def _start(self, members: Members, data: Data) -> nn.Module:
@@ -123,10 +130,20 @@ class Teacher:
     def __call__(self, batch: Batch) -> Tensor:
         """log p_t(τ): (B, C), or (M, B, C) where each student has its own batch."""
         if self.cache is not None and batch.indices is not None:
-            return self.cache[batch.indices].to(batch.labels.device)
-        if not batch.own:
-            return self._answer(batch.inputs)
-        return self._answer(batch.inputs.flatten(0, 1)).view(*batch.labels.shape, -1)
+            found = self.cache[batch.indices]
+        elif batch.own:
+            found = self._answer(batch.inputs.flatten(0, 1)).view(*batch.labels.shape, -1)
+        else:
+            found = self._answer(batch.inputs)
+        return found.to(batch.labels.device)
+
+    def __repr__(self) -> str:
+        """What tells this teacher from another, also in a later process: a checkpoint belongs to one teacher."""
+        digest = hashlib.sha256()
+        for tensor in self.members.state_dict().values():
+            few = tensor.detach().flatten()[:: max(1, tensor.numel() // 64)]
+            digest.update(few.cpu().double().numpy().tobytes())
+        return f"Teacher({digest.hexdigest()[:16]}, {self.temperature}, {self.reduction})"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import glob
 import pickle
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
                 f"'{path}' must be a safetensors file, but it cannot be read ({error}): save it again"
             ) from error
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # about pickle protocols: what it cannot read, it refuses
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise EnfoldError(
             f"a checkpoint must hold tensors only, but '{path}' holds a pickled object, which could run code: "

@@ -39,8 +39,13 @@ class Block(nn.Module):
         elif shortcut == "pad":
             self.shortcut = PadShortcut(channels - in_channels)
         else:
-            projection = nn.Conv2d(in_channels, channels, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(channels))
+            # The stride is a pool of one pixel, because oneDNN (as of 3.12) corrupts memory in the weight gradient
+            # of a strided 1x1 convolution over fewer channels than its vectors hold, in channels-last.
+            self.shortcut = nn.Sequential(
+                nn.AvgPool2d(1, stride),
+                nn.Conv2d(in_channels, channels, 1, bias=False),
+                nn.BatchNorm2d(channels),
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, in_channels, H, W) -> (B, channels, H / stride, W / stride)."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from enfold.data import Data
@@ -14,27 +17,50 @@ from enfold.modes import evaluating
 
 def has_batch_norm(network: nn.Module) -> bool:
     """Whether any layer keeps running statistics."""
-    return any(isinstance(layer, _BatchNorm) and layer.track_running_stats for layer in network.modules())
+    return bool(_layers(network))
 
 
 @torch.no_grad()
 def reestimate(network: nn.Module, data: Data, *, batch_size: int = 256, seed: int = 0) -> None:
     """Set running means and variances to their averages over one pass of the training part, in place.
 
-    Only batch norms are in train mode, so dropout draws nothing; each batch counts the same (momentum None).
+    Only batch norms are in train mode, so dropout draws nothing; a batch counts as much as it has examples.
     """
-    layers = [layer for layer in network.modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats]
+    layers = _layers(network)
     if not layers:
         return
-    momenta = [layer.momentum for layer in layers]
     device = next(network.parameters()).device
-    with evaluating(network):
+    with evaluating(network), _averaging(layers):
         for layer in layers:
             layer.reset_running_stats()
-            layer.momentum = None
             layer.train()
         for batch in Order(batch_size, seed=seed).batches(data, epoch=0):
             if len(batch.labels) > 1:  # the variance of one example is undefined
                 member_logits(network, batch.inputs.to(device))
-    for layer, momentum in zip(layers, momenta, strict=True):
-        layer.momentum = momentum
+
+
+def _layers(network: nn.Module) -> list[_BatchNorm]:
+    return [layer for layer in network.modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats]
+
+
+@contextmanager
+def _averaging(layers: list[_BatchNorm]) -> Iterator[None]:
+    """Running statistics are the mean over all rows since the start of the block; a layer may be called repeatedly."""
+    momenta = [layer.momentum for layer in layers]
+    seen = [0] * len(layers)
+
+    def counting(index: int) -> torch.utils.hooks.RemovableHandle:
+        def count(layer: _BatchNorm, args: tuple[Tensor, ...]) -> None:
+            rows = args[0].numel() // layer.num_features
+            seen[index] += rows
+            layer.momentum = rows / seen[index]
+
+        return layers[index].register_forward_pre_hook(count)
+
+    hooks = [counting(index) for index in range(len(layers))]
+    try:
+        yield
+    finally:
+        for layer, momentum, hook in zip(layers, momenta, hooks, strict=True):
+            layer.momentum = momentum
+            hook.remove()

@@ -31,7 +31,8 @@ def save_checkpoint(
         ("chosen", selection.state),
         ("optimizer", optimizer.state()),
     ):
-        tensors.update({f"{prefix}/{name}": tensor.contiguous() for name, tensor in state.items()})
+        for name, tensor in state.items():  # copied, as tied tensors share memory, which safetensors refuses
+            tensors[f"{prefix}/{name}"] = tensor.clone(memory_format=torch.contiguous_format)
     progress = {"identity": identity, "history": history.as_dict(), "selection": selection.record()}
     with atomic_path(path) as temporary:
         save_file(tensors, temporary, {"progress": json.dumps(progress)})

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -15,8 +17,8 @@ from torch import nn
 
 from enfold.data import Data
 from enfold.data.batches import Batch, Order
-from enfold.data.dataset import Split
-from enfold.errors import NonFiniteLoss
+from enfold.data.dataset import Split, has_examples
+from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
 from enfold.members import Members
 from enfold.metrics import accuracy, nll, per_member
@@ -64,22 +66,32 @@ class Fit:
         own = plan.order == "own" and isinstance(data.train, Split)
         if own and num_members > 1 and not isinstance(model, Members):
             own = False  # a predictor whose members share one pass sees one order
+        if plan.bootstrap and num_members > 1 and not own:
+            raise EnfoldError(
+                "bagging needs each member to see its own draws, got one order for all members: "
+                "use order='own', a Split as the training part, and Stacked members"
+            )
+        if plan.patience is not None and not has_examples(data.validation):
+            raise EnfoldError(
+                f"patience needs a validation part to tell whether training still helps, got patience={plan.patience} "
+                "and no validation examples: pass some, or leave patience out"
+            )
         self.order = Order(plan.batch_size, list(members) if own else None, plan.bootstrap, plan.augment, plan.seed)
         self.optimizer = Optimizer(model, plan)
         self.selection = Selection(model, plan.patience)
         self.history = History()
         self.scaler = torch.amp.GradScaler(plan.device, enabled=plan.precision == "float16")
-        self.chooses = plan.select == "best" and _has_examples(data.validation)
+        self.chooses = plan.select == "best" and has_examples(data.validation)
 
     def run(self, on_epoch: Callable[[Epoch], None] | None, title: str, quiet: bool) -> History:
         """All epochs that are still to do."""
         if self.checkpoint is not None and self.checkpoint.exists():
-            self.history = load_checkpoint(self.checkpoint, self.model, self.optimizer, self.selection, self.identity())
+            self.history = load_checkpoint(self.checkpoint, self.model, self.optimizer, self.selection, self.identity)
         steps = self.order.steps(self.data.train)
         total = None if steps is None else steps * self.plan.epochs
         done = len(self.history.epochs)
-        with progress(title, total, quiet=quiet) as bar, _compiled(self.model, self.plan.compile):
-            bar.advance((steps or 0) * done)
+        shown = progress(title, total, done=(steps or 0) * done, quiet=quiet)
+        with shown as bar, _compiled(self.model, self.plan.compile):
             if self.chooses and not done:
                 self.selection.update(0, per_member(nll, predict(self.model, self.data, "validation")).tolist())
             for epoch in range(done, self.plan.epochs):
@@ -97,18 +109,20 @@ class Fit:
     def _epoch(self, epoch: int, bar: ProgressBar) -> Epoch:
         started = time.perf_counter()
         losses: list[torch.Tensor] = []
+        sizes: list[int] = []
         self.model.train()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(self.plan.seed, "noise", self.plan.first_member, epoch))  # dropout
             for number, batch in enumerate(self.order.batches(self.data, epoch)):
                 losses.append(self._step(batch.to(self.plan.device), epoch, number))
+                sizes.append(batch.labels.shape[-1])
                 bar.advance(1)
-        record = self._record(epoch, torch.stack(losses).mean(0).tolist(), started)
+        record = self._record(epoch, _mean(losses, sizes), started)
         self.history.epochs.append(record)
         if self.chooses:
             self.selection.update(epoch + 1, record.validation_nll)
         if self.checkpoint is not None:
-            save_checkpoint(self.checkpoint, self.model, self.optimizer, self.selection, self.history, self.identity())
+            save_checkpoint(self.checkpoint, self.model, self.optimizer, self.selection, self.history, self.identity)
         bar.say(_summary(record, self.plan.epochs))
         return record
 
@@ -124,13 +138,18 @@ class Fit:
                 + (f"; {kept}" if kept else "")
             )
         self.scaler.scale(losses.sum()).backward()
-        steps = self.order.steps(self.data.train) or number + 1
-        self.optimizer.step(self.plan.rate_factor(epoch * steps + number, steps), self.scaler)
+        self.optimizer.step(self._rate_factor(epoch, number), self.scaler)
         return losses.detach().float()
+
+    def _rate_factor(self, epoch: int, number: int) -> float:
+        steps = self.order.steps(self.data.train)
+        if steps is None:  # a loader without a length: one rate for each epoch
+            return self.plan.rate_factor(epoch, 1)
+        return self.plan.rate_factor(epoch * steps + number, steps)
 
     def _record(self, epoch: int, train_loss: list[float], started: float) -> Epoch:
         scores: tuple[list[float], list[float], float | None] = ([], [], None)
-        if _has_examples(self.data.validation):
+        if has_examples(self.data.validation):
             validation = predict(self.model, self.data, "validation")
             ensemble = nll(validation) if validation.num_members > 1 else None
             scores = (
@@ -141,12 +160,15 @@ class Fit:
         rate = self.optimizer.inner.param_groups[0]["lr"]
         return Epoch(epoch, train_loss, *scores, learning_rate=rate, seconds=time.perf_counter() - started)
 
+    @cached_property
     def identity(self) -> str:
         """What must be the same for a checkpoint to be continued: plan, model, objective and data."""
         shapes = {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items()}
-        train = self.data.train
-        size = len(train) if isinstance(train, Split) else None
-        parts = [asdict(self.plan), shapes, type(self.objective).__name__, self.data.source, size]
+        objective = re.sub(" at 0x[0-9a-fA-F]+", "", repr(self.objective))  # addresses differ from run to run
+        train, labels = self.data.train, ""
+        if isinstance(train, Split):
+            labels = hashlib.sha256(train.labels.cpu().numpy().tobytes()).hexdigest()
+        parts = [asdict(self.plan), shapes, objective, self.data.source, labels]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -156,8 +178,11 @@ def _default_objective(plan: Plan, num_members: int) -> CrossEntropy:
     return CrossEntropy(plan.label_smoothing)
 
 
-def _has_examples(part: object) -> bool:
-    return len(part) > 0 if hasattr(part, "__len__") else part is not None
+def _mean(losses: list[torch.Tensor], sizes: list[int]) -> list[float]:
+    """Each member's mean over the examples of an epoch, from its means over batches, of which the last is smaller."""
+    weights = torch.tensor(sizes, dtype=torch.float64)
+    mean: list[float] = (weights @ torch.stack(losses).cpu().double() / weights.sum()).tolist()
+    return mean
 
 
 def _precision(plan: Plan) -> torch.autocast | nullcontext[None]:
@@ -174,14 +199,14 @@ def _compiled(model: nn.Module, wanted: bool) -> Iterator[None]:
         return
     skeleton = getattr(model, "skeleton", None)
     network: nn.Module = skeleton.network if skeleton is not None else model
-    engine = getattr(model, "engine_name", None)
+    engine, before = getattr(model, "engine_name", None), network._compiled_call_impl
     if engine is not None:
         model.set_engine("loop")  # type: ignore[operator]
     network.compile()
     try:
         yield
     finally:
-        network._compiled_call_impl = None
+        network._compiled_call_impl = before
         if engine is not None:
             model.set_engine(engine)  # type: ignore[operator]
 

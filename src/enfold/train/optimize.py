@@ -45,13 +45,13 @@ class Optimizer:
                     "settings that differ between members need members that share no parameter, got a shared one: "
                     "use one value for all, or Stacked members"
                 )
-            decayed = group["weight_decay"] > 0
+            decayed, scale = group["weight_decay"] > 0, group.get("lr_scale", 1.0)
             views = [_leaves(parameter, self.num_members) for parameter in group["params"]]
             self.slices += list(zip(group["params"], views, strict=True))
             for index in range(self.num_members):
                 own = [leaves[index] for leaves in views]
                 decay = decays[index] if decayed else 0.0
-                by_member.append({"params": own, "lr": rates[index], "weight_decay": decay})
+                by_member.append({"params": own, "lr": rates[index], "lr_scale": scale, "weight_decay": decay})
         return by_member
 
     def step(self, rate_factor: float, scaler: torch.amp.GradScaler) -> None:
@@ -81,7 +81,7 @@ class Optimizer:
         if shared:
             nn.utils.clip_grad_norm_(shared, limit)
         if owned:
-            norms = torch.stack([grad.flatten(1).norm(dim=1) for grad in owned]).norm(dim=0)  # (M,)
+            norms = torch.stack([grad.reshape(len(grad), -1).norm(dim=1) for grad in owned]).norm(dim=0)  # (M,)
             factors = (limit / (norms + 1e-6)).clamp_max(1.0)
             for grad in owned:
                 grad.mul_(factors.view(-1, *(1,) * (grad.ndim - 1)))
@@ -115,7 +115,7 @@ def _leaves(parameter: Tensor, num_members: int) -> list[Tensor]:
 
 def param_groups(model: nn.Module, plan: Plan) -> list[dict[str, Any]]:
     """What a model declares, or for a plain network: its parameters, decayed or not as the plan says."""
-    decay = plan.per_member("weight_decay", int(getattr(model, "num_members", 1)))[0]
+    decay = max(plan.per_member("weight_decay", int(getattr(model, "num_members", 1))))  # above 0 if any member's is
     rate = plan.per_member("learning_rate", int(getattr(model, "num_members", 1)))[0]
     if isinstance(model, Members):
         declared = model.param_groups(decay, plan.decay)

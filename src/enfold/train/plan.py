@@ -49,14 +49,18 @@ class Plan:
             value = getattr(self, field)
             if isinstance(value, list):
                 object.__setattr__(self, field, tuple(value))
-        self._require("epochs", self.epochs >= 0, "0 or more")
-        self._require("batch_size", self.batch_size >= 1, "1 or more")
+        self._require("epochs", isinstance(self.epochs, int) and self.epochs >= 0, "a whole number, 0 or more")
+        self._require("batch_size", isinstance(self.batch_size, int) and self.batch_size >= 1, "a whole number above 0")
         self._require("learning_rate", all(rate > 0 for rate in _all(self.learning_rate)), "above 0")
         self._require("weight_decay", all(decay >= 0 for decay in _all(self.weight_decay)), "0 or more")
         self._require("label_smoothing", all(0 <= part < 1 for part in _all(self.label_smoothing)), "in [0, 1)")
+        self._require("momentum", 0 <= self.momentum < 1, "in [0, 1)")
+        self._require("betas", len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas), "two, in [0, 1)")
         self._require("clip_norm", self.clip_norm is None or self.clip_norm > 0, "above 0, or null for none")
         self._require("warmup_epochs", 0 <= self.warmup_epochs <= max(self.epochs, 0), "between 0 and the epochs")
         self._require("patience", self.patience is None or self.patience >= 1, "1 or more, or null for none")
+        keeps_last = self.patience is not None and self.select == "last"
+        self._require("patience", not keeps_last, "null where select is 'last', as it waits for a better epoch")
         for declared in dataclasses.fields(self):
             choices = _choices(str(declared.type))
             allowed = not choices or getattr(self, declared.name) in choices
@@ -91,9 +95,9 @@ class Plan:
         """What multiplies the learning rate in step `step` of the whole training, counted from 0."""
         warmup = self.warmup_epochs * steps_per_epoch
         if step < warmup:
-            return (step + 1) / warmup
+            return min((step + 1) / warmup, 1.0)
         total = self.epochs * steps_per_epoch
-        progress = (step - warmup) / max(total - warmup, 1)
+        progress = min((step - warmup) / max(total - warmup, 1), 1.0)  # a loader may yield more than its length says
         if self.schedule == "cosine":
             return self.final_factor + (1 - self.final_factor) * 0.5 * (1 + math.cos(math.pi * progress))
         if self.schedule == "step":

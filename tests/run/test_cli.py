@@ -1,0 +1,223 @@
+"""The verbs, end to end on small data, and one wrong input of each kind."""
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import enfold as library
+from enfold.registry import methods
+
+
+def test_run_writes_everything_and_prints_a_table(enfold, recipe_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = enfold("run", recipe_file, out)
+    assert done.code == 0, done.err
+    for word in ("mean member", "ensemble of 2", "control", "average", "distill-fresh", "NLL (nats)", str(out)):
+        assert word in done.out
+    for file in (
+        "recipe.yaml",
+        "run.json",
+        "log.jsonl",
+        "members/members.safetensors",
+        "members/history.json",
+        "folds/average.safetensors",
+        "folds/distill-fresh.json",
+        "controls/control.safetensors",
+        "predictions/ensemble.safetensors",
+        "results.json",
+        "summary.json",
+        "table.md",
+    ):
+        assert (out / file).is_file(), file
+    assert not list(out.rglob("*.part")), "temporary files are removed"
+    assert not list(out.rglob("*checkpoint*")), "checkpoints of finished trainings are removed"
+
+
+def test_a_stored_fold_loads_without_enfold_and_predicts_the_same(enfold, recipe_file: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    out = tmp_path / "out"
+    enfold("run", recipe_file, out)
+    network = library.load(out / "folds/average.safetensors")
+    plain = library.networks.MLP(16, [16], 4)
+    plain.load_state_dict(load_file(out / "folds/average.safetensors"))
+    inputs = torch.randn(5, 1, 4, 4)
+    torch.testing.assert_close(plain.eval()(inputs), network(inputs), rtol=0, atol=0)
+
+
+def test_verbs_one_by_one_give_what_run_gives(enfold, recipe_file: Path, tmp_path: Path, small_data: Path) -> None:
+    whole, steps = tmp_path / "whole", tmp_path / "steps"
+    enfold("run", recipe_file, whole)
+    settings = ["plan.epochs=3", "plan.batch_size=32", "plan.learning_rate=0.01", "cost=false", "data.validation=60"]
+    flags = [part for setting in settings for part in ("--set", setting)]
+    network = ("--set", "network={name: mlp, widths: [16]}")
+    assert enfold("train", steps, "--data", small_data, "--members", 3, *flags, *network).code == 0
+    assert enfold("fold", steps, "average").code == 0
+    shown = enfold("fold", steps, "distill", "--label", "distill-fresh", "--set", "start=fresh", "--json")
+    assert shown.code == 0, shown.err
+    rows = json.loads(shown.out)["rows"]
+    expected = json.loads((whole / "summary.json").read_text())["rows"]
+    for name in ("mean member", "ensemble", "control", "average", "distill-fresh"):
+        assert rows[name]["scores"] == expected[name]["scores"]
+    again = enfold("evaluate", steps, "--json")
+    assert json.loads(again.out)["rows"] == rows
+
+
+def test_several_seeds_give_a_spread(enfold, recipe_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = enfold("run", recipe_file, out, "--seed", 3, "--seed", 5, "--json")
+    summary = json.loads(done.out)
+    assert summary["seeds"] == [3, 5]
+    values = summary["rows"]["ensemble"]["scores"]["nll"]
+    assert values["std"] > 0
+    assert values["mean"] == pytest.approx(sum(values["values"]) / 2)
+    assert (out / "seed-3/members/members.safetensors").is_file()
+
+
+def test_cost_is_measured_and_drawn(enfold, recipe_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = enfold("run", recipe_file, out, "--set", "cost=true")
+    assert "latency, 128 (ms)" in done.out
+    rows = json.loads((out / "summary.json").read_text())["rows"]
+    assert rows["ensemble"]["cost"]["ratios"]["parameters"] == 3
+    assert rows["average"]["cost"]["ratios"]["flops"] == 1
+    assert (out / "quality-cost.svg").read_text().startswith("<?xml")
+    assert (out / "quality-cost.png").stat().st_size > 5000
+
+
+def test_a_run_is_not_overwritten_and_resumes(enfold, recipe_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    enfold("run", recipe_file, out)
+    refused = enfold("run", recipe_file, out)
+    assert (refused.code, "--resume" in refused.err) == (2, True)
+    assert enfold("run", recipe_file, out, "--resume").code == 0
+    other = enfold("run", recipe_file, out, "--resume", "--set", "plan.epochs=4")
+    assert other.code == 2
+    assert "another" in other.err
+
+
+def test_dry_run_estimates_and_writes_nothing(enfold, recipe_file: Path, tmp_path: Path) -> None:
+    done = enfold("run", recipe_file, tmp_path / "out", "--dry-run")
+    assert done.code == 0
+    assert "min for 3 trainings" in done.out
+    assert not (tmp_path / "out").exists()
+
+
+def test_methods_data_and_doctor_list_what_there_is(enfold) -> None:
+    listed = json.loads(enfold("methods", "--json").out)
+    assert {each["name"] for each in listed} == set(methods("fold"))
+    assert all(each["idea"].endswith(".") for each in listed)
+    shown = enfold("methods").out
+    assert all(each["name"] in shown for each in listed)
+    assert "fashion-mini" in enfold("data").out
+    assert json.loads(enfold("data", "fashion-mini", "--json", "--check").out)[0]["present"] is True
+    assert any(row["package"] == "torch" and row["version"] for row in json.loads(enfold("doctor", "--json").out))
+
+
+def test_a_network_and_data_of_the_users_own(enfold, tmp_path: Path, small_data: Path) -> None:
+    code = tmp_path / "own.py"
+    code.write_text(
+        "from torch import nn\nimport enfold\n"
+        "def network(shape, num_classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(16, num_classes))\n"
+        f"def data():\n    return enfold.data.load({str(small_data)!r})\n"
+    )
+    out = tmp_path / "out"
+    options = ["--network", f"{code}:network", "--data", f"{code}:data", "--members", 2, "--set", "plan.epochs=1"]
+    assert enfold("train", out, *options).code == 0
+    recipe = tmp_path / "own.yaml"
+    recipe.write_text(f"network: {code}:network\ndata: {small_data}\nplan: {{epochs: 1}}\ncost: false\n")
+    refused = enfold("run", recipe, tmp_path / "other")
+    assert refused.code == 2
+    assert "--trust-code" in refused.err
+    assert enfold("run", recipe, tmp_path / "other", "--trust-code").code == 0
+
+
+def _wrong_path(tmp_path: Path, data: Path) -> list[object]:
+    return ["train", tmp_path / "out", "--data", tmp_path / "nowhere.npz"]
+
+
+def _truncated_idx(tmp_path: Path, data: Path) -> list[object]:
+    folder = tmp_path / "root" / "mnist"
+    folder.mkdir(parents=True)
+    for part in ("train", "t10k"):
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(bytes([0, 0, 8, 3, 0, 0, 0, 9, 0, 0, 0, 4, 0, 0, 0, 4, 1]))
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 9] + 9 * [1]))
+    return ["train", tmp_path / "out", "--data", "mnist"]
+
+
+def _labels_out_of_range(tmp_path: Path, data: Path) -> list[object]:
+    stored = dict(np.load(data))
+    stored["y_test"] = stored["y_test"] - 3
+    np.savez(tmp_path / "labels.npz", **stored)
+    return ["train", tmp_path / "out", "--data", tmp_path / "labels.npz"]
+
+
+def _nan_in_the_data(tmp_path: Path, data: Path) -> list[object]:
+    stored = {name: array.astype(np.float32) if name[0] == "x" else array for name, array in np.load(data).items()}
+    stored["x_train"][3, 0, 1, 1] = np.nan
+    np.savez(tmp_path / "nan.npz", **stored)
+    return ["train", tmp_path / "out", "--data", tmp_path / "nan.npz"]
+
+
+def _no_members(tmp_path: Path, data: Path) -> list[object]:
+    return ["train", tmp_path / "out", "--data", data, "--members", 0]
+
+
+def _unknown_method(tmp_path: Path, data: Path) -> list[object]:
+    (tmp_path / "r.yaml").write_text(f"data: {data}\nfolds: [averag]\n")
+    return ["run", tmp_path / "r.yaml", tmp_path / "out"]
+
+
+def _typo(tmp_path: Path, data: Path) -> list[object]:
+    (tmp_path / "r.yaml").write_text(f"data: {data}\nmembers: 2\nplan:\n  epocs: 3\n")
+    return ["run", tmp_path / "r.yaml", tmp_path / "out"]
+
+
+def _unknown_network(tmp_path: Path, data: Path) -> list[object]:
+    return ["train", tmp_path / "out", "--data", data, "--network", "resnet21"]
+
+
+def _unknown_device(tmp_path: Path, data: Path) -> list[object]:
+    return ["train", tmp_path / "out", "--data", data, "--device", "tpu"]
+
+
+@pytest.mark.parametrize(
+    ("arrange", "says"),
+    [
+        (_wrong_path, ["nowhere.npz"]),
+        (_truncated_idx, ["train-images-idx3-ubyte"]),
+        (_labels_out_of_range, ["label", "-3"]),
+        (_nan_in_the_data, ["nan.npz"]),
+        (_no_members, ["members", "1"]),
+        (_unknown_method, ["line 2", "averag", "did you mean 'average'"]),
+        (_typo, ["line 4", "epocs", "did you mean 'epochs'"]),
+        (_unknown_network, ["resnet21", "resnet20"]),
+        (_unknown_device, ["tpu", "cpu"]),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_writes_nothing(
+    enfold, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, small_data: Path, arrange, says: list[str]
+) -> None:
+    monkeypatch.setenv("ENFOLD_DATA", str(tmp_path / "root"))
+    done = enfold(*arrange(tmp_path, small_data))
+    assert done.code == 2
+    assert done.err.startswith("enfold: ")
+    assert done.err.count("\n") == 1, "one sentence"
+    for word in says:
+        assert word in done.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_foreign_checkpoints_are_refused(tmp_path: Path) -> None:
+
+    with (tmp_path / "pickled.pt").open("wb") as file:
+        pickle.dump({"anything": Path("x")}, file)
+    with pytest.raises(library.EnfoldError, match="pickled object"):
+        library.Stacked.load(tmp_path / "pickled.pt", lambda: torch.nn.Linear(3, 2))
+    torch.save(torch.nn.Linear(4, 2).state_dict(), tmp_path / "other.pt")
+    with pytest.raises(library.EnfoldError, match=r"shape of 'weight' is \(2, 4\) instead of \(2, 3\)"):
+        library.Stacked.load(tmp_path / "other.pt", lambda: torch.nn.Linear(3, 2))

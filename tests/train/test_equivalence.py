@@ -1,0 +1,158 @@
+"""Training M stacked members is training each of them alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from enfold.data.dataset import pixels
+from enfold.data import Split
+from enfold.members import Stacked
+from enfold.train import CrossEntropy, Plan, fit
+from enfold.data.batches import Batch, Order
+
+PLAN = Plan(epochs=3, batch_size=16, select="last", clip_norm=None, weight_decay=1e-3)
+SGD = PLAN.replace(optimizer="sgd", learning_rate=0.1, warmup_epochs=1.0)
+PLANS = {
+    "sgd": SGD,
+    "sgd without Nesterov": SGD.replace(nesterov=False, schedule="step"),
+    "sgd without momentum": SGD.replace(momentum=0.0, schedule="constant"),
+    "adam": PLAN.replace(optimizer="adam", learning_rate=0.01, decay="weights"),
+    "adamw": PLAN.replace(optimizer="adamw", learning_rate=0.01, label_smoothing=0.1),
+}
+
+
+def trained(members: Stacked, data, plan: Plan) -> Stacked:
+    fit(members, data, plan, quiet=True)
+    return members
+
+
+def alone(members: Stacked, index: int, data, plan: Plan) -> nn.Module:
+    """Member `index` before training, trained by itself."""
+    network = members.member(index)
+    fit(network, data, plan.replace(first_member=index), quiet=True)
+    return network
+
+
+def assert_equal_states(first: nn.Module, second: nn.Module, tolerance: float = 0.0) -> None:
+    expected = second.state_dict()
+    assert first.state_dict().keys() == expected.keys()
+    for name, tensor in first.state_dict().items():
+        torch.testing.assert_close(tensor, expected[name], rtol=tolerance, atol=tolerance, msg=lambda m: f"{name}: {m}")
+
+
+def moved(members: Stacked, before: Stacked) -> bool:
+    """Training must have changed every member, or the comparison says nothing."""
+    pairs = zip(members.parameters(), before.parameters(), strict=True)
+    return all(bool((new != old).flatten(1).any(1).all()) for new, old in pairs)
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize("order", ["own", "shared"])
+def test_the_loop_engine_gives_the_same_bits(data, make, plan, order):
+    """Whole batches only: a member's slice then starts at a multiple of 64 bytes, on which the bits of a matrix
+    product depend."""
+    data, plan = data.replace(train=data.train[:48]), plan.replace(order=order)
+    before = Stacked.make(make["mlp"], 3, seed=1, engine="loop")
+    members = trained(before[:], data, plan)
+    assert moved(members, before)
+    for index in range(3):
+        assert_equal_states(members.member(index), alone(before, index, data, plan))
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize("network", ["mlp", "normed"])
+def test_the_stacked_engine_agrees(double, make, plan, network):
+    before = Stacked.make(lambda: make[network]().double(), 3, seed=1, engine="stacked")
+    members = trained(before[:], double, plan)
+    assert moved(members, before)
+    for index in range(3):
+        assert_equal_states(members.member(index), alone(before, index, double, plan), 1e-10)
+
+
+@pytest.mark.parametrize("augment", [(), ("pad-crop", "flip")], ids=["plain", "augmented"])
+@pytest.mark.parametrize("engine", ["auto", "vmap"])
+def test_convolutions_with_batch_norm_agree(images, make, engine, augment):
+    floats = images.replace(train=Split(pixels(images.train.inputs).double(), images.train.labels))
+    floats = floats.replace(validation=[], test=[])
+    plan = SGD.replace(augment=augment)
+    before = Stacked.make(lambda: make["convolutional"]().double(), 2, engine=engine)
+    members = trained(before[:], floats, plan)
+    assert moved(members, before)
+    for index in range(2):
+        assert_equal_states(members.member(index), alone(before, index, floats, plan), 1e-10)
+
+
+@pytest.mark.parametrize("changes", [{"bootstrap": True}, {"clip_norm": 0.05}], ids=["bagging", "clipping"])
+def test_bagging_and_clipping_are_by_member(double, make, changes):
+    plan = SGD.replace(**changes)
+    before = Stacked.make(lambda: make["mlp"]().double(), 3, engine="loop")
+    members = trained(before[:], double, plan)
+    without = trained(before[:], double, SGD)
+    for index in range(3):
+        assert_equal_states(members.member(index), alone(before, index, double, plan), 1e-10)
+        assert not torch.allclose(members.expand()["0.weight"][index], without.expand()["0.weight"][index])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("decay", ["all", "weights"])
+def test_each_member_its_own_settings(data, make, optimizer, decay):
+    own = {"learning_rate": (0.01, 0.03, 0.1), "weight_decay": (0.0, 1e-2, 1e-1), "label_smoothing": (0.1, 0.0, 0.3)}
+    data, plan = data.replace(train=data.train[:48]), PLAN.replace(optimizer=optimizer, decay=decay)
+    before = Stacked.make(make["mlp"], 3, engine="loop")
+    members = trained(before[:], data, plan.replace(**own))
+    for index in range(3):
+        single = {name: values[index] for name, values in own.items()}
+        assert_equal_states(members.member(index), alone(before, index, data, plan.replace(**single)))
+
+
+def test_one_learning_rate_each_with_clipping(double, make):
+    plan = SGD.replace(clip_norm=0.05)
+    before = Stacked.make(lambda: make["mlp"]().double(), 2)
+    members = trained(before[:], double, plan.replace(learning_rate=(0.1, 0.3)))
+    for index, rate in enumerate((0.1, 0.3)):
+        single = alone(before, index, double, plan.replace(learning_rate=rate))
+        assert_equal_states(members.member(index), single, 1e-10)
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize("bootstrap", [False, True])
+def test_m_members_are_the_first_of_one_more(double, make, engine, bootstrap):
+    plan = PLAN.replace(bootstrap=bootstrap)
+
+    def made(count: int) -> Stacked:
+        return trained(Stacked.make(lambda: make["normed"]().double(), count, engine=engine), double, plan)
+
+    few, many = made(2), made(3)
+    for index in range(2):
+        assert_equal_states(few.member(index), many.member(index), 1e-12)
+
+
+def test_stopping_early_is_by_member(data, make):
+    """A member that gets no better is left at its best, as if it had been stopped alone, while the others go on."""
+    plan = SGD.replace(epochs=12, select="best", patience=1, learning_rate=0.5, schedule="constant")
+    before = Stacked.make(make["mlp"], 4, engine="loop")
+    members = before[:]
+    history = fit(members, data, plan, quiet=True)
+    lengths = []
+    for index in range(4):
+        network = before.member(index)
+        single = fit(network, data, plan.replace(first_member=index), quiet=True)
+        lengths.append(len(single.epochs))
+        assert single.chosen == [history.chosen[index]]
+        assert_equal_states(members.member(index), network)
+    assert len(set(lengths)) > 1, "all members stopped in the same epoch: choose a plan that tells them apart"
+    assert len(history.epochs) == max(lengths)
+
+
+def test_losses_are_summed_over_members(data, make):
+    """A member's gradient in the ensemble is its gradient alone, not an M-th of it."""
+    members = Stacked.make(make["mlp"], 4, engine="loop")
+    batch = next(Order(16, range(4)).batches(data, 0))
+    CrossEntropy()(members, batch).sum().backward()
+    for index in range(4):
+        network = members.member(index)
+        CrossEntropy()(network, Batch(batch.inputs[index], batch.labels[index])).sum().backward()
+        for stacked, own in zip(members.parameters(), network.parameters(), strict=True):
+            torch.testing.assert_close(stacked.grad[index], own.grad, rtol=0, atol=0)
