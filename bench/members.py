@@ -19,9 +19,12 @@ from torch import Tensor, nn
 
 from enfold import Stacked
 from enfold.cost import time_rounds
+from enfold.data.batches import Batch
 from enfold.files import write_json
 from enfold.networks import MLP
 from enfold.store import versions
+from enfold.train import CrossEntropy
+from enfold.train.backward import backward
 
 RESULTS = Path(__file__).parent.parent / "results"
 BATCH = 128
@@ -50,15 +53,19 @@ def cnn() -> nn.Module:
 
 
 def training_step(model: nn.Module, inputs: Tensor, labels: Tensor) -> Callable[[], object]:
-    """Forward, cross-entropy, backward, SGD with momentum: the same optimizer for all cases."""
+    """Forward, cross-entropy, backward, SGD with momentum: what `fit` does for members, plain PyTorch for the rest."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    batch, objective = Batch(inputs, labels), CrossEntropy()
 
     def step() -> None:
-        logits = model(inputs)
-        stacked = logits if logits.ndim == 3 else logits[None]  # (M, B, C)
-        loss = F.cross_entropy(stacked.flatten(0, 1), labels.repeat(len(stacked))) * len(stacked)
         optimizer.zero_grad()
-        loss.backward()
+        if isinstance(model, Stacked):
+            backward(model, batch, objective)
+        elif isinstance(model, PythonLoop):
+            for network in model.networks:
+                F.cross_entropy(network(inputs), labels).backward()
+        else:
+            F.cross_entropy(model(inputs), labels).backward()
         optimizer.step()
 
     return step

@@ -18,7 +18,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield temporary
-        with temporary.open("rb") as written:
+        with temporary.open("r+b") as written:  # Windows syncs only what may be written
             os.fsync(written.fileno())
         temporary.replace(path)
         _sync_folder(path.parent)

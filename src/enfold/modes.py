@@ -11,18 +11,20 @@ from torch import nn
 @contextmanager
 def evaluating(*modules: nn.Module) -> Iterator[None]:
     """Eval mode inside the block."""
-    modes = [(part, part.training) for module in modules for part in module.modules()]
+    modes = [(part, part.training) for module in modules for part in _parts(module)]
     for module in modules:
         module.eval()
     try:
         yield
     finally:
-        for module in modules:  # Members pass their mode on to a network that modules() does not list
-            module.train(module_mode(modes, module))
         for part, mode in modes:
             part.training = mode
 
 
-def module_mode(modes: list[tuple[nn.Module, bool]], module: nn.Module) -> bool:
-    """The recorded mode of one module."""
-    return next(mode for part, mode in modes if part is module)
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    """All modules, and those of the network that Members hold without listing it among their own."""
+    for part in module.modules():
+        yield part
+        network = getattr(getattr(part, "skeleton", None), "network", None)
+        if isinstance(network, nn.Module):
+            yield from network.modules()

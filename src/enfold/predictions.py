@@ -11,6 +11,8 @@ from torch import Tensor
 
 from enfold.errors import EnfoldError
 
+TOLERANCE = 1e-2  # of the sum of probabilities: half precision is normalised, logits are not
+
 
 def mean_log_probs(log_probs: Tensor) -> Tensor:
     """Log of the mean probability over members, log p̄ = logsumexp_m log p_m - log M: (M, ..., C) -> (..., C)."""
@@ -35,10 +37,17 @@ class Predictions:
                 f"there must be one label an example, got {tuple(self.labels.shape)} labels for "
                 f"{self.log_probs.shape[1]} examples: pass labels of shape (N,)"
             )
-        if not torch.isfinite(self.log_probs.logsumexp(-1)).all():
+        totals = self.log_probs.logsumexp(-1)
+        if not torch.isfinite(totals).all():
             raise EnfoldError(
                 "log_probs must be normalised log-probabilities, got NaN or infinite rows: "
                 "look for diverged weights or NaN in the inputs"
+            )
+        if bool((totals.abs() > TOLERANCE).any()):
+            worst = float(totals.flatten()[totals.abs().argmax()].exp())
+            raise EnfoldError(
+                f"log_probs must be normalised log-probabilities, got a row whose probabilities sum to {worst:.4g}: "
+                "make them from logits with Predictions.from_logits"
             )
 
     @classmethod

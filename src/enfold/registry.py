@@ -38,7 +38,8 @@ class Method:
         """The method with these settings; an unknown one names the nearest right one."""
         for name in settings:
             if name not in self.fields:
-                raise EnfoldError(f"'{self.name}' has no setting '{name}'{nearest(name, self.fields)}")
+                known = f"choose from {', '.join(self.fields)}" if self.fields else "it takes none"
+                raise EnfoldError(f"'{self.name}' has no setting '{name}'{nearest(name, self.fields)}: {known}")
         return self.kind(**settings)
 
 

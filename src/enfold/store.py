@@ -5,7 +5,6 @@ The values keep the names of the network's own state_dict, so a folded network i
 
 from __future__ import annotations
 
-import copy
 import json
 import platform
 from collections.abc import Callable, Mapping
@@ -14,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_model
-from torch import nn
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
-from enfold.files import atomic_path, sha256, write_json
+from enfold.files import atomic_path, sha256
 from enfold.members import Members, Stacked
-from enfold.networks import NETWORKS, factory
+from enfold.members.checkpoints import with_ties
+from enfold.members.initialise import blank
+from enfold.networks import factory
 
 FORMAT = 1
 
@@ -34,10 +36,26 @@ def save(model: nn.Module, path: str | Path, *, about: Mapping[str, Any] | None 
     path = Path(path)
     if path.suffix != ".safetensors":
         raise EnfoldError(f"models are stored as .safetensors, got '{path}': change the ending")
-    with atomic_path(path) as temporary:
-        save_model(model, str(temporary))
-    write_json(path.with_suffix(".json"), {**_manifest(model), "sha256": sha256(path), "about": dict(about or {})})
+    # Both files are complete before either takes its place, the manifest first: what it does not fit is refused.
+    with atomic_path(path) as values, atomic_path(path.with_suffix(".json")) as beside:
+        save_file(_tensors(model), values)
+        manifest = {**_manifest(model), "sha256": sha256(values), "about": dict(about or {})}
+        try:
+            text = json.dumps(manifest, indent=2, ensure_ascii=False)
+        except (TypeError, ValueError) as error:
+            raise EnfoldError(f"`about` must be what JSON can hold, got {about!r} ({error}): leave it out") from error
+        beside.write_text(f"{text}\n", encoding="utf-8")
     return path
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict as safetensors takes it: a tied tensor under its first name, and the usual memory layout."""
+    first = {id(tensor): name for name, tensor in reversed(model.state_dict(keep_vars=True).items())}
+    return {
+        name: tensor.detach().clone(memory_format=torch.contiguous_format)
+        for name, tensor in model.state_dict(keep_vars=True).items()
+        if first[id(tensor)] == name
+    }
 
 
 def _manifest(model: nn.Module) -> dict[str, Any]:
@@ -67,29 +85,28 @@ def load(path: str | Path, network: nn.Module | Callable[[], nn.Module] | None =
     """
     path = Path(path)
     manifest = read_manifest(path)
-    fresh = _fresh(network, manifest, path)
+    model = _fresh(network, manifest, path)
     if manifest["kind"] == "members":
-        members = Stacked([fresh] * manifest["num_members"])
-        members.seeds = tuple(manifest["seeds"]) or None
-        fresh = members
-    state = load_file(path)
-    unfit = [
-        name for name, tensor in fresh.state_dict().items() if name not in state or state[name].shape != tensor.shape
-    ]
-    if unfit and not _only_tied(fresh, unfit, set(state)):
+        model = Stacked([model] * manifest["num_members"])
+        model.seeds = tuple(manifest["seeds"]) or None
+    try:
+        stored = load_file(path)
+    except SafetensorError as error:
         raise EnfoldError(
-            f"'{path}' must fit the network {type(fresh).__name__}, but '{unfit[0]}' differs: give the network that it "
-            "was saved from"
+            f"'{path}' must be a safetensors file, but cannot be read ({error}): save it again"
+        ) from error
+    state = with_ties(stored, model)
+    own = model.state_dict(keep_vars=True)
+    unfit = sorted(own.keys() ^ state.keys()) or [name for name in own if own[name].shape != state[name].shape]
+    if unfit:
+        raise EnfoldError(
+            f"'{path}' must fit the network, but '{unfit[0]}' differs: give the {manifest['class']} that it was saved "
+            "from"
         )
-    fresh.load_state_dict(state, strict=False)
-    return fresh.eval()
-
-
-def _only_tied(model: nn.Module, missing: list[str], stored: set[str]) -> bool:
-    """Whether every missing name is another name of a stored tensor."""
-    full = model.state_dict(keep_vars=True)
-    kept = {full[name].data_ptr() for name in stored if name in full}
-    return all(name not in stored and full[name].data_ptr() in kept for name in missing)
+    for name, tensor in own.items():
+        tensor.data = tensor.data.to(state[name].dtype)  # what was saved in double stays double
+    model.load_state_dict(state)
+    return model.eval()
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -97,18 +114,20 @@ def read_manifest(path: Path) -> dict[str, Any]:
     beside = path.with_suffix(".json")
     if not path.is_file() or not beside.is_file():
         missing = path if not path.is_file() else beside
-        raise EnfoldError(f"a stored model is a .safetensors file with a .json manifest, but '{missing}' is missing")
+        raise EnfoldError(
+            f"a stored model is a .safetensors file with a .json manifest, but '{missing}' is missing: correct the "
+            "path, or read the .safetensors file alone with Stacked.load"
+        )
     try:
         manifest: dict[str, Any] = json.loads(beside.read_text(encoding="utf-8"))
         known = manifest["format"] == FORMAT
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise EnfoldError(
-            f"'{beside}' must be a manifest written by enfold, but it cannot be read ({error})"
-        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise _unreadable(beside, error) from error
     if not known:
         raise EnfoldError(
             f"this enfold reads format {FORMAT}, but '{beside}' is format {manifest['format']}: update enfold"
         )
+    _check_fields(manifest, beside)
     if sha256(path) != manifest["sha256"]:
         raise EnfoldError(
             f"'{path}' must be as it was saved, but its checksum differs from the manifest's: restore the file"
@@ -116,17 +135,27 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
+def _check_fields(manifest: dict[str, Any], beside: Path) -> None:
+    fields: dict[str, type] = {"kind": str, "class": str, "sha256": str, "about": dict}
+    if manifest.get("kind") == "members":
+        fields |= {"num_members": int, "seeds": list}
+    for name, kind in fields.items():
+        if not isinstance(manifest.get(name), kind):
+            raise _unreadable(beside, f"'{name}' is {manifest.get(name)!r}")
+
+
+def _unreadable(beside: Path, why: object) -> EnfoldError:
+    return EnfoldError(f"'{beside}' must be a manifest written by enfold, but it cannot be read ({why}): save it again")
+
+
 def _fresh(network: nn.Module | Callable[[], nn.Module] | None, manifest: dict[str, Any], path: Path) -> nn.Module:
-    if isinstance(network, nn.Module):
-        return copy.deepcopy(network)
     if network is not None:
-        return network()
+        return blank(network)
     about = manifest["about"]
     spec = about.get("network")
     name = spec.get("name") if isinstance(spec, dict) else spec
-    if name in NETWORKS:
-        with torch.random.fork_rng(devices=[]):
-            return factory(spec, about["shape"], about["num_classes"])()
-    raise EnfoldError(
-        f"'{path}' holds a {manifest['class']}, which is not a network of enfold's: pass the network or its factory"
-    )
+    if not isinstance(name, str) or ":" in name or not {"shape", "num_classes"} <= about.keys():  # the user's own code
+        raise EnfoldError(
+            f"'{path}' holds a {manifest['class']} that enfold has no network for: pass the network or its factory"
+        )
+    return blank(factory(spec, about["shape"], about["num_classes"]))

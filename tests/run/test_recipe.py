@@ -23,7 +23,9 @@ def test_a_written_recipe_reads_back_equal() -> None:
 
 
 def test_overrides() -> None:
-    recipe = parse_recipe("folds: [{method: distill}]\n", overrides=["plan.epochs=7", "folds.0.alpha=0.25", "data=digits"])
+    recipe = parse_recipe(
+        "folds: [{method: distill}]\n", overrides=["plan.epochs=7", "folds.0.alpha=0.25", "data=digits"]
+    )
     assert recipe.plan == {"epochs": 7}
     assert recipe.folds[0].settings == {"alpha": 0.25}
     assert recipe.data.source == "digits"
@@ -44,7 +46,7 @@ def test_overrides() -> None:
         ("folds: [{method: distill, alpha: 2}]\n", r"alpha must be in \[0, 1\], got 2"),
         ("folds: [average, average]\n", r"every fold must have its own label, got 'average' twice"),
         ("sizes: [9]\n", r"sizes must lie between 1 and the 4 members, got 9"),
-        ("data: {sourc: x}\n", r"there is no key 'sourc', did you mean 'source'"),
+        ("data: {sources: x}\n", r"there is no key 'sources', did you mean 'source'"),
         ("a: [\n", r"must be YAML"),
         ("- 1\n", r"must be a mapping"),
     ],

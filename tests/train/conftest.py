@@ -29,7 +29,9 @@ def mlp() -> nn.Module:
 
 
 def normed() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(), nn.LayerNorm(16), nn.Linear(16, 4))
+    return nn.Sequential(
+        nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(), nn.LayerNorm(16), nn.Linear(16, 4)
+    )
 
 
 def dropping() -> nn.Module:

@@ -24,6 +24,14 @@ class Batch:
     indices: Tensor | None = None  # of the examples in the training part, shaped as labels; None for a loader
     augmented: bool = False
 
+    def member(self, index: int) -> Batch:
+        """What one member sees: M = 1 if each has its own, else the same batch."""
+        if not self.own:
+            return self
+        indices = None if self.indices is None else self.indices[index : index + 1]
+        own = slice(index, index + 1)
+        return replace(self, inputs=self.inputs[own], labels=self.labels[own], indices=indices)
+
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
         inputs, labels = self.inputs.to(device, non_blocking=True), self.labels.to(device, non_blocking=True)

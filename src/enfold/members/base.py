@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
-from enfold.members.engines import EngineName, choose_engine, logits_of
+from enfold.members.choice import choose_engine, require_engine
+from enfold.members.engines import EngineName, Loop, logits_of
 from enfold.members.groups import Decay, decay_groups
 from enfold.members.skeleton import Skeleton, State
 from enfold.predictions import mean_log_probs
@@ -41,10 +42,11 @@ class Members(nn.Module, ABC):
     def __init__(self, network: nn.Module, num_members: int, engine: EngineName = "auto") -> None:
         if num_members < 1:
             raise EnfoldError(f"an ensemble must have at least 1 member, got {num_members}: pass num_members >= 1")
+        require_engine(engine)
         super().__init__()
         self.num_members = num_members
         self.skeleton = Skeleton(network)
-        self.train(network.training)
+        self.training = network.training  # its parts keep their own modes, so a frozen norm stays frozen
         self.engine_name: EngineName = engine
         self._engine: Engine | None = None
 
@@ -70,14 +72,24 @@ class Members(nn.Module, ABC):
         return mean_log_probs(torch.log_softmax(self(inputs), dim=-1))
 
     def _run(self, inputs: Tensor, *, each: bool) -> Tensor:
-        state = self.expand()
+        before = self._engine
+        try:
+            return self.engine(inputs[0] if each else inputs)(self.expand(), inputs, each)
+        except Exception:
+            self._engine = before  # inputs that do not run are no inputs to choose by
+            raise
+
+    def engine(self, inputs: Tensor) -> Engine:
+        """What runs the members; chosen once, with the first inputs (B, ...)."""
+        if not len(inputs):  # no examples to choose by
+            return Loop(self.skeleton)
         if self._engine is None:
-            self._engine = choose_engine(self.engine_name, self.skeleton, state, inputs[0] if each else inputs)
-        return self._engine(state, inputs, each)
+            self._engine = choose_engine(self.engine_name, self.skeleton, self.expand(), inputs)
+        return self._engine
 
     def set_engine(self, engine: EngineName) -> Self:
         """Run by another engine from now on."""
-        self.engine_name, self._engine = engine, None
+        self.engine_name, self._engine = require_engine(engine), None
         return self
 
     def train(self, mode: bool = True) -> Self:
@@ -128,6 +140,10 @@ class Members(nn.Module, ABC):
         the learning rate) and `member_axis` (whether the leading axis of the parameters is the member)."""
         return decay_groups([(parameter, parameter.ndim) for parameter in self.parameters()], weight_decay, decay)
 
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
+        return {**state, "_engine": None}  # an engine belongs to the object it was chosen for
+
     def extra_repr(self) -> str:
         """Shown by print(members)."""
         network = type(self.skeleton.network).__name__
@@ -141,6 +157,12 @@ class Mixed(nn.Module):
     def __init__(self, networks: Sequence[nn.Module]) -> None:
         if not networks:
             raise EnfoldError("an ensemble must have at least 1 member, got none: pass a list of networks")
+        for network in networks:
+            if hasattr(network, "num_members"):
+                raise EnfoldError(
+                    f"the members of Mixed must be single networks, got a {type(network).__name__} of "
+                    f"{network.num_members} members: pass them one by one with *members.networks()"
+                )
         super().__init__()
         self.members = nn.ModuleList(networks)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import glob
 import pickle
 import warnings
@@ -16,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
+from enfold.members.initialise import blank
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "network", "net", "module", "weights", "params")
 PREFIXES = ("module.", "_orig_mod.", "model.", "network.", "net.")
@@ -24,7 +24,9 @@ PREFIXES = ("module.", "_orig_mod.", "model.", "network.", "net.")
 def matching_files(files: str | Path | Sequence[str | Path]) -> list[Path]:
     """The files of a pattern, in order of name, or the given list; each must exist."""
     if isinstance(files, str | Path):
-        found = sorted(Path(name) for name in glob.glob(str(files), recursive=True))
+        if Path(files).is_file():  # a name may hold brackets
+            return [Path(files)]
+        found = sorted(path for name in glob.glob(str(files), recursive=True) if (path := Path(name)).is_file())
         if not found:
             raise EnfoldError(f"a checkpoint pattern must match at least one file, got '{files}': check the path")
         return found
@@ -50,8 +52,8 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
             content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise EnfoldError(
-            f"a checkpoint must hold tensors only, but '{path}' holds a pickled object, which could run code: "
-            "save network.state_dict() instead of the network"
+            f"a checkpoint must hold tensors only, but '{path}' is damaged or holds a pickled object, which could run "
+            "code: save network.state_dict() instead of the network"
         ) from error
     except (RuntimeError, EOFError, ValueError, KeyError) as error:
         raise EnfoldError(
@@ -80,9 +82,9 @@ def _is_state(content: Mapping[Any, Any]) -> bool:
 
 def load_into(network: nn.Module | Callable[[], nn.Module], path: Path) -> nn.Module:
     """A network of the given architecture with the checkpoint's values; every name and shape must match."""
-    fresh = copy.deepcopy(network) if isinstance(network, nn.Module) else network()
+    fresh = blank(network)
     expected = fresh.state_dict()
-    state = _without_prefix(read_checkpoint(path), expected)
+    state = with_ties(_without_prefix(read_checkpoint(path), expected), fresh)
     missing, unexpected = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
     remedy = "give the network that it was saved from"
     if missing or unexpected:
@@ -101,11 +103,26 @@ def load_into(network: nn.Module | Callable[[], nn.Module], path: Path) -> nn.Mo
     return fresh
 
 
+def with_ties(state: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
+    """The state with all names of tied tensors; safetensors files hold each tensor under one of its names."""
+    first: dict[int, str] = {}
+    own = network.state_dict(keep_vars=True)
+    for name, tensor in own.items():
+        if name in state and not torch.equal(state[name], state[first.setdefault(id(tensor), name)]):
+            raise EnfoldError(
+                f"'{first[id(tensor)]}' and '{name}' are one tensor in the network {type(network).__name__}, but "
+                "differ in the checkpoint: give the network that it was saved from"
+            )
+    tied = {name: state[first[id(tensor)]] for name, tensor in own.items() if id(tensor) in first}
+    return {**tied, **state}
+
+
 def _without_prefix(state: dict[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Drop what wrappers such as DataParallel put before every name, unless the network has it itself."""
-    while state.keys() != expected.keys():
-        prefix = next((prefix for prefix in PREFIXES if all(name.startswith(prefix) for name in state)), None)
-        if prefix is None or any(name.startswith(prefix) for name in expected):
+    """Drop what wrappers such as DataParallel put before every name, as long as that brings them to the network's."""
+    bare = state
+    while bare and not bare.keys() & expected.keys():
+        prefix = next((prefix for prefix in PREFIXES if all(name.startswith(prefix) for name in bare)), None)
+        if prefix is None:
             return state
-        state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
-    return state
+        bare = {name.removeprefix(prefix): tensor for name, tensor in bare.items()}
+    return bare

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
+from enfold.members.skeleton import copied
 from enfold.seeds import derive
 
 
@@ -17,35 +17,58 @@ def initialised(network: nn.Module | Callable[[], nn.Module], seed: int, index: 
     own = derive(seed, "init", index)
     with torch.random.fork_rng():
         torch.manual_seed(own)
-        if isinstance(network, nn.Module):
-            made: object = reinitialise(copy.deepcopy(network))
-        else:
-            made = network()
+        made = reinitialise(copied(network)) if isinstance(network, nn.Module) else made_by(network)
+    return made, own
+
+
+def made_by(factory: Callable[[], nn.Module]) -> nn.Module:
+    """What the factory returns, if it is a network."""
+    made: object = factory()
     if not isinstance(made, nn.Module):
         raise EnfoldError(
             f"a network factory must return an nn.Module, got {type(made).__name__}: return the network itself"
         )
-    return made, own
+    return made
+
+
+def blank(network: nn.Module | Callable[[], nn.Module]) -> nn.Module:
+    """A network to load values into: a copy, or a new one whose own draws leave the random state as it was."""
+    if isinstance(network, nn.Module):
+        return copied(network)
+    with torch.random.fork_rng(devices=[]):
+        return made_by(network)
 
 
 @torch.no_grad()
 def reinitialise(network: nn.Module) -> nn.Module:
-    """Draw all parameters anew, in place.
+    """Draw all trainable parameters anew, in place.
 
-    A module with `reset_parameters` (or attention's `_reset_parameters`) draws its own. A raw parameter of a module
-    without one is drawn from a normal distribution with its current mean and spread if its values vary, and kept if
-    they are constant (a zero class token, a unit gain).
+    A module with `reset_parameters` (or attention's `_reset_parameters`) draws its own, after the modules inside it,
+    because an outer one knows better. A raw parameter that none of them has drawn is drawn from a normal distribution
+    with its current mean and spread if its values vary, and kept if they are constant (a zero class token, a unit
+    gain). What is frozen is kept: it was put there, not drawn.
     """
-    covered: set[int] = set()
-    for module in network.modules():
+    frozen = [(parameter, parameter.clone()) for parameter in network.parameters() if not parameter.requires_grad]
+    versions = {parameter: parameter._version for parameter in network.parameters()}
+    drawn: set[Tensor] = set()
+    for module in dict.fromkeys(_inside_out(network)):  # a module that appears twice draws once
         reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
         if callable(reset):
             reset()
-            covered.update(id(parameter) for parameter in module.parameters(recurse=False))
-    for parameter in network.parameters():
-        if id(parameter) not in covered:
+            drawn.update(module.parameters(recurse=False))
+    for parameter, version in versions.items():
+        if parameter not in drawn and parameter._version == version:
             _redraw(parameter)
+    for parameter, values in frozen:
+        parameter.copy_(values)
     return network
+
+
+def _inside_out(module: nn.Module) -> Iterator[nn.Module]:
+    """A module after the modules in it, in the order in which they are usually made and so draw their first values."""
+    for part in module.children():
+        yield from _inside_out(part)
+    yield module
 
 
 def _redraw(parameter: Tensor) -> None:

@@ -6,25 +6,36 @@ the merged batch unchanged. Layers with parameters split the batch into (M, B, .
     Y_m = X_m W_m^T + b_m   for all m at once: baddbmm(b, X, W^T)                            (1)
 
 Until the first such layer a value is the same for all members and stays (B, ...). What the graph contains beyond this
-is refused by name, and `engines.verified` compares the program with the loop before it is used.
+is refused by name, and `choice.passed` compares the program with the loop before it is used.
 """
 
 from __future__ import annotations
 
+import copy
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from enfold.members.skeleton import Skeleton, State
 
 WIDE_BATCH = 16  # up to this batch size one wide product beats a batched one for the layer that all members feed alike
 
+HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
 
-class NotStackable(Exception):
-    """The network's graph holds something that has no stacked form; the message says what."""
+
+class CannotRun(Exception):
+    """An engine is not for this network; the message says why."""
+
+
+def unmerged(tensor: Tensor, num_members: int) -> Tensor:
+    """(M * B, ...) -> (M, B, ...), also for an empty batch."""
+    return tensor.view(num_members, len(tensor) // num_members, *tensor.shape[1:])
 
 
 class Value:
@@ -45,7 +56,7 @@ class Value:
     def split(self, num_members: int) -> Tensor:
         """(M, B, ...), without a copy where all members share the value."""
         if self.merged:
-            return self.tensor.view(num_members, -1, *self.tensor.shape[1:])
+            return unmerged(self.tensor, num_members)
         return self.tensor.expand(num_members, *self.tensor.shape)
 
 
@@ -81,9 +92,7 @@ def batch_norm(layer: nn.Module, own: State, value: Value, num_members: int) -> 
     assert isinstance(layer, nn.BatchNorm1d)  # noqa: S101 - chosen by type
     split = value.split(num_members)
     if split.ndim != 3:
-        raise NotStackable(f"a batch norm gets inputs with {split.ndim - 1} axes")
-    if layer.momentum is None and layer.training and layer.track_running_stats:
-        raise NotStackable("a batch norm keeps a cumulative average")
+        raise CannotRun(f"a batch norm gets inputs with {split.ndim - 1} axes")
     tracked = own.get("num_batches_tracked")
     if layer.training and tracked is not None:
         tracked.add_(1)
@@ -105,14 +114,9 @@ def batch_norm(layer: nn.Module, own: State, value: Value, num_members: int) -> 
 
 def embedding(layer: nn.Module, own: State, value: Value, num_members: int) -> Tensor:
     """Look up member m's rows in one table of M * V rows."""
-    assert isinstance(layer, nn.Embedding)  # noqa: S101 - chosen by type
-    if layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse:
-        raise NotStackable("an embedding renormalises, rescales or is sparse")
     table = own["weight"]  # (M, V, D)
     split = value.split(num_members)
     offset = torch.arange(num_members, device=split.device) * table.shape[1]
-    if layer.padding_idx is not None and layer.training:
-        raise NotStackable("an embedding keeps a padding row out of training")
     return F.embedding((split + offset.view(-1, *(1,) * (split.ndim - 1))).flatten(0, 1), table.flatten(0, 1))
 
 
@@ -120,7 +124,7 @@ def _affine(normal: Tensor, own: State, num_members: int, axes: int) -> Tensor:
     weight, bias = own.get("weight"), own.get("bias")
     if weight is None:
         return normal
-    split = normal.view(num_members, -1, *normal.shape[1:])
+    split = unmerged(normal, num_members)
     shape = (num_members, *(1,) * (split.ndim - 1 - axes), *weight.shape[1:])
     scaled = split * weight.view(shape)
     return (scaled if bias is None else scaled + bias.view(shape)).flatten(0, 1)
@@ -134,39 +138,81 @@ LAYERS: dict[type[nn.Module], Layer] = {
 }
 
 
+def obstacle(module: nn.Module) -> str | None:
+    """What keeps a layer from being run stacked."""
+    if type(module) not in LAYERS:
+        stateless = not [*module.parameters(), *module.buffers()]
+        return None if stateless else "has no stacked form"
+    if isinstance(module, nn.BatchNorm1d) and module.momentum is None and module.track_running_stats:
+        return "keeps a cumulative average"
+    if isinstance(module, nn.Embedding):
+        if module.padding_idx is not None:
+            return "keeps a padding row out of training"
+        if module.max_norm is not None or module.scale_grad_by_freq or module.sparse:
+            return "renormalises, rescales or is sparse"
+    return None
+
+
+def traced(network: nn.Module) -> fx.Graph:
+    """The graph of the forward, which must be the same in train and eval mode and draw nothing while it is traced."""
+    graphs = []
+    before = random.getstate(), np.random.get_state()
+    try:
+        for training in (False, True):
+            twin = network.train(training)
+            with torch.random.fork_rng(devices=[]):
+                drawn = _random_state()
+                graphs.append(fx.Tracer().trace(twin))
+                if _random_state() != drawn:  # a draw is traced as a constant
+                    raise CannotRun("its forward draws random numbers outside of a layer")
+    except CannotRun:
+        raise
+    except Exception as error:  # tracing runs the user's forward: anything may be raised
+        raise CannotRun(f"its forward cannot be traced ({type(error).__name__}: {error})") from error
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+    if str(graphs[0]) != str(graphs[1]):
+        raise CannotRun("its forward asks for the mode outside of a layer")
+    return graphs[0]
+
+
+def _random_state() -> tuple[object, ...]:
+    return random.getstate(), np.random.get_state(legacy=False)["state"]["pos"], bytes(torch.get_rng_state().numpy())
+
+
 class StackedProgram:
     """The network's traced graph, run on merged values; an engine."""
 
     def __init__(self, skeleton: Skeleton) -> None:
-        root = skeleton.network
-        wrapped = nn.Sequential(root) if type(root) in LAYERS else root  # a bare layer has no graph of its own
-        try:
-            self.graph = fx.Tracer().trace(wrapped)
-        except Exception as error:  # tracing runs the user's forward: anything may be raised
-            raise NotStackable(f"its forward cannot be traced ({type(error).__name__}: {error})") from error
-        self.modules = dict(wrapped.named_modules(remove_duplicate=False))
+        bare = type(skeleton.network) in LAYERS  # a layer alone has no graph of its own
+        root = nn.Sequential(skeleton.network) if bare else skeleton.network
+        self.modules = dict(root.named_modules(remove_duplicate=False))
         if not any(type(module) in LAYERS for module in self.modules.values()):
-            raise NotStackable("it has no linear layer")
+            raise CannotRun("it has no linear layer")
+        for name, module in self.modules.items():
+            if any(getattr(module, f"_{kind}_hooks") for kind in HOOKS):
+                raise CannotRun(f"'{name or type(module).__name__}' has hooks")
+        twin = copy.deepcopy(skeleton).network  # tracing may leave things behind
+        self.graph = traced(nn.Sequential(twin) if bare else twin)
         self.names = {id(module): skeleton.names_in(module) for module in self.modules.values()}
         for node in self.graph.nodes:
             self._check(node)
 
     def _check(self, node: fx.Node) -> None:
         if node.op == "get_attr":
-            raise NotStackable(f"it uses the parameter or buffer '{node.target}' outside of a layer")
+            raise CannotRun(f"it uses the parameter or buffer '{node.target}' outside of a layer")
         if node.op == "placeholder" and node.prev.op == "placeholder":
-            raise NotStackable("its forward takes more than one argument")
+            raise CannotRun("its forward takes more than one argument")
         if node.op == "call_module":
             module = self.modules[str(node.target)]
-            has_state = any(True for _ in (*module.parameters(), *module.buffers()))
-            if has_state and type(module) not in LAYERS:
-                raise NotStackable(f"'{node.target}' is a {type(module).__name__}, which has no stacked form")
-            if module._forward_hooks or module._forward_pre_hooks:
-                raise NotStackable(f"'{node.target}' has forward hooks")
+            reason = obstacle(module)
+            if reason is not None:
+                raise CannotRun(f"'{node.target}', a {type(module).__name__}, {reason}")
 
     def __call__(self, state: State, inputs: Tensor, each: bool) -> Tensor:
         """(B, ...) or, with `each`, (M, B, ...) -> (M, B, C)."""
-        num_members = next(iter(state.values())).shape[0]
+        num_members = len(next(iter(state.values())))
         values: dict[fx.Node, Any] = {}
         for node in self.graph.nodes:
             if node.op == "placeholder":
@@ -174,11 +220,11 @@ class StackedProgram:
             elif node.op == "output":
                 result = fx.node.map_arg(node.args[0], values.__getitem__)
                 if not isinstance(result, Value):
-                    raise NotStackable("it does not return one tensor")
+                    raise CannotRun("it does not return one tensor")
                 return result.split(num_members)
             else:
                 values[node] = self._step(node, values, state, num_members)
-        raise NotStackable("its graph has no output")
+        raise CannotRun("its graph has no output")
 
     def _step(self, node: fx.Node, values: dict[fx.Node, Any], state: State, num_members: int) -> Any:
         if node.op == "call_module":
@@ -187,19 +233,48 @@ class StackedProgram:
             if layer is not None:
                 own = {key: state[name] for key, name in self.names[id(module)].items()}
                 return Value(layer(module, own, values[node.args[0]], num_members), merged=True)  # type: ignore[index]
-        arguments = (node.args, node.kwargs)
-        merged = any(getattr(values[used], "merged", False) for used in node.all_input_nodes)
-        args, kwargs = fx.node.map_arg(arguments, lambda used: _plain(values[used], merged, num_members))
+            value = values[node.args[0]] if node.args and isinstance(node.args[0], fx.Node) else None
+            if isinstance(value, Value) and len(node.args) == 1 and not node.kwargs:  # the usual case, with less ado
+                differs = value.merged or (isinstance(module, _DropoutNd) and module.training)  # own masks
+                rows = value.as_merged(num_members) if differs else value.tensor
+                return _wrapped(module(rows), differs, len(rows))
+        used = [value for source in node.all_input_nodes for value in _tensors(values[source])]
+        merged = any(value.merged for value in used)
+        args, kwargs = fx.node.map_arg(
+            (node.args, node.kwargs), lambda source: _plain(values[source], merged, num_members)
+        )
         if node.op == "call_module":
             result = module(*args, **kwargs)
         elif node.op == "call_method":
             result = getattr(args[0], str(node.target))(*args[1:], **kwargs)
         else:
             result = node.target(*args, **kwargs)  # type: ignore[operator]
-        return Value(result, merged) if isinstance(result, Tensor) else result
+        return _wrapped(result, merged, next((len(value.tensor) for value in used if value.merged), None))
+
+
+def _tensors(value: Any) -> list[Value]:
+    if isinstance(value, Value):
+        return [value]
+    return [inner for item in value for inner in _tensors(item)] if isinstance(value, tuple | list) else []
 
 
 def _plain(value: Any, merged: bool, num_members: int) -> Any:
-    if not isinstance(value, Value):
-        return value
-    return value.as_merged(num_members) if merged else value.tensor
+    if isinstance(value, Value):
+        return value.as_merged(num_members) if merged else value.tensor
+    return _each(value, lambda item: _plain(item, merged, num_members)) if _tensors(value) else value
+
+
+def _wrapped(result: Any, merged: bool, rows: int | None) -> Any:
+    """Tensors as values, also in the tuple that `chunk` gives; what has lost its examples has mixed them."""
+    if isinstance(result, Tensor):
+        if merged and result.shape[:1] != (rows,):
+            raise CannotRun("an operation mixes the examples of a batch")
+        return Value(result, merged)
+    if isinstance(result, tuple | list) and any(isinstance(item, Tensor) for item in result):
+        return _each(result, lambda item: _wrapped(item, merged, rows))
+    return result
+
+
+def _each(items: Any, function: Callable[[Any], Any]) -> Any:
+    """The same kind of tuple or list, `torch.max`'s with its field names among them."""
+    return type(items)([function(item) for item in items])

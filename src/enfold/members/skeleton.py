@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,17 +55,58 @@ def read_state(network: nn.Module) -> State:
     return state
 
 
+def copied(network: nn.Module) -> nn.Module:
+    """A deep copy, also of a network that has been run and kept activations, which `copy.deepcopy` refuses."""
+    duplicate: nn.Module = copy.deepcopy(network, _kept_tensors(network))
+    return duplicate
+
+
+def _kept_tensors(network: nn.Module) -> dict[int, Any]:
+    """Copies of the tensors in the modules' attributes, cut from their graphs, by id: a memo for `copy.deepcopy`."""
+    memo: dict[int, Any] = {}
+    for module in network.modules():
+        _remember([value for key, value in vars(module).items() if key != "_modules"], memo)
+    return memo
+
+
+def _remember(value: object, memo: dict[int, Any]) -> None:
+    if isinstance(value, Tensor):
+        if not (value.is_leaf and value.requires_grad) and not is_lazy(value):
+            try:
+                memo[id(value)] = copy.deepcopy(value.detach())
+            except RuntimeError:  # left over from a vmap that has ended: there are no values in it
+                memo[id(value)] = None
+    elif isinstance(value, list | tuple | set):
+        for item in value:
+            _remember(item, memo)
+    elif isinstance(value, dict):
+        _remember(list(value.values()), memo)
+
+
 class Skeleton:
     """A copy of the user's network whose tensors are placeholders without storage."""
 
     def __init__(self, network: nn.Module) -> None:
-        self.network = copy.deepcopy(network)
+        self.network = copied(network)
         self.parameters, self.buffers = places(self.network)
+        self.empty = [
+            (module._buffers, key)
+            for module in self.network.modules()
+            for key, tensor in module._buffers.items()
+            if tensor is None
+        ]
         self.trainable = {name for name, tensor in self.network.named_parameters() if tensor.requires_grad}
         for where in self.parameters.values():
             self._fill(where, nn.Parameter(self._placeholder(where), requires_grad=False))
         for where in self.buffers.values():
             self._fill(where, self._placeholder(where))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Skeleton:
+        memo.update(_kept_tensors(self.network))
+        twin = Skeleton.__new__(Skeleton)
+        memo[id(self)] = twin
+        vars(twin).update(copy.deepcopy(vars(self), memo))
+        return twin
 
     @staticmethod
     def _placeholder(where: list[Place]) -> Tensor:
@@ -106,15 +148,29 @@ class Skeleton:
             self._fill(where, tensor)
         try:
             yield self.network
-            for name, where in self.buffers.items():
-                held, key = where[0]
-                current = held[key]
-                if current is not None and current is not state[name]:  # the network put a new tensor there
-                    state[name].copy_(current)
+            self._keep_buffers(state)
         finally:
             for where, placeholder in placeholders:
                 for held, key in where:
                     held[key] = placeholder
+            for held, key in self.empty:  # what one member puts there is not for the next
+                held[key] = None
+
+    @torch.no_grad()
+    def _keep_buffers(self, state: Mapping[str, Tensor]) -> None:
+        """Copy what the network put in a buffer's place into the state's own tensor."""
+        for name, where in self.buffers.items():
+            for held, key in where:
+                current = held.get(key)
+                if current is state[name]:
+                    continue
+                if current is None or current.shape != state[name].shape:
+                    what = "nothing" if current is None else f"the shape {tuple(current.shape)}"
+                    raise EnfoldError(
+                        f"a buffer must keep its shape, but the forward gave '{name}' {what} instead of "
+                        f"{tuple(state[name].shape)}: allocate it at its final size"
+                    )
+                state[name].copy_(current)
 
     def _places_of(self, state: Mapping[str, Tensor]) -> Iterator[list[Place]]:
         for name in state:
@@ -123,9 +179,8 @@ class Skeleton:
     def materialise(self, state: Mapping[str, Tensor]) -> nn.Module:
         """A plain network of the user's class with copies of these values and the original ties."""
         other = copy.deepcopy(self)
-        for name, where in other.parameters.items():
-            value = nn.Parameter(state[name].detach().clone(), requires_grad=name in self.trainable)
-            self._fill(where, value)
-        for name, where in other.buffers.items():
-            self._fill(where, state[name].detach().clone())
+        for name, where in (*other.parameters.items(), *other.buffers.items()):
+            value = state[name].detach().clone(memory_format=torch.contiguous_format)  # so that view(-1) works
+            is_parameter = name in other.parameters
+            self._fill(where, nn.Parameter(value, requires_grad=name in self.trainable) if is_parameter else value)
         return other.network

@@ -20,6 +20,7 @@ from enfold.members.checkpoints import load_into, matching_files
 from enfold.members.engines import EngineName
 from enfold.members.groups import Decay, decay_groups
 from enfold.members.initialise import initialised
+from enfold.members.layout import owners, stack
 from enfold.members.skeleton import Place, State, places, read_state
 
 
@@ -32,16 +33,29 @@ class Stacked(Members):
     """
 
     def __init__(self, networks: Sequence[nn.Module], engine: EngineName = "auto") -> None:
+        given: object = networks
+        if isinstance(given, nn.Module) and not isinstance(given, nn.ModuleList | Members):
+            raise EnfoldError(
+                f"members are given as a list of networks, got one {type(given).__name__}: pass [network, ...], or "
+                "draw new ones like it with Stacked.make(network, num_members)"
+            )
+        networks = list(networks)
         if not networks:
             raise EnfoldError("an ensemble must have at least 1 member, got none: pass a list of networks")
         states = [read_state(network) for network in networks]
+        if not states[0]:
+            raise EnfoldError(
+                f"members must have parameters to differ in, but {type(networks[0]).__name__} has none: "
+                "pass a network with layers"
+            )
         for index, (network, state) in enumerate(zip(networks, states, strict=True)):
             _check_same(networks[0], states[0], network, state, index)
         super().__init__(networks[0], len(networks), engine)
         self.seeds: tuple[int, ...] | None = None  # of the members' initialisation, where they were made from seeds
         self.tree = nn.Module()
+        layers = owners(networks[0], batched_products=engine != "loop")
         for name in self.skeleton.names:
-            stacked = _stack([state[name].detach() for state in states])
+            stacked = stack([state[name].detach() for state in states], layers.get(id(states[0][name])))
             if name in self.skeleton.parameters:
                 trainable = name in self.skeleton.trainable
                 _plant(self.tree, name, nn.Parameter(stacked, requires_grad=trainable))
@@ -112,20 +126,6 @@ class Stacked(Members):
         """These members and one more, as a new object."""
         return Stacked([*self.networks(), network], self.engine_name)
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Stacked:
-        copied = Stacked(self.networks(), self.engine_name)
-        copied.seeds = self.seeds
-        return copied.train(self.training)
-
-
-def _stack(tensors: list[Tensor]) -> Tensor:
-    """(M, ...); convolution kernels keep channels-last inside, where a CPU convolves fastest."""
-    if tensors[0].ndim == 4:
-        tensors = [tensor.contiguous(memory_format=torch.channels_last) for tensor in tensors]
-        stacked = torch.stack([tensor.permute(0, 2, 3, 1) for tensor in tensors])
-        return stacked.permute(0, 1, 4, 2, 3)
-    return torch.stack(tensors)
-
 
 def _plant(tree: nn.Module, name: str, tensor: Tensor) -> None:
     """Register a tensor under a dotted name, in containers that mirror the network's own modules."""
@@ -140,19 +140,52 @@ def _plant(tree: nn.Module, name: str, tensor: Tensor) -> None:
 
 def _check_same(first: nn.Module, expected: State, network: nn.Module, state: State, index: int) -> None:
     remedy = "use Mixed for networks of different architectures"
-    if type(network) is not type(first):
-        raise EnfoldError(
-            f"all members must be of one class, but member 0 is a {type(first).__name__} and member {index} a "
-            f"{type(network).__name__}: {remedy}"
-        )
+    ours, theirs = dict(first.named_modules()), dict(network.named_modules())
+    for name in [*ours, *theirs]:
+        kinds = [_kind(modules[name]) if name in modules else "nothing" for modules in (ours, theirs)]
+        if kinds[0] != kinds[1]:
+            where = f" in '{name}'" if name else ""
+            raise EnfoldError(
+                f"all members must be of one architecture, but{where} member 0 has {kinds[0]} and member {index} "
+                f"{kinds[1]}: {remedy}"
+            )
     unequal = sorted(expected.keys() ^ state.keys())
     if unequal:
         raise EnfoldError(
             f"all members must have the same parameters, but member {index} differs in '{unequal[0]}': {remedy}"
         )
     for name, tensor in expected.items():
-        if tensor.shape != state[name].shape:
+        shapes = [_shape(tensor), _shape(state[name])]
+        if shapes[0] != shapes[1]:
             raise EnfoldError(
-                f"all members must have the same shapes, but '{name}' is {tuple(tensor.shape)} in member 0 and "
-                f"{tuple(state[name].shape)} in member {index}: {remedy}"
+                f"all members must have the same shapes, but '{name}' is {shapes[0]} in member 0 and {shapes[1]} in "
+                f"member {index}: {remedy}"
             )
+    _check_constants(ours, theirs, index)
+
+
+def _kind(module: nn.Module) -> str:
+    """The class, and for torch's own layers their settings: a stride or a dropout rate leaves no trace in a shape."""
+    kind = type(module)
+    settings = f"({module.extra_repr()})" if kind.__module__.startswith("torch.nn.modules.") else ""
+    return f"a {kind.__qualname__}{settings}"
+
+
+def _shape(tensor: Tensor) -> str:
+    extra = "" if tensor.dtype == torch.float32 and tensor.device.type == "cpu" else f" {tensor.dtype} {tensor.device}"
+    return f"{tuple(tensor.shape)}{extra}"
+
+
+def _check_constants(ours: dict[str, nn.Module], theirs: dict[str, nn.Module], index: int) -> None:
+    """Refuse tensors that differ between members and that nothing would carry: plain attributes of modules."""
+    for prefix, module in ours.items():
+        for key, value in vars(module).items():
+            other = vars(theirs[prefix]).get(key)
+            if not (isinstance(value, Tensor) and isinstance(other, Tensor)) or value.grad_fn or other.grad_fn:
+                continue
+            if value.shape == other.shape and not torch.equal(value, other):
+                name = f"{prefix}.{key}" if prefix else key
+                raise EnfoldError(
+                    f"what differs between members must be a parameter or a buffer, but '{name}' of member {index} is "
+                    "a plain tensor: keep it with register_buffer, or set it to None if it is left over from a call"
+                )

@@ -48,7 +48,8 @@ def estimate(recipe: Recipe, device: str = "cpu") -> Estimate:
     members = Stacked.make(cell.make_network, recipe.members, seed=0).to(device)
     plan = recipe.members_plan(0, device)
     of_members = _step_seconds(members, cell, plan)
-    of_network = _step_seconds(members[:1], cell, plan)
+    alone = plan.replace(learning_rate=1e-3, weight_decay=0.0)  # what varies between members costs the same
+    of_network = _step_seconds(members[:1], cell, alone)
     fold_plans = [recipe.fold_plan(fold, 0) for fold in recipe.folds if "plan" in method("fold", fold.method).fields]
     extra = [*fold_plans, *cell.controls().values()]
     seconds = _steps(cell, plan) * of_members + sum(_steps(cell, each) * of_network for each in extra)

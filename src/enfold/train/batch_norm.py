@@ -15,11 +15,6 @@ from enfold.evaluate import member_logits
 from enfold.modes import evaluating
 
 
-def has_batch_norm(network: nn.Module) -> bool:
-    """Whether any layer keeps running statistics."""
-    return bool(_layers(network))
-
-
 @torch.no_grad()
 def reestimate(network: nn.Module, data: Data, *, batch_size: int = 256, seed: int = 0) -> None:
     """Set running means and variances to their averages over one pass of the training part, in place.

@@ -24,6 +24,7 @@ from enfold.members import Members
 from enfold.metrics import accuracy, nll, per_member
 from enfold.progress import ProgressBar, progress
 from enfold.seeds import derive
+from enfold.train.backward import backward
 from enfold.train.checkpoint import load_checkpoint, save_checkpoint
 from enfold.train.history import Epoch, History
 from enfold.train.objective import CrossEntropy, Objective
@@ -62,7 +63,7 @@ class Fit:
         self.model, self.data, self.plan, self.checkpoint = model.to(plan.device), data, plan, checkpoint
         num_members = int(getattr(model, "num_members", 1))
         self.objective = objective or _default_objective(plan, num_members)
-        members = range(plan.first_member, plan.first_member + num_members)
+        self.members = range(plan.first_member, plan.first_member + num_members)
         own = plan.order == "own" and isinstance(data.train, Split)
         if own and num_members > 1 and not isinstance(model, Members):
             own = False  # a predictor whose members share one pass sees one order
@@ -76,7 +77,9 @@ class Fit:
                 f"patience needs a validation part to tell whether training still helps, got patience={plan.patience} "
                 "and no validation examples: pass some, or leave patience out"
             )
-        self.order = Order(plan.batch_size, list(members) if own else None, plan.bootstrap, plan.augment, plan.seed)
+        self.order = Order(
+            plan.batch_size, list(self.members) if own else None, plan.bootstrap, plan.augment, plan.seed
+        )
         self.optimizer = Optimizer(model, plan)
         self.selection = Selection(model, plan.patience)
         self.history = History()
@@ -111,8 +114,9 @@ class Fit:
         losses: list[torch.Tensor] = []
         sizes: list[int] = []
         self.model.train()
+        self.optimizer.clear()  # of what another training, or one that failed, left behind
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive(self.plan.seed, "noise", self.plan.first_member, epoch))  # dropout
+            torch.manual_seed(derive(self.plan.seed, "loader", epoch))  # what a loader of the user's own shuffles by
             for number, batch in enumerate(self.order.batches(self.data, epoch)):
                 losses.append(self._step(batch.to(self.plan.device), epoch, number))
                 sizes.append(batch.labels.shape[-1])
@@ -127,8 +131,8 @@ class Fit:
         return record
 
     def _step(self, batch: Batch, epoch: int, number: int) -> torch.Tensor:
-        with _precision(self.plan):
-            losses = self.objective(self.model, batch)  # (M,)
+        noise = [derive(self.plan.seed, "noise", member, epoch, number) for member in self.members]
+        losses = backward(self.model, batch, self.objective, _precision(self.plan), self.scaler, noise)  # (M,)
         if not bool(torch.isfinite(losses).all()):
             member = int((~torch.isfinite(losses)).nonzero()[0])
             kept = f"the state after epoch {epoch} is kept in '{self.checkpoint}'" if self.checkpoint and epoch else ""
@@ -137,9 +141,8 @@ class Fit:
                 f"{epoch + 1}, batch {number + 1}: lower the learning rate, or set clip_norm"
                 + (f"; {kept}" if kept else "")
             )
-        self.scaler.scale(losses.sum()).backward()
         self.optimizer.step(self._rate_factor(epoch, number), self.scaler)
-        return losses.detach().float()
+        return losses.float()
 
     def _rate_factor(self, epoch: int, number: int) -> float:
         steps = self.order.steps(self.data.train)
@@ -202,7 +205,8 @@ def _compiled(model: nn.Module, wanted: bool) -> Iterator[None]:
     engine, before = getattr(model, "engine_name", None), network._compiled_call_impl
     if engine is not None:
         model.set_engine("loop")  # type: ignore[operator]
-    network.compile()
+    # Not network.compile(): that leaves a network of one of torch's own classes, such as nn.Sequential, uncompiled.
+    network._compiled_call_impl = torch.compile(lambda *args, **kwargs: network._call_impl(*args, **kwargs))
     try:
         yield
     finally:

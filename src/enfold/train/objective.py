@@ -31,7 +31,7 @@ def batch_logits(model: nn.Module, batch: Batch) -> Tensor:
         return member_logits(model, batch.inputs)
     if isinstance(model, Members):
         return model.forward_each(batch.inputs)
-    return member_logits(model, batch.inputs.squeeze(0))  # a plain network is its own only member
+    return member_logits(model, batch.inputs.squeeze(0))  # a plain network, or a view of one member
 
 
 def batch_labels(batch: Batch, num_members: int) -> Tensor:
@@ -48,6 +48,10 @@ class CrossEntropy:
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         """The loss of each member, (M,)."""
         return self.of_logits(batch_logits(model, batch), batch)
+
+    def member(self, index: int) -> CrossEntropy:
+        """The objective of one member."""
+        return CrossEntropy(self.label_smoothing[index]) if isinstance(self.label_smoothing, Sequence) else self
 
     def of_logits(self, logits: Tensor, batch: Batch) -> Tensor:
         """The same from logits (M, B, C) that are there already."""

@@ -96,12 +96,15 @@ class Optimizer:
         }
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Put the memory back."""
+        """Put the memory back, laid out as the parameters are."""
         content = self.inner.state_dict()
         content["state"] = {}
+        parameters = [parameter for group in self.inner.param_groups for parameter in group["params"]]
         for key, value in state.items():
             index, name = key.split(".", 1)
-            content["state"].setdefault(int(index), {})[name] = value
+            like = parameters[int(index)] if value.shape == parameters[int(index)].shape else value
+            memory = torch.empty_like(like, dtype=value.dtype, requires_grad=False).copy_(value)
+            content["state"].setdefault(int(index), {})[name] = memory
         self.inner.load_state_dict(content)
 
 

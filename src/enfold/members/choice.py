@@ -1,0 +1,192 @@
+"""The choice of an engine: it is used only after it has given what the loop gives, in train and in eval mode."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from enfold.errors import EnfoldError
+from enfold.members.engines import Engine, EngineName, Loop, Vmap, logits_of
+from enfold.members.program import CannotRun, StackedProgram
+from enfold.members.skeleton import Skeleton, State
+from enfold.modes import evaluating
+
+EXAMPLES = 3  # of a batch on which engines are compared: enough to see that examples are mixed
+
+
+def require_engine(name: EngineName) -> EngineName:
+    """The name, if there is such an engine."""
+    if name not in get_args(EngineName):
+        raise EnfoldError(
+            f"there must be an engine of that name, got {name!r}: choose one of {', '.join(get_args(EngineName))}"
+        )
+    return name
+
+
+def choose_engine(name: EngineName, skeleton: Skeleton, state: State, inputs: Tensor) -> Engine:
+    """The engine of that name; "auto": stacked where the network allows it, else a loop on a CPU, vmap elsewhere."""
+    require_no_memory(skeleton, state, inputs)
+    if name == "measure":
+        return fastest_engine(skeleton, state, inputs)
+    candidates = [name] if name != "auto" else ["stacked"] if inputs.device.type == "cpu" else ["stacked", "vmap"]
+    for candidate in candidates:
+        try:
+            return tried_engine(candidate, skeleton, state, inputs)
+        except CannotRun as reason:
+            if name != "auto":
+                raise EnfoldError(
+                    f"the engine '{name}' cannot run this network because {reason}: use engine='auto'"
+                ) from reason
+    return Loop(skeleton)
+
+
+def tried_engine(name: str, skeleton: Skeleton, state: State, inputs: Tensor) -> Engine:
+    """The engine, if it can run this network; raises `CannotRun`."""
+    if name == "loop":
+        return Loop(skeleton)
+    if name == "vmap" and any(getattr(part, "padding_idx", None) is not None for part in skeleton.network.modules()):
+        raise CannotRun("torch.vmap would train the padding row of an embedding")  # seen in torch 2.13
+    engine = StackedProgram(skeleton) if name == "stacked" else Vmap(skeleton)
+    with _same_draws(inputs):
+        return passed(engine, skeleton, state, inputs)
+
+
+@torch.no_grad()
+def passed(engine: Engine, skeleton: Skeleton, state: State, inputs: Tensor) -> Engine:
+    """The engine, if it gives what the loop gives: outputs and buffers, in both modes, for shared and own inputs.
+
+    A few examples and varied parameters are taken, so that nothing hides behind equal members or a layer of zeros,
+    and nothing of the members' own is changed. Of vmap, which mixes nothing, only that it runs is asked.
+    """
+    varied = _varied(state, set(skeleton.parameters))
+    own = _examples(inputs, len(next(iter(state.values()))))  # (M, 3, ...)
+    for training in (False, True):
+        for each in (False, True):
+            seen = own if each else own[0]
+            ours, theirs = ({name: tensor.clone() for name, tensor in varied.items()} for _ in range(2))
+            with _mode(skeleton.network, training):
+                try:
+                    expected, found = Loop(skeleton)(theirs, seen, each), engine(ours, seen, each)
+                except CannotRun:
+                    raise
+                except Exception as error:  # of the user's own forward, or of an operation that cannot be batched
+                    raise CannotRun(f"it does not run on a few examples ({error})") from error
+            if isinstance(engine, StackedProgram):
+                _compare({"": expected, **theirs}, {"": found, **ours})
+    return engine
+
+
+def _compare(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    tolerance = max(1e-3, 8 * torch.finfo(_coarsest(expected[""])).eps)
+    for name, tensor in expected.items():
+        scale = tensor.abs().max().clamp_min(1e-6) if tensor.numel() else 1.0
+        if found[name].shape != tensor.shape or not bool(((found[name] - tensor).abs() <= tolerance * scale).all()):
+            what = f"in the buffer '{name}'" if name else "as outputs"
+            raise CannotRun(f"it does not give {what} what the members give one by one")
+
+
+def _coarsest(outputs: Tensor) -> torch.dtype:
+    device = outputs.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else outputs.dtype
+
+
+def _varied(state: State, parameters: set[str]) -> State:
+    """Values like these, but other ones for each member and nowhere constant."""
+    rng = torch.Generator().manual_seed(0)
+    varied = {}
+    for name, tensor in state.items():
+        values = tensor.detach()
+        if values.is_floating_point() and values.numel():
+            noise = torch.randn(values.shape, generator=rng).to(values)
+            if name in parameters:
+                values = values + 0.5 * noise * values.std(correction=0).clamp_min(0.1)
+            else:
+                values = values * (1 + 0.1 * noise.abs())  # a variance stays positive
+        varied[name] = values
+    return varied
+
+
+def _examples(inputs: Tensor, num_members: int) -> Tensor:
+    """A few examples for each member, other ones for each where there are enough: (M, 3, ...)."""
+    rows = torch.arange(EXAMPLES)
+    own = torch.stack([inputs[((k + 2) * rows // 2) % len(inputs)] for k in range(num_members)])
+    if not own.is_floating_point():
+        return own
+    noise = torch.rand(own.shape, generator=torch.Generator().manual_seed(0)).to(own)
+    return own * (0.75 + 0.5 * noise) if own.any() else noise
+
+
+@contextmanager
+def _mode(network: nn.Module, training: bool) -> Iterator[None]:
+    """Train or eval mode, without the draws of dropout, which differ between engines."""
+    with evaluating(network):
+        network.train(training)
+        for module in network.modules():
+            if isinstance(module, _DropoutNd):
+                module.eval()
+        yield
+
+
+@torch.no_grad()
+def require_no_memory(skeleton: Skeleton, state: State, inputs: Tensor) -> None:
+    """Refuse a network that carries values from one call to the next outside of its buffers: from member to member."""
+    if len(next(iter(state.values()))) == 1:
+        return
+    first = {name: tensor[0].detach() for name, tensor in state.items()}
+    second = {name: tensor * 1.125 if tensor.is_floating_point() else tensor for name, tensor in first.items()}
+    try:
+        alone, after = _last_of(skeleton, [second], inputs), _last_of(skeleton, [first, second], inputs)
+        if torch.allclose(alone, after, rtol=1e-3, atol=1e-5, equal_nan=True):
+            return
+        again = _last_of(skeleton, [second], inputs)
+    except Exception:  # the call that follows will raise it where the user can see it
+        return
+    if torch.equal(alone, again):  # else it draws from a source of its own
+        raise EnfoldError(
+            "a network must carry values from one call to the next in buffers alone, but the outputs of this "
+            f"{type(skeleton.network).__name__} depend on what ran before: keep such values with register_buffer"
+        )
+
+
+def _last_of(skeleton: Skeleton, calls: list[State], inputs: Tensor) -> Tensor:
+    twin = copy.deepcopy(skeleton)
+    twin.network.eval()
+    for values in calls:
+        own = {name: tensor.clone() for name, tensor in values.items()}
+        with _same_draws(inputs), twin.holding(own) as network:
+            outputs = logits_of(network(inputs[:EXAMPLES]))
+    return outputs
+
+
+def _same_draws(inputs: Tensor) -> AbstractContextManager[None]:
+    """What is drawn inside the block will be drawn again after it."""
+    return torch.random.fork_rng(devices=[inputs.device] if inputs.device.type == "cuda" else [])
+
+
+@torch.no_grad()
+def fastest_engine(skeleton: Skeleton, state: State, inputs: Tensor, rounds: int = 5) -> Engine:
+    """Time every engine that can run this network on these inputs, in turns, and take the fastest median."""
+    engines: list[Engine] = []
+    for candidate in ("loop", "stacked", "vmap"):
+        try:
+            engines.append(tried_engine(candidate, skeleton, state, inputs))
+        except CannotRun:
+            continue
+    times: dict[Engine, list[float]] = {engine: [] for engine in engines}
+    values = {name: tensor.detach().clone() for name, tensor in state.items()}
+    with evaluating(skeleton.network):
+        for engine in engines * (rounds + 1):
+            started = time.perf_counter()
+            engine(values, inputs, False)
+            if inputs.device.type == "cuda":
+                torch.cuda.synchronize(inputs.device)
+            times[engine].append(time.perf_counter() - started)
+    return min(engines, key=lambda engine: statistics.median(times[engine][1:]))  # the first run warms up

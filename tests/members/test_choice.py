@@ -1,0 +1,141 @@
+"""The choice of an engine: nothing is changed by it, and no engine is used that gives other numbers."""
+
+import itertools
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from enfold import EnfoldError, Stacked
+from enfold.members.choice import choose_engine
+from enfold.members.engines import Loop, Vmap
+from enfold.members.program import StackedProgram
+from enfold.networks import MLP
+from zoo import ZOO, Apply, population, vectors
+
+
+def test_an_unknown_engine_is_refused_at_once():
+    message = "got 'turbo': choose one of auto, measure, stacked, loop, vmap"
+    with pytest.raises(EnfoldError, match=message):
+        Stacked(population("mlp"), engine="turbo")
+    members = Stacked(population("mlp"), engine="loop")
+    with pytest.raises(EnfoldError, match=message):
+        members.set_engine("turbo")
+    assert members.engine_name == "loop"
+
+
+@pytest.mark.parametrize("name", ["mlp", "batch_norm_1d", "dropout", "embedding", "attention_by_hand"])
+def test_automatic_is_stacked_where_it_is_right(name):
+    assert isinstance(Stacked(population(name)).engine(ZOO[name].inputs(4)), StackedProgram)
+
+
+def test_our_own_mlp_is_stacked():
+    members = Stacked.make(lambda: MLP(6, (8, 8), 3, dropout=0.1), 2)
+    assert isinstance(members.engine(vectors(1)), StackedProgram)
+
+
+@pytest.mark.parametrize("name", ["mlp", "dropout", "batch_norm_1d", "reassigned_buffer", "functional_dropout"])
+@pytest.mark.parametrize("engine", ["auto", "measure", "loop"])
+@pytest.mark.parametrize("training", [False, True])
+def test_choosing_changes_nothing(name, engine, training):
+    members = Stacked(population(name), engine).train(training)
+    members.skeleton.network.train(training)
+    before = {key: tensor.detach().clone() for key, tensor in members.expand().items()}
+    modes = [part.training for part in members.skeleton.network.modules()]
+    draws = torch.get_rng_state(), random.getstate()
+    members.engine(ZOO[name].inputs(4))
+    assert all(torch.equal(tensor, before[key]) for key, tensor in members.expand().items())
+    assert [part.training for part in members.skeleton.network.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), draws[0])
+    assert random.getstate() == draws[1]
+    assert all(parameter.grad is None for parameter in members.parameters())
+
+
+def test_the_engine_is_chosen_once_and_anew_on_request():
+    members, inputs = Stacked(population("mlp")), vectors(4)
+    members(inputs)
+    first = members.engine(inputs)
+    assert members.engine(vectors(2)) is first
+    assert isinstance(members.set_engine("vmap").engine(inputs), Vmap)
+    assert isinstance(members.set_engine("loop").engine(inputs), Loop)
+
+
+def test_measuring_takes_one_that_can_run_it():
+    for name in ("control_flow", "lstm"):
+        assert isinstance(Stacked(population(name), "measure").engine(ZOO[name].inputs(4)), Loop)
+    networks, inputs = population("mlp"), vectors(4)
+    torch.testing.assert_close(Stacked(networks, "measure")(inputs), torch.stack([net(inputs) for net in networks]))
+
+
+def test_inputs_that_do_not_run_do_not_settle_the_engine():
+    members = Stacked(population("mlp"))
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        members(torch.zeros(4, 7))
+    assert isinstance(members.engine(vectors(4)), StackedProgram)
+
+
+def test_lower_precision_does_not_look_like_a_mistake():
+    members = Stacked(population("layer_norm"))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert members(vectors(4)).dtype == torch.bfloat16
+        assert isinstance(members.engine(vectors(4)), StackedProgram)
+    half = Stacked(population("layer_norm")).bfloat16()
+    assert isinstance(half.engine(vectors(4).bfloat16()), StackedProgram)
+
+
+def remembering(**parts):
+    """Its outputs depend on what it was called with before."""
+
+    def forward(net, x):
+        outputs = net.layer(x)
+        if net.last is not None:
+            outputs = outputs + net.last.mean()
+        net.last = outputs.detach()
+        return outputs
+
+    network = Apply(forward, layer=nn.Linear(6, 3), **parts)
+    network.last = None
+    return network
+
+
+@pytest.mark.parametrize("engine", ["auto", "loop", "vmap"])
+def test_a_network_that_remembers_is_refused(engine):
+    with pytest.raises(EnfoldError, match=r"carry values from one call to the next in buffers alone.*register_buffer"):
+        Stacked([remembering(), remembering()], engine)(vectors(4))
+
+
+def test_a_cache_of_weights_in_an_attribute_is_refused():
+    def forward(net, x):
+        if net.cache is None:
+            net.cache = net.layer.weight.detach().t().clone()
+        return x @ net.cache
+
+    networks = [Apply(forward, layer=nn.Linear(6, 3)) for _ in range(2)]
+    for network in networks:
+        network.cache = None
+    with pytest.raises(EnfoldError, match="depend on what ran before"):
+        Stacked(networks)(vectors(4))
+
+
+def test_one_network_alone_may_remember():
+    members = Stacked([remembering()], "loop")
+    assert members(vectors(4)).shape == (1, 4, 3)
+
+
+def test_a_network_with_draws_of_its_own_is_not_taken_for_one_that_remembers():
+    source = itertools.count()
+    members = Stacked([Apply(lambda net, x: net.layer(x) + next(source), layer=nn.Linear(6, 3))] * 2)
+    assert members(vectors(4)).shape == (2, 4, 3)
+
+
+def test_elsewhere_than_on_a_cpu_vmap_comes_before_the_loop():
+    """There is no other device here; the choice only looks at the inputs' device."""
+
+    class Elsewhere(torch.Tensor):
+        device = torch.device("xpu")
+
+    inputs = vectors(4).as_subclass(Elsewhere)
+    for name, kind in {"mlp": StackedProgram, "raw_parameters": Vmap, "control_flow": Loop}.items():
+        members = Stacked(population(name))
+        assert isinstance(choose_engine("auto", members.skeleton, members.expand(), inputs), kind)

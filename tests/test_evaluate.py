@@ -1,0 +1,175 @@
+"""Evaluation: one pass, whatever the chunks, the kind of model or the kind of part."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from enfold.data import Data, Split
+from enfold.errors import EnfoldError
+from enfold.evaluate import (
+    Row,
+    evaluate,
+    mean_member_score,
+    member_logits,
+    predict,
+    recovered,
+    score,
+    shown,
+    shown_gain,
+)
+from enfold.members import Mixed, Stacked
+from enfold.metrics import METRICS, accuracy, fit_temperature, gibbs_nll, nll, tempered
+
+
+class Network(nn.Module):
+    """With a batch norm and a dropout, which only eval mode makes repeatable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm, self.head = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.dropout(torch.relu(self.norm(self.inner(inputs)))))
+
+
+@pytest.fixture
+def data() -> Data:
+    generator = torch.Generator().manual_seed(0)
+
+    def part(count: int) -> Split:
+        labels = torch.randint(3, (count,), generator=generator)
+        return Split(torch.eye(4)[labels] + 0.6 * torch.randn(count, 4, generator=generator), labels)
+
+    return Data(part(20), part(30), part(50), 3, (4,))
+
+
+@pytest.fixture
+def members() -> Stacked:
+    return Stacked.make(Network, 3)
+
+
+def models(members: Stacked) -> dict[str, nn.Module]:
+    return {"network": members.member(0), "stacked": members, "mixed": Mixed(members.networks())}
+
+
+@pytest.mark.parametrize("kind", ["network", "stacked", "mixed"])
+@pytest.mark.parametrize("size", [1, 7, 50, 999])
+def test_chunks_do_not_change_what_is_predicted(members, data, kind, size):
+    model = models(members)[kind]
+    found = predict(model, data, "test", batch_size=size)
+    assert found.log_probs.shape == (1 if kind == "network" else 3, 50, 3)
+    assert torch.equal(found.labels, data.test.labels)
+    expected = torch.stack([net.eval()(data.test.inputs) for net in members.networks()]).log_softmax(-1).detach()
+    torch.testing.assert_close(found.log_probs, expected[: found.num_members], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["network", "stacked", "mixed"])
+def test_the_mode_is_put_back_and_nothing_is_changed(members, data, kind):
+    model = models(members)[kind].train()
+    parts = list(model.modules())
+    parts[-1].training = False  # a part that someone froze
+    modes = [part.training for part in parts]
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    predict(model, data)
+    assert [part.training for part in parts] == modes
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_the_mode_is_put_back_if_prediction_fails(members, data):
+    members.train()
+    with pytest.raises(RuntimeError):
+        predict(members, data.replace(test=Split(torch.zeros(3, 9), torch.zeros(3, dtype=torch.long))))
+    assert members.training
+    assert members.skeleton.network.training
+
+
+def test_any_iterable_is_a_part(members, data):
+    expected = predict(members, data).log_probs
+    split = data.test
+    batches = list(zip(split.inputs.split(8), split.labels.split(8), strict=True))
+    loader = DataLoader(TensorDataset(split.inputs, split.labels), 16)
+    for part in (batches, loader, iter(batches)):
+        found = predict(members, data.replace(test=part))
+        torch.testing.assert_close(found.log_probs, expected)
+        assert torch.equal(found.labels, split.labels)
+
+
+def test_pixels_are_prepared(data):
+    pixels = torch.randint(0, 256, (10, 1, 2, 2), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    pictures = Data([], [], Split(pixels, torch.zeros(10, dtype=torch.long)), 2, (1, 2, 2), mean=(0.5,), std=(0.25,))
+    network = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    expected = network((pixels / 255 - 0.5) / 0.25).log_softmax(-1).detach()
+    torch.testing.assert_close(predict(network, pictures).log_probs[0], expected)
+
+
+def test_logits_of_a_network_that_returns_more_than_a_tensor():
+    class Wrapped(nn.Linear):
+        def forward(self, inputs):
+            return {"logits": super().forward(inputs), "loss": None}
+
+    network = Wrapped(4, 3)
+    assert member_logits(network, torch.zeros(5, 4)).shape == (1, 5, 3)
+
+
+@pytest.mark.parametrize("part", ["validation", "test"])
+def test_nothing_to_predict(members, data, part):
+    with pytest.raises(EnfoldError, match=f"the {part} part must hold examples.*not a generator that is used up"):
+        predict(members, data.replace(**{part: iter(())}), part)
+    with pytest.raises(EnfoldError, match=f"the {part} part must hold examples"):
+        predict(members, data.replace(**{part: data.test[:0]}), part)
+
+
+def test_scores_are_the_metrics_and_those_at_the_fitted_temperature(members, data):
+    test, validation = predict(members, data), predict(members, data, "validation")
+    plain, full = score(test), score(test, validation)
+    assert plain == {name: metric(test) for name, metric in METRICS.items()}
+    assert full.keys() - plain.keys() == {"temperature", "cnll", "cece", "cbrier"}
+    assert full["temperature"] == fit_temperature(validation)
+    assert full["cnll"] == pytest.approx(nll(tempered(test, full["temperature"])))
+
+
+def test_the_mean_members_scores(members, data):
+    test, validation = predict(members, data), predict(members, data, "validation")
+    found = mean_member_score(test, validation)
+    assert found["nll"] == pytest.approx(gibbs_nll(test))
+    own = [accuracy(predict(network, data)) for network in members.networks()]
+    assert found["accuracy"] == pytest.approx(sum(own) / 3)
+    assert mean_member_score(test).keys() == METRICS.keys()
+
+
+def test_the_gain_recovered(members, data):
+    """0 for a mean member, 1 for the ensemble itself, in between for what is in between."""
+    ensemble = evaluate(members, data, members=members)
+    assert ensemble.gain_recovered == pytest.approx(1.0)
+    gains = [evaluate(network, data, members=members).gain_recovered for network in members.networks()]
+    assert sum(gains) / 3 == pytest.approx(0.0, abs=1e-6)
+    assert recovered({"nll": 0.9}, {"nll": 1.0}, {"nll": 0.8}) == pytest.approx(0.5)
+    assert math.isnan(recovered({"nll": 0.9}, {"nll": 1.0}, {"nll": 1.0}))
+    alone = evaluate(members.member(0), data, members=members[:1])
+    assert math.isnan(alone.gain_recovered)  # one member is its own ensemble
+
+
+def test_a_row_reads_as_a_line(members, data):
+    row = evaluate(members, data, members=members, name="four networks")
+    scores = row.scores
+    assert str(row) == (
+        f"four networks: accuracy {100 * scores['accuracy']:.2f} %  nll {scores['nll']:.4f}  "
+        f"ece {100 * scores['ece']:.2f} %  brier {scores['brier']:.4f}  gain recovered 100 %"
+    )
+    assert str(evaluate(members, data)).startswith("Stacked: accuracy ")
+    assert "gain" not in str(evaluate(members, data))
+    assert str(Row("one", scores, math.nan)).endswith("gain recovered -")
+    assert (shown("accuracy", 0.5), shown("nll", 0.5)) == ("50.00 %", "0.5000")
+    assert (shown_gain(0.456), shown_gain(-0.1), shown_gain(math.inf)) == ("46 %", "-10 %", "-")
+
+
+def test_without_a_validation_part_there_is_no_temperature(members, data):
+    row = evaluate(members, data.replace(validation=[]))
+    assert "temperature" not in row.scores
+    assert row.scores["nll"] == pytest.approx(evaluate(members, data).scores["nll"])

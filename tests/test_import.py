@@ -1,0 +1,59 @@
+"""`import enfold` is cheap: it costs little more than torch, and needs no optional package."""
+
+import json
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+OPTIONAL = (
+    "PIL",
+    "hypothesis",
+    "matplotlib",
+    "onnx",
+    "pandas",
+    "pytest",
+    "ray",
+    "sklearn",
+    "torchmetrics",
+    "torchvision",
+)
+
+MEASURE = """
+import json, sys, time
+import torch
+before = time.process_time()
+import enfold
+print(json.dumps({"torch": before, "enfold": time.process_time(), "modules": sorted(sys.modules)}))
+"""
+
+
+def run(code):
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def imports():
+    """Processor seconds of fresh processes: the clock would measure how busy the machine is."""
+    return [json.loads(run(MEASURE)) for _ in range(3)]
+
+
+def test_importing_costs_little_more_than_torch(imports):
+    assert statistics.median(one["enfold"] / one["torch"] for one in imports) <= 1.3
+
+
+def test_no_optional_package_is_imported(imports):
+    assert "enfold.members" in imports[0]["modules"]
+    assert [name for name in OPTIONAL if name in imports[0]["modules"]] == []
+
+
+def test_it_works_where_no_optional_package_is_installed():
+    code = (
+        "import sys\n"
+        f"sys.modules.update(dict.fromkeys({OPTIONAL!r}))\n"  # None makes an import fail
+        "import enfold\n"
+        "print([name for name in enfold.__all__ if getattr(enfold, name) is None])"
+    )
+    assert run(code).strip() == "[]"

@@ -1,0 +1,69 @@
+"""Gradients taken member by member are those of the sum of all losses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from enfold.data.batches import Batch, Order
+from enfold.members import Stacked
+from enfold.train import CrossEntropy
+from enfold.train.backward import OneMember, Separable, backward
+
+
+def gradients(model: nn.Module) -> list[torch.Tensor]:
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("network", ["mlp", "normed", "convolutional"])
+@pytest.mark.parametrize("own", [True, False], ids=["own", "shared"])
+@pytest.mark.parametrize("smoothing", [0, [0.0, 0.3, 0.5]])
+def test_one_by_one_as_all_at_once(data, images, make, network, own, smoothing):
+    data = images if network == "convolutional" else data
+    batch = next(Order(16, range(3) if own else None).batches(data, 0))
+    objective = CrossEntropy(smoothing)
+    one_by_one, at_once = (Stacked.make(make[network], 3, engine="loop") for _ in range(2))
+    losses = backward(one_by_one, batch, objective)
+    expected = objective(at_once, batch)
+    expected.sum().backward()
+    torch.testing.assert_close(losses, expected.detach())
+    assert not losses.requires_grad
+    for found, wanted in zip(gradients(one_by_one), gradients(at_once), strict=True):
+        torch.testing.assert_close(found, wanted)
+    for name, tensor in one_by_one.expand().items():  # batch norms have seen the same
+        torch.testing.assert_close(tensor, at_once.expand()[name])
+
+
+def test_an_objective_over_all_members_is_left_whole(data, make):
+    """One that does not say what a member's part is may depend on all of them."""
+    seen = []
+
+    def spread(model: nn.Module, batch: Batch) -> torch.Tensor:
+        logits = model.forward_each(batch.inputs)
+        seen.append(logits.shape[0])
+        return (logits - logits.mean(0)).square().mean(dim=(1, 2))
+
+    members = Stacked.make(make["mlp"], 3, engine="loop")
+    losses = backward(members, next(Order(16, range(3)).batches(data, 0)), spread)
+    assert seen == [3]
+    assert losses.shape == (3,)
+    assert not isinstance(spread, Separable)
+
+
+def test_gradients_are_scaled_and_added(data, make):
+    members = Stacked.make(make["mlp"], 2, engine="loop")
+    batch = next(Order(16, range(2)).batches(data, 0))
+    backward(members, batch, CrossEntropy())
+    once = gradients(members)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    backward(members, batch, CrossEntropy(), torch.autocast("cpu", enabled=False), scaler)
+    for found, single in zip(gradients(members), once, strict=True):
+        torch.testing.assert_close(found, 5 * single)
+
+
+def test_a_view_of_one_member(data, make):
+    members = Stacked.make(make["mlp"], 3)
+    view = OneMember(members, 1)
+    assert list(view.parameters()) == []
+    torch.testing.assert_close(view(data.test.inputs)[0], members(data.test.inputs)[1])

@@ -1,0 +1,388 @@
+"""The loop: what it does to a model, with any training part, and how it fails."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from enfold.data import Split
+from enfold.data.batches import Order
+from enfold.errors import EnfoldError, NonFiniteLoss
+from enfold.evaluate import predict
+from enfold.members import Mixed, Stacked
+from enfold.metrics import accuracy, nll, per_member
+from enfold.train import CrossEntropy, Plan, fit
+
+PLAN = Plan(epochs=3, batch_size=16, learning_rate=0.05)
+SGD = Plan(epochs=3, batch_size=16, optimizer="sgd", learning_rate=0.1, schedule="constant", select="last")
+
+
+def seeded(factory, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return factory()
+
+
+def states_equal(first: nn.Module, second: nn.Module) -> bool:
+    pairs = zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
+def batches(split: Split, size: int = 16) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return list(zip(split.inputs.split(size), split.labels.split(size), strict=True))
+
+
+class Stream(IterableDataset):
+    """Examples one by one, of which nobody knows how many."""
+
+    def __init__(self, split: Split) -> None:
+        self.split = split
+
+    def __iter__(self):
+        return iter(list(zip(self.split.inputs, self.split.labels, strict=True)))
+
+
+def test_as_a_loop_written_by_hand(data, make):
+    """SGD with Nesterov momentum and weight decay over a list of batches, bit by bit."""
+    network, reference = seeded(make["mlp"]), seeded(make["mlp"])
+    parts = batches(data.train)
+    fit(network, data.replace(train=parts), SGD.replace(weight_decay=1e-2, schedule="cosine"), quiet=True)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-2)
+    for step in range(3 * len(parts)):
+        inputs, labels = parts[step % len(parts)]
+        optimizer.param_groups[0]["lr"] = 0.1 * (1 + math.cos(math.pi * step / 12)) / 2
+        optimizer.zero_grad()
+        F.cross_entropy(reference(inputs), labels).backward()
+        optimizer.step()
+    for own, expected in zip(network.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_it_learns(data, make):
+    members = Stacked.make(make["mlp"], 3)
+    before = accuracy(predict(members, data))
+    history = fit(members, data, PLAN.replace(epochs=15), quiet=True)
+    assert accuracy(predict(members, data)) > max(before, 0.6)
+    assert history.epochs[-1].train_loss < history.epochs[0].train_loss
+    assert not members.training
+
+
+def test_what_is_recorded(data, make):
+    members = Stacked.make(make["mlp"], 2)
+    history = fit(members, data, SGD.replace(learning_rate=0.05), quiet=True)
+    last, found = history.epochs[-1], predict(members, data, "validation")
+    assert [record.epoch for record in history.epochs] == [0, 1, 2]
+    assert last.validation_nll == pytest.approx(per_member(nll, found).tolist())
+    assert last.validation_accuracy == pytest.approx(per_member(accuracy, found).tolist())
+    assert last.ensemble_nll == pytest.approx(nll(found))
+    assert last.learning_rate == 0.05
+    assert history.chosen == []  # select="last"
+
+
+def test_the_loss_of_an_epoch_is_the_mean_over_its_examples(data, make):
+    """Fifty examples in batches of 16: the last two count as two."""
+    frozen = SGD.replace(epochs=1, learning_rate=1e-30, momentum=0.0, weight_decay=0.0)
+    network = seeded(make["mlp"])
+    history = fit(network, data, frozen, quiet=True)
+    expected = F.cross_entropy(network(data.train.inputs), data.train.labels).detach()
+    assert history.epochs[0].train_loss == pytest.approx([float(expected)], rel=1e-6)
+
+
+def test_the_epoch_with_the_lowest_validation_nll_is_kept(data, make):
+    plan = SGD.replace(epochs=8, learning_rate=1.0, select="best")
+    members = Stacked.make(make["mlp"], 3)
+    start = per_member(nll, predict(members, data, "validation")).tolist()
+    history = fit(members, data, plan, quiet=True)
+    curves = list(zip(start, *(record.validation_nll for record in history.epochs), strict=True))
+    assert history.chosen == [curve.index(min(curve)) for curve in curves]
+    assert len(set(history.chosen)) > 1, "choose a plan whose members are best in different epochs"
+    kept = per_member(nll, predict(members, data, "validation")).tolist()
+    assert kept == pytest.approx([min(curve) for curve in curves])
+
+
+def test_a_trained_network_is_not_made_worse(data, make):
+    network = seeded(make["mlp"])
+    fit(network, data, PLAN.replace(epochs=10), quiet=True)
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    history = fit(network, data, SGD.replace(learning_rate=50.0, epochs=1, select="best"), quiet=True)
+    assert history.chosen == [0]
+    assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
+
+
+def test_the_last_epoch_is_kept_if_asked_or_if_there_is_nothing_to_choose_by(data, make):
+    plan = SGD.replace(learning_rate=1.0, epochs=6)
+    last, blind = seeded(make["mlp"]), seeded(make["mlp"])
+    fit(last, data, plan, quiet=True)
+    history = fit(blind, data.replace(validation=[]), plan.replace(select="best"), quiet=True)
+    assert history.chosen == []
+    assert history.epochs[0].validation_nll == []
+    assert states_equal(last, blind)
+
+
+def test_no_epochs_change_nothing(data, make):
+    network, before = seeded(make["mlp"]), seeded(make["mlp"])
+    history = fit(network, data, PLAN.replace(epochs=0), quiet=True)
+    assert history.epochs == []
+    assert history.chosen == [0]
+    assert states_equal(network, before)
+
+
+@pytest.mark.parametrize("members", [None, 2], ids=["network", "members"])
+def test_the_same_seed_gives_the_same_result_whatever_torch_drew_before(data, make, members):
+    """Dropout too; and the caller's generator is left where it was."""
+
+    def trained(seed: int, drawn: int) -> nn.Module:
+        model = seeded(make["dropping"])
+        model = model if members is None else Stacked.make(model, members)
+        torch.manual_seed(drawn)
+        state = torch.random.get_rng_state()
+        fit(model, data, PLAN.replace(seed=seed), quiet=True)
+        assert torch.equal(state, torch.random.get_rng_state())
+        return model
+
+    assert states_equal(trained(0, 1), trained(0, 2))
+    assert not states_equal(trained(0, 1), trained(1, 1))
+
+
+def test_noise_differs_from_epoch_to_epoch_and_from_member_to_member(data):
+    class Noisy(nn.Linear):
+        """Remembers what it drew."""
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                drawn.append(float(torch.rand(())))
+            return super().forward(inputs)
+
+    def draws(**changes: int) -> list[float]:
+        drawn.clear()
+        fit(Noisy(8, 4), data, SGD.replace(epochs=2, **changes), quiet=True)
+        return list(drawn)
+
+    drawn: list[float] = []
+    first = draws()
+    assert len(set(first)) == 8  # four batches in each of two epochs
+    assert first == draws()
+    assert not set(first) & set(draws(first_member=1))
+    assert not set(first) & set(draws(seed=1))
+
+
+def test_dropout_differs_within_an_ensemble(data, make):
+    """Equal members that see the same batches part ways by their noise alone."""
+    members = Stacked([seeded(make["dropping"])] * 2)
+    fit(members, data, SGD.replace(order="shared", epochs=1), quiet=True)
+    assert members.equal_parameters() == []
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_equal_members_in_one_order_stay_equal(data, make, shared):
+    members = Stacked([seeded(make["mlp"])] * 2, engine="loop")
+    fit(members, data, SGD.replace(order="shared" if shared else "own"), quiet=True)
+    assert (len(members.equal_parameters()) == 4) == shared
+
+
+def parts_of(data, kind: str):
+    if kind == "list":
+        return batches(data.train), batches(data.validation)
+    if kind == "loader":
+        train, validation = (TensorDataset(part.inputs, part.labels) for part in (data.train, data.validation))
+        return DataLoader(train, 16), DataLoader(validation, 16)
+    return DataLoader(Stream(data.train), 16), DataLoader(Stream(data.validation), 16)
+
+
+@pytest.mark.parametrize("kind", ["list", "loader", "stream"])
+@pytest.mark.parametrize("members", [None, 2], ids=["network", "members"])
+def test_any_iterable_is_a_part(data, make, kind, members):
+    train, validation = parts_of(data, kind)
+    model, reference = (
+        seeded(make["mlp"]) if members is None else Stacked.make(make["mlp"], members) for _ in range(2)
+    )
+    history = fit(model, data.replace(train=train, validation=validation), SGD, quiet=True)
+    fit(reference, data.replace(train=batches(data.train)), SGD, quiet=True)
+    assert states_equal(model, reference)
+    assert len(history.epochs[0].validation_nll) == (members or 1)
+
+
+def test_labels_of_another_integer_type(data, make):
+    train = [(inputs, labels.to(torch.int32)) for inputs, labels in batches(data.train)]
+    network, reference = seeded(make["mlp"]), seeded(make["mlp"])
+    history = fit(network, data.replace(train=train, validation=train), SGD, quiet=True)
+    fit(reference, data.replace(train=batches(data.train)), SGD, quiet=True)
+    assert states_equal(network, reference)
+    assert math.isfinite(history.epochs[0].validation_nll[0])
+
+
+def test_a_shuffling_loader_is_repeated_by_the_seed(data, make):
+    loader = DataLoader(TensorDataset(data.train.inputs, data.train.labels), 16, shuffle=True)
+
+    def trained(drawn: int) -> nn.Module:
+        network = seeded(make["mlp"])
+        torch.manual_seed(drawn)
+        fit(network, data.replace(train=loader), SGD, quiet=True)
+        return network
+
+    assert states_equal(trained(1), trained(2))
+
+
+def test_without_a_length_the_rate_is_set_by_the_epoch(data, make):
+    stream = DataLoader(Stream(data.train), 16)
+    history = fit(seeded(make["mlp"]), data.replace(train=stream), SGD.replace(schedule="cosine"), quiet=True)
+    rates = [record.learning_rate for record in history.epochs]
+    assert rates == pytest.approx([0.1, 0.1 * 0.75, 0.1 * 0.25])
+
+
+def test_a_generator_is_used_up_after_an_epoch(data, make):
+    with pytest.raises(EnfoldError, match=r"got none in epoch 2: pass a DataLoader or a list, not a generator"):
+        fit(seeded(make["mlp"]), data.replace(train=iter(batches(data.train))), SGD, quiet=True)
+
+
+def test_a_generator_is_used_up_by_validation(data, make):
+    with pytest.raises(EnfoldError, match=r"validation part must hold examples.*not a generator that is used up"):
+        fit(seeded(make["mlp"]), data.replace(validation=iter(batches(data.validation))), SGD, quiet=True)
+
+
+def test_different_architectures_are_trained_together(data, make):
+    networks = [seeded(make["mlp"]), seeded(make["normed"], 1)]
+    alone = [seeded(make["mlp"]), seeded(make["normed"], 1)]
+    fit(Mixed(networks), data, SGD, quiet=True)
+    for network, single in zip(networks, alone, strict=True):
+        fit(single, data, SGD.replace(order="shared"), quiet=True)
+        assert states_equal(network, single)
+
+
+class Explosive(nn.Module):
+    """Gives NaN after some calls in train mode."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.linear, self.left = nn.Linear(8, 4), calls
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.left -= self.training
+        return self.linear(inputs) * (math.nan if self.left < 0 else 1.0)
+
+
+def test_a_loss_that_is_not_finite_stops_with_epoch_and_batch(data, tmp_path):
+    """Four batches an epoch: the seventh is the third of epoch 2."""
+    file = tmp_path / "training.safetensors"
+    with pytest.raises(NonFiniteLoss, match=r"is nan for member 0 in epoch 2, batch 3: .*state after epoch 1 is kept"):
+        fit(Explosive(6), data, PLAN, checkpoint=file, quiet=True)
+    network = Explosive(100)
+    history = fit(network, data, PLAN, checkpoint=file, quiet=True)
+    assert len(history.epochs) == 3
+    assert all(torch.isfinite(parameter).all() for parameter in network.parameters())
+
+
+def test_the_member_that_diverged_is_named(data, make):
+    members = Stacked.make(make["mlp"], 3)
+    with torch.no_grad():
+        members.expand()["0.weight"][1] = math.inf
+    with pytest.raises(NonFiniteLoss, match=r"for member 1 in epoch 1, batch 1: lower the learning rate"):
+        fit(members, data.replace(validation=[]), PLAN, quiet=True)
+
+
+def test_gradients_that_were_left_behind_do_not_count(data, make):
+    clean, used = seeded(make["mlp"]), seeded(make["mlp"])
+    for parameter in used.parameters():
+        parameter.grad = torch.full_like(parameter, math.nan)
+    for network in (clean, used):
+        fit(network, data, SGD, quiet=True)
+    assert states_equal(clean, used)
+    assert all(parameter.grad is None for parameter in used.parameters())
+
+
+def test_settings_that_contradict_the_data_or_the_model(data, make):
+    members = Stacked.make(make["mlp"], 2)
+    with pytest.raises(EnfoldError, match="bagging needs each member to see its own draws"):
+        fit(members, data, PLAN.replace(bootstrap=True, order="shared"), quiet=True)
+    with pytest.raises(EnfoldError, match="bagging needs each member to see its own draws"):
+        fit(members, data.replace(train=batches(data.train)), PLAN.replace(bootstrap=True), quiet=True)
+    with pytest.raises(EnfoldError, match="bagging needs the training part in memory"):
+        fit(make["mlp"](), data.replace(train=batches(data.train)), PLAN.replace(bootstrap=True), quiet=True)
+    with pytest.raises(EnfoldError, match="patience needs a validation part"):
+        fit(members, data.replace(validation=[]), PLAN.replace(patience=1), quiet=True)
+    with pytest.raises(EnfoldError, match="the training part must hold examples"):
+        fit(members, data.replace(train=data.train[:0]), PLAN, quiet=True)
+    assert states_equal(members, Stacked.make(make["mlp"], 2))
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize("members", [None, 2], ids=["network", "members"])
+def test_half_precision_learns_and_keeps_weights_in_full(data, make, precision, members):
+    model, full = (seeded(make["mlp"]) if members is None else Stacked.make(make["mlp"], members) for _ in range(2))
+    plan = SGD.replace(clip_norm=1.0)
+    half = fit(model, data, plan.replace(precision=precision), quiet=True).epochs[-1]
+    whole = fit(full, data, plan, quiet=True).epochs[-1]
+    assert half.train_loss == pytest.approx(whole.train_loss, rel=0.05)
+    assert half.train_loss != whole.train_loss
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("members", [None, 2], ids=["network", "members"])
+@pytest.mark.parametrize("fast", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["eager", "inductor"])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch hides it from users
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own modules
+def test_compiled_training(data, make, monkeypatch, members, fast):
+    """The graphs are counted; the real compiler takes seconds and runs with the slow tests."""
+    graphs = []
+
+    def backend(graph, examples):
+        from torch._dynamo.backends.registry import lookup_backend
+
+        graphs.append(graph)
+        return lookup_backend("eager" if fast else "inductor")(graph, examples)
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    model, reference = (
+        seeded(make["mlp"]) if members is None else Stacked.make(make["mlp"], members, engine="stacked")
+        for _ in range(2)
+    )
+    fit(model, data, SGD.replace(compile=True), quiet=True)
+    assert 2 <= len(graphs) <= 8, "graphs for training and validation, not one for each step"
+    fit(reference, data, SGD, quiet=True)
+    for own, expected in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-5)
+    network = model if members is None else model.skeleton.network
+    assert network._compiled_call_impl is None
+    assert members is None or model.engine_name == "stacked"
+
+
+def test_what_was_compiled_before_stays_compiled(data, make, monkeypatch):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    network = seeded(make["mlp"])
+    network.compile()
+    before = network._compiled_call_impl
+    fit(network, data, SGD.replace(compile=True, epochs=1), quiet=True)
+    assert network._compiled_call_impl is before
+
+
+def test_progress_goes_to_stderr(data, make, capsys):
+    fit(Stacked.make(make["mlp"], 2), data, PLAN, title="two members")
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    line = shown.err.splitlines()[-1]
+    assert line.startswith("two members 100 %  epoch 3/3  loss ")
+    assert "validation NLL" in line
+    assert "ensemble NLL" in line
+    fit(make["mlp"](), data, PLAN, quiet=True)
+    assert capsys.readouterr().err == ""
+
+
+def test_an_objective_of_ones_own(data, make):
+    """Anything that gives one loss a member is trained: here the distance of all logits to zero."""
+
+    class Quiet:
+        def __call__(self, model, batch):
+            return model.forward_each(batch.inputs).square().mean(dim=(1, 2))
+
+    members = Stacked.make(make["mlp"], 2)
+    batch = next(Order(50, range(2)).batches(data, 0))
+    before = Quiet()(members, batch)
+    fit(members, data, SGD, Quiet(), quiet=True)
+    assert (Quiet()(members, batch) < 0.2 * before).all()
+    assert CrossEntropy()(members, batch).mean().item() == pytest.approx(math.log(4), rel=0.05)

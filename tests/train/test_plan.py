@@ -1,0 +1,108 @@
+"""A plan is plain values: schedules in closed form, and values that cannot be are refused by name."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from enfold.errors import EnfoldError
+from enfold.train import Plan
+
+prop = settings(deadline=None, derandomize=True, max_examples=60)
+
+
+def factors(plan: Plan, steps: int) -> list[float]:
+    return [plan.rate_factor(step, steps) for step in range(plan.epochs * steps)]
+
+
+def test_constant():
+    assert factors(Plan(epochs=3, schedule="constant"), 4) == [1.0] * 12
+
+
+def test_cosine_in_closed_form():
+    found = factors(Plan(epochs=2, schedule="cosine", final_factor=0.1), 5)
+    assert found == pytest.approx([0.1 + 0.9 * (1 + math.cos(math.pi * step / 10)) / 2 for step in range(10)])
+    assert found[0] == 1.0
+
+
+def test_steps_at_fractions_of_the_epochs():
+    plan = Plan(epochs=10, schedule="step", milestones=(0.3, 0.6, 0.8), step_factor=0.2)
+    found = factors(plan, 2)
+    assert found == pytest.approx([1.0] * 6 + [0.2] * 6 + [0.04] * 4 + [0.008] * 4)
+
+
+def test_warm_up_is_linear_and_then_the_schedule_begins():
+    plan = Plan(epochs=4, schedule="cosine", warmup_epochs=1.0)
+    found = factors(plan, 4)
+    assert found[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert found[4:] == pytest.approx([(1 + math.cos(math.pi * step / 12)) / 2 for step in range(12)])
+
+
+def test_warm_up_through_part_of_a_step_does_not_overshoot():
+    plan = Plan(epochs=2, schedule="constant", warmup_epochs=0.5)
+    assert factors(plan, 5) == pytest.approx([0.4, 0.8, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+
+
+@prop
+@given(
+    epochs=st.integers(1, 6),
+    steps=st.integers(1, 9),
+    warmup=st.floats(0, 1),
+    schedule=st.sampled_from(["constant", "step", "cosine"]),
+    final=st.floats(0, 1),
+)
+def test_a_factor_is_never_above_one_and_never_negative(epochs, steps, warmup, schedule, final):
+    plan = Plan(epochs=epochs, schedule=schedule, warmup_epochs=warmup * epochs, final_factor=final)
+    found = [plan.rate_factor(step, steps) for step in range(epochs * steps + 3)]  # a loader may yield too much
+    assert all(0 <= factor <= 1 for factor in found)
+    falling = [factor for step, factor in enumerate(found) if step >= plan.warmup_epochs * steps]
+    assert falling == sorted(falling, reverse=True)
+
+
+def test_one_value_a_member():
+    plan = Plan(learning_rate=[0.1, 0.2], weight_decay=0.5)
+    assert plan.learning_rate == (0.1, 0.2)
+    assert plan.per_member("learning_rate", 2) == [0.1, 0.2]
+    assert plan.per_member("weight_decay", 2) == [0.5, 0.5]
+    assert plan.varies
+    assert not Plan(label_smoothing=(0.1, 0.2)).varies  # the loss is told apart by member, not the optimizer
+    with pytest.raises(EnfoldError, match="one learning_rate a member must have 3 values, got 2"):
+        plan.per_member("learning_rate", 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epochs": -1}, "epochs must be a whole number, 0 or more, got -1"),
+        ({"epochs": 2.5}, "epochs must be a whole number, 0 or more, got 2.5"),
+        ({"batch_size": 0}, "batch_size must be a whole number above 0, got 0"),
+        ({"learning_rate": 0.0}, "learning_rate must be above 0"),
+        ({"learning_rate": (0.1, math.nan)}, "learning_rate must be above 0"),
+        ({"weight_decay": -1.0}, "weight_decay must be 0 or more"),
+        ({"label_smoothing": (0.1, 1.0)}, r"label_smoothing must be in \[0, 1\)"),
+        ({"momentum": 1.0}, r"momentum must be in \[0, 1\)"),
+        ({"betas": (0.9, 1.0)}, r"betas must be two, in \[0, 1\)"),
+        ({"clip_norm": 0.0}, "clip_norm must be above 0, or null for none"),
+        ({"epochs": 2, "warmup_epochs": 3.0}, "warmup_epochs must be between 0 and the epochs"),
+        ({"patience": 0}, "patience must be 1 or more"),
+        ({"patience": 2, "select": "last"}, "patience must be null where select is 'last'"),
+        ({"optimizer": "lbfgs"}, "optimizer must be one of sgd, adam, adamw, got 'lbfgs'"),
+        ({"schedule": "linear"}, "schedule must be one of constant, step, cosine"),
+        ({"order": "mine"}, "order must be one of own, shared"),
+        ({"select": "first"}, "select must be one of best, last"),
+        ({"precision": "float8"}, "precision must be one of float32, bfloat16, float16"),
+        ({"decay": "none"}, "decay must be one of all, weights"),
+    ],
+)
+def test_values_that_cannot_be(changes, message):
+    with pytest.raises(EnfoldError, match=message):
+        Plan(**changes)
+
+
+def test_replace_gives_a_copy():
+    plan = Plan()
+    assert plan.replace(epochs=3).epochs == 3
+    assert plan == Plan()

@@ -1,0 +1,84 @@
+"""Which epoch's weights are kept, worked by hand: the state is a counter of the epochs."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from enfold.members import Mixed, Stacked
+from enfold.train.selection import Selection
+
+
+def counter(members: int | None = None) -> nn.Module:
+    """A model whose only weight says how long it was trained."""
+    networks = [nn.Linear(1, 1, bias=False) for _ in range(members or 1)]
+    for network in networks:
+        nn.init.zeros_(network.weight)
+    return networks[0] if members is None else Stacked(networks)
+
+
+def run(selection: Selection, curves: list[list[float]]) -> int:
+    """Feed validation NLLs, curve by curve of a member, counted from the start; how many epochs were trained."""
+    for epoch, values in enumerate(zip(*curves, strict=True)):
+        if epoch and selection.finished(epoch - 1):
+            return epoch - 1
+        with torch.no_grad():
+            for parameter in selection.model.parameters():
+                parameter.fill_(epoch)
+        selection.update(epoch, list(values))
+    return len(curves[0]) - 1
+
+
+def weights(model: nn.Module) -> list[float]:
+    return [value for parameter in model.parameters() for value in parameter.flatten().tolist()]
+
+
+def test_each_member_its_own_best_epoch():
+    selection = Selection(counter(3), patience=None)
+    assert run(selection, [[3, 2, 1, 2], [3, 1, 2, 2], [1, 2, 3, 4]]) == 3
+    selection.apply()
+    assert selection.epoch == [2, 1, 0]
+    assert weights(selection.model) == [2.0, 1.0, 0.0]
+
+
+def test_the_first_of_equal_epochs_is_kept():
+    selection = Selection(counter(), patience=None)
+    run(selection, [[3, 1, 1, 1]])
+    assert selection.epoch == [1]
+
+
+def test_patience_counts_epochs_without_a_better_one():
+    selection = Selection(counter(), patience=2)
+    assert run(selection, [[5, 4, 6, 6, 1]]) == 3  # best at 1, two worse ones, stopped: 1 is never reached
+    selection.apply()
+    assert weights(selection.model) == [1.0]
+    assert run(Selection(counter(), patience=3), [[5, 4, 6, 6, 1]]) == 4
+
+
+def test_a_stopped_member_stays_while_others_go_on():
+    selection = Selection(counter(2), patience=1)
+    assert run(selection, [[5, 4, 6, 1, 0], [5, 4, 3, 2, 1]]) == 4
+    selection.apply()
+    assert selection.epoch == [1, 4]
+    assert weights(selection.model) == [1.0, 4.0]
+
+
+def test_members_that_share_nothing_to_tell_apart_are_chosen_together():
+    model = Mixed([counter(), counter()])
+    selection = Selection(model, patience=None)
+    run(selection, [[3, 1, 2], [3, 3, 0]])  # means 3, 2, 1
+    selection.apply()
+    assert selection.epoch == [2]
+    assert weights(model) == [2.0, 2.0]
+
+
+def test_record_and_restore():
+    first = Selection(counter(2), patience=1)
+    run(first, [[5, 4, 6], [5, 4, 3]])
+    second = Selection(counter(2), patience=1)
+    second.restore(first.record(), first.state)
+    assert second.record() == first.record() == {"nll": [4, 3], "epoch": [1, 2]}
+    assert Selection(counter(), None).record() == {"nll": [None], "epoch": [0]}
+    fresh = Selection(counter(), None)
+    fresh.restore(fresh.record(), {})
+    assert fresh.nll == [float("inf")]
