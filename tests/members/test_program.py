@@ -59,6 +59,17 @@ def test_dropout_draws_for_every_member_and_only_in_training():
     torch.testing.assert_close(members.eval()(torch.ones(4, 6)), torch.ones(2, 4, 6))
 
 
+@pytest.mark.parametrize("engine", ["stacked", "loop", "vmap"])
+def test_dropout_before_the_first_layer_is_each_members_own(engine):
+    """All members still share the value there, but not what is dropped of it."""
+    network = nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 6, bias=False))
+    nn.init.eye_(network[1].weight)
+    outputs = Stacked([network, network], engine=engine).train()(torch.ones(200, 6))
+    assert set(outputs.unique().tolist()) == {0.0, 2.0}
+    agreement = float((outputs[0] == outputs[1]).float().mean())
+    assert 0.4 < agreement < 0.6  # of independent masks; a shared one agrees everywhere
+
+
 def refusal(network, inputs=None):
     with pytest.raises(EnfoldError) as caught:
         Stacked([network, network], engine="stacked")(vectors(4) if inputs is None else inputs)
@@ -107,8 +118,9 @@ def test_embeddings_that_are_more_than_a_table_are_refused(options, reason):
         (lambda net, x: net.layer(x) + np.random.rand(), "draws random numbers outside of a layer"),
         (lambda net, x: net.layer(x) + torch.rand_like(x[:, :3]), "does not give as outputs"),
         (lambda net, x: F.dropout(net.layer(x), 0.5), "does not give as outputs"),
+        (lambda net, x: F.dropout(net.layer(x), 1e-9, net.training), "asks for the mode outside of a layer"),
         (lambda net, x: net.layer(x) if x.shape[0] > 2 else x[:, :3], "cannot be traced (TraceError"),
-        (lambda net, x: net.layer(input=x), "does not run on a few examples"),
+        (lambda net, x: net.layer(input=x), "given its input by keyword"),
     ],
 )
 def test_a_forward_that_cannot_be_merged_is_refused(forward, reason):

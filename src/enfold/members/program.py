@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,6 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from enfold.members.skeleton import Skeleton, State
-
-WIDE_BATCH = 16  # up to this batch size one wide product beats a batched one for the layer that all members feed alike
 
 HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
 
@@ -67,17 +66,13 @@ def linear(layer: nn.Module, own: State, value: Value, num_members: int) -> Tens
     """Equation (1); leading axes between batch and features are part of the batch of the product."""
     weight = own["weight"]  # (M, out, in)
     bias = own.get("bias")  # (M, out)
-    out_features = weight.shape[1]
-    if not value.merged and value.tensor.ndim == 2 and value.tensor.shape[0] <= WIDE_BATCH:
-        wide = F.linear(value.tensor, weight.flatten(0, 1), None if bias is None else bias.flatten())  # (B, M * out)
-        return wide.view(-1, num_members, out_features).transpose(0, 1).flatten(0, 1)
     split = value.split(num_members)  # (M, B, ..., in)
     rows = split.flatten(1, -2) if split.ndim > 3 else split  # (M, B', in)
     if bias is None:
         product = torch.bmm(rows, weight.transpose(1, 2))
     else:
         product = torch.baddbmm(bias.unsqueeze(1), rows, weight.transpose(1, 2))  # (1)
-    return product.view(num_members * split.shape[1], *split.shape[2:-1], out_features)
+    return product.view(num_members * split.shape[1], *split.shape[2:-1], weight.shape[1])
 
 
 def layer_norm(layer: nn.Module, own: State, value: Value, num_members: int) -> Tensor:
@@ -181,6 +176,9 @@ def _random_state() -> tuple[object, ...]:
     return random.getstate(), np.random.get_state(legacy=False)["state"]["pos"], bytes(torch.get_rng_state().numpy())
 
 
+Step = Callable[[list[Any], State, int], Any]  # (values so far, state, M) -> the next value
+
+
 class StackedProgram:
     """The network's traced graph, run on merged values; an engine."""
 
@@ -196,8 +194,14 @@ class StackedProgram:
         twin = copy.deepcopy(skeleton).network  # tracing may leave things behind
         self.graph = traced(nn.Sequential(twin) if bare else twin)
         self.names = {id(module): skeleton.names_in(module) for module in self.modules.values()}
+        position: dict[fx.Node, int] = {}
+        self.steps: list[Step] = []
         for node in self.graph.nodes:
             self._check(node)
+            self.steps.append(self._step(node, position))
+            position[node] = len(position)
+        if next(iter(position)).op != "placeholder":
+            raise CannotRun("its forward takes no argument")
 
     def _check(self, node: fx.Node) -> None:
         if node.op == "get_attr":
@@ -213,43 +217,87 @@ class StackedProgram:
     def __call__(self, state: State, inputs: Tensor, each: bool) -> Tensor:
         """(B, ...) or, with `each`, (M, B, ...) -> (M, B, C)."""
         num_members = len(next(iter(state.values())))
-        values: dict[fx.Node, Any] = {}
-        for node in self.graph.nodes:
-            if node.op == "placeholder":
-                values[node] = Value(inputs.flatten(0, 1) if each else inputs, merged=each)
-            elif node.op == "output":
-                result = fx.node.map_arg(node.args[0], values.__getitem__)
-                if not isinstance(result, Value):
-                    raise CannotRun("it does not return one tensor")
-                return result.split(num_members)
-            else:
-                values[node] = self._step(node, values, state, num_members)
-        raise CannotRun("its graph has no output")
+        values: list[Any] = []
+        for step in self.steps:
+            values.append(step(values, state, num_members) if values else _entered(inputs, each))
+        if not isinstance(values[-1], Value):
+            raise CannotRun("it does not return one tensor")
+        return values[-1].split(num_members)
 
-    def _step(self, node: fx.Node, values: dict[fx.Node, Any], state: State, num_members: int) -> Any:
-        if node.op == "call_module":
-            module = self.modules[str(node.target)]
-            layer = LAYERS.get(type(module))
-            if layer is not None:
-                own = {key: state[name] for key, name in self.names[id(module)].items()}
-                return Value(layer(module, own, values[node.args[0]], num_members), merged=True)  # type: ignore[index]
-            value = values[node.args[0]] if node.args and isinstance(node.args[0], fx.Node) else None
-            if isinstance(value, Value) and len(node.args) == 1 and not node.kwargs:  # the usual case, with less ado
-                differs = value.merged or (isinstance(module, _DropoutNd) and module.training)  # own masks
-                rows = value.as_merged(num_members) if differs else value.tensor
-                return _wrapped(module(rows), differs, len(rows))
-        used = [value for source in node.all_input_nodes for value in _tensors(values[source])]
-        merged = any(value.merged for value in used)
-        args, kwargs = fx.node.map_arg(
-            (node.args, node.kwargs), lambda source: _plain(values[source], merged, num_members)
-        )
-        if node.op == "call_module":
-            result = module(*args, **kwargs)
-        elif node.op == "call_method":
-            result = getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        else:
-            result = node.target(*args, **kwargs)  # type: ignore[operator]
-        return _wrapped(result, merged, next((len(value.tensor) for value in used if value.merged), None))
+    def _step(self, node: fx.Node, position: dict[fx.Node, int]) -> Step:
+        """What computes a node's value from those before it; the usual nodes with as little ado as possible."""
+        module = self.modules[str(node.target)] if node.op == "call_module" else None
+        layer = LAYERS.get(type(module)) if module is not None else None
+        if module is not None and layer is not None:
+            if not node.args:
+                raise CannotRun(f"'{node.target}' is given its input by keyword")
+            return partial(_run_layer, layer, module, self.names[id(module)], position[node.args[0]])  # type: ignore[index]
+        if node.op == "output":
+            return lambda values, state, size: fx.node.map_arg(node.args[0], lambda used: values[position[used]])
+        function = module if module is not None else node.target
+        if node.op == "call_method":
+            function = partial(_call_method, str(node.target))
+        if len(node.all_input_nodes) == 1 and node.args and node.args[0] is node.all_input_nodes[0]:
+            if self._may_overwrite(node, function):
+                function = _relu
+            return partial(_run_single, function, node.args[1:], node.kwargs, position[node.args[0]])
+        return partial(_run_node, function, node, position)
+
+    def _may_overwrite(self, node: fx.Node, function: object) -> bool:
+        """Whether this is a ReLU on a product that nothing else uses."""
+        before = node.all_input_nodes[0]
+        is_relu = isinstance(function, nn.ReLU) or function in (torch.relu, F.relu)
+        fresh = before.op == "call_module" and isinstance(self.modules[str(before.target)], nn.Linear)
+        return is_relu and fresh and len(before.users) == 1 and len(node.args) == 1 and not node.kwargs
+
+
+def _entered(inputs: Tensor, each: bool) -> Value:
+    return Value(inputs.flatten(0, 1) if each else inputs, merged=each)
+
+
+def _relu(product: Tensor) -> Tensor:
+    """In place where no gradient is wanted; with one, an edit of a view would cost copies."""
+    return torch.relu(product) if torch.is_grad_enabled() else torch.relu_(product)
+
+
+def _call_method(name: str, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    return getattr(tensor, name)(*args, **kwargs)
+
+
+def _run_layer(
+    layer: Layer, module: nn.Module, names: dict[str, str], source: int, values: list[Any], state: State, size: int
+) -> Value:
+    own = {key: state[name] for key, name in names.items()}
+    return Value(layer(module, own, values[source], size), merged=True)
+
+
+def _run_single(function: Any, args: Any, kwargs: Any, source: int, values: list[Any], state: State, size: int) -> Any:
+    """An operation on one value."""
+    value = values[source]
+    if not isinstance(value, Value):  # the tuple that `chunk` gives, or a number
+        used = _tensors(value)
+        merged = any(item.merged for item in used)
+        return _wrapped(function(_plain(value, merged, size), *args, **kwargs), merged, _rows(used))
+    differs = value.merged or (isinstance(function, _DropoutNd) and function.training)  # each member has its own masks
+    rows = value.as_merged(size) if differs else value.tensor
+    return _wrapped(function(rows, *args, **kwargs), differs, rows.shape[0])
+
+
+def _run_node(
+    function: Any, node: fx.Node, position: dict[fx.Node, int], values: list[Any], state: State, size: int
+) -> Any:
+    """An operation on several values, all merged if one is."""
+    used = [value for source in node.all_input_nodes for value in _tensors(values[position[source]])]
+    merged = any(value.merged for value in used)
+    args, kwargs = fx.node.map_arg(
+        (node.args, node.kwargs), lambda source: _plain(values[position[source]], merged, size)
+    )
+    result = function(*args, **kwargs)
+    return _wrapped(result, merged, _rows(used))
+
+
+def _rows(used: list[Value]) -> int | None:
+    return next((len(value.tensor) for value in used if value.merged), None)
 
 
 def _tensors(value: Any) -> list[Value]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from scipy.special import bdtrc
 from torch import Tensor
 
 from enfold.errors import EnfoldError
@@ -81,6 +80,8 @@ def majority_vote_accuracy(num_members: int, error: float) -> float:
 
     Below an error of 0.5 it goes to 1 with M, above to 0: the zero-one loss has no guarantee like Jensen's.
     """
+    from scipy.special import bdtrc  # a quarter of a second at import
+
     if num_members < 1 or not 0 <= error <= 1:
         raise EnfoldError(
             f"a vote needs at least 1 member and an error rate from 0 to 1, got {num_members} and {error}: "

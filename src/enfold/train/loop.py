@@ -200,19 +200,19 @@ def _compiled(model: nn.Module, wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    skeleton = getattr(model, "skeleton", None)
-    network: nn.Module = skeleton.network if skeleton is not None else model
-    engine, before = getattr(model, "engine_name", None), network._compiled_call_impl
-    if engine is not None:
-        model.set_engine("loop")  # type: ignore[operator]
+    members = model if isinstance(model, Members) else None
+    network = model if members is None else members.skeleton.network
+    engine, before = None if members is None else members.engine_name, network._compiled_call_impl
+    if members is not None:
+        members.set_engine("loop")
     # Not network.compile(): that leaves a network of one of torch's own classes, such as nn.Sequential, uncompiled.
     network._compiled_call_impl = torch.compile(lambda *args, **kwargs: network._call_impl(*args, **kwargs))
     try:
         yield
     finally:
         network._compiled_call_impl = before
-        if engine is not None:
-            model.set_engine(engine)  # type: ignore[operator]
+        if members is not None and engine is not None:
+            members.set_engine(engine)
 
 
 def _summary(record: Epoch, epochs: int) -> str:
