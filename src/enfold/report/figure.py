@@ -27,7 +27,7 @@ def quality_cost(summary: Mapping[str, Any], folder: Path) -> list[Path]:
         figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
         _points(axes, rows)
         axes.set_xlabel("cost of one prediction (operations, ratio to one network)")
-        axes.set_ylabel("NLL on test data (nats; lower is better)")
+        axes.set_ylabel("NLL on test data (nats; up is better)")
         axes.set_title("The quality of an ensemble at the price of one network", loc="left")
         written = []
         for ending in ("svg", "png"):
@@ -74,15 +74,8 @@ def _points(axes: Any, rows: Mapping[str, Any]) -> None:
         axes.axhline(nll[name], color=colour, lw=1, ls=":", zorder=0)
     away = [f"{name} ({value:.2f})" for name, value in nll.items() if name not in near]
     if away:
-        axes.text(
-            0.99,
-            0.98,
-            "off the scale: " + ", ".join(away),
-            transform=axes.transAxes,
-            ha="right",
-            va="top",
-            color="#666666",
-        )
+        text = "off the scale: " + ", ".join(away)
+        axes.text(0.99, 0.03, text, transform=axes.transAxes, ha="right", va="bottom", color="#666666")
     top = max(row["cost"]["ratios"]["flops"] for row in rows.values())
     axes.set_xlim(0, top * 1.25)
     axes.invert_yaxis()
@@ -98,5 +91,10 @@ def _label(axes: Any, points: Mapping[str, tuple[float, float]]) -> None:
         place = max(value, last.get(column, value - gap) + gap)
         last[column] = place
         axes.annotate(
-            name, (cost, value), xytext=(cost + 0.12, place), textcoords="data", va="center", color=COLOURS[_kind(name)]
+            name,
+            (cost, value),
+            xytext=(cost + 0.12, place),
+            va="center",
+            color=COLOURS[_kind(name)],
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
         )

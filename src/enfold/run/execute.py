@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,14 @@ def execute(run: RunDirectory, recipe: Recipe, *, device: str = "cpu", train_onl
             results.append(evaluate_cell(cell, cell.models()))
     if train_only:
         return {}
-    summary = {"name": recipe.name, "seeds": list(recipe.seeds), "versions": versions(), "rows": summarise(results)}
+    summary = {
+        "name": recipe.name,
+        "date": time.strftime("%Y-%m-%d"),
+        "seeds": list(recipe.seeds),
+        "versions": versions(),
+        "recipe": recipe.model_dump(mode="json"),
+        "rows": summarise(results),
+    }
     run.write_json("summary.json", summary)
     return summary
 

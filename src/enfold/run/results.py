@@ -33,7 +33,7 @@ def evaluate_cell(cell: Cell, models: Mapping[str, nn.Module]) -> Results:
     for row in rows.values():
         gain = recovered(row["scores"], mean_member, rows["ensemble"]["scores"])
         row["gain_recovered"] = None if math.isnan(gain) else gain
-    if cell.recipe.cost:
+    if cell.recipe.cost and cell.seed == cell.recipe.seeds[0]:  # what a model costs does not depend on the seed
         costs = _costs(cell, models)
         for label, row in rows.items():
             row["cost"] = costs.get(label)
