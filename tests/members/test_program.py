@@ -35,7 +35,8 @@ def test_a_linear_layer_is_each_members_own(num_members, batch, between, feature
     expected = [
         F.linear(inputs[k if merged else 0], weight[k], own["bias"][k] if bias else None) for k in range(num_members)
     ]
-    torch.testing.assert_close(found, torch.cat(expected))
+    torch.testing.assert_close(found.tensor, torch.cat(expected))
+    torch.testing.assert_close(found.split(num_members), torch.stack(expected))
 
 
 def test_an_empty_batch_gives_an_empty_answer():

@@ -38,31 +38,41 @@ def unmerged(tensor: Tensor, num_members: int) -> Tensor:
 
 
 class Value:
-    """A tensor on its way through the graph: (B, ...) if all members share it, (M * B, ...) once they differ."""
+    """A tensor on its way through the graph: (B, ...) if all members share it, (M * B, ...) once they differ.
 
-    __slots__ = ("merged", "tensor")
+    What differs may be held as (M, B, ...) instead, and is merged or split when somebody asks.
+    """
 
-    def __init__(self, tensor: Tensor, merged: bool) -> None:
-        self.tensor = tensor
+    __slots__ = ("_rows", "_split", "merged")
+
+    def __init__(self, rows: Tensor | None, merged: bool, split: Tensor | None = None) -> None:
+        self._rows, self._split = rows, split
         self.merged = merged
+
+    @property
+    def tensor(self) -> Tensor:
+        """(B, ...) or (M * B, ...)."""
+        if self._rows is None:
+            assert self._split is not None  # noqa: S101 - one of the two is there
+            self._rows = self._split.flatten(0, 1)
+        return self._rows
 
     def as_merged(self, num_members: int) -> Tensor:
         """(M * B, ...)."""
-        if self.merged:
-            return self.tensor
-        return self.tensor.expand(num_members, *self.tensor.shape).flatten(0, 1)
+        return self.tensor if self.merged else self.split(num_members).flatten(0, 1)
 
     def split(self, num_members: int) -> Tensor:
         """(M, B, ...), without a copy where all members share the value."""
-        if self.merged:
-            return unmerged(self.tensor, num_members)
-        return self.tensor.expand(num_members, *self.tensor.shape)
+        if self._split is None:
+            rows = self.tensor
+            self._split = unmerged(rows, num_members) if self.merged else rows.expand(num_members, *rows.shape)
+        return self._split
 
 
-Layer = Callable[[nn.Module, State, Value, int], Tensor]  # (module, its own stacked tensors, value, M) -> merged
+Layer = Callable[[nn.Module, State, Value, int], Value]  # (module, its own stacked tensors, value, M) -> what differs
 
 
-def linear(layer: nn.Module, own: State, value: Value, num_members: int) -> Tensor:
+def linear(layer: nn.Module, own: State, value: Value, num_members: int) -> Value:
     """Equation (1); leading axes between batch and features are part of the batch of the product."""
     weight = own["weight"]  # (M, out, in)
     bias = own.get("bias")  # (M, out)
@@ -72,17 +82,17 @@ def linear(layer: nn.Module, own: State, value: Value, num_members: int) -> Tens
         product = torch.bmm(rows, weight.transpose(1, 2))
     else:
         product = torch.baddbmm(bias.unsqueeze(1), rows, weight.transpose(1, 2))  # (1)
-    return product.view(num_members * split.shape[1], *split.shape[2:-1], weight.shape[1])
+    return Value(None, True, product if split.ndim == 3 else product.view(*split.shape[:-1], weight.shape[1]))
 
 
-def layer_norm(layer: nn.Module, own: State, value: Value, num_members: int) -> Tensor:
+def layer_norm(layer: nn.Module, own: State, value: Value, num_members: int) -> Value:
     """Normalise alike, scale and shift by each member's own affine parameters."""
     assert isinstance(layer, nn.LayerNorm)  # noqa: S101 - chosen by type
     normal = F.layer_norm(value.as_merged(num_members), layer.normalized_shape, None, None, layer.eps)
-    return _affine(normal, own, num_members, len(layer.normalized_shape))
+    return Value(_affine(normal, own, num_members, len(layer.normalized_shape)), merged=True)
 
 
-def batch_norm(layer: nn.Module, own: State, value: Value, num_members: int) -> Tensor:
+def batch_norm(layer: nn.Module, own: State, value: Value, num_members: int) -> Value:
     """(M, B, C) as one batch norm over M * C channels: each member has its own statistics in train and eval mode."""
     assert isinstance(layer, nn.BatchNorm1d)  # noqa: S101 - chosen by type
     split = value.split(num_members)
@@ -104,15 +114,16 @@ def batch_norm(layer: nn.Module, own: State, value: Value, num_members: int) -> 
         layer.momentum or 0.0,
         layer.eps,
     )
-    return normal.view(len(normal), num_members, -1).transpose(0, 1).flatten(0, 1)
+    return Value(None, True, normal.view(len(normal), num_members, -1).transpose(0, 1))
 
 
-def embedding(layer: nn.Module, own: State, value: Value, num_members: int) -> Tensor:
+def embedding(layer: nn.Module, own: State, value: Value, num_members: int) -> Value:
     """Look up member m's rows in one table of M * V rows."""
     table = own["weight"]  # (M, V, D)
     split = value.split(num_members)
     offset = torch.arange(num_members, device=split.device) * table.shape[1]
-    return F.embedding((split + offset.view(-1, *(1,) * (split.ndim - 1))).flatten(0, 1), table.flatten(0, 1))
+    rows = split + offset.view(-1, *(1,) * (split.ndim - 1))
+    return Value(None, True, F.embedding(rows, table.flatten(0, 1)))
 
 
 def _affine(normal: Tensor, own: State, num_members: int, axes: int) -> Tensor:
@@ -239,7 +250,9 @@ class StackedProgram:
             function = partial(_call_method, str(node.target))
         if len(node.all_input_nodes) == 1 and node.args and node.args[0] is node.all_input_nodes[0]:
             if self._may_overwrite(node, function):
-                function = _relu
+                return partial(_run_relu, position[node.args[0]])
+            if isinstance(function, _DropoutNd):
+                return partial(_run_dropout, function, position[node.args[0]])
             return partial(_run_single, function, node.args[1:], node.kwargs, position[node.args[0]])
         return partial(_run_node, function, node, position)
 
@@ -255,11 +268,6 @@ def _entered(inputs: Tensor, each: bool) -> Value:
     return Value(inputs.flatten(0, 1) if each else inputs, merged=each)
 
 
-def _relu(product: Tensor) -> Tensor:
-    """In place where no gradient is wanted; with one, an edit of a view would cost copies."""
-    return torch.relu(product) if torch.is_grad_enabled() else torch.relu_(product)
-
-
 def _call_method(name: str, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
     return getattr(tensor, name)(*args, **kwargs)
 
@@ -268,7 +276,20 @@ def _run_layer(
     layer: Layer, module: nn.Module, names: dict[str, str], source: int, values: list[Any], state: State, size: int
 ) -> Value:
     own = {key: state[name] for key, name in names.items()}
-    return Value(layer(module, own, values[source], size), merged=True)
+    return layer(module, own, values[source], size)
+
+
+def _run_relu(source: int, values: list[Any], state: State, size: int) -> Value:
+    """In place, unless a gradient is wanted of a view, where an edit would cost copies."""
+    product = values[source].split(size)
+    copied = torch.is_grad_enabled() and product._is_view()
+    return Value(None, True, torch.relu(product) if copied else torch.relu_(product))
+
+
+def _run_dropout(module: nn.Module, source: int, values: list[Any], state: State, size: int) -> Value:
+    """Each member has its own masks, also where all share the value."""
+    value: Value = values[source]
+    return Value(module(value.as_merged(size)), merged=True) if module.training else value
 
 
 def _run_single(function: Any, args: Any, kwargs: Any, source: int, values: list[Any], state: State, size: int) -> Any:
@@ -278,9 +299,8 @@ def _run_single(function: Any, args: Any, kwargs: Any, source: int, values: list
         used = _tensors(value)
         merged = any(item.merged for item in used)
         return _wrapped(function(_plain(value, merged, size), *args, **kwargs), merged, _rows(used))
-    differs = value.merged or (isinstance(function, _DropoutNd) and function.training)  # each member has its own masks
-    rows = value.as_merged(size) if differs else value.tensor
-    return _wrapped(function(rows, *args, **kwargs), differs, rows.shape[0])
+    rows = value.tensor
+    return _wrapped(function(rows, *args, **kwargs), value.merged, rows.shape[0])
 
 
 def _run_node(
