@@ -17,6 +17,7 @@ from enfold.evaluate import Row, evaluate, predict, score
 from enfold.fold import Average, Distill
 from enfold.members import Members, Mixed, Predictor, Stacked, State
 from enfold.predictions import Predictions
+from enfold.share import BatchEnsemble
 from enfold.store import load, save
 from enfold.train import History, Plan, fit
 
@@ -24,6 +25,7 @@ __version__ = version("enfold")
 
 __all__ = [
     "Average",
+    "BatchEnsemble",
     "Control",
     "Cost",
     "Distill",

@@ -1,4 +1,4 @@
-"""The folder is the registry: one file in `fold/` is one method, its class the same name in camel case."""
+"""The folder is the registry: one file in `share/` or `fold/` is one method, its class the same name in camel case."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from enfold.errors import EnfoldError
 
-ROOMS = ("fold",)
+ROOMS = ("share", "fold")
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,11 @@ def method(room: str, name: str) -> Method:
     if key not in known:
         raise EnfoldError(f"there is no {room} '{name}'{nearest(key, known)}: choose one of {', '.join(known)}")
     return known[key]
+
+
+def method_name(kind: type[Any]) -> str:
+    """The name of a method's class: its file's."""
+    return kind.__module__.rsplit(".", 1)[-1]
 
 
 def nearest(name: str, known: Any) -> str:

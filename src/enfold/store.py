@@ -5,6 +5,7 @@ The values keep the names of the network's own state_dict, so a folded network i
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import platform
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from enfold.members import Members, Stacked
 from enfold.members.checkpoints import with_ties
 from enfold.members.initialise import blank
 from enfold.networks import factory
+from enfold.registry import method, method_name
 
 FORMAT = 1
 
@@ -63,10 +65,11 @@ def _manifest(model: nn.Module) -> dict[str, Any]:
     if isinstance(model, Members):
         kind = {
             "kind": "members",
-            "method": type(model).__name__,
+            "method": type(model).__name__ if model.share is None else method_name(type(model.share)),
             "class": type(model.skeleton.network).__name__,
             "num_members": model.num_members,
             "seeds": list(getattr(model, "seeds", None) or []),
+            "settings": None if model.share is None else dataclasses.asdict(model.share),
         }
     return {"format": FORMAT, **kind, "versions": versions()}
 
@@ -87,8 +90,7 @@ def load(path: str | Path, network: nn.Module | Callable[[], nn.Module] | None =
     manifest = read_manifest(path)
     model = _fresh(network, manifest, path)
     if manifest["kind"] == "members":
-        model = Stacked([model] * manifest["num_members"])
-        model.seeds = tuple(manifest["seeds"]) or None
+        model = _members(model, manifest)
     try:
         stored = load_file(path)
     except SafetensorError as error:
@@ -107,6 +109,18 @@ def load(path: str | Path, network: nn.Module | Callable[[], nn.Module] | None =
         tensor.data = tensor.data.to(state[name].dtype)  # what was saved in double stays double
     model.load_state_dict(state)
     return model.eval()
+
+
+def _members(network: nn.Module, manifest: dict[str, Any]) -> Members:
+    """Members of the stored kind; their values are put in afterwards."""
+    settings = manifest.get("settings")
+    if settings is not None:
+        plain = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+        shared: Members = method("share", manifest["method"]).make(**plain)(network)
+        return shared
+    members = Stacked([network] * manifest["num_members"])
+    members.seeds = tuple(manifest["seeds"]) or None
+    return members
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

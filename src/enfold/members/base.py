@@ -39,6 +39,8 @@ class Members(nn.Module, ABC):
     channels-last), `vmap`. "auto" takes the one measured to be fastest for the network and the device.
     """
 
+    share: Any = None  # the method that made them, with its settings; None if every member owns all
+
     def __init__(self, network: nn.Module, num_members: int, engine: EngineName = "auto") -> None:
         if num_members < 1:
             raise EnfoldError(f"an ensemble must have at least 1 member, got {num_members}: pass num_members >= 1")

@@ -7,7 +7,7 @@ Ensembles, NeurIPS 2017, arXiv:1612.01474.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,7 +21,8 @@ from enfold.members.engines import EngineName
 from enfold.members.groups import Decay, decay_groups
 from enfold.members.initialise import initialised
 from enfold.members.layout import owners, stack
-from enfold.members.skeleton import Place, State, places, read_state
+from enfold.members.skeleton import State, read_state
+from enfold.members.tree import Tree
 
 
 class Stacked(Members):
@@ -52,16 +53,14 @@ class Stacked(Members):
             _check_same(networks[0], states[0], network, state, index)
         super().__init__(networks[0], len(networks), engine)
         self.seeds: tuple[int, ...] | None = None  # of the members' initialisation, where they were made from seeds
-        self.tree = nn.Module()
         layers = owners(networks[0], batched_products=engine != "loop")
-        for name in self.skeleton.names:
-            stacked = stack([state[name].detach() for state in states], layers.get(id(states[0][name])))
-            if name in self.skeleton.parameters:
-                trainable = name in self.skeleton.trainable
-                _plant(self.tree, name, nn.Parameter(stacked, requires_grad=trainable))
-            else:
-                _plant(self.tree, name, stacked)
-        self._find()
+        self.tree = Tree({name: self._stacked(name, states, layers) for name in self.skeleton.names})
+
+    def _stacked(self, name: str, states: Sequence[State], layers: Mapping[int, nn.Module]) -> Tensor:
+        stacked = stack([state[name].detach() for state in states], layers.get(id(states[0][name])))
+        if name in self.skeleton.parameters:
+            return nn.Parameter(stacked, requires_grad=name in self.skeleton.trainable)
+        return stacked
 
     @classmethod
     def make(
@@ -104,13 +103,9 @@ class Stacked(Members):
         """
         return cls([load_into(network, path) for path in matching_files(files)], engine)
 
-    def _find(self) -> None:
-        parameters, buffers = places(self.tree)
-        self._where: dict[str, Place] = {name: where[0] for name, where in {**parameters, **buffers}.items()}
-
     def expand(self) -> State:
         """What is stored is what the members are."""
-        return {name: held[key] for name, (held, key) in self._where.items()}  # type: ignore[misc]
+        return self.tree.state()
 
     def param_groups(self, weight_decay: float, decay: Decay = "all") -> list[dict[str, Any]]:
         """Every parameter carries the member axis, so all of training can be told apart by member."""
@@ -125,17 +120,6 @@ class Stacked(Members):
     def extended(self, network: nn.Module) -> Stacked:
         """These members and one more, as a new object."""
         return Stacked([*self.networks(), network], self.engine_name)
-
-
-def _plant(tree: nn.Module, name: str, tensor: Tensor) -> None:
-    """Register a tensor under a dotted name, in containers that mirror the network's own modules."""
-    *path, key = name.split(".")
-    for part in path:
-        tree = tree._modules.setdefault(part, nn.Module())  # type: ignore[assignment]
-    if isinstance(tensor, nn.Parameter):
-        tree._parameters[key] = tensor
-    else:
-        tree._buffers[key] = tensor
 
 
 def _check_same(first: nn.Module, expected: State, network: nn.Module, state: State, index: int) -> None:

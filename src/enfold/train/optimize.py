@@ -63,11 +63,27 @@ class Optimizer:
         for group in self.inner.param_groups:
             group["lr"] = group["base_lr"] * rate_factor
         scaler.unscale_(self.inner) if scaler.is_enabled() else None
+        self._declared()
         if self.plan.clip_norm is not None:
             self._clip(self.plan.clip_norm)
         scaler.step(self.inner)  # without scaling this is self.inner.step()
         scaler.update()
         self.clear()
+
+    @torch.no_grad()
+    def _declared(self) -> None:
+        """Scale gradients, and decay to another value than 0, where a group declares it."""
+        for group in self.inner.param_groups:
+            scale, target = group.get("grad_scale", 1.0), group.get("decay_to")
+            for parameter in group["params"]:
+                if scale != 1.0 and parameter.grad is not None:
+                    parameter.grad.mul_(scale)
+                if target is None or not group["towards"] or parameter.grad is None:
+                    continue
+                if self.plan.optimizer == "adamw":
+                    parameter.lerp_(torch.full_like(parameter, target), group["lr"] * group["towards"])
+                else:
+                    parameter.grad.add_(parameter - target, alpha=group["towards"])
 
     def clear(self) -> None:
         """Forget the gradients."""
@@ -129,6 +145,8 @@ def param_groups(model: nn.Module, plan: Plan) -> list[dict[str, Any]]:
     for group in declared:
         trainable = [parameter for parameter in group["params"] if parameter.requires_grad]
         if trainable:
+            if "decay_to" in group:  # torch decays to 0 only
+                group = {**group, "towards": group["weight_decay"], "weight_decay": 0.0}
             groups.append({"member_axis": False, "lr": rate, **group, "params": trainable})
     if not groups:
         raise EnfoldError("a model must have trainable parameters to be trained, got none: set requires_grad")

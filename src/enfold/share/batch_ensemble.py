@@ -1,0 +1,166 @@
+"""BatchEnsemble: one shared weight a layer, scaled for each member by two vectors.
+
+    W_m = W ∘ Σ_j s_mj r_mj^T,      j = 1..rank                                              (1)
+    y_m = s_m ∘ (W (r_m ∘ x)) + b_m                      (the same for rank 1)               (2)
+
+    bias:  member       b_m, one a member
+           shared_post  b, added after the scaling
+           shared_pre   s_m ∘ b, scaled with the output                                      (3)
+
+Y. Wen, D. Tran, J. Ba: BatchEnsemble: an Alternative Approach to Efficient Ensemble and Lifelong Learning, ICLR 2020,
+arXiv:2002.06715. TabM's start: Y. Gorishniy, A. Kotelnikov, A. Babenko, ICLR 2025, arXiv:2410.24210.
+
+r scales the input channels of a linear layer or a convolution and s its output channels; an embedding has s only. In a
+convolution all taps of a channel share a factor. The weights W are those of the network given, trained or not.
+
+`fast_grad_scale` multiplies the gradient of r and s in the mean loss over members: 0.5 is published; M gives each
+member's vectors the gradient they would have alone.
+
+Differs from the paper: members keep their own order of data, and batch norm in train mode normalises each member's own
+batch, also where statistics are shared; nothing else known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from enfold.errors import EnfoldError
+from enfold.members import State
+from enfold.members.engines import EngineName
+from enfold.members.groups import Decay
+from enfold.members.tree import Tree
+from enfold.seeds import generator
+from enfold.sharing import NormChoice, Sharing, batch_norm_names, chosen_layers, require_size
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+LAYERS = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED, nn.Embedding)
+
+
+@dataclass(frozen=True)
+class BatchEnsemble:
+    """One shared weight a layer, scaled for each member by two vectors."""
+
+    num_members: int = 4
+    rank: int = 1
+    bias: Literal["member", "shared_post", "shared_pre"] = "member"
+    init: Literal["gaussian", "signs", "ones", "tabm"] = "gaussian"
+    spread: float = 0.5  # gaussian: the standard deviation around 1; signs: the probability of +1
+    batch_norm: NormChoice = "shared"  # "own" is EnsembleBN: statistics and affine parameters of each member
+    fast_grad_scale: float = 0.5
+    fast_decay: float = 0.0  # pulls r and s to 1, as a fraction of the plan's weight decay
+    include: tuple[str, ...] = ()  # patterns of layer names; all layers if empty
+    exclude: tuple[str, ...] = ()
+    seed: int = 0
+    engine: EngineName = "auto"
+
+    def __post_init__(self) -> None:
+        require_size(self.num_members)
+        if self.rank < 1:
+            raise EnfoldError(f"the rank must be at least 1, got {self.rank}: 1 is the paper's")
+
+    def __call__(self, network: nn.Module) -> BatchEnsembleMembers:
+        """M members that share the network's weights."""
+        return BatchEnsembleMembers(network, self)
+
+
+class BatchEnsembleMembers(Sharing):
+    """The members; `fast` holds r and s as (rank, M, channels)."""
+
+    def __init__(self, network: nn.Module, share: BatchEnsemble) -> None:
+        layers = chosen_layers(network, LAYERS, share.include, share.exclude)
+        prefixes = {name: f"{name}." if name else "" for name in layers}
+        biases = [f"{prefixes[n]}bias" for n, layer in layers.items() if getattr(layer, "bias", None) is not None]
+        own = [
+            *(biases if share.bias == "member" else []),
+            *(batch_norm_names(network) if share.batch_norm == "own" else []),
+        ]
+        super().__init__(network, share.num_members, own, share.engine)
+        self.share = share
+        self.layers = {prefixes[name]: layer_shape(layer) for name, layer in layers.items()}
+        self.scaled_biases = biases if share.bias == "shared_pre" else []
+        self.fast = Tree({name: nn.Parameter(tensor) for name, tensor in self._start().items()})
+
+    def _start(self) -> State:
+        """r and s of every layer; member m's draws depend on the seed, the layer and m alone."""
+        found: State = {}
+        for position, (prefix, shape) in enumerate(self.layers.items()):
+            for vector, size in (("r", shape.inputs), ("s", shape.outputs)):
+                if size:
+                    tabm = self.share.init == "tabm"
+                    init = "ones" if tabm and not (position == 0 and vector == "r") else self.share.init
+                    found[f"{prefix}{vector}"] = self._draw("signs" if init == "tabm" else init, prefix + vector, size)
+        return found
+
+    def _draw(self, init: str, name: str, size: int) -> Tensor:
+        share = self.share
+        shape = (share.rank, size)
+        if init == "ones":
+            first = torch.cat([torch.ones(1, size), torch.zeros(share.rank - 1, size)])
+            return first[:, None].expand(share.rank, share.num_members, size).clone()
+        drawn = []
+        for member in range(share.num_members):
+            source = generator(share.seed, "batch_ensemble", name, member)
+            if init == "signs":
+                positive = torch.rand(shape, generator=source) < (0.5 if share.init == "tabm" else share.spread)
+                drawn.append(positive.float() * 2 - 1)
+            else:
+                drawn.append(1 + share.spread * torch.randn(shape, generator=source))
+        return torch.stack(drawn, dim=1) / share.rank**0.5  # the sum over ranks keeps the size of one
+
+    def expand(self) -> State:
+        """Equation (1) for every weight, (3) for biases that are scaled."""
+        state, fast = super().expand(), self.fast.state()
+        for prefix, shape in self.layers.items():
+            weight = self.shared.state()[f"{prefix}weight"]
+            state[f"{prefix}weight"] = weight * shape.factor(fast.get(f"{prefix}r"), fast[f"{prefix}s"])  # (1)
+            if f"{prefix}bias" in self.scaled_biases:
+                state[f"{prefix}bias"] = state[f"{prefix}bias"] * fast[f"{prefix}s"].sum(0)  # (3)
+        return state
+
+    def param_groups(self, weight_decay: float, decay: Decay = "all") -> list[dict[str, Any]]:
+        """The fast weights are not decayed, or towards 1, and have their own gradient scale."""
+        fast = {
+            "params": list(self.fast.parameters()),
+            "weight_decay": self.share.fast_decay * weight_decay,
+            "decay_to": 1.0,
+            "grad_scale": self.share.fast_grad_scale / self.num_members,
+        }
+        return [*super().param_groups(weight_decay, decay), fast]
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """How r and s lie along a weight's axes."""
+
+    inputs: int  # 0: no r
+    outputs: int
+    groups: int = 1
+    axes: int = 2  # of the weight
+    transposed: bool = False  # whether the weight's first axis is the input
+
+    def factor(self, r: Tensor | None, s: Tensor) -> Tensor:
+        """Σ_j s_j r_j^T along the weight's axes: (rank, M, in), (rank, M, out) -> (M, *weight axes, or 1)."""
+        if r is None:
+            return s.sum(0).unsqueeze(1)  # embedding: (M, 1, out)
+        first, second = (r, s) if self.transposed else (s, r)
+        rank, members, _ = first.shape
+        rows = first.view(rank, members, self.groups, -1, 1)
+        columns = second.view(rank, members, self.groups, 1, -1)
+        product = (rows * columns).sum(0).flatten(1, 2)  # (M, first, second / groups)
+        return product.view(*product.shape, *(1,) * (self.axes - 2))
+
+
+def layer_shape(layer: nn.Module) -> LayerShape:
+    """Of a linear layer, a convolution or an embedding."""
+    if isinstance(layer, nn.Embedding):
+        return LayerShape(0, layer.embedding_dim)
+    if isinstance(layer, nn.Linear):
+        return LayerShape(layer.in_features, layer.out_features)
+    assert isinstance(layer, CONVOLUTIONS + TRANSPOSED)  # noqa: S101 - chosen by type
+    axes = layer.weight.ndim
+    return LayerShape(layer.in_channels, layer.out_channels, layer.groups, axes, isinstance(layer, TRANSPOSED))

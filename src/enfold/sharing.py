@@ -1,0 +1,123 @@
+"""What every share keeps to: members that use the network's own parameters, but for those that each one owns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Literal, Protocol
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from enfold.errors import EnfoldError
+from enfold.members import Members, Predictor, State
+from enfold.members.engines import EngineName
+from enfold.members.groups import Decay, decay_groups
+from enfold.members.skeleton import read_state
+from enfold.members.tree import Tree
+
+NormChoice = Literal["own", "shared"]
+
+
+class Share(Protocol):
+    """A frozen dataclass whose fields are the method's hyper-parameters."""
+
+    num_members: int
+
+    def __call__(self, network: nn.Module) -> Predictor:
+        """M members that start from the network, which is left untouched."""
+
+
+class Sharing(Members):
+    """M members of which each owns the tensors named in `own` and shares all others.
+
+    Losses are summed over members; the gradient of what is shared is divided by M, so that it has the size of one
+    network's, and what a member owns gets its gradient whole.
+    """
+
+    def __init__(
+        self, network: nn.Module, num_members: int, own: Collection[str] = (), engine: EngineName = "auto"
+    ) -> None:
+        super().__init__(network, num_members, engine)
+        state = {name: tensor.detach().clone() for name, tensor in read_state(network).items()}
+        self.shared = Tree({name: self._stored(name, state[name]) for name in state if name not in own})
+        stacked = {name: state[name].expand(num_members, *state[name].shape).clone() for name in state if name in own}
+        self.own = Tree({name: self._stored(name, tensor) for name, tensor in stacked.items()})
+
+    def _stored(self, name: str, tensor: Tensor) -> Tensor:
+        if name in self.skeleton.parameters:
+            return nn.Parameter(tensor, requires_grad=name in self.skeleton.trainable)
+        return tensor
+
+    def expand(self) -> State:
+        """What is shared, seen M times without a copy, and what is owned."""
+        shared = {name: tensor.expand(self.num_members, *tensor.shape) for name, tensor in self.shared.state().items()}
+        return {**shared, **self.own.state()}
+
+    def param_groups(self, weight_decay: float, decay: Decay = "all") -> list[dict[str, Any]]:
+        """What is shared with its gradient divided by M, and what members own."""
+        shared = [(parameter, parameter.ndim) for parameter in self.shared.parameters()]
+        owned = [(parameter, parameter.ndim - 1) for parameter in self.own.parameters()]
+        groups = decay_groups(shared, weight_decay, decay, grad_scale=1 / self.num_members)
+        return [*groups, *decay_groups(owned, weight_decay, decay, member_axis=True)]
+
+
+def batch_norm_names(network: nn.Module) -> list[str]:
+    """The names of all parameters and buffers of batch norms: what EnsembleBN gives to each member."""
+    return _names_of(network, lambda module: isinstance(module, _BatchNorm))
+
+
+def _names_of(network: nn.Module, wanted: Callable[[nn.Module], bool]) -> list[str]:
+    chosen = {
+        id(tensor)
+        for module in network.modules()
+        if wanted(module)
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    }
+    return [name for name, tensor in read_state(network).items() if id(tensor) in chosen]
+
+
+def chosen_layers(
+    network: nn.Module, kinds: tuple[type[nn.Module], ...], include: Sequence[str], exclude: Sequence[str]
+) -> dict[str, nn.Module]:
+    """The layers of these kinds whose names match a pattern of `include` and none of `exclude` (regular expressions).
+
+    A pattern that matches no layer is an error, and so is a layer whose weight is tied to another's.
+    """
+    layers = {name: module for name, module in network.named_modules() if isinstance(module, kinds)}
+    for pattern in (*include, *exclude):
+        if not any(re.search(pattern, name) for name in layers):
+            raise EnfoldError(
+                f"a pattern must match a layer, but {pattern!r} matches none of {', '.join(layers) or 'no layers'}: change it"
+            )
+    chosen = {
+        name: module
+        for name, module in layers.items()
+        if (not include or any(re.search(pattern, name) for pattern in include))
+        and not any(re.search(pattern, name) for pattern in exclude)
+    }
+    if not chosen:
+        known = ", ".join(kind.__name__ for kind in kinds)
+        raise EnfoldError(
+            f"a share needs layers of a kind it knows ({known}), got none: give another network or pattern"
+        )
+    refuse_ties(network)
+    return chosen
+
+
+def refuse_ties(network: nn.Module) -> None:
+    """Tied parameters would be scaled twice: they are refused by name."""
+    seen: dict[int, str] = {}
+    for name, parameter in network.named_parameters(remove_duplicate=False):
+        if id(parameter) in seen:
+            raise EnfoldError(
+                f"a share needs parameters that are used in one place, but '{name}' is tied to '{seen[id(parameter)]}': "
+                "untie them, or use Stacked"
+            )
+        seen[id(parameter)] = name
+
+
+def require_size(num_members: int) -> None:
+    """An ensemble has members."""
+    if num_members < 1:
+        raise EnfoldError(f"an ensemble must have at least 1 member, got {num_members}: pass num_members >= 1")

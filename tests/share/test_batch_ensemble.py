@@ -1,0 +1,166 @@
+"""BatchEnsemble: the equations against layers written out, the counts, and what is declared to the optimizer."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from enfold.cost import parameters
+from enfold.data import Data, Split
+from enfold.errors import EnfoldError
+from enfold.networks import MLP, ResNet, WideResNet
+from enfold.share import BatchEnsemble
+from enfold.train import Plan, fit
+
+
+def factors(members, layer=""):
+    fast = members.fast.state()
+    prefix = f"{layer}." if layer else ""
+    return fast[f"{prefix}r"][0], fast[f"{prefix}s"][0]
+
+
+def test_a_linear_layer_is_equation_2():
+    layer = nn.Linear(5, 3)
+    members = BatchEnsemble(4)(layer)
+    inputs = torch.randn(7, 5)
+    r, s = factors(members)
+    expected = [s[m] * F.linear(r[m] * inputs, layer.weight) + layer.bias for m in range(4)]
+    torch.testing.assert_close(members(inputs), torch.stack(expected))
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv1d(4, 6, 3, stride=2, padding=1), (4, 9)),
+        (nn.Conv2d(4, 6, 3, groups=2, padding=1), (4, 6, 6)),
+        (nn.Conv3d(2, 4, 2), (2, 4, 4, 4)),
+        (nn.ConvTranspose1d(4, 6, 3, groups=2), (4, 7)),
+        (nn.ConvTranspose2d(4, 6, 3, stride=2), (4, 5, 5)),
+        (nn.Conv2d(4, 4, 3, groups=4), (4, 6, 6)),
+    ],
+)
+def test_a_convolution_scales_its_input_and_output_channels(layer, shape):
+    members = BatchEnsemble(3)(layer)
+    inputs = torch.randn(2, *shape)
+    r, s = factors(members)
+    axes = (-1, *(1,) * (len(shape) - 1))
+    plain = [layer(r[m].view(axes) * inputs) - layer.bias.view(axes) for m in range(3)]
+    expected = [s[m].view(axes) * plain[m] + layer.bias.view(axes) for m in range(3)]
+    torch.testing.assert_close(members(inputs), torch.stack(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_biases():
+    layer, inputs = nn.Linear(5, 3), torch.randn(7, 5)
+    members = BatchEnsemble(2, bias="shared_pre")(layer)
+    r, s = factors(members)
+    torch.testing.assert_close(members(inputs)[1], s[1] * layer(r[1] * inputs))
+    after = BatchEnsemble(2, bias="shared_post")(layer)
+    assert "bias" in after.shared.state()
+    assert "bias" in BatchEnsemble(2, bias="member")(layer).own.state()
+    torch.testing.assert_close(after.expand()["bias"], layer.bias.expand(2, 3))
+
+
+def test_ones_and_equal_biases_are_the_source_network():
+    network, inputs = ResNet(width=8, depth=8), torch.randn(4, 3, 8, 8)
+    members = BatchEnsemble(3, init="ones")(network).eval()
+    torch.testing.assert_close(members(inputs), network.eval()(inputs).expand(3, 4, 10), rtol=1e-4, atol=1e-5)
+
+
+@given(scale=st.floats(0.2, 5))
+def test_the_gauge_is_free(scale):
+    torch.manual_seed(0)
+    members, inputs = BatchEnsemble(2)(nn.Linear(4, 3)), torch.randn(5, 4)
+    before = members(inputs)
+    with torch.no_grad():
+        members.fast.get_parameter("r").mul_(scale)
+        members.fast.get_parameter("s").div_(scale)
+    torch.testing.assert_close(members(inputs), before, rtol=1e-4, atol=1e-4)
+
+
+def test_quotients_of_members_have_rank_one_and_signs_keep_sizes():
+    layer = nn.Linear(6, 5)
+    weights = BatchEnsemble(3)(layer).expand()["weight"]
+    values = torch.linalg.svdvals((weights[0] / weights[1]).double())
+    assert values[1] < 1e-4 * values[0]
+    signs = BatchEnsemble(3, init="signs")(layer)
+    assert set(signs.fast.state()["r"].unique().tolist()) <= {-1.0, 1.0}
+    torch.testing.assert_close(signs.expand()["weight"].abs(), layer.weight.abs().expand(3, 5, 6))
+
+
+def test_rank_k_sums_outer_products():
+    layer = nn.Linear(6, 5)
+    members = BatchEnsemble(2, rank=3)(layer)
+    r, s = members.fast.state()["r"], members.fast.state()["s"]  # (rank, M, channels)
+    expected = layer.weight * torch.einsum("jmo,jmi->moi", s, r)
+    torch.testing.assert_close(members.expand()["weight"], expected)
+    torch.testing.assert_close(BatchEnsemble(2, rank=3, init="ones")(layer).expand()["weight"][1], layer.weight)
+
+
+def test_tabm_draws_the_first_input_vector_alone():
+    members = BatchEnsemble(4, init="tabm")(MLP(6, [5, 5], 3))
+    fast = members.fast.state()
+    first = next(iter(fast))
+    assert set(fast[first].unique().tolist()) == {-1.0, 1.0}
+    assert all((tensor == 1).all() for name, tensor in fast.items() if name != first)
+
+
+def test_the_published_count():
+    assert parameters(BatchEnsemble(4)(WideResNet(28, 10, 10))) == 36_557_548
+
+
+def test_ensemble_batch_norm_keeps_members_apart_in_train_mode():
+    network = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    own = BatchEnsemble(2, batch_norm="own")(network).train()
+    assert own.own.state()["1.running_mean"].shape == (2, 6)
+    inputs = torch.randn(2, 8, 4)
+    changed = inputs.clone()
+    changed[1] += 5
+    torch.testing.assert_close(own.forward_each(inputs)[0], own.forward_each(changed)[0])
+    assert BatchEnsemble(2)(network).shared.state()["1.running_mean"].shape == (6,)
+
+
+def test_patterns_choose_layers_and_one_that_matches_nothing_is_refused():
+    network = MLP(6, [5, 5], 3)
+    members = BatchEnsemble(2, exclude=("head",))(network)
+    assert not any(name.startswith("head") for name in members.fast.state())
+    assert {name.split(".")[0] for name in BatchEnsemble(2, include=("head",))(network).fast.state()} == {"head"}
+    with pytest.raises(EnfoldError, match="'nothing' matches none of"):
+        BatchEnsemble(2, include=("nothing",))(network)
+    with pytest.raises(EnfoldError, match="got none"):
+        BatchEnsemble(2)(nn.Sequential(nn.LayerNorm(4)))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_fast_weights_decay_to_one_and_shared_gradients_are_one_networks(optimizer):
+    torch.manual_seed(0)
+    inputs, labels = torch.randn(32, 4), torch.randint(3, (32,))
+    data = Data(Split(inputs, labels), [], Split(inputs, labels), 3, (4,))
+    members = BatchEnsemble(3, init="gaussian", fast_decay=1.0, fast_grad_scale=0.0)(nn.Linear(4, 3))
+    before = {name: tensor.detach().clone() for name, tensor in members.fast.state().items()}
+    rate, decay = 0.05, 0.2
+    plan = Plan(
+        epochs=1, batch_size=32, optimizer=optimizer, learning_rate=rate, weight_decay=decay, momentum=0.0,
+        schedule="constant",
+    )  # fmt: skip
+    fit(members, data, plan, quiet=True)
+    if optimizer == "sgd":
+        for name, tensor in members.fast.state().items():
+            torch.testing.assert_close(tensor, before[name] + rate * decay * (1 - before[name]))
+    else:
+        assert all(
+            ((tensor - 1).abs() <= (before[name] - 1).abs()).all() for name, tensor in members.fast.state().items()
+        )
+
+
+def test_a_shared_weight_moves_as_in_one_network():
+    torch.manual_seed(0)
+    inputs, labels = torch.randn(16, 4), torch.randint(3, (16,))
+    data = Data(Split(inputs, labels), [], Split(inputs, labels), 3, (4,))
+    plan = Plan(epochs=1, batch_size=16, optimizer="sgd", learning_rate=0.1, weight_decay=0.0, schedule="constant")
+    network = nn.Linear(4, 3)
+    members = BatchEnsemble(4, init="ones", fast_grad_scale=0.0)(network)
+    fit(members, data, plan.replace(order="shared"), quiet=True)
+    fit(network, data, plan.replace(order="shared"), quiet=True)
+    torch.testing.assert_close(members.shared.state()["weight"], network.weight)
