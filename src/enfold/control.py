@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import nn
 
 from enfold.data import Data
-from enfold.fold.distill import best_member
+from enfold.evaluate import best_member
 from enfold.folding import require_members
 from enfold.members import Members
 from enfold.train import Plan, fit

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from enfold.data.dataset import Data, evaluation_batches, has_examples
 from enfold.errors import EnfoldError
 from enfold.members.engines import image_layout, logits_of
-from enfold.metrics import METRICS, calibrated, fit_temperature, gain_recovered, gibbs_nll, nll
+from enfold.metrics import METRICS, calibrated, fit_temperature, gain_recovered, gibbs_nll, nll, per_member
 from enfold.modes import evaluating
 from enfold.predictions import Predictions
 
@@ -105,3 +105,8 @@ def evaluate(model: nn.Module, data: Data, *, members: nn.Module | None = None, 
         theirs = predict(members, data, "test")
         gain = gain_recovered(scores["nll"], gibbs_nll(theirs), nll(theirs), higher_is_better=False)
     return Row(name or type(model).__name__, scores, gain)
+
+
+def best_member(members: nn.Module, data: Data) -> int:
+    """The member with the lowest NLL on validation data."""
+    return int(per_member(nll, predict(members, data, "validation")).argmin())

@@ -24,5 +24,5 @@ def require_members(model: Predictor, purpose: str) -> Members:
     if isinstance(model, Members):
         return model
     raise EnfoldError(
-        f"{purpose} needs members of one architecture, got {type(model).__name__}: use Stacked([...]), or distil"
+        f"{purpose} needs members of one architecture, got {type(model).__name__}: use Stacked, or give a student"
     )

@@ -38,8 +38,8 @@ def save(model: nn.Module, path: str | Path, *, about: Mapping[str, Any] | None 
     path = Path(path)
     if path.suffix != ".safetensors":
         raise EnfoldError(f"models are stored as .safetensors, got '{path}': change the ending")
-    # Both files are complete before either takes its place, the manifest first: what it does not fit is refused.
-    with atomic_path(path) as values, atomic_path(path.with_suffix(".json")) as beside:
+    # Both files are complete before either takes its place, the manifest last: where it is, the model is whole.
+    with atomic_path(path.with_suffix(".json")) as beside, atomic_path(path) as values:
         save_file(_tensors(model), values)
         manifest = {**_manifest(model), "sha256": sha256(values), "about": dict(about or {})}
         try:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from enfold.data import Data, Split
 from enfold.data.batches import Batch, Order
 from enfold.errors import EnfoldError
-from enfold.evaluate import predict
+from enfold.evaluate import best_member, predict
 from enfold.fold import Distill
-from enfold.fold.distill import Distillation, Teacher, best_member, teacher_log_probs
+from enfold.fold.distill import Distillation, Teacher, teacher_log_probs
 from enfold.members import Mixed, Stacked
 from enfold.metrics import nll, per_member
 from enfold.train import CrossEntropy, Plan

@@ -221,3 +221,91 @@ def test_foreign_checkpoints_are_refused(tmp_path: Path) -> None:
     torch.save(torch.nn.Linear(4, 2).state_dict(), tmp_path / "other.pt")
     with pytest.raises(library.EnfoldError, match=r"shape of 'weight' is \(2, 4\) instead of \(2, 3\)"):
         library.Stacked.load(tmp_path / "other.pt", lambda: torch.nn.Linear(3, 2))
+
+
+def test_a_run_that_was_killed_while_it_was_made_resumes(enfold, recipe_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / ".run.json.77.part").write_text("{")
+    assert enfold("run", recipe_file, out, "--resume").code == 0
+    (out / "recipe.yaml").unlink()
+    assert enfold("run", recipe_file, out, "--resume").code == 0
+    assert (out / "recipe.yaml").is_file()
+
+
+def test_weights_without_a_manifest_are_made_again(enfold, recipe_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    enfold("run", recipe_file, out)
+    before = (out / "folds/distill-fresh.safetensors").read_bytes()
+    (out / "folds/distill-fresh.json").unlink()
+    (out / "folds/average.safetensors").unlink()
+    assert enfold("run", recipe_file, out, "--resume").code == 0
+    assert (out / "folds/distill-fresh.safetensors").read_bytes() == before
+    assert (out / "folds/average.safetensors").is_file()
+
+
+def test_a_folder_of_the_users_own_is_never_taken(enfold, recipe_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "mine"
+    out.mkdir()
+    (out / "recipe.yaml").write_text("mine")
+    assert enfold("run", recipe_file, out, "--resume").code == 2
+    assert (out / "recipe.yaml").read_text() == "mine"
+
+
+def test_a_run_with_an_added_fold_resumes_by_its_first_recipe(enfold, recipe_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    enfold("run", recipe_file, out)
+    assert enfold("fold", out, "distill", "--label", "soft", "--set", "temperature=4").code == 0
+    again = enfold("run", recipe_file, out, "--resume", "--json")
+    assert again.code == 0
+    assert "soft" in json.loads(again.out)["rows"]
+
+
+def test_a_student_of_another_shape_is_evaluated_again(enfold, recipe_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    enfold("run", recipe_file, out)
+    smaller = ["--label", "small", "--set", "student={name: mlp, widths: [4]}"]
+    first = enfold("fold", out, "distill", *smaller, "--json")
+    assert first.code == 0, first.err
+    assert json.loads(enfold("evaluate", out, "--json").out)["rows"] == json.loads(first.out)["rows"]
+
+
+def test_code_that_a_file_names_is_not_run_unasked(enfold, tmp_path: Path, small_data: Path) -> None:
+    code, ran = tmp_path / "own.py", tmp_path / "ran"
+    code.write_text(
+        f"from torch import nn\nopen({str(ran)!r}, 'w').close()\ndef network():\n    return nn.Linear(1, 1)\n"
+    )
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(f"data: {small_data}\nfolds: [{{method: distill, student: '{code}:network'}}]\n")
+    assert "--trust-code" in enfold("run", recipe, tmp_path / "out").err
+    opened = tmp_path / "given"
+    opened.mkdir()
+    (opened / "run.json").write_text("{}")
+    (opened / "recipe.yaml").write_text(f"data: {small_data}\nnetwork: {code}:network\n")
+    assert "--trust-code" in enfold("evaluate", opened).err
+    assert "--trust-code" in enfold("fold", opened, "average").err
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["average", "--device", "tpu"],
+        ["average", "--label", "../../escaped"],
+        ["average", "--label", "control"],
+        ["average", "--set", "plan=5"],
+        ["average", "--set", "label.x=3"],
+        ["distill", "--set", "plan.epochs=["],
+        ["distill", "--set", "alpha=2"],
+        ["nothing"],
+    ],
+)
+def test_a_wrong_fold_leaves_the_run_as_it_was(enfold, recipe_file: Path, tmp_path: Path, arguments) -> None:
+    out = tmp_path / "out"
+    enfold("run", recipe_file, out)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    done = enfold("fold", out, *arguments)
+    assert done.code == 2
+    assert done.err.startswith("enfold: ")
+    assert done.err.count("\n") == 1
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before

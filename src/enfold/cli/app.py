@@ -35,9 +35,12 @@ Out = Annotated[Path, typer.Argument(help="The run directory.")]
 @app.command()
 def demo(
     out: Annotated[Path, typer.Argument(help="The run directory.")] = Path("runs/demo"),
-    resume: Resume = False,
-    as_json: AsJson = False,
     overrides: Overrides = None,
+    seeds: Seeds = None,
+    device: Device = "cpu",
+    resume: Resume = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train 4 members on data that ships with enfold, fold them, evaluate everything; three seeds, two minutes."""
     from importlib.resources import files
@@ -45,7 +48,8 @@ def demo(
     from enfold.run import parse_recipe
 
     text = files("enfold.run").joinpath("demo.yaml").read_text(encoding="utf-8")
-    _run(parse_recipe(text, "the demo", overrides or ()), out, "cpu", resume=resume, as_json=as_json)
+    changes = [*(overrides or ()), *([f"seeds={list(seeds)}"] if seeds else [])]
+    _run(parse_recipe(text, "the demo", changes), out, device, resume=resume, as_json=as_json, dry_run=dry_run)
 
 
 @app.command()
@@ -64,16 +68,12 @@ def run(
 
     Killed at any moment, it goes on from there with --resume.
     """
+    from enfold.cli.preflight import require_trust
     from enfold.run import read_recipe
 
     changes = [*(overrides or ()), *([f"seeds={list(seeds)}"] if seeds else [])]
     loaded = read_recipe(recipe, changes)
-    references = loaded.runs_code()
-    if references and not trust_code:
-        raise EnfoldError(
-            f"a recipe runs no code of others unasked, but '{recipe}' names {references[0]}: "
-            "add --trust-code if you know that code"
-        )
+    require_trust(loaded, trust_code, recipe)
     _run(loaded, out, device, resume=resume, as_json=as_json, dry_run=dry_run)
 
 
@@ -109,16 +109,20 @@ def fold(
     ] = None,
     device: Device = "cpu",
     as_json: AsJson = False,
+    trust_code: Trust = False,
 ) -> None:
     """Fold a run's members into one network and evaluate it beside its control."""
-    from enfold.run import FoldSpec, add_fold, execute, open_run
+    from enfold.cli.preflight import check_device, require_trust
+    from enfold.run import add_fold, execute, open_run
     from enfold.run.recipe import apply_override
 
     opened, _ = open_run(run_directory)
     content: dict[str, Any] = {"method": method.replace("-", "_"), "label": label or method}
     for change in overrides or ():
         apply_override(content, change)
-    recipe = add_fold(opened, FoldSpec.model_validate(content))
+    check_device(device)
+    require_trust(opened.recipe(), trust_code, run_directory)
+    recipe = add_fold(opened, content)
     _report(opened.path, execute(opened, recipe, device=device), as_json)
 
 
@@ -127,11 +131,15 @@ def evaluate(
     run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run with trained members.")],
     device: Device = "cpu",
     as_json: AsJson = False,
+    trust_code: Trust = False,
 ) -> None:
     """Evaluate every model of a run on test data; what is there already is not computed again."""
+    from enfold.cli.preflight import check_device, require_trust
     from enfold.run import execute, open_run
 
+    check_device(device)
     opened, recipe = open_run(run_directory)
+    require_trust(recipe, trust_code, run_directory)
     _report(opened.path, execute(opened, recipe, device=device), as_json)
 
 
@@ -172,6 +180,9 @@ def data(
         _console(stderr=True).print(f"fetched to {fetch_data(name)}")
     if check and name is not None:
         check_data(name)
+        _console(stderr=True).print(f"the files of {name} are whole")
+        if not any(row["name"] == name for row in data_rows()):
+            return  # a path of the user's own
     rows = data_rows(name)
     _print_json(rows) if as_json else _console().print(data_table(rows))
 
@@ -208,7 +219,7 @@ def _run(
     cell = cells(RunDirectory(out), recipe, device)[0]
     cell.make_network()  # wrong data or a wrong network must be found before anything is written
     opened = RunDirectory.create(out, recipe, resume=resume)
-    summary = execute(opened, recipe, device=device, train_only=train_only)
+    summary = execute(opened, opened.recipe(), device=device, train_only=train_only)
     if train_only:
         print(f"members in {opened.path}: go on with  enfold fold {opened.path} distill")
     else:

@@ -51,8 +51,12 @@ class Order:
     def steps(self, part: Part) -> int | None:
         """Batches in an epoch, where that can be known."""
         if isinstance(part, Split):
-            return -(-len(part) // self.batch_size)
+            return -(-self._used(len(part)) // self.batch_size)
         return length(part)
+
+    def _used(self, size: int) -> int:
+        """Examples in an epoch: a last batch of one is left out, because batch norm has no variance of one example."""
+        return size - 1 if size % self.batch_size == 1 and size > self.batch_size else size
 
     def batches(self, data: Data, epoch: int) -> Iterator[Batch]:
         """One epoch of the training part."""
@@ -65,7 +69,7 @@ class Order:
         streams = [None] if self.members is None else list(self.members)
         orders = torch.stack([self._permutation(len(data.train), stream, epoch) for stream in streams])  # (M, N)
         sources = [generator(self.seed, "augment", _name(stream), epoch) for stream in streams]
-        for chosen in orders.split(self.batch_size, dim=1):
+        for chosen in orders[:, : self._used(len(data.train))].split(self.batch_size, dim=1):
             inputs = pixels(data.train.inputs[chosen])  # (M, B, ...)
             if transform is not None:
                 pairs = zip(inputs, sources, strict=True)

@@ -51,6 +51,24 @@ class Data:
     std: tuple[float, ...] | None = None
     source: str = "in memory"  # where it came from, for the record
 
+    def __post_init__(self) -> None:
+        for name in ("train", "validation", "test"):
+            part = getattr(self, name)
+            if isinstance(part, Split) and len(part):
+                self._check(name, part)
+
+    def _check(self, name: str, part: Split) -> None:
+        low, high = int(part.labels.min()), int(part.labels.max())
+        if low < 0 or high >= self.num_classes:
+            raise EnfoldError(
+                f"labels must lie between 0 and num_classes - 1 = {self.num_classes - 1}, but the {name} part has "
+                f"{low if low < 0 else high}: number the classes from 0, or raise num_classes"
+            )
+        if part.inputs.is_floating_point() and not bool(torch.isfinite(part.inputs).all()):
+            raise EnfoldError(
+                f"inputs must be finite, but the {name} part holds NaN or infinity: remove or replace these values"
+            )
+
     def prepare(self, inputs: Tensor) -> Tensor:
         """Raw inputs as a network sees them: pixels become [0, 1] and are normalised per channel; the rest passes."""
         return self.normalise(pixels(inputs))

@@ -33,11 +33,10 @@ from enfold.data import Data
 from enfold.data.batches import Batch
 from enfold.data.dataset import Split, evaluation_batches
 from enfold.errors import EnfoldError
-from enfold.evaluate import member_logits, predict
+from enfold.evaluate import best_member, member_logits
 from enfold.folding import require_members
 from enfold.members import Members
 from enfold.members.initialise import initialised
-from enfold.metrics import nll, per_member
 from enfold.modes import evaluating
 from enfold.predictions import mean_log_probs
 from enfold.train import Plan, fit
@@ -86,11 +85,6 @@ class Distill:
         if self.start == "fresh":
             return initialised(members.member(0), self.plan.seed, -1)[0]
         return members.member(best_member(members, data))
-
-
-def best_member(members: nn.Module, data: Data) -> int:
-    """The member with the lowest NLL on validation data."""
-    return int(per_member(nll, predict(members, data, "validation")).argmin())
 
 
 def teacher_log_probs(logits: Tensor, temperature: float, reduction: Reduction) -> Tensor:

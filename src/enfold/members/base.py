@@ -36,7 +36,7 @@ class Members(nn.Module, ABC):
     """M networks of one architecture; a method says in `expand` what their parameters are, the rest follows.
 
     An engine runs them: `stacked` (one batched product a layer), `loop` (one network after the other, convolutions in
-    channels-last), `vmap`. "auto" takes the one measured to be fastest for the network and the device.
+    channels-last), `vmap`. "auto" takes what `make bench` found fastest for such a network; "measure" times all.
     """
 
     share: Any = None  # the method that made them, with its settings; None if every member owns all

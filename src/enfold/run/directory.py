@@ -30,20 +30,18 @@ class RunDirectory:
     def create(cls, path: Path, recipe: Recipe, *, resume: bool = False) -> RunDirectory:
         """A new run, or with `resume` the same one again; another run's directory is refused."""
         run = cls(path)
-        if run.manifest_file.exists():
-            if not resume:
-                raise EnfoldError(
-                    f"'{path}' already holds a run: add --resume to go on with it, or choose another folder"
-                )
-            if run.recipe() != recipe:
-                raise EnfoldError(
-                    f"a run can only be resumed with its own recipe, but '{path}' has another: choose another folder"
-                )
-            return run
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise EnfoldError(f"a run needs an empty or new folder, got '{path}': choose another")
-        write_text(run.recipe_file, recipe.as_yaml())
-        write_json(run.manifest_file, {"format": FORMAT, "name": recipe.name, "versions": versions()})
+        if not run.manifest_file.exists():
+            if path.exists() and (not path.is_dir() or any(not _is_leftover(file) for file in path.iterdir())):
+                raise EnfoldError(f"a run needs an empty or new folder, got '{path}': choose another")
+            write_json(run.manifest_file, {"format": FORMAT, "name": recipe.name, "versions": versions()})
+        elif not resume:
+            raise EnfoldError(f"'{path}' already holds a run: add --resume to go on with it, or choose another folder")
+        if not run.recipe_file.exists():  # a run is one from its manifest on, wherever it was stopped
+            run.write_recipe(recipe)
+        elif not run.recipe().extends(recipe):
+            raise EnfoldError(
+                f"a run can only be resumed with its own recipe, but '{path}' has another: choose another folder"
+            )
         return run
 
     @classmethod
@@ -87,7 +85,8 @@ class RunDirectory:
 
     def is_done(self, kind: str, label: str) -> bool:
         """Whether the model's stage is finished: its manifest is written last."""
-        return self.model_file(kind, label).with_suffix(".json").is_file()
+        file = self.model_file(kind, label)
+        return file.is_file() and file.with_suffix(".json").is_file()
 
     def write_json(self, name: str, content: Any) -> None:
         """Write a result."""
@@ -126,3 +125,8 @@ class RunDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / "log.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def _is_leftover(file: Path) -> bool:
+    """Of a run that was killed while its manifest was being written."""
+    return file.name.startswith(".run.json.") and file.name.endswith(".part")

@@ -8,7 +8,7 @@ from typing import Any
 
 from enfold.errors import EnfoldError
 from enfold.run.directory import RunDirectory
-from enfold.run.recipe import FoldSpec, Recipe, make_recipe
+from enfold.run.recipe import Recipe, make_recipe
 from enfold.run.results import Results, evaluate_cell, summarise
 from enfold.run.stages import Cell
 from enfold.store import versions
@@ -43,19 +43,19 @@ def execute(run: RunDirectory, recipe: Recipe, *, device: str = "cpu", train_onl
     return summary
 
 
-def add_fold(run: RunDirectory, fold: FoldSpec) -> Recipe:
+def add_fold(run: RunDirectory, fold: dict[str, Any]) -> Recipe:
     """The run's recipe with one more fold, checked and written; a label that is there already is refused."""
     recipe = run.recipe()
-    known = [each for each in recipe.folds if each.label == fold.label]
-    if known:
-        if known[0] == fold:
-            return recipe
-        raise EnfoldError(
-            f"every fold of a run must have its own label, got '{fold.label}' again with other settings: add --label"
-        )
     content = recipe.model_dump(mode="json")
-    content["folds"] = [*content["folds"], fold.model_dump(mode="json")]
-    extended = make_recipe(content, str(run.recipe_file))
+    extended = make_recipe({**content, "folds": [fold]}, "the command line")
+    known = [each for each in recipe.folds if each.label == extended.folds[0].label]
+    if known and known[0] != extended.folds[0]:
+        raise EnfoldError(
+            f"every fold of a run must have its own label, got '{known[0].label}' again, changed: add --label"
+        )
+    if known:
+        return recipe
+    extended = make_recipe({**content, "folds": [*content["folds"], fold]}, str(run.recipe_file))
     run.write_recipe(extended)
     return extended
 

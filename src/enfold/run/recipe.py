@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from enfold.errors import EnfoldError
 from enfold.registry import method, nearest
 from enfold.train import Plan
+
+LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")  # a file's name and a row's
+RESERVED = ("mean", "member", "members", "ensemble", "control")
 
 
 class DataSpec(BaseModel):
@@ -70,6 +74,24 @@ class Recipe(BaseModel):
         folds = [{"method": each} if isinstance(each, str) else each for each in value]
         return [{"label": each.get("method"), **each} if isinstance(each, Mapping) else each for each in folds]
 
+    @field_validator("seeds")
+    @classmethod
+    def _seeds_differ(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError("every seed must be given once")
+        return value
+
+    @field_validator("folds")
+    @classmethod
+    def _labels_are_names(cls, value: tuple[FoldSpec, ...]) -> tuple[FoldSpec, ...]:
+        for fold in value:
+            if not LABEL.fullmatch(fold.label) or fold.label.split("-")[0] in RESERVED:
+                raise ValueError(
+                    f"a label must be letters, digits, '-', '_' or '.', and not one of {', '.join(RESERVED)}: "
+                    f"change '{fold.label}'"
+                )
+        return value
+
     @field_validator("folds")
     @classmethod
     def _labels_differ(cls, value: tuple[FoldSpec, ...]) -> tuple[FoldSpec, ...]:
@@ -89,9 +111,14 @@ class Recipe(BaseModel):
 
     def runs_code(self) -> list[str]:
         """References to code of the user's own."""
-        network = self.network if isinstance(self.network, str) else str(self.network.get("name", ""))
-        references = [network, self.data.source]
-        return [reference for reference in references if ":" in reference]
+        specs = [self.network, *(fold.settings.get("student", "") for fold in self.folds)]
+        names = [str(spec.get("name", "")) if isinstance(spec, Mapping) else str(spec) for spec in specs]
+        return [reference for reference in (*names, self.data.source) if ":" in reference]
+
+    def extends(self, other: Recipe) -> bool:
+        """Whether this is the other recipe, or that with more folds."""
+        same = self.model_copy(update={"folds": ()}) == other.model_copy(update={"folds": ()})
+        return same and all(fold in self.folds for fold in other.folds)
 
     def as_yaml(self) -> str:
         """The resolved recipe as a file."""
@@ -128,10 +155,11 @@ def make_recipe(content: Mapping[str, Any], where: str, lines: Mapping[tuple[Any
     except ValidationError as error:
         raise _explained(error, where, lines or {}, Recipe) from error
     located = _Located(where, lines or {})
-    located.plan(recipe.plan, ("plan",))
+    located.plan(recipe.plan, ("plan",), recipe.members)
     for index, fold in enumerate(recipe.folds):
         located.fold(fold, ("folds", index))
-        located.plan({**recipe.plan, **fold.plan}, ("folds", index, "plan"))
+        if "plan" in method("fold", fold.method).fields:
+            located.plan({**recipe.plan, **fold.plan}, ("folds", index, "plan"), 1)
     too_many = [size for size in recipe.sizes if not 1 <= size <= recipe.members]
     if too_many:
         raise EnfoldError(f"{where}: sizes must lie between 1 and the {recipe.members} members, got {too_many[0]}")
@@ -145,7 +173,7 @@ class _Located:
     where: str
     lines: Mapping[tuple[Any, ...], int]
 
-    def plan(self, settings: Mapping[str, Any], path: tuple[Any, ...]) -> None:
+    def plan(self, settings: Mapping[str, Any], path: tuple[Any, ...], num_members: int) -> None:
         reserved = {"seed": "seeds", "device": "--device"}
         known = [field.name for field in dataclasses.fields(Plan) if field.name not in reserved]
         for key in settings:
@@ -154,8 +182,9 @@ class _Located:
             if key not in known:
                 raise EnfoldError(f"{self._at((*path, key))}: a plan has no key '{key}'{nearest(key, known)}")
         try:
-            Plan(**TypeAdapter(dict[str, Any]).validate_python(dict(settings)))
-            TypeAdapter(Plan).validate_python({key: _tuples(value) for key, value in settings.items()})
+            plan = TypeAdapter(Plan).validate_python({key: _tuples(value) for key, value in settings.items()})
+            for field in ("learning_rate", "weight_decay", "label_smoothing"):
+                plan.per_member(field, num_members)
         except ValidationError as error:
             raise _explained(error, self.where, self.lines, Plan, path) from error
         except (EnfoldError, TypeError) as error:
@@ -179,21 +208,27 @@ class _Located:
 
 def apply_override(content: dict[str, Any], override: str) -> None:
     """Set a dotted key: ``plan.epochs=5``; the value is read as YAML."""
-    key, equals, value = override.partition("=")
+    key, equals, text = override.partition("=")
     if not equals or not key:
         raise EnfoldError(
             f"an override must have the form a.b=value, got '{override}': write for example plan.epochs=5"
         )
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise EnfoldError(
+            f"an override's value must be YAML, got '{override}': quote it, or close its brackets"
+        ) from error
     *path, last = key.split(".")
     place: Any = content
-    for part in path:
-        place = place[int(part)] if isinstance(place, list) else place.setdefault(part, {})
-        if isinstance(place, str):
-            raise EnfoldError(f"'{override}' goes below '{part}', which is a single value here: write it as a mapping")
-    if isinstance(place, list):
-        place[int(last)] = yaml.safe_load(value)
-    else:
-        place[last] = yaml.safe_load(value)
+    try:
+        for part in path:
+            place = place[int(part)] if isinstance(place, list) else place.setdefault(part, {})
+        place[int(last) if isinstance(place, list) else last] = value
+    except (AttributeError, TypeError, ValueError, IndexError) as error:
+        raise EnfoldError(
+            f"an override goes to a key of a mapping or a place of a list, got '{override}': look at the recipe's form"
+        ) from error
 
 
 def _tuples(value: Any) -> Any:

@@ -23,13 +23,13 @@ def evaluate_cell(cell: Cell, models: Mapping[str, nn.Module]) -> Results:
     asked = {label: _predictions(cell, label, model) for label, model in models.items()}
     members = asked["ensemble"]
     mean_member = mean_member_score(members["test"], members["validation"])
-    rows: Results = {"mean member": {"scores": mean_member}, "ensemble": {"scores": score(**_named(members))}}
+    rows: Results = {"mean member": {"scores": mean_member}, "ensemble": {"scores": score(**members)}}
     for size in cell.recipe.sizes:
         rows[f"ensemble of {size}"] = {
-            "scores": score(**_named({p: q.subset(range(size)) for p, q in members.items()}))
+            "scores": score(**{part: said.subset(range(size)) for part, said in members.items()})
         }
     for label in list(models)[1:]:
-        rows[label] = {"scores": score(**_named(asked[label]))}
+        rows[label] = {"scores": score(**asked[label])}
     for row in rows.values():
         gain = recovered(row["scores"], mean_member, rows["ensemble"]["scores"])
         row["gain_recovered"] = None if math.isnan(gain) else gain
@@ -50,10 +50,6 @@ def _predictions(cell: Cell, label: str, model: nn.Module) -> dict[str, Predicti
         }
         cell.run.write_predictions(label, stored)
     return stored
-
-
-def _named(parts: Mapping[str, Predictions]) -> dict[str, Predictions]:
-    return {"test": parts["test"], "validation": parts["validation"]}
 
 
 def _costs(cell: Cell, models: Mapping[str, nn.Module]) -> dict[str, Any]:

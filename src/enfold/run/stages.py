@@ -55,12 +55,18 @@ class Cell:
             "seed": self.seed,
         }
 
-    def _stage(self, kind: str, label: str, make: Callable[[Path], nn.Module]) -> nn.Module:
+    def _stage(
+        self,
+        kind: str,
+        label: str,
+        make: Callable[[Path], nn.Module],
+        network: Callable[[], nn.Module] | None = None,
+    ) -> nn.Module:
         """The stored model, or the one that `make` gives, which is stored; its training checkpoint goes last."""
         file, checkpoint = self.run.model_file(kind, label), self.run.checkpoint_file(kind, label)
         if self.run.is_done(kind, label):
             checkpoint.unlink(missing_ok=True)
-            return load(file, self.make_network)
+            return load(file, network or self.make_network)
         started = time.perf_counter()
         self.run.log("started", stage=f"{kind}/{label}", seed=self.seed)
         model = make(checkpoint)
@@ -88,17 +94,18 @@ class Cell:
     def fold(self, spec: FoldSpec, members: Stacked) -> nn.Module:
         """One fold of the members."""
 
+        settings = dict(spec.settings)
+        if "student" in settings:
+            settings["student"] = factory(settings["student"], self.data.shape, self.data.num_classes)
+
         def make(checkpoint: Path) -> nn.Module:
             chosen = method("fold", spec.method)
-            settings = dict(spec.settings)
-            if "student" in settings:
-                settings["student"] = factory(settings["student"], self.data.shape, self.data.num_classes)
             if "plan" in chosen.fields:
                 settings["plan"] = self.recipe.fold_plan(spec, self.seed, self.device)
             folded: nn.Module = chosen.make(**settings)(members, self.data, checkpoint=checkpoint)
             return folded
 
-        return self._stage("folds", spec.label, make)
+        return self._stage("folds", spec.label, make, settings.get("student"))
 
     def controls(self) -> dict[str, Plan]:
         """One control for each plan that a fold trains by."""

@@ -22,7 +22,13 @@ from enfold.train.selection import Selection
 
 
 def save_checkpoint(
-    path: Path, model: nn.Module, optimizer: Optimizer, selection: Selection, history: History, identity: str
+    path: Path,
+    model: nn.Module,
+    optimizer: Optimizer,
+    selection: Selection,
+    scaler: torch.amp.GradScaler,
+    history: History,
+    identity: str,
 ) -> None:
     """Write the state after the last epoch in `history`, atomically."""
     tensors: dict[str, Tensor] = {}
@@ -33,12 +39,24 @@ def save_checkpoint(
     ):
         for name, tensor in state.items():  # copied, as tied tensors share memory, which safetensors refuses
             tensors[f"{prefix}/{name}"] = tensor.clone(memory_format=torch.contiguous_format)
-    progress = {"identity": identity, "history": history.as_dict(), "selection": selection.record()}
+    progress = {
+        "identity": identity,
+        "history": history.as_dict(),
+        "selection": selection.record(),
+        "scaler": scaler.state_dict(),
+    }
     with atomic_path(path) as temporary:
         save_file(tensors, temporary, {"progress": json.dumps(progress)})
 
 
-def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer, selection: Selection, identity: str) -> History:
+def load_checkpoint(
+    path: Path,
+    model: nn.Module,
+    optimizer: Optimizer,
+    selection: Selection,
+    scaler: torch.amp.GradScaler,
+    identity: str,
+) -> History:
     """Put everything back as it was after the last finished epoch; a checkpoint of another training is refused."""
     try:
         with safe_open(path, "pt") as file:
@@ -57,13 +75,10 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer, selectio
     for key, tensor in tensors.items():
         prefix, name = key.split("/", 1)
         parts[prefix][name] = tensor
-    _copy_into(model, parts["model"])
+    model.load_state_dict(parts["model"])
+    if progress["scaler"]:
+        scaler.load_state_dict(progress["scaler"])
     optimizer.load(parts["optimizer"])
     device = next(model.parameters()).device
     selection.restore(progress["selection"], {name: tensor.to(device) for name, tensor in parts["chosen"].items()})
     return History.from_dict(progress["history"])
-
-
-@torch.no_grad()
-def _copy_into(model: nn.Module, state: dict[str, Tensor]) -> None:
-    model.load_state_dict(state)

@@ -89,7 +89,9 @@ class Fit:
     def run(self, on_epoch: Callable[[Epoch], None] | None, title: str, quiet: bool) -> History:
         """All epochs that are still to do."""
         if self.checkpoint is not None and self.checkpoint.exists():
-            self.history = load_checkpoint(self.checkpoint, self.model, self.optimizer, self.selection, self.identity)
+            self.history = load_checkpoint(
+                self.checkpoint, self.model, self.optimizer, self.selection, self.scaler, self.identity
+            )
         steps = self.order.steps(self.data.train)
         total = None if steps is None else steps * self.plan.epochs
         done = len(self.history.epochs)
@@ -126,7 +128,15 @@ class Fit:
         if self.chooses:
             self.selection.update(epoch + 1, record.validation_nll)
         if self.checkpoint is not None:
-            save_checkpoint(self.checkpoint, self.model, self.optimizer, self.selection, self.history, self.identity)
+            save_checkpoint(
+                self.checkpoint,
+                self.model,
+                self.optimizer,
+                self.selection,
+                self.scaler,
+                self.history,
+                self.identity,
+            )
         bar.say(_summary(record, self.plan.epochs))
         return record
 
