@@ -43,6 +43,7 @@ def test_the_manifest_says_what_the_values_are(members, stored):
         "class": "MLP",
         "num_members": 3,
         "seeds": list(members.seeds),
+        "settings": None,
         "versions": versions(),
         "sha256": sha256(stored),
         "about": ABOUT,

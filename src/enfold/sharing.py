@@ -88,7 +88,7 @@ def chosen_layers(
     for pattern in (*include, *exclude):
         if not any(re.search(pattern, name) for name in layers):
             raise EnfoldError(
-                f"a pattern must match a layer, but {pattern!r} matches none of {', '.join(layers) or 'no layers'}: change it"
+                f"a pattern must match a layer, but {pattern!r} matches none of {', '.join(layers)}: change it"
             )
     chosen = {
         name: module
@@ -111,7 +111,7 @@ def refuse_ties(network: nn.Module) -> None:
     for name, parameter in network.named_parameters(remove_duplicate=False):
         if id(parameter) in seen:
             raise EnfoldError(
-                f"a share needs parameters that are used in one place, but '{name}' is tied to '{seen[id(parameter)]}': "
+                f"a share needs parameters used in one place, but '{name}' is tied to '{seen[id(parameter)]}': "
                 "untie them, or use Stacked"
             )
         seen[id(parameter)] = name

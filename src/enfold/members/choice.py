@@ -54,6 +54,9 @@ def tried_engine(name: str, skeleton: Skeleton, state: State, inputs: Tensor) ->
         return Loop(skeleton)
     if name == "vmap" and any(getattr(part, "padding_idx", None) is not None for part in skeleton.network.modules()):
         raise CannotRun("torch.vmap would train the padding row of an embedding")  # seen in torch 2.13
+    for buffer in skeleton.buffers:
+        if len(state[buffer]) > 1 and not state[buffer].stride(0):
+            raise CannotRun(f"members share the buffer '{buffer}', which they would write to at once")
     engine = StackedProgram(skeleton) if name == "stacked" else Vmap(skeleton)
     with _same_draws(inputs):
         return passed(engine, skeleton, state, inputs)

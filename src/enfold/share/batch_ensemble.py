@@ -22,6 +22,7 @@ batch, also where statistics are shared; nothing else known.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -110,7 +111,7 @@ class BatchEnsembleMembers(Sharing):
                 drawn.append(positive.float() * 2 - 1)
             else:
                 drawn.append(1 + share.spread * torch.randn(shape, generator=source))
-        return torch.stack(drawn, dim=1) / share.rank**0.5  # the sum over ranks keeps the size of one
+        return torch.stack(drawn, dim=1) / math.sqrt(share.rank)  # the sum over ranks keeps the size of one
 
     def expand(self) -> State:
         """Equation (1) for every weight, (3) for biases that are scaled."""
