@@ -281,6 +281,9 @@ def test_code_that_a_file_names_is_not_run_unasked(enfold, tmp_path: Path, small
     opened = tmp_path / "given"
     opened.mkdir()
     (opened / "run.json").write_text("{}")
+    (opened / "members").mkdir()
+    for ending in ("json", "safetensors"):
+        (opened / f"members/members.{ending}").touch()
     (opened / "recipe.yaml").write_text(f"data: {small_data}\nnetwork: {code}:network\n")
     assert "--trust-code" in enfold("evaluate", opened).err
     assert "--trust-code" in enfold("fold", opened, "average").err
@@ -309,3 +312,38 @@ def test_a_wrong_fold_leaves_the_run_as_it_was(enfold, recipe_file: Path, tmp_pa
     assert done.err.startswith("enfold: ")
     assert done.err.count("\n") == 1
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_evaluating_needs_trained_members(enfold, recipe_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    enfold("run", recipe_file, out)
+    (out / "predictions/average.safetensors").write_bytes(b"damaged")
+    before = json.loads((out / "summary.json").read_text())["rows"]
+    assert json.loads(enfold("evaluate", out, "--json").out)["rows"] == before
+    (out / "members/members.json").unlink()
+    refused = enfold("evaluate", out)
+    assert refused.code == 2
+    assert "trained members" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("return nn.Sequential(nn.Flatten(), nn.Linear(15, num_classes))", "(1, 4, 4)"),
+        ("return nn.Sequential(nn.Flatten(), nn.Linear(16, 7))", "got (7,)"),
+        ("raise RuntimeError('out of ideas')", "out of ideas"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_one_sentence(enfold, tmp_path: Path, small_data: Path, body, says) -> None:
+    code = tmp_path / "own.py"
+    code.write_text(f"from torch import nn\ndef network(shape, num_classes):\n    {body}\n")
+    done = enfold("train", tmp_path / "out", "--data", small_data, "--network", f"{code}:network")
+    assert done.code == 2
+    assert says in done.err
+    assert done.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_dry_run_and_version_for_machines(enfold, recipe_file: Path, tmp_path: Path) -> None:
+    assert json.loads(enfold("run", recipe_file, tmp_path / "out", "--dry-run", "--json").out)["trainings"] == 3
+    assert enfold("--version").out == f"enfold {library.__version__}\n"

@@ -40,7 +40,7 @@ def test_overrides() -> None:
         ("plan: {epochs: -1}\n", r"epochs must be .*0 or more, got -1"),
         ("plan: {optimizer: adamm}\n", r"optimizer"),
         ("plan: {seed: 3}\n", r"set seeds of the run instead of plan.seed"),
-        ("members: 0\n", r"line 1: 'members' is wrong: .*greater than or equal to 1, got '0'"),
+        ("members: 0\n", r"line 1: 'members' is wrong: an ensemble must have at least 1 member, got '0'"),
         ("folds: [distil]\n", r"line 1: there is no fold 'distil', did you mean 'distill'"),
         ("folds: [{method: distill, alfa: 1}]\n", r"'distill' has no setting 'alfa', did you mean 'alpha'"),
         ("folds: [{method: distill, alpha: 2}]\n", r"alpha must be in \[0, 1\], got 2"),
@@ -52,6 +52,7 @@ def test_overrides() -> None:
         ("members: 3\nplan: {learning_rate: [0.1, 0.2]}\n", r"must have 3 values, got 2"),
         ("members: 2\nplan: {learning_rate: [0.1, 0.2]}\nfolds: [distill]\n", r"must have 1 values, got 2"),
         ("a: [\n", r"must be YAML"),
+        ("", r"must be a mapping"),
         ("- 1\n", r"must be a mapping"),
     ],
 )

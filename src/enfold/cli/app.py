@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -30,6 +31,23 @@ Trust = Annotated[
     bool, typer.Option("--trust-code", help="Import the Python code that the recipe names (module:function).")
 ]
 Out = Annotated[Path, typer.Argument(help="The run directory.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"enfold {version('enfold')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Say which enfold this is.")
+    ] = False,
+) -> None:
+    """enfold: the quality of an ensemble at the price of one network."""
 
 
 @app.command()
@@ -214,10 +232,11 @@ def _run(
     if dry_run:
         from enfold.run.estimate import estimate
 
-        print(estimate(recipe, device))
+        found = estimate(recipe, device)
+        _print_json(dataclasses.asdict(found)) if as_json else print(found)
         return
     cell = cells(RunDirectory(out), recipe, device)[0]
-    cell.make_network()  # wrong data or a wrong network must be found before anything is written
+    cell.check()
     opened = RunDirectory.create(out, recipe, resume=resume)
     summary = execute(opened, opened.recipe(), device=device, train_only=train_only)
     if train_only:

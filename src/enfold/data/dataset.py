@@ -28,6 +28,9 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __repr__(self) -> str:
+        return f"Split({len(self)} inputs of shape {tuple(self.inputs.shape[1:])}, {self.inputs.dtype})"
+
     def __getitem__(self, index: Tensor | slice) -> Split:
         return Split(self.inputs[index], self.labels[index])
 

@@ -74,5 +74,5 @@ def markdown_table(summary: Mapping[str, Any]) -> str:
 
 LEGEND = (
     "gain recovered: how much of the ensemble's gain in NLL over its mean member one network keeps; "
-    "latency: median of one call at batch 1 and 128, in brackets its ratio to one network"
+    "latency: median of one call at batch 1 and 128, in brackets the ratio to one network, taken round by round"
 )

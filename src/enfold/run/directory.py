@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from enfold.errors import EnfoldError
@@ -115,7 +116,10 @@ class RunDirectory:
         path = self.path / "predictions" / f"{label}.safetensors"
         if not path.is_file():
             return None
-        tensors: dict[str, torch.Tensor] = load_file(path)
+        try:
+            tensors: dict[str, torch.Tensor] = load_file(path)
+        except SafetensorError:  # damaged: the model is there to be asked again
+            return None
         parts = {key.split("/")[0] for key in tensors}
         return {part: Predictions(tensors[f"{part}/log_probs"], tensors[f"{part}/labels"]) for part in parts}
 

@@ -61,6 +61,13 @@ def add_fold(run: RunDirectory, fold: dict[str, Any]) -> Recipe:
 
 
 def open_run(path: Path) -> tuple[RunDirectory, Recipe]:
-    """An existing run and its recipe."""
+    """An existing run whose members are trained, and its recipe."""
     run = RunDirectory.open(path)
-    return run, run.recipe()
+    recipe = run.recipe()
+    for cell in cells(run, recipe):
+        if not cell.run.is_done("members", "members"):
+            raise EnfoldError(
+                f"a run must have trained members to go on from, but '{cell.run.path}' has none: "
+                "finish it with  enfold run RECIPE OUT --resume"
+            )
+    return run, recipe

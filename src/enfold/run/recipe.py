@@ -27,6 +27,7 @@ class DataSpec(BaseModel):
     source: str = "fashion-mini"
     train_size: int | float | None = None
     validation: int | float | None = None
+    size: int | None = None  # images of a folder are resized to it
     seed: int = 0
 
 
@@ -53,7 +54,7 @@ class Recipe(BaseModel):
     name: str = "run"
     data: DataSpec = DataSpec()
     network: str | dict[str, Any] = "mlp"
-    members: int = Field(default=4, ge=1)
+    members: int = 4
     seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
     sizes: tuple[int, ...] = ()  # also evaluate the first so many members as an ensemble
     plan: dict[str, Any] = Field(default_factory=dict)
@@ -73,6 +74,13 @@ class Recipe(BaseModel):
             return value
         folds = [{"method": each} if isinstance(each, str) else each for each in value]
         return [{"label": each.get("method"), **each} if isinstance(each, Mapping) else each for each in folds]
+
+    @field_validator("members")
+    @classmethod
+    def _members_exist(cls, value: int) -> int:
+        if value < 1:
+            raise ValueError("an ensemble must have at least 1 member")
+        return value
 
     @field_validator("seeds")
     @classmethod
@@ -137,7 +145,7 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 def parse_recipe(text: str, where: str = "the recipe", overrides: Sequence[str] = ()) -> Recipe:
     """A recipe from YAML text."""
     try:
-        content = yaml.safe_load(text) or {}
+        content = yaml.safe_load(text)
         lines = _lines(yaml.compose(text, Loader=yaml.SafeLoader))
     except yaml.YAMLError as error:
         raise EnfoldError(f"'{where}' must be YAML, but it cannot be read: {' '.join(str(error).split())}") from error

@@ -15,6 +15,8 @@ from torch import nn
 from enfold.control import Control
 from enfold.data import Data
 from enfold.data import load as load_data
+from enfold.errors import EnfoldError
+from enfold.evaluate import member_logits
 from enfold.members import Stacked
 from enfold.networks import factory
 from enfold.registry import method
@@ -37,12 +39,29 @@ class Cell:
     def data(self) -> Data:
         """The recipe's data; the same split for every seed."""
         spec = self.recipe.data
-        return load_data(spec.source, train_size=spec.train_size, validation=spec.validation, seed=spec.seed)
+        return load_data(
+            spec.source, train_size=spec.train_size, validation=spec.validation, size=spec.size, seed=spec.seed
+        )
 
     @cached_property
     def make_network(self) -> Callable[[], nn.Module]:
         """The recipe's network, made anew at each call."""
         return factory(self.recipe.network, self.data.shape, self.data.num_classes)
+
+    def check(self) -> None:
+        """Data and network must fit before anything is written: two inputs are run through the network."""
+        inputs = example_input(self.data).expand(2, *self.data.shape)
+        wanted = f"take inputs of shape {self.data.shape} and return {self.data.num_classes} logits each"
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                shape = tuple(member_logits(self.make_network().eval(), inputs).shape[1:])
+        except EnfoldError:
+            raise
+        except Exception as error:  # the user's own code: anything may be raised
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+            raise EnfoldError(f"the network must {wanted}, but it fails ({reason}): mend the network") from error
+        if shape != (2, self.data.num_classes):
+            raise EnfoldError(f"the network must {wanted}, got {shape[1:]}: change its last layer")
 
     @property
     def about(self) -> dict[str, Any]:
