@@ -143,9 +143,16 @@ def latency(
 
 
 def time_rounds(
-    calls: Mapping[str, Call], rounds: int = 9, warmup: int = 3, clock: Clock | None = None
+    calls: Mapping[str, Call],
+    rounds: int = 9,
+    warmup: int = 3,
+    clock: Clock | None = None,
+    shortest: float = SHORTEST_SAMPLE,
 ) -> dict[str, list[float]]:
-    """Seconds of each call in each round; every round runs all of them, the first one moving to the end."""
+    """Seconds of each call in each round; every round runs all of them, the first one moving to the end.
+
+    A sample repeats its call for at least `shortest` seconds: the longer, the less it matters what ran before.
+    """
     if rounds < 1 or warmup < 0:
         raise EnfoldError(
             f"a measurement needs at least 1 round and 0 warm-up calls, got {rounds} and {warmup}: "
@@ -158,7 +165,7 @@ def time_rounds(
         for call in calls.values():
             for _ in range(warmup):
                 call()
-        repeats = {name: _repeats(call, clock) for name, call in calls.items()}
+        repeats = {name: _repeats(call, clock, shortest) for name, call in calls.items()}
         for round_ in range(rounds):
             start = round_ % max(len(names), 1)
             for name in names[start:] + names[:start]:
@@ -177,10 +184,10 @@ def round_ratio(samples: Sequence[float], reference: Sequence[float]) -> float:
     return statistics.median(own / other for own, other in zip(samples, reference, strict=True))
 
 
-def _repeats(call: Call, clock: Clock) -> int:
+def _repeats(call: Call, clock: Clock, shortest: float) -> int:
     """How many calls make a sample that is long enough."""
     repeats = 1
-    while repeats < MOST_REPEATS and _elapsed(call, repeats, clock) < SHORTEST_SAMPLE:
+    while repeats < MOST_REPEATS and _elapsed(call, repeats, clock) < shortest:
         repeats *= 2
     return repeats
 
