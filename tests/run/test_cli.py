@@ -347,3 +347,9 @@ def test_a_network_that_does_not_fit_is_one_sentence(enfold, tmp_path: Path, sma
 def test_dry_run_and_version_for_machines(enfold, recipe_file: Path, tmp_path: Path) -> None:
     assert json.loads(enfold("run", recipe_file, tmp_path / "out", "--dry-run", "--json").out)["trainings"] == 3
     assert enfold("--version").out == f"enfold {library.__version__}\n"
+
+
+def test_train_says_what_it_made_as_json(enfold, tmp_path: Path, small_data: Path) -> None:
+    options = ["--data", small_data, "--members", 2, "--set", "plan.epochs=1", "--json"]
+    made = json.loads(enfold("train", tmp_path / "out", *options).out)
+    assert made == {"run": str(tmp_path / "out"), "members": 2, "seeds": [0]}

@@ -106,6 +106,7 @@ def train(
     device: Device = "cpu",
     resume: Resume = False,
     dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train members into a new run directory; fold and evaluate them with the next verbs."""
     from enfold.run.recipe import apply_override, make_recipe
@@ -114,7 +115,7 @@ def train(
     for change in [*(overrides or ()), *([f"seeds={list(seeds)}"] if seeds else [])]:
         apply_override(content, change)
     recipe = make_recipe(content, "the command line")
-    _run(recipe, out, device, resume=resume, dry_run=dry_run, train_only=True)
+    _run(recipe, out, device, resume=resume, as_json=as_json, dry_run=dry_run, train_only=True)
 
 
 @app.command()
@@ -239,7 +240,9 @@ def _run(
     cell.check()
     opened = RunDirectory.create(out, recipe, resume=resume)
     summary = execute(opened, opened.recipe(), device=device, train_only=train_only)
-    if train_only:
+    if train_only and as_json:
+        _print_json({"run": str(opened.path), "members": recipe.members, "seeds": list(recipe.seeds)})
+    elif train_only:
         print(f"members in {opened.path}: go on with  enfold fold {opened.path} distill")
     else:
         _report(opened.path, summary, as_json)

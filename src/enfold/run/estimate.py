@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from enfold.cost import stored_bytes
+from enfold.cost import peak_memory, stored_bytes
 from enfold.data.batches import Order
 from enfold.data.dataset import Split
 from enfold.members import Stacked
@@ -18,6 +18,7 @@ from enfold.run.directory import RunDirectory
 from enfold.run.recipe import Recipe
 from enfold.run.stages import Cell
 from enfold.train import CrossEntropy, Plan
+from enfold.train.backward import backward
 from enfold.train.optimize import Optimizer
 
 STEPS = 5
@@ -54,7 +55,9 @@ def estimate(recipe: Recipe, device: str = "cpu") -> Estimate:
     extra = [*fold_plans, *cell.controls().values()]
     seconds = _steps(cell, plan) * of_members + sum(_steps(cell, each) * of_network for each in extra)
     states = 2 + (1 if plan.optimizer == "sgd" else 2)  # weights, gradients, the optimizer's memory
-    memory = stored_bytes(members) * (states + 1) + _data_bytes(cell)  # and the chosen weights
+    memory = (
+        stored_bytes(members) * (states + 1) + _data_bytes(cell) + _step_bytes(members, cell, plan)
+    )  # and the chosen
     return Estimate(seconds * len(recipe.seeds), memory, of_members, of_network, (1 + len(extra)) * len(recipe.seeds))
 
 
@@ -74,10 +77,17 @@ def _step_seconds(members: Stacked, cell: Cell, plan: Plan) -> float:
         batch = next(batches, None)
         if batch is None:
             break
-        objective(members, batch.to(plan.device)).sum().backward()
+        backward(members, batch.to(plan.device), objective)
         optimizer.step(0.0, scaler)
         taken.append(time.perf_counter() - started)
     return statistics.median(taken)
+
+
+def _step_bytes(members: Stacked, cell: Cell, plan: Plan) -> int:
+    """Activations and temporary buffers of one step at its peak."""
+    order = Order(plan.batch_size, range(members.num_members), augment=plan.augment)
+    batch = next(order.batches(cell.data, epoch=0)).to(plan.device)
+    return peak_memory(lambda: backward(members, batch, CrossEntropy()), plan.device) or 0
 
 
 def _data_bytes(cell: Cell) -> int:
