@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from clouds import three_clouds
 from enfold.control import Control
-from enfold.data import Data, Split
+from enfold.data import Data
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.members import Mixed, Stacked
@@ -19,13 +20,7 @@ PLAN = Plan(epochs=3, batch_size=16, learning_rate=0.02, label_smoothing=0.1, or
 
 @pytest.fixture
 def data() -> Data:
-    generator = torch.Generator().manual_seed(0)
-
-    def part(count: int) -> Split:
-        labels = torch.randint(3, (count,), generator=generator)
-        return Split(torch.eye(4)[labels] + 0.6 * torch.randn(count, 4, generator=generator), labels)
-
-    return Data(part(40), part(30), part(30), 3, (4,))
+    return three_clouds(40, 30, 30)
 
 
 @pytest.fixture

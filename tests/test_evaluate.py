@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from clouds import three_clouds
 from enfold.data import Data, Split
 from enfold.errors import EnfoldError
 from enfold.evaluate import (
@@ -40,13 +41,7 @@ class Network(nn.Module):
 
 @pytest.fixture
 def data() -> Data:
-    generator = torch.Generator().manual_seed(0)
-
-    def part(count: int) -> Split:
-        labels = torch.randint(3, (count,), generator=generator)
-        return Split(torch.eye(4)[labels] + 0.6 * torch.randn(count, 4, generator=generator), labels)
-
-    return Data(part(20), part(30), part(50), 3, (4,))
+    return three_clouds(20, 30, 50)
 
 
 @pytest.fixture

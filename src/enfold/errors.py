@@ -1,5 +1,15 @@
 """The one exception a user can cause: a sentence with the rule, the value and the remedy."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that was probably meant, for an error's remedy."""
+    return next(iter(get_close_matches(word, list(known), n=1)), None)
+
 
 class EnfoldError(ValueError):
     """Something the user can mend. Its message names the rule, the offending value and the remedy."""

@@ -6,11 +6,10 @@ import dataclasses
 import importlib
 import pkgutil
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
-from enfold.errors import EnfoldError
+from enfold.errors import EnfoldError, closest
 
 ROOMS = ("share", "fold")
 
@@ -73,5 +72,5 @@ def method_name(kind: type[Any]) -> str:
 
 def nearest(name: str, known: Any) -> str:
     """', did you mean ...?' if something known is close."""
-    close = get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f", did you mean '{close[0]}'?" if close else ""
+    close = closest(name, known)
+    return f", did you mean '{close}'?" if close else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from enfold.data.npz import read_npz
 from enfold.data.official import CIFAR10, CIFAR100, FASHION_MNIST, MNIST
 from enfold.data.parts import Parts, assemble, resplit_data
 from enfold.data.source import Source
-from enfold.errors import EnfoldError
+from enfold.errors import EnfoldError, closest
 from enfold.usercode import resolve
 
 SOURCES: dict[str, Source] = {
@@ -159,6 +158,6 @@ def _refuse_size(size: object, what: str) -> None:
 
 
 def _unknown(name: str) -> EnfoldError:
-    near = difflib.get_close_matches(name.lower(), SOURCES, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'?" if near else "correct the name, or give a path"
+    near = closest(name.lower(), SOURCES)
+    hint = f"did you mean '{near}'?" if near else "correct the name, or give a path"
     return EnfoldError(f"a data set must have one of the names {', '.join(SOURCES)}, got '{name}': {hint}")

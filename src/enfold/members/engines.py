@@ -33,9 +33,14 @@ def logits_of(output: Any) -> Tensor:
 
 def image_layout(network: nn.Module, inputs: Tensor) -> Tensor:
     """Images in channels-last where the network convolves on a CPU: there it is up to twice as fast."""
-    if inputs.ndim != 4 or inputs.device.type != "cpu" or not runs_channels_last(network):
-        return inputs
-    return inputs.contiguous(memory_format=torch.channels_last)
+    return laid_out(inputs, inputs.ndim == 4 and runs_channels_last(network))
+
+
+def laid_out(inputs: Tensor, channels_last: bool) -> Tensor:
+    """Images on a CPU in channels-last if wanted; anything else as it is."""
+    if channels_last and inputs.ndim == 4 and inputs.device.type == "cpu":
+        return inputs.contiguous(memory_format=torch.channels_last)
+    return inputs
 
 
 class Loop:
@@ -49,18 +54,13 @@ class Loop:
         """(B, ...) or, with `each`, (M, B, ...) -> (M, B, C)."""
         slices = {name: tensor.unbind(0) for name, tensor in state.items()}
         num_members = len(next(iter(slices.values())))
-        shared = None if each else self._laid_out(inputs)
+        shared = None if each else laid_out(inputs, self.channels_last)
         outputs = []
         for index in range(num_members):
-            own = self._laid_out(inputs[index]) if shared is None else shared
+            own = laid_out(inputs[index], self.channels_last) if shared is None else shared
             with self.skeleton.holding({name: tensors[index] for name, tensors in slices.items()}) as network:
                 outputs.append(logits_of(network(own)))
         return torch.stack(outputs)
-
-    def _laid_out(self, inputs: Tensor) -> Tensor:
-        if self.channels_last and inputs.ndim == 4 and inputs.device.type == "cpu":
-            return inputs.contiguous(memory_format=torch.channels_last)
-        return inputs
 
 
 class Vmap:

@@ -6,13 +6,12 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
 from torch import nn
 
-from enfold.errors import EnfoldError
+from enfold.errors import EnfoldError, closest
 from enfold.networks.arguments import whole, whole_list
 from enfold.networks.medium_cnn import MediumCNN, SmallCNN
 from enfold.networks.mlp import MLP
@@ -138,5 +137,5 @@ def _check_names(name: str, arguments: Iterable[str], accepted: Sequence[str], d
 
 
 def _nearest(word: str, choices: Iterable[str]) -> str:
-    near = get_close_matches(str(word), list(choices), n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    near = closest(str(word), choices)
+    return f" (did you mean {near!r}?)" if near else ""
