@@ -3,29 +3,63 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Literal, Protocol
+from pathlib import Path
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from enfold.data import Data
 from enfold.errors import EnfoldError
-from enfold.members import Members, Predictor, State
+from enfold.members import Members, State
 from enfold.members.engines import EngineName
 from enfold.members.groups import Decay, decay_groups
 from enfold.members.skeleton import read_state
 from enfold.members.tree import Tree
+from enfold.train import Objective, Plan, fit
 
 NormChoice = Literal["own", "shared"]
 
 
-class Share(Protocol):
-    """A frozen dataclass whose fields are the method's hyper-parameters."""
+class Share(ABC):
+    """A way to hold or draw M members; subclasses are frozen dataclasses whose fields are the hyper-parameters.
+
+    Most methods say only what their members are. Where training differs from the plan they change the plan, give an
+    objective, let the model follow its training (`enfold.train.Follower`), or train in their own way.
+    """
 
     num_members: int
 
-    def __call__(self, network: nn.Module) -> Predictor:
-        """M members that start from the network, which is left untouched."""
+    @abstractmethod
+    def __call__(self, network: nn.Module) -> nn.Module:
+        """A predictor of M members that starts from the network, which is left untouched."""
+
+    def adapted(self, plan: Plan) -> Plan:
+        """The plan by which this method trains, given the one that a plain network would be trained by."""
+        return plan
+
+    def objective(self, plan: Plan) -> Objective | None:
+        """What is minimised; None is the cross-entropy of each member."""
+        return None
+
+    def train(
+        self,
+        network: nn.Module,
+        data: Data,
+        plan: Plan | None = None,
+        *,
+        checkpoint: Path | None = None,
+        title: str | None = None,
+        quiet: bool = False,
+    ) -> nn.Module:
+        """The members, trained from the network, which is left untouched."""
+        plan = self.adapted(plan or Plan())
+        model = self(network)
+        name = title or type(self).__name__
+        fit(model, data, plan, self.objective(plan), checkpoint=checkpoint, title=name, quiet=quiet)
+        return model
 
 
 class Sharing(Members):

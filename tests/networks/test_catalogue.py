@@ -16,6 +16,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "mlp": {"widths": [8]},
     "small-cnn": {"channels": [2, 3]},
     "medium-cnn": {"channels": [2, 2, 2, 2]},
+    "resnet": {"depth": 8, "width": 4, "stem_stride": 2},
     "resnet20": {"depth": 8, "width": 4},
     "wide-resnet": {"depth": 10, "widen_factor": 1},
     "vit": {"width": 8, "depth": 1, "heads": 2},
@@ -71,7 +72,7 @@ def test_a_factory_makes_new_weights_each_time_and_leaves_the_spec_alone() -> No
     ("spec", "shape", "message"),
     [
         ("mpl", (4,), r"no network 'mpl' \(did you mean 'mlp'\?\)"),
-        ("alexnet", (4,), "no network 'alexnet': choose one of mlp"),
+        ("inception", (4,), "no network 'inception': choose one of mlp"),
         ({"widths": [4]}, (4,), "must have a name"),
         ({"name": "mlp", "width": [4]}, (4,), r"no argument 'width' \(did you mean 'widths'\?\)"),
         ({"name": "vit", "zzz": 1}, (3, 8, 8), "no argument 'zzz': choose from patch, width"),

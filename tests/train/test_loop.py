@@ -171,6 +171,7 @@ def test_noise_differs_from_epoch_to_epoch_and_from_member_to_member(data):
     assert not set(first) & set(draws(seed=1))
 
 
+@pytest.mark.filterwarnings("ignore::enfold.train.diversity.Alike")
 def test_dropout_differs_within_an_ensemble(data, make):
     """Equal members that see the same batches part ways by their noise alone."""
     members = Stacked([seeded(make["dropping"])] * 2)
@@ -178,6 +179,7 @@ def test_dropout_differs_within_an_ensemble(data, make):
     assert members.equal_parameters() == []
 
 
+@pytest.mark.filterwarnings("ignore::enfold.train.diversity.Alike")
 @pytest.mark.parametrize("shared", [False, True])
 def test_equal_members_in_one_order_stay_equal(data, make, shared):
     members = Stacked([seeded(make["mlp"])] * 2, engine="loop")

@@ -47,6 +47,7 @@ class Order:
     bootstrap: bool = False  # bagging: each member trains on N draws with replacement
     augment: Sequence[str] = ()
     seed: int = 0
+    split: bool = False  # one order, each batch divided among the members
 
     def steps(self, part: Part) -> int | None:
         """Batches in an epoch, where that can be known."""
@@ -66,6 +67,9 @@ class Order:
             return
         if not len(data.train):
             raise EnfoldError("the training part must hold examples, got none: pass at least one")
+        if self.split and self.members is not None:
+            yield from self._divided(data, epoch)
+            return
         streams = [None] if self.members is None else list(self.members)
         orders = torch.stack([self._permutation(len(data.train), stream, epoch) for stream in streams])  # (M, N)
         sources = [generator(self.seed, "augment", _name(stream), epoch) for stream in streams]
@@ -78,6 +82,26 @@ class Order:
             if self.members is None:
                 inputs, labels, chosen = inputs[0], labels[0], chosen[0]
             yield Batch(inputs, labels, self.members is not None, chosen, transform is not None)
+
+    def _divided(self, data: Data, epoch: int) -> Iterator[Batch]:
+        """One order for all, of which each member sees its part: (M, B / M); what cannot be divided is left out."""
+        parts = len(self.members or ())
+        if self.batch_size < 2 * parts:
+            raise EnfoldError(
+                f"a batch split among {parts} members must have at least {2 * parts} examples, got {self.batch_size}: "
+                "raise batch_size"
+            )
+        whole = replace(self, members=None, split=False)
+        for batch in whole.batches(data, epoch):
+            used = len(batch.labels) - len(batch.labels) % parts
+            if used < 2 * parts:
+                continue  # batch norm has no variance of one example
+
+            def divided(tensor: Tensor, used: int = used) -> Tensor:
+                return tensor[:used].unflatten(0, (parts, -1))
+
+            indices = None if batch.indices is None else divided(batch.indices)
+            yield Batch(divided(batch.inputs), divided(batch.labels), True, indices, batch.augmented)
 
     def _permutation(self, size: int, stream: int | None, epoch: int) -> Tensor:
         order = torch.randperm(size, generator=generator(self.seed, "order", _name(stream), epoch))

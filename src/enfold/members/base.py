@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol, Self, overload
 
 import torch
@@ -39,6 +40,7 @@ class Members(nn.Module, ABC):
     channels-last), `vmap`. "auto" takes what `make bench` found fastest for such a network; "measure" times all.
     """
 
+    expands: bool = True  # whether `expand` computes something, so that it is worth to be kept in eval mode
     share: Any = None  # the method that made them, with its settings; None if every member owns all
 
     def __init__(self, network: nn.Module, num_members: int, engine: EngineName = "auto") -> None:
@@ -51,6 +53,7 @@ class Members(nn.Module, ABC):
         self.training = network.training  # its parts keep their own modes, so a frozen norm stays frozen
         self.engine_name: EngineName = engine
         self._engine: Engine | None = None
+        self._expanded: tuple[object, State] | None = None
 
     @abstractmethod
     def expand(self) -> State:
@@ -76,10 +79,27 @@ class Members(nn.Module, ABC):
     def _run(self, inputs: Tensor, *, each: bool) -> Tensor:
         before = self._engine
         try:
-            return self.engine(inputs[0] if each else inputs)(self.expand(), inputs, each)
+            engine = self.engine(inputs[0] if each else inputs)
+            return engine(self._running_state(engine), inputs, each)
         except Exception:
             self._engine = before  # inputs that do not run are no inputs to choose by
             raise
+
+    def _running_state(self, engine: Engine) -> State:
+        """What an engine runs on: `expand`, made once and kept in eval mode while no gradient is wanted."""
+        if self.training or torch.is_grad_enabled() or not self.expands:
+            return self.expand()
+        held = [(id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for t in self._held()]
+        if self._expanded is None or self._expanded[0] != held:
+            self._expanded = (held, self.expand())
+        return self._expanded[1]
+
+    def _held(self) -> Iterator[Tensor]:
+        return chain(self.parameters(), self.buffers())
+
+    def looped(self, inputs: Tensor) -> bool:
+        """Whether members are run one after the other, so that their gradients may be taken one after the other."""
+        return isinstance(self.engine(inputs), Loop)
 
     def engine(self, inputs: Tensor) -> Engine:
         """What runs the members; chosen once, with the first inputs (B, ...)."""
@@ -88,6 +108,11 @@ class Members(nn.Module, ABC):
         if self._engine is None:
             self._engine = choose_engine(self.engine_name, self.skeleton, self.expand(), inputs)
         return self._engine
+
+    @property
+    def trained_members(self) -> int:
+        """How many networks are trained: all members, or the one around which they will be drawn."""
+        return self.num_members
 
     def set_engine(self, engine: EngineName) -> Self:
         """Run by another engine from now on."""
@@ -98,6 +123,7 @@ class Members(nn.Module, ABC):
         """Put the members into train or eval mode."""
         super().train(mode)
         self.skeleton.network.train(mode)
+        self._expanded = None
         return self
 
     def network(self, state: State) -> nn.Module:
@@ -144,13 +170,18 @@ class Members(nn.Module, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
-        return {**state, "_engine": None}  # an engine belongs to the object it was chosen for
+        return {**state, "_engine": None, "_expanded": None}  # these belong to the object they were made for
 
     def extra_repr(self) -> str:
         """Shown by print(members)."""
         network = type(self.skeleton.network).__name__
         count = sum(parameter.numel() for parameter in self.parameters())
         return f"{self.num_members} x {network}, {count:,} parameters, engine={self.engine_name!r}"
+
+
+def trained_members(model: nn.Module) -> int:
+    """How many losses a model gives in training; 1 for a plain network."""
+    return int(getattr(model, "trained_members", getattr(model, "num_members", 1)))
 
 
 class Mixed(nn.Module):

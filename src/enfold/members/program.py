@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from enfold.members.factored import Factored
 from enfold.members.skeleton import Skeleton, State
 
 HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
@@ -74,8 +75,10 @@ Layer = Callable[[nn.Module, State, Value, int], Value]  # (module, its own stac
 
 def linear(layer: nn.Module, own: State, value: Value, num_members: int) -> Value:
     """Equation (1); leading axes between batch and features are part of the batch of the product."""
-    weight = own["weight"]  # (M, out, in)
+    weight: Tensor | Factored = own["weight"]  # (M, out, in)
     bias = own.get("bias")  # (M, out)
+    if isinstance(weight, Factored):
+        return _factored(weight, bias, value, num_members)
     split = value.split(num_members)  # (M, B, ..., in)
     rows = split.flatten(1, -2) if split.ndim > 3 else split  # (M, B', in)
     if bias is None:
@@ -83,6 +86,16 @@ def linear(layer: nn.Module, own: State, value: Value, num_members: int) -> Valu
     else:
         product = torch.baddbmm(bias.unsqueeze(1), rows, weight.transpose(1, 2))  # (1)
     return Value(None, True, product if split.ndim == 3 else product.view(*split.shape[:-1], weight.shape[1]))
+
+
+def _factored(weight: Factored, bias: Tensor | None, value: Value, num_members: int) -> Value:
+    """A product with the shared weight; what all members share is not repeated before it."""
+    inputs = value.split(num_members) if value.merged else value.tensor
+    plain = 3 if value.merged else 2
+    rows = inputs if inputs.ndim == plain else inputs.flatten(plain - 2, -2)
+    product = weight.product(rows, bias)  # (M, B', out)
+    shape = inputs.shape[1:-1] if value.merged else inputs.shape[:-1]
+    return Value(None, True, product if inputs.ndim == plain else product.view(num_members, *shape, -1))
 
 
 def layer_norm(layer: nn.Module, own: State, value: Value, num_members: int) -> Value:

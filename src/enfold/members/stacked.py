@@ -33,6 +33,8 @@ class Stacked(Members):
     torch.Size([2, 5, 3])
     """
 
+    expands = False
+
     def __init__(self, networks: Sequence[nn.Module], engine: EngineName = "auto") -> None:
         given: object = networks
         if isinstance(given, nn.Module) and not isinstance(given, nn.ModuleList | Members):

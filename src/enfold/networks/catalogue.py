@@ -25,6 +25,7 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "mlp": MLP,
     "small-cnn": SmallCNN,
     "medium-cnn": MediumCNN,
+    "resnet": ResNet,
     "resnet20": ResNet,
     "wide-resnet": WideResNet,
     "vit": ViT,

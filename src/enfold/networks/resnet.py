@@ -60,7 +60,7 @@ class ResNet(nn.Module):
     to the next: "projection" (the paper's option B, 1x1 convolution and batch norm) is the default because it
     leaves the channels of each group free to be permuted, which merging needs; "pad" (option A) is what the
     paper uses on CIFAR-10. For 3 input channels and 10 classes, ResNet-20 has 272,474 parameters with
-    "projection" and 269,722 with "pad".
+    "projection" and 269,722 with "pad". A `stem_stride` of 2 halves the image at once: a quarter of the work.
     """
 
     def __init__(
@@ -70,13 +70,14 @@ class ResNet(nn.Module):
         depth: int = 20,
         width: int = 16,
         shortcut: str = "projection",
+        stem_stride: int = 1,
     ) -> None:
-        whole(in_channels=in_channels, num_classes=num_classes, depth=depth, width=width)
+        whole(in_channels=in_channels, num_classes=num_classes, depth=depth, width=width, stem_stride=stem_stride)
         one_of("shortcut", shortcut, ("projection", "pad"))
         if depth < 8 or depth % 6 != 2:
             raise EnfoldError(f"the depth of a ResNet must be 6n + 2, got {depth}: use for example 8, 14, 20 or 56")
         super().__init__()
-        self.conv = nn.Conv2d(in_channels, width, 3, padding=1, bias=False)
+        self.conv = nn.Conv2d(in_channels, width, 3, stem_stride, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(width)
         self.groups = nn.ModuleList()
         channels = width

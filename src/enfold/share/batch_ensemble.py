@@ -23,6 +23,7 @@ batch, also where statistics are shared; nothing else known.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,11 +32,13 @@ from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
 from enfold.members import State
-from enfold.members.engines import EngineName
+from enfold.members.engines import Engine, EngineName
+from enfold.members.factored import Factored
 from enfold.members.groups import Decay
+from enfold.members.program import StackedProgram
 from enfold.members.tree import Tree
 from enfold.seeds import generator
-from enfold.sharing import NormChoice, Sharing, batch_norm_names, chosen_layers, require_size
+from enfold.sharing import NormChoice, Share, Sharing, batch_norm_names, chosen_layers, require_size
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -43,7 +46,7 @@ LAYERS = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED, nn.Embedding)
 
 
 @dataclass(frozen=True)
-class BatchEnsemble:
+class BatchEnsemble(Share):
     """One shared weight a layer, scaled for each member by two vectors."""
 
     num_members: int = 4
@@ -84,6 +87,7 @@ class BatchEnsembleMembers(Sharing):
         self.share = share
         self.layers = {prefixes[name]: layer_shape(layer) for name, layer in layers.items()}
         self.scaled_biases = biases if share.bias == "shared_pre" else []
+        self.linear = {prefixes[name] for name, layer in layers.items() if type(layer) is nn.Linear}
         self.fast = Tree({name: nn.Parameter(tensor) for name, tensor in self._start().items()})
 
     def _start(self) -> State:
@@ -115,13 +119,26 @@ class BatchEnsembleMembers(Sharing):
 
     def expand(self) -> State:
         """Equation (1) for every weight, (3) for biases that are scaled."""
+        return self._expanded_but(())
+
+    def _expanded_but(self, factored: Collection[str]) -> State:
+        """The members' state; of some layers the factors instead of the weights."""
         state, fast = super().expand(), self.fast.state()
         for prefix, shape in self.layers.items():
-            weight = self.shared.state()[f"{prefix}weight"]
-            state[f"{prefix}weight"] = weight * shape.factor(fast.get(f"{prefix}r"), fast[f"{prefix}s"])  # (1)
+            weight, r, s = self.shared.state()[f"{prefix}weight"], fast.get(f"{prefix}r"), fast[f"{prefix}s"]
+            if prefix in factored and r is not None:
+                state[f"{prefix}weight"] = Factored(weight, r[0], s[0])  # type: ignore[assignment]
+            else:
+                state[f"{prefix}weight"] = weight * shape.factor(r, s)  # (1)
             if f"{prefix}bias" in self.scaled_biases:
                 state[f"{prefix}bias"] = state[f"{prefix}bias"] * fast[f"{prefix}s"].sum(0)  # (3)
         return state
+
+    def _running_state(self, engine: Engine) -> State:
+        """In training by stacked products, linear weights stay factored: (2) for all members at once."""
+        if self.share.rank > 1 or not isinstance(engine, StackedProgram) or not torch.is_grad_enabled():
+            return super()._running_state(engine)
+        return self._expanded_but(self.linear)
 
     def param_groups(self, weight_decay: float, decay: Decay = "all") -> list[dict[str, Any]]:
         """The fast weights are not decayed, or towards 1, and have their own gradient scale."""

@@ -6,7 +6,7 @@ memory, which is also faster on a CPU (less memory to fetch from the system in e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, runtime_checkable
 
@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from enfold.data.batches import Batch
 from enfold.evaluate import member_logits
-from enfold.members import Stacked
-from enfold.members.engines import Loop
+from enfold.members import Members, State
 from enfold.train.objective import Objective
 
 
@@ -29,18 +28,17 @@ class Separable(Protocol):
 
 
 class OneMember(nn.Module):
-    """A view of one member, M = 1: gradients and batch-norm statistics end up in the members it is of."""
+    """One member, M = 1, as the network it is a part of with these values in its places."""
 
     num_members = 1
 
-    def __init__(self, members: Stacked, index: int) -> None:
+    def __init__(self, members: Members, state: State) -> None:
         super().__init__()
-        self.of = (members, index)  # in a tuple, so that the members are not registered as a part of their part
+        self.of = (members, state)  # in a tuple, so that the members are not registered as a part of their part
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(B, ...) -> (1, B, C)."""
-        members, index = self.of
-        state = {name: tensor[index] for name, tensor in members.expand().items()}
+        members, state = self.of
         with members.skeleton.holding(state) as network:
             return member_logits(network, inputs)
 
@@ -57,26 +55,58 @@ def backward(
 
     `noise` seeds what each member's layers draw, such as dropout; members that run at once take the first.
     """
-    found = []
-    for index, (part, own, seen) in enumerate(_parts(model, batch, objective)):
+
+    def losses_of(part: nn.Module, own: Objective, seen: Batch, index: int) -> Tensor:
         if noise:
             torch.default_generator.manual_seed(noise[index])
         with precision or nullcontext():
             losses = own(part, seen)
         total = losses.sum()
         (total if scaler is None else scaler.scale(total)).backward()
-        found.append(losses.detach())
+        return losses.detach()
+
+    if not isinstance(model, Members) or not isinstance(objective, Separable) or not _by_member(model, batch):
+        return losses_of(model, objective, batch, 0)
+    state, found = model.expand(), []
+    gradients = Gradients(state)
+    for index in range(model.num_members):
+        part = OneMember(model, gradients.leaves(index))
+        found.append(losses_of(part, objective.member(index), batch.member(index), index))
+        gradients.keep(index)
+    gradients.apply()
     return torch.cat(found)
 
 
-def _parts(model: nn.Module, batch: Batch, objective: Objective) -> Iterator[tuple[nn.Module, Objective, Batch]]:
-    """The whole at once, or each member with its objective and what it sees."""
-    if isinstance(model, Stacked) and isinstance(objective, Separable) and _is_looped(model, batch):
-        for index in range(model.num_members):
-            yield OneMember(model, index), objective.member(index), batch.member(index)
-    else:
-        yield model, objective, batch
+def _by_member(model: Members, batch: Batch) -> bool:
+    everybody = model.trained_members == model.num_members
+    return everybody and model.looped(batch.inputs[0] if batch.own else batch.inputs)
 
 
-def _is_looped(model: Stacked, batch: Batch) -> bool:
-    return isinstance(model.engine(batch.inputs[0] if batch.own else batch.inputs), Loop)
+class Gradients:
+    """Gradients of stacked values, taken one member at a time and then passed on to what the values are made from."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.found: State = {}
+        self.current: State = {}
+
+    def leaves(self, index: int) -> State:
+        """One member's values; those that want a gradient begin a graph of their own."""
+        self.current = {
+            name: tensor.detach()[index].requires_grad_() for name, tensor in self.state.items() if tensor.requires_grad
+        }
+        return {**{name: tensor[index] for name, tensor in self.state.items()}, **self.current}
+
+    def keep(self, index: int) -> None:
+        """Put the member's gradients beside those of the others."""
+        for name, leaf in self.current.items():
+            if leaf.grad is None and name not in self.found:
+                continue  # what no member uses gets no gradient
+            if name not in self.found:
+                like = torch.empty_like if index == 0 else torch.zeros_like
+                self.found[name] = like(self.state[name], requires_grad=False)
+            self.found[name][index] = 0.0 if leaf.grad is None else leaf.grad
+
+    def apply(self) -> None:
+        """Add them to the parameters' gradients."""
+        torch.autograd.backward([self.state[name] for name in self.found], list(self.found.values()))

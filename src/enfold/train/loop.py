@@ -20,12 +20,14 @@ from enfold.data.batches import Batch, Order
 from enfold.data.dataset import Split, has_examples
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
-from enfold.members import Members
+from enfold.members import Members, trained_members
 from enfold.metrics import accuracy, nll, per_member
 from enfold.progress import ProgressBar, progress
 from enfold.seeds import derive
 from enfold.train.backward import backward
 from enfold.train.checkpoint import load_checkpoint, save_checkpoint
+from enfold.train.diversity import warn_if_alike
+from enfold.train.follow import Follower
 from enfold.train.history import Epoch, History
 from enfold.train.objective import CrossEntropy, Objective
 from enfold.train.optimize import Optimizer
@@ -61,30 +63,43 @@ class Fit:
         self, model: nn.Module, data: Data, plan: Plan, objective: Objective | None, checkpoint: Path | None
     ) -> None:
         self.model, self.data, self.plan, self.checkpoint = model.to(plan.device), data, plan, checkpoint
-        num_members = int(getattr(model, "num_members", 1))
+        num_members = trained_members(model)
         self.objective = objective or _default_objective(plan, num_members)
         self.members = range(plan.first_member, plan.first_member + num_members)
-        own = plan.order == "own" and isinstance(data.train, Split)
+        own = plan.order != "shared" and isinstance(data.train, Split)
         if own and num_members > 1 and not isinstance(model, Members):
             own = False  # a predictor whose members share one pass sees one order
-        if plan.bootstrap and num_members > 1 and not own:
-            raise EnfoldError(
-                "bagging needs each member to see its own draws, got one order for all members: "
-                "use order='own', a Split as the training part, and Stacked members"
-            )
-        if plan.patience is not None and not has_examples(data.validation):
-            raise EnfoldError(
-                f"patience needs a validation part to tell whether training still helps, got patience={plan.patience} "
-                "and no validation examples: pass some, or leave patience out"
-            )
+        self._check(num_members, own)
         self.order = Order(
-            plan.batch_size, list(self.members) if own else None, plan.bootstrap, plan.augment, plan.seed
+            plan.batch_size,
+            list(self.members) if own else None,
+            plan.bootstrap,
+            plan.augment,
+            plan.seed,
+            split=plan.order == "split",
         )
         self.optimizer = Optimizer(model, plan)
         self.selection = Selection(model, plan.patience)
         self.history = History()
         self.scaler = torch.amp.GradScaler(plan.device, enabled=plan.precision == "float16")
         self.chooses = plan.select == "best" and has_examples(data.validation)
+
+    def _check(self, num_members: int, own: bool) -> None:
+        if self.plan.bootstrap and num_members > 1 and not own:
+            raise EnfoldError(
+                "bagging needs each member to see its own draws, got one order for all members: "
+                "use order='own', a Split as the training part, and Stacked members"
+            )
+        if self.plan.order == "split" and not own:
+            raise EnfoldError(
+                "a batch is split among members that each see their own part, got one pass for all members or a loader: "
+                "use order='shared', or a Split as the training part"
+            )
+        if self.plan.patience is not None and not has_examples(self.data.validation):
+            raise EnfoldError(
+                f"patience needs a validation part to tell whether training still helps, got patience={self.plan.patience} "
+                "and no validation examples: pass some, or leave patience out"
+            )
 
     def run(self, on_epoch: Callable[[Epoch], None] | None, title: str, quiet: bool) -> History:
         """All epochs that are still to do."""
@@ -108,7 +123,10 @@ class Fit:
         if self.chooses:
             self.selection.apply()
             self.history.chosen = list(self.selection.epoch)
+        if isinstance(self.model, Follower):
+            self.model.finish(self.data)
         self.model.eval()
+        warn_if_alike(self.model, self.data)
         return self.history
 
     def _epoch(self, epoch: int, bar: ProgressBar) -> Epoch:
@@ -127,6 +145,8 @@ class Fit:
         self.history.epochs.append(record)
         if self.chooses:
             self.selection.update(epoch + 1, record.validation_nll)
+        if isinstance(self.model, Follower):
+            self.model.after_epoch(epoch + 1, self.plan)
         if self.checkpoint is not None:
             save_checkpoint(
                 self.checkpoint,
@@ -152,6 +172,9 @@ class Fit:
                 + (f"; {kept}" if kept else "")
             )
         self.optimizer.step(self._rate_factor(epoch, number), self.scaler)
+        if isinstance(self.model, Follower):
+            steps = self.order.steps(self.data.train) or 0
+            self.model.after_step(epoch * steps + number + 1, self.optimizer)
         return losses.float()
 
     def _rate_factor(self, epoch: int, number: int) -> float:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
-from enfold.members import Members
+from enfold.members import Members, trained_members
 from enfold.members.groups import decay_groups
 from enfold.train.plan import Plan
 
@@ -19,7 +19,7 @@ class Optimizer:
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:
         self.plan = plan
-        self.num_members = int(getattr(model, "num_members", 1))
+        self.num_members = trained_members(model)
         self.groups = param_groups(model, plan)
         self.slices: list[tuple[Tensor, list[Tensor]]] = []
         self.inner = self._make(self._sliced() if plan.varies else self.groups)
@@ -134,8 +134,8 @@ def _leaves(parameter: Tensor, num_members: int) -> list[Tensor]:
 
 def param_groups(model: nn.Module, plan: Plan) -> list[dict[str, Any]]:
     """What a model declares, or for a plain network: its parameters, decayed or not as the plan says."""
-    decay = max(plan.per_member("weight_decay", int(getattr(model, "num_members", 1))))  # above 0 if any member's is
-    rate = plan.per_member("learning_rate", int(getattr(model, "num_members", 1)))[0]
+    decay = max(plan.per_member("weight_decay", trained_members(model)))  # above 0 if any member's is
+    rate = plan.per_member("learning_rate", trained_members(model))[0]
     if isinstance(model, Members):
         declared = model.param_groups(decay, plan.decay)
     else:

@@ -30,10 +30,16 @@ class Plan:
     milestones: tuple[float, ...] = (0.3, 0.6, 0.8)  # step: fractions of the epochs
     step_factor: float = 0.2  # step: the learning rate is multiplied by it at each milestone
     final_factor: float = 0.0  # cosine: the learning rate ends at this fraction
+    cycles: int = 1  # cosine: the schedule is gone through so many times
+    tail: Literal["none", "constant", "triangular"] = "none"  # what follows the schedule, from tail_start on
+    tail_start: float = 0.75  # fraction of the epochs
+    tail_factor: float = 0.5  # of the learning rate; the top of a triangle
+    tail_low: float = 0.005  # triangular: the bottom, as a fraction of the learning rate
+    tail_cycle: float = 1.0  # triangular: epochs from top to top
     warmup_epochs: float = 0.0  # linear from 0, then the schedule
     label_smoothing: PerMember = 0.0
     clip_norm: float | None = None  # of each member's own gradient
-    order: Literal["own", "shared"] = "own"  # whether members see the data in their own order
+    order: Literal["own", "shared", "split"] = "own"  # members see the data in their own order, in one, or a part each
     bootstrap: bool = False  # bagging
     augment: tuple[str, ...] = ()  # "pad-crop", "flip"
     select: Literal["best", "last"] = "best"  # each member's epoch with the lowest validation NLL, or the last
@@ -58,6 +64,11 @@ class Plan:
         self._require("betas", len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas), "two, in [0, 1)")
         self._require("clip_norm", self.clip_norm is None or self.clip_norm > 0, "above 0, or null for none")
         self._require("warmup_epochs", 0 <= self.warmup_epochs <= max(self.epochs, 0), "between 0 and the epochs")
+        self._require("cycles", self.cycles >= 1, "1 or more")
+        self._require("tail_start", 0 <= self.tail_start <= 1, "between 0 and 1")
+        self._require("tail_factor", self.tail_factor >= 0, "0 or more")
+        self._require("tail_low", 0 <= self.tail_low <= self.tail_factor, "between 0 and tail_factor")
+        self._require("tail_cycle", self.tail_cycle > 0, "above 0")
         self._require("patience", self.patience is None or self.patience >= 1, "1 or more, or null for none")
         keeps_last = self.patience is not None and self.select == "last"
         self._require("patience", not keeps_last, "null where select is 'last', as it waits for a better epoch")
@@ -97,13 +108,26 @@ class Plan:
         if step < warmup:
             return min((step + 1) / warmup, 1.0)
         total = self.epochs * steps_per_epoch
-        progress = min((step - warmup) / max(total - warmup, 1), 1.0)  # a loader may yield more than its length says
+        end = total if self.tail == "none" else self.tail_start * total
+        if step >= end and self.tail != "none":
+            return self._tail((step - end) / steps_per_epoch)
         if self.schedule == "cosine":
-            return self.final_factor + (1 - self.final_factor) * 0.5 * (1 + math.cos(math.pi * progress))
+            progress = min((step - warmup) / max(end - warmup, 1), 1.0)  # a loader may yield more than its length says
+            if self.cycles > 1 and progress < 1:
+                progress = progress * self.cycles % 1.0
+            low = self.final_factor if self.tail == "none" else self.tail_factor
+            return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress))
         if self.schedule == "step":
-            passed = sum(step >= milestone * total for milestone in self.milestones)
+            passed = sum(step >= milestone * end for milestone in self.milestones)
             return float(self.step_factor**passed)
         return 1.0
+
+    def _tail(self, epochs: float) -> float:
+        """So many epochs after the schedule's end: one rate, or a triangle from tail_factor to tail_low and back."""
+        if self.tail == "constant":
+            return self.tail_factor
+        place = epochs / self.tail_cycle % 1.0
+        return self.tail_low + (self.tail_factor - self.tail_low) * abs(1 - 2 * place)
 
 
 def _all(value: PerMember) -> tuple[float, ...]:

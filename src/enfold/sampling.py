@@ -1,0 +1,95 @@
+"""What every sampler keeps to: members drawn around one trained network, which alone is there until training ends."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from enfold.data import Data
+from enfold.members import Members, State
+from enfold.members.engines import EngineName, Loop
+from enfold.members.groups import Decay, decay_groups
+from enfold.members.skeleton import read_state
+from enfold.members.tree import Tree
+from enfold.train import Follower
+from enfold.train.batch_norm import reestimate
+
+
+class Sampled(Members, Follower):
+    """M members around a centre. A method says in `sample` what their parameters are, computed from what it stored and
+    from its seed, never drawn anew: a member stays the same network for good.
+
+    In train mode, and until `finish` has been called, the centre runs alone: outputs are (1, B, C). Batch-norm
+    statistics are each member's own, re-estimated on training data by `finish`.
+    """
+
+    ready: Tensor
+
+    def __init__(self, network: nn.Module, num_members: int, engine: EngineName = "auto") -> None:
+        super().__init__(network, num_members, engine)
+        state = {name: tensor.detach().clone() for name, tensor in read_state(network).items()}
+        self.centre = Tree({name: self._stored(name, tensor) for name, tensor in state.items()})
+        self.own = Tree({name: state[name].expand(num_members, *state[name].shape).clone() for name in self.own_names})
+        self.register_buffer("ready", torch.tensor(False))
+
+    def _stored(self, name: str, tensor: Tensor) -> Tensor:
+        if name in self.skeleton.parameters:
+            return nn.Parameter(tensor, requires_grad=name in self.skeleton.trainable)
+        return tensor
+
+    @property
+    def own_names(self) -> list[str]:
+        """The names of the buffers, of which each member has its own."""
+        return list(self.skeleton.buffers)
+
+    @property
+    def trained_members(self) -> int:
+        """The centre."""
+        return 1
+
+    @abstractmethod
+    def sample(self) -> State:
+        """All members' parameters, each (M, *shape)."""
+
+    def expand(self) -> State:
+        """The members that were drawn; the centre M times while there are none."""
+        if bool(self.ready):
+            return {**self.sample(), **self.own.state()}
+        return {name: tensor.expand(self.num_members, *tensor.shape) for name, tensor in self.centre.state().items()}
+
+    def _run(self, inputs: Tensor, *, each: bool) -> Tensor:
+        if self.training or not bool(self.ready):
+            return Loop(self.skeleton)({name: tensor[None] for name, tensor in self.centre.state().items()}, inputs, each)
+        return super()._run(inputs, each=each)
+
+    def forward_each(self, inputs: Tensor) -> Tensor:
+        """Each member's logits for its own inputs; in training the centre's, (1, B, ...) -> (1, B, C)."""
+        if self.training and inputs.shape[0] == 1:
+            return self._run(inputs, each=True)
+        return super().forward_each(inputs)
+
+    def finish(self, data: Data) -> None:
+        """Draw the members and give each the batch-norm statistics of its own weights."""
+        self.ready.fill_(True)
+        self.recalibrate(data)
+
+    @torch.no_grad()
+    def recalibrate(self, data: Data) -> None:
+        """Batch-norm statistics of every member, from the training part."""
+        if not self.own_names:
+            return
+        own = self.own.state()
+        for index in range(self.num_members):
+            network = self.member(index)
+            reestimate(network, data)
+            buffers = dict(network.named_buffers())
+            for name, tensor in own.items():
+                tensor[index].copy_(buffers[name])
+
+    def param_groups(self, weight_decay: float, decay: Decay = "all") -> list[dict[str, Any]]:
+        """The centre is trained as a plain network is."""
+        named = [(parameter, parameter.ndim) for parameter in self.centre.parameters()]
+        return decay_groups(named, weight_decay, decay)

@@ -1,0 +1,48 @@
+"""After training: members that are nearly the same function are no ensemble, and the user is told so."""
+
+from __future__ import annotations
+
+import warnings
+
+from torch import nn
+
+from enfold.data import Data
+from enfold.data.dataset import has_examples
+from enfold.evaluate import predict
+from enfold.metrics import accuracy, disagreement, pairwise_kl, per_member
+from enfold.predictions import Predictions
+
+ALIKE = 0.1  # disagreement as a fraction of a member's errors; deep ensembles have about 0.9, BatchEnsemble 0.4
+CLOSE = 0.01  # nats of pairwise KL
+
+
+class Alike(UserWarning):
+    """Members are nearly identical functions."""
+
+
+def alike(p: Predictions) -> str | None:
+    """What shows that members are nearly one function: they disagree on few examples, and say the same about all."""
+    if p.num_members < 2:
+        return None
+    error = 1 - float(per_member(accuracy, p).mean())
+    differ, nats = disagreement(p), pairwise_kl(p)
+    if differ > ALIKE * error or nats > CLOSE:
+        return None
+    return (
+        f"the {p.num_members} members are nearly one function: two of them disagree on {100 * differ:.2f} % of the "
+        f"validation examples, where a member is wrong on {100 * error:.2f} %, and their predictions are "
+        f"{nats:.1e} nats apart"
+    )
+
+
+def warn_if_alike(model: nn.Module, data: Data) -> None:
+    """The check on validation data; nothing is said where there are none."""
+    if getattr(model, "num_members", 1) < 2 or not has_examples(data.validation):
+        return
+    found = alike(predict(model, data, "validation"))
+    if found:
+        warnings.warn(
+            f"{found}: averaging them gains next to nothing; start them further apart, train longer, or share less",
+            Alike,
+            stacklevel=3,
+        )
