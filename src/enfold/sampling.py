@@ -62,7 +62,8 @@ class Sampled(Members, Follower):
 
     def _run(self, inputs: Tensor, *, each: bool) -> Tensor:
         if self.training or not bool(self.ready):
-            return Loop(self.skeleton)({name: tensor[None] for name, tensor in self.centre.state().items()}, inputs, each)
+            centre = {name: tensor[None] for name, tensor in self.centre.state().items()}
+            return Loop(self.skeleton)(centre, inputs, each)
         return super()._run(inputs, each=each)
 
     def forward_each(self, inputs: Tensor) -> Tensor:
@@ -81,9 +82,9 @@ class Sampled(Members, Follower):
         """Batch-norm statistics of every member, from the training part."""
         if not self.own_names:
             return
-        own = self.own.state()
+        own, drawn = self.own.state(), self.expand()
         for index in range(self.num_members):
-            network = self.member(index)
+            network = self.network({name: tensor[index] for name, tensor in drawn.items()})
             reestimate(network, data)
             buffers = dict(network.named_buffers())
             for name, tensor in own.items():

@@ -11,8 +11,8 @@ def test_short_forms_resolve() -> None:
     assert recipe.data.source == "digits"
     assert [fold.label for fold in recipe.folds] == ["average", "distill"]
     assert recipe.folds[1].settings == {"alpha": 0.5}
-    assert recipe.fold_plan(recipe.folds[1], seed=4).epochs == 2
-    assert recipe.fold_plan(recipe.folds[1], seed=4).seed == 4
+    assert recipe.method_plan(recipe.folds[1], seed=4).epochs == 2
+    assert recipe.method_plan(recipe.folds[1], seed=4).seed == 4
 
 
 def test_a_written_recipe_reads_back_equal() -> None:
@@ -44,7 +44,7 @@ def test_overrides() -> None:
         ("folds: [distil]\n", r"line 1: there is no fold 'distil', did you mean 'distill'"),
         ("folds: [{method: distill, alfa: 1}]\n", r"'distill' has no setting 'alfa', did you mean 'alpha'"),
         ("folds: [{method: distill, alpha: 2}]\n", r"alpha must be in \[0, 1\], got 2"),
-        ("folds: [average, average]\n", r"every fold must have its own label, got 'average' twice"),
+        ("folds: [average, average]\n", r"every share and fold must have its own label, got 'average' twice"),
         ("sizes: [9]\n", r"sizes must lie between 1 and the 4 members, got 9"),
         ("data: {sources: x}\n", r"there is no key 'sources', did you mean 'source'"),
         ("seeds: [1, 1]\n", r"every seed must be given once"),

@@ -118,31 +118,38 @@ def train(
     _run(recipe, out, device, resume=resume, as_json=as_json, dry_run=dry_run, train_only=True)
 
 
+Label = Annotated[str | None, typer.Option(help="The name of its row; the method's name if not given.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="A setting of the method: --set rank=2 --set plan.epochs=5")
+]
+
+
+@app.command()
+def share(
+    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run with trained members.")],
+    method: Annotated[str, typer.Argument(help="A share; `enfold methods` lists them.")],
+    label: Label = None,
+    overrides: Settings = None,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+    trust_code: Trust = False,
+) -> None:
+    """Train one more way to hold members in less space, or to draw them around one, beside a run's members."""
+    _add("share", run_directory, method, label, overrides, device, as_json=as_json, trust_code=trust_code)
+
+
 @app.command()
 def fold(
     run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run with trained members.")],
     method: Annotated[str, typer.Argument(help="A fold; `enfold methods` lists them.")],
-    label: Annotated[str | None, typer.Option(help="The name of its row; the method's name if not given.")] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting of the method: --set alpha=0.9 --set plan.epochs=5")
-    ] = None,
+    label: Label = None,
+    overrides: Settings = None,
     device: Device = "cpu",
     as_json: AsJson = False,
     trust_code: Trust = False,
 ) -> None:
     """Fold a run's members into one network and evaluate it beside its control."""
-    from enfold.cli.preflight import check_device, require_trust
-    from enfold.run import add_fold, execute, open_run
-    from enfold.run.recipe import apply_override
-
-    opened, _ = open_run(run_directory)
-    content: dict[str, Any] = {"method": method.replace("-", "_"), "label": label or method}
-    for change in overrides or ():
-        apply_override(content, change)
-    check_device(device)
-    require_trust(opened.recipe(), trust_code, run_directory)
-    recipe = add_fold(opened, content)
-    _report(opened.path, execute(opened, recipe, device=device), as_json)
+    _add("fold", run_directory, method, label, overrides, device, as_json=as_json, trust_code=trust_code)
 
 
 @app.command()
@@ -215,6 +222,31 @@ def doctor(as_json: AsJson = False) -> None:
     _print_json(rows) if as_json else _console().print(doctor_table(rows))
 
 
+def _add(
+    room: str,
+    run_directory: Path,
+    method: str,
+    label: str | None,
+    overrides: list[str] | None,
+    device: str,
+    *,
+    as_json: bool,
+    trust_code: bool,
+) -> None:
+    from enfold.cli.preflight import check_device, require_trust
+    from enfold.run import add_method, execute, open_run
+    from enfold.run.recipe import apply_override
+
+    opened, _ = open_run(run_directory)
+    content: dict[str, Any] = {"method": method.replace("-", "_"), "label": label or method}
+    for change in overrides or ():
+        apply_override(content, change)
+    check_device(device)
+    require_trust(opened.recipe(), trust_code, run_directory)
+    recipe = add_method(opened, room, content)
+    _report(opened.path, execute(opened, recipe, device=device), as_json)
+
+
 def _run(
     recipe: Any,
     out: Path,
@@ -260,13 +292,18 @@ def _report(path: Path, summary: dict[str, Any], as_json: bool) -> None:
             quality_cost(summary, path)
         except MissingExtra as missing:
             print(missing, file=sys.stderr)
+    for label, row in summary["rows"].items():
+        if row.get("warning"):
+            print(f"enfold: {label}: {row['warning']}", file=sys.stderr)
     if as_json:
         _print_json(summary)
         return
     console = _console()
     console.print(terminal_table(summary))
     console.print(LEGEND, style="dim")
-    console.print(f"written to {path}: table.md, summary.json, quality-cost.svg, weights under members/ and folds/")
+    console.print(
+        f"written to {path}: table.md, summary.json, quality-cost.svg, weights under members/, shares/ and folds/"
+    )
 
 
 def _console(*, stderr: bool = False) -> Any:

@@ -20,6 +20,8 @@ def table_rows(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         "Brier": lambda row: _score(row, "brier", 1, 4),
         "gain recovered (%)": lambda row: _spread(row["gain_recovered"], 100, 0),
     }
+    if any(row.get("diversity") for row in summary["rows"].values()):
+        columns["diversity"] = lambda row: _spread((row.get("diversity") or {}).get("normalised_disagreement"), 1, 2)
     if any(row.get("cost") for row in summary["rows"].values()):
         columns |= {
             "parameters": lambda row: _cost(row, lambda cost: f"{cost['parameters']:,}"),
@@ -73,6 +75,6 @@ def markdown_table(summary: Mapping[str, Any]) -> str:
 
 
 LEGEND = (
-    "gain recovered: how much of the ensemble's gain in NLL over its mean member one network keeps; "
+    "diversity: how often two members disagree, over the error of one; gain recovered: how much of the ensemble's gain in NLL over its mean member one network keeps; "
     "latency: median of one call at batch 1 and 128, in brackets the ratio to one network, taken round by round"
 )

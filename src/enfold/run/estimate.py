@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from enfold.cost import peak_memory, stored_bytes
 from enfold.data.batches import Order
 from enfold.data.dataset import Split
-from enfold.members import Stacked
+from enfold.members import Members, Stacked, trained_members
 from enfold.registry import method
 from enfold.run.directory import RunDirectory
 from enfold.run.recipe import Recipe
 from enfold.run.stages import Cell
-from enfold.train import CrossEntropy, Plan
+from enfold.train import CrossEntropy, Objective, Plan
 from enfold.train.backward import backward
 from enfold.train.optimize import Optimizer
 
@@ -51,33 +52,46 @@ def estimate(recipe: Recipe, device: str = "cpu") -> Estimate:
     of_members = _step_seconds(members, cell, plan)
     alone = plan.replace(learning_rate=1e-3, weight_decay=0.0)  # what varies between members costs the same
     of_network = _step_seconds(members[:1], cell, alone)
-    fold_plans = [recipe.fold_plan(fold, 0) for fold in recipe.folds if "plan" in method("fold", fold.method).fields]
+    fold_plans = [recipe.method_plan(fold, 0) for fold in recipe.folds if "plan" in method("fold", fold.method).fields]
     extra = [*fold_plans, *cell.controls().values()]
     seconds = _steps(cell, plan) * of_members + sum(_steps(cell, each) * of_network for each in extra)
+    for spec in recipe.shares:
+        share, own = cell.chosen_share(spec), recipe.method_plan(spec, 0, device)
+        network = cell.network_of(spec)()
+        adapted = share.adapted(own)
+        model = share(network).to(device)
+        seconds += _steps(cell, adapted) * _step_seconds(model, cell, adapted, share.objective(adapted))
     states = 2 + (1 if plan.optimizer == "sgd" else 2)  # weights, gradients, the optimizer's memory
     memory = (
         stored_bytes(members) * (states + 1) + _data_bytes(cell) + _step_bytes(members, cell, plan)
     )  # and the chosen
-    return Estimate(seconds * len(recipe.seeds), memory, of_members, of_network, (1 + len(extra)) * len(recipe.seeds))
+    return Estimate(
+        seconds * len(recipe.seeds),
+        memory,
+        of_members,
+        of_network,
+        (1 + len(extra) + len(recipe.shares)) * len(recipe.seeds),
+    )
 
 
 def _steps(cell: Cell, plan: Plan) -> int:
     return (Order(plan.batch_size).steps(cell.data.train) or 0) * plan.epochs
 
 
-def _step_seconds(members: Stacked, cell: Cell, plan: Plan) -> float:
-    optimizer, objective = Optimizer(members, plan), CrossEntropy()
+def _step_seconds(model: nn.Module, cell: Cell, plan: Plan, objective: Objective | None = None) -> float:
+    optimizer, objective = Optimizer(model, plan), objective or CrossEntropy()
     scaler = torch.amp.GradScaler(plan.device, enabled=False)
-    order = Order(plan.batch_size, range(members.num_members), augment=plan.augment)
+    own = range(trained_members(model)) if isinstance(model, Members) and plan.order != "shared" else None
+    order = Order(plan.batch_size, own, augment=plan.augment, split=plan.order == "split")
     taken = []
-    members.train()
+    model.train()
     batches = order.batches(cell.data, epoch=0)
     for _ in range(STEPS):
         started = time.perf_counter()
         batch = next(batches, None)
         if batch is None:
             break
-        backward(members, batch.to(plan.device), objective)
+        backward(model, batch.to(plan.device), objective)
         optimizer.step(0.0, scaler)
         taken.append(time.perf_counter() - started)
     return statistics.median(taken)

@@ -43,19 +43,20 @@ def execute(run: RunDirectory, recipe: Recipe, *, device: str = "cpu", train_onl
     return summary
 
 
-def add_fold(run: RunDirectory, fold: dict[str, Any]) -> Recipe:
-    """The run's recipe with one more fold, checked and written; a label that is there already is refused."""
+def add_method(run: RunDirectory, room: str, spec: dict[str, Any]) -> Recipe:
+    """The run's recipe with one more share or fold, checked and written; a label that is there already is refused."""
+    key = f"{room}s"
     recipe = run.recipe()
     content = recipe.model_dump(mode="json")
-    extended = make_recipe({**content, "folds": [fold]}, "the command line")
-    known = [each for each in recipe.folds if each.label == extended.folds[0].label]
-    if known and known[0] != extended.folds[0]:
+    added = getattr(make_recipe({**content, "shares": [], "folds": [], key: [spec]}, "the command line"), key)[0]
+    known = [each for each in (*recipe.shares, *recipe.folds) if each.label == added.label]
+    if known and known[0] != added:
         raise EnfoldError(
-            f"every fold of a run must have its own label, got '{known[0].label}' again, changed: add --label"
+            f"every share and fold of a run must have its own label, got '{added.label}' again, changed: add --label"
         )
     if known:
         return recipe
-    extended = make_recipe({**content, "folds": [*content["folds"], fold]}, str(run.recipe_file))
+    extended = make_recipe({**content, key: [*content[key], spec]}, str(run.recipe_file))
     run.write_recipe(extended)
     return extended
 

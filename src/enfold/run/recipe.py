@@ -6,10 +6,10 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
 from enfold.errors import EnfoldError
 from enfold.registry import method, nearest
@@ -31,8 +31,8 @@ class DataSpec(BaseModel):
     seed: int = 0
 
 
-class FoldSpec(BaseModel):
-    """One fold: its method, the name of its row, and the method's settings; `plan` changes the members' plan."""
+class MethodSpec(BaseModel):
+    """A method, the name of its row, and its settings; `plan` changes the members' plan."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -44,6 +44,17 @@ class FoldSpec(BaseModel):
     def settings(self) -> dict[str, Any]:
         """What is given to the method beside its plan."""
         return dict(self.__pydantic_extra__ or {})
+
+
+class FoldSpec(MethodSpec):
+    """One fold of the members."""
+
+
+class ShareSpec(MethodSpec):
+    """One share, trained beside the members: from a fresh network, or on from the best member."""
+
+    start: Literal["fresh", "member"] = "fresh"
+    network: str | dict[str, Any] | None = None  # another than the members'
 
 
 class Recipe(BaseModel):
@@ -58,6 +69,7 @@ class Recipe(BaseModel):
     seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
     sizes: tuple[int, ...] = ()  # also evaluate the first so many members as an ensemble
     plan: dict[str, Any] = Field(default_factory=dict)
+    shares: tuple[ShareSpec, ...] = ()
     folds: tuple[FoldSpec, ...] = ()
     control: bool = True  # a control for every plan that a fold trains by
     cost: bool = True
@@ -67,13 +79,13 @@ class Recipe(BaseModel):
     def _data_by_name(cls, value: Any) -> Any:
         return {"source": value} if isinstance(value, str) else value
 
-    @field_validator("folds", mode="before")
+    @field_validator("shares", "folds", mode="before")
     @classmethod
-    def _folds_by_name(cls, value: Any) -> Any:
+    def _methods_by_name(cls, value: Any) -> Any:
         if not isinstance(value, Sequence) or isinstance(value, str):
             return value
-        folds = [{"method": each} if isinstance(each, str) else each for each in value]
-        return [{"label": each.get("method"), **each} if isinstance(each, Mapping) else each for each in folds]
+        listed = [{"method": each} if isinstance(each, str) else each for each in value]
+        return [{"label": each.get("method"), **each} if isinstance(each, Mapping) else each for each in listed]
 
     @field_validator("members")
     @classmethod
@@ -89,44 +101,48 @@ class Recipe(BaseModel):
             raise ValueError("every seed must be given once")
         return value
 
-    @field_validator("folds")
+    @field_validator("shares", "folds")
     @classmethod
-    def _labels_are_names(cls, value: tuple[FoldSpec, ...]) -> tuple[FoldSpec, ...]:
-        for fold in value:
-            if not LABEL.fullmatch(fold.label) or fold.label.split("-")[0] in RESERVED:
+    def _labels_are_names(cls, value: tuple[MethodSpec, ...]) -> tuple[MethodSpec, ...]:
+        for each in value:
+            if not LABEL.fullmatch(each.label) or each.label.split("-")[0] in RESERVED:
                 raise ValueError(
                     f"a label must be letters, digits, '-', '_' or '.', and not one of {', '.join(RESERVED)}: "
-                    f"change '{fold.label}'"
+                    f"change '{each.label}'"
                 )
         return value
 
-    @field_validator("folds")
+    @field_validator("shares", "folds")
     @classmethod
-    def _labels_differ(cls, value: tuple[FoldSpec, ...]) -> tuple[FoldSpec, ...]:
-        labels = [fold.label for fold in value]
+    def _labels_differ(cls, value: tuple[MethodSpec, ...], info: ValidationInfo) -> tuple[MethodSpec, ...]:
+        before = info.data.get("shares", ()) if info.field_name == "folds" else ()
+        labels = [each.label for each in (*before, *value)]
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
-            raise ValueError(f"every fold must have its own label, got '{twice[0]}' twice: add label: ...")
+            raise ValueError(f"every share and fold must have its own label, got '{twice[0]}' twice: add label: ...")
         return value
 
     def members_plan(self, seed: int, device: str = "cpu") -> Plan:
         """The members' plan for one seed."""
         return Plan(**{**self.plan, "seed": seed, "device": device})
 
-    def fold_plan(self, fold: FoldSpec, seed: int, device: str = "cpu") -> Plan:
-        """The members' plan with what the fold changes."""
+    def method_plan(self, fold: MethodSpec, seed: int, device: str = "cpu") -> Plan:
+        """The members' plan with what a share or fold changes."""
         return Plan(**{**self.plan, **fold.plan, "seed": seed, "device": device})
 
     def runs_code(self) -> list[str]:
         """References to code of the user's own."""
-        specs = [self.network, *(fold.settings.get("student", "") for fold in self.folds)]
+        others = [share.network or "" for share in self.shares]
+        specs = [self.network, *others, *(fold.settings.get("student", "") for fold in self.folds)]
         names = [str(spec.get("name", "")) if isinstance(spec, Mapping) else str(spec) for spec in specs]
         return [reference for reference in (*names, self.data.source) if ":" in reference]
 
     def extends(self, other: Recipe) -> bool:
-        """Whether this is the other recipe, or that with more folds."""
-        same = self.model_copy(update={"folds": ()}) == other.model_copy(update={"folds": ()})
-        return same and all(fold in self.folds for fold in other.folds)
+        """Whether this is the other recipe, or that with more shares and folds."""
+        none: dict[str, Any] = {"shares": (), "folds": ()}
+        same = self.model_copy(update=none) == other.model_copy(update=none)
+        known = all(share in self.shares for share in other.shares)
+        return same and known and all(fold in self.folds for fold in other.folds)
 
     def as_yaml(self) -> str:
         """The resolved recipe as a file."""
@@ -164,8 +180,11 @@ def make_recipe(content: Mapping[str, Any], where: str, lines: Mapping[tuple[Any
         raise _explained(error, where, lines or {}, Recipe) from error
     located = _Located(where, lines or {})
     located.plan(recipe.plan, ("plan",), recipe.members)
+    for index, share in enumerate(recipe.shares):
+        located.method("share", share, ("shares", index))
+        located.plan({**recipe.plan, **share.plan}, ("shares", index, "plan"), None)
     for index, fold in enumerate(recipe.folds):
-        located.fold(fold, ("folds", index))
+        located.method("fold", fold, ("folds", index))
         if "plan" in method("fold", fold.method).fields:
             located.plan({**recipe.plan, **fold.plan}, ("folds", index, "plan"), 1)
     too_many = [size for size in recipe.sizes if not 1 <= size <= recipe.members]
@@ -181,7 +200,7 @@ class _Located:
     where: str
     lines: Mapping[tuple[Any, ...], int]
 
-    def plan(self, settings: Mapping[str, Any], path: tuple[Any, ...], num_members: int) -> None:
+    def plan(self, settings: Mapping[str, Any], path: tuple[Any, ...], num_members: int | None) -> None:
         reserved = {"seed": "seeds", "device": "--device"}
         known = [field.name for field in dataclasses.fields(Plan) if field.name not in reserved]
         for key in settings:
@@ -191,21 +210,21 @@ class _Located:
                 raise EnfoldError(f"{self._at((*path, key))}: a plan has no key '{key}'{nearest(key, known)}")
         try:
             plan = TypeAdapter(Plan).validate_python({key: _tuples(value) for key, value in settings.items()})
-            for field in ("learning_rate", "weight_decay", "label_smoothing"):
-                plan.per_member(field, num_members)
+            for field in ("learning_rate", "weight_decay", "label_smoothing") if num_members else ():
+                plan.per_member(field, num_members or 1)
         except ValidationError as error:
             raise _explained(error, self.where, self.lines, Plan, path) from error
         except (EnfoldError, TypeError) as error:
             raise EnfoldError(f"{self._at(path)}: {error}") from error
 
-    def fold(self, fold: FoldSpec, path: tuple[Any, ...]) -> None:
+    def method(self, room: str, spec: MethodSpec, path: tuple[Any, ...]) -> None:
         try:
-            chosen = method("fold", fold.method)
+            chosen = method(room, spec.method)
             known = [name for name in chosen.fields if name != "plan"]
-            for key in fold.settings:
+            for key in spec.settings:
                 if key not in known:
                     raise EnfoldError(f"'{chosen.name}' has no setting '{key}'{nearest(key, known)}")
-            chosen.make(**{key: value for key, value in fold.settings.items() if key != "student"})
+            chosen.make(**{key: _tuples(value) for key, value in spec.settings.items() if key != "student"})
         except (EnfoldError, TypeError) as error:
             raise EnfoldError(f"{self._at(path)}: {error}") from error
 

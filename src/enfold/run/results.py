@@ -12,8 +12,10 @@ from torch import nn
 
 from enfold.cost import measure
 from enfold.evaluate import mean_member_score, predict, recovered, score
+from enfold.metrics import accuracy, disagreement, nll, normalised_disagreement, pairwise_kl, per_member
 from enfold.predictions import Predictions
 from enfold.run.stages import Cell, example_input
+from enfold.train.diversity import alike
 
 Results = dict[str, dict[str, Any]]  # row name -> its scores, gain recovered and cost
 
@@ -23,13 +25,16 @@ def evaluate_cell(cell: Cell, models: Mapping[str, nn.Module]) -> Results:
     asked = {label: _predictions(cell, label, model) for label, model in models.items()}
     members = asked["ensemble"]
     mean_member = mean_member_score(members["test"], members["validation"])
-    rows: Results = {"mean member": {"scores": mean_member}, "ensemble": {"scores": score(**members)}}
+    rows: Results = {
+        "mean member": {"scores": mean_member},
+        "ensemble": {"scores": score(**members), **_spread_out(members)},
+    }
     for size in cell.recipe.sizes:
         rows[f"ensemble of {size}"] = {
             "scores": score(**{part: said.subset(range(size)) for part, said in members.items()})
         }
     for label in list(models)[1:]:
-        rows[label] = {"scores": score(**asked[label])}
+        rows[label] = {"scores": score(**asked[label]), **_spread_out(asked[label])}
     for row in rows.values():
         gain = recovered(row["scores"], mean_member, rows["ensemble"]["scores"])
         row["gain_recovered"] = None if math.isnan(gain) else gain
@@ -39,6 +44,29 @@ def evaluate_cell(cell: Cell, models: Mapping[str, nn.Module]) -> Results:
             row["cost"] = costs.get(label)
     cell.run.write_json("results.json", {"seed": cell.seed, "rows": rows})
     return rows
+
+
+def _spread_out(asked: Mapping[str, Predictions]) -> dict[str, Any]:
+    """How differently a model's members answer, what one alone gives, and a warning if they are alike."""
+    test = asked["test"]
+    if test.num_members < 2:
+        return {}
+    found: dict[str, Any] = {
+        "diversity": {
+            "disagreement": disagreement(test),
+            "normalised_disagreement": _finite(normalised_disagreement(test)),
+            "pairwise_kl": _finite(pairwise_kl(test)),
+            "member_accuracy": float(per_member(accuracy, test).mean()),
+            "member_nll": float(per_member(nll, test).mean()),
+        }
+    }
+    warning = alike(asked["validation"])
+    return {**found, "warning": warning} if warning else found
+
+
+def _finite(value: float) -> float | None:
+    """None where members that make no error disagree, or where one gives a class no chance."""
+    return value if math.isfinite(value) else None
 
 
 def _predictions(cell: Cell, label: str, model: nn.Module) -> dict[str, Predictions]:
@@ -72,12 +100,21 @@ def summarise(cells: list[Results]) -> dict[str, Any]:
         gains = [row["gain_recovered"] for row in rows]
         summary[label] = {
             "scores": {name: _spread([row["scores"][name] for row in rows]) for name in first["scores"]},
-            "gain_recovered": None if None in gains else _spread(gains),
+            "gain_recovered": _spread(gains),
             "cost": first.get("cost"),
         }
+        if "diversity" in first:
+            summary[label]["diversity"] = {
+                name: _spread([row["diversity"][name] for row in rows]) for name in first["diversity"]
+            }
+        warnings = [row["warning"] for row in rows if "warning" in row]
+        if warnings:
+            summary[label]["warning"] = warnings[0]
     return summary
 
 
-def _spread(values: list[float]) -> dict[str, Any]:
+def _spread(values: list[Any]) -> dict[str, Any] | None:
+    if None in values:
+        return None
     deviation = statistics.stdev(values) if len(values) > 1 else None
     return {"mean": statistics.fmean(values), "std": deviation, "values": values}

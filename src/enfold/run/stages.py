@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,14 +17,18 @@ from enfold.control import Control
 from enfold.data import Data
 from enfold.data import load as load_data
 from enfold.errors import EnfoldError
-from enfold.evaluate import member_logits
+from enfold.evaluate import best_member, member_logits
 from enfold.members import Stacked
+from enfold.members.initialise import initialised
 from enfold.networks import factory
 from enfold.registry import method
 from enfold.run.directory import RunDirectory
-from enfold.run.recipe import FoldSpec, Recipe
+from enfold.run.recipe import FoldSpec, Recipe, ShareSpec
 from enfold.store import load, save
 from enfold.train import Plan, fit
+from enfold.train.diversity import Alike
+
+USUAL_MEMBERS = 4  # a method's default where it has no published number of its own
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,9 @@ class Cell:
             return load(file, network or self.make_network)
         started = time.perf_counter()
         self.run.log("started", stage=f"{kind}/{label}", seed=self.seed)
-        model = make(checkpoint)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Alike)  # told with the results, from the stored predictions
+            model = make(checkpoint)
         save(model, file, about=self.about)
         checkpoint.unlink(missing_ok=True)
         self.run.log("finished", stage=f"{kind}/{label}", seed=self.seed, seconds=time.perf_counter() - started)
@@ -110,6 +117,40 @@ class Cell:
             raise TypeError("members are stored as Stacked")
         return members.to(self.device)
 
+    def share(self, spec: ShareSpec, members: Stacked | None) -> nn.Module:
+        """One share, trained from a fresh network or on from the best member."""
+        make_network = self.network_of(spec)
+
+        def make(checkpoint: Path) -> nn.Module:
+            if spec.start == "member" and members is not None:
+                network = members.member(best_member(members, self.data))
+            else:
+                network, _ = initialised(make_network, self.seed, 0)
+            plan = self.recipe.method_plan(spec, self.seed, self.device)
+            title = f"seed {self.seed}: {spec.label}"
+            trained: nn.Module = self.chosen_share(spec).train(
+                network, self.data, plan, checkpoint=checkpoint, title=title
+            )
+            return trained
+
+        return self._stage("shares", spec.label, make, make_network).to(self.device)
+
+    def network_of(self, spec: ShareSpec) -> Callable[[], nn.Module]:
+        """What makes the share's network: the recipe's, or its own."""
+        if spec.network is None:
+            return self.make_network
+        return factory(spec.network, self.data.shape, self.data.num_classes)
+
+    def chosen_share(self, spec: ShareSpec) -> Any:
+        """The method with its settings; the recipe's number of members and the cell's seed where it has none given."""
+        chosen = method("share", spec.method)
+        settings = {name: tuple(value) if isinstance(value, list) else value for name, value in spec.settings.items()}
+        if chosen.fields["num_members"].default == USUAL_MEMBERS:  # else the method has a number of its own
+            settings.setdefault("num_members", self.recipe.members)
+        if "seed" in chosen.fields:
+            settings.setdefault("seed", self.seed)
+        return chosen.make(**settings)
+
     def fold(self, spec: FoldSpec, members: Stacked) -> nn.Module:
         """One fold of the members."""
 
@@ -120,7 +161,7 @@ class Cell:
         def make(checkpoint: Path) -> nn.Module:
             chosen = method("fold", spec.method)
             if "plan" in chosen.fields:
-                settings["plan"] = self.recipe.fold_plan(spec, self.seed, self.device)
+                settings["plan"] = self.recipe.method_plan(spec, self.seed, self.device)
             folded: nn.Module = chosen.make(**settings)(members, self.data, checkpoint=checkpoint)
             return folded
 
@@ -130,7 +171,7 @@ class Cell:
         """One control for each plan that a fold trains by."""
         plans: list[Plan] = []
         for fold in self.recipe.folds:
-            plan = self.recipe.fold_plan(fold, self.seed, self.device)
+            plan = self.recipe.method_plan(fold, self.seed, self.device)
             if "plan" in method("fold", fold.method).fields and plan not in plans:
                 plans.append(plan)
         names = ["control", *(f"control-{number}" for number in range(2, len(plans) + 1))]
@@ -143,9 +184,11 @@ class Cell:
         )
 
     def models(self) -> dict[str, nn.Module]:
-        """Everything the recipe asks for, made where it is missing: the members, each control, each fold."""
+        """Everything the recipe asks for, made where it is missing: the members, each share, control and fold."""
         members = self.members()
         found: dict[str, nn.Module] = {"ensemble": members}
+        for share in self.recipe.shares:
+            found[share.label] = self.share(share, members)
         for label, plan in self.controls().items():
             found[label] = self.control(label, plan, members)
         for spec in self.recipe.folds:

@@ -92,13 +92,13 @@ class Fit:
             )
         if self.plan.order == "split" and not own:
             raise EnfoldError(
-                "a batch is split among members that each see their own part, got one pass for all members or a loader: "
-                "use order='shared', or a Split as the training part"
+                "a batch is split among members that each see their own part, got one pass for all members, or a "
+                "loader: use order='shared', or a Split as the training part"
             )
         if self.plan.patience is not None and not has_examples(self.data.validation):
             raise EnfoldError(
-                f"patience needs a validation part to tell whether training still helps, got patience={self.plan.patience} "
-                "and no validation examples: pass some, or leave patience out"
+                "patience needs a validation part to tell whether training still helps, got "
+                f"patience={self.plan.patience} and no validation examples: pass some, or leave patience out"
             )
 
     def run(self, on_epoch: Callable[[Epoch], None] | None, title: str, quiet: bool) -> History:

@@ -114,7 +114,7 @@ class Plan:
         if self.schedule == "cosine":
             progress = min((step - warmup) / max(end - warmup, 1), 1.0)  # a loader may yield more than its length says
             if self.cycles > 1 and progress < 1:
-                progress = progress * self.cycles % 1.0
+                progress = (step - warmup) * self.cycles / (end - warmup) % 1.0  # multiplied first: 15 / 22 * 22 < 15
             low = self.final_factor if self.tail == "none" else self.tail_factor
             return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress))
         if self.schedule == "step":
