@@ -35,6 +35,7 @@ check: $(READY) ## format, lint, types, rooms, spelling, tests, README
 
 bench: $(READY) ## ratios to one network, in one process
 	$(BIN)/python bench/members.py
+	$(BIN)/python bench/shares.py
 
 clean: ## remove what these targets made
 	rm -rf .venv runs

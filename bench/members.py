@@ -1,12 +1,10 @@
 """How much M members cost, as ratios to one plain network in its default memory format.
 
-Every case runs in this process; each round runs all cases of a table in rotated order; the ratio is taken within the
-round; the median over rounds is given with its quartiles. Writes results/bench-members.json and a figure.
+Writes results/bench-members.json and a figure.
 """
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,90 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from enfold import Stacked
-from enfold.cost import time_rounds
-from enfold.data.batches import Batch
 from enfold.files import write_json
 from enfold.networks import MLP
 from enfold.store import versions
-from enfold.train import CrossEntropy
-from enfold.train.backward import backward
+from timing import BATCH, PythonLoop, cnn, inference, mlp, ratios, show, training_step
 
 RESULTS = Path(__file__).parent.parent / "results"
-BATCH = 128
-ROUNDS = 11
-SAMPLE = 0.05  # seconds: many steps a sample, as in training
 GROWTH = (1, 2, 4, 8, 16, 32)
-
-
-def mlp() -> nn.Module:
-    """784-256-256-10."""
-    return MLP(784, [256, 256], 10)
 
 
 def tiny_mlp() -> nn.Module:
     """32-64-64-10."""
     return MLP(32, [64, 64], 10)
-
-
-def cnn() -> nn.Module:
-    """Three convolutions with batch norm on 32 x 32."""
-
-    def block(inputs: int, outputs: int) -> list[nn.Module]:
-        return [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU(), nn.MaxPool2d(2)]
-
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)]
-    return nn.Sequential(*block(3, 32), *block(32, 64), *block(64, 128), *head)
-
-
-def training_step(model: nn.Module, inputs: Tensor, labels: Tensor) -> Callable[[], object]:
-    """Forward, cross-entropy, backward, SGD with momentum: what `fit` does for members, plain PyTorch for the rest."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    batch, objective = Batch(inputs, labels), CrossEntropy()
-
-    def step() -> None:
-        optimizer.zero_grad()
-        if isinstance(model, Stacked):
-            backward(model, batch, objective)
-        elif isinstance(model, PythonLoop):
-            for network in model.networks:
-                F.cross_entropy(network(inputs), labels).backward()
-        else:
-            F.cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
-
-    return step
-
-
-def inference(model: nn.Module, inputs: Tensor) -> Callable[[], object]:
-    """One forward pass in eval mode."""
-    model.eval()
-
-    def call() -> None:
-        with torch.inference_mode():
-            model(inputs)
-
-    return call
-
-
-def ratios(cases: Mapping[str, Callable[[], object]], rounds: int = ROUNDS) -> dict[str, dict[str, float]]:
-    """Median and quartiles, over rounds, of each case's time divided by the first case's in the same round."""
-    times = time_rounds(cases, rounds, shortest=SAMPLE)
-    first = times[next(iter(cases))]
-    found = {}
-    for name, samples in times.items():
-        within = [own / one for own, one in zip(samples, first, strict=True)]
-        lower, median, upper = statistics.quantiles(within, n=4)
-        found[name] = {
-            "median": median,
-            "lower": lower,
-            "upper": upper,
-            "milliseconds": 1e3 * statistics.median(samples),
-        }
-    return found
 
 
 def four_members() -> dict[str, Any]:
@@ -117,20 +46,8 @@ def four_members() -> dict[str, Any]:
                 else:
                     cases[label] = inference(model, inputs if task == "infer" else inputs[:1])
             tables[f"{name}, {task}"] = ratios(cases)
-            _print(f"{name}, {task}", tables[f"{name}, {task}"])
+            show(f"{name}, {task}", tables[f"{name}, {task}"])
     return tables
-
-
-class PythonLoop(nn.Module):
-    """What one would write: a list of networks, called one after the other."""
-
-    def __init__(self, make: Callable[[], nn.Module], num_members: int) -> None:
-        super().__init__()
-        self.networks = nn.ModuleList(make() for _ in range(num_members))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """(M, B, C)."""
-        return torch.stack([network(inputs) for network in self.networks])
 
 
 def _model(label: str, make: Callable[[], nn.Module], num_members: int = 4) -> nn.Module:
@@ -151,7 +68,7 @@ def growth() -> dict[str, Any]:
             for num_members in GROWTH:
                 cases[str(num_members)] = training_step(_model(engine, make, num_members), inputs, labels)
             tables[f"{name}, {engine}"] = ratios(cases, rounds=9)
-            _print(f"{name}, {engine}", tables[f"{name}, {engine}"])
+            show(f"{name}, {engine}", tables[f"{name}, {engine}"])
     return tables
 
 
@@ -179,11 +96,6 @@ def figure(tables: Mapping[str, Any]) -> None:
         axes.legend(frameon=False)
         drawn.savefig(RESULTS / "bench-growth.svg", metadata={"Date": None})
         drawn.savefig(RESULTS / "bench-growth.png", dpi=150)
-
-
-def _print(title: str, table: Mapping[str, Mapping[str, float]]) -> None:
-    cells = [f"{name} {row['median']:.2f} [{row['lower']:.2f}, {row['upper']:.2f}]" for name, row in table.items()]
-    print(f"{title}: " + "   ".join(cells), flush=True)
 
 
 def main() -> None:

@@ -69,8 +69,12 @@ class Cost:
 
 
 def parameters(module: nn.Module, *, trainable_only: bool = False) -> int:
-    """How many numbers the parameters hold; what shares storage (tied weights) counts once."""
-    chosen = [p for p in module.parameters() if p.requires_grad or not trainable_only]
+    """How many numbers the parameters hold; what shares storage (tied weights) counts once.
+
+    Of members that are drawn from statistics of a training, the statistics count, not the network that was trained.
+    """
+    every = getattr(module, "held", None) if not trainable_only else None
+    chosen = [p for p in module.parameters() if p.requires_grad or not trainable_only] if every is None else every
     return sum(size // element for size, element in _unique_storage(chosen))
 
 

@@ -62,14 +62,16 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def _manifest(model: nn.Module) -> dict[str, Any]:
     kind: dict[str, Any] = {"kind": "network", "class": type(model).__name__}
-    if isinstance(model, Members):
+    if isinstance(model, Members) or hasattr(model, "source_class"):  # a predictor without separate networks has that
+        network = type(model.skeleton.network).__name__ if isinstance(model, Members) else model.source_class
+        share: Any = model.share
         kind = {
             "kind": "members",
-            "method": type(model).__name__ if model.share is None else method_name(type(model.share)),
-            "class": type(model.skeleton.network).__name__,
+            "method": type(model).__name__ if share is None else method_name(type(share)),
+            "class": network,
             "num_members": model.num_members,
             "seeds": list(getattr(model, "seeds", None) or []),
-            "settings": None if model.share is None else dataclasses.asdict(model.share),
+            "settings": None if share is None else dataclasses.asdict(share),
         }
     return {"format": FORMAT, **kind, "versions": versions()}
 
@@ -111,12 +113,12 @@ def load(path: str | Path, network: nn.Module | Callable[[], nn.Module] | None =
     return model.eval()
 
 
-def _members(network: nn.Module, manifest: dict[str, Any]) -> Members:
+def _members(network: nn.Module, manifest: dict[str, Any]) -> nn.Module:
     """Members of the stored kind; their values are put in afterwards."""
     settings = manifest.get("settings")
     if settings is not None:
         plain = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
-        shared: Members = method("share", manifest["method"]).make(**plain)(network)
+        shared: nn.Module = method("share", manifest["method"]).make(**plain)(network)
         return shared
     members = Stacked([network] * manifest["num_members"])
     members.seeds = tuple(manifest["seeds"]) or None

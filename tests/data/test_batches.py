@@ -199,3 +199,16 @@ def test_labels_and_inputs_are_checked_when_data_is_made():
         Data(good, good, Split(torch.zeros(1, 2), torch.tensor([7])), 2, (2,))
     with pytest.raises(EnfoldError, match="the validation part holds NaN"):
         Data(good, Split(torch.full((1, 2), torch.nan), torch.tensor([0])), good, 2, (2,))
+
+
+def test_a_split_batch_is_divided_among_the_members():
+    data = Data(*(Split(torch.arange(22.0)[:, None], torch.zeros(22).long()) for _ in range(3)), 2, (1,))
+    whole = list(Order(8, seed=3).batches(data, 1))
+    parts = list(Order(8, range(3), seed=3, split=True).batches(data, 1))
+    assert [tuple(batch.labels.shape) for batch in parts] == [(3, 2), (3, 2), (3, 2)]
+    for one, all_of_it in zip(parts, whole, strict=True):
+        assert one.own
+        assert one.inputs.flatten().tolist() == all_of_it.inputs.flatten()[:6].tolist()
+        assert one.indices.flatten().tolist() == all_of_it.indices[:6].tolist()
+    with pytest.raises(EnfoldError, match="at least 8 examples, got 7"):
+        list(Order(7, range(4), split=True).batches(data, 0))

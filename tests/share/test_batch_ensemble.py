@@ -118,7 +118,7 @@ def test_ensemble_batch_norm_keeps_members_apart_in_train_mode():
     changed = inputs.clone()
     changed[1] += 5
     torch.testing.assert_close(own.forward_each(inputs)[0], own.forward_each(changed)[0])
-    assert BatchEnsemble(2)(network).shared.state()["1.running_mean"].shape == (6,)
+    assert BatchEnsemble(2, batch_norm="joint")(network).shared.state()["1.running_mean"].shape == (6,)
 
 
 def test_patterns_choose_layers_and_one_that_matches_nothing_is_refused():
@@ -164,3 +164,62 @@ def test_a_shared_weight_moves_as_in_one_network():
     fit(members, data, plan.replace(order="shared"), quiet=True)
     fit(network, data, plan.replace(order="shared"), quiet=True)
     torch.testing.assert_close(members.shared.state()["weight"], network.weight)
+
+
+def test_a_joint_batch_norm_sees_all_members_together():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)).double()
+    members = BatchEnsemble(num_members=3, batch_norm="joint")(network).train()
+    inputs = torch.randn(5, 3, 4, 4, dtype=torch.float64)
+    state = {name: tensor.detach().clone() for name, tensor in members.expand().items()}
+    before = [F.conv2d(inputs, state["0.weight"][m], state["0.bias"][m]) for m in range(3)]  # each (5, 4, 2, 2)
+    rows = torch.cat(before)
+    normal = F.batch_norm(rows, None, None, state["1.weight"][0], state["1.bias"][0], training=True)
+    hidden = normal.relu().flatten(1).unflatten(0, (3, 5))
+    expected = torch.stack([F.linear(hidden[m], state["4.weight"][m], state["4.bias"][m]) for m in range(3)])
+    torch.testing.assert_close(members(inputs), expected)
+    torch.testing.assert_close(members.forward_each(inputs.expand(3, *inputs.shape)), expected)
+    mean = rows.mean((0, 2, 3))
+    torch.testing.assert_close(members.shared.state()["1.running_mean"], 0.1 * mean + 0.9 * 0.1 * mean)
+    assert "1.running_mean" not in members.own.state()
+
+
+def test_members_normalise_alone_in_training_and_in_use():
+    """What shared affine parameters and own statistics are for: eval mode is what training converged to."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, momentum=None), nn.ReLU(), nn.Linear(8, 3)).double()
+    members = BatchEnsemble(num_members=3)(network).train()
+    inputs = torch.randn(400, 6, dtype=torch.float64)
+    trained = members(inputs).detach()
+    torch.testing.assert_close(members.eval()(inputs), trained, rtol=0.02, atol=0.02)
+    assert members.own.state()["1.running_mean"].shape == (3, 8)
+    assert members.shared.state()["1.weight"].shape == (8,)
+
+
+def test_what_cannot_be_joint_says_so():
+    network = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), nn.Flatten(), nn.BatchNorm1d(24))
+    members = BatchEnsemble(num_members=2, batch_norm="joint")(network).train()
+    with pytest.raises(
+        EnfoldError, match=r"cannot be joint in this network because .*use batch_norm='shared' or 'own'"
+    ):
+        members(torch.randn(4, 3, 8))
+    with pytest.raises(EnfoldError, match="batch norm must be one of own, shared, joint, got 'mine'"):
+        BatchEnsemble(batch_norm="mine")(network)
+
+
+def test_norm_parameters_are_shared_or_each_members_own():
+    network = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.GroupNorm(2, 6), nn.Linear(6, 3))
+    assert {"1.weight", "1.bias", "2.weight"} <= BatchEnsemble(2)(network).shared.state().keys()
+    own = BatchEnsemble(2, norms="own")(network)
+    assert own.own.state()["1.weight"].shape == (2, 6)
+    assert own.own.state()["2.bias"].shape == (2, 6)
+    with torch.no_grad():
+        own.own.state()["1.weight"][1] *= 3
+    inputs = torch.randn(5, 4)
+    torch.testing.assert_close(own(inputs), torch.stack([member(inputs) for member in own]))
+
+
+@pytest.mark.parametrize("wrong", [{"bias": "none"}, {"init": "zeros"}, {"norms": "mine"}])
+def test_choices_that_do_not_exist(wrong):
+    with pytest.raises(EnfoldError, match=r"must be one of .*: choose one"):
+        BatchEnsemble(**wrong)

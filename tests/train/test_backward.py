@@ -8,6 +8,7 @@ from torch import nn
 
 from enfold.data.batches import Batch, Order
 from enfold.members import Stacked
+from enfold.share import BatchEnsemble
 from enfold.train import CrossEntropy
 from enfold.train.backward import OneMember, Separable, backward
 
@@ -67,3 +68,22 @@ def test_a_view_of_one_member(data, make):
     view = OneMember(members, {name: tensor[1] for name, tensor in members.expand().items()})
     assert list(view.parameters()) == []
     torch.testing.assert_close(view(data.test.inputs)[0], members(data.test.inputs)[1])
+
+
+@pytest.mark.parametrize("batch_norm", ["shared", "own"])
+@pytest.mark.parametrize("own", [True, False])
+def test_shares_that_are_looped_get_the_gradients_of_all_at_once(own, batch_norm):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)).double()
+    members = BatchEnsemble(num_members=3, batch_norm=batch_norm, engine="loop")(network).train()
+    inputs = torch.randn(*((3,) if own else ()), 5, 3, 4, 4, dtype=torch.float64)
+    batch = Batch(inputs, torch.randint(3, (3, 5) if own else (5,)), own)
+    losses = backward(members, batch, CrossEntropy())
+    found = gradients(members)
+    statistics = [buffer.clone() for buffer in members.buffers()]
+    twin = BatchEnsemble(num_members=3, batch_norm=batch_norm, engine="loop")(network).train()
+    whole = CrossEntropy()(twin, batch)
+    whole.sum().backward()
+    torch.testing.assert_close(losses, whole.detach())
+    torch.testing.assert_close(found, gradients(twin))
+    torch.testing.assert_close(statistics, list(twin.buffers()))

@@ -106,3 +106,42 @@ def test_replace_gives_a_copy():
     plan = Plan()
     assert plan.replace(epochs=3).epochs == 3
     assert plan == Plan()
+
+
+def test_cycles_are_the_cosine_again_and_again():
+    plan = Plan(epochs=6, cycles=3)
+    once = Plan(epochs=2)
+    steps = 5
+    for step in range(6 * steps):
+        assert plan.rate_factor(step, steps) == pytest.approx(once.rate_factor(step % (2 * steps), steps))
+
+
+def test_a_constant_tail_begins_where_the_cosine_ends():
+    plan = Plan(epochs=8, tail="constant", tail_start=0.75, tail_factor=0.2)
+    assert plan.rate_factor(0, 10) == 1
+    assert plan.rate_factor(59, 10) == pytest.approx(0.2, abs=0.01)
+    assert [plan.rate_factor(step, 10) for step in (60, 70, 79)] == [0.2, 0.2, 0.2]
+
+
+def test_a_triangle_falls_to_its_low_in_the_middle_of_a_cycle():
+    plan = Plan(epochs=8, tail="triangular", tail_start=0.5, tail_factor=0.5, tail_low=0.1, tail_cycle=2)
+    found = [plan.rate_factor(40 + step, 10) for step in (0, 5, 10, 15, 20, 30)]
+    assert found == pytest.approx([0.5, 0.3, 0.1, 0.3, 0.5, 0.1])
+    step = Plan(epochs=8, schedule="step", milestones=(0.5,), tail="triangular", tail_start=0.5)
+    assert step.rate_factor(19, 10) == 1
+    assert step.rate_factor(20, 10) == step.step_factor, "milestones are fractions of the part before the tail"
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"cycles": 0}, "cycles"),
+        ({"tail_start": 1.5}, "tail_start"),
+        ({"tail_factor": -1.0}, "tail_factor"),
+        ({"tail_low": 0.9}, "tail_low"),
+        ({"tail_cycle": 0.0}, "tail_cycle"),
+    ],
+)
+def test_tails_that_cannot_be(changes, field):
+    with pytest.raises(EnfoldError, match=f"the plan's {field} must be"):
+        Plan(**changes)

@@ -170,6 +170,36 @@ def evaluate(
 
 
 @app.command()
+def claims(
+    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run with stored predictions.")],
+    file: Annotated[Path, typer.Argument(help="A YAML file of published orderings; see recipes/*.claims.yaml.")],
+    as_json: AsJson = False,
+    out: Annotated[Path | None, typer.Option(help="Also write the verdicts to this JSON file.")] = None,
+) -> None:
+    """Judge a paper's claims by a run: which orderings held, which did not, which are within noise."""
+    import shlex
+
+    from enfold.files import write_json
+    from enfold.report.claims import claims_legend, claims_table
+    from enfold.run import RunDirectory
+    from enfold.run.claims import judge, read_claims
+
+    if out is not None and (out.suffix != ".json" or out.is_dir()):
+        raise EnfoldError(f"verdicts are written to a .json file, got '{out}': change its name")
+    claimed, opened = read_claims(file), RunDirectory.open(run_directory)
+    words = ["enfold", "claims", str(run_directory), str(file), *(["--out", str(out)] if out else [])]
+    content = {"command": shlex.join(words), **judge(opened, opened.recipe(), claimed)}
+    if out is not None:
+        write_json(out, content)
+    if as_json:
+        _print_json(content)
+        return
+    console = _console()
+    console.print(claims_table(content))
+    console.print(claims_legend(content), style="dim")
+
+
+@app.command()
 def methods(as_json: AsJson = False) -> None:
     """List every method with its idea in one line."""
     from rich.table import Table

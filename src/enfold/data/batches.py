@@ -98,7 +98,7 @@ class Order:
                 continue  # batch norm has no variance of one example
 
             def divided(tensor: Tensor, used: int = used) -> Tensor:
-                return tensor[:used].unflatten(0, (parts, -1))
+                return tensor[:used].view(parts, used // parts, *tensor.shape[1:])
 
             indices = None if batch.indices is None else divided(batch.indices)
             yield Batch(divided(batch.inputs), divided(batch.labels), True, indices, batch.augmented)

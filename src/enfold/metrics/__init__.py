@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from enfold.metrics.bootstrap import Difference, draw_counts, metric_value, paired_difference, replicates
 from enfold.metrics.calibration import (
     Reliability,
     ace,
@@ -47,6 +48,7 @@ from enfold.metrics.scores import (
     per_member,
     top_k_accuracy,
 )
+from enfold.metrics.subsets import over_modes, over_subsets
 from enfold.metrics.temperature import calibrated, fit_temperature, tempered
 from enfold.metrics.theory import (
     Ambiguity,
@@ -58,6 +60,7 @@ from enfold.metrics.theory import (
     majority_vote_accuracy,
 )
 from enfold.metrics.uncertainty import Uncertainty, decomposition
+from enfold.metrics.vote import majority_vote, vote_accuracy
 from enfold.predictions import Predictions
 
 
@@ -99,6 +102,7 @@ __all__ = [
     "METRICS",
     "Ambiguity",
     "BiasVarianceCovariance",
+    "Difference",
     "Metric",
     "Reliability",
     "Uncertainty",
@@ -119,6 +123,7 @@ __all__ = [
     "disagreement",
     "disagreement_matrix",
     "double_fault",
+    "draw_counts",
     "ece",
     "error_correlation",
     "example_brier",
@@ -131,18 +136,25 @@ __all__ = [
     "gibbs_nll",
     "jensen_gap",
     "left_out_fraction",
+    "majority_vote",
     "majority_vote_accuracy",
     "masegosa_variance",
     "mce",
     "mean_member",
+    "metric_value",
     "nll",
     "normalised_disagreement",
+    "over_modes",
+    "over_subsets",
     "paired_bootstrap",
+    "paired_difference",
     "pairwise_kl",
     "per_member",
     "q_statistic",
     "reliability",
+    "replicates",
     "tace",
     "tempered",
     "top_k_accuracy",
+    "vote_accuracy",
 ]

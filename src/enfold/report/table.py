@@ -75,6 +75,7 @@ def markdown_table(summary: Mapping[str, Any]) -> str:
 
 
 LEGEND = (
-    "diversity: how often two members disagree, over the error of one; gain recovered: how much of the ensemble's gain in NLL over its mean member one network keeps; "
+    "diversity: how often two members disagree, over the error of one; "
+    "gain recovered: how much of the ensemble's gain in NLL over its mean member one network keeps; "
     "latency: median of one call at batch 1 and 128, in brackets the ratio to one network, taken round by round"
 )

@@ -16,8 +16,9 @@ convolution all taps of a channel share a factor. The weights W are those of the
 `fast_grad_scale` multiplies the gradient of r and s in the mean loss over members: 0.5 is published; M gives each
 member's vectors the gradient they would have alone.
 
-Differs from the paper: members keep their own order of data, and batch norm in train mode normalises each member's own
-batch, also where statistics are shared; nothing else known.
+Differs from the paper: members keep their own order of data; and each member's own batch is normalised, with its own
+statistics, unless `batch_norm` is "joint": one batch norm over all members' examples, which takes longer because no
+member can then be run alone. Nothing else known.
 """
 
 from __future__ import annotations
@@ -38,11 +39,17 @@ from enfold.members.groups import Decay
 from enfold.members.program import StackedProgram
 from enfold.members.tree import Tree
 from enfold.seeds import generator
-from enfold.sharing import NormChoice, Share, Sharing, batch_norm_names, chosen_layers, require_size
+from enfold.sharing import NormChoice, Share, Sharing, chosen_layers, require_size
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
 LAYERS = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED, nn.Embedding)
+CHOICES = {
+    "bias": ("member", "shared_post", "shared_pre"),
+    "init": ("gaussian", "signs", "ones", "tabm"),
+    "norms": ("shared", "own"),
+}
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,8 @@ class BatchEnsemble(Share):
     bias: Literal["member", "shared_post", "shared_pre"] = "member"
     init: Literal["gaussian", "signs", "ones", "tabm"] = "gaussian"
     spread: float = 0.5  # gaussian: the standard deviation around 1; signs: the probability of +1
-    batch_norm: NormChoice = "shared"  # "own" is EnsembleBN: statistics and affine parameters of each member
+    batch_norm: NormChoice = "shared"  # "own" is EnsembleBN, "joint" the paper's
+    norms: Literal["shared", "own"] = "shared"  # affine parameters of layer, group, instance and RMS norms
     fast_grad_scale: float = 0.5
     fast_decay: float = 0.0  # pulls r and s to 1, as a fraction of the plan's weight decay
     include: tuple[str, ...] = ()  # patterns of layer names; all layers if empty
@@ -66,6 +74,11 @@ class BatchEnsemble(Share):
         require_size(self.num_members)
         if self.rank < 1:
             raise EnfoldError(f"the rank must be at least 1, got {self.rank}: 1 is the paper's")
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise EnfoldError(
+                    f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}: choose one"
+                )
 
     def __call__(self, network: nn.Module) -> BatchEnsembleMembers:
         """M members that share the network's weights."""
@@ -79,11 +92,9 @@ class BatchEnsembleMembers(Sharing):
         layers = chosen_layers(network, LAYERS, share.include, share.exclude)
         prefixes = {name: f"{name}." if name else "" for name in layers}
         biases = [f"{prefixes[n]}bias" for n, layer in layers.items() if getattr(layer, "bias", None) is not None]
-        own = [
-            *(biases if share.bias == "member" else []),
-            *(batch_norm_names(network) if share.batch_norm == "own" else []),
-        ]
-        super().__init__(network, share.num_members, own, share.engine)
+        norms = [f"{name}.{key}" if name else key for name, key in _norm_parameters(network)]
+        own = [*(biases if share.bias == "member" else []), *(norms if share.norms == "own" else [])]
+        super().__init__(network, share.num_members, own, share.engine, batch_norm=share.batch_norm)
         self.share = share
         self.layers = {prefixes[name]: layer_shape(layer) for name, layer in layers.items()}
         self.scaled_biases = biases if share.bias == "shared_pre" else []
@@ -98,7 +109,8 @@ class BatchEnsembleMembers(Sharing):
                 if size:
                     tabm = self.share.init == "tabm"
                     init = "ones" if tabm and not (position == 0 and vector == "r") else self.share.init
-                    found[f"{prefix}{vector}"] = self._draw("signs" if init == "tabm" else init, prefix + vector, size)
+                    drawn = self._draw("signs" if init == "tabm" else init, prefix + vector, size)
+                    found[f"{prefix}{vector}"] = drawn.to(self.shared.state()[f"{prefix}weight"])
         return found
 
     def _draw(self, init: str, name: str, size: int) -> Tensor:
@@ -149,6 +161,11 @@ class BatchEnsembleMembers(Sharing):
             "grad_scale": self.share.fast_grad_scale / self.num_members,
         }
         return [*super().param_groups(weight_decay, decay), fast]
+
+
+def _norm_parameters(network: nn.Module) -> list[tuple[str, str]]:
+    parts = [(name, part) for name, part in network.named_modules() if isinstance(part, NORMS)]
+    return [(name, key) for name, part in parts for key, _ in part.named_parameters(recurse=False)]
 
 
 @dataclass(frozen=True)

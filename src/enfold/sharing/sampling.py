@@ -27,6 +27,14 @@ class Sampled(Members, Follower):
     """
 
     ready: Tensor
+    needs_centre = True  # whether members are computed from the centre, or from what was gathered alone
+
+    @property
+    def held(self) -> list[Tensor]:
+        """The numbers that the members are made from, which is what they take to store; not batch-norm statistics."""
+        own = {id(tensor) for tensor in self.own.buffers()} | {id(tensor) for tensor in self.centre.buffers()}
+        gathered = [t for t in self.buffers() if t.is_floating_point() and id(t) not in own]
+        return [*(self.centre.parameters() if self.needs_centre else ()), *gathered]
 
     def __init__(self, network: nn.Module, num_members: int, engine: EngineName = "auto") -> None:
         super().__init__(network, num_members, engine)
@@ -73,7 +81,10 @@ class Sampled(Members, Follower):
         return super().forward_each(inputs)
 
     def finish(self, data: Data) -> None:
-        """Draw the members and give each the batch-norm statistics of its own weights."""
+        """Draw the members and give each the centre's buffers, with the batch-norm statistics of its own weights."""
+        centre = self.centre.state()
+        for name, tensor in self.own.state().items():
+            tensor.copy_(centre[name].expand_as(tensor))
         self.ready.fill_(True)
         self.recalibrate(data)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -16,11 +16,17 @@ from enfold.errors import EnfoldError
 from enfold.members import Members, State
 from enfold.members.engines import EngineName
 from enfold.members.groups import Decay, decay_groups
+from enfold.members.layout import owners, stack
+from enfold.members.merged import Merged
+from enfold.members.program import CannotRun
 from enfold.members.skeleton import read_state
 from enfold.members.tree import Tree
 from enfold.train import Objective, Plan, fit
 
-NormChoice = Literal["own", "shared"]
+NormChoice = Literal["own", "shared", "joint"]
+"""Batch norm of members that share: all of it each member's own (EnsembleBN); the affine parameters shared, while each
+member normalises its own batch and so has its own statistics; or one for all, which in training normalises the
+members' batches together."""
 
 
 class Share(ABC):
@@ -70,12 +76,29 @@ class Sharing(Members):
     """
 
     def __init__(
-        self, network: nn.Module, num_members: int, own: Collection[str] = (), engine: EngineName = "auto"
+        self,
+        network: nn.Module,
+        num_members: int,
+        own: Collection[str] = (),
+        engine: EngineName = "auto",
+        *,
+        batch_norm: NormChoice = "shared",
     ) -> None:
+        if batch_norm not in get_args(NormChoice):
+            choices = ", ".join(get_args(NormChoice))
+            raise EnfoldError(f"batch norm must be one of {choices}, got {batch_norm!r}: choose one")
         super().__init__(network, num_members, engine)
-        state = {name: tensor.detach().clone() for name, tensor in read_state(network).items()}
-        self.shared = Tree({name: self._stored(name, state[name]) for name in state if name not in own})
-        stacked = {name: state[name].expand(num_members, *state[name].shape).clone() for name in state if name in own}
+        self.joint = batch_norm == "joint" and bool(batch_norm_names(network))
+        self._merged: Merged | None = None
+        own = {*own, *([] if batch_norm == "joint" else batch_norm_names(network, statistics=batch_norm == "shared"))}
+        state, layers = read_state(network), owners(network, batched_products=False)
+        shared = {name: stack([tensor.detach()], layers.get(id(tensor)))[0] for name, tensor in state.items()}
+        self.shared = Tree({name: self._stored(name, shared[name]) for name in state if name not in own})
+        stacked = {
+            name: stack([tensor.detach()] * num_members, layers.get(id(tensor)))
+            for name, tensor in state.items()
+            if name in own
+        }
         self.own = Tree({name: self._stored(name, tensor) for name, tensor in stacked.items()})
 
     def _stored(self, name: str, tensor: Tensor) -> Tensor:
@@ -88,6 +111,31 @@ class Sharing(Members):
         shared = {name: tensor.expand(self.num_members, *tensor.shape) for name, tensor in self.shared.state().items()}
         return {**shared, **self.own.state()}
 
+    def _run(self, inputs: Tensor, *, each: bool) -> Tensor:
+        if not (self.joint and self.training):
+            return super()._run(inputs, each=each)
+        state = self.expand()
+        if self._merged is None:
+            try:
+                self._merged = Merged(self.skeleton, self.differing).passed(state, inputs[0] if each else inputs)
+            except CannotRun as reason:
+                raise EnfoldError(
+                    f"batch norms cannot be joint in this network because {reason}: use batch_norm='shared' or 'own'"
+                ) from reason
+        return self._merged(state, inputs, each)
+
+    @property
+    def differing(self) -> set[str]:
+        """The names of the tensors in which members may differ."""
+        return {name for name, tensor in self.expand().items() if tensor.stride(0) or name in self.own.state()}
+
+    def looped(self, inputs: Tensor) -> bool:
+        """Not where a batch norm sees all members together."""
+        return not (self.joint and self.training) and super().looped(inputs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_merged": None}
+
     def param_groups(self, weight_decay: float, decay: Decay = "all") -> list[dict[str, Any]]:
         """What is shared with its gradient divided by M, and what members own."""
         shared = [(parameter, parameter.ndim) for parameter in self.shared.parameters()]
@@ -96,17 +144,13 @@ class Sharing(Members):
         return [*groups, *decay_groups(owned, weight_decay, decay, member_axis=True)]
 
 
-def batch_norm_names(network: nn.Module) -> list[str]:
-    """The names of all parameters and buffers of batch norms: what EnsembleBN gives to each member."""
-    return _names_of(network, lambda module: isinstance(module, _BatchNorm))
-
-
-def _names_of(network: nn.Module, wanted: Callable[[nn.Module], bool]) -> list[str]:
+def batch_norm_names(network: nn.Module, *, statistics: bool = False) -> list[str]:
+    """The names of all parameters and buffers of batch norms, or of the buffers alone, which are their statistics."""
     chosen = {
         id(tensor)
         for module in network.modules()
-        if wanted(module)
-        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        if isinstance(module, _BatchNorm)
+        for tensor in (*(() if statistics else module.parameters(recurse=False)), *module.buffers(recurse=False))
     }
     return [name for name, tensor in read_state(network).items() if id(tensor) in chosen]
 

@@ -1,0 +1,160 @@
+"""How much each share costs at M = 4, as ratios to one plain network and beside a Python loop over four networks.
+
+Writes results/bench-shares.json.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from enfold.data import Data, Split
+from enfold.evaluate import predict
+from enfold.files import write_json
+from enfold.networks import WideResNet
+from enfold.registry import methods
+from enfold.share import BatchEnsemble, MCDropout
+from enfold.sharing import Share
+from enfold.sharing.sampling import Sampled
+from enfold.store import versions
+from enfold.train import Plan
+from timing import BATCH, PythonLoop, Table, cnn, inference, mlp, ratios, show, training_step
+
+RESULTS = Path(__file__).parent.parent / "results"
+M = 4
+LEFT_OUT = {"hydra"}  # the same network as multi_head
+
+
+def dropout_mlp() -> nn.Module:
+    """784-256-256-10 with dropout after each activation."""
+    layers = [nn.Linear(784, 256), nn.ReLU(), nn.Dropout(0.1), nn.Linear(256, 256), nn.ReLU(), nn.Dropout(0.1)]
+    return nn.Sequential(*layers, nn.Linear(256, 10))
+
+
+def wide_resnet() -> nn.Module:
+    """WideResNet-16-2."""
+    return WideResNet(depth=16, widen_factor=2)
+
+
+def every_share() -> dict[str, Table]:
+    """A training step and inference of every share that is trained as a whole."""
+    tables: dict[str, Table] = {}
+    for name, make, shape in (("mlp", mlp, (784,)), ("cnn", cnn, (3, 32, 32))):
+        inputs, labels = torch.randn(BATCH, *shape), torch.randint(10, (BATCH,))
+        for task in ("train", "infer"):
+            cases = _cases(make, inputs, labels, task)
+            tables[f"{name}, {task}"] = ratios(cases, rounds=7)
+            show(f"{name}, {task}", tables[f"{name}, {task}"])
+    return tables
+
+
+def _cases(make: Callable[[], nn.Module], inputs: Tensor, labels: Tensor, task: str) -> dict[str, Callable[[], object]]:
+    def case(model: nn.Module, share: Share | None = None) -> Callable[[], object]:
+        if task == "train":
+            return training_step(model, inputs, labels, objective=share.objective(Plan()) if share else None)
+        if isinstance(model, Sampled):
+            model.ready.fill_(True)
+        return inference(model, inputs)
+
+    cases = {"one network": case(make()), "python loop": case(PythonLoop(make, M))}
+    for name, method in methods("share").items():
+        settings: dict[str, Any] = {"inject": 0.1} if name == "mc_dropout" else {}
+        if name in LEFT_OUT:
+            continue
+        try:
+            share = method.make(num_members=1 if name == "swa" else M, **settings)
+            cases[name] = case(share(make()), share)
+        except Exception as reason:  # a method that is not for this network
+            print(f"{name}: {reason}", file=sys.stderr)
+    return cases
+
+
+def batch_ensembles() -> dict[str, Table]:
+    """BatchEnsemble where its engines matter: wide batches, split batches, a residual network."""
+    tables: dict[str, Table] = {}
+    for name, make, shape, batch in (
+        ("mlp", mlp, (784,), BATCH),
+        ("cnn", cnn, (3, 32, 32), BATCH),
+        ("wrn-16-2", wide_resnet, (3, 32, 32), 64),
+    ):
+        inputs, labels = torch.randn(batch, *shape), torch.randint(10, (batch,))
+        parts = inputs.unflatten(0, (M, -1)), labels.unflatten(0, (M, -1))
+        cases = {
+            "one network": training_step(make(), inputs, labels),
+            "python loop": training_step(PythonLoop(make, M), inputs, labels),
+            "repeated batch": training_step(BatchEnsemble(M)(make()), inputs, labels),
+            "split batch": training_step(BatchEnsemble(M)(make()), *parts, own=True),
+        }
+        if name != "mlp":
+            cases["EnsembleBN"] = training_step(BatchEnsemble(M, batch_norm="own")(make()), inputs, labels)
+            cases["joint batch norm"] = training_step(BatchEnsemble(M, batch_norm="joint")(make()), inputs, labels)
+        tables[f"{name}, train, batch {batch}"] = ratios(cases)
+        show(f"{name}, train, batch {batch}", tables[f"{name}, train, batch {batch}"])
+        cases = {
+            "one network": inference(make(), inputs),
+            "python loop": inference(PythonLoop(make, M), inputs),
+            "BatchEnsemble": inference(BatchEnsemble(M)(make()), inputs),
+        }
+        tables[f"{name}, infer, batch {batch}"] = ratios(cases)
+        show(f"{name}, infer, batch {batch}", tables[f"{name}, infer, batch {batch}"])
+    return tables
+
+
+def many_rows() -> dict[str, Table]:
+    """10,000 rows at once through the MLP: one network as it is, members by `predict`, which takes them in chunks."""
+    rows = Split(torch.randn(10_000, 784), torch.randint(10, (10_000,)))
+    data = Data(rows, rows, rows, 10, (784,))
+    one, members = mlp().eval(), BatchEnsemble(M)(mlp()).eval()
+    cases = {
+        "one network": inference(one, rows.inputs),
+        "one network by predict": lambda: predict(one, data),
+        "BatchEnsemble by predict": lambda: predict(members, data),
+        "BatchEnsemble at once": inference(BatchEnsemble(M)(mlp()), rows.inputs),
+    }
+    table = ratios(cases)
+    show("mlp, 10,000 rows", table)
+    return {"mlp, 10,000 rows": table}
+
+
+def dropout() -> dict[str, Table]:
+    """Four samples of MC dropout."""
+    inputs = torch.randn(BATCH, 784)
+    network = dropout_mlp()
+    cases = {
+        "one network": inference(network, inputs),
+        "MC dropout": inference(MCDropout(M)(network), inputs),
+        "MC dropout, a mask a batch": inference(MCDropout(M, per_example=False)(network), inputs),
+    }
+    table = ratios(cases)
+    show("mlp, mc dropout", table)
+    return {"mlp, mc dropout": table}
+
+
+def main() -> None:
+    """All tables and the record."""
+    warnings.filterwarnings("ignore", message="There is a performance drop")
+    torch.manual_seed(0)
+    torch.set_num_threads(2)
+    tables = {**batch_ensembles(), **many_rows(), **dropout()}
+    if "--quick" in sys.argv:
+        return
+    record = {
+        "command": "make bench",
+        "date": time.strftime("%Y-%m-%d"),
+        "threads": torch.get_num_threads(),
+        "members": M,
+        "versions": versions(),
+        "tables": {**tables, **every_share()},
+    }
+    write_json(RESULTS / "bench-shares.json", record)
+
+
+if __name__ == "__main__":
+    main()

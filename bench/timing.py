@@ -1,0 +1,112 @@
+"""What the benchmarks share: networks, a training step, inference, and ratios taken within rounds.
+
+Every case runs in one process; each round runs all cases of a table in rotated order; the ratio is taken within the
+round; the median over rounds is given with its quartiles.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from enfold.cost import time_rounds
+from enfold.data.batches import Batch
+from enfold.networks import MLP
+from enfold.train import CrossEntropy, Objective
+from enfold.train.backward import backward
+
+BATCH = 128
+ROUNDS = 11
+SAMPLE = 0.05  # seconds: many steps a sample, as in training
+
+Table = dict[str, dict[str, float]]
+
+
+def mlp() -> nn.Module:
+    """784-256-256-10."""
+    return MLP(784, [256, 256], 10)
+
+
+def cnn() -> nn.Module:
+    """Three convolutions with batch norm on 32 x 32."""
+
+    def block(inputs: int, outputs: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU(), nn.MaxPool2d(2)]
+
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)]
+    return nn.Sequential(*block(3, 32), *block(32, 64), *block(64, 128), *head)
+
+
+def training_step(
+    model: nn.Module, inputs: Tensor, labels: Tensor, *, own: bool = False, objective: Objective | None = None
+) -> Callable[[], object]:
+    """Forward, cross-entropy, backward, SGD with momentum: what `fit` does for members, plain PyTorch for the rest.
+
+    With `own`, inputs and labels carry a member axis.
+    """
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3, momentum=0.9)
+    batch, minimised = Batch(inputs, labels, own), objective or CrossEntropy()
+    model.train()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        if hasattr(model, "num_members"):
+            backward(model, batch, minimised)
+        elif isinstance(model, PythonLoop):
+            for network in model.networks:
+                F.cross_entropy(network(inputs), labels).backward()
+        else:
+            F.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def inference(model: nn.Module, inputs: Tensor) -> Callable[[], object]:
+    """One forward pass in eval mode."""
+    model.eval()
+
+    def call() -> None:
+        with torch.inference_mode():
+            model(inputs)
+
+    return call
+
+
+def ratios(cases: Mapping[str, Callable[[], object]], rounds: int = ROUNDS) -> Table:
+    """Median and quartiles, over rounds, of each case's time divided by the first case's in the same round."""
+    times = time_rounds(cases, rounds, shortest=SAMPLE)
+    first = times[next(iter(cases))]
+    found = {}
+    for name, samples in times.items():
+        within = [own / one for own, one in zip(samples, first, strict=True)]
+        lower, median, upper = statistics.quantiles(within, n=4)
+        found[name] = {
+            "median": median,
+            "lower": lower,
+            "upper": upper,
+            "milliseconds": 1e3 * statistics.median(samples),
+        }
+    return found
+
+
+class PythonLoop(nn.Module):
+    """What one would write: a list of networks, called one after the other."""
+
+    def __init__(self, make: Callable[[], nn.Module], num_members: int) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(make() for _ in range(num_members))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(M, B, C)."""
+        return torch.stack([network(inputs) for network in self.networks])
+
+
+def show(title: str, table: Table) -> None:
+    """One line a table."""
+    cells = [f"{name} {row['median']:.2f} [{row['lower']:.2f}, {row['upper']:.2f}]" for name, row in table.items()]
+    print(f"{title}: " + "   ".join(cells), flush=True)

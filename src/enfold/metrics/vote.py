@@ -1,0 +1,21 @@
+"""Votes: each member names one class, and the class named most often is the ensemble's."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from enfold.metrics.distributions import class_labels, ensemble_log_probs, member_log_probs
+from enfold.predictions import Predictions
+
+
+def majority_vote(p: Predictions) -> Tensor:
+    """The class most members call the most probable (N,); the mean probabilities decide between equal counts."""
+    votes = F.one_hot(member_log_probs(p).argmax(-1), p.num_classes).sum(0)  # (N, C)
+    tied = votes == votes.amax(-1, keepdim=True)
+    return ensemble_log_probs(p).masked_fill(~tied, -float("inf")).argmax(-1)
+
+
+def vote_accuracy(p: Predictions) -> float:
+    """The fraction of examples for which the majority is right."""
+    return (majority_vote(p) == class_labels(p)).double().mean().item()

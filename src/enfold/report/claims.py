@@ -1,0 +1,78 @@
+"""The verdicts on a paper's claims as a person reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_SHOWN = {  # metric -> its name, the scale to its unit, digits
+    "accuracy": ("accuracy (%)", 100, 2),
+    "nll": ("NLL (nats)", 1, 4),
+    "brier": ("Brier", 1, 4),
+    "ece": ("ECE (%)", 100, 2),
+    "disagreement": ("disagreement (%)", 100, 2),
+    "diversity": ("diversity", 1, 3),
+}
+_STYLES = {"held": "green", "not held": "red", "within noise": "yellow", "not run": "dim"}
+
+HEADER = ("claim", "metric", "published", "ours", "difference", "verdict")
+
+
+def claim_rows(content: Mapping[str, Any]) -> list[list[str]]:
+    """One list of cells a claim: values of the first row / the second, the difference with its interval."""
+    return [_cells(claim) for claim in content["claims"]]
+
+
+def _cells(claim: Mapping[str, Any]) -> list[str]:
+    metric, scale, digits = _SHOWN.get(claim["metric"], (claim["metric"], 1, 4))
+    sides = (claim["first"], claim["second"])
+
+    def shown(value: float | None) -> str:
+        return "-" if value is None else f"{scale * value:.{digits}f}"
+
+    def signed(value: float) -> str:
+        return f"{scale * value:+.{digits}f}"
+
+    def spread(ours: Mapping[str, Any] | None) -> str:
+        if ours is None:
+            return "-"
+        mean, std = shown(ours["mean"]), ours["std"]
+        return mean if std is None else f"{mean} ± {shown(std)}"
+
+    published = " / ".join(f"{scale * side['published']:g}" if side["published"] is not None else "-" for side in sides)
+    ours = " / ".join(spread(side["ours"]) for side in sides)
+    found = claim["difference"]
+    difference = f"{signed(found['mean'])} [{signed(found['lower'])}, {signed(found['upper'])}]" if found else "-"
+    return [claim["says"], metric, "-" if published == "- / -" else published, ours, difference, claim["verdict"]]
+
+
+def claims_table(content: Mapping[str, Any]) -> Table:
+    """For a terminal."""
+    from rich.table import Table
+    from rich.text import Text
+
+    seeds = len(content["seeds"])
+    title = (
+        f"{content['name']}: test data, {seeds} seed{'s' if seeds > 1 else ''}, claims of {content['source']['paper']}"
+    )
+    table = Table(title=Text(title), title_justify="left")
+    for index, name in enumerate(HEADER):
+        table.add_column(name, justify="right" if 2 <= index <= 4 else "left", no_wrap=name == "verdict")
+    for row in claim_rows(content):
+        cells = [Text(cell) for cell in row]  # a claim's sentence is no markup
+        cells[-1].stylize(_STYLES.get(row[-1], ""))
+        table.add_row(*cells)
+    return table
+
+
+def claims_legend(content: Mapping[str, Any]) -> str:
+    """How many claims had which verdict, and what the numbers are."""
+    counted = ", ".join(f"{number} {verdict}" for verdict, number in content["verdicts"].items())
+    level = f"{100 * content['bootstrap']['level']:g} %"
+    return (
+        f"{counted}. Values are first row / second; difference: first minus second, with the {level} interval of a "
+        "bootstrap over seeds and test examples; within noise: the interval holds 0"
+    )

@@ -1,0 +1,41 @@
+"""Members that are one function are told of; others are not."""
+
+import pytest
+import torch
+
+from enfold import Stacked
+from enfold.data import Data, Split
+from enfold.networks import MLP
+from enfold.predictions import Predictions
+from enfold.share import BatchEnsemble
+from enfold.train import Plan, fit
+from enfold.train.diversity import Alike, alike
+
+
+@pytest.fixture
+def data():
+    torch.manual_seed(0)
+    inputs = torch.randn(96, 6)
+    labels = (inputs[:, 0] + 0.8 * torch.randn(96) > 0).long()
+    return Data(Split(inputs, labels), Split(inputs[:48], labels[:48]), Split(inputs, labels), 2, (6,))
+
+
+def test_members_that_never_separate_are_told_of(data):
+    members = BatchEnsemble(num_members=3, init="ones")(MLP(6, [8], 2))
+    with pytest.warns(Alike, match=r"the 3 members are nearly one function: two of them disagree on 0.00 %"):
+        fit(members, data, Plan(epochs=2, order="shared"), quiet=True)
+
+
+def test_members_of_a_deep_ensemble_are_not(data):
+    members = Stacked.make(lambda: MLP(6, [32], 2), 3)
+    fit(members, data, Plan(epochs=2), quiet=True)  # a warning would be an error here
+
+
+def test_one_member_or_one_pair_far_apart_is_no_matter():
+    labels = torch.tensor([0, 1, 0, 1])
+    first = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.6, 0.4]]).log()
+    assert alike(Predictions(first[None], labels)) is None
+    assert "nearly one function" in alike(Predictions(torch.stack([first, first]), labels))
+    assert alike(Predictions(torch.stack([first, first.flip(1)]), labels)) is None
+    close = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.99, 0.01]]).log()
+    assert alike(Predictions(torch.stack([first, close]), labels)) is None, "same classes, other probabilities"

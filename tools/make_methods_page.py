@@ -1,0 +1,61 @@
+"""Write docs/methods.md from the registry: one row a method, its settings with their defaults, its paper."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import re
+import sys
+from pathlib import Path
+
+from enfold.registry import ROOMS, Method, methods
+
+PAGE = Path(__file__).parent.parent / "docs" / "methods.md"
+KINDS = {
+    "share": "Shares: M members in less space, or drawn around one network",
+    "fold": "Folds: M members to one network",
+}
+ARXIV = re.compile(r"arXiv[: ](\d{4}\.\d{4,5})")
+
+
+def row(method: Method) -> str:
+    """| name | idea | paper |"""
+    document = importlib.import_module(method.kind.__module__).__doc__ or ""
+    papers = ", ".join(
+        f"[{number}](https://arxiv.org/abs/{number})" for number in dict.fromkeys(ARXIV.findall(document))
+    )
+    return f"| [`{method.name}`](#{method.name}) | {method.idea} | {papers or '-'} |"
+
+
+def settings(method: Method) -> list[str]:
+    """Each setting with its default."""
+    lines = []
+    for name, field in method.fields.items():
+        default = field.default
+        if default is dataclasses.MISSING:
+            default = "made anew" if field.default_factory is not dataclasses.MISSING else "must be given"
+        lines.append(f"| `{name}` | `{default!r}` | `{field.type}` |".replace(" | None`", " or None`"))
+    return lines
+
+
+def page() -> str:
+    """The whole page."""
+    lines = [
+        "# Methods",
+        "",
+        "Made from the registry by `python tools/make_methods_page.py`. `enfold methods` shows the same in a terminal; "
+        "each method's file opens with its equations and with what differs from the paper.",
+    ]
+    for room in ROOMS:
+        found = list(methods(room).values())
+        lines += ["", f"## {KINDS[room]}", "", "| method | idea | paper |", "| --- | --- | --- |", *map(row, found)]
+    for room in ROOMS:
+        for method in methods(room).values():
+            lines += ["", f"### {method.name}", "", f"`enfold.{method.kind.__name__}`: {method.idea}", ""]
+            lines += ["| setting | default | type |", "| --- | --- | --- |", *settings(method)]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"written: {PAGE}", file=sys.stderr)
