@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
@@ -51,6 +51,7 @@ def same(found, expected):
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-12)
 
 
+@settings(max_examples=60)
 @given(name=names, p=st.from_type(Predictions))
 def test_every_example_once_is_the_metric(name, p):
     assume(p.num_members > 1 or name not in module.BETWEEN_MEMBERS)
@@ -58,6 +59,7 @@ def test_every_example_once_is_the_metric(name, p):
     assert metric_value(name, p) == METRICS[name](p)
 
 
+@settings(max_examples=60)
 @given(name=names, p=st.from_type(Predictions), data=st.data())
 def test_a_replicate_is_the_metric_of_the_examples_repeated(name, p, data):
     assume(p.num_members > 1 or name not in module.BETWEEN_MEMBERS)
@@ -162,22 +164,22 @@ def _pair_of_models(rng, S, N):
     kinds = []
     for _ in range(2):
         own = 1.5 * torch.randn(N, generator=rng)
-        margins = hardness + own + 0.1 * torch.randn(S, 1, generator=rng) + 0.7 * torch.randn(S, N, generator=rng)
+        margins = hardness + own + 0.1 * torch.randn(S, 1, generator=rng) + 0.3 * torch.randn(S, N, generator=rng)
         logits = torch.stack([margins, torch.zeros(S, N)], -1)
         kinds.append([Predictions.from_logits(each, torch.zeros(N, dtype=torch.long)) for each in logits])
     return kinds
 
 
 def test_intervals_cover_the_truth_if_seeds_share_the_draw_of_examples():
-    rng, trials = torch.Generator().manual_seed(0), 80
+    rng, trials = torch.Generator().manual_seed(0), 40
     covered = {"shared": 0, "own": 0}
     for _ in range(trials):
         first, second = _pair_of_models(rng, S=4, N=100)
         for examples in covered:
-            found = paired_difference(first, second, "accuracy", replicates=150, examples=examples)
+            found = paired_difference(first, second, "accuracy", replicates=100, examples=examples)
             covered[examples] += found.lower <= 0 <= found.upper
-    assert covered["shared"] >= 72, "76 are to be expected"
-    assert covered["own"] < 68, "draws of their own hide what the seeds have in common"
+    assert covered["shared"] >= 36, "about 38 are to be expected"
+    assert covered["own"] <= 34, "draws of their own hide what the seeds have in common"
 
 
 def test_the_mean_member_may_stand_on_either_side():
@@ -236,8 +238,8 @@ def test_wrong_counts_are_refused(counts, says):
 
 def test_bad_inputs_are_refused():
     p = members(N=20)
-    with pytest.raises(EnfoldError, match=r"one of accuracy, .*, got 'acuracy': did you mean 'accuracy'"):
-        replicates("acuracy", p, torch.ones(1, 20))
+    with pytest.raises(EnfoldError, match=r"one of accuracy, .*, got 'disagreements': did you mean 'disagreement'"):
+        replicates("disagreements", p, torch.ones(1, 20))
     with pytest.raises(EnfoldError, match="got 'zzz': choose one"):
         metric_value("zzz", p)
     with pytest.raises(EnfoldError, match="at least 2, got 1"):

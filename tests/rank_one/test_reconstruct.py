@@ -16,7 +16,7 @@ from enfold.rank_one import reconstruct, representable
 from enfold.rank_one.alternating import Factors, _gauged, _sweep, _update
 from enfold.rank_one.blocks import from_blocks, to_blocks
 from enfold.share import BatchEnsemble
-from enfold.share.batch_ensemble import layer_shape
+from enfold.sharing.layer_shapes import layer_shape
 
 LAYERS = {
     "linear": lambda: nn.Linear(5, 4),

@@ -137,7 +137,7 @@ def test_fast_weights_decay_to_one_and_shared_gradients_are_one_networks(optimiz
     torch.manual_seed(0)
     inputs, labels = torch.randn(32, 4), torch.randint(3, (32,))
     data = Data(Split(inputs, labels), [], Split(inputs, labels), 3, (4,))
-    members = BatchEnsemble(3, init="gaussian", fast_decay=1.0, fast_grad_scale=0.0)(nn.Linear(4, 3))
+    members = BatchEnsemble(3, init="gaussian", fast_decay=1.0, fast_grad_scale=1e-7)(nn.Linear(4, 3))
     before = {name: tensor.detach().clone() for name, tensor in members.fast.state().items()}
     rate, decay = 0.05, 0.2
     plan = Plan(
@@ -145,15 +145,83 @@ def test_fast_weights_decay_to_one_and_shared_gradients_are_one_networks(optimiz
         schedule="constant",
     )  # fmt: skip
     fit(members, data, plan, quiet=True)
-    if optimizer == "sgd":
-        for name, tensor in members.fast.state().items():
-            torch.testing.assert_close(tensor, before[name] + rate * decay * (1 - before[name]))
-    else:
-        assert all(
-            ((tensor - 1).abs() <= (before[name] - 1).abs()).all() for name, tensor in members.fast.state().items()
-        )
+    for name, tensor in members.fast.state().items():
+        torch.testing.assert_close(tensor, before[name] + rate * decay * (1 - before[name]))
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_the_scale_of_fast_steps_is_not_lost_on_any_optimizer(optimizer):
+    inputs, labels = torch.randn(32, 4), torch.randint(3, (32,))
+    data = Data(Split(inputs, labels), [], Split(inputs, labels), 3, (4,))
+    plan = Plan(epochs=1, batch_size=32, optimizer=optimizer, learning_rate=0.01, weight_decay=0.0, momentum=0.0)
+    moved = []
+    network = nn.Linear(4, 3)
+    for scale in (0.5, 1.0):
+        members = BatchEnsemble(3, fast_grad_scale=scale)(network)
+        before = members.fast.state()["r"].detach().clone()
+        fit(members, data, plan, quiet=True)
+        moved.append(members.fast.state()["r"].detach() - before)
+    torch.testing.assert_close(2 * moved[0], moved[1], rtol=1e-2, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::enfold.train.diversity.Alike")
+@pytest.mark.parametrize("init", ["gaussian", "signs", "ones", "tabm", "tabm_normal"])
+def test_every_rank_keeps_the_size_of_the_weight_and_trains(init):
+    torch.manual_seed(0)
+    network = MLP(40, [50], 3)
+    members = BatchEnsemble(3, rank=3, init=init, spread=0.5 if init == "signs" else 0.1)(network).train()
+    for name in ("hidden.0.weight", "head.weight"):
+        size = dict(network.named_parameters())[name].norm()
+        sizes = members.expand()[name].flatten(1).norm(dim=1) / size
+        assert (sizes > 0.8).all()
+        assert (sizes < 1.25).all()
+    before = {name: tensor.detach().clone() for name, tensor in members.fast.state().items()}
+    data = Data(*(Split(torch.randn(32, 40), torch.randint(3, (32,))) for _ in range(3)), 3, (40,))
+    fit(members, data, Plan(epochs=3, learning_rate=0.01, select="last"), quiet=True)
+    for name, tensor in members.fast.state().items():
+        assert ((tensor - before[name]).flatten(1).abs().amax(1) > 0).all(), f"a rank of {name} never moves"
+
+
+def test_an_embedding_of_higher_rank_starts_as_one_of_rank_one():
+    table = nn.Embedding(7, 5)
+    for init in ("ones", "signs"):
+        members = BatchEnsemble(2, rank=3, init=init)(table)
+        torch.testing.assert_close(members.expand()["weight"].abs(), table.weight.abs().expand(2, 7, 5))
+
+
+def test_layers_that_compute_their_weight_are_refused_by_name():
+    network = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 2))
+    with pytest.raises(EnfoldError, match=r"'0' computes it from others.*exclude the layer"):
+        BatchEnsemble(2)(network)
+    assert BatchEnsemble(2, include="1")(network)(torch.zeros(3, 4)).shape == (2, 3, 2)
+
+
+def test_one_batch_norm_each_is_m_batch_norms():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).double()
+    members = BatchEnsemble(3, batch_norm="own")(network).train()
+    networks = [member.train() for member in members]
+    own = torch.randn(3, 8, 4, dtype=torch.float64)
+    torch.testing.assert_close(
+        members.forward_each(own), torch.stack([n(x) for n, x in zip(networks, own, strict=True)])
+    )
+    members.eval()
+    networks = [member.eval() for member in networks]
+    torch.testing.assert_close(
+        members.forward_each(own), torch.stack([n(x) for n, x in zip(networks, own, strict=True)])
+    )
+
+
+def test_a_training_is_not_continued_with_other_settings(tmp_path):
+    data = Data(*(Split(torch.randn(16, 4), torch.randint(3, (16,))) for _ in range(3)), 3, (4,))
+    file = tmp_path / "checkpoint.safetensors"
+    network = nn.Linear(4, 3)
+    fit(BatchEnsemble(2)(network), data, Plan(epochs=1), checkpoint=file, quiet=True)
+    with pytest.raises(EnfoldError, match="checkpoint"):
+        fit(BatchEnsemble(2, fast_grad_scale=9.0)(network), data, Plan(epochs=1), checkpoint=file, quiet=True)
+
+
+@pytest.mark.filterwarnings("ignore::enfold.train.diversity.Alike")
 def test_a_shared_weight_moves_as_in_one_network():
     torch.manual_seed(0)
     inputs, labels = torch.randn(16, 4), torch.randint(3, (16,))

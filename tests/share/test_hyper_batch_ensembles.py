@@ -17,8 +17,9 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.metrics import nll
 from enfold.networks import MLP
-from enfold.share.batch_ensemble import BatchEnsemble, layer_shape
+from enfold.share.batch_ensemble import BatchEnsemble
 from enfold.share.hyper_batch_ensembles import HyperBatchEnsembles
+from enfold.sharing.layer_shapes import layer_shape
 from enfold.sharing.penalties import Penalised, Penalties, by_output, entropy, mean, penalty_groups, sample
 from enfold.train import CrossEntropy, Plan, fit
 

@@ -86,10 +86,15 @@ class Members(nn.Module, ABC):
             raise
 
     def _running_state(self, engine: Engine) -> State:
-        """What an engine runs on: `expand`, made once and kept in eval mode while no gradient is wanted."""
-        if self.training or torch.is_grad_enabled() or not self.expands:
+        """What an engine runs on: `expand`, made once and kept in eval mode while no gradient is wanted.
+
+        A change in place is seen by the tensor's version. What is written past it, to `parameter.data`, is seen after
+        the next call of `eval`.
+        """
+        tensors = [] if self.training or torch.is_grad_enabled() or not self.expands else list(self._held())
+        if not tensors or any(t.is_inference() or torch.is_autocast_enabled(t.device.type) for t in tensors):
             return self.expand()
-        held = [(id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for t in self._held()]
+        held = [(id(t), t.data_ptr(), t._version) for t in tensors]
         if self._expanded is None or self._expanded[0] != held:
             self._expanded = (held, self.expand())
         return self._expanded[1]

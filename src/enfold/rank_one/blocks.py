@@ -11,8 +11,8 @@ from torch import Tensor
 
 from enfold.errors import EnfoldError
 from enfold.members import Members
-from enfold.share.batch_ensemble import LAYERS, LayerShape, layer_shape
 from enfold.sharing import chosen_layers
+from enfold.sharing.layer_shapes import LAYERS, LayerShape, layer_shape
 
 
 def to_blocks(weight: Tensor, shape: LayerShape) -> Tensor:

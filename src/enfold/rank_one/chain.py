@@ -19,7 +19,7 @@ from enfold.members.engines import logits_of
 from enfold.members.skeleton import Skeleton
 from enfold.modes import evaluating
 from enfold.seeds import generator
-from enfold.share.batch_ensemble import CONVOLUTIONS, TRANSPOSED, layer_shape
+from enfold.sharing.layer_shapes import CONVOLUTIONS, TRANSPOSED, layer_shape
 
 WEIGHTED = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
 NORMS = (_NormBase, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.PReLU)

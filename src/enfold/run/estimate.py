@@ -60,7 +60,8 @@ def estimate(recipe: Recipe, device: str = "cpu") -> Estimate:
         network = cell.network_of(spec)()
         adapted = share.adapted(own)
         model = share(network).to(device)
-        seconds += _steps(cell, adapted) * _step_seconds(model, cell, adapted, share.objective(adapted))
+        once = _steps(cell, adapted) * _step_seconds(model, cell, adapted, share.objective(adapted))
+        seconds += share.effort * once
     states = 2 + (1 if plan.optimizer == "sgd" else 2)  # weights, gradients, the optimizer's memory
     memory = (
         stored_bytes(members) * (states + 1) + _data_bytes(cell) + _step_bytes(members, cell, plan)

@@ -56,6 +56,8 @@ def add_method(run: RunDirectory, room: str, spec: dict[str, Any]) -> Recipe:
         )
     if known:
         return recipe
+    if room == "share":
+        cells(run, recipe)[0].check_share(added)
     extended = make_recipe({**content, key: [*content[key], spec]}, str(run.recipe_file))
     run.write_recipe(extended)
     return extended

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
@@ -53,7 +53,7 @@ class FoldSpec(MethodSpec):
 class ShareSpec(MethodSpec):
     """One share, trained beside the members: from a fresh network, or on from the best member."""
 
-    start: Literal["fresh", "member"] = "fresh"
+    from_member: bool = False
     network: str | dict[str, Any] | None = None  # another than the members'
 
 
@@ -105,10 +105,11 @@ class Recipe(BaseModel):
     @classmethod
     def _labels_are_names(cls, value: tuple[MethodSpec, ...]) -> tuple[MethodSpec, ...]:
         for each in value:
-            if not LABEL.fullmatch(each.label) or each.label.split("-")[0] in RESERVED:
+            taken = each.label.split("-")[0] in RESERVED or ".checkpoint" in each.label
+            if not LABEL.fullmatch(each.label) or taken:
                 raise ValueError(
-                    f"a label must be letters, digits, '-', '_' or '.', and not one of {', '.join(RESERVED)}: "
-                    f"change '{each.label}'"
+                    f"a label must be letters, digits, '-', '_' or '.', and not one of {', '.join(RESERVED)} or a "
+                    f"checkpoint: change '{each.label}'"
                 )
         return value
 
@@ -181,6 +182,10 @@ def make_recipe(content: Mapping[str, Any], where: str, lines: Mapping[tuple[Any
     located = _Located(where, lines or {})
     located.plan(recipe.plan, ("plan",), recipe.members)
     for index, share in enumerate(recipe.shares):
+        if share.from_member and share.network is not None:
+            raise EnfoldError(
+                f"{where}: '{share.label}' goes on from a member, whose network it has, got network too: leave one out"
+            )
         located.method("share", share, ("shares", index))
         located.plan({**recipe.plan, **share.plan}, ("shares", index, "plan"), None)
     for index, fold in enumerate(recipe.folds):
@@ -217,20 +222,33 @@ class _Located:
         except (EnfoldError, TypeError) as error:
             raise EnfoldError(f"{self._at(path)}: {error}") from error
 
-    def method(self, room: str, spec: MethodSpec, path: tuple[Any, ...]) -> None:
+    def method(self, room: str, spec: Any, path: tuple[Any, ...]) -> None:
         try:
             chosen = method(room, spec.method)
             known = [name for name in chosen.fields if name != "plan"]
             for key in spec.settings:
                 if key not in known:
                     raise EnfoldError(f"'{chosen.name}' has no setting '{key}'{nearest(key, known)}")
-            chosen.make(**{key: _tuples(value) for key, value in spec.settings.items() if key != "student"})
+            if room == "share":
+                share_of(spec)
+            else:
+                chosen.make(**{key: value for key, value in spec.settings.items() if key != "student"})
+        except ValidationError as error:
+            raise _explained(error, self.where, self.lines, chosen.kind, path) from error
         except (EnfoldError, TypeError) as error:
             raise EnfoldError(f"{self._at(path)}: {error}") from error
 
     def _at(self, path: tuple[Any, ...]) -> str:
         line = self.lines.get(path) or self.lines.get(path[:-1])
         return f"{self.where}, line {line}" if line else self.where
+
+
+def share_of(spec: ShareSpec, **defaults: Any) -> Any:
+    """The method with the spec's settings, read as the types they are declared with."""
+    chosen = method("share", spec.method)
+    known = {name: value for name, value in defaults.items() if name in chosen.fields}
+    settings = {name: _tuples(value) for name, value in spec.settings.items()}
+    return TypeAdapter(chosen.kind).validate_python({**known, **settings})
 
 
 def apply_override(content: dict[str, Any], override: str) -> None:

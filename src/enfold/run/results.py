@@ -103,7 +103,7 @@ def summarise(cells: list[Results]) -> dict[str, Any]:
             "gain_recovered": _spread(gains),
             "cost": first.get("cost"),
         }
-        if "diversity" in first:
+        if all("diversity" in row for row in rows):
             summary[label]["diversity"] = {
                 name: _spread([row["diversity"][name] for row in rows]) for name in first["diversity"]
             }

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from enfold.control import Control
-from enfold.data import Data
+from enfold.data import Data, Split
 from enfold.data import load as load_data
 from enfold.errors import EnfoldError
 from enfold.evaluate import best_member, member_logits
@@ -23,10 +23,11 @@ from enfold.members.initialise import initialised
 from enfold.networks import factory
 from enfold.registry import method
 from enfold.run.directory import RunDirectory
-from enfold.run.recipe import FoldSpec, Recipe, ShareSpec
+from enfold.run.recipe import FoldSpec, Recipe, ShareSpec, share_of
 from enfold.store import load, save
 from enfold.train import Plan, fit
 from enfold.train.diversity import Alike
+from enfold.train.loop import Fit
 
 USUAL_MEMBERS = 4  # a method's default where it has no published number of its own
 
@@ -56,17 +57,35 @@ class Cell:
     def check(self) -> None:
         """Data and network must fit before anything is written: two inputs are run through the network."""
         inputs = example_input(self.data).expand(2, *self.data.shape)
+        self._check_one("the network", self.make_network, inputs)
+        for spec in self.recipe.shares:
+            self.check_share(spec)
+
+    def check_share(self, spec: ShareSpec) -> None:
+        """A share must fit its network and the plan."""
+        inputs = example_input(self.data).expand(2, *self.data.shape)
+        make_network = self.network_of(spec)
+        if spec.network is not None:
+            self._check_one(f"the network of '{spec.label}'", make_network, inputs)
+        share = self.chosen_share(spec)
+        plan = share.adapted(self.recipe.method_plan(spec, self.seed, self.device))
+        self._check_one(f"the share '{spec.label}'", lambda: share(make_network()), inputs)
+        planned = Fit(share(make_network()), self.data, plan, share.objective(plan), None)
+        if isinstance(self.data.train, Split):
+            next(planned.order.batches(self.data, 0))
+
+    def _check_one(self, what: str, make: Callable[[], nn.Module], inputs: torch.Tensor) -> None:
         wanted = f"take inputs of shape {self.data.shape} and return {self.data.num_classes} logits each"
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                shape = tuple(member_logits(self.make_network().eval(), inputs).shape[1:])
+                shape = tuple(member_logits(make().eval(), inputs).shape[1:])
         except EnfoldError:
             raise
         except Exception as error:  # the user's own code: anything may be raised
             reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
-            raise EnfoldError(f"the network must {wanted}, but it fails ({reason}): mend the network") from error
+            raise EnfoldError(f"{what} must {wanted}, but it fails ({reason}): mend the network") from error
         if shape != (2, self.data.num_classes):
-            raise EnfoldError(f"the network must {wanted}, got {shape[1:]}: change its last layer")
+            raise EnfoldError(f"{what} must {wanted}, got {shape[1:]}: change its last layer")
 
     @property
     def about(self) -> dict[str, Any]:
@@ -97,7 +116,8 @@ class Cell:
             warnings.simplefilter("ignore", Alike)  # told with the results, from the stored predictions
             model = make(checkpoint)
         save(model, file, about=self.about)
-        checkpoint.unlink(missing_ok=True)
+        for left in (checkpoint, *checkpoint.parent.glob(f"{checkpoint.stem}-*{checkpoint.suffix}")):
+            left.unlink(missing_ok=True)
         self.run.log("finished", stage=f"{kind}/{label}", seed=self.seed, seconds=time.perf_counter() - started)
         return model.eval()
 
@@ -122,7 +142,7 @@ class Cell:
         make_network = self.network_of(spec)
 
         def make(checkpoint: Path) -> nn.Module:
-            if spec.start == "member" and members is not None:
+            if spec.from_member and members is not None:
                 network = members.member(best_member(members, self.data))
             else:
                 network, _ = initialised(make_network, self.seed, 0)
@@ -143,13 +163,9 @@ class Cell:
 
     def chosen_share(self, spec: ShareSpec) -> Any:
         """The method with its settings; the recipe's number of members and the cell's seed where it has none given."""
-        chosen = method("share", spec.method)
-        settings = {name: tuple(value) if isinstance(value, list) else value for name, value in spec.settings.items()}
-        if chosen.fields["num_members"].default == USUAL_MEMBERS:  # else the method has a number of its own
-            settings.setdefault("num_members", self.recipe.members)
-        if "seed" in chosen.fields:
-            settings.setdefault("seed", self.seed)
-        return chosen.make(**settings)
+        usual = method("share", spec.method).fields["num_members"].default
+        members = self.recipe.members if usual == USUAL_MEMBERS else usual  # or the method has a number of its own
+        return share_of(spec, num_members=members, seed=self.seed)
 
     def fold(self, spec: FoldSpec, members: Stacked) -> nn.Module:
         """One fold of the members."""

@@ -13,22 +13,24 @@ arXiv:2002.06715. TabM's start: Y. Gorishniy, A. Kotelnikov, A. Babenko, ICLR 20
 r scales the input channels of a linear layer or a convolution and s its output channels; an embedding has s only. In a
 convolution all taps of a channel share a factor. The weights W are those of the network given, trained or not.
 
-`fast_grad_scale` multiplies the gradient of r and s in the mean loss over members: 0.5 is published; M gives each
-member's vectors the gradient they would have alone.
+`fast_grad_scale` multiplies the gradient of r and s in the mean loss over members, and with Adam, which knows no scale of
+gradients, their learning rate: 0.5 is published; with SGD, M gives each member's vectors the steps they would take
+alone. What attention packs into one matrix for queries, keys and values is no layer and is shared.
 
 Differs from the paper: members keep their own order of data; and each member's own batch is normalised, with its own
 statistics, unless `batch_norm` is "joint": one batch norm over all members' examples, which takes longer because no
-member can then be run alone. Nothing else known.
+member can then be run alone. What a member owns besides r and s, such as its biases, is trained on its own loss, not on
+the mean: with SGD its steps are M times as large, and not halved as there. Nothing else known.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
@@ -40,14 +42,13 @@ from enfold.members.program import StackedProgram
 from enfold.members.tree import Tree
 from enfold.seeds import generator
 from enfold.sharing import NormChoice, Share, Sharing, chosen_layers, require_size
+from enfold.sharing.layer_shapes import LAYERS, layer_shape
 
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
-LAYERS = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED, nn.Embedding)
 CHOICES = {
     "bias": ("member", "shared_post", "shared_pre"),
-    "init": ("gaussian", "signs", "ones", "tabm"),
+    "init": ("gaussian", "signs", "ones", "tabm", "tabm_normal"),
+    "bias_start": ("network", "zeros"),
     "norms": ("shared", "own"),
 }
 
@@ -59,7 +60,8 @@ class BatchEnsemble(Share):
     num_members: int = 4
     rank: int = 1
     bias: Literal["member", "shared_post", "shared_pre"] = "member"
-    init: Literal["gaussian", "signs", "ones", "tabm"] = "gaussian"
+    bias_start: Literal["network", "zeros"] = "network"  # of members' biases
+    init: Literal["gaussian", "signs", "ones", "tabm", "tabm_normal"] = "gaussian"
     spread: float = 0.5  # gaussian: the standard deviation around 1; signs: the probability of +1
     batch_norm: NormChoice = "shared"  # "own" is EnsembleBN, "joint" the paper's
     norms: Literal["shared", "own"] = "shared"  # affine parameters of layer, group, instance and RMS norms
@@ -72,13 +74,25 @@ class BatchEnsemble(Share):
 
     def __post_init__(self) -> None:
         require_size(self.num_members)
-        if self.rank < 1:
-            raise EnfoldError(f"the rank must be at least 1, got {self.rank}: 1 is the paper's")
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise EnfoldError(
                     f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}: choose one"
                 )
+        for name, holds, rule in (
+            ("rank", self.rank >= 1, "1 or more"),
+            ("fast_grad_scale", self.fast_grad_scale >= 0, "0 or more"),
+            ("fast_decay", self.fast_decay >= 0, "0 or more"),
+            (
+                "fast_decay",
+                not self.fast_decay or self.rank == 1,
+                "0 for ranks above 1, whose factors do not start at 1",
+            ),
+            ("spread", self.init != "signs" or 0 <= self.spread <= 1, "a probability for signs"),
+            ("bias", self.rank == 1 or self.bias != "shared_pre", "added after the scaling for ranks above 1"),
+        ):
+            if not holds:
+                raise EnfoldError(f"{name} must be {rule}, got {getattr(self, name)!r}: change {name}")
 
     def __call__(self, network: nn.Module) -> BatchEnsembleMembers:
         """M members that share the network's weights."""
@@ -99,35 +113,47 @@ class BatchEnsembleMembers(Sharing):
         self.layers = {prefixes[name]: layer_shape(layer) for name, layer in layers.items()}
         self.scaled_biases = biases if share.bias == "shared_pre" else []
         self.linear = {prefixes[name] for name, layer in layers.items() if type(layer) is nn.Linear}
+        if share.bias_start == "zeros":
+            for name in set(biases) & self.own.state().keys():
+                self.own.state()[name].data.zero_()
         self.fast = Tree({name: nn.Parameter(tensor) for name, tensor in self._start().items()})
 
     def _start(self) -> State:
         """r and s of every layer; member m's draws depend on the seed, the layer and m alone."""
         found: State = {}
         for position, (prefix, shape) in enumerate(self.layers.items()):
+            like = self.shared.state()[f"{prefix}weight"]
             for vector, size in (("r", shape.inputs), ("s", shape.outputs)):
-                if size:
-                    tabm = self.share.init == "tabm"
-                    init = "ones" if tabm and not (position == 0 and vector == "r") else self.share.init
-                    drawn = self._draw("signs" if init == "tabm" else init, prefix + vector, size)
-                    found[f"{prefix}{vector}"] = drawn.to(self.shared.state()[f"{prefix}weight"])
+                init = self.share.init
+                if init.startswith("tabm") and not (position == 0 and vector == "r"):
+                    init = "ones"
+                if size and shape.inputs:
+                    found[f"{prefix}{vector}"] = self._draw(init, prefix + vector, size).to(like)
+                elif size:  # an embedding: without r, ranks add up to one
+                    drawn = self._draw(init, prefix + vector, size, rank=1).to(like)
+                    found[f"{prefix}{vector}"] = F.pad(drawn, (0, 0, 0, 0, 0, self.share.rank - 1))
         return found
 
-    def _draw(self, init: str, name: str, size: int) -> Tensor:
-        share = self.share
-        shape = (share.rank, size)
-        if init == "ones":
-            first = torch.cat([torch.ones(1, size), torch.zeros(share.rank - 1, size)])
-            return first[:, None].expand(share.rank, share.num_members, size).clone()
+    def _draw(self, init: str, name: str, size: int, rank: int | None = None) -> Tensor:
+        """(rank, M, size). The sum over ranks keeps the size of one. Further ranks of "ones" and of TabM's start begin
+        with r = 0, so that they add nothing, and with an s that lets r learn."""
+        share, rank = self.share, rank or self.share.rank
         drawn = []
         for member in range(share.num_members):
             source = generator(share.seed, "batch_ensemble", name, member)
+            if init == "gaussian":
+                drawn.append((1 + share.spread * torch.randn(rank, size, generator=source)) * rank**-0.5)
+                continue
+            chance = share.spread if init == "signs" else 0.5
+            signs = (torch.rand(rank, size, generator=source) < chance).float() * 2 - 1
             if init == "signs":
-                positive = torch.rand(shape, generator=source) < (0.5 if share.init == "tabm" else share.spread)
-                drawn.append(positive.float() * 2 - 1)
-            else:
-                drawn.append(1 + share.spread * torch.randn(shape, generator=source))
-        return torch.stack(drawn, dim=1) / math.sqrt(share.rank)  # the sum over ranks keeps the size of one
+                drawn.append(signs * rank**-0.25)
+                continue
+            normal = torch.randn(size, generator=source)
+            first = {"ones": torch.ones(size), "tabm": signs[0], "tabm_normal": normal}[init]
+            rest = signs[1:] if name.endswith("s") else torch.zeros(rank - 1, size)
+            drawn.append(torch.cat([first[None], rest]))
+        return torch.stack(drawn, dim=1)
 
     def expand(self) -> State:
         """Equation (1) for every weight, (3) for biases that are scaled."""
@@ -158,7 +184,8 @@ class BatchEnsembleMembers(Sharing):
             "params": list(self.fast.parameters()),
             "weight_decay": self.share.fast_decay * weight_decay,
             "decay_to": 1.0,
-            "grad_scale": self.share.fast_grad_scale / self.num_members,
+            "grad_scale": 1 / self.num_members,
+            "step_scale": self.share.fast_grad_scale,
         }
         return [*super().param_groups(weight_decay, decay), fast]
 
@@ -166,36 +193,3 @@ class BatchEnsembleMembers(Sharing):
 def _norm_parameters(network: nn.Module) -> list[tuple[str, str]]:
     parts = [(name, part) for name, part in network.named_modules() if isinstance(part, NORMS)]
     return [(name, key) for name, part in parts for key, _ in part.named_parameters(recurse=False)]
-
-
-@dataclass(frozen=True)
-class LayerShape:
-    """How r and s lie along a weight's axes."""
-
-    inputs: int  # 0: no r
-    outputs: int
-    groups: int = 1
-    axes: int = 2  # of the weight
-    transposed: bool = False  # whether the weight's first axis is the input
-
-    def factor(self, r: Tensor | None, s: Tensor) -> Tensor:
-        """Σ_j s_j r_j^T along the weight's axes: (rank, M, in), (rank, M, out) -> (M, *weight axes, or 1)."""
-        if r is None:
-            return s.sum(0).unsqueeze(1)  # embedding: (M, 1, out)
-        first, second = (r, s) if self.transposed else (s, r)
-        rank, members, _ = first.shape
-        rows = first.view(rank, members, self.groups, -1, 1)
-        columns = second.view(rank, members, self.groups, 1, -1)
-        product = (rows * columns).sum(0).flatten(1, 2)  # (M, first, second / groups)
-        return product.view(*product.shape, *(1,) * (self.axes - 2))
-
-
-def layer_shape(layer: nn.Module) -> LayerShape:
-    """Of a linear layer, a convolution or an embedding."""
-    if isinstance(layer, nn.Embedding):
-        return LayerShape(0, layer.embedding_dim)
-    if isinstance(layer, nn.Linear):
-        return LayerShape(layer.in_features, layer.out_features)
-    assert isinstance(layer, CONVOLUTIONS + TRANSPOSED)  # noqa: S101 - chosen by type
-    axes = layer.weight.ndim
-    return LayerShape(layer.in_channels, layer.out_channels, layer.groups, axes, isinstance(layer, TRANSPOSED))

@@ -121,7 +121,8 @@ class HyperBatchMembers(BatchEnsembleMembers, Follower):
         for prefix, shape in self.layers.items():
             for vector, size in (("u", shape.inputs), ("v", shape.outputs)):
                 if size and not share.tied:
-                    found[f"{prefix}{vector}"] = self._draw(init, prefix + vector, size)
+                    like = self.shared.state()[f"{prefix}weight"]
+                    found[f"{prefix}{vector}"] = self._draw(init, prefix + vector, size).to(like)
         return found
 
     def expand(self) -> State:

@@ -105,6 +105,11 @@ class HyperDeepEnsembles(Share):
                 drawn[name] = found if name == "label_smoothing" else value * found
         return plain._replace(**drawn)
 
+    @property
+    def effort(self) -> float:
+        """All candidates, and each chosen setting again with K seeds, in trainings of K networks."""
+        return (self.candidates + (self.num_members**2 if self.stratify else 0)) / self.num_members
+
     def train(
         self,
         network: nn.Module,
@@ -115,7 +120,7 @@ class HyperDeepEnsembles(Share):
         title: str | None = None,
         quiet: bool = False,
     ) -> Chosen:
-        """The members picked; every chunk of candidates has its checkpoint beside `checkpoint` until the last pick."""
+        """The members picked; every chunk of candidates leaves its checkpoint beside `checkpoint`, as `fit` does."""
         plan = self.adapted(plan or Plan())
         if not has_examples(data.validation):
             raise EnfoldError("candidates are picked by what they say about validation data, got none: pass some")
@@ -129,6 +134,7 @@ class HyperDeepEnsembles(Share):
         chosen, counts = list(found.counts), list(found.counts.values())
         members.choose([pool.networks[index] for index in chosen], counts, [settings[index] for index in chosen])
         members.to(plan.device).eval()
-        pool.clear()
+        if checkpoint is None:
+            pool.clear()
         warn_if_alike(members, data)
         return members

@@ -37,8 +37,8 @@ from enfold.members.groups import Decay, decay_groups
 from enfold.members.initialise import initialised
 from enfold.members.tree import Tree
 from enfold.seeds import derive, generator
-from enfold.share.batch_ensemble import CONVOLUTIONS, TRANSPOSED
-from enfold.sharing import Share, Sharing, chosen_layers, require_size
+from enfold.sharing import NormChoice, Share, Sharing, chosen_layers, require_size
+from enfold.sharing.layer_shapes import CONVOLUTIONS, TRANSPOSED
 
 LAYERS = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED, nn.MultiheadAttention)
 JOINT = {"qkv", "to_qkv", "qkv_proj", "wqkv", "in_proj"}
@@ -57,6 +57,7 @@ class LoRAEnsemble(Share):
     init: Literal["xavier", "normal"] = "xavier"
     gain: float | None = None  # normal: the standard deviation; None: 10 for xavier, 0.02 for normal
     head: Literal["own", "drawn", "shared"] = "own"  # "shared": it is a layer like all others
+    batch_norm: NormChoice = "shared"  # "own" is EnsembleBN
     frozen: bool = True  # False: what members share is trained too
     include: tuple[str, ...] = ()  # patterns of layer names; attention if empty, or all layers where there is none
     exclude: tuple[str, ...] = ()
@@ -89,7 +90,7 @@ class LoRAEnsembleMembers(Sharing):
         adapted = layers if share.include else attention_layers(network, layers) or layers
         others = {name: layer for name, layer in adapted.items() if name != head}
         heads = [] if head is None else [key for key in _names(network, head) if others]
-        super().__init__(network, share.num_members, heads, share.engine)
+        super().__init__(network, share.num_members, heads, share.engine, batch_norm=share.batch_norm)
         self.share = share
         self.shapes: dict[str, tuple[int, int, int]] = {}  # blocks, rows, columns by the weight's name
         for name, layer in (others or adapted).items():

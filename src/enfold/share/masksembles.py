@@ -35,8 +35,8 @@ from enfold.members import State
 from enfold.members.engines import EngineName
 from enfold.members.tree import Tree
 from enfold.seeds import generator
-from enfold.share.batch_ensemble import CONVOLUTIONS, TRANSPOSED, layer_shape
 from enfold.sharing import NormChoice, Share, Sharing, chosen_layers, require_size
+from enfold.sharing.layer_shapes import CONVOLUTIONS, TRANSPOSED, layer_shape
 
 LAYERS = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
 LARGEST_SCALE = 6.0

@@ -38,6 +38,11 @@ class Share(ABC):
 
     num_members: int
 
+    @property
+    def effort(self) -> float:
+        """How many times the work of training the model once a whole training is."""
+        return 1.0
+
     @abstractmethod
     def __call__(self, network: nn.Module) -> nn.Module:
         """A predictor of M members that starts from the network, which is left untouched."""
@@ -88,7 +93,7 @@ class Sharing(Members):
             choices = ", ".join(get_args(NormChoice))
             raise EnfoldError(f"batch norm must be one of {choices}, got {batch_norm!r}: choose one")
         super().__init__(network, num_members, engine)
-        self.joint = batch_norm == "joint" and bool(batch_norm_names(network))
+        self.joint = batch_norm == "joint" and num_members > 1 and bool(batch_norm_names(network))
         self._merged: Merged | None = None
         own = {*own, *([] if batch_norm == "joint" else batch_norm_names(network, statistics=batch_norm == "shared"))}
         state, layers = read_state(network), owners(network, batched_products=False)
@@ -162,6 +167,7 @@ def chosen_layers(
 
     A pattern that matches no layer is an error, and so is a layer whose weight is tied to another's.
     """
+    include, exclude = ((given,) if isinstance(given, str) else given for given in (include, exclude))
     layers = {name: module for name, module in network.named_modules() if isinstance(module, kinds)}
     for pattern in (*include, *exclude):
         if not any(re.search(pattern, name) for name in layers):
@@ -179,6 +185,12 @@ def chosen_layers(
         raise EnfoldError(
             f"a share needs layers of a kind it knows ({known}), got none: give another network or pattern"
         )
+    for name, module in chosen.items():
+        if "weight" not in module._parameters:
+            raise EnfoldError(
+                f"a share needs layers that hold their weight, but '{name}' computes it from others, as weight norm "
+                "does: remove the parametrisation, or exclude the layer"
+            )
     refuse_ties(network)
     return chosen
 
@@ -197,5 +209,5 @@ def refuse_ties(network: nn.Module) -> None:
 
 def require_size(num_members: int) -> None:
     """An ensemble has members."""
-    if num_members < 1:
+    if not isinstance(num_members, int) or num_members < 1:
         raise EnfoldError(f"an ensemble must have at least 1 member, got {num_members}: pass num_members >= 1")

@@ -105,7 +105,7 @@ class Gradients:
             if name not in self.found:
                 like = torch.empty_like if index == 0 else torch.zeros_like
                 self.found[name] = like(self.state[name], requires_grad=False)
-            self.found[name][index] = 0.0 if leaf.grad is None else leaf.grad
+            self.found[name][index] = 0.0 if leaf.grad is None else leaf.grad.to_dense()
 
     def apply(self) -> None:
         """Add them to the parameters' gradients."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 
+import torch
 from torch import nn
 
-from enfold.data import Data
+from enfold.data import Data, Split
 from enfold.data.dataset import has_examples
 from enfold.evaluate import predict
 from enfold.metrics import accuracy, disagreement, pairwise_kl, per_member
@@ -14,6 +16,8 @@ from enfold.predictions import Predictions
 
 ALIKE = 0.1  # disagreement as a fraction of a member's errors; deep ensembles have about 0.9, BatchEnsemble 0.4
 CLOSE = 0.01  # nats of pairwise KL
+SAME = 1e-6
+SOME = 1024  # examples
 
 
 class Alike(UserWarning):
@@ -26,19 +30,24 @@ def alike(p: Predictions) -> str | None:
         return None
     error = 1 - float(per_member(accuracy, p).mean())
     differ, nats = disagreement(p), pairwise_kl(p)
-    if differ > ALIKE * error or nats > CLOSE:
+    solved = error == 0 and nats > SAME  # where nobody errs, agreement says little
+    if differ > ALIKE * error or nats > CLOSE or solved:
         return None
     return (
         f"the {p.num_members} members are nearly one function: two of them disagree on {100 * differ:.2f} % of the "
-        f"validation examples, where a member is wrong on {100 * error:.2f} %, and their predictions are "
+        f"examples, where a member is wrong on {100 * error:.2f} %, and their predictions are "
         f"{nats:.1e} nats apart"
     )
 
 
 def warn_if_alike(model: nn.Module, data: Data) -> None:
-    """The check on validation data; nothing is said where there are none."""
-    if getattr(model, "num_members", 1) < 2 or not has_examples(data.validation):
+    """The check on validation data, or on some training examples where there are none."""
+    if getattr(model, "num_members", 1) < 2:
         return
+    if not has_examples(data.validation):
+        if not isinstance(data.train, Split):
+            return
+        data = dataclasses.replace(data, validation=data.train[torch.arange(min(len(data.train), SOME))])
     found = alike(predict(model, data, "validation"))
     if found:
         warnings.warn(

@@ -18,6 +18,7 @@ class Epoch:
     ensemble_nll: float | None  # of the mean prediction on validation data
     learning_rate: float
     seconds: float
+    steps: int = 0
 
 
 @dataclass

@@ -141,7 +141,7 @@ class Fit:
                 losses.append(self._step(batch.to(self.plan.device), epoch, number))
                 sizes.append(batch.labels.shape[-1])
                 bar.advance(1)
-        record = self._record(epoch, _mean(losses, sizes), started)
+        record = self._record(epoch, _mean(losses, sizes), started, len(sizes))
         self.history.epochs.append(record)
         if self.chooses:
             self.selection.update(epoch + 1, record.validation_nll)
@@ -173,8 +173,8 @@ class Fit:
             )
         self.optimizer.step(self._rate_factor(epoch, number), self.scaler)
         if isinstance(self.model, Follower):
-            steps = self.order.steps(self.data.train) or 0
-            self.model.after_step(epoch * steps + number + 1, self.optimizer)
+            before = sum(record.steps for record in self.history.epochs)
+            self.model.after_step(before + number + 1, self.optimizer)
         return losses.float()
 
     def _rate_factor(self, epoch: int, number: int) -> float:
@@ -183,7 +183,7 @@ class Fit:
             return self.plan.rate_factor(epoch, 1)
         return self.plan.rate_factor(epoch * steps + number, steps)
 
-    def _record(self, epoch: int, train_loss: list[float], started: float) -> Epoch:
+    def _record(self, epoch: int, train_loss: list[float], started: float, steps: int) -> Epoch:
         scores: tuple[list[float], list[float], float | None] = ([], [], None)
         if has_examples(self.data.validation):
             validation = predict(self.model, self.data, "validation")
@@ -194,7 +194,7 @@ class Fit:
                 ensemble,
             )
         rate = self.optimizer.inner.param_groups[0]["lr"]
-        return Epoch(epoch, train_loss, *scores, learning_rate=rate, seconds=time.perf_counter() - started)
+        return Epoch(epoch, train_loss, *scores, learning_rate=rate, seconds=time.perf_counter() - started, steps=steps)
 
     @cached_property
     def identity(self) -> str:
@@ -204,7 +204,9 @@ class Fit:
         train, labels = self.data.train, ""
         if isinstance(train, Split):
             labels = hashlib.sha256(train.labels.cpu().numpy().tobytes()).hexdigest()
-        parts = [asdict(self.plan), shapes, objective, self.data.source, labels]
+        network = self.model.skeleton.network if isinstance(self.model, Members) else self.model
+        method = [repr(getattr(self.model, "share", None)), repr(network)]
+        parts = [asdict(self.plan), shapes, objective, self.data.source, labels, *method]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

@@ -51,7 +51,10 @@ class Optimizer:
             for index in range(self.num_members):
                 own = [leaves[index] for leaves in views]
                 decay = decays[index] if decayed else 0.0
-                by_member.append({"params": own, "lr": rates[index], "lr_scale": scale, "weight_decay": decay})
+                kept: dict[str, Any] = {
+                    key: group[key] for key in ("grad_scale", "decay_to", "towards") if key in group
+                }
+                by_member.append({**kept, "params": own, "lr": rates[index], "lr_scale": scale, "weight_decay": decay})
         return by_member
 
     def step(self, rate_factor: float, scaler: torch.amp.GradScaler) -> None:
@@ -132,6 +135,15 @@ def _leaves(parameter: Tensor, num_members: int) -> list[Tensor]:
     return [part.requires_grad_() for part in _slices(parameter.detach(), num_members)]
 
 
+def _scaled(group: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """`step_scale` as a factor on gradients, or on the learning rate where an optimizer undoes factors on gradients."""
+    scale = group.get("step_scale", 1.0)
+    if plan.optimizer == "sgd":
+        return {**group, "grad_scale": scale * group.get("grad_scale", 1.0)}
+    slowed = {**group, "lr_scale": scale * group.get("lr_scale", 1.0)}
+    return {**slowed, "towards": group["towards"] / scale} if scale and "towards" in group else slowed
+
+
 def param_groups(model: nn.Module, plan: Plan) -> list[dict[str, Any]]:
     """What a model declares, or for a plain network: its parameters, decayed or not as the plan says."""
     decay = max(plan.per_member("weight_decay", trained_members(model)))  # above 0 if any member's is
@@ -147,6 +159,7 @@ def param_groups(model: nn.Module, plan: Plan) -> list[dict[str, Any]]:
         if trainable:
             if "decay_to" in group:  # torch decays to 0 only
                 group = {**group, "towards": group["weight_decay"], "weight_decay": 0.0}
+            group = _scaled(group, plan)
             groups.append({"member_axis": False, "lr": rate, **group, "params": trainable})
     if not groups:
         raise EnfoldError("a model must have trainable parameters to be trained, got none: set requires_grad")
