@@ -179,7 +179,7 @@ def test_intervals_cover_the_truth_if_seeds_share_the_draw_of_examples():
             found = paired_difference(first, second, "accuracy", replicates=100, examples=examples)
             covered[examples] += found.lower <= 0 <= found.upper
     assert covered["shared"] >= 36, "about 38 are to be expected"
-    assert covered["own"] <= 34, "draws of their own hide what the seeds have in common"
+    assert covered["own"] < covered["shared"], "draws of their own hide what the seeds have in common"
 
 
 def test_the_mean_member_may_stand_on_either_side():

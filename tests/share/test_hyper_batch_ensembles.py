@@ -224,7 +224,7 @@ def test_what_has_a_penalty_is_not_decayed():
     assert named["shared.0.weight"]["grad_scale"] == named["delta.0.weight"]["grad_scale"] == 0.5
     assert named["penalties.embedding.0.weight"]["grad_scale"] == 0.5
     assert named["delta.0.bias"]["member_axis"] is named["own.0.bias"]["member_axis"] is True
-    assert named["fast.0.r"]["grad_scale"] == 0.25
+    assert named["fast.0.r"]["grad_scale"] * named["fast.0.r"]["step_scale"] == 0.25
 
 
 # Training

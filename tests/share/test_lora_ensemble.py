@@ -123,6 +123,7 @@ def test_the_head_is_each_members_own_copied_drawn_or_shared():
     assert "head.weight" in shared.shapes
 
 
+@pytest.mark.filterwarnings("ignore::enfold.train.diversity.Alike")
 @pytest.mark.parametrize("frozen", [True, False])
 def test_shared_weights_are_frozen_or_trained(frozen):
     torch.manual_seed(0)

@@ -13,8 +13,8 @@ arXiv:2002.06715. TabM's start: Y. Gorishniy, A. Kotelnikov, A. Babenko, ICLR 20
 r scales the input channels of a linear layer or a convolution and s its output channels; an embedding has s only. In a
 convolution all taps of a channel share a factor. The weights W are those of the network given, trained or not.
 
-`fast_grad_scale` multiplies the gradient of r and s in the mean loss over members, and with Adam, which knows no scale of
-gradients, their learning rate: 0.5 is published; with SGD, M gives each member's vectors the steps they would take
+`fast_grad_scale` multiplies the gradient of r and s in the mean loss over members, and with Adam, which knows no scale
+of gradients, their learning rate: 0.5 is published; with SGD, M gives each member's vectors the steps they would take
 alone. What attention packs into one matrix for queries, keys and values is no layer and is shared.
 
 Differs from the paper: members keep their own order of data; and each member's own batch is normalised, with its own

@@ -103,7 +103,6 @@ class DropoutSamples(nn.Module):
         drawn: Tensor = self.samples(inputs)
         return drawn
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def samples(self, inputs: Tensor) -> Tensor:
         """All samples, (S, B, C), as many in a pass as fit."""
         if self._way is None:

@@ -186,7 +186,7 @@ def chosen_layers(
             f"a share needs layers of a kind it knows ({known}), got none: give another network or pattern"
         )
     for name, module in chosen.items():
-        if "weight" not in module._parameters:
+        if hasattr(module, "weight") and "weight" not in module._parameters:
             raise EnfoldError(
                 f"a share needs layers that hold their weight, but '{name}' computes it from others, as weight norm "
                 "does: remove the parametrisation, or exclude the layer"
