@@ -46,6 +46,7 @@ def test_the_count_of_heads_on_the_last_layer():
     assert parameters(Hydra(20)(network)) == parameters(network) + 19 * (5 + 1) * 3
 
 
+@pytest.mark.filterwarnings("ignore::enfold.train.diversity.Alike")
 def test_a_frozen_body_leaves_independent_convex_problems():
     """A head's gradient is of its own loss alone, and with decay all heads, however they start, end at one optimum."""
     data = three_clouds(64, 0, 32)
@@ -79,6 +80,7 @@ def test_members_are_the_first_of_more_and_seeds_matter():
     assert not torch.equal(Hydra(2, seed=1)(network).expand()["head.weight"], few["head.weight"])
 
 
+@pytest.mark.filterwarnings("ignore::enfold.train.diversity.Alike")
 def test_trained_saved_and_loaded(tmp_path):
     data = three_clouds(64, 0, 32)
     network = trained(data)

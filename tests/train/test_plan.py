@@ -127,9 +127,10 @@ def test_a_triangle_falls_to_its_low_in_the_middle_of_a_cycle():
     plan = Plan(epochs=8, tail="triangular", tail_start=0.5, tail_factor=0.5, tail_low=0.1, tail_cycle=2)
     found = [plan.rate_factor(40 + step, 10) for step in (0, 5, 10, 15, 20, 30)]
     assert found == pytest.approx([0.5, 0.3, 0.1, 0.3, 0.5, 0.1])
-    step = Plan(epochs=8, schedule="step", milestones=(0.5,), tail="triangular", tail_start=0.5)
-    assert step.rate_factor(19, 10) == 1
-    assert step.rate_factor(20, 10) == step.step_factor, "milestones are fractions of the part before the tail"
+    step = Plan(epochs=8, schedule="step", milestones=(0.25, 0.5), tail="triangular", tail_start=0.5, tail_factor=0.15)
+    assert step.rate_factor(9, 10) == 1
+    assert step.rate_factor(10, 10) == step.step_factor, "milestones are fractions of the part before the tail"
+    assert step.rate_factor(20, 10) == 0.15, "the schedule ends where the tail begins, not below it"
 
 
 @pytest.mark.parametrize(

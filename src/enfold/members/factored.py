@@ -78,7 +78,10 @@ class _Product(torch.autograd.Function):
             if inputs.ndim == 2:
                 of_inputs = of_inputs.sum(0)
             return of_inputs, of_weight, of_r, of_s, of_bias
-        both = torch.matmul(scaled.transpose(1, 2), inputs)  # P, (M, out, in)
-        of_r = (both * weight).sum(1)
-        of_weight = both.mul_(r.unsqueeze(1)).sum(0)  # (3)
+        of_r, of_weight = torch.empty_like(r), torch.zeros_like(weight)
+        both, held = torch.empty_like(weight), torch.empty_like(weight)  # used again for each member, so in the cache
+        for index in range(len(r)):
+            torch.mm(scaled[index].t(), inputs, out=both)  # P_m
+            torch.sum(torch.mul(both, weight, out=held), 0, out=of_r[index])
+            of_weight.addcmul_(both, r[index])  # (3)
         return None, of_weight, of_r, of_s, of_bias

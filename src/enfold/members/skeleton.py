@@ -71,7 +71,7 @@ def _kept_tensors(network: nn.Module) -> dict[int, Any]:
 
 def _remember(value: object, memo: dict[int, Any]) -> None:
     if isinstance(value, Tensor):
-        if not (value.is_leaf and value.requires_grad) and not is_lazy(value):
+        if not isinstance(value, nn.Parameter) and not (value.is_leaf and value.requires_grad) and not is_lazy(value):
             try:
                 memo[id(value)] = copy.deepcopy(value.detach())
             except RuntimeError:  # left over from a vmap that has ended: there are no values in it

@@ -27,7 +27,7 @@ class OneTrunk:
 
     def __init__(self, skeleton: Skeleton, own: Collection[str]) -> None:
         self.skeleton = skeleton
-        self.loop = Loop(skeleton)
+        self.loop = OneByOne(skeleton)
         self.owned, shared = _divided(skeleton, own)
         self.forwards = [(module, vars(module).get("forward"), self._noting(module)) for module in shared]
         self.intact: set[nn.Module] = set()  # whose outputs nobody alters in place, so that no copy is needed
@@ -77,6 +77,24 @@ class OneTrunk:
                     vars(module).pop("forward", None)
                 else:
                     vars(module)["forward"] = before
+
+
+class OneByOne(Loop):
+    """A loop in which one batch updates the statistics of a shared batch norm once, as one pass over the trunk does."""
+
+    def __call__(self, state: State, inputs: Tensor, each: bool) -> Tensor:
+        """(B, ...) or, with `each`, (M, B, ...) -> (M, B, C)."""
+        if each:
+            return super().__call__(state, inputs, each)
+        seen, outputs = laid_out(inputs, self.channels_last), []
+        for index in range(len(next(iter(state.values())))):
+            values = {name: tensor[index] for name, tensor in state.items()}
+            for name in self.skeleton.buffers if index else ():
+                if not state[name].stride(0):
+                    values[name] = values[name].clone()
+            with self.skeleton.holding(values) as network:
+                outputs.append(logits_of(network(seen)))
+        return torch.stack(outputs)
 
 
 class Record:

@@ -71,6 +71,10 @@ class AveragedModesMembers(Stacked, Follower):
         self.mean = Tree({name: tensor.detach().clone() for name, tensor in trained.items()})
         self.register_buffer("count", torch.zeros(self.num_members, dtype=torch.long))
 
+    def begin(self) -> None:
+        """Another training averages anew."""
+        self.count.zero_()
+
     @torch.no_grad()
     def after_epoch(self, epoch: int, plan: Plan) -> None:
         """The running form of equation (1)."""

@@ -80,7 +80,7 @@ class FiLMEnsembleMembers(Sharing):
         own = self.own.state()
         with torch.no_grad():
             for name in affine:
-                own[name].copy_(self._start(name, own[name]))
+                own[name].requires_grad_().copy_(self._start(name, own[name]))  # what is drawn anew has to be trained
 
     def _start(self, name: str, source: Tensor) -> Tensor:
         """γ or β of all members, from the network's own, M times the same: (M, *features)."""

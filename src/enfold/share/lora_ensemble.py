@@ -35,6 +35,7 @@ from enfold.members import State
 from enfold.members.engines import EngineName
 from enfold.members.groups import Decay, decay_groups
 from enfold.members.initialise import initialised
+from enfold.members.skeleton import copied
 from enfold.members.tree import Tree
 from enfold.seeds import derive, generator
 from enfold.sharing import NormChoice, Share, Sharing, chosen_layers, require_size
@@ -98,6 +99,9 @@ class LoRAEnsembleMembers(Sharing):
         self.low_rank = Tree(self._start())
         if share.frozen:
             self.shared.requires_grad_(False)
+        for name in heads:
+            if name in self.skeleton.parameters:
+                self.own.state()[name].requires_grad_()  # of a frozen network too
         if share.head == "drawn":
             self._draw_heads(network, heads)
 
@@ -122,9 +126,9 @@ class LoRAEnsembleMembers(Sharing):
 
     @torch.no_grad()
     def _draw_heads(self, network: nn.Module, heads: list[str]) -> None:
-        own = self.own.state()
+        own, free = self.own.state(), copied(network).requires_grad_()  # what is frozen would not be drawn
         for member in range(self.num_members):
-            fresh, _ = initialised(network, derive(self.share.seed, "lora_ensemble", "head"), member)
+            fresh, _ = initialised(free, derive(self.share.seed, "lora_ensemble", "head"), member)
             for name in heads:
                 own[name][member].copy_(fresh.get_parameter(name))
 

@@ -140,7 +140,8 @@ class DropoutSamples(nn.Module):
         shapes = [self._run(network, some, 1, 1)[1][0].shapes for some in (few, more)]
         self._axes = row_axes(*shapes)
         expected, passes = self._run(network, few, min(SAMPLES, self.num_members), 1)
-        if not self.drops and not any(drops.active for drops in passes):
+        called = self.drops and any(drops.shapes for drops in passes)  # at a rate that was set to 0 since
+        if not called and not any(drops.active for drops in passes):
             raise EnfoldError(
                 f"MCDropout needs a network with dropout of a rate above 0, but {self.source_class} has none: "
                 "give it dropout, or have it put in and trained with MCDropout(inject=0.1)"

@@ -106,7 +106,7 @@ class MIMONetwork(nn.Module):
             with torch.random.fork_rng():
                 torch.manual_seed(derive(self.share.seed, "mimo", name))
                 wide.reset_parameters()
-            found[name] = wide
+            found[name] = wide.requires_grad_()  # what is drawn anew has to be trained
         return found
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ class MIMONetwork(nn.Module):
                 f"shape {tuple(shape)}: give them an axis of channels"
             )
         split: Tensor = inputs.unflatten(axis, (self.groups[0], -1)).movedim(0, axis)  # (B, ..., groups, M, C / groups)
-        return split.flatten(axis - 1, axis + 1)
+        return split.flatten(axis - 1, axis + 1).contiguous()  # a network may view what it is given
 
     forward_mean = Members.forward_mean
 

@@ -97,7 +97,11 @@ class Subspace(Share):
 
     def adapted(self, plan: Plan) -> Plan:
         """The last checkpoints are wanted, not the best."""
-        return plan.replace(select="last", patience=None) if self.kind in ("gaussian", "pca") else plan
+        if self.kind not in ("gaussian", "pca"):
+            return plan
+        if plan.epochs < 2:
+            raise EnfoldError(f"a spread needs 2 or more checkpoints, got {plan.epochs} epochs: train for more")
+        return plan.replace(select="last", patience=None)
 
 
 class SubspaceMembers(Sampled):
@@ -161,6 +165,11 @@ class SubspaceMembers(Sampled):
     def _masked(self, member: int, p: float) -> State:
         draw = self._source("mask", member)
         return {n: t * (torch.rand(t.shape, generator=draw).to(t) >= p) / (1 - p) for n, t in self.moved.items()}  # (2)
+
+    def begin(self) -> None:
+        """Checkpoints of this training alone."""
+        super().begin()
+        self.count.zero_()
 
     @torch.no_grad()
     def after_epoch(self, epoch: int, plan: Plan) -> None:

@@ -81,8 +81,8 @@ class Averaged(Sampled):
         """Zeros as large as the weights, in single precision at least."""
         named = {name: tensor for name, tensor in self.centre.state().items() if name in self.skeleton.parameters}
         return {
-            name: torch.zeros(
-                *leading, *tensor.shape, dtype=torch.promote_types(tensor.dtype, torch.float32), device=tensor.device
+            name: tensor.new_zeros(
+                (*leading, *tensor.shape), dtype=torch.promote_types(tensor.dtype, torch.float32), requires_grad=False
             )
             for name, tensor in named.items()
         }

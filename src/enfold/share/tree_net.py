@@ -107,6 +107,10 @@ class TreeNetMembers(Branches, Follower):
         super().__init__(network, share, share.branches, share.noise)
         self.register_buffer("epochs", torch.tensor(0))
 
+    def begin(self) -> None:
+        """Another training counts from 0."""
+        self.epochs.zero_()
+
     def after_epoch(self, epoch: int, plan: Plan) -> None:
         """Count."""
         self.epochs.fill_(epoch)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from enfold.errors import EnfoldError, closest
 from enfold.members.choice import require_no_memory
-from enfold.members.engines import Engine, EngineName, Loop
+from enfold.members.engines import Engine, EngineName
 from enfold.members.initialise import initialised
 from enfold.members.skeleton import read_state
-from enfold.members.trunk import OneTrunk
+from enfold.members.trunk import OneByOne, OneTrunk
 from enfold.seeds import generator
 from enfold.sharing import Share, Sharing
 from enfold.train import Plan
@@ -72,14 +72,18 @@ class Branches(Sharing):
 
     def engine(self, inputs: Tensor) -> Engine:
         """ "auto" is one pass over the trunk; without a trunk, what runs a deep ensemble."""
+        if self.engine_name == "loop" or not len(inputs):
+            return OneByOne(self.skeleton)
         if self.engine_name != "auto" or not self.shared.state():
             return super().engine(inputs)
-        if not len(inputs):
-            return Loop(self.skeleton)
         if self._engine is None:
             require_no_memory(self.skeleton, self.expand(), inputs)
             self._engine = OneTrunk(self.skeleton, list(self.own.state()))
         return self._engine
+
+    def looped(self, inputs: Tensor) -> bool:
+        """Not by the training loop: a member's gradients alone would run the trunk once for each."""
+        return not self.shared.state() and super().looped(inputs)
 
     def _run(self, inputs: Tensor, *, each: bool) -> Tensor:
         if not torch.is_inference_mode_enabled():

@@ -89,21 +89,27 @@ class Dropping(TorchFunctionMode):
         handler = HANDLERS.get(func)
         return func(*args, **(kwargs or {})) if handler is None else handler(self, func, *args, **(kwargs or {}))
 
-    def elements(self, func: Any, input: Tensor, p: float = 0.5, *_: Any, **__: Any) -> Tensor:
+    def elements(
+        self, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
         """Units to zero."""
-        return self.drop(input, p, input.shape, _zeroed)
+        return self.drop(input, p, input.shape, _zeroed, inplace)
 
-    def channels(self, func: Any, input: Tensor, p: float = 0.5, *_: Any, **__: Any) -> Tensor:
+    def channels(
+        self, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
         """Whole channels to zero."""
-        return self.drop(input, p, _of_channels(input), _zeroed)
+        return self.drop(input, p, _of_channels(input), _zeroed, inplace)
 
-    def alpha(self, func: Any, input: Tensor, p: float = 0.5, *_: Any, **__: Any) -> Tensor:
+    def alpha(self, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         """Units to SELU's floor."""
-        return self.drop(input, p, input.shape, _floored)
+        return self.drop(input, p, input.shape, _floored, inplace)
 
-    def alpha_channels(self, func: Any, input: Tensor, p: float = 0.5, *_: Any, **__: Any) -> Tensor:
+    def alpha_channels(
+        self, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
         """Whole channels to SELU's floor."""
-        return self.drop(input, p, _of_channels(input), _floored)
+        return self.drop(input, p, _of_channels(input), _floored, inplace)
 
     def attention(self, func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """`F.multi_head_attention_forward`, whose own dropout is ours: its code, run with another `dropout`."""
@@ -142,8 +148,12 @@ class Dropping(TorchFunctionMode):
             torch.manual_seed(derive(self.streams.seed, "torch's dropout", self.active, self.first))
             return func(*args, **kwargs)
 
-    def drop(self, x: Tensor, rate: float, shape: Sequence[int], combine: Combine) -> Tensor:
+    def drop(self, x: Tensor, rate: float, shape: Sequence[int], combine: Combine, inplace: bool = False) -> Tensor:
         """`x` with a mask of `shape`, which is x's or has ones in it, for each sample."""
+        if inplace:  # who asks for it may use the input afterwards
+            if self.late:
+                raise OnePassOnly
+            return x.copy_(self.drop(x, rate, shape, combine))
         place, kept = len(self.shapes), round((1 - rate) * LEVELS)
         self.shapes.append(x.shape)
         if kept == LEVELS:

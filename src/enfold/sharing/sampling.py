@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from enfold.data import Data
+from enfold.errors import EnfoldError
 from enfold.members import Members, State
 from enfold.members.engines import EngineName, Loop
 from enfold.members.groups import Decay, decay_groups
@@ -76,9 +77,18 @@ class Sampled(Members, Follower):
 
     def forward_each(self, inputs: Tensor) -> Tensor:
         """Each member's logits for its own inputs; in training the centre's, (1, B, ...) -> (1, B, C)."""
-        if self.training and inputs.shape[0] == 1:
-            return self._run(inputs, each=True)
-        return super().forward_each(inputs)
+        if not self.training and bool(self.ready):
+            return super().forward_each(inputs)
+        if inputs.shape[0] != 1:
+            raise EnfoldError(
+                f"until training has ended there is one network, which takes one batch, got {inputs.shape[0]}: pass "
+                "inputs of shape (1, B, ...), or call finish(data) first"
+            )
+        return self._run(inputs, each=True)
+
+    def begin(self) -> None:
+        """The centre alone, until this training has finished."""
+        self.ready.fill_(False)
 
     def finish(self, data: Data) -> None:
         """Draw the members and give each the centre's buffers, with the batch-norm statistics of its own weights."""

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from enfold.data import Data
 from enfold.data.batches import Order
+from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 from enfold.modes import evaluating
 
@@ -25,6 +26,7 @@ def reestimate(network: nn.Module, data: Data, *, batch_size: int = 256, seed: i
     if not layers:
         return
     device = next(network.parameters()).device
+    before, seen = {name: buffer.clone() for name, buffer in network.named_buffers()}, 0
     with evaluating(network), _averaging(layers):
         for layer in layers:
             layer.reset_running_stats()
@@ -32,6 +34,13 @@ def reestimate(network: nn.Module, data: Data, *, batch_size: int = 256, seed: i
         for batch in Order(batch_size, seed=seed).batches(data, epoch=0):
             if len(batch.labels) > 1:  # the variance of one example is undefined
                 member_logits(network, batch.inputs.to(device))
+                seen += 1
+    if not seen:
+        for name, buffer in network.named_buffers():
+            buffer.copy_(before[name])
+        raise EnfoldError(
+            "batch-norm statistics need batches of at least 2 examples, got none in the training part: pass larger ones"
+        )
 
 
 def _layers(network: nn.Module) -> list[_BatchNorm]:

@@ -16,6 +16,9 @@ class Follower:
     `fit` calls these and nothing else: a method that needs more has its own `train` (see `enfold.sharing.Share`).
     """
 
+    def begin(self) -> None:
+        """Before the first epoch: what another training left is forgotten."""
+
     def after_step(self, step: int, optimizer: Optimizer) -> None:
         """After step `step` of the whole training, counted from 1."""
 

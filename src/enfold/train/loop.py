@@ -51,9 +51,11 @@ def fit(
     With `checkpoint`, the state is written there after every epoch, and training goes on from it to the same bits if
     the file exists. The default objective is cross-entropy with the plan's label smoothing.
     """
-    return Fit(model, data, plan or Plan(), objective, Path(checkpoint) if checkpoint else None).run(
-        on_epoch, title, quiet
-    )
+    plan, share = plan or Plan(), getattr(model, "share", None)
+    if share is not None:  # a method says what its training needs, whoever trains it
+        plan = share.adapted(plan)
+        objective = objective or share.objective(plan)
+    return Fit(model, data, plan, objective, Path(checkpoint) if checkpoint else None).run(on_epoch, title, quiet)
 
 
 class Fit:
@@ -112,6 +114,8 @@ class Fit:
         done = len(self.history.epochs)
         shown = progress(title, total, done=(steps or 0) * done, quiet=quiet)
         with shown as bar, _compiled(self.model, self.plan.compile):
+            if not done and isinstance(self.model, Follower):
+                self.model.begin()
             if self.chooses and not done:
                 self.selection.update(0, per_member(nll, predict(self.model, self.data, "validation")).tolist())
             for epoch in range(done, self.plan.epochs):

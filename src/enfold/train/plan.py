@@ -119,7 +119,8 @@ class Plan:
             return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress))
         if self.schedule == "step":
             passed = sum(step >= milestone * end for milestone in self.milestones)
-            return float(self.step_factor**passed)
+            factor = float(self.step_factor**passed)
+            return factor if self.tail == "none" else max(factor, self.tail_factor)
         return 1.0
 
     def _tail(self, epochs: float) -> float:
