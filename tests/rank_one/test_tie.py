@@ -81,6 +81,7 @@ def test_there_is_no_pull_at_a_representable_ensemble():
     assert all(float(p.grad.abs().max()) < 1e-4 for p in rebuilt.parameters() if p.grad is not None)
 
 
+@pytest.mark.filterwarnings("ignore::enfold.train.diversity.Alike")
 def test_training_draws_a_student_to_its_teacher():
     data, teacher = small_data(), Stacked.make(MLP(6, [8], 3), 2)
     plan = Plan(epochs=5, batch_size=16, learning_rate=0.01, select="last")

@@ -75,9 +75,12 @@ UNSUITED = {  # method -> networks that it refuses, saying why and what to do
     "mimo": ("words",),  # no first layer that could take several inputs
 }
 JOINT = (
+    "fge",
     "mimo",
     "mixture_ensembles",
     "packed_ensembles",
+    "snapshot_ensembles",
+    "swa",
 )  # methods whose members are made together, so that M are not the first of M + 1
 TIES_WELCOME = ("mc_dropout", "swa", "swag")  # methods that change no weight of a layer, so that tied ones stay tied
 TRAINING = Plan(epochs=6, batch_size=4, learning_rate=0.01, select="last")

@@ -52,6 +52,7 @@ def test_all_shapes_in_banks_of_one_are_the_network_too():
     torch.testing.assert_close(dict(members.member(0).state_dict()), dict(network.state_dict()), rtol=0, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore::enfold.train.diversity.Alike")
 def test_it_trains_as_the_network_where_coefficients_are_fixed():
     torch.manual_seed(0)
     inputs, labels = torch.randn(16, 6), torch.randint(3, (16,))

@@ -45,6 +45,7 @@ def test_it_is_one_grouped_network(gamma):
     torch.testing.assert_close(packed(inputs), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore::enfold.train.diversity.Alike")
 def test_it_equals_separate_small_networks_in_training():
     torch.manual_seed(0)
     inputs, labels = torch.randn(40, 6), torch.randint(3, (40,))

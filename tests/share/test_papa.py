@@ -151,6 +151,7 @@ def accuracy(network: nn.Module, data: Data) -> float:
     return float((network.eval()(data.test.inputs).argmax(-1) == data.test.labels).float().mean())
 
 
+@pytest.mark.filterwarnings("ignore::enfold.train.diversity.Alike")
 @pytest.mark.parametrize("settings", [{"keep": 0.9, "every_steps": 1}, {"kind": "all", "every_epochs": 1}])
 def test_the_average_is_a_network_where_that_of_independent_members_is_not(settings):
     torch.manual_seed(0)
