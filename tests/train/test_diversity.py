@@ -1,5 +1,7 @@
 """Members that are one function are told of; others are not."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -28,7 +30,10 @@ def test_members_that_never_separate_are_told_of(data):
 
 def test_members_of_a_deep_ensemble_are_not(data):
     members = Stacked.make(lambda: MLP(6, [32], 2), 3)
-    fit(members, data, Plan(epochs=2), quiet=True)  # a warning would be an error here
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        fit(members, data, Plan(epochs=2), quiet=True)
+    assert told == []
 
 
 def test_one_member_or_one_pair_far_apart_is_no_matter():
