@@ -305,7 +305,7 @@ def _run(
     if train_only and as_json:
         _print_json({"run": str(opened.path), "members": recipe.members, "seeds": list(recipe.seeds)})
     elif train_only:
-        print(f"members in {opened.path}: go on with  enfold fold {opened.path} distill")
+        print(f"members in {opened.path}: go on with  enfold fold {opened.path} distill  or  enfold share ...")
     else:
         _report(opened.path, summary, as_json)
 
