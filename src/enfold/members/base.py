@@ -55,6 +55,12 @@ class Members(nn.Module, ABC):
         self._engine: Engine | None = None
         self._expanded: tuple[object, State] | None = None
 
+    def _stored(self, name: str, tensor: Tensor) -> Tensor:
+        """The tensor as what it is in the network: a parameter, frozen as there, or a buffer."""
+        if name in self.skeleton.parameters:
+            return nn.Parameter(tensor, requires_grad=name in self.skeleton.trainable)
+        return tensor
+
     @abstractmethod
     def expand(self) -> State:
         """All members' parameters and buffers, each (M, *its shape in the network), differentiable."""

@@ -59,10 +59,7 @@ class Stacked(Members):
         self.tree = Tree({name: self._stacked(name, states, layers) for name in self.skeleton.names})
 
     def _stacked(self, name: str, states: Sequence[State], layers: Mapping[int, nn.Module]) -> Tensor:
-        stacked = stack([state[name].detach() for state in states], layers.get(id(states[0][name])))
-        if name in self.skeleton.parameters:
-            return nn.Parameter(stacked, requires_grad=name in self.skeleton.trainable)
-        return stacked
+        return self._stored(name, stack([state[name].detach() for state in states], layers.get(id(states[0][name]))))
 
     @classmethod
     def make(

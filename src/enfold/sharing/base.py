@@ -66,10 +66,8 @@ class Share(ABC):
         quiet: bool = False,
     ) -> nn.Module:
         """The members, trained from the network, which is left untouched."""
-        plan = self.adapted(plan or Plan())
         model = self(network)
-        name = title or type(self).__name__
-        fit(model, data, plan, self.objective(plan), checkpoint=checkpoint, title=name, quiet=quiet)
+        fit(model, data, plan, checkpoint=checkpoint, title=title or type(self).__name__, quiet=quiet)
         return model
 
 
@@ -105,11 +103,6 @@ class Sharing(Members):
             if name in own
         }
         self.own = Tree({name: self._stored(name, tensor) for name, tensor in stacked.items()})
-
-    def _stored(self, name: str, tensor: Tensor) -> Tensor:
-        if name in self.skeleton.parameters:
-            return nn.Parameter(tensor, requires_grad=name in self.skeleton.trainable)
-        return tensor
 
     def expand(self) -> State:
         """What is shared, seen M times without a copy, and what is owned."""

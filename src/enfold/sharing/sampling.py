@@ -44,11 +44,6 @@ class Sampled(Members, Follower):
         self.own = Tree({name: state[name].expand(num_members, *state[name].shape).clone() for name in self.own_names})
         self.register_buffer("ready", torch.tensor(False))
 
-    def _stored(self, name: str, tensor: Tensor) -> Tensor:
-        if name in self.skeleton.parameters:
-            return nn.Parameter(tensor, requires_grad=name in self.skeleton.trainable)
-        return tensor
-
     @property
     def own_names(self) -> list[str]:
         """The names of the buffers, of which each member has its own."""
