@@ -8,6 +8,7 @@ from enfold.networks import MLP
 from enfold.share import BatchEnsemble
 
 M, B, IN, OUT = 3, 5, 4, 6
+MANY = 2 * OUT  # rows, beside which the weight is small and is scaled in place of the inputs
 
 
 def factors(inputs_shape, bias_members=M, requires_grad=True):
@@ -22,11 +23,12 @@ def by_hand(inputs, weight, r, s, bias):
     return torch.stack([rows[m] @ members[m].t() + bias[m % len(bias)] for m in range(M)])
 
 
-@pytest.mark.parametrize("shape", [(B, IN), (M, B, IN)], ids=["shared inputs", "own inputs"])
+@pytest.mark.parametrize("rows", [B, MANY - 1, MANY])
+@pytest.mark.parametrize("own", [False, True], ids=["shared inputs", "own inputs"])
 @pytest.mark.parametrize("bias_members", [1, M])
 @pytest.mark.parametrize("wants", [True, False])
-def test_product_and_gradients_are_those_of_the_members_weights(shape, bias_members, wants):
-    tensors = factors(shape, bias_members)
+def test_product_and_gradients_are_those_of_the_members_weights(rows, own, bias_members, wants):
+    tensors = factors((M, rows, IN) if own else (rows, IN), bias_members)
     tensors[0].requires_grad_(wants)
     inputs, weight, r, s, bias = tensors
     found = Factored(weight, r, s).product(inputs, bias)
@@ -40,6 +42,17 @@ def test_product_and_gradients_are_those_of_the_members_weights(shape, bias_memb
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("rows", [B, MANY])
+def test_gradients_may_be_taken_twice_and_of_a_product_without_bias(rows):
+    inputs, weight, r, s, _ = factors((rows, IN))
+    found = Factored(weight, r, s).product(inputs, None).sum()
+    expected = by_hand(inputs, weight, r, s, torch.zeros(1, OUT, dtype=torch.float64)).sum()
+    asked = inputs, weight, r, s
+    once, twice = (torch.autograd.grad(found, asked, retain_graph=True) for _ in range(2))
+    torch.testing.assert_close(once, torch.autograd.grad(expected, asked))
+    torch.testing.assert_close(twice, once, rtol=0, atol=0)
+
+
 def test_no_bias_and_no_gradient():
     inputs, weight, r, s, _ = factors((B, IN), requires_grad=False)
     with torch.no_grad():
@@ -48,11 +61,12 @@ def test_no_bias_and_no_gradient():
     assert len(Factored(weight, r, s)) == M
 
 
+@pytest.mark.parametrize("rows", [B, 16])
 @pytest.mark.parametrize("bias", ["member", "shared_post", "shared_pre"])
-def test_training_by_factors_gives_the_gradients_of_expand(bias):
+def test_training_by_factors_gives_the_gradients_of_expand(bias, rows):
     torch.manual_seed(0)
     members = BatchEnsemble(num_members=M, bias=bias)(MLP(IN, [8, 8], 3)).double().train()
-    inputs = torch.randn(B, IN, dtype=torch.float64)
+    inputs = torch.randn(rows, IN, dtype=torch.float64)
     gradients = []
     for engine in ("stacked", "loop"):
         members.zero_grad()
