@@ -80,10 +80,22 @@ class Data:
         """Subtract the mean and divide by the standard deviation of each channel: (..., C, H, W)."""
         if self.mean is None or self.std is None:
             return inputs
-        shape = (-1, *(1,) * (len(self.shape) - 1))
-        mean = torch.tensor(self.mean, dtype=inputs.dtype, device=inputs.device).view(shape)
-        std = torch.tensor(self.std, dtype=inputs.dtype, device=inputs.device).view(shape)
-        return (inputs - mean) / std
+        return (inputs - self._by_channel(self.mean, inputs)) / self._by_channel(self.std, inputs)
+
+    def denormalise(self, inputs: Tensor) -> Tensor:
+        """The inverse of `normalise`: from what a network sees back to pixels in [0, 1]; the rest passes."""
+        if self.mean is None or self.std is None:
+            return inputs
+        return inputs * self._by_channel(self.std, inputs) + self._by_channel(self.mean, inputs)
+
+    def _by_channel(self, values: tuple[float, ...], like: Tensor) -> Tensor:
+        return torch.tensor(values, dtype=like.dtype, device=like.device).view(-1, *(1,) * (len(self.shape) - 1))
+
+    @property
+    def has_pixels(self) -> bool:
+        """Whether inputs are known to lie in [0, 1] before they are normalised: bytes, or pixels with a mean."""
+        bytes_held = isinstance(self.train, Split) and self.train.inputs.dtype == torch.uint8
+        return bytes_held or (self.mean is not None and self.std is not None)
 
     def replace(self, **changes: object) -> Data:
         """A copy with other parts, for example ``data.replace(train=loader)``."""

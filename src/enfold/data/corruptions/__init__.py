@@ -1,0 +1,22 @@
+"""Corruptions: images as they get in the world, to see whether accuracy and calibration survive.
+
+Hendrycks and Dietterich, "Benchmarking neural network robustness to common corruptions and perturbations", ICLR 2019,
+arXiv:1903.12261. The same kinds and severities, in batched torch and seeded by image; see docs/corruptions.md for what
+differs.
+"""
+
+from enfold.data.corruptions.cifar_c import cifar_c_kinds, read_cifar_c
+from enfold.data.corruptions.split import Corrupted
+from enfold.data.corruptions.suite import KINDS, SEVERITIES, STANDARD, corrupt, corrupted, corruptions
+
+__all__ = [
+    "KINDS",
+    "SEVERITIES",
+    "STANDARD",
+    "Corrupted",
+    "cifar_c_kinds",
+    "corrupt",
+    "corrupted",
+    "corruptions",
+    "read_cifar_c",
+]

@@ -1,0 +1,62 @@
+"""The official CIFAR-10-C and CIFAR-100-C: a folder of .npy files, one a kind, severities one after the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from enfold.data.corruptions.split import Corrupted
+from enfold.data.corruptions.suite import KINDS, check_kind, check_severity
+from enfold.errors import EnfoldError
+
+IMAGES = 10_000  # a severity
+IMAGE = (32, 32, 3)
+LABELS = "labels.npy"
+
+Array = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def cifar_c_kinds(folder: str | Path) -> tuple[str, ...]:
+    """The kinds whose files lie in the folder, in the usual order."""
+    return tuple(kind for kind in KINDS if (Path(folder) / f"{kind}.npy").is_file())
+
+
+def read_cifar_c(folder: str | Path, kind: str, severity: int) -> Corrupted:
+    """The 10,000 test images of one kind and severity with their labels; only these are read from the file."""
+    check_kind(kind)
+    check_severity(severity)
+    folder = Path(folder)
+    labels = _open(folder / LABELS, (), folder)
+    images = _open(folder / f"{kind}.npy", IMAGE, folder)
+    part = slice((severity - 1) * IMAGES, severity * IMAGES)
+    classes = np.array(labels[part], dtype=np.int64)
+    inputs = torch.from_numpy(np.ascontiguousarray(images[part].transpose(0, 3, 1, 2)))
+    source = "CIFAR-10-C" if int(labels.max()) < 10 else "CIFAR-100-C"
+    return Corrupted(inputs, torch.from_numpy(classes), kind, severity, source)
+
+
+def _open(path: Path, one: tuple[int, ...], folder: Path) -> Array:
+    """The file's array of 5 x 10,000 entries of shape `one`, mapped and not yet read."""
+    shape = (5 * IMAGES, *one)
+    if not path.is_file():
+        there = ", ".join(cifar_c_kinds(folder)) or "no kind of corruption"
+        raise EnfoldError(
+            f"{path} must exist to read CIFAR-10-C or CIFAR-100-C, got a folder with {there}: unpack the official "
+            "archive there, or make corrupted images with enfold.data.corrupted"
+        )
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise EnfoldError(
+            f"{path} must be a whole .npy file of plain bytes, got one that NumPy cannot read ({error}): "
+            "unpack the official archive again"
+        ) from error
+    if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype.kind not in "ui":
+        found = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else "an archive"
+        raise EnfoldError(
+            f"{path} must hold whole numbers of shape {shape}, got {found}: unpack the official archive again"
+        )
+    return array

@@ -1,0 +1,113 @@
+"""Linear maps of images: matrices for rows and columns, a kernel for each image, bilinear sampling; and the one scale.
+
+Parameters are published for 32 x 32 pixels. For other sizes every length in pixels (the width of a blur, a radius, a
+shift, a displacement) is multiplied by `scale` = min(H, W) / 32, so that an image keeps its look when it is enlarged;
+what is relative to the image (zoom, pixelate) or to its values (noise, colours, JPEG) stays as it is. What makes sense
+from one pixel on (a disk, the reach of glass, the grain of snow) is not made smaller than published.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Edge = Literal["nearest", "reflect"]  # aaa|abcd|ddd or cba|abcd|dcb
+
+
+def scale(images: Tensor) -> float:
+    """How much larger the images are than those the parameters were published for."""
+    return min(images.shape[-2:]) / 32
+
+
+def apply(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """rows · image · columnsᵀ for each image: (..., H, W) -> (..., H', W')."""
+    return rows.to(images.device) @ (images @ columns.T.to(images.device))
+
+
+def gaussian(images: Tensor, sigma: float, edge: Edge = "nearest", truncate: float = 4.0) -> Tensor:
+    """Gaussian blur of each channel, with SciPy's kernel: cut at `truncate` sigma, sums to 1."""
+    height, width = images.shape[-2:]
+    return apply(images, gaussian_matrix(height, sigma, edge, truncate), gaussian_matrix(width, sigma, edge, truncate))
+
+
+@lru_cache(maxsize=64)
+def gaussian_matrix(size: int, sigma: float, edge: Edge, truncate: float) -> Tensor:
+    """The blur of one axis with its edges, as a (size, size) matrix."""
+    reach = int(truncate * sigma + 0.5)
+    offsets = torch.arange(-reach, reach + 1)
+    weights = torch.exp(-0.5 * (offsets.double() / sigma) ** 2)
+    places = torch.arange(size)[:, None] + offsets
+    if edge == "nearest":
+        places = places.clamp(0, size - 1)
+    else:
+        places = places.remainder(2 * size)
+        places = torch.minimum(places, 2 * size - 1 - places)
+    matrix = torch.zeros(size, size, dtype=torch.float64)
+    return matrix.scatter_add_(1, places, (weights / weights.sum()).expand(size, -1)).float()
+
+
+@lru_cache(maxsize=64)
+def zoom_matrix(size: int, percent: int) -> Tensor:
+    """Enlarge the middle of one axis to `percent` by linear interpolation, end to end, and keep `size` of it."""
+    kept = math.ceil(size * 100 / percent)
+    enlarged = max(round(kept * percent / 100), size)
+    first, trimmed = (size - kept) // 2, (enlarged - size) // 2
+    places = torch.arange(trimmed, trimmed + size, dtype=torch.float64) * ((kept - 1) / max(enlarged - 1, 1))
+    low = places.floor().clamp(max=max(kept - 2, 0))
+    matrix = torch.zeros(size, size, dtype=torch.float64)
+    rows = torch.arange(size)
+    matrix[rows, first + low.long()] = 1 - (places - low)
+    matrix[rows, first + (low.long() + 1).clamp(max=kept - 1)] += places - low
+    return matrix.float()
+
+
+@lru_cache(maxsize=64)
+def box_matrix(size: int, smaller: int) -> Tensor:
+    """Shrink one axis to `smaller` pixels and enlarge it again, both with Pillow's BOX filter: blocks and their means.
+
+    A block takes the pixels whose centres lie in it, with equal weights; enlarging repeats the nearest.
+    """
+    ratio = size / smaller
+    starts = (torch.arange(smaller + 1, dtype=torch.float64) * ratio + 0.5).floor()
+    centres = torch.arange(size, dtype=torch.float64)
+    inside = (centres >= starts[:-1, None]) & (centres < starts[1:, None])  # (smaller, size)
+    means = inside.double() / inside.sum(1, keepdim=True)
+    nearest = ((torch.arange(size, dtype=torch.float64) + 0.5) / ratio).floor().long().clamp(max=smaller - 1)
+    return means[nearest].float()
+
+
+def convolve(images: Tensor, kernels: Tensor, padding: tuple[int, int, int, int], mode: str) -> Tensor:
+    """Correlate each image with its own kernel (B, h, w); (left, right, top, bottom) are padded by `mode`."""
+    batch, channels, height, width = images.shape
+    padded = F.pad(images, padding, mode=mode)
+    groups = batch * channels
+    weights = kernels[:, None].expand(-1, channels, -1, -1).reshape(groups, 1, *kernels.shape[1:])
+    return F.conv2d(padded.reshape(1, groups, *padded.shape[2:]), weights, groups=groups).view(
+        batch, channels, height, width
+    )
+
+
+def sample(images: Tensor, x: Tensor, y: Tensor, *, repeat_edge: bool) -> Tensor:
+    """Values at (x, y) in pixels, each (B, H, W), bilinear; outside mirrored, with the edge pixel repeated or not."""
+    height, width = images.shape[-2:]
+    if repeat_edge:
+        grid = torch.stack(((2 * x + 1) / width - 1, (2 * y + 1) / height - 1), -1)
+    else:
+        grid = torch.stack((2 * x / (width - 1) - 1, 2 * y / (height - 1) - 1), -1)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=not repeat_edge)
+
+
+def positions(images: Tensor) -> tuple[Tensor, Tensor]:
+    """x and y of every pixel, (H, W) each."""
+    height, width = images.shape[-2:]
+    y, x = torch.meshgrid(
+        torch.arange(height, device=images.device, dtype=images.dtype),
+        torch.arange(width, device=images.device, dtype=images.dtype),
+        indexing="ij",
+    )
+    return x, y
