@@ -1,0 +1,115 @@
+"""Groups of axes: which places of which tensors are permuted together without changing what a network computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+Role = Literal["produces", "consumes", "both"]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Units along one axis of a tensor: from `offset` on, the axis is outer x units x inner places.
+
+    After a flatten, `inner` is the number of places of one channel. An axis that produces units is multiplied by P, one
+    that consumes them by P^-1; one of a tied tensor may do both.
+    """
+
+    name: str  # in the network's state
+    axis: int
+    size: int  # units
+    role: Role = "produces"
+    offset: int = 0
+    outer: int = 1
+    inner: int = 1
+    tied_to: str | None = None  # the first name of the same tensor; a state may hold one of them or both
+
+    @property
+    def length(self) -> int:
+        """How many places of the axis belong to the units."""
+        return self.outer * self.size * self.inner
+
+    def by_unit(self, tensor: Tensor) -> Tensor:
+        """(units, everything else)."""
+        return self.units_first(tensor).flatten(1)
+
+    def units_first(self, tensor: Tensor) -> Tensor:
+        """(units, outer, inner, *the other axes), a view."""
+        part = tensor.narrow(self.axis, self.offset, self.length)
+        units: Tensor = part.unflatten(self.axis, (self.outer, self.size, self.inner))
+        return units.movedim((self.axis + 1, self.axis, self.axis + 2), (0, 1, 2))
+
+    def with_units(self, tensor: Tensor, units: Tensor) -> Tensor:
+        """The tensor with other values at its units, given as `units_first` gives them."""
+        part = units.movedim((0, 1, 2), (self.axis + 1, self.axis, self.axis + 2)).flatten(self.axis, self.axis + 2)
+        if self.length == tensor.shape[self.axis]:
+            return part
+        return tensor.slice_scatter(part, self.axis, self.offset, self.offset + self.length)
+
+    def __str__(self) -> str:
+        where = f"{self.name}[{self.axis}]"
+        if self.offset or self.outer > 1:
+            where += f" from {self.offset}"
+        if self.outer > 1:
+            where += f", {self.outer} times"
+        return where + (f", {self.inner} places each" if self.inner > 1 else "")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Units that may be put in any order, if it is done along all these axes."""
+
+    name: str
+    size: int
+    axes: tuple[Axis, ...]
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """An axis of a tensor whose places, or some of them, may not be permuted, and why."""
+
+    name: str
+    axis: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Symmetry:
+    """What may be permuted in a network, and what may not; printed as a table."""
+
+    groups: tuple[Group, ...]
+    fixed: tuple[Fixed, ...]
+    note: str = ""  # what keeps the whole network from being looked at
+
+    def __getitem__(self, name: str) -> Group:
+        for group in self.groups:
+            if group.name == name:
+                return group
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self.groups)
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def table(self) -> str:
+        """Groups with their sizes and axes, then what is fixed and why."""
+        rows = [["group", "units", "axes"]]
+        for group in self.groups:
+            axes = [f"{axis} {'<-' if axis.role == 'consumes' else '->'}" for axis in group.axes if not axis.tied_to]
+            rows += [[group.name, str(group.size), axes[0]], *(["", "", axis] for axis in axes[1:])]
+        widths = [max(len(row[column]) for row in rows) for column in range(2)]
+        lines = [f"{row[0].ljust(widths[0])}  {row[1].rjust(widths[1])}  {row[2]}" for row in rows]
+        reasons: dict[str, list[str]] = {}
+        for one in self.fixed:
+            reasons.setdefault(one.reason, []).append(f"{one.name}[{one.axis}]")
+        lines += [f"fixed, because {reason}: {', '.join(names)}" for reason, names in reasons.items()]
+        return "\n".join([*lines, *([self.note] if self.note else [])])
+
+    def __str__(self) -> str:
+        return self.table()

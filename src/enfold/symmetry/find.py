@@ -1,0 +1,99 @@
+"""Symmetries of a network, found from its graph and verified."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from enfold.errors import EnfoldError
+from enfold.members.skeleton import Skeleton, State, read_state
+from enfold.modes import evaluating
+from enfold.seeds import generator
+from enfold.symmetry import elementwise, moves, products  # noqa: F401 - they say what each operation does
+from enfold.symmetry.axes import Fixed, Group, Symmetry
+from enfold.symmetry.groups import Candidate, candidates, fixed_axes
+from enfold.symmetry.trace import Untraceable
+from enfold.symmetry.verify import Bench, Unverifiable, run
+from enfold.symmetry.walk import Place, Walk
+
+CHANGED = "a random order along it changes the outputs"
+UNREACHED = "the outputs do not depend on it"
+
+
+def symmetries(network: nn.Module, example: Tensor, *, seed: int = 0) -> Symmetry:
+    """Which axes of which parameters and buffers may be permuted together, each group verified in float64.
+
+    `example` is a small batch, (B, ...), whose values do not matter unless they are whole numbers. A network whose
+    graph depends on values has no groups, and `note` says why. The network is left as it is.
+    """
+    skeleton = Skeleton(network)
+    state = {name: tensor.detach().cpu() for name, tensor in read_state(network).items()}
+    with evaluating(skeleton.network), torch.random.fork_rng(devices=[]):
+        example = _running(skeleton, state, example)
+        walk = Walk()
+        try:
+            walk.through(skeleton, state, example)
+            bench = Bench.of(skeleton, state, example, generator(seed, "symmetry"))
+        except Untraceable as error:
+            return _nothing(state, f"the graph depends on values or cannot be recorded: {error}")
+        except Unverifiable as error:
+            return _nothing(state, f"nothing could be verified: {error}")
+        return _verified(bench, walk, candidates(walk, _aliases(network, skeleton)))
+
+
+def _running(skeleton: Skeleton, state: State, example: Tensor) -> Tensor:
+    """The example on the CPU, if the network takes it."""
+    if not isinstance(example, Tensor) or not example.ndim or not len(example):
+        what = f"a tensor of shape {tuple(example.shape)}" if isinstance(example, Tensor) else type(example).__name__
+        raise EnfoldError(f"the example must be a batch of inputs, (B, ...), got {what}: pass one or two inputs")
+    numbers = next((tensor.dtype for tensor in state.values() if tensor.is_floating_point()), example.dtype)
+    example = example.detach().cpu().to(numbers if example.is_floating_point() else example.dtype)
+    try:
+        run(skeleton, state, example)
+    except Exception as error:
+        message = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise EnfoldError(
+            f"the network must run on the example, but a batch of shape {tuple(example.shape)} and type "
+            f"{example.dtype} failed ({message}): pass a few inputs of the right shape as example"
+        ) from error
+    return example
+
+
+def _nothing(state: State, note: str) -> Symmetry:
+    axes = [(name, axis) for name, tensor in state.items() for axis in range(tensor.ndim) if tensor.shape[axis] > 1]
+    return Symmetry((), tuple(Fixed(name, axis, note) for name, axis in axes), note)
+
+
+def _aliases(network: nn.Module, skeleton: Skeleton) -> dict[str, list[str]]:
+    """The other names that tied tensors have in a state_dict."""
+    first: dict[int, str] = {}
+    found: dict[str, list[str]] = {}
+    named = [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]
+    for name, tensor in sorted(named, key=lambda pair: pair[0] not in skeleton.names):
+        if first.setdefault(id(tensor), name) != name:
+            found.setdefault(first[id(tensor)], []).append(name)
+    return found
+
+
+def _verified(bench: Bench, walk: Walk, proposed: list[Candidate]) -> Symmetry:
+    """All groups at once; only if that fails, one by one."""
+    refused: dict[Place, str] = {}
+
+    def refuse(groups: tuple[Group, ...], reason: str) -> None:
+        refused.update({(axis.name, axis.axis): reason for group in groups for axis in group.axes})
+
+    groups: list[Group] = []
+    reached = bench.reached([candidate.groups[0] for candidate in proposed])
+    for candidate, reaches in zip(proposed, reached, strict=True):
+        if not reaches:
+            refuse(candidate.groups, UNREACHED)
+    proposed = [candidate for candidate, reaches in zip(proposed, reached, strict=True) if reaches]
+    if bench.holds([group for candidate in proposed for group in candidate.groups]):
+        groups = [group for candidate in proposed for group in candidate.groups]
+    else:
+        for candidate in proposed:
+            chosen = next((g for g in (candidate.groups, candidate.instead) if g and bench.holds(g)), ())
+            groups += chosen
+            if not chosen:
+                refuse(candidate.groups, CHANGED)
+    return Symmetry(tuple(groups), tuple(fixed_axes(walk, groups, refused)))

@@ -1,0 +1,160 @@
+"""Matching: one network's units are put in the order in which its weights are nearest to another's.
+
+    max over permutations P_g   <θ, P(θ')>   over all parameters, P = all P_g of a symmetry's groups               (1)
+
+One P_g at a time, the others fixed, is a linear assignment problem on the sum over the group's axes of inner products
+unit by unit, solved exactly; a step that does not raise (1) is not taken, and the first round without one is the last.
+Running statistics follow, but do not count.
+
+S. K. Ainsworth, J. Hayase, S. Srinivasa: Git Re-Basin: Merging Models modulo Permutation Symmetries, ICLR 2023,
+arXiv:2209.04836.
+
+Differs from the paper: groups are found for any network; where a tensor has a group on two axes, (1) is quadratic in
+P_g, and the assignment of its linear part is taken only if (1) rises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from enfold.errors import EnfoldError
+from enfold.members import Members, Stacked, State
+from enfold.seeds import generator
+from enfold.symmetry.axes import Axis, Group, Symmetry
+from enfold.symmetry.find import symmetries
+from enfold.symmetry.permute import permute, permuted
+
+ROUNDS = 100
+RUNNING = ("running_mean", "running_var", "running_std")
+
+
+@torch.no_grad()
+def weight_matching(
+    target: Mapping[str, Tensor],
+    state: Mapping[str, Tensor],
+    symmetry: Symmetry,
+    *,
+    seed: int = 0,
+    rounds: int = ROUNDS,
+    learned: Collection[str] | None = None,
+) -> dict[str, Tensor]:
+    """Orders, for `permute`, that bring a state near to the target; `learned` are the names of the tensors that count.
+
+    Without `learned`, all tensors count but running statistics.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    goal, held = (_counted(given, symmetry, learned) for given in (target, state))
+    places = _Places(symmetry)
+    source = generator(seed, "match units")
+    for _ in range(rounds):
+        gained = False
+        for index in torch.randperm(len(symmetry.groups), generator=source).tolist():
+            group = symmetry.groups[index]
+            axes = [axis for axis in group.axes if axis.name in goal]
+            if not axes:
+                continue
+            products = _products(goal, held, axes)
+            order = torch.as_tensor(linear_sum_assignment(products.numpy(), maximize=True)[1])
+            gain = float(products.gather(1, order.unsqueeze(1)).sum() - products.trace())
+            threshold = 1e-12 * float(products.abs().sum())
+            if gain <= threshold:
+                continue
+            moved = permuted(held, Group(group.name, group.size, tuple(axes)), order)
+            if not _is_quadratic(axes) or _rise(goal, held, moved, axes) > threshold:
+                gained, held = True, moved
+                places.move(group, order)
+        if not gained:
+            break
+    return places.orders(symmetry)
+
+
+@torch.no_grad()
+def match(members: Members, *, example: Tensor, seed: int = 0) -> Stacked:
+    """The members with their units in the orders that are nearest to member 0's; each stays the same function.
+
+    `example` is a few inputs, (B, ...); see `symmetries`, which finds what may be permuted.
+    """
+    stacked = {name: tensor.detach() for name, tensor in members.expand().items()}
+    states = [{name: tensor[index] for name, tensor in stacked.items()} for index in range(members.num_members)]
+    network = members.network(states[0])
+    symmetry = symmetries(network, example, seed=seed)
+    if symmetry.note:
+        raise EnfoldError(
+            f"hidden units are matched in networks whose symmetries are known, but in this {type(network).__name__} "
+            f"{symmetry.note}: leave matching out for it"
+        )
+    learned = set(members.skeleton.parameters)
+    matched = [states[0]]
+    for state in states[1:]:
+        orders = weight_matching(states[0], state, symmetry, seed=seed, learned=learned)
+        matched.append(permute(state, symmetry, orders))
+    return Stacked([members.network(state) for state in matched], members.engine_name)
+
+
+def _counted(state: Mapping[str, Tensor], symmetry: Symmetry, learned: Collection[str] | None) -> State:
+    """The tensors that count in equation (1), in float64."""
+    found: State = {}
+    for name in dict.fromkeys(axis.name for group in symmetry.groups for axis in group.axes if not axis.tied_to):
+        if name not in state:
+            raise EnfoldError(f"both states must hold every tensor of the symmetry, but '{name}' is missing in one")
+        if (name.rsplit(".", 1)[-1] not in RUNNING) if learned is None else (name in learned):
+            found[name] = state[name].detach().cpu().double()
+            if not bool(found[name].isfinite().all()):
+                raise EnfoldError(f"weights must be finite to be matched, but '{name}' is not: leave that network out")
+    return found
+
+
+def _products(goal: State, held: State, axes: list[Axis]) -> Tensor:
+    """<unit i of the goal, unit j of what is held>, (units, units), over all axes."""
+    found = torch.zeros(axes[0].size, axes[0].size, dtype=torch.float64)
+    for axis in axes:
+        found += axis.by_unit(goal[axis.name]) @ axis.by_unit(held[axis.name]).mT
+    return found
+
+
+def _is_quadratic(axes: list[Axis]) -> bool:
+    return len({axis.name for axis in axes}) < len({(axis.name, axis.axis) for axis in axes})
+
+
+def _rise(goal: State, held: State, moved: State, axes: list[Axis]) -> float:
+    """By how much (1) is higher after a move."""
+    names = {axis.name for axis in axes}
+    return sum(float(((moved[name] - held[name]) * goal[name]).sum()) for name in names)
+
+
+class _Places:
+    """Where each place of each axis came from: moves inside and of blocks are put into one order a group by it."""
+
+    def __init__(self, symmetry: Symmetry) -> None:
+        self.now = self._start(symmetry)
+
+    @staticmethod
+    def _start(symmetry: Symmetry) -> dict[tuple[str, int], Tensor]:
+        ends: dict[tuple[str, int], int] = {}
+        for group in symmetry.groups:
+            for axis in group.axes:
+                key = (axis.name, axis.axis)
+                ends[key] = max(ends.get(key, 0), axis.offset + axis.length)
+        return {key: torch.arange(end) for key, end in ends.items()}
+
+    def move(self, group: Group, order: Tensor) -> None:
+        """Units in another order."""
+        for axis in group.axes:
+            key, flat = (axis.name, axis.axis), replace(axis, axis=0)
+            self.now[key] = flat.with_units(self.now[key], flat.units_first(self.now[key])[order])
+
+    def orders(self, symmetry: Symmetry) -> dict[str, Tensor]:
+        """What `permute` needs to get here; a group of blocks comes before the groups inside its blocks."""
+        found, here = {}, _Places(symmetry)
+        for group in symmetry.groups:
+            axis = replace(group.axes[0], axis=0)
+            key = (axis.name, group.axes[0].axis)
+            ours, wanted = (axis.by_unit(places[key]).sort(1).values[:, 0] for places in (here.now, self.now))
+            found[group.name] = (wanted.unsqueeze(1) == ours).long().argmax(1)
+            here.move(group, found[group.name])
+        return found

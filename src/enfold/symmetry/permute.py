@@ -1,0 +1,76 @@
+"""Permuting: units put in another order (hard), or mixed by a matrix and taken apart by its inverse (soft)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from enfold.errors import EnfoldError
+from enfold.members import State
+from enfold.symmetry.axes import Axis, Group, Symmetry
+
+
+def permuted(state: Mapping[str, Tensor], group: Group, order: Tensor) -> State:
+    """The state with unit order[k] of the group in place k; nothing is changed in place."""
+    if order.shape != (group.size,) or not torch.equal(order.cpu().sort().values, torch.arange(group.size)):
+        raise EnfoldError(
+            f"an order of the group '{group.name}' must hold each of 0 to {group.size - 1} once, got "
+            f"{tuple(order.shape)} values: use torch.randperm({group.size}) or the like"
+        )
+    found = dict(state)
+    for axis in _present(found, group):
+        tensor = found[axis.name]
+        found[axis.name] = axis.with_units(tensor, axis.units_first(tensor).index_select(0, order.to(tensor.device)))
+    return found
+
+
+def permute(state: Mapping[str, Tensor], symmetry: Symmetry, orders: Mapping[str, Tensor]) -> State:
+    """The state with the groups named in these orders; group by group, as the symmetry lists them."""
+    unknown = sorted(orders.keys() - {group.name for group in symmetry.groups})
+    if unknown:
+        raise EnfoldError(f"orders must be of groups of the symmetry, got '{unknown[0]}': print(symmetry) lists them")
+    found = dict(state)
+    for group in symmetry.groups:
+        if group.name in orders:
+            found = permuted(found, group, orders[group.name])
+    return found
+
+
+def soft(state: Mapping[str, Tensor], group: Group, matrix: Tensor, inverse: Tensor) -> State:
+    """The state with axes that produce the group's units times `matrix` and those that consume them times `inverse`.
+
+    Differentiable in both. A permutation matrix with P[k, order[k]] = 1 and its transpose do what `permuted` does.
+    """
+    for name, given in (("matrix", matrix), ("inverse", inverse)):
+        if given.shape != (group.size, group.size):
+            raise EnfoldError(
+                f"the {name} of the group '{group.name}' must be {group.size} x {group.size}, got "
+                f"{tuple(given.shape)}: it has one row a unit"
+            )
+    tied = next((axis for axis in group.axes if axis.role == "both"), None)
+    if tied is not None:
+        raise EnfoldError(
+            f"'{tied.name}' both produces and consumes the units of '{group.name}', so no matrix but a permutation's "
+            "keeps its two uses together: use permuted, or leave this group out"
+        )
+    found = dict(state)
+    for axis in _present(found, group):
+        tensor = found[axis.name]
+        factor = inverse.mT if axis.role == "consumes" else matrix
+        units = axis.units_first(tensor)
+        factor = factor.to(units) if units.is_floating_point() else factor
+        found[axis.name] = axis.with_units(tensor, torch.tensordot(factor, units, dims=1))
+    return found
+
+
+def _present(state: Mapping[str, Tensor], group: Group) -> Iterator[Axis]:
+    for axis in group.axes:
+        if axis.name in state:
+            yield axis
+        elif axis.tied_to is None:
+            raise EnfoldError(
+                f"a state must hold every tensor of the group '{group.name}', but '{axis.name}' is missing: pass all "
+                "parameters and buffers of the network"
+            )

@@ -1,0 +1,194 @@
+"""Rules of operations that contract axes or norm them: matrix products, convolutions, norms, embedding, attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from enfold.symmetry.elementwise import pointwise
+from enfold.symmetry.space import Term
+from enfold.symmetry.walk import NOWHERE, Value, Walk, rule
+
+
+@rule("mm", "bmm", "matmul")
+def product(walk: Walk, left: Value, right: Value, **_: object) -> Value:
+    """(..., n, k) x (..., k, m): k is permuted alike in both and goes."""
+    walk.unify(left.terms[-1], right.terms[-2])
+    lead = [walk.unify(a, b) for a, b in zip(left.terms[:-2], right.terms[:-2], strict=True)]
+    _consume(walk, left, right)
+    origins = [NOWHERE] * len(lead) + [left.origins[-2], right.origins[-1]]
+    data = left.data or right.data
+    terms = (*lead, left.terms[-2], right.terms[-1])
+    return Value(terms, (NOWHERE,) * len(terms) if data else tuple(origins), data)
+
+
+def _consume(walk: Walk, left: Value, right: Value) -> None:
+    """Of two factors, the weight consumes what the other produces."""
+    if left.data and right.data:
+        return
+    weight, axis = (left, left.ndim - 1) if right.data else (right, right.ndim - 2)
+    walk.consuming(weight, axis)
+    if left.data or right.data:
+        walk.producing(weight, [other for other in range(weight.ndim) if other != axis])
+    else:
+        walk.producing(left, [left.ndim - 1])
+
+
+@rule("addmm", "baddbmm")
+def add_product(walk: Walk, bias: Value, left: Value, right: Value, **_: object) -> Value:
+    """A product and a sum."""
+    return pointwise(walk, bias, product(walk, left, right))
+
+
+@rule("mv", "dot")
+def vector_product(walk: Walk, left: Value, right: Value) -> Value:
+    """A matrix or vector and a vector."""
+    walk.unify(left.terms[-1], right.terms[0])
+    weight = right if left.data else left
+    if not (left.data and right.data):
+        walk.consuming(weight, weight.ndim - 1)
+        walk.producing(weight, range(weight.ndim - 1))
+    return Value(left.terms[:-1], (NOWHERE,) * (left.ndim - 1), data=True)
+
+
+@rule("linear")
+def linear(walk: Walk, x: Value, weight: Value, bias: Value | None = None) -> Value:
+    """A weight (out, in) on the last axis."""
+    walk.unify(x.terms[-1], weight.terms[1])
+    walk.consuming(weight, 1)
+    walk.producing(weight, [0])
+    walk.producing(x)
+    found = Value((*x.terms[:-1], weight.terms[0]), (NOWHERE,) * x.ndim)
+    return found if bias is None else pointwise(walk, found, bias)
+
+
+@rule("convolution")
+def convolution(
+    walk: Walk,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Value:
+    """Channels are contracted group by group; the places of a kernel are fixed, and those it moves over."""
+    space, spatial = walk.space, weight.ndim - 2
+    channels, outputs = x.terms[-spatial - 1], weight.terms[1 if transposed else 0]
+    for axis in range(2, weight.ndim):
+        space.fix(weight.terms[axis], "they are the places of a kernel")
+    if groups == 1:
+        walk.unify(channels, weight.terms[0 if transposed else 1])
+    else:
+        channels, outputs = _grouped(walk, channels, weight, groups, transposed)
+    walk.consuming(weight, 0 if transposed else 1)
+    walk.producing(weight, [1 if transposed else 0, *range(2, weight.ndim)])
+    if not transposed and groups > 1:
+        walk.producing(weight, [0])
+    terms = [*x.terms[: -spatial - 1], outputs]
+    for axis, size in enumerate(walk.sizes[-spatial:]):
+        term = x.terms[axis - spatial]
+        if space.size(weight.terms[axis + 2]) == 1 and space.size(term) == size and not any(padding):
+            terms.append(term)
+        else:
+            space.fix(term, walk.why)
+            terms.append(space.fixed(size, walk.why))
+    if bias is not None:
+        walk.unify(outputs, bias.terms[0])
+        walk.producing(bias)
+    walk.producing(x)
+    return Value(tuple(terms), (NOWHERE,) * len(terms))
+
+
+def _grouped(walk: Walk, channels: Term, weight: Value, groups: int, transposed: bool) -> tuple[Term, Term]:
+    """Groups are permuted as wholes; inside them, channels alike in all groups."""
+    space = walk.space
+    number, inner = space.free(groups), space.free(space.size(channels) // groups)
+    walk.unify(space.times([number, inner]), channels)
+    if transposed:  # (in, out of one group, ...)
+        walk.unify(space.times([number, inner]), weight.terms[0])
+        return channels, space.times([number, weight.terms[1]])
+    outputs = space.free(space.size(weight.terms[0]) // groups)
+    walk.unify(space.times([number, outputs]), weight.terms[0])
+    walk.unify(inner, weight.terms[1])
+    return channels, weight.terms[0]
+
+
+@rule("native_batch_norm", "_native_batch_norm_legit_no_training", "_native_batch_norm_legit", "cudnn_batch_norm")
+def batch_norm(walk: Walk, x: Value, *others: object) -> tuple[Value, ...]:
+    """Scale, shift and statistics go with the channels."""
+    for other in others:
+        if isinstance(other, Value):
+            walk.unify(x.terms[1], other.terms[0])
+            walk.producing(other)
+    walk.producing(x)
+    return (Value(x.terms, (NOWHERE,) * x.ndim), *(walk.new("of statistics", s) for s in walk.all_sizes[1:]))
+
+
+@rule("native_layer_norm", "_fused_rms_norm", "rms_norm", "layer_norm")
+def layer_norm(walk: Walk, x: Value, _: object, *others: object) -> tuple[Value, ...] | Value:
+    """Scale and shift go with the axes that are normed."""
+    for other in others:
+        if isinstance(other, Value):
+            for axis in range(1, other.ndim + 1):
+                walk.unify(x.terms[-axis], other.terms[-axis])
+            walk.producing(other)
+    walk.producing(x)
+    found = Value(x.terms, (NOWHERE,) * x.ndim)
+    rest = tuple(walk.new("of statistics", sizes) for sizes in walk.all_sizes[1:])
+    return (found, *rest) if rest else found
+
+
+@rule("native_group_norm")
+def group_norm(
+    walk: Walk, x: Value, weight: Value | None, bias: Value | None, n: int, c: int, hw: int, groups: int, eps: float
+) -> tuple[Value, ...]:
+    """Groups are permuted as wholes, and channels inside them."""
+    channels = walk.space.times([walk.space.free(groups), walk.space.free(c // groups)])
+    walk.unify(channels, x.terms[1])
+    for other in (weight, bias):
+        if other is not None:
+            walk.unify(x.terms[1], other.terms[0])
+            walk.producing(other)
+    walk.producing(x)
+    return (Value(x.terms, (NOWHERE,) * x.ndim), *(walk.new("of statistics", s) for s in walk.all_sizes[1:]))
+
+
+@rule("embedding")
+def embedding(walk: Walk, weight: Value, indices: Value, *_: object) -> Value:
+    """Rows are numbered by the input; columns are units."""
+    walk.space.fix(weight.terms[0], "the network's inputs number them")
+    walk.producing(weight)
+    terms = (*indices.terms, weight.terms[1])
+    return Value(terms, (NOWHERE,) * len(terms), indices.data)
+
+
+@rule("_embedding_bag_forward_only", "_embedding_bag", "embedding_bag")
+def embedding_bag(walk: Walk, weight: Value, indices: Value, *rest: object) -> tuple[Value, ...]:
+    """Rows are numbered by the input; columns are units."""
+    walk.space.fix(weight.terms[0], "the network's inputs number them")
+    walk.fix([indices, *rest], walk.why)
+    walk.producing(weight)
+    sizes = walk.all_sizes
+    bags = Value((walk.space.fixed(sizes[0][0], walk.why), weight.terms[1]), (NOWHERE,) * 2)
+    return (bags, *(walk.new(walk.why, shape) for shape in sizes[1:]))
+
+
+@rule("_scaled_dot_product_flash_attention_for_cpu", "scaled_dot_product_attention")
+def attention(walk: Walk, query: Value, key: Value, value: Value, *rest: object, **_: object) -> Values_:
+    """Queries and keys are contracted inside a head, values and weights over the tokens."""
+    walk.fix(list(rest), walk.why)
+    walk.unify(query.terms[-1], key.terms[-1])
+    walk.unify(key.terms[-2], value.terms[-2])
+    lead = [
+        walk.unify(walk.unify(q, k), v)
+        for q, k, v in zip(query.terms[:-2], key.terms[:-2], value.terms[:-2], strict=True)
+    ]
+    found = Value((*lead, query.terms[-2], value.terms[-1]), (NOWHERE,) * query.ndim)
+    others = tuple(walk.new(walk.why, sizes) for sizes in walk.all_sizes[1:])
+    return (found, *others) if others else found
+
+
+Values_ = Value | tuple[Value, ...]

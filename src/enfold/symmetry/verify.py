@@ -1,0 +1,126 @@
+"""Proof of groups: with random weights in float64, random orders must leave the outputs as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from enfold.members.skeleton import Skeleton, State
+from enfold.symmetry.axes import Axis, Group
+from enfold.symmetry.permute import permuted
+from enfold.symmetry.trace import decomposed, float_outputs
+from enfold.symmetry.walk import STATISTICS
+
+PROOFS = 6  # one random order may spare a structure that another shows
+TOLERANCE = 1e-9
+SCALES = (1.0, 0.3, 0.05, 0.0)  # of weights, 0 is near the network's own: the first with finite outputs is taken
+
+
+class Unverifiable(Exception):
+    """The network does not run in float64, or gives no finite outputs with random weights."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A network with random weights and inputs on which groups are tried."""
+
+    skeleton: Skeleton
+    state: State
+    inputs: Tensor
+    outputs: Tensor
+    source: torch.Generator
+
+    @staticmethod
+    def of(skeleton: Skeleton, state: State, example: Tensor, source: torch.Generator) -> Bench:
+        """Weights at the usual scale; biases, scales and statistics away from 0 and 1, so that every unit matters."""
+        inputs = example
+        if example.is_floating_point():
+            inputs = torch.randn(example.shape, generator=source, dtype=torch.float64)
+        for scale in SCALES:
+            drawn = _random_state(skeleton, state, source, scale)
+            try:
+                outputs = run(skeleton, drawn, inputs)
+            except Exception as error:
+                raise Unverifiable((str(error).strip() or type(error).__name__).splitlines()[0]) from error
+            if bool(outputs.isfinite().all()):
+                return Bench(skeleton, drawn, inputs, outputs, source)
+        raise Unverifiable("its outputs with random weights are not finite")
+
+    def holds(self, groups: Sequence[Group]) -> bool:
+        """Whether random orders of all these groups at once leave the outputs as they are."""
+        for _ in range(PROOFS):
+            state: Mapping[str, Tensor] = self.state
+            for group in groups:
+                state = permuted(state, group, self._order(group.size))
+            if not self._same(run(self.skeleton, dict(state), self.inputs)):
+                return False
+        return True
+
+    def _order(self, size: int) -> Tensor:
+        while True:
+            order = torch.randperm(size, generator=self.source)
+            if not torch.equal(order, torch.arange(size)):
+                return order
+
+    def _same(self, outputs: Tensor) -> bool:
+        scale = float(self.outputs.abs().max())
+        return bool((outputs - self.outputs).abs().max() <= TOLERANCE * scale)
+
+    def reached(self, groups: Sequence[Group]) -> list[bool]:
+        """Whether the outputs depend on a group: if they do not, any order would pass."""
+        moved = self._moving({axis.name for group in groups for axis in group.axes})
+        return [
+            any(axis.name in moved for axis in group.axes) or any(self._alone(group, axis) for axis in group.axes)
+            for group in groups
+        ]
+
+    def _moving(self, names: set[str]) -> set[str]:
+        """The parameters among these for which the outputs have a gradient: all by one pass."""
+        state = {name: tensor.clone() for name, tensor in self.state.items()}
+        leaves = {name: state[name].requires_grad_() for name in sorted(names & self.skeleton.parameters.keys())}
+        weights = torch.randn(self.outputs.shape, generator=self.source, dtype=self.outputs.dtype)
+        try:
+            total = (run(self.skeleton, state, self.inputs, grad=True) * weights).sum()
+            gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+        except RuntimeError:  # not differentiable: each axis will be tried by itself
+            return set()
+        return {name for name, gradient in zip(leaves, gradients, strict=True) if _moves(gradient)}
+
+    def _alone(self, group: Group, axis: Axis) -> bool:
+        """Whether the outputs change if one axis is permuted and the others are not."""
+        alone = Group(group.name, group.size, (axis,))
+        if axis.name not in self.state:
+            return False
+        return not self._same(run(self.skeleton, permuted(self.state, alone, self._order(group.size)), self.inputs))
+
+
+def _moves(gradient: Tensor | None) -> bool:
+    return gradient is not None and bool(gradient.abs().max() > 0)
+
+
+def run(skeleton: Skeleton, state: State, inputs: Tensor, *, grad: bool = False) -> Tensor:
+    """All outputs in one row; random numbers are the same in each run, and torch's own generator is left alone."""
+    given = state if grad else {name: tensor.clone() for name, tensor in state.items()}
+    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(grad), decomposed():
+        torch.default_generator.manual_seed(0)
+        with skeleton.holding(given) as network:
+            return torch.cat([value.flatten().double() for value in float_outputs(network(inputs))])
+
+
+def _random_state(skeleton: Skeleton, state: State, source: torch.Generator, scale: float) -> State:
+    drawn: State = {}
+    for name, tensor in state.items():
+        varied = name in skeleton.parameters or name.rsplit(".", 1)[-1] in STATISTICS
+        if not tensor.is_floating_point() or not varied:
+            drawn[name] = tensor.double() if tensor.is_floating_point() else tensor.clone()
+        elif not scale:
+            drawn[name] = tensor + 0.05 * torch.rand(tensor.shape, generator=source, dtype=torch.float64)
+        elif name in skeleton.parameters and tensor.ndim > 1:
+            spread = scale * (2 / tensor.shape[1:].numel()) ** 0.5
+            drawn[name] = spread * torch.randn(tensor.shape, generator=source, dtype=torch.float64)
+        else:
+            drawn[name] = 0.5 + torch.rand(tensor.shape, generator=source, dtype=torch.float64)
+    return drawn

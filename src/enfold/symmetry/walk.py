@@ -1,0 +1,228 @@
+"""A walk through a network that labels the axes of every value, by one rule an operation.
+
+Operations are seen as PyTorch dispatches them, so linear layers are matrix products and attention is products and a
+softmax, whoever wrote the module. What the network decides by values is not seen, so it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from enfold.members.skeleton import Skeleton, State
+from enfold.symmetry.space import Space, Term
+from enfold.symmetry.trace import Untraceable, decomposed, float_outputs, naming_modules
+
+Place = tuple[str, int]  # a tensor of the state and one of its axes
+NOWHERE: frozenset[Place] = frozenset()
+
+STATISTICS = (
+    "running_mean",
+    "running_var",
+    "running_std",
+    "weight",
+    "bias",
+    "gamma",
+    "beta",
+)  # buffers like parameters
+VALUES = ("_local_scalar_dense", "equal", "is_nonzero", "allclose")  # operations that give Python a value
+
+
+@dataclass(frozen=True)
+class Value:
+    """What lies along each axis; for a value made of parameters alone also which of their axes these are."""
+
+    terms: tuple[Term, ...]
+    origins: tuple[frozenset[Place], ...]
+    data: bool = True  # the network's input is part of it
+    constant: bool = False  # neither the input nor what may be permuted is part of it
+    numbers: Term | None = None  # its values number the places of this axis
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.terms)
+
+
+Values = Value | tuple[Value, ...]
+Rule = TypeVar("Rule", bound=Callable[..., Any])
+RULES: dict[str, Callable[..., Values]] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Say how operations of these names label what they return."""
+
+    def add(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return add
+
+
+class Walk(TorchDispatchMode):
+    """Labels of all values so far, and whether a parameter's axis produces units or consumes them."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.space = Space()
+        self.tensors: dict[str, Value] = {}  # parameters and buffers by name
+        self.produced: set[Place] = set()
+        self.consumed: set[Place] = set()
+        self.name = ""  # of the operation
+        self.all_sizes: list[tuple[int, ...]] = []  # of all that it returns
+        self._values: dict[int, Value] = {}
+        self._kept: list[Tensor] = []  # so that no two tensors have the same id
+        self._running: list[str] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to be skipped by a compiler takes importing it, which takes seconds
+
+    def through(self, skeleton: Skeleton, state: State, example: Tensor) -> None:
+        """Label every value of one pass; the network's input and outputs are fixed."""
+        held = {name: tensor.clone() for name, tensor in state.items()}
+        for name, tensor in held.items():
+            self.tensors[name] = self._entering(name, tensor.shape, name in skeleton.parameters)
+            self._hold(tensor, self.tensors[name])
+        example = example.clone()
+        self._hold(example, self.new("they are the network's inputs", example.shape))
+        try:
+            with naming_modules(skeleton.network, self._running), torch.no_grad(), decomposed(), self:  # noqa: SIM117
+                with skeleton.holding(held) as network:
+                    outputs = float_outputs(network(example))
+        except Untraceable:
+            raise
+        except Exception as error:  # whatever a network's own code or torch raises under a dispatch mode
+            raise Untraceable((str(error).strip() or type(error).__name__).splitlines()[0]) from error
+        for tensor in outputs:
+            self.fix(self.value(tensor), "they are the network's outputs")
+        self.space.settle()
+
+    def _entering(self, name: str, sizes: Sequence[int], learned: bool) -> Value:
+        constant = not learned and name.rsplit(".", 1)[-1] not in STATISTICS
+        value = self.new("the buffer is a constant" if constant else None, sizes, data=False)
+        origins = tuple(frozenset([(name, axis)]) for axis in range(len(sizes)))
+        return Value(value.terms, origins, data=False, constant=constant)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and label what it returns."""
+        kwargs = kwargs or {}
+        self.name = str(func.overloadpacket).removeprefix("aten.")
+        given = tree_map(lambda one: self.value(one) if isinstance(one, Tensor) else one, (tuple(args), kwargs))
+        if self.name in VALUES and not all(value.constant for value in _values_in(given)):
+            raise Untraceable(f"{self._where()} decides by a value")
+        for value in _values_in(given):
+            if value.numbers is not None:
+                self.space.fix(value.numbers, self.why)
+        found = RULES.get(self.name) or RULES.get(self.name.removesuffix("_"))
+        if found is None and torch.Tag.pointwise in func.tags:
+            found = RULES["pointwise"]
+        if found is None and func.namespace == "aten":
+            parts = func.decompose(*args, **kwargs) if _composite(func) else NotImplemented
+            if parts is not NotImplemented:
+                return parts
+        result = func(*args, **kwargs)
+        several = isinstance(result, tuple | list)
+        returned = list(result) if several else [result]
+        self.all_sizes = [tuple(one.shape) if isinstance(one, Tensor) else () for one in returned]
+        if self.all_sizes and any(isinstance(one, Tensor) for one in returned):
+            made = self.unknown(*given[0], *given[1].values()) if found is None else found(self, *given[0], **given[1])
+            labels = made if isinstance(made, tuple) else (made,)
+            constant = all(value.constant for value in _values_in(given))
+            for tensor, value in zip(returned, labels, strict=False):
+                if isinstance(tensor, Tensor):
+                    made = self._checked(tensor, value, given)
+                    self._hold(tensor, replace(made, data=False, constant=True) if constant else made)
+        return result
+
+    def _checked(self, tensor: Tensor, value: Value, given: Any) -> Value:
+        """The value, if a rule gave it the sizes that the operation gave."""
+        if tuple(self.space.size(term) for term in value.terms) != tuple(tensor.shape):
+            self.fix(value, self.why)
+            self.fix(_values_in(given), self.why)
+            return self.new(self.why, tensor.shape)
+        return value
+
+    def _hold(self, tensor: Tensor, value: Value) -> None:
+        self._values[id(tensor)] = value
+        self._kept.append(tensor)
+
+    def value(self, tensor: Tensor) -> Value:
+        """What is known of a tensor; one that nothing made is a constant."""
+        if id(tensor) not in self._values:
+            made = self.new("it meets a constant", tensor.shape, data=False)
+            self._hold(tensor, Value(made.terms, made.origins, data=False, constant=True))
+        return self._values[id(tensor)]
+
+    def _where(self) -> str:
+        name = self._running[-1] if self._running else ""
+        return f"aten.{self.name} in " + (f"'{name}'" if name else "the network itself")
+
+    @property
+    def why(self) -> str:
+        """The operation and its module, as a reason."""
+        return f"of {self._where()}"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of what the operation returns; of the first, if it returns several."""
+        return self.all_sizes[0]
+
+    def new(self, reason: str | None, sizes: Sequence[int], *, data: bool = True) -> Value:
+        """A value with labels of its own."""
+        terms = tuple(self.space.free(n) if reason is None else self.space.fixed(n, reason) for n in sizes)
+        return Value(terms, (NOWHERE,) * len(terms), data)
+
+    def fix(self, value: Any, reason: str) -> None:
+        """All axes of a value, or of several."""
+        if isinstance(value, Value):
+            for term in value.terms:
+                self.space.fix(term, reason)
+            self.producing(value)
+        elif isinstance(value, tuple | list):
+            for one in value:
+                self.fix(one, reason)
+
+    def unknown(self, *args: Any) -> Values:
+        """Fix all that goes into an operation without a rule and all that comes out."""
+        self.fix(args, self.why)
+        return tuple(self.new(self.why, sizes) for sizes in self.all_sizes)
+
+    def producing(self, value: Value, axes: Sequence[int] | None = None) -> None:
+        """Units along these axes of parameters come out of them."""
+        for axis in range(value.ndim) if axes is None else axes:
+            self.produced |= value.origins[axis]
+
+    def consuming(self, value: Value, axis: int) -> None:
+        """Units along this axis of parameters go into them."""
+        self.consumed |= value.origins[axis]
+
+    def unify(self, one: Term, other: Term) -> Term:
+        """Two axes that an operation sees as one; of a single place there may be any number."""
+        sizes = self.space.size(one), self.space.size(other)
+        if sizes[0] != sizes[1]:
+            return other if sizes[0] == 1 else one
+        self.space.unify(one, other, self.why)
+        return one
+
+
+def _values_in(given: Any) -> list[Value]:
+    if isinstance(given, Value):
+        return [given]
+    parts = given.values() if isinstance(given, dict) else given if isinstance(given, tuple | list) else ()
+    return [value for part in parts for value in _values_in(part)]
+
+
+def _composite(func: Any) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+
+
+def one_of(values: Sequence[Value]) -> bool:
+    """Whether the network's input is part of any."""
+    return any(value.data for value in values)

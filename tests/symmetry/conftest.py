@@ -1,0 +1,6 @@
+"""The networks of this folder are found by their tests."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,103 @@
+"""Weight matching: planted orders are recovered, the objective never falls, functions stay as they are."""
+
+from itertools import permutations
+
+import pytest
+import torch
+from known_networks import KNOWN, made, symmetry_of
+from torch import Tensor
+from torch.func import functional_call
+
+from enfold.errors import EnfoldError
+from enfold.members import Stacked
+from enfold.networks import MLP, ResNet
+from enfold.symmetry import Symmetry, match, permute, symmetries, weight_matching
+
+PLANTED = ["mlp", "cnn", "residual", "projected residual", "dense", "resnet", "padded resnet", "squeezed", "text"]
+
+
+def shuffled(state: dict[str, Tensor], symmetry: Symmetry, seed: int = 0) -> dict[str, Tensor]:
+    source = torch.Generator().manual_seed(seed)
+    return permute(state, symmetry, {g.name: torch.randperm(g.size, generator=source) for g in symmetry.groups})
+
+
+def agreement(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    return sum(float((one[name] * other[name]).detach().sum()) for name in one if "running" not in name)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_hidden_layer_is_always_recovered(seed):
+    torch.manual_seed(seed)
+    network = MLP(6, [20], 4)
+    symmetry, state = symmetries(network, torch.zeros(2, 6)), dict(network.state_dict())
+    other = shuffled(state, symmetry, seed)
+    found = permute(other, symmetry, weight_matching(state, other, symmetry, seed=seed))
+    torch.testing.assert_close(found, state, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_orders_are_recovered(name):
+    network, _ = made(name)
+    symmetry, state = symmetry_of(name), dict(network.state_dict())
+    other = shuffled(state, symmetry)
+    found = permute(other, symmetry, weight_matching(state, other, symmetry))
+    torch.testing.assert_close(found, state, rtol=0, atol=0)
+
+
+def test_one_hidden_layer_is_matched_as_well_as_can_be():
+    torch.manual_seed(0)
+    one, other = (dict(MLP(3, [4], 2).state_dict()) for _ in range(2))
+    symmetry = symmetries(MLP(3, [4], 2), torch.zeros(2, 3))
+    every = [permute(other, symmetry, {"hidden.0": torch.tensor(order)}) for order in permutations(range(4))]
+    best = max(agreement(one, state) for state in every)
+    found = permute(other, symmetry, weight_matching(one, other, symmetry))
+    assert agreement(one, found) == pytest.approx(best, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in KNOWN if name != "bare linear"])
+def test_matching_never_lowers_the_objective_and_never_changes_the_function(name):
+    network, inputs = made(name)
+    symmetry, state = symmetry_of(name), dict(network.state_dict())
+    source = torch.Generator().manual_seed(1)
+    goal = {n: torch.randn(t.shape, generator=source) if t.is_floating_point() else t for n, t in state.items()}
+    before = agreement(goal, state)
+    for rounds in (1, 2, 100):
+        found = permute(state, symmetry, weight_matching(goal, state, symmetry, rounds=rounds))
+        after = agreement(goal, found)
+        assert after >= before - 1e-4
+        before = after
+    torch.testing.assert_close(functional_call(network, found, inputs), network(inputs), rtol=1e-3, atol=1e-4)
+    assert before > agreement(goal, state)
+
+
+def test_heads_and_what_is_inside_them_are_put_into_orders_that_permute_can_apply():
+    network, _ = made("vit")
+    symmetry, state = symmetry_of("vit"), dict(network.state_dict())
+    found = [permute(shuffled(state, symmetry, s), symmetry, {}) for s in range(3)]
+    for other in found:
+        orders = weight_matching(state, other, symmetry)
+        assert agreement(state, permute(other, symmetry, orders)) >= agreement(state, other)
+
+
+def test_members_are_matched_and_stay_what_they_are():
+    torch.manual_seed(0)
+    networks = [ResNet(depth=8, width=4).eval() for _ in range(3)]
+    members, inputs = Stacked(networks), torch.randn(4, 3, 8, 8)
+    before = {name: tensor.clone() for name, tensor in members.state_dict().items()}
+    matched = match(members, example=inputs)
+    torch.testing.assert_close(matched(inputs), members(inputs), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(dict(members.state_dict()), before, rtol=0, atol=0)
+    for index in (1, 2):
+        ours, theirs = ({n: t[index] for n, t in held.expand().items()} for held in (matched, members))
+        first = {name: tensor[0] for name, tensor in members.expand().items()}
+        assert agreement(first, ours) > agreement(first, theirs)
+    torch.testing.assert_close(dict(matched.member(0).state_dict()), dict(networks[0].state_dict()), rtol=0, atol=0)
+
+
+def test_states_that_cannot_be_matched_are_refused():
+    network = MLP(3, [4], 2)
+    symmetry, state = symmetries(network, torch.zeros(2, 3)), dict(network.state_dict())
+    with pytest.raises(EnfoldError, match=r"'head.weight' is missing"):
+        weight_matching(state, {name: t for name, t in state.items() if name != "head.weight"}, symmetry)
+    with pytest.raises(EnfoldError, match=r"'hidden.0.bias' is not"):
+        weight_matching(state, state | {"hidden.0.bias": torch.full((4,), torch.nan)}, symmetry)
