@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import re
 import sys
 from pathlib import Path
 
 from enfold.registry import ROOMS, Method, methods
+from enfold.settings import default_of, meanings
 
 PAGE = Path(__file__).parent.parent / "docs" / "methods.md"
 KINDS = {
     "share": "Shares: M members in less space, or drawn around one network",
     "fold": "Folds: M members to one network",
+    "perturb": "Perturbations: what a fold does to inputs before teachers and student answer",
 }
 ARXIV = re.compile(r"arXiv[: ](\d{4}\.\d{4,5})")
 
@@ -28,13 +29,11 @@ def row(method: Method) -> str:
 
 
 def settings(method: Method) -> list[str]:
-    """Each setting with its default."""
-    lines = []
+    """Each setting with its default and what it means."""
+    lines, said = [], meanings(method.kind)
     for name, field in method.fields.items():
-        default = field.default
-        if default is dataclasses.MISSING:
-            default = "made anew" if field.default_factory is not dataclasses.MISSING else "must be given"
-        lines.append(f"| `{name}` | `{default!r}` | `{field.type}` |".replace(" | None`", " or None`"))
+        kind = f"`{field.type}`".replace(" | None`", " or None`").replace("|", "\\|")
+        lines.append(f"| `{name}` | `{default_of(field)}` | {kind} | {said[name]} |")
     return lines
 
 
@@ -43,7 +42,8 @@ def page() -> str:
     lines = [
         "# Methods",
         "",
-        "Made from the registry by `python tools/make_methods_page.py`. `enfold methods` shows the same in a terminal; "
+        "Made from the registry by `python tools/make_methods_page.py`. `enfold methods` and `enfold methods NAME` "
+        "show the same in a terminal; "
         "each method's file opens with its equations and with what differs from the paper.",
     ]
     for room in ROOMS:
@@ -52,7 +52,7 @@ def page() -> str:
     for room in ROOMS:
         for method in methods(room).values():
             lines += ["", f"### {method.name}", "", f"`enfold.{method.kind.__name__}`: {method.idea}", ""]
-            lines += ["| setting | default | type |", "| --- | --- | --- |", *settings(method)]
+            lines += ["| setting | default | type | meaning |", "| --- | --- | --- | --- |", *settings(method)]
     return "\n".join(lines) + "\n"
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import enfold as library
-from enfold.registry import methods
+from enfold.registry import ROOMS, methods
 
 
 def test_run_writes_everything_and_prints_a_table(enfold, recipe_file: Path, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_dry_run_estimates_and_writes_nothing(enfold, recipe_file: Path, tmp_pat
 
 def test_methods_data_and_doctor_list_what_there_is(enfold) -> None:
     listed = json.loads(enfold("methods", "--json").out)
-    assert {each["name"] for each in listed} == {*methods("fold"), *methods("share")}
+    assert {each["name"] for each in listed} == {name for room in ROOMS for name in methods(room)}
     assert all(each["idea"].endswith(".") for each in listed)
     shown = enfold("methods").out
     assert all(each["name"] in shown for each in listed)
@@ -353,3 +353,37 @@ def test_train_says_what_it_made_as_json(enfold, tmp_path: Path, small_data: Pat
     options = ["--data", small_data, "--members", 2, "--set", "plan.epochs=1", "--json"]
     made = json.loads(enfold("train", tmp_path / "out", *options).out)
     assert made == {"run": str(tmp_path / "out"), "members": 2, "seeds": [0]}
+
+
+def test_ctrl_c_says_what_is_kept_and_how_to_go_on(enfold, recipe_file, tmp_path, monkeypatch) -> None:
+    out = tmp_path / "out"
+
+    def stopped(*ignored: object, **settings: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("enfold.run.stages.fit", stopped)
+        done = enfold("run", recipe_file, out)
+    assert done.code == 130
+    assert done.err.splitlines()[-1].startswith("enfold: stopped; models that were finished are kept")
+    assert f"go on with  enfold run {recipe_file} {out} --resume" in done.err
+    assert enfold("run", recipe_file, out, "--resume").code == 0
+
+
+def test_a_method_is_explained_with_its_settings(enfold) -> None:
+    row = json.loads(enfold("methods", "batch-ensemble", "--json").out)
+    meaning = {setting["name"]: setting["meaning"] for setting in row["settings"]}
+    assert meaning["spread"].startswith("gaussian: the standard deviation")
+    shown = enfold("methods", "batch_ensemble").out
+    assert all(word in shown for word in ("Y. Wen, D. Tran, J. Ba", "fast_decay", "Differs from the paper"))
+    refused = enfold("methods", "batch_ensembel")
+    assert refused.code == 2
+    assert "did you mean 'batch_ensemble'" in refused.err
+
+
+def test_the_table_in_the_file_has_the_quartiles_of_a_latency(enfold, recipe_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    enfold("run", recipe_file, out, "--set", "cost=true")
+    seconds = json.loads((out / "summary.json").read_text())["rows"]["ensemble"]["cost"]["latency"]["1"]
+    median, lower, upper = (f"{1e3 * seconds[name]:.2f}" for name in ("median", "lower", "upper"))
+    assert f"{median} [{lower}, {upper}] (" in (out / "table.md").read_text()

@@ -45,6 +45,8 @@ def test_overrides() -> None:
         ("folds: [{method: distill, alfa: 1}]\n", r"'distill' has no setting 'alfa', did you mean 'alpha'"),
         ("folds: [{method: distill, alpha: 2}]\n", r"alpha must be in \[0, 1\], got 2"),
         ("folds: [average, average]\n", r"every share and fold must have its own label, got 'average' twice"),
+        ("folds: [swag]\n", r"a fold is asked for, but 'swag' is a share: use enfold share RUN swag, or shares: in"),
+        ("shares: [distill]\n", r"a share is asked for, but 'distill' is a fold: use enfold fold RUN distill"),
         ("sizes: [9]\n", r"sizes must lie between 1 and the 4 members, got 9"),
         ("data: {sources: x}\n", r"there is no key 'sources', did you mean 'source'"),
         ("seeds: [1, 1]\n", r"every seed must be given once"),
@@ -66,3 +68,57 @@ def test_errors_name_the_place_and_the_remedy(text: str, says: str) -> None:
 def test_wrong_overrides(override: str) -> None:
     with pytest.raises(EnfoldError):
         parse_recipe("name: run\n", overrides=[override])
+
+
+SHARE = "name: x\nshares:\n  - method: METHOD\n    label: mine\n    LINE\n"
+
+
+@pytest.mark.parametrize(
+    ("method", "line", "says"),
+    [
+        ("mixture_ensembles", "budget: lots", "line 5: 'budget' of share 'mine' must be a number, got 'lots'"),
+        ("batch_ensemble", "rank: 1.5", "line 5: 'rank' of share 'mine' must be a whole number, got '1.5'"),
+        ("lora_ensemble", "frozen: 7", "line 5: 'frozen' of share 'mine' must be true or false, got '7'"),
+        ("batch_ensemble", "include: 3", "line 5: 'include' of share 'mine' must be a list, got '3'"),
+        ("batch_ensemble", "include: [3]", "line 5: value 1 of 'include' of share 'mine' must be text, got '3'"),
+        ("papa", "kind: al", "line 5: 'kind' of share 'mine' must be one of 'gradual', 'all', 'pairs', got 'al'"),
+        (
+            "batch_ensemble",
+            "from_member: warm",
+            "line 5: 'from_member' of share 'mine' must be true or false, got 'warm'",
+        ),
+        ("batch_ensemble", "network: 3", "line 5: 'network' of share 'mine' must be text or a mapping, got '3'"),
+        (
+            "batch_ensemble",
+            "plan: {epochs: many}",
+            "line 5: 'epochs' of the plan of share 'mine' must be a whole number,",
+        ),
+        ("batch_ensemble", "from_membr: true", "has no setting 'from_membr', did you mean 'from_member'?"),
+        ("batch_ensemble", "netwrk: mlp", "has no setting 'netwrk', did you mean 'network'?"),
+        ("batch_ensemble", "plans: {}", "has no setting 'plans', did you mean 'plan'?"),
+        ("batch_ensemble", "labels: x", "has no setting 'labels', did you mean 'label'?"),
+    ],
+)
+def test_a_wrong_setting_of_a_share_is_one_sentence(method: str, line: str, says: str) -> None:
+    with pytest.raises(EnfoldError) as raised:
+        parse_recipe(SHARE.replace("METHOD", method).replace("LINE", line), "r.yaml")
+    assert str(raised.value).startswith("r.yaml, line ")
+    assert says in str(raised.value)
+    assert str(raised.value).count("got") <= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("members: several\n", "r.yaml, line 1: 'members' must be a whole number, got 'several'"),
+        ("name: x\ndata: {seed: one}\n", "r.yaml, line 2: 'seed' of data must be a whole number, got 'one'"),
+        ("plan: {epochs: many}\n", "r.yaml, line 1: 'epochs' of the plan must be a whole number, got 'many'"),
+        ("shares: [{label: x}]\n", "r.yaml, line 1: 'method' of share 'x' must be given"),
+        ("seeds: [1, x]\n", "r.yaml, line 1: value 2 of 'seeds' must be a whole number, got 'x'"),
+        ("shares: 3\n", "r.yaml, line 1: 'shares' must be a list, got '3'"),
+    ],
+)
+def test_a_value_of_another_type_is_one_sentence(text: str, says: str) -> None:
+    with pytest.raises(EnfoldError) as raised:
+        parse_recipe(text, "r.yaml")
+    assert str(raised.value) == says

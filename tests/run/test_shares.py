@@ -72,7 +72,10 @@ def test_a_dry_run_counts_shares(enfold, shares_file, tmp_path):
         ("shares: [{method: batch_ensemble, rnak: 2}]", "no setting 'rnak', did you mean 'rank'"),
         ("shares: [{method: batch_ensemble, num_members: 0}]", "at least 1 member, got 0"),
         ("shares: [batch_ensemble, batch_ensemble]", "its own label, got 'batch_ensemble' twice"),
-        ("shares: [{method: batch_ensemble, from_member: warm}]", "'shares.0.from_member' is wrong"),
+        (
+            "shares: [{method: batch_ensemble, from_member: warm}]",
+            "'from_member' of share 'batch_ensemble' must be true or false",
+        ),
         ("shares: [{method: batch_ensemble, include: [nowhere]}]", "a pattern must match a layer, but 'nowhere'"),
         ("shares: [{method: mc_dropout}]", "inject"),
         ("shares: [{method: mixture_ensembles, budget: 10}]", "smallest"),
@@ -95,3 +98,59 @@ def test_members_that_are_one_function_are_told_of(enfold, recipe_file, tmp_path
     assert done.code == 0, done.err
     assert "enfold: same: the 3 members are nearly one function" in done.err
     assert "nearly one function" in json.loads(done.out)["rows"]["same"]["warning"]
+
+
+def test_a_method_of_the_other_kind_is_told_its_verb(enfold, recipe_file, tmp_path):
+    out = tmp_path / "out"
+    assert enfold("run", recipe_file, out).code == 0
+    refused = enfold("share", out, "distill")
+    assert (refused.code, "'distill' is a fold: use enfold fold RUN distill" in refused.err) == (2, True)
+    refused = enfold("fold", out, "batch-ensemble")
+    assert (refused.code, "'batch_ensemble' is a share: use enfold share RUN" in refused.err) == (2, True)
+
+
+def test_a_share_that_adapts_a_trained_network_is_told_where_it_starts_anew(enfold, recipe_file, tmp_path):
+    text = recipe_file.read_text()
+    lora = "{method: lora_ensemble, label: LABEL, rank: 2, plan: {epochs: 1}MORE}"
+    fresh, adapted = (
+        lora.replace("LABEL", label).replace("MORE", more)
+        for label, more in (("fresh", ""), ("adapted", ", from_member: true"))
+    )
+    recipe_file.write_text(text[: text.index("folds:")] + f"shares: [{fresh}, {adapted}]")
+    done = enfold("run", recipe_file, tmp_path / "out", "--json")
+    assert done.code == 0, done.err
+    rows = json.loads(done.out)["rows"]
+    assert "adapts a trained network, but this one was drawn anew: use from_member: true" in rows["fresh"]["warning"]
+    assert "from_member" not in rows["adapted"].get("warning", "")
+    assert "enfold: fresh: lora_ensemble adapts" in done.err
+
+
+def test_a_search_that_picks_fewer_networks_says_so_in_its_row(enfold, recipe_file, tmp_path):
+    text = recipe_file.read_text()
+    search = "{method: hyper_deep_ensembles, label: few, candidates: 4, stratify: false, goal: accuracy}"
+    recipe_file.write_text(text[: text.index("folds:")] + f"shares: [{search}]")
+    done = enfold("run", recipe_file, tmp_path / "out", "--json")
+    assert done.code == 0, done.err
+    assert "not the 3 asked for" in json.loads(done.out)["rows"]["few"]["warning"]
+
+
+def test_cost_is_measured_of_what_is_new_beside_one_network(enfold, recipe_file, tmp_path):
+    out = tmp_path / "out"
+    assert enfold("run", recipe_file, out, "--set", "cost=true").code == 0
+    before = json.loads((out / "cost.json").read_text())
+    assert enfold("share", out, "batch-ensemble").code == 0
+    after = json.loads((out / "cost.json").read_text())
+    assert {label: after[label] for label in before} == before
+    added = after["batch-ensemble"]
+    assert after.keys() - before.keys() == {"batch-ensemble"}
+    assert added["reference"]["latency"] != before["mean member"]["latency"], "measured beside it, in its own process"
+    for batch in ("1", "128"):
+        ratio = added["latency"][batch]["median"] / added["reference"]["latency"][batch]["median"]
+        assert added["ratios"]["latency"][batch] == pytest.approx(ratio, rel=0.5)
+
+
+def test_help_says_how_many_members_a_share_has(enfold):
+    said = " ".join(enfold("share", "--help").out.replace("│", " ").split())
+    assert "as many members as the run, but for methods with a number of their own" in said
+    assert "a number of the method's own" in enfold("methods", "swag").out
+    assert "in a run, as many as the run has" in enfold("methods", "batch-ensemble").out

@@ -85,7 +85,10 @@ JOINT = (
 TIES_WELCOME = ("mc_dropout", "swa", "swag")  # methods that change no weight of a layer, so that tied ones stay tied
 TRAINING = Plan(epochs=6, batch_size=4, learning_rate=0.01, select="last")
 
-pytestmark = pytest.mark.filterwarnings("ignore::enfold.train.diversity.Alike")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::enfold.train.diversity.Alike"),
+    pytest.mark.filterwarnings("ignore::enfold.sharing.searching.Fewer"),
+]
 
 
 def method_of(name: str, num_members: int = M):

@@ -1,5 +1,6 @@
 """Hyper-batch ensembles: the equations written out, the penalties' distributions, tuning, resuming."""
 
+import copy
 import math
 
 import pytest
@@ -193,7 +194,8 @@ def test_the_objective_adds_the_penalty_of_a_biased_shared_weight():
         members = HyperBatchEnsembles(2, embedding_spread=0.0, bias=bias)(nn.Linear(4, 3)).train()
         batch = Batch(torch.randn(5, 4), torch.randint(3, (5,)))
         torch.manual_seed(1)
-        losses = Penalised(10, CrossEntropy())(members, batch)
+        members.num_examples = 10
+        losses = Penalised(CrossEntropy())(members, batch)
         torch.manual_seed(1)
         values = members.penalties.draw(5).mean(1)  # (M, H): without embedding the penalty is linear in λ
         weight, own = members.shared.state()["weight"], members.expand()["bias"]
@@ -284,12 +286,20 @@ def test_tuning_finds_the_penalty_that_validation_data_want():
     assert all(parameter.grad is None for parameter in members.parameters())
 
 
-def test_plain_training_without_tuning_leaves_the_penalties_alone():
+def test_fit_trains_as_the_method_does():
+    share = HyperBatchEnsembles(2, penalties=(1e-3, 1.0), embedding_spread=0.1)
+    by_method, by_fit = share.train(network(), DATA, PLAN, quiet=True), share(network())
+    fit(by_fit, DATA, PLAN, quiet=True)
+    assert int(by_fit.penalties.steps) > 0
+    torch.testing.assert_close(dict(by_fit.state_dict()), dict(by_method.state_dict()), rtol=0, atol=0)
+
+
+def test_an_interrupted_training_leaves_no_data_in_a_copy(monkeypatch):
     members = HyperBatchEnsembles(2)(network())
-    bounds = members.penalties.bounds.clone()
-    history = fit(members, DATA, PLAN, quiet=True)
-    assert torch.equal(members.penalties.bounds, bounds)
-    assert sum(history.epochs[-1].train_loss) < sum(history.epochs[0].train_loss)
+    monkeypatch.setattr(type(members), "after_step", lambda *ignored: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        fit(members, DATA, PLAN, quiet=True)
+    assert copy.deepcopy(members).tuning is None
 
 
 def test_bad_inputs():

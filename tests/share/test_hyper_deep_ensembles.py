@@ -16,8 +16,10 @@ from enfold.metrics import nll, per_member
 from enfold.metrics.greedy import greedy_selection
 from enfold.networks import MLP
 from enfold.share.hyper_deep_ensembles import HyperDeepEnsembles
-from enfold.sharing.searching import Pool, Setting
+from enfold.sharing.searching import Fewer, Pool, Setting
 from enfold.train import Plan, fit
+
+pytestmark = pytest.mark.filterwarnings("ignore::enfold.sharing.searching.Fewer")
 
 PLAN = Plan(epochs=6, batch_size=16, learning_rate=0.05, weight_decay=0.01, select="last")
 DATA = three_clouds(120, 90, 60)
@@ -199,3 +201,14 @@ def test_bad_inputs():
         SMALL.train(network(), DATA, PLAN.replace(weight_decay=(0.1, 0.2)), quiet=True)
     with pytest.raises(EnfoldError, match="validation data, got none"):
         SMALL.train(network(), DATA.replace(validation=[]), PLAN, quiet=True)
+
+
+def test_fewer_different_networks_than_asked_for_are_told_of(tmp_path):
+    with pytest.warns(Fewer, match="picked [123] different networks?, not the 4 asked for"):
+        members = HyperDeepEnsembles(4, candidates=4, stratify=False, goal="accuracy").train(
+            network(), DATA, PLAN, quiet=True
+        )
+    enfold.save(members, tmp_path / "members.safetensors")
+    assert enfold.load(tmp_path / "members.safetensors", network()).notice == members.notice
+    assert picked([1, 2, 1], HyperDeepEnsembles(3))[0].notice is None
+    assert "picked 1 different network, not the 3" in picked([2], HyperDeepEnsembles(3))[0].notice

@@ -356,3 +356,9 @@ def test_trained_saved_and_loaded(tmp_path):
     torch.testing.assert_close(predict(loaded, data).log_probs, predictions.log_probs, rtol=0, atol=0)
     mean = model.forward_mean(data.test.inputs).exp()
     torch.testing.assert_close(mean, predictions.log_probs.exp().mean(0))
+
+
+def test_there_is_no_member_to_take_out():
+    model = MCDropout(inject=0.1)(MLP(6, [8], 3))
+    with pytest.raises(EnfoldError, match=r"do not exist as separate networks, got member\(0\): .*model\.network"):
+        model.member(0)

@@ -42,6 +42,7 @@ CASES = {
     "vit": (lambda: ViT((3, 8, 8), 4, width=8, depth=1, heads=2, pooling="class"), (3, 8, 8)),
     "grouped": (convolutions, (4, 5, 5)),
     "tokens": (lambda: Apply(lambda net, x: net.b(net.a(x).mean(1)), a=nn.Linear(3, 8), b=nn.Linear(8, 4)), (7, 3)),
+    "one token": (lambda: Apply(lambda net, x: net.b(net.a(x).mean(1)), a=nn.Linear(3, 8), b=nn.Linear(8, 4)), (1, 3)),
     "channels last": (
         lambda: Apply(lambda net, x: net.b(net.a(x.movedim(-1, 1)).mean((2, 3))), a=nn.Conv2d(3, 8, 3),
                       b=nn.Linear(8, 4)),
@@ -259,3 +260,16 @@ def test_bad_networks_and_inputs_are_refused():
         MIMO(last="1")(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(12, 4, 1)))(
             torch.randn(2, 3, 8, 8)
         )
+
+
+def test_inputs_that_the_widened_network_does_not_take_are_named():
+    tokens = Apply(lambda net, x: net.b(net.a(x).mean(1)), a=nn.Linear(6, 8), b=nn.Linear(8, 4))
+    with pytest.raises(EnfoldError, match=r"inputs of shape \(5, 7\) .* are the 6 that its first layer takes"):
+        MIMO()(tokens)(torch.randn(2, 5, 7))
+
+
+def test_there_is_no_member_to_take_out():
+    with pytest.raises(
+        EnfoldError, match=r"do not exist as separate networks, got member\(1\): .*model\(inputs\)\[1\]"
+    ):
+        MIMO()(MLP(6, [8], 3)).member(1)

@@ -11,6 +11,7 @@ from enfold.errors import EnfoldError
 from enfold.networks import MLP, ResNet, WideResNet
 from enfold.share.packed_ensembles import PackedEnsembles
 from enfold.train import Plan, fit
+from zoo import Apply
 
 
 def cnn() -> nn.Module:
@@ -112,3 +113,16 @@ def test_bad_settings_and_networks_are_refused():
         PackedEnsembles()(tied)
     with pytest.raises(EnfoldError, match=r"got '0' \(LSTM\)"):
         PackedEnsembles()(nn.Sequential(nn.LSTM(4, 4), nn.Linear(4, 2)))
+
+
+@pytest.mark.parametrize(("members", "alpha"), [(4, 2.0), (2, 4.0)])
+def test_a_parameter_that_is_as_long_as_a_layer_is_wide_is_told_of(members, alpha):
+    """Its first axis is the tokens, of which there happen to be as many as hidden units."""
+    network = Apply(lambda net, x: net.b((net.a(x).transpose(1, 2) @ net.mix).mean(2)), a=nn.Linear(6, 8),
+                    b=nn.Linear(8, 4), mix=nn.Parameter(torch.randn(8, 3)))  # fmt: skip
+    inputs = torch.randn(3, 8, 6)
+    assert network(inputs).shape == (3, 4)
+    with pytest.raises(
+        EnfoldError, match=rf"with {alpha / members:.3g} of its .* inputs of shape \(3, 8, 6\) .*: check"
+    ):
+        PackedEnsembles(members, alpha=alpha)(network)(inputs)

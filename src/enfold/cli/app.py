@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +21,8 @@ app = typer.Typer(
     help="enfold: the quality of an ensemble at the price of one network.\n\n"
     "Start with `enfold demo`, then `enfold run RECIPE OUT` with a recipe of your own.",
 )
+
+INTERRUPTED = 130  # the exit code of what was stopped by Ctrl-C
 
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Change a recipe's value: --set plan.epochs=5")]
 Seeds = Annotated[list[int] | None, typer.Option("--seed", help="Run this seed; several --seed give a spread.")]
@@ -134,7 +137,11 @@ def share(
     as_json: AsJson = False,
     trust_code: Trust = False,
 ) -> None:
-    """Train one more way to hold members in less space, or to draw them around one, beside a run's members."""
+    """Train one more way to hold members in less space, or to draw them around one, beside a run's members.
+
+    It has as many members as the run, but for methods with a number of their own (MIMO 3, snapshots 5, SWAG and
+    subspaces 30, SWA 1): --set num_members=... changes it. `enfold methods NAME` explains the settings.
+    """
     _add("share", run_directory, method, label, overrides, device, as_json=as_json, trust_code=trust_code)
 
 
@@ -177,8 +184,6 @@ def claims(
     out: Annotated[Path | None, typer.Option(help="Also write the verdicts to this JSON file.")] = None,
 ) -> None:
     """Judge a paper's claims by a run: which orderings held, which did not, which are within noise."""
-    import shlex
-
     from enfold.files import write_json
     from enfold.report.claims import claims_legend, claims_table
     from enfold.run import RunDirectory
@@ -200,21 +205,23 @@ def claims(
 
 
 @app.command()
-def methods(as_json: AsJson = False) -> None:
-    """List every method with its idea in one line."""
-    from rich.table import Table
+def methods(
+    name: Annotated[str | None, typer.Argument(help="A method to explain; all are listed without.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List every method with its idea in one line, or explain one and all its settings."""
+    from enfold.cli.listing import method_row, method_rows, method_table, methods_table, paper_of
 
-    from enfold.registry import ROOMS
-    from enfold.registry import methods as listed
-
-    found = [each for room in ROOMS for each in listed(room).values()]
-    if as_json:
-        _print_json([{"name": each.name, "room": each.room, "idea": each.idea} for each in found])
+    if name is None:
+        rows = method_rows()
+        _print_json(rows) if as_json else _console().print(methods_table(rows))
         return
-    table = Table("method", "kind", "idea", "settings")
-    for each in found:
-        table.add_row(each.name, each.room, each.idea, ", ".join(each.fields))
-    _console().print(table)
+    row = method_row(name)
+    if as_json:
+        _print_json(row)
+        return
+    print(f"{row['name']} ({row['room']}): {row['idea']}\n\n{paper_of(name)}\n")
+    _console().print(method_table(row))
 
 
 @app.command()
@@ -354,6 +361,17 @@ def main() -> None:
     except EnfoldError as error:
         print(f"enfold: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        print("enfold: interrupted; go on with --resume", file=sys.stderr)
-        raise SystemExit(130) from None
+    except (KeyboardInterrupt, SystemExit) as stopped:
+        if isinstance(stopped, SystemExit) and stopped.code != INTERRUPTED:
+            raise
+        print(f"enfold: {_stopped(sys.argv[1:])}", file=sys.stderr)  # typer itself leaves without a word
+        raise SystemExit(INTERRUPTED) from None
+
+
+def _stopped(words: list[str]) -> str:
+    """What Ctrl-C leaves, and how to go on from it."""
+    if not words or words[0] not in ("demo", "run", "train", "share", "fold", "evaluate") or "--dry-run" in words:
+        return "stopped"
+    resume = ["--resume"] if words[0] in ("demo", "run", "train") and "--resume" not in words else []
+    kept = "models that were finished are kept, and of the one in training its last whole epoch"
+    return f"stopped; {kept}: go on with  {shlex.join(['enfold', *words, *resume])}"

@@ -1,8 +1,9 @@
-"""What `enfold data` and `enfold doctor` show."""
+"""What `enfold methods`, `enfold data` and `enfold doctor` show."""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,8 @@ import torch
 
 from enfold.data import catalogue, check
 from enfold.errors import EnfoldError
+from enfold.registry import ROOMS, Method, methods, nearest
+from enfold.settings import default_of, meanings
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,6 +30,57 @@ PACKAGES = (  # package, extra, what it gives
     ("scikit-learn", "data", "the digits data set"),
     ("pillow", "data", "folders of images"),
 )
+
+
+def method_rows() -> list[dict[str, Any]]:
+    """Every method with its idea and the names of its settings."""
+    found = [each for room in ROOMS for each in methods(room).values()]
+    return [{"name": each.name, "room": each.room, "idea": each.idea, "settings": list(each.fields)} for each in found]
+
+
+def methods_table(rows: list[dict[str, Any]]) -> Table:
+    """For a terminal."""
+    from rich.table import Table
+
+    table = Table("method", "kind", "idea", "settings")
+    for row in rows:
+        table.add_row(row["name"], row["room"], row["idea"], ", ".join(row["settings"]))
+    return table
+
+
+def method_row(name: str) -> dict[str, Any]:
+    """One method with what each of its settings means."""
+    chosen = _method(name)
+    said = meanings(chosen.kind)
+    settings = [
+        {"name": key, "default": default_of(field), "meaning": said[key]} for key, field in chosen.fields.items()
+    ]
+    return {"name": chosen.name, "room": chosen.room, "idea": chosen.idea, "settings": settings}
+
+
+def method_table(row: dict[str, Any]) -> Table:
+    """The settings, for a terminal."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("setting", "default", "meaning")
+    for setting in row["settings"]:
+        table.add_row(setting["name"], escape(setting["default"]), escape(setting["meaning"]))
+    return table
+
+
+def paper_of(name: str) -> str:
+    """What opens the method's file after its idea: equations, paper, and what differs from it."""
+    document = inspect.getdoc(inspect.getmodule(_method(name).kind)) or ""
+    return document.partition("\n")[2].strip("\n")
+
+
+def _method(name: str) -> Method:
+    known = {each: room for room in ROOMS for each in methods(room)}
+    key = name.replace("-", "_")
+    if key not in known:
+        raise EnfoldError(f"there is no method '{name}'{nearest(key, known)}: choose one of {', '.join(known)}")
+    return methods(known[key])[key]
 
 
 def data_rows(name: str | None = None) -> list[dict[str, Any]]:

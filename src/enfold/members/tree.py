@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from enfold.members.skeleton import Place, State, places
+from enfold.members.skeleton import State
 
 
 class Tree(nn.Module):
@@ -16,8 +16,11 @@ class Tree(nn.Module):
         super().__init__()
         for name, tensor in tensors.items():
             self._plant(name, tensor)
-        parameters, buffers = places(self)
-        self._where: dict[str, Place] = {name: where[0] for name, where in {**parameters, **buffers}.items()}
+        self._where = dict[str, tuple[nn.Module, str, str]]()  # not the dictionaries: torch.export exchanges those
+        for prefix, module in self.named_modules():
+            for kind in ("_parameters", "_buffers"):
+                for key in getattr(module, kind):
+                    self._where[f"{prefix}.{key}" if prefix else key] = (module, kind, key)
 
     def _plant(self, name: str, tensor: Tensor) -> None:
         *path, key = name.split(".")
@@ -31,4 +34,4 @@ class Tree(nn.Module):
 
     def state(self) -> State:
         """What is stored, by name."""
-        return {name: held[key] for name, (held, key) in self._where.items()}  # type: ignore[misc]
+        return {name: getattr(module, kind)[key] for name, (module, kind, key) in self._where.items()}

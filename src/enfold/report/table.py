@@ -11,8 +11,11 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 
-def table_rows(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The header, with units, and one list of cells a model; spreads over seeds follow a ±."""
+def table_rows(summary: Mapping[str, Any], *, quartiles: bool = False) -> tuple[list[str], list[list[str]]]:
+    """The header, with units, and one list of cells a model; spreads over seeds follow a ±.
+
+    With `quartiles` those of a latency stand behind it, which is too wide for a terminal.
+    """
     columns: dict[str, Callable[[Row], str]] = {
         "accuracy (%)": lambda row: _score(row, "accuracy", 100, 2),
         "NLL (nats)": lambda row: _score(row, "nll", 1, 4),
@@ -26,8 +29,8 @@ def table_rows(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         columns |= {
             "parameters": lambda row: _cost(row, lambda cost: f"{cost['parameters']:,}"),
             "MFLOPs": lambda row: _cost(row, lambda cost: f"{cost['flops'] / 1e6:.2f}"),
-            "latency, 1 (ms)": lambda row: _cost(row, lambda cost: _latency(cost, "1")),
-            "latency, 128 (ms)": lambda row: _cost(row, lambda cost: _latency(cost, "128")),
+            "latency, 1 (ms)": lambda row: _cost(row, lambda cost: _latency(cost, "1", quartiles)),
+            "latency, 128 (ms)": lambda row: _cost(row, lambda cost: _latency(cost, "128", quartiles)),
         }
     rows = [[name, *(cell(row) for cell in columns.values())] for name, row in summary["rows"].items()]
     return ["model", *columns], rows
@@ -48,8 +51,10 @@ def _cost(row: Row, show: Callable[[Mapping[str, Any]], str]) -> str:
     return show(row["cost"]) if row.get("cost") else "-"
 
 
-def _latency(cost: Mapping[str, Any], batch: str) -> str:
-    return f"{1e3 * cost['latency'][batch]['median']:.2f} ({cost['ratios']['latency'][batch]:.2f}x)"
+def _latency(cost: Mapping[str, Any], batch: str, quartiles: bool) -> str:
+    seconds = cost["latency"][batch]
+    spread = f" [{1e3 * seconds['lower']:.2f}, {1e3 * seconds['upper']:.2f}]" if quartiles else ""
+    return f"{1e3 * seconds['median']:.2f}{spread} ({cost['ratios']['latency'][batch]:.2f}x)"
 
 
 def terminal_table(summary: Mapping[str, Any]) -> Table:
@@ -69,7 +74,7 @@ def terminal_table(summary: Mapping[str, Any]) -> Table:
 
 def markdown_table(summary: Mapping[str, Any]) -> str:
     """For a file."""
-    header, rows = table_rows(summary)
+    header, rows = table_rows(summary, quartiles=True)
     lines = [header, ["---", *("---:" for _ in header[1:])], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
@@ -77,5 +82,6 @@ def markdown_table(summary: Mapping[str, Any]) -> str:
 LEGEND = (
     "diversity: how often two members disagree, over the error of one; "
     "gain recovered: how much of the ensemble's gain in NLL over its mean member one network keeps; "
-    "latency: median of one call at batch 1 and 128, in brackets the ratio to one network, taken round by round"
+    "latency: median of one call at batch 1 and 128, its quartiles in square brackets (in table.md), "
+    "in round ones the ratio to one network, taken round by round"
 )

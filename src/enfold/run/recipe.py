@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from enfold.errors import EnfoldError
 from enfold.registry import method, nearest
+from enfold.run.methods import as_tuples, made_fold, made_share
+from enfold.run.wrong import Place, explained, lines_of
 from enfold.train import Plan
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")  # a file's name and a row's
@@ -163,7 +165,7 @@ def parse_recipe(text: str, where: str = "the recipe", overrides: Sequence[str] 
     """A recipe from YAML text."""
     try:
         content = yaml.safe_load(text)
-        lines = _lines(yaml.compose(text, Loader=yaml.SafeLoader))
+        lines = lines_of(yaml.compose(text, Loader=yaml.SafeLoader))
     except yaml.YAMLError as error:
         raise EnfoldError(f"'{where}' must be YAML, but it cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
@@ -178,8 +180,8 @@ def make_recipe(content: Mapping[str, Any], where: str, lines: Mapping[tuple[Any
     try:
         recipe = Recipe.model_validate(content)
     except ValidationError as error:
-        raise _explained(error, where, lines or {}, Recipe) from error
-    located = _Located(where, lines or {})
+        raise explained(error, Place(where, lines or {}, content), Recipe) from error
+    located = _Located(Place(where, lines or {}, content))
     located.plan(recipe.plan, ("plan",), recipe.members)
     for index, share in enumerate(recipe.shares):
         if share.from_member and share.network is not None:
@@ -202,53 +204,39 @@ def make_recipe(content: Mapping[str, Any], where: str, lines: Mapping[tuple[Any
 class _Located:
     """Checks with the line of what is wrong."""
 
-    where: str
-    lines: Mapping[tuple[Any, ...], int]
+    place: Place
 
     def plan(self, settings: Mapping[str, Any], path: tuple[Any, ...], num_members: int | None) -> None:
         reserved = {"seed": "seeds", "device": "--device"}
         known = [field.name for field in dataclasses.fields(Plan) if field.name not in reserved]
         for key in settings:
+            at = self.place.at((*path, key))
             if key in reserved:
-                raise EnfoldError(f"{self._at((*path, key))}: set {reserved[key]} of the run instead of plan.{key}")
+                raise EnfoldError(f"{at}: set {reserved[key]} of the run instead of plan.{key}")
             if key not in known:
-                raise EnfoldError(f"{self._at((*path, key))}: a plan has no key '{key}'{nearest(key, known)}")
+                raise EnfoldError(f"{at}: a plan has no key '{key}'{nearest(key, known)}")
         try:
-            plan = TypeAdapter(Plan).validate_python({key: _tuples(value) for key, value in settings.items()})
+            plan = TypeAdapter(Plan).validate_python({key: as_tuples(value) for key, value in settings.items()})
             for field in ("learning_rate", "weight_decay", "label_smoothing") if num_members else ():
                 plan.per_member(field, num_members or 1)
         except ValidationError as error:
-            raise _explained(error, self.where, self.lines, Plan, path) from error
+            raise explained(error, self.place, Plan, path) from error
         except (EnfoldError, TypeError) as error:
-            raise EnfoldError(f"{self._at(path)}: {error}") from error
+            raise EnfoldError(f"{self.place.at(path)}: {error}") from error
 
-    def method(self, room: str, spec: Any, path: tuple[Any, ...]) -> None:
+    def method(self, room: str, spec: MethodSpec, path: tuple[Any, ...]) -> None:
         try:
             chosen = method(room, spec.method)
             known = [name for name in chosen.fields if name != "plan"]
             for key in spec.settings:
                 if key not in known:
-                    raise EnfoldError(f"'{chosen.name}' has no setting '{key}'{nearest(key, known)}")
-            if room == "share":
-                share_of(spec)
-            else:
-                chosen.make(**{key: value for key, value in spec.settings.items() if key != "student"})
+                    close = nearest(key, [*known, *type(spec).model_fields])
+                    raise EnfoldError(f"'{chosen.name}' has no setting '{key}'{close}")
+            (made_share if isinstance(spec, ShareSpec) else made_fold)(spec.method, spec.settings)
         except ValidationError as error:
-            raise _explained(error, self.where, self.lines, chosen.kind, path) from error
+            raise explained(error, self.place, chosen.kind, path) from error
         except (EnfoldError, TypeError) as error:
-            raise EnfoldError(f"{self._at(path)}: {error}") from error
-
-    def _at(self, path: tuple[Any, ...]) -> str:
-        line = self.lines.get(path) or self.lines.get(path[:-1])
-        return f"{self.where}, line {line}" if line else self.where
-
-
-def share_of(spec: ShareSpec, **defaults: Any) -> Any:
-    """The method with the spec's settings, read as the types they are declared with."""
-    chosen = method("share", spec.method)
-    known = {name: value for name, value in defaults.items() if name in chosen.fields}
-    settings = {name: _tuples(value) for name, value in spec.settings.items()}
-    return TypeAdapter(chosen.kind).validate_python({**known, **settings})
+            raise EnfoldError(f"{self.place.at(path)}: {error}") from error
 
 
 def apply_override(content: dict[str, Any], override: str) -> None:
@@ -274,44 +262,3 @@ def apply_override(content: dict[str, Any], override: str) -> None:
         raise EnfoldError(
             f"an override goes to a key of a mapping or a place of a list, got '{override}': look at the recipe's form"
         ) from error
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _lines(node: yaml.Node | None, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], int]:
-    """The line of every key, by its path."""
-    found: dict[tuple[Any, ...], int] = {}
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            found[(*path, key.value)] = key.start_mark.line + 1
-            found.update(_lines(value, (*path, key.value)))
-    elif isinstance(node, yaml.SequenceNode):
-        for index, value in enumerate(node.value):
-            found[(*path, index)] = value.start_mark.line + 1
-            found.update(_lines(value, (*path, index)))
-    return found
-
-
-def _explained(
-    error: ValidationError,
-    where: str,
-    lines: Mapping[tuple[Any, ...], int],
-    schema: type[Any],
-    prefix: tuple[Any, ...] = (),
-) -> EnfoldError:
-    """The first problem as one sentence with key, line and remedy."""
-    first = error.errors()[0]
-    path = (*prefix, *first["loc"])
-    while path and path not in lines and len(path) > 1:
-        path = path[:-1]
-    at = f"{where}, line {lines[path]}" if path in lines else where
-    key = ".".join(str(part) for part in (*prefix, *first["loc"]))
-    if first["type"] == "extra_forbidden":
-        name = str(first["loc"][-1])
-        owner = DataSpec if first["loc"][0] == "data" and len(first["loc"]) > 1 else schema
-        known = list(getattr(owner, "model_fields", None) or [])
-        return EnfoldError(f"{at}: there is no key '{name}'{nearest(name, known)}: the keys are {', '.join(known)}")
-    message = str(first["msg"]).removeprefix("Value error, ")
-    return EnfoldError(f"{at}: '{key}' is wrong: {message}, got {str(first['input'])[:60]!r}")

@@ -17,6 +17,7 @@ from enfold.predictions import Predictions
 from enfold.run.stages import Cell, example_input
 from enfold.train.diversity import alike
 
+ONE = "mean member"  # the row of one network, which costs are compared with
 Results = dict[str, dict[str, Any]]  # row name -> its scores, gain recovered and cost
 
 
@@ -27,14 +28,15 @@ def evaluate_cell(cell: Cell, models: Mapping[str, nn.Module]) -> Results:
     mean_member = mean_member_score(members["test"], members["validation"])
     rows: Results = {
         "mean member": {"scores": mean_member},
-        "ensemble": {"scores": score(**members), **_spread_out(members)},
+        "ensemble": {"scores": score(**members), **_spread_out(members, models["ensemble"])},
     }
     for size in cell.recipe.sizes:
         rows[f"ensemble of {size}"] = {
             "scores": score(**{part: said.subset(range(size)) for part, said in members.items()})
         }
+    notices = {spec.label: cell.notice(spec) for spec in cell.recipe.shares}
     for label in list(models)[1:]:
-        rows[label] = {"scores": score(**asked[label]), **_spread_out(asked[label])}
+        rows[label] = {"scores": score(**asked[label]), **_spread_out(asked[label], models[label], notices.get(label))}
     for row in rows.values():
         gain = recovered(row["scores"], mean_member, rows["ensemble"]["scores"])
         row["gain_recovered"] = None if math.isnan(gain) else gain
@@ -46,11 +48,14 @@ def evaluate_cell(cell: Cell, models: Mapping[str, nn.Module]) -> Results:
     return rows
 
 
-def _spread_out(asked: Mapping[str, Predictions]) -> dict[str, Any]:
-    """How differently a model's members answer, what one alone gives, and a warning if they are alike."""
+def _spread_out(asked: Mapping[str, Predictions], model: nn.Module, notice: str | None = None) -> dict[str, Any]:
+    """How differently a model's members answer, what one alone gives, and what is to be told of them."""
     test = asked["test"]
+    notices = [notice, getattr(model, "notice", None), alike(asked["validation"])]
+    warning = "; ".join(each for each in notices if each)
+    told = {"warning": warning} if warning else {}
     if test.num_members < 2:
-        return {}
+        return told
     found: dict[str, Any] = {
         "diversity": {
             "disagreement": disagreement(test),
@@ -60,8 +65,7 @@ def _spread_out(asked: Mapping[str, Predictions]) -> dict[str, Any]:
             "member_nll": float(per_member(nll, test).mean()),
         }
     }
-    warning = alike(asked["validation"])
-    return {**found, "warning": warning} if warning else found
+    return {**found, **told}
 
 
 def _finite(value: float) -> float | None:
@@ -81,14 +85,21 @@ def _predictions(cell: Cell, label: str, model: nn.Module) -> dict[str, Predicti
 
 
 def _costs(cell: Cell, models: Mapping[str, nn.Module]) -> dict[str, Any]:
-    """Measured once a run; kept beside the results."""
-    file = cell.run.path / "cost.json"
-    if file.is_file() and set(models) <= set(stored := cell.run.read_json("cost.json")):
+    """Measured once a model and kept beside the results.
+
+    A model that comes later is measured beside one network too, whose latency then is kept with it: ratios are those
+    of one process, and so can be compared.
+    """
+    stored = cell.run.read_json("cost.json") if (cell.run.path / "cost.json").is_file() else {}
+    missing = {label: model for label, model in models.items() if label not in stored}
+    if not missing:
         return dict(stored)
     ensemble: Any = models["ensemble"]
     example = example_input(cell.data).to(cell.device)
-    measured = measure({"mean member": ensemble.member(0), **models}, "mean member", example)
-    cell.run.write_json("cost.json", {label: asdict(cost) for label, cost in measured.items()})
+    measured = measure({ONE: ensemble.member(0), **missing}, ONE, example)
+    beside = {"latency": asdict(measured[ONE])["latency"]}
+    found = {label: {**asdict(cost), "reference": beside} for label, cost in measured.items()}
+    cell.run.write_json("cost.json", {**found, **stored})
     return dict(cell.run.read_json("cost.json"))
 
 

@@ -58,14 +58,14 @@ class BatchEnsemble(Share):
     """One shared weight a layer, scaled for each member by two vectors."""
 
     num_members: int = 4
-    rank: int = 1
-    bias: Literal["member", "shared_post", "shared_pre"] = "member"
-    bias_start: Literal["network", "zeros"] = "network"  # of members' biases
-    init: Literal["gaussian", "signs", "ones", "tabm", "tabm_normal"] = "gaussian"
+    rank: int = 1  # how many pairs of vectors scale a weight; 1 is the paper's
+    bias: Literal["member", "shared_post", "shared_pre"] = "member"  # one a member, or one for all, after or before s_m
+    bias_start: Literal["network", "zeros"] = "network"  # what members' biases start as
+    init: Literal["gaussian", "signs", "ones", "tabm", "tabm_normal"] = "gaussian"  # how r and s start
     spread: float = 0.5  # gaussian: the standard deviation around 1; signs: the probability of +1
     batch_norm: NormChoice = "shared"  # "own" is EnsembleBN, "joint" the paper's
-    norms: Literal["shared", "own"] = "shared"  # affine parameters of layer, group, instance and RMS norms
-    fast_grad_scale: float = 0.5
+    norms: Literal["shared", "own"] = "shared"  # affine parameters of norms other than batch norms
+    fast_grad_scale: float = 0.5  # on the gradient of r and s in the mean loss; with Adam, on their learning rate
     fast_decay: float = 0.0  # pulls r and s to 1, as a fraction of the plan's weight decay
     include: tuple[str, ...] = ()  # patterns of layer names; all layers if empty
     exclude: tuple[str, ...] = ()
@@ -161,15 +161,15 @@ class BatchEnsembleMembers(Sharing):
 
     def _expanded_but(self, factored: Collection[str]) -> State:
         """The members' state; of some layers the factors instead of the weights."""
-        state, fast = super().expand(), self.fast.state()
+        state, shared, fast = super().expand(), self.shared.state(), self.fast.state()
         for prefix, shape in self.layers.items():
-            weight, r, s = self.shared.state()[f"{prefix}weight"], fast.get(f"{prefix}r"), fast[f"{prefix}s"]
+            weight, r, s = shared[f"{prefix}weight"], fast.get(f"{prefix}r"), fast[f"{prefix}s"]
             if prefix in factored and r is not None:
-                state[f"{prefix}weight"] = Factored(weight, r[0], s[0])  # type: ignore[assignment]
+                state[f"{prefix}weight"] = Factored(weight, r.squeeze(0), s.squeeze(0))  # type: ignore[assignment]
             else:
                 state[f"{prefix}weight"] = weight * shape.factor(r, s)  # (1)
             if f"{prefix}bias" in self.scaled_biases:
-                state[f"{prefix}bias"] = state[f"{prefix}bias"] * fast[f"{prefix}s"].sum(0)  # (3)
+                state[f"{prefix}bias"] = state[f"{prefix}bias"] * s.sum(0)  # (3)
         return state
 
     def _running_state(self, engine: Engine) -> State:

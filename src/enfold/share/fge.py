@@ -33,10 +33,10 @@ class FGE(Trajectory):
     """Fast geometric ensembling: short triangular cycles of the learning rate, a member at each low point."""
 
     num_members: int = 4
-    start: float = 0.8  # of the epochs, at the latest
+    start: float = 0.8  # fraction of the epochs after which cycles begin, at the latest
     cycle: int = 2  # epochs from top to top, c; even, so that the low point is the end of an epoch
     high: float = 0.5  # α_1, of the plan's learning rate
-    low: float = 0.1  # α_2
+    low: float = 0.1  # α_2, of the plan's learning rate
     engine: EngineName = "auto"
 
     def __post_init__(self) -> None:

@@ -41,8 +41,8 @@ class FiLMEnsemble(Share):
     """All weights are shared; each member has its own scales, shifts and statistics of the norm layers."""
 
     num_members: int = 4
-    init: Literal["xavier", "signs", "around"] = "xavier"
-    gain: float = 1.0
+    init: Literal["xavier", "signs", "around"] = "xavier"  # uniform, plus or minus gain, or around the network's own
+    gain: float = 1.0  # how far apart members start
     seed: int = 0
     engine: EngineName = "auto"
 

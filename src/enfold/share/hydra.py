@@ -30,7 +30,7 @@ class Hydra(Branching):
 
     num_members: int = 4
     split: str | None = None  # path of the first module of the head; None: the last layer
-    noise: float = 0.1  # 0: all heads start equal, and part only if their targets differ
+    noise: float = 0.1  # how far copies of the head start apart; 0: they part only if their targets differ
     seed: int = 0
     engine: EngineName = "auto"
 

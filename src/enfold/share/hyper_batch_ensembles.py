@@ -25,7 +25,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,7 +45,7 @@ from enfold.seeds import derive, generator
 from enfold.share.batch_ensemble import BatchEnsemble, BatchEnsembleMembers
 from enfold.sharing import Sharing
 from enfold.sharing.penalties import Penalised, Penalties, by_output, penalty_groups
-from enfold.train import CrossEntropy, Follower, Plan, fit
+from enfold.train import CrossEntropy, Follower, Plan
 from enfold.train.optimize import Optimizer
 
 
@@ -57,11 +56,11 @@ class HyperBatchEnsembles(BatchEnsemble):
     spread: float = 0.75
     penalties: tuple[float, float] = (0.1, 100.0)  # the range of λ
     width: float = 0.2  # how far l and u are from the middle at first
-    entropy: float = 1e-3  # τ
-    tune_every: int = 3  # steps
-    tune_rate: float = 1e-3  # Adam's, on log l and log u
-    embedding_spread: float = 1e-4
-    tied: bool = True
+    entropy: float = 1e-3  # τ, the weight of the entropy that keeps l and u apart
+    tune_every: int = 3  # steps of training for each step of tuning
+    tune_rate: float = 1e-3  # Adam's learning rate, on log l and log u
+    embedding_spread: float = 1e-4  # standard deviation of what embeds λ at first
+    tied: bool = True  # u, v = r, s
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,35 +74,21 @@ class HyperBatchEnsembles(BatchEnsemble):
         """M members that share the network's weights and what answers to λ."""
         return HyperBatchMembers(network, self)
 
-    def train(
-        self,
-        network: nn.Module,
-        data: Data,
-        plan: Plan | None = None,
-        *,
-        checkpoint: Path | None = None,
-        title: str | None = None,
-        quiet: bool = False,
-    ) -> HyperBatchMembers:
-        """The members, trained by (3) on the training part and tuned by (4) on the validation part."""
-        plan = self.adapted(plan or Plan())
-        train, validation = (_examples(data, name) for name in ("train", "validation"))
-        model, name = self(network), title or type(self).__name__
-        objective = Penalised(len(train), CrossEntropy(plan.label_smoothing))
-        model.tuning = (validation, data.prepare, plan.batch_size)
-        try:
-            fit(model, data, plan, objective, checkpoint=checkpoint, title=name, quiet=quiet)
-        finally:
-            model.tuning = None
-        return model
+    def objective(self, plan: Plan) -> Penalised:
+        """Equation (3)."""
+        return Penalised(CrossEntropy(plan.label_smoothing))
 
 
 class HyperBatchMembers(BatchEnsembleMembers, Follower):
-    """The members; `delta` holds Δ and each member's δ, `penalties` l and u and what embeds λ."""
+    """The members; `delta` holds Δ and each member's δ, `penalties` l and u and what embeds λ.
+
+    `fit` trains them by (3) on the training part and tunes them by (4) on the validation part.
+    """
 
     def __init__(self, network: nn.Module, share: HyperBatchEnsembles) -> None:
         super().__init__(network, share)
         self.tuning: tuple[Split, Callable[[Tensor], Tensor], int] | None = None  # examples, their preparation, B
+        self.num_examples = 1  # N, of the training under way
         names = [(f"{prefix}{key}", shape) for prefix, shape in self.layers.items() for key in ("weight", "bias")]
         outputs = {name: shape.outputs for name, shape in names if name in self.skeleton.parameters}
         groups, seed = penalty_groups(list(self.layers)), derive(share.seed, "hyper_batch_ensembles")
@@ -157,6 +142,18 @@ class HyperBatchMembers(BatchEnsembleMembers, Follower):
     def _penalised(self) -> State:
         every = {**self.shared.state(), **self.own.state()}
         return {name: every[name] for name in self.delta.state()}
+
+    def meet(self, data: Data, plan: Plan) -> None:
+        """How many examples there are to learn from, and those to tune with."""
+        train, validation = (_examples(data, name) for name in ("train", "validation"))
+        self.num_examples, self.tuning = len(train), (validation, data.prepare, plan.batch_size)
+
+    def finish(self, data: Data) -> None:
+        """The examples are let go."""
+        self.tuning = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "tuning": None}  # a copy of the members is none of the data
 
     def after_step(self, step: int, optimizer: Optimizer) -> None:
         """Equation (4), every few steps."""

@@ -14,9 +14,9 @@ are drawn log-uniformly, and None leaves the plan's. The published range of the 
 N = 47,500, is 1e-3 to 10 times the published default.
 
 A network that was picked twice counts as two members, so that the plain mean over members is (2): after training
-there may be more members than the `num_members` networks that are stored. Where fewer different ones were picked, the
-rest of the room holds networks that count nothing. `counts` says how often each was picked and `settings` its learning
-rate, weight decay and label smoothing.
+there may be more members than the `num_members` networks that are stored. Where fewer different ones were picked, a
+warning says so, and the rest of the room holds networks that count nothing. `counts` says how often each was picked and
+`settings` its learning rate, weight decay and label smoothing.
 
 Differs from the paper: a candidate has one weight decay for all layers, not six; there are at most 64 picks; the plan
 says which epoch a candidate keeps. The public code leaves out step 3 and, where it is asked to select by accuracy,
@@ -26,6 +26,7 @@ selects the worst.
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -40,7 +41,7 @@ from enfold.members.engines import EngineName
 from enfold.metrics.greedy import Goal, greedy_selection
 from enfold.seeds import generator
 from enfold.sharing import Share, refuse_ties, require_size
-from enfold.sharing.searching import Chosen, Pool, Setting
+from enfold.sharing.searching import Chosen, Fewer, Pool, Setting
 from enfold.train import Plan
 from enfold.train.diversity import warn_if_alike
 
@@ -49,13 +50,13 @@ from enfold.train.diversity import warn_if_alike
 class HyperDeepEnsembles(Share):
     """Members that differ in hyper-parameters and seeds, picked from a random search."""
 
-    num_members: int = 4  # K, different networks
-    candidates: int = 100  # κ
-    weight_decay: tuple[float, float] | None = (1e-3, 10.0)  # factors on the plan's
-    label_smoothing: tuple[float, float] | None = (1e-5, 0.2)
-    learning_rate: tuple[float, float] | None = None  # factors on the plan's
-    goal: Goal = "nll"
-    stratify: bool = True
+    num_members: int = 4  # K: how many different networks, at most; in a run, as many as the run has
+    candidates: int = 100  # κ: how many networks the search trains
+    weight_decay: tuple[float, float] | None = (1e-3, 10.0)  # range of factors on the plan's; None: the plan's
+    label_smoothing: tuple[float, float] | None = (1e-5, 0.2)  # range of values; None: the plan's
+    learning_rate: tuple[float, float] | None = None  # range of factors on the plan's; None: the plan's
+    goal: Goal = "nll"  # what is picked by, on validation data
+    stratify: bool = True  # step 3: what was picked is trained again with K new seeds each
     chunk: int = 10  # candidates trained at once
     seed: int = 0
     engine: EngineName = "auto"
@@ -136,5 +137,7 @@ class HyperDeepEnsembles(Share):
         members.to(plan.device).eval()
         if checkpoint is None:
             pool.clear()
+        if members.notice:
+            warnings.warn(members.notice, Fewer, stacklevel=2)
         warn_if_alike(members, data)
         return members

@@ -53,11 +53,11 @@ class LoRAEnsemble(Share):
     """One frozen, trained network, to whose attention projections each member adds its own low-rank matrix."""
 
     num_members: int = 4
-    rank: int = 8
-    alpha: float | None = None  # None: equal to the rank
-    init: Literal["xavier", "normal"] = "xavier"
+    rank: int = 8  # r, at most: how many columns B has
+    alpha: float | None = None  # the factor on B A is alpha / r; None: 1
+    init: Literal["xavier", "normal"] = "xavier"  # how A starts: uniform, or normal
     gain: float | None = None  # normal: the standard deviation; None: 10 for xavier, 0.02 for normal
-    head: Literal["own", "drawn", "shared"] = "own"  # "shared": it is a layer like all others
+    head: Literal["own", "drawn", "shared"] = "own"  # a copy of its own for each member, one drawn anew, or one for all
     batch_norm: NormChoice = "shared"  # "own" is EnsembleBN
     frozen: bool = True  # False: what members share is trained too
     include: tuple[str, ...] = ()  # patterns of layer names; attention if empty, or all layers where there is none
@@ -74,6 +74,11 @@ class LoRAEnsemble(Share):
         for field, known in (("init", ("xavier", "normal")), ("head", ("own", "drawn", "shared"))):
             if getattr(self, field) not in known:
                 raise EnfoldError(f"{field} must be one of {', '.join(known)}, got {getattr(self, field)!r}: change it")
+
+    @property
+    def wants_trained(self) -> bool:
+        """Unless all of it is trained."""
+        return self.frozen
 
     def __call__(self, network: nn.Module) -> LoRAEnsembleMembers:
         """M members around the network's weights."""

@@ -48,9 +48,9 @@ class Masksembles(Share):
     """One shared network, of which each member uses its own fixed part of every hidden layer's features."""
 
     num_members: int = 4
-    scale: float = 2.0  # s
-    masks: Literal["independent", "joint"] = "independent"
-    min_features: int = 4
+    scale: float = 2.0  # s: how little members share; 1 gives equal masks, 6 nearly disjoint ones
+    masks: Literal["independent", "joint"] = "independent"  # drawn for each member alone, or for all together
+    min_features: int = 4  # a layer of fewer inputs is not masked
     batch_norm: NormChoice = "shared"  # "own" is EnsembleBN
     include: tuple[str, ...] = ()  # patterns of layer names; all layers but the first if empty
     exclude: tuple[str, ...] = ()

@@ -50,7 +50,7 @@ class MCDropout(Share):
 
     num_members: int = 4
     inject: float = 0.0  # the rate of dropout put into a network that has none
-    channels: bool = False  # inject: whole channels before convolutions
+    channels: bool = False  # with inject: drop whole channels before convolutions
     per_example: bool = True  # a mask for each example, or one for the batch
     seed: int = 0
 
@@ -94,6 +94,13 @@ class DropoutSamples(nn.Module):
     def source_class(self) -> str:
         """The name of the network's class."""
         return type(self.network).__name__
+
+    def member(self, index: int) -> nn.Module:
+        """There is none: this says so."""
+        raise EnfoldError(
+            f"samples of MCDropout are one network under other masks and do not exist as separate networks, got "
+            f"member({index}): take its outputs with model(inputs)[{index}], or the network itself with model.network"
+        )
 
     def forward(self, inputs: Tensor) -> Tensor:
         """In train mode the network with its dropout, in eval mode its samples."""

@@ -45,8 +45,8 @@ class MIMO(Share):
     num_members: int = 3
     batch_repetition: int = 4  # b: how often an example is in a batch
     input_repetition: float = 0.0  # ρ: the part of a batch in which all members see the same example
-    first: str | None = None  # the layers' names; found in the network's graph if None
-    last: str | None = None
+    first: str | None = None  # name of the layer that takes the inputs; None: found in the network's graph
+    last: str | None = None  # name of the layer that gives the logits; None: found in the network's graph
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -115,8 +115,7 @@ class MIMONetwork(nn.Module):
 
     def forward_each(self, inputs: Tensor) -> Tensor:
         """Other inputs in each slot: (M, B, ...) -> (M, B, C)."""
-        joined = self._joined(inputs)
-        logits = logits_of(self.network(image_layout(self.network, joined)))
+        logits = logits_of(self._outputs(self._joined(inputs), tuple(inputs.shape[2:])))
         if logits.ndim != 2 or logits.shape[1] % self.num_members:
             raise EnfoldError(
                 f"the outputs of a network in MIMO must be (B, {self.num_members} C), got {tuple(logits.shape)}: name "
@@ -125,12 +124,29 @@ class MIMONetwork(nn.Module):
         split: Tensor = logits.unflatten(1, (self.groups[1], self.num_members, -1))  # (B, groups, M, C / groups)
         return split.permute(2, 0, 1, 3).flatten(2)
 
+    def _outputs(self, joined: Tensor, shape: tuple[int, ...]) -> Any:
+        try:
+            return self.network(image_layout(self.network, joined))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise EnfoldError(
+                f"inputs of shape {shape} in {self.num_members} slots become {tuple(joined.shape[1:])}, which the "
+                f"widened {self.source_class} must take, but it stops ({str(error).splitlines()[0]}): give inputs of "
+                f"which the last axis, or all, are the {self.inputs} that its first layer takes, or name it with first="
+            ) from error
+
+    def member(self, index: int) -> nn.Module:
+        """There is none: this says so."""
+        raise EnfoldError(
+            f"MIMO's members share all layers but their slots and do not exist as separate networks, got member({index}"
+            f"): take its outputs with model(inputs)[{index}], or use a method whose members are networks"
+        )
+
     def _joined(self, inputs: Tensor) -> Tensor:
         """(M, B, C, ...) -> (B, M C, ...), along the axis that the first layer takes."""
         shape = inputs.shape[2:]
-        along_last = shape[-1] == self.inputs and (
-            shape.numel() != self.inputs if self.linear else shape[0] != self.inputs
-        )
+        along_last = shape[-1] == self.inputs and (self.linear or shape[0] != self.inputs)
         axis = inputs.ndim - 1 if along_last else 2
         if not self.linear and inputs.shape[axis] != self.inputs:
             raise EnfoldError(

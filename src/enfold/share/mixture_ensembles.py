@@ -48,11 +48,11 @@ class MixtureEnsembles(Share):
 
     num_members: int = 4
     budget: float | int = 1.0  # with a decimal point in networks, a whole number in parameters; never exceeded
-    counts: Literal["everything", "templates"] = "everything"
-    max_templates: int = 5  # that a layer mixes
+    counts: Literal["everything", "templates"] = "everything"  # against the budget: all parameters, or templates alone
+    max_templates: int = 5  # how many templates a layer mixes, at most
     assignment: Literal["shared", "disjoint_greedy"] = "shared"  # the same templates for all members, or others first
-    thin: bool = False
-    single_blob: bool | None = None  # None: where banks would be too small
+    thin: bool = False  # a shape that occurs once has a bank too, instead of one layer for all members
+    single_blob: bool | None = None  # one store for all layers, not banks by shape; None: where those are too small
     upsample: bool = True  # whether a layer may be larger than the blob: the last resort of a tiny budget
     batch_norm: NormChoice = "own"
     init: Literal["kaiming", "network"] = "kaiming"  # "network": banks hold its weights, trained or not

@@ -23,7 +23,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
 from enfold.members import Stacked
@@ -49,10 +50,28 @@ class PackedEnsembles(Share):
         if self.gamma < 1:
             raise EnfoldError(f"gamma is a number of groups and must be at least 1, got {self.gamma}: 1 or 2 is usual")
 
-    def __call__(self, network: nn.Module) -> Stacked:
+    def __call__(self, network: nn.Module) -> PackedMembers:
         """M narrow members of the network's class."""
         refuse_ties(network)
         narrow = narrowed(network, self.alpha / self.num_members, self.gamma)  # (1), (2)
-        members = Stacked.make(narrow, self.num_members, seed=self.seed, engine=self.engine)
+        members = PackedMembers.make(narrow, self.num_members, seed=self.seed, engine=self.engine)
         members.share = self
         return members
+
+
+class PackedMembers(Stacked):
+    """The members, which run on the inputs of the network given, if all that is as wide as its layers was resized."""
+
+    def _run(self, inputs: Tensor, *, each: bool) -> Tensor:
+        try:
+            return super()._run(inputs, each=each)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            fraction = self.share.alpha / self.share.num_members
+            raise EnfoldError(
+                f"a network is narrowed layer by layer, but with {fraction:.3g} of its hidden widths this "
+                f"{type(self.skeleton.network).__name__} does not run on inputs of shape {tuple(inputs.shape)} "
+                f"({str(error).splitlines()[0]}): check that shape, put parameters of its own into layers, or use a "
+                "method that keeps widths"
+            ) from error

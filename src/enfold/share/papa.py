@@ -47,12 +47,12 @@ class PAPA(Share):
     """Members that are trained side by side and pulled to their mean."""
 
     num_members: int = 4
-    kind: Kind = "gradual"
-    keep: float = 0.99  # a
-    every_steps: int = 10  # gradual
-    every_epochs: int = 5  # all, pairs
+    kind: Kind = "gradual"  # pulled a little, set to the mean of all, or to that of two
+    keep: float = 0.99  # a: what a member keeps of itself at each pull
+    every_steps: int = 10  # gradual: steps from pull to pull
+    every_epochs: int = 5  # all and pairs: epochs from one to the next
     smoothing: tuple[float, ...] = (0.0, 0.05, 0.1)  # label smoothing of members, in turn; () leaves the plan's
-    start: Start = "network"
+    start: Start = "network"  # members start as the network given, or each drawn anew
     seed: int = 0
     engine: EngineName = "auto"
 

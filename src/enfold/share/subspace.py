@@ -49,14 +49,14 @@ class Subspace(Share):
     """Members drawn around one training's end."""
 
     num_members: int = 30
-    kind: Kind = "random"
+    kind: Kind = "random"  # where members are drawn, equations (1) to (5)
     scale: float | None = None  # t, p or c; None: what is published for the kind
     random_scale: bool | None = None  # whether each member has its own, scale · U; None: what is published
-    checkpoints: int = 10  # gaussian, pca
-    rank: int = 5  # pca, pca_random
+    checkpoints: int = 10  # gaussian, pca: how many last epochs are kept
+    rank: int = 5  # pca, pca_random: how many axes
     scaled: bool = False  # pca, pca_random: axes as long as the deviation along them, which the paper's are not
     threshold: float | None = 0.7  # random, pca_random: the least validation accuracy of a sample; None: any
-    tries: int = 5
+    tries: int = 5  # random, pca_random: draws for a sample that reaches the threshold
     fitted: int = 30  # pca_random: the random samples, at 10 U
     seed: int = 0
     engine: EngineName = "auto"

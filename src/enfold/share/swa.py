@@ -40,9 +40,9 @@ START = 161 / 300
 class SWA(Share):
     """One network: the mean of the weights at the ends of the last epochs."""
 
-    num_members: int = 1
-    start: float = START  # fraction of the epochs
-    rate: float = 0.5  # of the plan's learning rate, from `start` on
+    num_members: int = 1  # the mean, which is one network
+    start: float = START  # fraction of the epochs after which weights are averaged
+    rate: float = 0.5  # fraction of the plan's learning rate that is kept from `start` on
     engine: EngineName = "auto"
 
     def __post_init__(self) -> None:

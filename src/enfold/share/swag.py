@@ -49,10 +49,10 @@ class SWAG(Share):
     num_members: int = 30
     rank: int = 20  # K: how many epochs' deviations are kept
     diagonal: bool = False  # SWAG-Diagonal: variances alone
-    scale: float | None = None  # of the covariance; None: 0.5, with `diagonal` 1
-    variance_floor: float = 1e-30
-    start: float = START  # fraction of the epochs
-    rate: float = 0.5  # of the plan's learning rate, from `start` on
+    scale: float | None = None  # of the covariance members are drawn with; None: 0.5, with `diagonal` 1
+    variance_floor: float = 1e-30  # the least variance of a weight
+    start: float = START  # fraction of the epochs after which weights are gathered
+    rate: float = 0.5  # fraction of the plan's learning rate that is kept from `start` on
     seed: int = 0
     engine: EngineName = "auto"
 

@@ -52,9 +52,9 @@ class TreeNet(Branching):
     branch: tuple[str, ...] = ()  # instead of a split: patterns of the names of what members own
     branches: Start = "fresh"  # drawn anew for each member, or copies of the network's, which keep trained weights
     noise: float = 0.1  # on copies, relative to each tensor's size; equal branches would never part
-    choice: Literal["all", "best"] = "all"  # which branches an example trains
-    warmup_epochs: int = 1  # of choice="best"
-    minimum_share: float = 0.0  # of choice="best": what every branch gets of each example, at most 1/M
+    choice: Literal["all", "best"] = "all"  # an example trains all branches, or the one that is best on it
+    warmup_epochs: int = 1  # choice="best": how many epochs first train all branches
+    minimum_share: float = 0.0  # choice="best": what every branch gets of each example, at most 1/M
     seed: int = 0
     engine: EngineName = "auto"
 

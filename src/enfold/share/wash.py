@@ -41,10 +41,10 @@ class WASH(Share):
     """Members that are trained side by side and swap a few weights in every step."""
 
     num_members: int = 4
-    probability: float = 0.001  # p
-    schedule: Literal["decreasing", "constant"] = "decreasing"
-    optimizer_state: bool = False  # WASH+Opt
-    start: Start = "network"
+    probability: float = 0.001  # p: of a weight to be swapped in a step
+    schedule: Literal["decreasing", "constant"] = "decreasing"  # p falls to 0 at the last layer, or is the same for all
+    optimizer_state: bool = False  # WASH+Opt: the optimizer's memory of a weight goes with it
+    start: Start = "network"  # members start as the network given, or each drawn anew
     seed: int = 0
     engine: EngineName = "auto"
 

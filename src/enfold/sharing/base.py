@@ -8,20 +8,23 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from enfold.data import Data
 from enfold.errors import EnfoldError
 from enfold.members import Members, State
-from enfold.members.engines import EngineName
+from enfold.members.engines import Engine, EngineName
 from enfold.members.groups import Decay, decay_groups
 from enfold.members.layout import owners, stack
 from enfold.members.merged import Merged
 from enfold.members.program import CannotRun
+from enfold.members.side_by_side import preferred
 from enfold.members.skeleton import read_state
 from enfold.members.tree import Tree
 from enfold.train import Objective, Plan, fit
+from enfold.train.batch_norm import reestimate
 
 NormChoice = Literal["own", "shared", "joint"]
 """Batch norm of members that share: all of it each member's own (EnsembleBN); the affine parameters shared, while each
@@ -42,6 +45,11 @@ class Share(ABC):
     def effort(self) -> float:
         """How many times the work of training the model once a whole training is."""
         return 1.0
+
+    @property
+    def wants_trained(self) -> bool:
+        """Whether the network given should be a trained one, of which the method trains little."""
+        return False
 
     @abstractmethod
     def __call__(self, network: nn.Module) -> nn.Module:
@@ -92,7 +100,7 @@ class Sharing(Members):
             raise EnfoldError(f"batch norm must be one of {choices}, got {batch_norm!r}: choose one")
         super().__init__(network, num_members, engine)
         self.joint = batch_norm == "joint" and num_members > 1 and bool(batch_norm_names(network))
-        self._merged: Merged | None = None
+        self._merged: Engine | None = None
         own = {*own, *([] if batch_norm == "joint" else batch_norm_names(network, statistics=batch_norm == "shared"))}
         state, layers = read_state(network), owners(network, batched_products=False)
         shared = {name: stack([tensor.detach()], layers.get(id(tensor)))[0] for name, tensor in state.items()}
@@ -115,7 +123,8 @@ class Sharing(Members):
         state = self.expand()
         if self._merged is None:
             try:
-                self._merged = Merged(self.skeleton, self.differing).passed(state, inputs[0] if each else inputs)
+                own, few = self.differing, inputs[0] if each else inputs
+                self._merged = preferred(Merged(self.skeleton, own).passed(state, few), own, state, few)
             except CannotRun as reason:
                 raise EnfoldError(
                     f"batch norms cannot be joint in this network because {reason}: use batch_norm='shared' or 'own'"
@@ -131,6 +140,31 @@ class Sharing(Members):
         """Not where a batch norm sees all members together."""
         return not (self.joint and self.training) and super().looped(inputs)
 
+    @torch.no_grad()
+    def reestimate_batch_norm(self, data: Data) -> None:
+        """Measure the statistics of batch norms anew, each member's by its own pass over the training part.
+
+        Statistics that are one for all are those of the members' activations put together.
+        """
+        measured: dict[str, list[Tensor]] = {name: [] for name in batch_norm_names(self.skeleton.network, True)}
+        for network in self.networks() if measured else ():
+            reestimate(network, data)
+            state = read_state(network)
+            for name, values in measured.items():
+                values.append(state[name])
+        own, shared = self.own.state(), self.shared.state()
+        for name, values in measured.items():
+            stacked = torch.stack(values)
+            if name in own:
+                own[name].copy_(stacked)
+            elif not stacked.is_floating_point():
+                shared[name].copy_(stacked[0])
+            else:
+                shared[name].copy_(stacked.mean(0))
+                means = measured.get(f"{name.removesuffix('running_var')}running_mean")
+                if name.endswith("running_var") and means is not None:
+                    shared[name].add_(torch.stack(means).var(0, correction=0))
+
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_merged": None}
 
@@ -142,7 +176,7 @@ class Sharing(Members):
         return [*groups, *decay_groups(owned, weight_decay, decay, member_axis=True)]
 
 
-def batch_norm_names(network: nn.Module, *, statistics: bool = False) -> list[str]:
+def batch_norm_names(network: nn.Module, statistics: bool = False) -> list[str]:
     """The names of all parameters and buffers of batch norms, or of the buffers alone, which are their statistics."""
     chosen = {
         id(tensor)

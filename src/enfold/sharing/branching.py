@@ -72,7 +72,8 @@ class Branches(Sharing):
 
     def engine(self, inputs: Tensor) -> Engine:
         """ "auto" is one pass over the trunk; without a trunk, what runs a deep ensemble."""
-        if self.engine_name == "loop" or not len(inputs):
+        unseen = self._engine is None and torch.compiler.is_exporting()  # inputs without values to choose by
+        if self.engine_name == "loop" or not len(inputs) or unseen:
             return OneByOne(self.skeleton)
         if self.engine_name != "auto" or not self.shared.state():
             return super().engine(inputs)

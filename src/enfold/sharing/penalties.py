@@ -159,7 +159,6 @@ class Penalties(nn.Module):
 class Penalised:
     """An objective: cross-entropy at one λ a member, and the expected penalty of members that have `penalties`."""
 
-    num_examples: int  # N: the penalty is that of all examples together
     cross_entropy: CrossEntropy
 
     def __call__(self, model: Any, batch: Batch) -> Tensor:
@@ -167,5 +166,5 @@ class Penalised:
         values = model.penalties.draw(batch.labels.shape[-1])  # (M, B, H)
         with model.penalties.at(values[:, 0]):
             losses = self.cross_entropy(model, batch)
-        total: Tensor = losses + model.penalty(values) / self.num_examples
+        total: Tensor = losses + model.penalty(values) / model.num_examples  # the penalty is that of all together
         return total

@@ -24,6 +24,10 @@ from enfold.train import Plan, fit
 from enfold.train.diversity import Alike
 
 
+class Fewer(UserWarning):
+    """A search picked fewer different networks than it was asked for."""
+
+
 class Setting(NamedTuple):
     """What one candidate is trained with: the fields of a plan of which members may have their own."""
 
@@ -116,6 +120,18 @@ class Chosen(Members):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self._count()
+
+    @property
+    def notice(self) -> str | None:
+        """What a user should know: that fewer different networks were picked than there is room for."""
+        different, room = int((self.counts > 0).sum()), len(self.counts)
+        if different == room:
+            return None
+        picked = f"{different} different network" + "s" * (different > 1)
+        return (
+            f"the search picked {picked}, not the {room} asked for, because no other made the ensemble better on "
+            "validation data: search more candidates, or wider ranges, if there should be more"
+        )
 
     @property
     def trained_members(self) -> int:
