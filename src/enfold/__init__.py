@@ -7,49 +7,60 @@ one = enfold.Distill()(members, data)         # one network of your own class
 print(enfold.evaluate(one, data, members=members))
 """
 
+from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
 from enfold import data, metrics, networks
-from enfold.control import Control
 from enfold.cost import Cost, measure
 from enfold.errors import EnfoldError
 from enfold.evaluate import Row, evaluate, predict, score
-from enfold.fold import Average, Distill
 from enfold.members import Members, Mixed, Predictor, Stacked, State
 from enfold.predictions import Predictions
-from enfold.rank_one import Reconstruction, Representability, Tied, match_units, reconstruct, representable
-from enfold.share import (
-    FGE,
-    MIMO,
-    PAPA,
-    SWA,
-    SWAG,
-    WASH,
-    AveragedModes,
-    Bagging,
-    BatchEnsemble,
-    FiLMEnsemble,
-    Hydra,
-    HyperBatchEnsembles,
-    HyperDeepEnsembles,
-    LoRAEnsemble,
-    Masksembles,
-    MCDropout,
-    MixtureEnsembles,
-    MultiHead,
-    PackedEnsembles,
-    SnapshotEnsembles,
-    Subspace,
-    TreeNet,
-)
 from enfold.store import load, save
 from enfold.train import History, Plan, fit
+
+if TYPE_CHECKING:
+    from enfold.control import Control
+    from enfold.distilling import Dirichlet, Recorded
+    from enfold.fold import AEKD, Average, Distill, EnD2, HydraDistillation, LatentBE, OneToOne, ProxyEnD2
+    from enfold.perturb import ODS, ConfODS, Gaussian, TDivSDiv
+    from enfold.rank_one import Tied, match_units
+    from enfold.rank_one.reconstruct import Reconstruction, reconstruct
+    from enfold.rank_one.representable import Representability, representable
+    from enfold.share import (
+        FGE,
+        MIMO,
+        PAPA,
+        SWA,
+        SWAG,
+        WASH,
+        AveragedModes,
+        Bagging,
+        BatchEnsemble,
+        FiLMEnsemble,
+        Hydra,
+        HyperBatchEnsembles,
+        HyperDeepEnsembles,
+        LoRAEnsemble,
+        Masksembles,
+        MCDropout,
+        MixtureEnsembles,
+        MultiHead,
+        PackedEnsembles,
+        SnapshotEnsembles,
+        Subspace,
+        TreeNet,
+    )
+    from enfold.symmetry import Symmetry, match, symmetries
 
 __version__ = version("enfold")
 
 __all__ = [
+    "AEKD",
     "FGE",
     "MIMO",
+    "ODS",
     "PAPA",
     "SWA",
     "SWAG",
@@ -58,15 +69,21 @@ __all__ = [
     "AveragedModes",
     "Bagging",
     "BatchEnsemble",
+    "ConfODS",
     "Control",
     "Cost",
+    "Dirichlet",
     "Distill",
+    "EnD2",
     "EnfoldError",
     "FiLMEnsemble",
+    "Gaussian",
     "History",
     "Hydra",
+    "HydraDistillation",
     "HyperBatchEnsembles",
     "HyperDeepEnsembles",
+    "LatentBE",
     "LoRAEnsemble",
     "MCDropout",
     "Masksembles",
@@ -74,23 +91,29 @@ __all__ = [
     "Mixed",
     "MixtureEnsembles",
     "MultiHead",
+    "OneToOne",
     "PackedEnsembles",
     "Plan",
     "Predictions",
     "Predictor",
+    "ProxyEnD2",
     "Reconstruction",
+    "Recorded",
     "Representability",
     "Row",
     "SnapshotEnsembles",
     "Stacked",
     "State",
     "Subspace",
+    "Symmetry",
+    "TDivSDiv",
     "Tied",
     "TreeNet",
     "data",
     "evaluate",
     "fit",
     "load",
+    "match",
     "match_units",
     "measure",
     "metrics",
@@ -100,4 +123,23 @@ __all__ = [
     "representable",
     "save",
     "score",
+    "symmetries",
 ]
+
+
+_ROOMS = ("share", "fold", "perturb", "distilling", "rank_one", "symmetry", "control")
+
+
+def __getattr__(name: str) -> Any:
+    """Methods are imported when they are first asked for: `import enfold` stays as quick as `import torch`."""
+    for room in (
+        ("share", "fold", "perturb", "distilling", "rank_one", "symmetry", "control") if name in __all__ else ()
+    ):
+        found = import_module(f"enfold.{room}")
+        if hasattr(found, name):
+            return getattr(found, name)
+    raise AttributeError(f"module 'enfold' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -2,24 +2,145 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 from torch import nn
 
 from enfold.data import Data
 from enfold.errors import EnfoldError
-from enfold.members import Members, Predictor
+from enfold.members import Members, State
 
 
 class Fold(Protocol):
     """A frozen dataclass whose fields are the method's hyper-parameters."""
 
-    def __call__(self, members: Members, data: Data, *, checkpoint: Path | None = None) -> nn.Module:
-        """One network of the user's own class; members are left untouched; training resumes from `checkpoint`."""
+    def __call__(
+        self, members: Members, data: Data, *, checkpoint: Path | None = None, answers: Path | None = None
+    ) -> nn.Module:
+        """One network of the user's own class; members are left untouched; training resumes from `checkpoint`.
+
+        What members say about data that stay the same may be kept in the folder `answers`.
+        """
 
 
-def require_members(model: Predictor, purpose: str) -> Members:
+class Step(Protocol):
+    """What can follow a fold in a route: it takes the network so far and makes a better one of it."""
+
+    def after(
+        self,
+        network: nn.Module,
+        members: Members,
+        data: Data,
+        *,
+        checkpoint: Path | None = None,
+        answers: Path | None = None,
+    ) -> nn.Module:
+        """Another network; the one given and the members are left untouched."""
+
+
+class Composable:
+    """What `>>` joins to a route."""
+
+    def __rshift__(self, step: Step) -> Route:
+        """This first, then the step: ``WeightMatching() >> Repair() >> Distill()``."""
+        return Route((*_steps(self), *_steps(step)))
+
+
+@dataclass(frozen=True)
+class Route(Composable):
+    """A fold, and steps that follow it, as one fold; without a fold at its start it is a step itself."""
+
+    steps: tuple[Any, ...]  # a fold, then steps
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", tuple(self.steps))
+        if not self.steps:
+            raise EnfoldError("a route must have at least one step, got none: begin it with a fold")
+        for step in self.steps[1:]:
+            if not hasattr(step, "after"):
+                raise EnfoldError(
+                    f"what follows in a route must take the network before it, but {type(step).__name__} starts from "
+                    "members alone: put it first, or follow with Repair or a distillation"
+                )
+
+    def __call__(
+        self, members: Members, data: Data, *, checkpoint: Path | None = None, answers: Path | None = None
+    ) -> nn.Module:
+        """What the last step makes; each step that trains has its own file, the last one `checkpoint` itself."""
+        fold = self.steps[0]
+        if not callable(fold):
+            raise EnfoldError(
+                f"a route must begin with a fold, got {type(fold).__name__}, which needs a network before it: put a "
+                "merge first, for example WeightMatching()"
+            )
+        first = cast("Fold", fold)
+        network = first(members, data, checkpoint=self._file(checkpoint, 0), answers=answers)
+        return self._followed(network, members, data, checkpoint, answers, start=1)
+
+    def after(
+        self,
+        network: nn.Module,
+        members: Members,
+        data: Data,
+        *,
+        checkpoint: Path | None = None,
+        answers: Path | None = None,
+    ) -> nn.Module:
+        """All steps on a network that is there already."""
+        if not hasattr(self.steps[0], "after"):
+            raise EnfoldError(
+                f"a route that continues must begin with a step, got {type(self.steps[0]).__name__}, which starts from "
+                "members alone: leave it out"
+            )
+        return self._followed(network, members, data, checkpoint, answers, start=0)
+
+    def _followed(
+        self,
+        network: nn.Module,
+        members: Members,
+        data: Data,
+        checkpoint: Path | None,
+        answers: Path | None,
+        start: int,
+    ) -> nn.Module:
+        for index in range(start, len(self.steps)):
+            step: Step = self.steps[index]
+            file = self._file(checkpoint, index)
+            network = step.after(network, members, data, checkpoint=file, answers=answers)
+        return network
+
+    def _file(self, checkpoint: Path | None, index: int) -> Path | None:
+        if checkpoint is None or index == len(self.steps) - 1:
+            return checkpoint
+        return checkpoint.with_name(f"{checkpoint.stem}-{index}{checkpoint.suffix}")
+
+    @property
+    def one_network(self) -> bool:
+        """Whether it ends in the user's own class."""
+        return bool(getattr(self.steps[-1], "one_network", True))
+
+    def answering(self, network: nn.Module) -> nn.Module:
+        """The network as a predictor, as the last step says."""
+        said: Callable[[nn.Module], nn.Module] | None = getattr(self.steps[-1], "answering", None)
+        return network if said is None else said(network)
+
+
+def _steps(one: object) -> tuple[object, ...]:
+    return one.steps if isinstance(one, Route) else (one,)
+
+
+def mean_state(members: Members) -> State:
+    """The mean of the members' values; counters and index buffers, which have no mean, are the first member's."""
+    return {
+        name: stacked.mean(dim=0) if stacked.is_floating_point() or stacked.is_complex() else stacked[0]
+        for name, stacked in members.expand().items()
+    }
+
+
+def require_members(model: object, purpose: str) -> Members:
     """Members of one architecture, which is what can be merged or started from."""
     if isinstance(model, Members):
         return model

@@ -1,4 +1,4 @@
-"""The folder is the registry: one file in `share/` or `fold/` is one method, its class the same name in camel case."""
+"""The folder is the registry: one file of a room is one method, its class has the same name in camel case."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 
 from enfold.errors import EnfoldError, closest
 
-ROOMS = ("share", "fold")
+ROOMS = ("share", "fold", "perturb")
+VERBS = ("share", "fold")  # of the command line, and lists of a recipe
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,10 @@ def method(room: str, name: str) -> Method:
     known = methods(room)
     key = name.replace("-", "_")
     if key not in known:
+        other = next((each for each in ROOMS if key in methods(each)), None)
+        if other is not None:
+            use = f"enfold {other} RUN {name}, or {other}s: in a recipe" if other in VERBS else f"{other}: of a fold"
+            raise EnfoldError(f"a {room} is asked for, but '{name}' is a {other}: use {use}")
         raise EnfoldError(f"there is no {room} '{name}'{nearest(key, known)}: choose one of {', '.join(known)}")
     return known[key]
 

@@ -21,9 +21,15 @@ def trains(fold: Method) -> bool:
     return "plan" in fold.fields
 
 
-def made(fold: Method, **plan: object):
+def made(fold: Method, *, settings: dict[str, object] | None = None, **plan: object):
     """The fold with its defaults, and a short training if it trains."""
-    return fold.make(plan=PLAN.replace(**plan)) if trains(fold) else fold.make()
+    known = {name: value for name, value in (settings or {}).items() if name in fold.fields}
+    return fold.make(plan=PLAN.replace(**plan), **known) if trains(fold) else fold.make(**known)
+
+
+def gives_one_network(fold: Method) -> bool:
+    """Whether it returns the user's own class, and not a share of it."""
+    return getattr(fold.kind, "one_network", True)
 
 
 def states_equal(first: nn.Module, second: nn.Module) -> bool:
@@ -32,10 +38,15 @@ def states_equal(first: nn.Module, second: nn.Module) -> bool:
 
 
 every_fold = pytest.mark.parametrize("fold", FOLDS.values(), ids=FOLDS)
+to_one_network = [fold for fold in FOLDS.values() if gives_one_network(fold)]
+every_fold_to_one_network = pytest.mark.parametrize("fold", to_one_network, ids=[fold.name for fold in to_one_network])
+pytestmark = pytest.mark.filterwarnings(  # two epochs on forty points, and members that are equal on purpose
+    "ignore::enfold.train.diversity.Alike", "ignore:the teachers:UserWarning"
+)
 
 
 def test_the_known_folds_are_found():
-    assert {"average", "distill"} <= FOLDS.keys()
+    assert {"average", "distill", "one_to_one", "hydra_distillation", "ae_kd", "en_d2", "latent_be"} <= FOLDS.keys()
     assert method("fold", "average").kind.__name__ == "Average"
 
 
@@ -51,7 +62,7 @@ def test_a_fold_is_a_frozen_dataclass_that_tells_its_idea(fold):
         fold.make(nonsense=1)
 
 
-@every_fold
+@every_fold_to_one_network
 def test_the_users_own_class_and_keys(fold, members, data):
     network = made(fold)(members, data)
     original = members.member(0)
@@ -90,11 +101,11 @@ def test_the_same_seed_gives_the_same_result(fold, members, data):
         assert not states_equal(last, other)
 
 
-@every_fold
+@every_fold_to_one_network
 def test_equal_members_fold_to_themselves(fold, members, data):
     """Without training nothing may change but batch-norm statistics, which are measured again."""
     equal = Stacked([members.member(1)] * 4)
-    network = made(fold, epochs=0)(equal, data)
+    network = made(fold, epochs=0, settings={"start": "member"})(equal, data)
     learned = dict(network.named_parameters())
     for name, parameter in members.member(1).named_parameters():
         torch.testing.assert_close(learned[name], parameter, rtol=1e-6, atol=1e-7)

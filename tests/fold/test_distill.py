@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from enfold.data import Data, Split
 from enfold.data.batches import Batch, Order
+from enfold.distilling import Lessons, Teacher
 from enfold.errors import EnfoldError
 from enfold.evaluate import best_member, predict
 from enfold.fold import Distill
-from enfold.fold.distill import Distillation, Teacher, teacher_log_probs
+from enfold.fold.distill import teacher_log_probs
 from enfold.members import Mixed, Stacked
 from enfold.metrics import nll, per_member
 from enfold.train import CrossEntropy, Plan
@@ -37,10 +38,18 @@ class Table(nn.Module):
         return self.logits
 
 
+def lessons(teacher, alpha: float, temperature: float, smoothing: float = 0.0, **settings: object) -> Lessons:
+    return Lessons(Distill(alpha=alpha, temperature=temperature, **settings), teacher, None, smoothing)
+
+
+def teacher_of(members, data: Data, temperature: float = 1.0, reduction: str = "mean_softened_probs", **settings):
+    return Teacher(members, data, Distill(temperature=temperature, reduction=reduction).target, **settings)
+
+
 def loss_of(student: Tensor, target: Tensor, labels: Tensor, alpha: float, temperature: float, smoothing: float = 0.0):
     """The loss and its gradient in the logits, for a teacher that answers `target` = log p_t(τ)."""
     table = Table(student)
-    objective = Distillation(lambda batch: target, alpha, temperature, smoothing)
+    objective = lessons(lambda batch: target, alpha, temperature, smoothing)
     losses = objective(table, Batch(torch.zeros(len(labels), 1, dtype=student.dtype), labels))
     losses.sum().backward()
     return losses.detach(), table.logits.grad
@@ -132,7 +141,7 @@ def test_each_student_has_its_own_loss():
         def forward(self, inputs: Tensor) -> Tensor:
             return students
 
-    together = Distillation(lambda batch: target, 0.7, 2.0)(Three(), Batch(torch.zeros(5, 1), LABELS))
+    together = lessons(lambda batch: target, 0.7, 2.0)(Three(), Batch(torch.zeros(5, 1), LABELS))
     alone = [loss_of(student, target, LABELS, 0.7, 2.0)[0][0] for student in students]
     torch.testing.assert_close(together, torch.stack(alone))
 
@@ -140,18 +149,18 @@ def test_each_student_has_its_own_loss():
 @pytest.mark.parametrize("own", [True, False])
 def test_a_cached_answer_is_the_answer(members, data, own):
     members.eval()
-    looked_up = Teacher(members, data, 2.0, "mean_softened_probs", cached=True)
-    computed = Teacher(members, data, 2.0, "mean_softened_probs", cached=False)
-    assert looked_up.cache is not None
-    assert looked_up.cache.shape == (40, 3)
-    assert computed.cache is None
+    looked_up = teacher_of(members, data, 2.0, "mean_softened_probs", remembers=True)
+    computed = teacher_of(members, data, 2.0, "mean_softened_probs", remembers=False)
+    assert looked_up.targets is not None
+    assert looked_up.targets.shape == (40, 3)
+    assert computed.targets is None
     for batch in Order(16, range(2) if own else None).batches(data, 0):
         torch.testing.assert_close(looked_up(batch), computed(batch))
 
 
 def test_a_loader_is_never_cached(members, data):
     loader = [(data.train.inputs, data.train.labels)]
-    assert Teacher(members, data.replace(train=loader), 1.0, "mean_logits", cached=True).cache is None
+    assert teacher_of(members, data.replace(train=loader), remembers=True).targets is None
 
 
 def test_a_cached_and_an_uncached_teacher_make_one_student(members, data, monkeypatch):
@@ -163,8 +172,8 @@ def test_a_cached_and_an_uncached_teacher_make_one_student(members, data, monkey
 
 
 def uncached(make):
-    def init(self, members, data, temperature, reduction, *, cached):
-        make(self, members, data, temperature, reduction, cached=False)
+    def init(self, members, data, target, *, remembers, folder):
+        make(self, members, data, target, remembers=False)
 
     return init
 
@@ -195,25 +204,27 @@ def test_augmented_pictures_are_asked_about_anew(pictures, augment):
     teacher = Picture()
     plan = PLAN.replace(epochs=3, augment=augment, select="last")
     Distill(student=Picture, plan=plan)(Mixed([teacher]).train(), pictures)
-    assert sum(size for size, _ in teacher.asked) == (72 if augment else 24)
+    assert (
+        sum(size for size, _ in teacher.asked) == (72 if augment else 24) + 2
+    )  # two, to see that it knows the classes
     assert not any(training for _, training in teacher.asked)
     assert teacher.training
 
 
 def test_teacher_and_student_see_the_same_augmented_pictures(pictures):
     members = Stacked([Picture()])
-    teacher = Teacher(members, pictures, 1.0, "mean_logits", cached=False)
+    teacher = teacher_of(members, pictures, 1.0, "mean_logits", remembers=False)
     batch = next(Order(8, range(1), augment=("flip",)).batches(pictures, 0))
-    loss = Distillation(teacher, 1.0, 1.0)(members.member(0), batch)
+    loss = lessons(teacher, 1.0, 1.0)(members.member(0), batch)
     torch.testing.assert_close(loss, torch.zeros(1), rtol=0, atol=1e-6)
 
 
 def test_teachers_get_no_gradient(members, data, snapshot):
     unchanged = snapshot(members.eval())
-    teacher = Teacher(members, data, 1.0, "mean_logits", cached=False)
+    teacher = teacher_of(members, data, 1.0, "mean_logits", remembers=False)
     batch = next(Order(8).batches(data, 0))
     assert not teacher(batch).requires_grad
-    Distillation(teacher, 1.0, 1.0)(members.member(0), batch).sum().backward()
+    lessons(teacher, 1.0, 1.0)(members.member(0), batch).sum().backward()
     assert all(parameter.grad is None for parameter in members.parameters())
     Distill(plan=PLAN)(members, data)
     assert unchanged()
@@ -294,7 +305,7 @@ def test_the_checkpoint_of_other_teachers_is_refused(members, data, tmp_path):
         ({"temperature": math.nan}, "temperature must be above 0, got nan"),
         ({"temperature": math.inf}, "temperature must be above 0, got inf"),
         ({"reduction": "median"}, "reduction must be one of mean_softened_probs, .*, got 'median'"),
-        ({"start": "scratch"}, "start must be one of member, fresh, got 'scratch'"),
+        ({"start": "scratch"}, "start must be one of member, fresh, average, matched, als, got 'scratch'"),
     ],
 )
 def test_settings_that_cannot_be(settings, message):
@@ -320,7 +331,7 @@ def test_the_cross_entropy_of_the_plan_is_used(members, data):
     """A plan's label smoothing holds for the labels' part of the loss."""
     student = members.member(0).eval()
     batch = next(Order(16).batches(data, 0))
-    teacher = Teacher(members.eval(), data, 1.0, "mean_logits", cached=True)
-    mixed = Distillation(teacher, 0.25, 1.0, 0.3)(student, batch)
-    soft, hard = Distillation(teacher, 1.0, 1.0)(student, batch), CrossEntropy(0.3)(student, batch)
+    teacher = teacher_of(members.eval(), data, 1.0, "mean_logits", remembers=True)
+    mixed = lessons(teacher, 0.25, 1.0, 0.3)(student, batch)
+    soft, hard = lessons(teacher, 1.0, 1.0)(student, batch), CrossEntropy(0.3)(student, batch)
     torch.testing.assert_close(mixed, 0.25 * soft + 0.75 * hard)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from enfold.errors import EnfoldError
-from enfold.metrics import accuracy, mean_member, nll, normalised_disagreement
+from enfold.metrics import accuracy, calibrated, mean_member, nll, normalised_disagreement
 from enfold.predictions import Predictions
 from enfold.report.claims import claim_rows
 from enfold.run import RunDirectory, parse_recipe, read_recipe
@@ -85,6 +85,25 @@ def test_every_claim_gets_its_verdict_and_its_numbers(tmp_path: Path) -> None:
     assert diverse["second"]["ours"]["values"] == pytest.approx([normalised_disagreement(p) for p in stored])
     low = [predictions(100 + seed, 1.0, common=1.5) for seed in range(3)]
     assert part["first"]["ours"]["values"] == pytest.approx([mean_member(nll, p) for p in low])
+
+
+def test_calibrated_metrics_are_those_at_the_temperature_of_the_validation_data(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [0])
+    text = CLAIMS[: CLAIMS.index("claims:")] + (
+        "claims:\n"
+        "  - {says: many, metric: cnll, first: Many, relation: below, second: One}\n"
+        "  - {says: sure, metric: cece, first: Many, relation: below, second: Worse}\n"
+    )
+    unfit = judge(run, run.recipe(), parse_claims(text), replicates=20)
+    assert [claim["verdict"] for claim in unfit["claims"]] == ["not run"] * 2  # no validation predictions
+    test, validation = predictions(0, 2.0), predictions(300, 2.0)
+    for label in ("ensemble", "low"):
+        run.write_predictions(label, {"test": test, "validation": validation})
+    claim = judge(run, run.recipe(), parse_claims(text), replicates=20)["claims"][0]
+    each = [calibrated(nll, test.member(k), validation.member(k)) for k in range(3)]
+    assert claim["first"]["ours"]["mean"] == pytest.approx(calibrated(nll, test, validation))
+    assert claim["second"]["ours"]["mean"] == pytest.approx(sum(each) / 3)
+    assert claim["verdict"] == "held"
 
 
 def test_a_row_that_one_seed_lacks_is_not_run(tmp_path: Path) -> None:

@@ -18,31 +18,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from enfold.data import Data
-from enfold.folding import require_members
+from enfold.folding import Composable, mean_state, require_members
 from enfold.members import Members
 from enfold.train.batch_norm import reestimate
 
 
 @dataclass(frozen=True)
-class Average:
+class Average(Composable):
     """The mean of the members' weights."""
 
-    reestimate_batch_norm: bool = True
+    reestimate_batch_norm: bool = True  # measure statistics again on the training part, instead of averaging them
 
     @torch.no_grad()
-    def __call__(self, members: Members, data: Data, *, checkpoint: Path | None = None) -> nn.Module:
+    def __call__(
+        self, members: Members, data: Data, *, checkpoint: Path | None = None, answers: Path | None = None
+    ) -> nn.Module:
         """One network with the mean weights."""
         members = require_members(members, "the average")
-        network = members.network({name: _mean(tensor) for name, tensor in members.expand().items()})
+        network = members.network(mean_state(members))  # (1)
         if self.reestimate_batch_norm:
             reestimate(network, data)
         return network.eval()
-
-
-def _mean(stacked: Tensor) -> Tensor:
-    if stacked.is_floating_point() or stacked.is_complex():
-        return stacked.mean(dim=0)  # (1)
-    return stacked[0]  # counters and index buffers have no mean

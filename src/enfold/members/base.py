@@ -97,7 +97,8 @@ class Members(nn.Module, ABC):
         A change in place is seen by the tensor's version. What is written past it, to `parameter.data`, is seen after
         the next call of `eval`.
         """
-        tensors = [] if self.training or torch.is_grad_enabled() or not self.expands else list(self._held())
+        kept = self.expands and not (self.training or torch.is_grad_enabled() or torch.compiler.is_exporting())
+        tensors = list(self._held()) if kept else []
         if not tensors or any(t.is_inference() or torch.is_autocast_enabled(t.device.type) for t in tensors):
             return self.expand()
         held = [(id(t), t.data_ptr(), t._version) for t in tensors]
@@ -114,8 +115,8 @@ class Members(nn.Module, ABC):
 
     def engine(self, inputs: Tensor) -> Engine:
         """What runs the members; chosen once, with the first inputs (B, ...)."""
-        if not len(inputs):  # no examples to choose by
-            return Loop(self.skeleton)
+        if not len(inputs) or (self._engine is None and torch.compiler.is_exporting()):
+            return Loop(self.skeleton)  # there are no examples to choose by, or none with values
         if self._engine is None:
             self._engine = choose_engine(self.engine_name, self.skeleton, self.expand(), inputs)
         return self._engine

@@ -69,13 +69,13 @@ def passed(engine: Engine, skeleton: Skeleton, state: State, inputs: Tensor) -> 
     A few examples and varied parameters are taken, so that nothing hides behind equal members or a layer of zeros,
     and nothing of the members' own is changed. Of vmap, which mixes nothing, only that it runs is asked.
     """
-    varied = _varied(state, set(skeleton.parameters))
+    values = varied(state, set(skeleton.parameters))
     own = _examples(inputs, len(next(iter(state.values()))))  # (M, 3, ...)
     for training in (False, True):
         for each in (False, True):
             seen = own if each else own[0]
-            ours, theirs = ({name: tensor.clone() for name, tensor in varied.items()} for _ in range(2))
-            with _mode(skeleton.network, training):
+            ours, theirs = ({name: tensor.clone() for name, tensor in values.items()} for _ in range(2))
+            with without_draws(skeleton.network, training):
                 try:
                     expected, found = Loop(skeleton)(theirs, seen, each), engine(ours, seen, each)
                 except CannotRun:
@@ -83,11 +83,12 @@ def passed(engine: Engine, skeleton: Skeleton, state: State, inputs: Tensor) -> 
                 except Exception as error:  # of the user's own forward, or of an operation that cannot be batched
                     raise CannotRun(f"it does not run on a few examples ({error})") from error
             if isinstance(engine, StackedProgram):
-                _compare({"": expected, **theirs}, {"": found, **ours})
+                compare({"": expected, **theirs}, {"": found, **ours})
     return engine
 
 
-def _compare(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+def compare(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    """Raises `CannotRun` where an engine gave something else than expected."""
     tolerance = max(1e-3, 8 * torch.finfo(_coarsest(expected[""])).eps)
     for name, tensor in expected.items():
         scale = tensor.abs().max().clamp_min(1e-6) if tensor.numel() else 1.0
@@ -101,10 +102,10 @@ def _coarsest(outputs: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else outputs.dtype
 
 
-def _varied(state: State, parameters: set[str]) -> State:
+def varied(state: State, parameters: set[str]) -> State:
     """Values like these, but other ones for each member and nowhere constant."""
     rng = torch.Generator().manual_seed(0)
-    varied = {}
+    found = {}
     for name, tensor in state.items():
         values = tensor.detach()
         if values.is_floating_point() and values.numel():
@@ -113,8 +114,8 @@ def _varied(state: State, parameters: set[str]) -> State:
                 values = values + 0.5 * noise * values.std(correction=0).clamp_min(0.1)
             else:
                 values = values * (1 + 0.1 * noise.abs())  # a variance stays positive
-        varied[name] = values
-    return varied
+        found[name] = values
+    return found
 
 
 def _examples(inputs: Tensor, num_members: int) -> Tensor:
@@ -128,7 +129,7 @@ def _examples(inputs: Tensor, num_members: int) -> Tensor:
 
 
 @contextmanager
-def _mode(network: nn.Module, training: bool) -> Iterator[None]:
+def without_draws(network: nn.Module, training: bool) -> Iterator[None]:
     """Train or eval mode, without the draws of dropout, which differ between engines."""
     with evaluating(network):
         network.train(training)

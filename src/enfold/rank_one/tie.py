@@ -8,6 +8,7 @@ are offered. No gain over distillation alone was reported.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from enfold.data.batches import Batch
 from enfold.errors import EnfoldError
 from enfold.members import Members, State
 from enfold.rank_one.blocks import member_layers
-from enfold.train.objective import Objective
+from enfold.train.objective import ByBatch, Moment, Objective
 
 Reduction = Literal["sum", "mean"]
 
@@ -67,6 +68,14 @@ class Tied:
         distances = self.distances(model)
         losses = self.objective(model, batch)
         return losses + self.strength * distances.to(losses.device)  # (1)
+
+    def for_batch(self, model: nn.Module, batch: Batch, moment: Moment) -> Objective:
+        """The same tie with the objective that this batch makes."""
+        if not isinstance(self.objective, ByBatch):
+            return self
+        tied = copy.copy(self)  # not replace(): the targets are there already
+        object.__setattr__(tied, "objective", self.objective.for_batch(model, batch, moment))
+        return tied
 
     def distances(self, model: nn.Module) -> Tensor:
         """How far each member's weights are from its teacher's, (M,), differentiable."""

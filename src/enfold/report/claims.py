@@ -13,6 +13,9 @@ _SHOWN = {  # metric -> its name, the scale to its unit, digits
     "nll": ("NLL (nats)", 1, 4),
     "brier": ("Brier", 1, 4),
     "ece": ("ECE (%)", 100, 2),
+    "cnll": ("NLL, calibrated (nats)", 1, 4),
+    "cbrier": ("Brier, calibrated", 1, 4),
+    "cece": ("ECE, calibrated (%)", 100, 2),
     "disagreement": ("disagreement (%)", 100, 2),
     "diversity": ("diversity", 1, 3),
 }

@@ -11,11 +11,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
+import torch
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from enfold.errors import EnfoldError
 from enfold.metrics.bootstrap import BETWEEN_MEMBERS, BOOTSTRAPPED, Relation, Verdict, metric_value, paired_difference
+from enfold.metrics.temperature import fit_temperature, tempered
 from enfold.predictions import Predictions
 from enfold.registry import nearest
 from enfold.run.directory import RunDirectory
@@ -25,7 +27,8 @@ from enfold.store import versions
 
 MEAN_MEMBER = "mean member"  # of the run's own members; "mean member of LABEL" is that of a share's
 NOT_RUN = "not run"
-FRACTIONS = ("accuracy", "ece", "disagreement")
+CALIBRATED = {f"c{name}": name for name in ("nll", "ece", "brier")}  # at the temperature fitted on validation data
+FRACTIONS = ("accuracy", "ece", "cece", "disagreement")
 
 
 class _Data(BaseModel):
@@ -127,16 +130,30 @@ class _Evidence:
         self._cells = cells(run, recipe)
         self._stored = cache(self._read)
 
-    def row(self, label: str) -> tuple[list[Predictions], bool] | None:
+    def row(self, label: str, metric: str) -> tuple[list[Predictions], bool] | None:
         """The predictions of every seed and whether the mean member is meant; None if a seed has none."""
         file, of_mean_member = _file_of(label)
-        found = self._stored(file)
+        found = self._stored(file, metric in CALIBRATED, of_mean_member)
         return None if found is None else (found, of_mean_member)
 
-    def _read(self, file: str) -> list[Predictions] | None:
+    def _read(self, file: str, calibrated: bool, of_mean_member: bool) -> list[Predictions] | None:
         asked = [cell.run.read_predictions(file) for cell in self._cells]
-        found = [parts["test"] for parts in asked if parts is not None and "test" in parts]
-        return found if len(found) == len(asked) else None
+        needed = {"test", "validation"} if calibrated else {"test"}
+        found = [parts for parts in asked if parts is not None and parts.keys() >= needed]
+        if len(found) < len(asked):
+            return None
+        if not calibrated:
+            return [parts["test"] for parts in found]
+        return [_at_its_temperature(parts["test"], parts["validation"], of_mean_member) for parts in found]
+
+
+def _at_its_temperature(test: Predictions, validation: Predictions, of_mean_member: bool) -> Predictions:
+    """The ensemble, or each member for itself, at the temperature that fits the validation data best."""
+    if not of_mean_member:
+        return tempered(test, fit_temperature(validation))
+    members = range(test.num_members)
+    each = [tempered(test.member(index), fit_temperature(validation.member(index))) for index in members]
+    return Predictions(torch.cat([one.log_probs for one in each]), each[0].labels)
 
 
 def _file_of(label: str) -> tuple[str, bool]:
@@ -150,7 +167,7 @@ def _judged(
     evidence: _Evidence, claims: Claims, claim: Claim, replicates: int, level: float, seed: int
 ) -> dict[str, Any]:
     labels = [claims.rows[name] for name in (claim.first, claim.second)]
-    rows = [evidence.row(label) for label in labels]
+    rows = [evidence.row(label, claim.metric) for label in labels]
     sides = [
         {"row": name, "label": label, "published": claims.value(name, claim.metric), "ours": _ours(claim, row)}
         for name, label, row in zip((claim.first, claim.second), labels, rows, strict=True)
@@ -170,7 +187,7 @@ def _judged(
         found = paired_difference(
             first[0],
             second[0],
-            claim.metric,
+            CALIBRATED.get(claim.metric, claim.metric),
             replicates=replicates,
             level=level,
             seed=seed,
@@ -187,7 +204,8 @@ def _ours(claim: Claim, row: tuple[Sequence[Predictions], bool] | None) -> dict[
         return None
     predictions, of_mean_member = row
     try:
-        values = [metric_value(claim.metric, said, of_mean_member=of_mean_member) for said in predictions]
+        metric = CALIBRATED.get(claim.metric, claim.metric)
+        values = [metric_value(metric, said, of_mean_member=of_mean_member) for said in predictions]
     except EnfoldError as error:
         raise EnfoldError(f"the claim '{claim.says}' cannot be judged: {error}") from error
     deviation = statistics.stdev(values) if len(values) > 1 else None
@@ -230,10 +248,11 @@ def _check_claim(claims: Claims, claim: Claim, where: str) -> None:
 
 
 def _check_metric(metric: str, where: str) -> None:
-    if metric not in BOOTSTRAPPED:
+    known = (*BOOTSTRAPPED, *CALIBRATED)
+    if metric not in known:
         raise EnfoldError(
-            f"{where}: a metric must be one of {', '.join(BOOTSTRAPPED)}, "
-            f"got '{metric}'{nearest(metric, BOOTSTRAPPED) or ': choose one'}"
+            f"{where}: a metric must be one of {', '.join(known)}, "
+            f"got '{metric}'{nearest(metric, known) or ': choose one'}"
         )
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from enfold.control import Control
 from enfold.data import Data, Split
 from enfold.data import load as load_data
+from enfold.distilling import Distillation
 from enfold.errors import EnfoldError
 from enfold.evaluate import best_member, member_logits
 from enfold.members import Stacked
@@ -23,13 +24,13 @@ from enfold.members.initialise import initialised
 from enfold.networks import factory
 from enfold.registry import method
 from enfold.run.directory import RunDirectory
-from enfold.run.recipe import FoldSpec, Recipe, ShareSpec, share_of
+from enfold.run.methods import made_fold, made_share
+from enfold.run.recipe import FoldSpec, Recipe, ShareSpec
+from enfold.sharing.searching import Fewer
 from enfold.store import load, save
 from enfold.train import Plan, fit
 from enfold.train.diversity import Alike
 from enfold.train.loop import Fit
-
-USUAL_MEMBERS = 4  # a method's default where it has no published number of its own
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,8 @@ class Cell:
         started = time.perf_counter()
         self.run.log("started", stage=f"{kind}/{label}", seed=self.seed)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Alike)  # told with the results, from the stored predictions
+            for told in (Alike, Fewer):  # with the results, from the stored predictions and members
+                warnings.simplefilter("ignore", told)
             model = make(checkpoint)
         save(model, file, about=self.about)
         for left in (checkpoint, *checkpoint.parent.glob(f"{checkpoint.stem}-*{checkpoint.suffix}")):
@@ -163,25 +165,36 @@ class Cell:
 
     def chosen_share(self, spec: ShareSpec) -> Any:
         """The method with its settings; the recipe's number of members and the cell's seed where it has none given."""
-        usual = method("share", spec.method).fields["num_members"].default
-        members = self.recipe.members if usual == USUAL_MEMBERS else usual  # or the method has a number of its own
-        return share_of(spec, num_members=members, seed=self.seed)
+        return made_share(spec.method, spec.settings, members=self.recipe.members, seed=self.seed)
+
+    def notice(self, spec: ShareSpec) -> str | None:
+        """What to know of a share that is started otherwise than it is meant to be."""
+        if spec.from_member or not self.chosen_share(spec).wants_trained:
+            return None
+        return f"{spec.method} adapts a trained network, but this one was drawn anew: use from_member: true"
 
     def fold(self, spec: FoldSpec, members: Stacked) -> nn.Module:
         """One fold of the members."""
-
-        settings = dict(spec.settings)
-        if "student" in settings:
-            settings["student"] = factory(settings["student"], self.data.shape, self.data.num_classes)
+        fold = self.chosen_fold(spec)
 
         def make(checkpoint: Path) -> nn.Module:
-            chosen = method("fold", spec.method)
-            if "plan" in chosen.fields:
-                settings["plan"] = self.recipe.method_plan(spec, self.seed, self.device)
-            folded: nn.Module = chosen.make(**settings)(members, self.data, checkpoint=checkpoint)
+            folded: nn.Module = fold(members, self.data, checkpoint=checkpoint, answers=self.run.path / "answers")
             return folded
 
-        return self._stage("folds", spec.label, make, settings.get("student"))
+        network = self._stage("folds", spec.label, make, getattr(fold, "student", None))
+        answering: nn.Module = fold.answering(network) if isinstance(fold, Distillation) else network
+        return answering.to(self.device)
+
+    def chosen_fold(self, spec: FoldSpec) -> Any:
+        """The method with its settings and its plan; a student that is a share has the run's number of members."""
+        return made_fold(
+            spec.method,
+            spec.settings,
+            network=lambda given: factory(given, self.data.shape, self.data.num_classes),
+            plan=self.recipe.method_plan(spec, self.seed, self.device),
+            members=self.recipe.members,
+            seed=self.seed,
+        )
 
     def controls(self) -> dict[str, Plan]:
         """One control for each plan that a fold trains by."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from enfold.data.batches import Batch
 from enfold.evaluate import member_logits
 from enfold.members import Members, State
-from enfold.train.objective import Objective
+from enfold.train.objective import ByBatch, Moment, Objective
 
 
 @runtime_checkable
@@ -50,11 +50,15 @@ def backward(
     precision: AbstractContextManager[object] | None = None,
     scaler: torch.amp.GradScaler | None = None,
     noise: Sequence[int] = (),
+    moment: Moment | None = None,
 ) -> Tensor:
     """The loss of each member, (M,), after adding the gradients of their sum to the parameters'.
 
     `noise` seeds what each member's layers draw, such as dropout; members that run at once take the first.
     """
+    if isinstance(objective, ByBatch):
+        with precision or nullcontext():
+            objective = objective.for_batch(model, batch, moment or Moment())
 
     def losses_of(part: nn.Module, own: Objective, seen: Batch, index: int) -> Tensor:
         if noise:

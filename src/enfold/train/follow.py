@@ -16,6 +16,9 @@ class Follower:
     `fit` calls these and nothing else: a method that needs more has its own `train` (see `enfold.sharing.Share`).
     """
 
+    def meet(self, data: Data, plan: Plan) -> None:
+        """Before anything else, also when a training goes on: what it will learn from, and how."""
+
     def begin(self) -> None:
         """Before the first epoch: what another training left is forgotten."""
 

@@ -22,6 +22,7 @@ from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
 from enfold.members import Members, trained_members
 from enfold.metrics import accuracy, nll, per_member
+from enfold.predictions import Predictions
 from enfold.progress import ProgressBar, progress
 from enfold.seeds import derive
 from enfold.train.backward import backward
@@ -29,7 +30,7 @@ from enfold.train.checkpoint import load_checkpoint, save_checkpoint
 from enfold.train.diversity import warn_if_alike
 from enfold.train.follow import Follower
 from enfold.train.history import Epoch, History
-from enfold.train.objective import CrossEntropy, Objective
+from enfold.train.objective import CrossEntropy, Moment, Objective
 from enfold.train.optimize import Optimizer
 from enfold.train.plan import Plan
 from enfold.train.selection import Selection
@@ -45,25 +46,35 @@ def fit(
     on_epoch: Callable[[Epoch], None] | None = None,
     title: str = "training",
     quiet: bool = False,
+    judged: Callable[[nn.Module], nn.Module] | None = None,
 ) -> History:
     """Train a network or members in place by a plan and return what happened.
 
     With `checkpoint`, the state is written there after every epoch, and training goes on from it to the same bits if
-    the file exists. The default objective is cross-entropy with the plan's label smoothing.
+    the file exists. The default objective is cross-entropy with the plan's label smoothing. `judged` makes from the
+    model what is looked at on validation data in its place, such as the one network that members will become.
     """
     plan, share = plan or Plan(), getattr(model, "share", None)
     if share is not None:  # a method says what its training needs, whoever trains it
         plan = share.adapted(plan)
         objective = objective or share.objective(plan)
-    return Fit(model, data, plan, objective, Path(checkpoint) if checkpoint else None).run(on_epoch, title, quiet)
+    file = Path(checkpoint) if checkpoint else None
+    return Fit(model, data, plan, objective, file, judged).run(on_epoch, title, quiet)
 
 
 class Fit:
     """One training: what it needs through all epochs."""
 
     def __init__(
-        self, model: nn.Module, data: Data, plan: Plan, objective: Objective | None, checkpoint: Path | None
+        self,
+        model: nn.Module,
+        data: Data,
+        plan: Plan,
+        objective: Objective | None,
+        checkpoint: Path | None,
+        judged: Callable[[nn.Module], nn.Module] | None = None,
     ) -> None:
+        self.judged = judged or (lambda model: model)
         self.model, self.data, self.plan, self.checkpoint = model.to(plan.device), data, plan, checkpoint
         num_members = trained_members(model)
         self.objective = objective or _default_objective(plan, num_members)
@@ -105,6 +116,8 @@ class Fit:
 
     def run(self, on_epoch: Callable[[Epoch], None] | None, title: str, quiet: bool) -> History:
         """All epochs that are still to do."""
+        if isinstance(self.model, Follower):
+            self.model.meet(self.data, self.plan)
         if self.checkpoint is not None and self.checkpoint.exists():
             self.history = load_checkpoint(
                 self.checkpoint, self.model, self.optimizer, self.selection, self.scaler, self.identity
@@ -117,7 +130,7 @@ class Fit:
             if not done and isinstance(self.model, Follower):
                 self.model.begin()
             if self.chooses and not done:
-                self.selection.update(0, per_member(nll, predict(self.model, self.data, "validation")).tolist())
+                self.selection.update(0, per_member(nll, self._validation()).tolist())
             for epoch in range(done, self.plan.epochs):
                 if self.chooses and self.selection.finished(epoch):
                     break
@@ -166,7 +179,8 @@ class Fit:
 
     def _step(self, batch: Batch, epoch: int, number: int) -> torch.Tensor:
         noise = [derive(self.plan.seed, "noise", member, epoch, number) for member in self.members]
-        losses = backward(self.model, batch, self.objective, _precision(self.plan), self.scaler, noise)  # (M,)
+        moment = Moment(derive(self.plan.seed, "moment", epoch, number), self._progress(epoch, number))
+        losses = backward(self.model, batch, self.objective, _precision(self.plan), self.scaler, noise, moment)  # (M,)
         if not bool(torch.isfinite(losses).all()):
             member = int((~torch.isfinite(losses)).nonzero()[0])
             kept = f"the state after epoch {epoch} is kept in '{self.checkpoint}'" if self.checkpoint and epoch else ""
@@ -181,16 +195,24 @@ class Fit:
             self.model.after_step(before + number + 1, self.optimizer)
         return losses.float()
 
+    def _progress(self, epoch: int, number: int) -> float:
+        """The part of the training that is done."""
+        steps = self.order.steps(self.data.train) or 0
+        return (epoch + (number / steps if steps else 0.0)) / self.plan.epochs
+
     def _rate_factor(self, epoch: int, number: int) -> float:
         steps = self.order.steps(self.data.train)
         if steps is None:  # a loader without a length: one rate for each epoch
             return self.plan.rate_factor(epoch, 1)
         return self.plan.rate_factor(epoch * steps + number, steps)
 
+    def _validation(self) -> Predictions:
+        return predict(self.judged(self.model), self.data, "validation")
+
     def _record(self, epoch: int, train_loss: list[float], started: float, steps: int) -> Epoch:
         scores: tuple[list[float], list[float], float | None] = ([], [], None)
         if has_examples(self.data.validation):
-            validation = predict(self.model, self.data, "validation")
+            validation = self._validation()
             ensemble = nll(validation) if validation.num_members > 1 else None
             scores = (
                 per_member(nll, validation).tolist(),

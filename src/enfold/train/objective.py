@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,22 @@ class Objective(Protocol):
 
     def __call__(self, model: nn.Module, batch: Batch, /) -> Tensor:
         """The loss of each member on this batch, (M,)."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where a training is: a seed of its own for each step, and the part of all steps that is done."""
+
+    seed: int = 0
+    progress: float = 0.0
+
+
+@runtime_checkable
+class ByBatch(Protocol):
+    """An objective that first prepares a batch: what all members need is computed once."""
+
+    def for_batch(self, model: nn.Module, batch: Batch, moment: Moment, /) -> Objective:
+        """The objective for this batch."""
 
 
 def batch_logits(model: nn.Module, batch: Batch) -> Tensor:

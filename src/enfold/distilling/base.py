@@ -1,0 +1,223 @@
+"""What every distillation keeps to: members teach in eval mode, a student learns by a plan."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, get_args
+
+from torch import Tensor, nn
+
+from enfold.data import Data
+from enfold.distilling.lesson import Lessons
+from enfold.distilling.recorded import Recorded
+from enfold.distilling.start import Start, begin
+from enfold.distilling.teacher import Teacher
+from enfold.errors import EnfoldError
+from enfold.folding import Composable, require_members
+from enfold.members import trained_members
+from enfold.members.skeleton import copied
+from enfold.modes import evaluating
+from enfold.perturbing import Perturbation
+from enfold.rank_one import Tied
+from enfold.registry import method, method_name
+from enfold.sharing import Share
+from enfold.train import Objective, Plan, fit
+
+
+@dataclass(frozen=True)
+class Distillation(Composable, ABC):
+    """A fold by training: subclasses say what is learned from the teachers, and how far a student is from it."""
+
+    alpha: float = 1.0  # the teachers' part of the loss; the labels' is 1 - alpha
+    temperature: float = 1.0  # teachers' and students' logits are divided by it
+    start: Start = "member"  # what the student starts from: member, fresh, average, matched, als
+    student: Callable[[], nn.Module] | None = None  # makes another network than the members', started fresh
+    share: Share | None = None  # the student is this share of its network, instead of one network
+    perturb: Perturbation | str | Mapping[str, Any] | None = None  # moves inputs to where teachers have more to tell
+    tie: float = 0.0  # strength of a pull of a share's weights to the teachers', member by member
+    plan: Plan = field(default_factory=Plan)  # how the student is trained
+
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {}  # of a subclass's own settings
+    one_network: ClassVar[bool] = True  # whether the result is one network unless a share is asked for
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise EnfoldError(f"alpha must be in [0, 1], got {self.alpha}: 1 is the teachers alone, 0 the labels alone")
+        if not 0 < self.temperature < math.inf:
+            raise EnfoldError(f"the temperature must be above 0, got {self.temperature}: 1 softens nothing")
+        for name, choices in {"start": get_args(Start), **self.choices}.items():
+            if getattr(self, name) not in choices:
+                raise EnfoldError(
+                    f"the {name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}: choose one"
+                )
+        if not 0 <= self.tie < math.inf:
+            raise EnfoldError(f"the tie must be 0 or more, got {self.tie}: 0.01, 0.1 and 1 are usual, 0 is none")
+        if self.tie and self.student_share(1) is None:
+            raise EnfoldError(
+                f"a tie holds each member of a share to its teacher, got tie={self.tie} and one network: give a share"
+            )
+        object.__setattr__(self, "perturb", made_perturbation(self.perturb))
+
+    @abstractmethod
+    def target(self, logits: Tensor) -> Tensor:
+        """What is learned from the teachers' logits, example by example: (T, N, C) -> (..., N, K)."""
+
+    @abstractmethod
+    def loss(self, logits: Tensor, target: Tensor, progress: float) -> Tensor:
+        """The loss of each student, (S,), from their logits (S, B, C).
+
+        The target is (..., B, K), or (..., S, B, K) where each student has its own batch; `progress` is the part of the
+        training that is done.
+        """
+
+    @property
+    def separable(self) -> bool:
+        """Whether a student's loss depends on that student alone."""
+        return True
+
+    @property
+    def weights(self) -> tuple[float, float]:
+        """What the labels' and the teachers' loss are multiplied by."""
+        return 1 - self.alpha, self.alpha
+
+    def part(self, target: Tensor, index: int, own: bool) -> Tensor:
+        """The part of a target that one student's loss needs, shaped as for one student."""
+        return target[..., index : index + 1, :, :] if own else target
+
+    def student_share(self, num_teachers: int) -> Share | None:
+        """Of what the student is a share; None: it is one network."""
+        return self.share
+
+    def check(self, teacher: Teacher, student: nn.Module) -> None:
+        """What must hold between teachers and student before anything is trained."""
+        if self.tie and teacher.num_members != trained_members(student):
+            raise EnfoldError(
+                f"a tie is between a member and its teacher, got {teacher.num_members} teachers and "
+                f"{trained_members(student)} students: give a share of as many members"
+            )
+
+    def judged(self, student: nn.Module) -> nn.Module:
+        """What is looked at on validation data when an epoch is chosen."""
+        return student
+
+    def finish(self, student: nn.Module, data: Data) -> nn.Module:
+        """What is handed over after training."""
+        return student
+
+    def answering(self, network: nn.Module) -> nn.Module:
+        """The network as a predictor, where its logits are not those of its probabilities."""
+        return network
+
+    def __call__(
+        self,
+        members: nn.Module | Recorded,
+        data: Data,
+        *,
+        checkpoint: Path | None = None,
+        answers: Path | None = None,
+    ) -> nn.Module:
+        """The student after training; the members are left as they were.
+
+        Answers about data that stay the same are computed once, and kept in the folder `answers` if it is given.
+        """
+        return self.finish(self.learned(members, data, checkpoint=checkpoint, answers=answers), data)
+
+    def learned(
+        self,
+        members: nn.Module | Recorded,
+        data: Data,
+        *,
+        checkpoint: Path | None = None,
+        answers: Path | None = None,
+    ) -> nn.Module:
+        """The student as its training left it, before anything is made of it."""
+        student = self.begin(members, data, checkpoint, answers)
+        start = "fresh" if self.student is not None else self.start
+        return self.taught(student, members, data, checkpoint, answers, start)
+
+    def after(
+        self,
+        network: nn.Module,
+        members: nn.Module | Recorded,
+        data: Data,
+        *,
+        checkpoint: Path | None = None,
+        answers: Path | None = None,
+    ) -> nn.Module:
+        """As a step of a route: the student starts from the network that the steps before it made, whatever `start`."""
+        if self.student is not None:
+            raise EnfoldError(
+                f"a distillation in a route starts from the network before it, but {type(self).__name__} has a student "
+                "of its own: leave student out, or distil without a route"
+            )
+        student = self.started(copied(network), int(getattr(members, "num_members", 1)))
+        return self.finish(self.taught(student, members, data, checkpoint, answers, "route"), data)
+
+    def started(self, network: nn.Module, num_teachers: int) -> nn.Module:
+        """The student that starts from this network."""
+        share = self.student_share(num_teachers)
+        return network if share is None else share(network)
+
+    def taught(
+        self,
+        student: nn.Module,
+        members: nn.Module | Recorded,
+        data: Data,
+        checkpoint: Path | None,
+        answers: Path | None,
+        start: str,
+    ) -> nn.Module:
+        """The student, trained in place."""
+        with evaluating(*([members] if isinstance(members, nn.Module) else [])):
+            teacher = self.teacher(members, data, answers)
+            self.check(teacher, student)
+            if isinstance(self.perturb, Perturbation) and teacher.members is not None:
+                self.perturb.require(teacher.members, student)
+            objective = self.objective(teacher, members)
+            title = f"{method_name(type(self))} ({start})"
+            plan = self.adapted(student)
+            fit(student, data, plan, objective, checkpoint=checkpoint, title=title, judged=self.judged)
+        return student
+
+    def begin(
+        self, members: nn.Module | Recorded, data: Data, checkpoint: Path | None, answers: Path | None
+    ) -> nn.Module:
+        """The student before its training; one that is trained before that keeps its state beside `checkpoint`."""
+        share = self.student_share(int(getattr(members, "num_members", 1)))
+        return begin(members, data, self.start, self.plan.seed, self.student, share)
+
+    def teacher(self, members: nn.Module | Recorded, data: Data, answers: Path | None = None) -> Teacher:
+        """The members as those who answer."""
+        remembers = not self.plan.augment and self.perturb is None
+        return Teacher(members, data, self.target, remembers=remembers, folder=answers)
+
+    def objective(self, teacher: Teacher, members: nn.Module | Recorded) -> Objective:
+        """What is minimised."""
+        lessons = self.lessons(teacher)
+        return Tied(lessons, require_members(members, "a tie"), self.tie) if self.tie else lessons
+
+    def lessons(self, teacher: Teacher) -> Lessons:
+        """What is learned from each batch."""
+        perturb = self.perturb if isinstance(self.perturb, Perturbation) else None
+        return Lessons(self, teacher, perturb, self.plan.per_member("label_smoothing", 1)[0])
+
+    def adapted(self, student: nn.Module) -> Plan:
+        """The plan; members of a share see the same batches, about which the teachers are then asked once."""
+        several = trained_members(student) > 1
+        return self.plan.replace(order="shared") if several and self.plan.order == "own" else self.plan
+
+
+def made_perturbation(given: Perturbation | str | Mapping[str, Any] | None) -> Perturbation | None:
+    """A perturbation by name, as a mapping with `method` and its settings, or as it is."""
+    if given is None or isinstance(given, Perturbation):
+        return given
+    settings = {"method": given} if isinstance(given, str) else dict(given) if isinstance(given, Mapping) else {}
+    name = settings.pop("method", None)
+    if not isinstance(name, str):
+        raise EnfoldError(f"a perturbation is a name or a mapping with method, got {given!r}: write perturb: tdiv_sdiv")
+    made: Perturbation = method("perturb", name).make(**settings)
+    return made

@@ -1,0 +1,90 @@
+"""A teacher's answers in a file: the logits of M members for the N training examples, memory-mapped when read.
+
+The file is a safetensors file with one tensor, `logits` (M, N, C). It is written in pieces, so that neither writing nor
+reading it needs the memory that it fills on disk.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from enfold.errors import EnfoldError
+from enfold.files import atomic_path
+
+DTYPES: dict[str, tuple[type[np.floating[Any]], torch.dtype]] = {
+    "F16": (np.float16, torch.float16),
+    "F32": (np.float32, torch.float32),
+    "F64": (np.float64, torch.float64),
+}
+
+
+class Recorded:
+    """A teacher that is only known by what it said about the training part, in that part's order."""
+
+    def __init__(self, logits: Tensor, key: str = "") -> None:
+        if logits.ndim != 3 or not logits.is_floating_point():
+            raise EnfoldError(
+                f"recorded answers must be logits of shape (members, examples, classes), got {tuple(logits.shape)} of "
+                f"{logits.dtype}: stack one (examples, classes) tensor a member"
+            )
+        self.logits, self.key = logits, key
+        self.num_members, self.num_examples, self.num_classes = logits.shape
+
+    @classmethod
+    def load(cls, path: str | Path) -> Recorded:
+        """The answers in a safetensors file, mapped, not read."""
+        path = Path(path)
+        try:
+            with safe_open(path, framework="pt") as file:
+                about = file.metadata() or {}
+                header = file.get_slice("logits")
+                kind, shape = header.get_dtype(), tuple(header.get_shape())
+            number, _ = DTYPES[kind]
+        except (OSError, SafetensorError, KeyError) as error:
+            raise EnfoldError(
+                f"a teacher's answers must be a safetensors file with floating-point 'logits', got '{path}' ({error}): "
+                "write it with Recorded.save"
+            ) from error
+        start = path.stat().st_size - int(np.prod(shape)) * np.dtype(number).itemsize
+        # "c": pages are read when they are asked for, and nothing that is done to them reaches the file
+        mapped = np.memmap(path, dtype=number, mode="c", offset=start, shape=shape)
+        return cls(torch.from_numpy(mapped), about.get("key", ""))
+
+    def save(self, path: str | Path) -> Path:
+        """Write the answers; the counterpart of `load`."""
+        pieces = (self.logits[:, start : start + 4096] for start in range(0, self.num_examples, 4096))
+        return write_answers(Path(path), pieces, tuple(self.logits.shape), self.key, self.logits.dtype)
+
+
+def write_answers(
+    path: Path, pieces: Iterable[Tensor], shape: tuple[int, ...], key: str, dtype: torch.dtype = torch.float32
+) -> Path:
+    """Write logits (M, N, C) that come as pieces (M, n, C) to a file that is whole or absent."""
+    kind = next(name for name, (_, known) in DTYPES.items() if known == dtype)
+    size = int(np.prod(shape)) * dtype.itemsize
+    header = json.dumps(
+        {"__metadata__": {"key": key}, "logits": {"dtype": kind, "shape": list(shape), "data_offsets": [0, size]}}
+    ).encode()
+    header += b" " * (-len(header) % 8)
+    with atomic_path(path) as temporary:
+        with temporary.open("wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + size)
+        values = np.memmap(temporary, dtype=DTYPES[kind][0], mode="r+", offset=8 + len(header), shape=shape)
+        done = 0
+        for piece in pieces:
+            values[:, done : done + piece.shape[1]] = piece.cpu().numpy()
+            done += piece.shape[1]
+        if done != shape[1]:
+            raise EnfoldError(f"a teacher must answer for all {shape[1]} examples, got {done} answers: check the data")
+        values.flush()
+        del values
+    return path

@@ -1,0 +1,157 @@
+"""Teacher: what the members say about a batch; looked up where inputs are always the same, computed elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from enfold.data import Data, Split
+from enfold.data.batches import Batch
+from enfold.data.dataset import evaluation_batches
+from enfold.distilling.recorded import Recorded, write_answers
+from enfold.errors import EnfoldError
+from enfold.evaluate import member_logits
+
+Target = Callable[[Tensor], Tensor]
+"""From teachers' logits (M, N, C) to what a student is to learn: (..., N, K), example by example."""
+
+
+def as_they_are(logits: Tensor) -> Tensor:
+    """The target of a loss that wants the logits."""
+    return logits
+
+
+CHUNK = 1024  # rows run fastest in chunks of about a thousand
+
+
+class Teacher:
+    """Frozen members, or their recorded answers, asked for targets.
+
+    `remembers` says that inputs never change (no augmentation): answers are then computed once, and kept in `file` if
+    one is given, under a key of the teacher's values and the data's. The members may live on another device than the
+    student; they are used as they are, in eval mode while a `Distillation` trains.
+    """
+
+    def __init__(
+        self,
+        members: nn.Module | Recorded,
+        data: Data,
+        target: Target = as_they_are,
+        *,
+        remembers: bool = False,
+        folder: Path | None = None,
+    ) -> None:
+        self.members = None if isinstance(members, Recorded) else members
+        self.recorded = members if isinstance(members, Recorded) else None
+        self.data, self.target, self.folder = data, target, folder
+        self.num_members = int(getattr(members, "num_members", 1))
+        self._check(remembers)
+        self.targets: Tensor | None = None  # (..., N, K)
+        if self.recorded is not None or (remembers and isinstance(data.train, Split)):
+            self.targets = self._targets(self.recorded or self._answers())
+
+    def _check(self, remembers: bool) -> None:
+        """What can be said before anything is trained."""
+        classes: int | None = None
+        if self.recorded is not None:
+            classes, train = self.recorded.num_classes, self.data.train
+            if not remembers or not isinstance(train, Split) or len(train) != self.recorded.num_examples:
+                held = f"{len(train)} examples" if isinstance(train, Split) else "a loader"
+                raise EnfoldError(
+                    f"recorded answers hold for the very training part they were made on, got "
+                    f"{self.recorded.num_examples} answers, {held}{'' if remembers else ', augmented or perturbed'}: "
+                    "use that part without augmentation, or the members themselves"
+                )
+        elif isinstance(self.data.train, Split) and len(self.data.train):
+            example = self.data.prepare(self.data.train.inputs[:2])
+            classes = self.answer(example).shape[-1]
+        if classes is not None and classes != self.data.num_classes:
+            raise EnfoldError(
+                f"a teacher must know the data's classes, got {classes} for the {self.data.num_classes} of the data: "
+                "use members trained on these labels"
+            )
+
+    def _answers(self) -> Recorded:
+        """All answers for the training part: from the folder if they are there, else computed, and kept in it."""
+        split = self.data.train
+        if not isinstance(split, Split):
+            raise TypeError("answers are remembered for a split")
+        if self.folder is None:
+            return Recorded(torch.cat(list(self._pieces()), dim=1))
+        file = self.folder / f"{self.key[:16]}.safetensors"
+        if file.exists():
+            found = Recorded.load(file)
+            if found.key == self.key and found.num_examples == len(split):
+                return found
+        dtype = self.answer(self.data.prepare(split.inputs[:1])).dtype
+        shape = (self.num_members, len(split), self.data.num_classes)
+        write_answers(file, self._pieces(), shape, self.key, dtype)
+        return Recorded.load(file)
+
+    def _pieces(self) -> Iterator[Tensor]:
+        for inputs, _ in evaluation_batches(self.data, self.data.train, CHUNK):
+            yield self.answer(inputs).cpu()
+
+    def _targets(self, answers: Recorded) -> Tensor:
+        pieces = [_finite(piece) for piece in answers.logits.split(CHUNK, dim=1)]
+        if self.target is as_they_are:
+            return answers.logits  # left where they are, mapped
+        return torch.cat([self.target(piece) for piece in pieces], dim=-2)
+
+    @torch.no_grad()
+    def answer(self, inputs: Tensor) -> Tensor:
+        """The members' logits for prepared inputs: (B, ...) -> (M, B, C)."""
+        if self.members is None:
+            raise EnfoldError("recorded answers cannot be asked about other inputs: use the members themselves")
+        return _finite(member_logits(self.members, inputs.to(self.device)))
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where the members live."""
+        tensors = () if self.members is None else self.members.parameters()
+        return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """The targets (..., B, K), or (..., S, B, K) where each of S students has its own batch."""
+        if self.targets is not None and batch.indices is not None:
+            found = self.targets[..., batch.indices.cpu(), :]
+        elif batch.own:
+            found = self.target(self.answer(batch.inputs.flatten(0, 1)))
+            found = found.view(*found.shape[:-2], *batch.labels.shape, -1)
+        else:
+            found = self.target(self.answer(batch.inputs))
+        return found.to(batch.labels.device)
+
+    @cached_property
+    def key(self) -> str:
+        """What tells these answers from all others: the values of teacher and data."""
+        if self.recorded is not None:
+            return self.recorded.key or _digest([self.recorded.logits])
+        values = [] if self.members is None else list(self.members.state_dict().values())
+        train = self.data.train
+        examples = [train.inputs] if isinstance(train, Split) else []
+        return _digest([*values, *examples], f"{self.data.mean}{self.data.std}{type(self.members).__name__}")
+
+    def __repr__(self) -> str:
+        """The same in a later process: a checkpoint belongs to one teacher."""
+        return f"Teacher({self.key[:16]})"
+
+
+def _digest(tensors: list[Tensor], text: str = "") -> str:
+    digest = hashlib.sha256(text.encode())
+    for tensor in tensors:
+        plain = tensor.detach().cpu().contiguous()
+        digest.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
+        digest.update(plain.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _finite(logits: Tensor) -> Tensor:
+    if not bool(torch.isfinite(logits).all()):
+        raise EnfoldError("a teacher's outputs must be finite, got NaN or infinity: look for a diverged member")
+    return logits

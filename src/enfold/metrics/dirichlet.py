@@ -1,0 +1,73 @@
+"""Dirichlet: what a network says whose logits are a distribution over class probabilities, in float64.
+
+    α_k = exp(z_k) + offset,   α_0 = Σ_k α_k,   p̄_k = α_k / α_0                             (1)
+    E[ln π_k] = ψ(α_k) - ψ(α_0)                                                             (2)
+    total      H[p̄]                                                                         (3)
+    aleatoric  E[H[π]] = -Σ_k p̄_k (ψ(α_k + 1) - ψ(α_0 + 1))                                 (4)
+    epistemic  H[p̄] - E[H[π]], the mutual information                                       (5)
+    epkl       E[KL(π ‖ π')] = (C - 1) / α_0, the expected pairwise divergence              (6)
+    mkl        E[KL(p̄ ‖ π)] = (6) - (5), the reverse mutual information of an ensemble      (7)
+
+These are the figures of `decomposition` for an ensemble of endlessly many members that are drawn from the distribution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+EXTENT = 230.0  # of logits, so that α is within 1e±100: ψ(0) and ln Γ of the largest float64 are infinite
+
+
+@dataclass(frozen=True)
+class DirichletUncertainty:
+    """Uncertainties of each example in nats, each (...), never negative, and the precision α_0."""
+
+    total: Tensor
+    aleatoric: Tensor
+    epistemic: Tensor
+    epkl: Tensor
+    mkl: Tensor
+    precision: Tensor
+
+
+def concentrations(logits: Tensor, offset: float = 0.0) -> Tensor:
+    """α of equation (1) in float64, differentiable; logits are clipped so that ln Γ and ψ are finite."""
+    return logits.double().clamp(-EXTENT, EXTENT).exp() + offset  # (1)
+
+
+def expected_log_probs(alphas: Tensor) -> Tensor:
+    """Equation (2): (..., C) -> (..., C)."""
+    return torch.digamma(alphas) - torch.digamma(alphas.sum(-1, keepdim=True))  # (2)
+
+
+def differential_entropy(alphas: Tensor) -> Tensor:
+    """The entropy of the distribution over probabilities, which may be negative: (..., C) -> (...)."""
+    return log_beta(alphas) - ((alphas - 1) * expected_log_probs(alphas)).sum(-1)
+
+
+def log_beta(alphas: Tensor) -> Tensor:
+    """ln B(α) = Σ_k ln Γ(α_k) - ln Γ(α_0), the logarithm of the normaliser: (..., C) -> (...)."""
+    return torch.lgamma(alphas).sum(-1) - torch.lgamma(alphas.sum(-1))
+
+
+def dirichlet_uncertainty(alphas: Tensor) -> DirichletUncertainty:
+    """The uncertainties that concentrations (..., C) stand for."""
+    alphas = alphas.double()
+    precision = alphas.sum(-1)  # (...)
+    mean = alphas / precision[..., None]
+    total = torch.special.entr(mean).sum(-1)  # (3)
+    moments = torch.digamma(alphas + 1) - torch.digamma(precision + 1)[..., None]
+    aleatoric = -(mean * moments).sum(-1)  # (4)
+    epistemic = (total - aleatoric).clamp(min=0.0)  # (5)
+    epkl = (alphas.shape[-1] - 1) / precision  # (6)
+    return DirichletUncertainty(
+        total=total.clamp(min=0.0),
+        aleatoric=aleatoric.clamp(min=0.0),
+        epistemic=epistemic,
+        epkl=epkl,
+        mkl=(epkl - epistemic).clamp(min=0.0),  # (7)
+        precision=precision,
+    )

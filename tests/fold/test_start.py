@@ -1,0 +1,107 @@
+"""Where students start: each start is what it says, leaves the members alone, and is refused where it cannot be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from enfold.data import Data
+from enfold.errors import EnfoldError
+from enfold.fold import Average, Distill
+from enfold.fold.one_to_one import OneToOne
+from enfold.members import Stacked
+from enfold.rank_one import match_units, reconstruct
+from enfold.share import BatchEnsemble, Hydra
+from enfold.train import Plan
+
+pytestmark = pytest.mark.filterwarnings("ignore::enfold.train.diversity.Alike")
+NOTHING = Plan(epochs=0)
+
+
+def begun(members, data: Data, **settings):
+    return Distill(plan=NOTHING, **settings)(members, data)
+
+
+def same(one, other) -> None:
+    expected = dict(other.state_dict())
+    for name, tensor in one.state_dict().items():
+        torch.testing.assert_close(tensor, expected[name])
+
+
+def test_the_average_and_the_matched_average(members, data):
+    same(begun(members, data, start="average"), Average()(members, data))
+    matched = begun(members, data, start="matched")
+    same(matched, Average()(match_units(members, example=data.train.inputs[:2]), data))
+    assert not torch.equal(matched.head.weight, begun(members, data, start="average").head.weight)
+
+
+def test_copies_with_permuted_units_average_back_when_matched(members, data):
+    """What tells the two averages apart: one network in four orders of its hidden units."""
+    network = members.member(0)
+    copies = []
+    for seed in range(4):
+        order = torch.randperm(6, generator=torch.Generator().manual_seed(seed))
+        other = members.member(0)
+        with torch.no_grad():
+            other.inner.weight.copy_(network.inner.weight[order])
+            other.inner.bias.copy_(network.inner.bias[order])
+            other.head.weight.copy_(network.head.weight[:, order])
+            for name in ("weight", "bias", "running_mean", "running_var") if hasattr(network, "norm") else ():
+                getattr(other.norm, name).copy_(getattr(network.norm, name)[order])
+        copies.append(other)
+    student = begun(Stacked(copies), data, start="matched")
+    torch.testing.assert_close(student.head.weight.sort(1).values, network.head.weight.sort(1).values)
+
+
+def test_a_share_starts_from_each_of_them(members, data):
+    for start in ("member", "fresh", "average", "matched"):
+        network = begun(members, data, start=start)
+        share = begun(members, data, start=start, share=BatchEnsemble(3, init="ones"))
+        same(share.member(2), network)
+
+
+def test_the_nearest_batch_ensemble(members, data):
+    share = BatchEnsemble(4)
+    student = OneToOne(plan=NOTHING, start="als", share=share)(members, data)
+    nearest = reconstruct(members, share).members
+    for name, parameter in student.named_parameters():
+        torch.testing.assert_close(parameter, dict(nearest.named_parameters())[name])
+    if any("running_mean" in name for name in nearest.state_dict()):  # measured again after the weights changed
+        changed = [n for n, t in student.state_dict().items() if not torch.allclose(t, nearest.state_dict()[n])]
+        assert any("running" in name for name in changed)
+
+
+@pytest.mark.parametrize(("share", "given"), [(None, "one network"), (Hydra(4), "Hydra")])
+def test_least_squares_need_a_batch_ensemble(members, data, share, given):
+    with pytest.raises(EnfoldError, match=f"is a BatchEnsemble's, got {given}: give share=BatchEnsemble"):
+        begun(members, data, start="als", share=share)
+
+
+def test_a_tie_pulls_members_to_their_teachers(members, data):
+    plan = Plan(epochs=20, batch_size=16, learning_rate=0.02, optimizer="adam", weight_decay=0.0, select="last")
+    distances = []
+    for tie in (0.0, 1.0):
+        student = OneToOne(plan=plan, start="als", share=BatchEnsemble(4), tie=tie)(members, data)
+        own, taught = student.expand(), members.expand()
+        gaps = [(own[name] - taught[name]).detach() for name in ("inner.weight", "head.weight")]
+        distances.append(sum(float(gap.square().sum()) for gap in gaps))
+    assert distances[1] < distances[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tie": -1.0}, "tie must be 0 or more, got -1.0"),
+        ({"tie": 0.1}, "got tie=0.1 and one network: give a share"),
+        ({"perturb": 3}, "a perturbation is a name or a mapping with method, got 3"),
+        ({"perturb": "shake"}, "there is no perturb 'shake'"),
+    ],
+)
+def test_settings_that_cannot_be(settings, message):
+    with pytest.raises(EnfoldError, match=message):
+        Distill(**settings)
+
+
+def test_a_tie_is_between_equal_numbers(members, data):
+    with pytest.raises(EnfoldError, match="got 4 teachers and 3 students"):
+        Distill(share=BatchEnsemble(3), tie=0.1, plan=NOTHING)(members, data)

@@ -1,0 +1,197 @@
+"""Teachers: their answers are computed once, kept under a key, mapped from disk, and checked before anything else."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from enfold.data import Data, Split
+from enfold.data.batches import Order
+from enfold.distilling import Recorded, Teacher
+from enfold.errors import EnfoldError
+from enfold.evaluate import predict
+from enfold.fold import Distill
+from enfold.members import Stacked
+from enfold.share import BatchEnsemble
+from enfold.train import Plan
+
+PLAN = Plan(epochs=2, batch_size=16, learning_rate=0.02)
+
+
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many inputs each question had."""
+    sizes: list[int] = []
+    answer = Teacher.answer
+
+    def counting(self, inputs):
+        sizes.append(len(inputs))
+        return answer(self, inputs)
+
+    monkeypatch.setattr(Teacher, "answer", counting)
+    return sizes
+
+
+def test_answers_are_kept_and_found_again(members, data, tmp_path, monkeypatch):
+    sizes = asked(monkeypatch)
+    first = Teacher(members.eval(), data, remembers=True, folder=tmp_path)
+    (file,) = tmp_path.iterdir()
+    computed = sum(sizes)
+    again = Teacher(members, data, remembers=True, folder=tmp_path)
+    assert computed >= len(data.train)
+    assert sum(sizes) - computed == 2  # the two that tell the number of classes
+    torch.testing.assert_close(again.targets, members(data.train.inputs).detach())
+    assert torch.equal(first.targets, again.targets)
+    assert torch.equal(load_file(file)["logits"], again.targets)  # a safetensors file as any other
+
+
+def test_other_values_have_other_keys(members, data, tmp_path):
+    members.eval()
+    for change in (
+        lambda: Teacher(members, data, remembers=True, folder=tmp_path),
+        lambda: Teacher(members[:3], data, remembers=True, folder=tmp_path),
+        lambda: Teacher(
+            members,
+            data.replace(train=Split(data.train.inputs + 1, data.train.labels)),
+            remembers=True,
+            folder=tmp_path,
+        ),
+        lambda: Teacher(members, data.replace(mean=(0.5,) * 4, std=(2.0,) * 4), remembers=True, folder=tmp_path),
+    ):
+        before = len(list(tmp_path.iterdir()))
+        teacher = change()
+        assert len(list(tmp_path.iterdir())) == before + 1
+        inputs = teacher.data.prepare(teacher.data.train.inputs)
+        torch.testing.assert_close(teacher.targets, teacher.members(inputs).detach())
+
+
+def test_a_mapped_file_is_not_read_into_memory_nor_written(tmp_path):
+    file = Recorded(torch.randn(2, 5000, 3), "key").save(tmp_path / "answers.safetensors")
+    found = Recorded.load(file)
+    assert found.logits.untyped_storage().nbytes() == 2 * 5000 * 3 * 4
+    assert found.key == "key"
+    before = file.read_bytes()
+    found.logits.zero_()  # a private copy of the page
+    assert file.read_bytes() == before
+    assert "memmap" in type(found.logits.numpy().base).__name__ or found.logits.numpy().base is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_answers_of_all_kinds_of_floats(tmp_path, dtype):
+    logits = torch.randn(3, 7, 2).to(dtype)
+    assert torch.equal(Recorded.load(Recorded(logits).save(tmp_path / "a.safetensors")).logits, logits)
+
+
+def test_what_is_no_file_of_answers(tmp_path):
+    for name, content in (("none", None), ("text", b"hello"), ("empty", b"")):
+        file = tmp_path / f"{name}.safetensors"
+        if content is not None:
+            file.write_bytes(content)
+        with pytest.raises(EnfoldError, match="must be a safetensors file with floating-point 'logits'"):
+            Recorded.load(file)
+    with pytest.raises(EnfoldError, match=r"must be logits of shape \(members, examples, classes\), got \(2, 3\)"):
+        Recorded(torch.zeros(2, 3))
+
+
+def test_recorded_answers_teach_as_their_members_do(members, data):
+    members.eval()
+    recorded = Recorded(members(data.train.inputs).detach())
+    fold = Distill(plan=PLAN, student=lambda: members.member(0))
+    one, other = fold(recorded, data), fold(members, data)
+    for name, tensor in one.state_dict().items():
+        torch.testing.assert_close(tensor, other.state_dict()[name])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train": Split(torch.zeros(3, 4), torch.zeros(3, dtype=torch.long))}, "got 40 answers, 3 examples"),
+        ({"train": [(torch.zeros(3, 4), torch.zeros(3, dtype=torch.long))]}, "got 40 answers, a loader"),
+    ],
+)
+def test_recorded_answers_for_other_data(members, data, change, message):
+    recorded = Recorded(members.eval()(data.train.inputs).detach())
+    with pytest.raises(EnfoldError, match=message):
+        Teacher(recorded, data.replace(**change), remembers=True)
+
+
+def test_recorded_answers_know_no_other_inputs(members, data):
+    recorded = Recorded(members.eval()(data.train.inputs).detach())
+    with pytest.raises(EnfoldError, match="augmented or perturbed"):
+        Teacher(recorded, data, remembers=False)
+    with pytest.raises(EnfoldError, match="a student of the members' own class needs members of one architecture"):
+        Distill(plan=PLAN)(recorded, data)
+    with pytest.raises(EnfoldError, match="cannot be asked about other inputs"):
+        Teacher(recorded, data, remembers=True).answer(data.test.inputs)
+
+
+def test_teachers_of_other_classes(members, data):
+    with pytest.raises(EnfoldError, match="must know the data's classes, got 3 for the 4 of the data"):
+        Distill(plan=PLAN)(members, data.replace(num_classes=4))
+    with pytest.raises(EnfoldError, match="must know the data's classes, got 2 for the 3"):
+        Teacher(Recorded(torch.zeros(1, 40, 2)), data, remembers=True)
+
+
+def test_recorded_answers_must_be_finite(data):
+    with pytest.raises(EnfoldError, match="must be finite"):
+        Teacher(Recorded(torch.full((1, 40, 3), math.nan)), data, remembers=True)
+
+
+def test_a_run_keeps_answers_beside_its_folds(members, data, tmp_path):
+    plain = Distill(plan=PLAN)(members, data)
+    kept = Distill(plan=PLAN)(members, data, answers=tmp_path / "answers")
+    again = Distill(plan=PLAN)(members, data, answers=tmp_path / "answers")
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(tensor, kept.state_dict()[name])
+        assert torch.equal(tensor, again.state_dict()[name])
+    assert len(list((tmp_path / "answers").iterdir())) == 1
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_targets_with_a_teacher_axis(members, data, own):
+    """(T, B, C), or (T, S, B, C): looked up as computed."""
+    members.eval()
+    looked_up, computed = (Teacher(members, data, remembers=remembers) for remembers in (True, False))
+    batch = next(Order(8, range(2) if own else None).batches(data, 0))
+    assert looked_up(batch).shape == ((4, 2, 8, 3) if own else (4, 8, 3))
+    torch.testing.assert_close(looked_up(batch), computed(batch))
+
+
+def test_a_share_as_student_sees_one_order_and_one_by_one_is_all_at_once(members, data):
+    from enfold.distilling import Lessons
+    from enfold.train.backward import backward
+
+    fold = Distill(plan=PLAN, share=BatchEnsemble(3, engine="loop"), temperature=2.0, alpha=0.7)
+    teacher = fold.teacher(members.eval(), data)
+    batch = next(Order(8).batches(data, 0))
+    students = [BatchEnsemble(3, engine="loop")(members.member(0)).eval() for _ in range(2)]
+    at_once = Lessons(fold, teacher)(students[1], batch)
+    at_once.sum().backward()
+    torch.testing.assert_close(backward(students[0], batch, Lessons(fold, teacher)), at_once.detach())
+    for one, other in zip(students[0].parameters(), students[1].parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    assert fold.adapted(students[0]).order == "shared"
+    trained = fold(members, data)
+    assert predict(trained, data).num_members == 3
+
+
+def test_the_mean_of_students_learns_as_a_whole(members, data):
+    """With fit="ensemble" the loss is that of their mean, and equal students have the loss of one."""
+    fold = Distill(share=BatchEnsemble(2), fit="ensemble", plan=PLAN)
+    target = torch.randn(5, 3).log_softmax(-1)
+    logits = torch.randn(2, 5, 3)
+    mean = logits.softmax(-1).mean(0).log()
+    expected = (target.exp() * (target - mean)).sum(-1).mean()
+    torch.testing.assert_close(fold.loss(logits, target, 0.0), expected.expand(2))
+    equal = logits[:1].expand(2, 5, 3)
+    torch.testing.assert_close(fold.loss(equal, target, 0.0), Distill().loss(equal, target, 0.0))
+    assert not fold.separable
+    assert predict(fold(members, data), data).num_members == 2
+
+
+def test_the_key_is_that_of_a_later_process(members, data):
+    one, other = Teacher(members.eval(), data), Teacher(Stacked(members.networks()).eval(), Data(**vars(data)))
+    assert repr(one) == repr(other)
+    assert repr(one) != repr(Teacher(members[:2].eval(), data))
