@@ -173,15 +173,21 @@ class Distillation(Composable, ABC):
     ) -> nn.Module:
         """The student, trained in place."""
         with evaluating(*([members] if isinstance(members, nn.Module) else [])):
-            teacher = self.teacher(members, data, answers)
-            self.check(teacher, student)
-            if isinstance(self.perturb, Perturbation) and teacher.members is not None:
-                self.perturb.require(teacher.members, student)
-            objective = self.objective(teacher, members)
+            objective = self.agreed(student, members, data, answers)
             title = f"{method_name(type(self))} ({start})"
             plan = self.adapted(student)
             fit(student, data, plan, objective, checkpoint=checkpoint, title=title, judged=self.judged)
         return student
+
+    def agreed(
+        self, student: nn.Module, members: nn.Module | Recorded, data: Data, answers: Path | None = None
+    ) -> Objective:
+        """What is minimised, after all that must hold between teachers and student was looked at."""
+        teacher = self.teacher(members, data, answers)
+        self.check(teacher, student)
+        if isinstance(self.perturb, Perturbation) and teacher.members is not None:
+            self.perturb.require(teacher.members, student)
+        return self.objective(teacher, members)
 
     def begin(
         self, members: nn.Module | Recorded, data: Data, checkpoint: Path | None, answers: Path | None

@@ -56,8 +56,8 @@ def add_method(run: RunDirectory, room: str, spec: dict[str, Any]) -> Recipe:
         )
     if known:
         return recipe
-    if room == "share":
-        cells(run, recipe)[0].check_share(added)
+    cell = cells(run, recipe)[0]
+    cell.check_share(added) if room == "share" else cell.check_fold(added)
     extended = make_recipe({**content, key: [*content[key], spec]}, str(run.recipe_file))
     run.write_recipe(extended)
     return extended

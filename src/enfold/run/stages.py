@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import warnings
 from collections.abc import Callable
@@ -61,6 +62,26 @@ class Cell:
         self._check_one("the network", self.make_network, inputs)
         for spec in self.recipe.shares:
             self.check_share(spec)
+        for fold in self.recipe.folds:
+            self.check_fold(fold)
+
+    def check_fold(self, spec: FoldSpec) -> None:
+        """A student must fit its network and its teachers: all but the training is tried, with untrained networks."""
+        fold = self.chosen_fold(spec)
+        if not isinstance(fold, Distillation) or not isinstance(self.data.train, Split):
+            return
+        few = self.data.replace(train=self.data.train[:8])
+        plan = fold.plan.replace(epochs=0, warmup_epochs=0)
+        fold = dataclasses.replace(fold, plan=plan, start="als" if fold.start == "als" else "fresh")
+        make = self.make_network if fold.student is None else fold.student
+        inputs = example_input(self.data).expand(2, *self.data.shape)
+        self._check_one(f"the student of '{spec.label}'", make, inputs)
+        try:
+            with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
+                members = Stacked.make(self.make_network, self.recipe.members, seed=self.seed).eval()
+                fold.agreed(fold.begin(members, few, None, None), members, few)
+        except EnfoldError as error:
+            raise EnfoldError(f"the fold '{spec.label}' cannot be: {error}") from error
 
     def check_share(self, spec: ShareSpec) -> None:
         """A share must fit its network and the plan."""

@@ -1,0 +1,86 @@
+"""Distillations in a recipe and by their verb: students of all kinds, stored, resumed, refused before anything runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import enfold as library
+
+FOLDS = """
+folds:
+  - {method: latent_be, label: latent, perturb: tdiv_sdiv}
+  - {method: distill, label: into-share, start: fresh, share: {method: batch_ensemble, num_members: 2}}
+  - {method: one_to_one, label: heads, share: batch_ensemble, start: als, tie: 0.1}
+  - {method: proxy_en_d2, label: proxy, start: fresh}
+  - {method: distill, label: small, student: {name: mlp, widths: [8]}, perturb: {method: conf_ods, step: 2}}
+  - {method: hydra_distillation, label: hydra, first_epochs: 1}
+"""
+
+
+def with_folds(recipe_file: Path, folds: str) -> Path:
+    text = recipe_file.read_text()
+    recipe_file.write_text(text[: text.index("folds:")] + folds.lstrip())
+    return recipe_file
+
+
+def test_every_student_is_a_row(enfold, recipe_file, tmp_path):
+    out, file = tmp_path / "out", with_folds(recipe_file, FOLDS)
+    done = enfold("run", file, out, "--json")
+    assert done.code == 0, done.err
+    rows = json.loads(done.out)["rows"]
+    labels = ["latent", "into-share", "heads", "proxy", "small", "hydra"]
+    assert [row for row in rows if row in labels] == labels
+    assert all(rows[label]["scores"]["accuracy"]["mean"] > 0.3 for label in labels)
+    assert {label for label in labels if "diversity" in rows[label]} == {"into-share", "heads", "hydra"}
+    make = library.networks.MLP(16, [16], 4)
+    kinds = {label: library.load(out / "folds" / f"{label}.safetensors", make) for label in ("latent", "heads")}
+    assert type(kinds["latent"]) is library.networks.MLP
+    assert kinds["heads"].num_members == 3
+    assert type(library.load(out / "folds" / "proxy.safetensors")) is library.networks.MLP
+    answers = list((out / "answers").iterdir())
+    assert len(answers) == 1  # asked once for all that move nothing
+    before = {path: path.read_bytes() for path in (out / "folds").iterdir()}
+    again = enfold("run", file, out, "--resume", "--json")
+    assert json.loads(again.out)["rows"] == rows
+    assert {path: path.read_bytes() for path in (out / "folds").iterdir()} == before
+
+
+def test_a_dirichlet_student_is_evaluated_by_its_mean(enfold, recipe_file, tmp_path):
+    out = tmp_path / "out"
+    assert enfold("run", recipe_file, out).code == 0
+    done = enfold("fold", out, "proxy-en-d2", "--label", "proxy", "--json")
+    assert done.code == 0, done.err
+    network = library.load(out / "folds" / "proxy.safetensors")
+    recipe = library.data.load(str(tmp_path / "small.npz"), validation=60)
+    expected = library.evaluate(library.Dirichlet(network, 1.0), recipe).scores["nll"]
+    found = json.loads(done.out)["rows"]["proxy"]["scores"]["nll"]["mean"]
+    assert found == pytest.approx(expected)
+    assert found != pytest.approx(library.evaluate(network, recipe).scores["nll"])
+
+
+@pytest.mark.parametrize(
+    ("fold", "says"),
+    [
+        (
+            "{method: one_to_one, label: a, share: {method: batch_ensemble, num_members: 2}}",
+            "3 teachers and 2 students",
+        ),
+        ("{method: distill, label: a, perturb: tdiv_sdiv}", "one network as the student"),
+        ("{method: distill, label: a, perturb: wobble}", "there is no perturb 'wobble'"),
+        ("{method: distill, label: a, start: als}", "a BatchEnsemble's, got one network"),
+        ("{method: distill, label: a, alpha: 2}", r"alpha must be in [0, 1], got 2"),
+        ("{method: distill, label: a, temperature: 0}", "temperature must be above 0, got 0"),
+        ("{method: distill, label: a, temperature: warm}", "'temperature' of fold 'a' must be a number, got 'warm'"),
+        ("{method: distill, label: a, share: {num_members: 2}}", "a name, or a mapping with method"),
+        ("{method: distill, label: a, student: {name: mlp, widths: wide}}", "widths"),
+        ("{method: ae_kd, label: a, tolerance: 0.1}", "tolerance"),
+        ("{method: latent_be, label: a, share: batch_ensemble}", "leave it out"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(enfold, recipe_file, tmp_path, fold, says):
+    done = enfold("run", with_folds(recipe_file, f"folds:\n  - {fold}\n"), tmp_path / "out")
+    assert done.code == 2
+    assert says in done.err
+    assert done.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
