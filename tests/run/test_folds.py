@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import enfold as library
@@ -84,3 +85,29 @@ def test_what_cannot_be_is_refused_before_anything_is_written(enfold, recipe_fil
     assert says in done.err
     assert done.err.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_corrupted_copies_are_scored_beside_the_clean(enfold, recipe_file, tmp_path):
+    text = recipe_file.read_text().replace("cost: false", "cost: false\nCORRUPTED")
+    for spec, says in (("{severities: [6]}", "6"), ("{kinds: [rain]}", "rain"), ("{kinds: [fog]}", "8 pixels")):
+        recipe_file.write_text(text.replace("CORRUPTED", f"corruptions: {spec}"))
+        done = enfold("run", recipe_file, tmp_path / "none")  # the last one because pictures are 4 x 4
+        assert (done.code, done.err.count("\n")) == (2, 1), done.err
+        assert says in done.err
+        assert not (tmp_path / "none").exists()
+    stored = np.load(tmp_path / "small.npz")
+    larger = {key: np.kron(stored[key], np.ones((1, 1, 3, 3), np.uint8)) for key in ("x_train", "x_test")}
+    np.savez(tmp_path / "small.npz", **larger, y_train=stored["y_train"], y_test=stored["y_test"])
+    recipe_file.write_text(
+        text.replace("CORRUPTED", "corruptions: {kinds: [contrast], severities: [1, 5], examples: 50}")
+    )
+    out = tmp_path / "out"
+    done = enfold("run", recipe_file, out, "--json")
+    assert done.code == 0, done.err
+    rows = json.loads(done.out)["rows"]
+    by_kind = json.loads((out / "corrupted.json").read_text())["rows"]
+    for label in ("mean member", "ensemble", "average", "distill-fresh"):
+        cells = by_kind[label]["contrast"]
+        mean = (cells["1"]["nll"] + cells["5"]["nll"]) / 2
+        assert rows[label]["corrupted"]["nll"]["mean"] == pytest.approx(mean)
+    assert "corrupted" in enfold("run", recipe_file, out, "--resume").out

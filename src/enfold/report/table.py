@@ -25,6 +25,12 @@ def table_rows(summary: Mapping[str, Any], *, quartiles: bool = False) -> tuple[
     }
     if any(row.get("diversity") for row in summary["rows"].values()):
         columns["diversity"] = lambda row: _spread((row.get("diversity") or {}).get("normalised_disagreement"), 1, 2)
+    if any(row.get("corrupted") for row in summary["rows"].values()):
+        columns |= {
+            "accuracy, corrupted (%)": lambda row: _spread((row.get("corrupted") or {}).get("accuracy"), 100, 2),
+            "NLL, corrupted (nats)": lambda row: _spread((row.get("corrupted") or {}).get("nll"), 1, 3),
+            "ECE, corrupted (%)": lambda row: _spread((row.get("corrupted") or {}).get("ece"), 100, 2),
+        }
     if any(row.get("cost") for row in summary["rows"].values()):
         columns |= {
             "parameters": lambda row: _cost(row, lambda cost: f"{cost['parameters']:,}"),

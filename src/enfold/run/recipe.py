@@ -6,11 +6,13 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
+from enfold.data.corruptions import KINDS, SEVERITIES, STANDARD
+from enfold.data.corruptions.suite import check_kind, check_severity
 from enfold.errors import EnfoldError
 from enfold.registry import method, nearest
 from enfold.run.methods import as_tuples, made_fold, made_share
@@ -31,6 +33,30 @@ class DataSpec(BaseModel):
     validation: int | float | None = None
     size: int | None = None  # images of a folder are resized to it
     seed: int = 0
+
+
+class CorruptionSpec(BaseModel):
+    """Corrupted copies of the test part on which all models are scored too."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kinds: tuple[str, ...] | Literal["standard", "all"] = "standard"
+    severities: tuple[int, ...] = SEVERITIES
+    examples: int | None = Field(default=None, ge=1)  # the first so many test examples; all if left out
+    seed: int = 0
+
+    @field_validator("kinds", "severities")
+    @classmethod
+    def _known(cls, value: Any) -> Any:
+        for each in () if isinstance(value, str) else value:
+            (check_kind if isinstance(each, str) else check_severity)(each)
+        return value
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The kinds by name."""
+        named = {"standard": STANDARD, "all": KINDS}
+        return named[self.kinds] if isinstance(self.kinds, str) else self.kinds
 
 
 class MethodSpec(BaseModel):
@@ -75,6 +101,7 @@ class Recipe(BaseModel):
     folds: tuple[FoldSpec, ...] = ()
     control: bool = True  # a control for every plan that a fold trains by
     cost: bool = True
+    corruptions: CorruptionSpec | None = None
 
     @field_validator("data", mode="before")
     @classmethod
@@ -142,7 +169,7 @@ class Recipe(BaseModel):
 
     def extends(self, other: Recipe) -> bool:
         """Whether this is the other recipe, or that with more shares and folds."""
-        none: dict[str, Any] = {"shares": (), "folds": ()}
+        none: dict[str, Any] = {"shares": (), "folds": (), "corruptions": None}
         same = self.model_copy(update=none) == other.model_copy(update=none)
         known = all(share in self.shares for share in other.shares)
         return same and known and all(fold in self.folds for fold in other.folds)

@@ -15,6 +15,7 @@ from enfold.evaluate import mean_member_score, predict, recovered, score
 from enfold.metrics import accuracy, disagreement, nll, normalised_disagreement, pairwise_kl, per_member
 from enfold.predictions import Predictions
 from enfold.run.stages import Cell, example_input
+from enfold.shift import corrupted_scores, mean_scores
 from enfold.train.diversity import alike
 
 ONE = "mean member"  # the row of one network, which costs are compared with
@@ -40,6 +41,8 @@ def evaluate_cell(cell: Cell, models: Mapping[str, nn.Module]) -> Results:
     for row in rows.values():
         gain = recovered(row["scores"], mean_member, rows["ensemble"]["scores"])
         row["gain_recovered"] = None if math.isnan(gain) else gain
+    for label, scores in _corrupted(cell, models).items():
+        rows[label]["corrupted"] = scores
     if cell.recipe.cost and cell.seed == cell.recipe.seeds[0]:  # what a model costs does not depend on the seed
         costs = _costs(cell, models)
         for label, row in rows.items():
@@ -84,6 +87,31 @@ def _predictions(cell: Cell, label: str, model: nn.Module) -> dict[str, Predicti
     return stored
 
 
+def _corrupted(cell: Cell, models: Mapping[str, nn.Module]) -> dict[str, dict[str, float]]:
+    """The mean scores on corrupted copies of the test part; those by kind and severity are kept beside the results."""
+    spec = cell.recipe.corruptions
+    if spec is None:
+        return {}
+    asked = {"spec": spec.model_dump(mode="json"), "rows": {}}
+    if (cell.run.path / "corrupted.json").is_file():
+        stored = cell.run.read_json("corrupted.json")
+        asked = stored if stored["spec"] == asked["spec"] else asked
+    missing = {label: model for label, model in models.items() if label not in asked["rows"]}
+    if missing:
+        found = corrupted_scores(
+            missing,
+            cell.data,
+            spec.names,
+            spec.severities,
+            examples=spec.examples,
+            seed=spec.seed,
+            members_of="ensemble" if "ensemble" in missing else None,
+        )
+        asked["rows"] |= found
+        cell.run.write_json("corrupted.json", asked)
+    return {label: mean_scores(asked["rows"][label]) for label in (ONE, *models)}
+
+
 def _costs(cell: Cell, models: Mapping[str, nn.Module]) -> dict[str, Any]:
     """Measured once a model and kept beside the results.
 
@@ -114,6 +142,10 @@ def summarise(cells: list[Results]) -> dict[str, Any]:
             "gain_recovered": _spread(gains),
             "cost": first.get("cost"),
         }
+        if all("corrupted" in row for row in rows):
+            summary[label]["corrupted"] = {
+                name: _spread([row["corrupted"][name] for row in rows]) for name in first["corrupted"]
+            }
         if all("diversity" in row for row in rows):
             summary[label]["diversity"] = {
                 name: _spread([row["diversity"][name] for row in rows]) for name in first["diversity"]

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from enfold.control import Control
-from enfold.data import Data, Split
+from enfold.data import Data, Split, corrupt
 from enfold.data import load as load_data
 from enfold.distilling import Distillation
 from enfold.errors import EnfoldError
@@ -28,6 +28,7 @@ from enfold.run.directory import RunDirectory
 from enfold.run.methods import made_fold, made_share
 from enfold.run.recipe import FoldSpec, Recipe, ShareSpec
 from enfold.sharing.searching import Fewer
+from enfold.shift import images_of
 from enfold.store import load, save
 from enfold.train import Plan, fit
 from enfold.train.diversity import Alike
@@ -60,6 +61,8 @@ class Cell:
         """Data and network must fit before anything is written: two inputs are run through the network."""
         inputs = example_input(self.data).expand(2, *self.data.shape)
         self._check_one("the network", self.make_network, inputs)
+        if self.recipe.corruptions is not None:
+            corrupt(images_of(self.data)[:1].inputs, self.recipe.corruptions.names[0], 1)  # refuses what is no image
         for spec in self.recipe.shares:
             self.check_share(spec)
         for fold in self.recipe.folds:

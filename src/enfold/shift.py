@@ -1,0 +1,80 @@
+"""Under shift: what models score where test inputs are corrupted, by kind and severity.
+
+    c-metric = mean over kinds and severities of the metric on the corrupted test part                         (1)
+
+D. Hendrycks, T. Dietterich: Benchmarking Neural Network Robustness to Common Corruptions and Perturbations, ICLR 2019,
+arXiv:1903.12261. The prefix c of (1) is not that of calibrated metrics, so rows say "corrupted".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from torch import nn
+
+from enfold.data import Data, Split, corrupted
+from enfold.data.corruptions import SEVERITIES, STANDARD
+from enfold.data.dataset import has_examples
+from enfold.errors import EnfoldError
+from enfold.evaluate import predict
+from enfold.metrics import METRICS, per_member
+from enfold.predictions import Predictions
+from enfold.progress import progress
+
+MEASURED = ("accuracy", "nll", "ece", "brier")
+MEAN_MEMBER = "mean member"
+ByKind = dict[str, dict[str, dict[str, float]]]  # kind -> severity -> metric -> value
+
+
+def corrupted_scores(
+    models: Mapping[str, nn.Module],
+    data: Data,
+    kinds: Sequence[str] = STANDARD,
+    severities: Sequence[int] = SEVERITIES,
+    *,
+    examples: int | None = None,
+    seed: int = 0,
+    members_of: str | None = None,
+) -> dict[str, ByKind]:
+    """The scores of every model on corrupted copies of the test part, or of its first `examples`.
+
+    With `members_of`, the mean over the members of that model, each alone, is a row "mean member".
+    """
+    data = data.replace(test=images_of(data, examples))
+    found: dict[str, ByKind] = {label: {} for label in (*models, *([MEAN_MEMBER] if members_of else []))}
+    with progress("corruptions", len(kinds) * len(severities) * len(models)) as bar:
+        for kind in kinds:
+            for severity in severities:
+                moved = data.replace(test=corrupted(data, kind, severity, seed=seed))
+                for label, model in models.items():
+                    said = predict(model, moved, "test")
+                    found[label].setdefault(kind, {})[str(severity)] = _scores(said)
+                    if label == members_of:
+                        found[MEAN_MEMBER].setdefault(kind, {})[str(severity)] = _mean_member(said)
+                    bar.advance(1)
+    return found
+
+
+def mean_scores(by_kind: ByKind) -> dict[str, float]:
+    """Equation (1) for each metric."""
+    cells = [scores for severities in by_kind.values() for scores in severities.values()]
+    return {name: fmean(scores[name] for scores in cells) for name in MEASURED}
+
+
+def images_of(data: Data, examples: int | None = None) -> Split:
+    """The test images that are corrupted; other data are refused."""
+    if not isinstance(data.test, Split) or not has_examples(data.test) or data.test.inputs.ndim != 4:
+        raise EnfoldError(
+            "corruptions are of images in memory, (N, C, H, W), but the test part is something else: pass a Split of "
+            "images, or leave corruptions out"
+        )
+    return data.test[:examples]
+
+
+def _scores(said: Predictions) -> dict[str, float]:
+    return {name: METRICS[name].function(said) for name in MEASURED}
+
+
+def _mean_member(said: Predictions) -> dict[str, float]:
+    return {name: float(per_member(METRICS[name].function, said).mean()) for name in MEASURED}

@@ -1,0 +1,74 @@
+"""Scores on corrupted copies: the mean over kinds and severities, worse where there is more corruption."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from enfold.data import Data, Split, corrupt
+from enfold.errors import EnfoldError
+from enfold.evaluate import predict
+from enfold.members import Stacked
+from enfold.metrics import accuracy, nll
+from enfold.shift import MEAN_MEMBER, corrupted_scores, images_of, mean_scores
+
+
+@pytest.fixture
+def pictures() -> Data:
+    """Bars of four heights in 12 x 12 pictures, as bytes."""
+    labels = torch.arange(80) % 4
+    heights = (3 * labels + 2)[:, None, None, None]
+    bars = (torch.arange(12)[:, None] < heights).expand(80, 1, 12, 12)
+    noise = torch.randint(0, 60, bars.shape, generator=torch.Generator().manual_seed(0))
+    split = Split((150 * bars + noise).to(torch.uint8), labels)
+    return Data(split, split, split, 4, (1, 12, 12))
+
+
+class Template(nn.Module):
+    """Knows the bars: the nearest one wins."""
+
+    def __init__(self, scale: float = 0.5) -> None:
+        super().__init__()
+        bars = (torch.arange(12)[None, :, None] < (3 * torch.arange(4) + 2)[:, None, None]).expand(4, 12, 12)
+        self.bars = nn.Parameter(bars.flatten(1) * 150 / 255 + 30 / 255)
+        self.scale = nn.Parameter(torch.tensor(scale))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return -self.scale * torch.cdist(images.flatten(1), self.bars).square()
+
+
+def test_a_row_is_what_its_corrupted_pictures_give(pictures):
+    model = Template().eval()
+    found = corrupted_scores({"one": model}, pictures, ["contrast", "gaussian_noise"], [1, 5], seed=3)["one"]
+    moved = Split(corrupt(pictures.test.inputs, "contrast", 5, seed=3), pictures.test.labels)
+    said = predict(model, pictures.replace(test=moved))
+    assert found["contrast"]["5"]["accuracy"] == accuracy(said)
+    assert found["contrast"]["5"]["nll"] == pytest.approx(nll(said))
+    assert found["contrast"]["5"]["nll"] > found["contrast"]["1"]["nll"]
+    cells = [found[kind][severity]["nll"] for kind in found for severity in ("1", "5")]
+    assert mean_scores(found)["nll"] == pytest.approx(sum(cells) / 4)
+
+
+def test_the_mean_member_is_each_member_alone(pictures):
+    members = Stacked([Template(0.2), Template(1.0)]).eval()
+    found = corrupted_scores({"two": members}, pictures, ["fog"], [3], members_of="two", examples=40)
+    alone = [
+        corrupted_scores({"one": network}, pictures, ["fog"], [3], examples=40)["one"] for network in members.networks()
+    ]
+    mean = sum(each["fog"]["3"]["nll"] for each in alone) / 2
+    assert found[MEAN_MEMBER]["fog"]["3"]["nll"] == pytest.approx(mean)
+    assert found["two"]["fog"]["3"]["nll"] < mean
+
+
+def test_what_is_no_image_is_refused():
+    split = Split(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))
+    with pytest.raises(EnfoldError, match="corruptions are of images in memory"):
+        images_of(Data(split, split, split, 2, (3,)))
+
+
+def test_the_scores_can_be_stored(pictures):
+    found = corrupted_scores({"one": Template()}, pictures, ["pixelate"], [2])
+    assert json.loads(json.dumps(found)) == found
