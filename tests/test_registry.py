@@ -44,10 +44,10 @@ def test_settings_are_the_fields():
 
 def test_a_wrong_name_names_the_right_one():
     with pytest.raises(
-        EnfoldError, match=r"there is no fold 'distil', did you mean 'distill'\?: choose one of ae_kd, average,"
+        EnfoldError, match=r"there is no fold 'distil', did you mean 'distill'\?: choose one of "
     ):
         method("fold", "distil")
-    with pytest.raises(EnfoldError, match=r"there is no fold 'zzz': choose one of ae_kd, average,"):
+    with pytest.raises(EnfoldError, match=r"there is no fold 'zzz': choose one of "):
         method("fold", "zzz")
     assert nearest("zzz", ["average"]) == ""
 

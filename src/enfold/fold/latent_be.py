@@ -18,8 +18,9 @@ scaled with its layer's output, s_m ∘ b, and folded to s̄ ∘ b. Whatever els
 folds. `latent` gives the BatchEnsemble itself, and `folded` its mean weights.
 
 One batch norm normalises all members' batches together, and its statistics are those of the fold. With
-batch_norm="shared" or "own", members have statistics of their own and train faster; they are then measured again for
-the folded network, which their mean fits to first order only. `reestimate_batch_norm` says so for any choice.
+batch_norm="shared" or "own", members have statistics of their own, and may be trained one after the other, which takes
+less memory; statistics are then measured again for the folded network, which the mean of theirs fits to first order
+only. `reestimate_batch_norm` says so for any choice.
 
 Members that start as one can be told apart by their teachers alone: teachers that say the same bring a `SameTargets`
 warning. Other starts of r and s are not offered: random signs would cancel in the mean.

@@ -18,9 +18,9 @@ of gradients, their learning rate: 0.5 is published; with SGD, M gives each memb
 alone. What attention packs into one matrix for queries, keys and values is no layer and is shared.
 
 Differs from the paper: members keep their own order of data; and each member's own batch is normalised, with its own
-statistics, unless `batch_norm` is "joint": one batch norm over all members' examples, which takes longer because no
-member can then be run alone. What a member owns besides r and s, such as its biases, is trained on its own loss, not on
-the mean: with SGD its steps are M times as large, and not halved as there. Nothing else known.
+statistics, unless `batch_norm` is "joint": one batch norm over all members' examples, which takes more memory because
+no member can then be run alone. What a member owns besides r and s, such as its biases, is trained on its own loss, not
+on the mean: with SGD its steps are M times as large, and not halved as there. Nothing else known.
 """
 
 from __future__ import annotations
