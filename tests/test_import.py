@@ -57,3 +57,12 @@ def test_it_works_where_no_optional_package_is_installed():
         "print([name for name in enfold.__all__ if getattr(enfold, name) is None])"
     )
     assert run(code).strip() == "[]"
+
+
+def test_every_public_name_is_there():
+    import enfold
+
+    missing = [name for name in enfold.__all__ if not hasattr(enfold, name)]
+    assert missing == []
+    assert set(enfold.__all__) <= set(dir(enfold))
+    assert not hasattr(enfold, "nothing_of_this_name")

@@ -23,7 +23,28 @@ from enfold.train import History, Plan, fit
 if TYPE_CHECKING:
     from enfold.control import Control
     from enfold.distilling import Dirichlet, Recorded
-    from enfold.fold import AEKD, Average, Distill, EnD2, HydraDistillation, LatentBE, OneToOne, ProxyEnD2
+    from enfold.fold import (
+        AEKD,
+        C2M3,
+        ActivationMatching,
+        Average,
+        CCAMerge,
+        Distill,
+        EnD2,
+        HydraDistillation,
+        LatentBE,
+        MergeMany,
+        OneToOne,
+        OTFusion,
+        PermAVG,
+        ProxyEnD2,
+        Soup,
+        StraightThrough,
+        WeightMatching,
+        ZipIt,
+    )
+    from enfold.folding import Route
+    from enfold.merging import Repair
     from enfold.perturb import ODS, ConfODS, Gaussian, TDivSDiv
     from enfold.rank_one import Tied, match_units
     from enfold.rank_one.reconstruct import Reconstruction, reconstruct
@@ -58,6 +79,7 @@ __version__ = version("enfold")
 
 __all__ = [
     "AEKD",
+    "C2M3",
     "FGE",
     "MIMO",
     "ODS",
@@ -65,10 +87,12 @@ __all__ = [
     "SWA",
     "SWAG",
     "WASH",
+    "ActivationMatching",
     "Average",
     "AveragedModes",
     "Bagging",
     "BatchEnsemble",
+    "CCAMerge",
     "ConfODS",
     "Control",
     "Cost",
@@ -88,27 +112,36 @@ __all__ = [
     "MCDropout",
     "Masksembles",
     "Members",
+    "MergeMany",
     "Mixed",
     "MixtureEnsembles",
     "MultiHead",
+    "OTFusion",
     "OneToOne",
     "PackedEnsembles",
+    "PermAVG",
     "Plan",
     "Predictions",
     "Predictor",
     "ProxyEnD2",
     "Reconstruction",
     "Recorded",
+    "Repair",
     "Representability",
+    "Route",
     "Row",
     "SnapshotEnsembles",
+    "Soup",
     "Stacked",
     "State",
+    "StraightThrough",
     "Subspace",
     "Symmetry",
     "TDivSDiv",
     "Tied",
     "TreeNet",
+    "WeightMatching",
+    "ZipIt",
     "data",
     "evaluate",
     "fit",
@@ -125,16 +158,12 @@ __all__ = [
     "score",
     "symmetries",
 ]
-
-
-_ROOMS = ("share", "fold", "perturb", "distilling", "rank_one", "symmetry", "control")
+_ROOMS = ("share", "fold", "folding", "merging", "perturb", "distilling", "rank_one", "symmetry", "control")
 
 
 def __getattr__(name: str) -> Any:
     """Methods are imported when they are first asked for: `import enfold` stays as quick as `import torch`."""
-    for room in (
-        ("share", "fold", "perturb", "distilling", "rank_one", "symmetry", "control") if name in __all__ else ()
-    ):
+    for room in _ROOMS if name in __all__ else ():
         found = import_module(f"enfold.{room}")
         if hasattr(found, name):
             return getattr(found, name)

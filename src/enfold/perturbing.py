@@ -120,7 +120,8 @@ class Perturbation(ABC):
             )
         self.require(teachers, student)
         inputs = inputs.detach()
-        with torch.enable_grad():
+        # float32 also where training runs in 16 bits: gradients of confident teachers would be rounded to nothing
+        with torch.enable_grad(), torch.autocast(inputs.device.type, enabled=False):
             pixels = data.denormalise(inputs).detach().requires_grad_()
             seen = data.normalise(pixels)
             u = self.moves(pixels, Asked(teachers, seen), Asked(student, seen), source).detach()

@@ -7,16 +7,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Literal, get_args
 
+import torch
 from torch import Tensor, nn
 
-from enfold.data import Data
+from enfold.data import Data, Split
 from enfold.distilling.lesson import Lessons
 from enfold.distilling.recorded import Recorded
 from enfold.distilling.start import Start, begin
 from enfold.distilling.teacher import Teacher
 from enfold.errors import EnfoldError
+from enfold.evaluate import member_logits
 from enfold.folding import Composable, require_members
 from enfold.members import trained_members
 from enfold.members.skeleton import copied
@@ -24,6 +26,7 @@ from enfold.modes import evaluating
 from enfold.perturbing import Perturbation
 from enfold.rank_one import Tied
 from enfold.registry import method, method_name
+from enfold.share.mimo import MIMO
 from enfold.sharing import Share
 from enfold.train import Objective, Plan, fit
 
@@ -39,6 +42,7 @@ class Distillation(Composable, ABC):
     share: Share | None = None  # the student is this share of its network, instead of one network
     perturb: Perturbation | str | Mapping[str, Any] | None = None  # moves inputs to where teachers have more to tell
     tie: float = 0.0  # strength of a pull of a share's weights to the teachers', member by member
+    tie_over: Literal["sum", "mean"] = "sum"  # the weights of a layer that a tie sums over, or takes the mean of
     plan: Plan = field(default_factory=Plan)  # how the student is trained
 
     choices: ClassVar[dict[str, tuple[str, ...]]] = {}  # of a subclass's own settings
@@ -49,7 +53,7 @@ class Distillation(Composable, ABC):
             raise EnfoldError(f"alpha must be in [0, 1], got {self.alpha}: 1 is the teachers alone, 0 the labels alone")
         if not 0 < self.temperature < math.inf:
             raise EnfoldError(f"the temperature must be above 0, got {self.temperature}: 1 softens nothing")
-        for name, choices in {"start": get_args(Start), **self.choices}.items():
+        for name, choices in {"start": get_args(Start), "tie_over": ("sum", "mean"), **self.choices}.items():
             if getattr(self, name) not in choices:
                 raise EnfoldError(
                     f"the {name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}: choose one"
@@ -185,9 +189,39 @@ class Distillation(Composable, ABC):
         """What is minimised, after all that must hold between teachers and student was looked at."""
         teacher = self.teacher(members, data, answers)
         self.check(teacher, student)
+        self._require_plain(student)
+        self._require_classes(student, data)
         if isinstance(self.perturb, Perturbation) and teacher.members is not None:
             self.perturb.require(teacher.members, student)
         return self.objective(teacher, members)
+
+    def trained_by(self, student: nn.Module) -> Plan:
+        """The plan as the student's share has it."""
+        share, plan = getattr(student, "share", None), self.adapted(student)
+        return plan if share is None else share.adapted(plan)
+
+    def _require_plain(self, student: nn.Module) -> None:
+        """A share that learns by a loss of its own, or trains in its own way, would not be what it is."""
+        share = getattr(student, "share", None)
+        if share is None:
+            return
+        own = share.objective(self.trained_by(student)) is not None and not isinstance(share, MIMO)
+        if own or type(share).train is not Share.train:
+            raise EnfoldError(
+                f"a student learns by the teachers' loss alone, but {type(share).__name__} as it is set has a loss or "
+                "a training of its own: use a share without, such as BatchEnsemble"
+            )
+
+    def _require_classes(self, student: nn.Module, data: Data) -> None:
+        if not isinstance(data.train, Split) or not len(data.train):
+            return
+        with torch.no_grad(), evaluating(student), torch.random.fork_rng(devices=[]):
+            place = next((tensor.device for tensor in student.parameters()), torch.device("cpu"))
+            classes = member_logits(student, data.prepare(data.train.inputs[:2]).to(place)).shape[-1]
+        if classes != data.num_classes:
+            raise EnfoldError(
+                f"a student must answer for the data's {data.num_classes} classes, got {classes}: change its last layer"
+            )
 
     def begin(
         self, members: nn.Module | Recorded, data: Data, checkpoint: Path | None, answers: Path | None
@@ -204,7 +238,7 @@ class Distillation(Composable, ABC):
     def objective(self, teacher: Teacher, members: nn.Module | Recorded) -> Objective:
         """What is minimised."""
         lessons = self.lessons(teacher)
-        return Tied(lessons, require_members(members, "a tie"), self.tie) if self.tie else lessons
+        return Tied(lessons, require_members(members, "a tie"), self.tie, self.tie_over) if self.tie else lessons
 
     def lessons(self, teacher: Teacher) -> Lessons:
         """What is learned from each batch."""

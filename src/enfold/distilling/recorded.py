@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from enfold.errors import EnfoldError
@@ -25,17 +24,20 @@ DTYPES: dict[str, tuple[type[np.floating[Any]], torch.dtype]] = {
     "F64": (np.float64, torch.float64),
 }
 
+HEADER = 1 << 20  # bytes: the header of a file with one tensor is far smaller
+
 
 class Recorded:
     """A teacher that is only known by what it said about the training part, in that part's order."""
 
-    def __init__(self, logits: Tensor, key: str = "") -> None:
+    def __init__(self, logits: Tensor, key: str = "", about: str = "") -> None:
         if logits.ndim != 3 or not logits.is_floating_point():
             raise EnfoldError(
                 f"recorded answers must be logits of shape (members, examples, classes), got {tuple(logits.shape)} of "
                 f"{logits.dtype}: stack one (examples, classes) tensor a member"
             )
         self.logits, self.key = logits, key
+        self.about = about  # a digest of the inputs that were answered, in their order; "" if nobody knows
         self.num_members, self.num_examples, self.num_classes = logits.shape
 
     @classmethod
@@ -43,35 +45,39 @@ class Recorded:
         """The answers in a safetensors file, mapped, not read."""
         path = Path(path)
         try:
-            with safe_open(path, framework="pt") as file:
-                about = file.metadata() or {}
-                header = file.get_slice("logits")
-                kind, shape = header.get_dtype(), tuple(header.get_shape())
-            number, _ = DTYPES[kind]
-        except (OSError, SafetensorError, KeyError) as error:
+            with path.open("rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(min(size, HEADER)))
+            (start, end), shape = header["logits"]["data_offsets"], tuple(header["logits"]["shape"])
+            number, known = DTYPES[header["logits"]["dtype"]]
+            told = header.get("__metadata__", {})
+            whole = end - start == int(np.prod(shape)) * known.itemsize and 8 + size + end <= path.stat().st_size
+            if not whole:
+                raise ValueError("its header does not fit its size")
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise EnfoldError(
                 f"a teacher's answers must be a safetensors file with floating-point 'logits', got '{path}' ({error}): "
                 "write it with Recorded.save"
             ) from error
-        start = path.stat().st_size - int(np.prod(shape)) * np.dtype(number).itemsize
         # "c": pages are read when they are asked for, and nothing that is done to them reaches the file
-        mapped = np.memmap(path, dtype=number, mode="c", offset=start, shape=shape)
-        return cls(torch.from_numpy(mapped), about.get("key", ""))
+        mapped = np.memmap(path, dtype=number, mode="c", offset=8 + size + start, shape=shape)
+        return cls(torch.from_numpy(mapped), told.get("key", ""), told.get("about", ""))
 
     def save(self, path: str | Path) -> Path:
         """Write the answers; the counterpart of `load`."""
         pieces = (self.logits[:, start : start + 4096] for start in range(0, self.num_examples, 4096))
-        return write_answers(Path(path), pieces, tuple(self.logits.shape), self.key, self.logits.dtype)
+        told = {"key": self.key, "about": self.about}
+        return write_answers(Path(path), pieces, tuple(self.logits.shape), told, self.logits.dtype)
 
 
 def write_answers(
-    path: Path, pieces: Iterable[Tensor], shape: tuple[int, ...], key: str, dtype: torch.dtype = torch.float32
+    path: Path, pieces: Iterable[Tensor], shape: tuple[int, ...], told: dict[str, str], dtype: torch.dtype
 ) -> Path:
     """Write logits (M, N, C) that come as pieces (M, n, C) to a file that is whole or absent."""
     kind = next(name for name, (_, known) in DTYPES.items() if known == dtype)
     size = int(np.prod(shape)) * dtype.itemsize
     header = json.dumps(
-        {"__metadata__": {"key": key}, "logits": {"dtype": kind, "shape": list(shape), "data_offsets": [0, size]}}
+        {"__metadata__": told, "logits": {"dtype": kind, "shape": list(shape), "data_offsets": [0, size]}}
     ).encode()
     header += b" " * (-len(header) % 8)
     with atomic_path(path) as temporary:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from enfold.data import Data, Split
+from enfold.data import Data
 from enfold.errors import EnfoldError
 from enfold.evaluate import best_member
 from enfold.folding import mean_state, require_members
 from enfold.members import Members
 from enfold.members.initialise import initialised
+from enfold.merging.states import example_of
 from enfold.rank_one import match_units, reconstruct
 from enfold.share.batch_ensemble import BatchEnsemble
 from enfold.sharing import Share
@@ -49,7 +49,7 @@ def _network(members: Members, data: Data, start: Start, seed: int) -> nn.Module
     if start == "member":
         return members.member(best_member(members, data))
     if start == "matched":
-        members = match_units(members, example=_example(data), seed=seed)
+        members = match_units(members, example=example_of(data), seed=seed)
     network = members.network(mean_state(members))
     reestimate(network, data)
     return network
@@ -65,8 +65,3 @@ def _nearest(members: Members, data: Data, share: Share | None) -> nn.Module:
     student = reconstruct(members, share).members
     student.reestimate_batch_norm(data)
     return student
-
-
-def _example(data: Data) -> Tensor:
-    inputs = data.train.inputs[:2] if isinstance(data.train, Split) else next(iter(data.train))[0][:2]
-    return torch.as_tensor(data.prepare(inputs) if isinstance(data.train, Split) else inputs)

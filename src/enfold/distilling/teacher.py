@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +27,7 @@ def as_they_are(logits: Tensor) -> Tensor:
     return logits
 
 
+LARGE = 1 << 28  # bytes of logits that are looked up on disk instead of being held in memory
 CHUNK = 1024  # rows run fastest in chunks of about a thousand
 
 
@@ -52,25 +54,29 @@ class Teacher:
         self.num_members = int(getattr(members, "num_members", 1))
         self._check(remembers)
         self.targets: Tensor | None = None  # (..., N, K)
+        self.mapped: Tensor | None = None  # (T, N, C): answers too large to be held, of which batches are looked up
         if self.recorded is not None or (remembers and isinstance(data.train, Split)):
-            self.targets = self._targets(self.recorded or self._answers())
+            self._keep(self.recorded or self._answers())
 
     def _check(self, remembers: bool) -> None:
         """What can be said before anything is trained."""
-        classes: int | None = None
         if self.recorded is not None:
             classes, train = self.recorded.num_classes, self.data.train
-            if not remembers or not isinstance(train, Split) or len(train) != self.recorded.num_examples:
-                held = f"{len(train)} examples" if isinstance(train, Split) else "a loader"
+            same = isinstance(train, Split) and len(train) == self.recorded.num_examples
+            others = same and self.recorded.about not in ("", self.about)
+            if not remembers or not same or others:
+                held = f"{'other ' * others}{len(train)} examples" if isinstance(train, Split) else "a loader"
                 raise EnfoldError(
                     f"recorded answers hold for the very training part they were made on, got "
                     f"{self.recorded.num_examples} answers, {held}{'' if remembers else ', augmented or perturbed'}: "
                     "use that part without augmentation, or the members themselves"
                 )
+            self._require_classes(classes)
         elif isinstance(self.data.train, Split) and len(self.data.train):
-            example = self.data.prepare(self.data.train.inputs[:2])
-            classes = self.answer(example).shape[-1]
-        if classes is not None and classes != self.data.num_classes:
+            self.answer(self.data.prepare(self.data.train.inputs[:2]))
+
+    def _require_classes(self, classes: int) -> None:
+        if classes != self.data.num_classes:
             raise EnfoldError(
                 f"a teacher must know the data's classes, got {classes} for the {self.data.num_classes} of the data: "
                 "use members trained on these labels"
@@ -90,25 +96,31 @@ class Teacher:
                 return found
         dtype = self.answer(self.data.prepare(split.inputs[:1])).dtype
         shape = (self.num_members, len(split), self.data.num_classes)
-        write_answers(file, self._pieces(), shape, self.key, dtype)
+        write_answers(file, self._pieces(), shape, {"key": self.key, "about": self.about}, dtype)
         return Recorded.load(file)
 
     def _pieces(self) -> Iterator[Tensor]:
         for inputs, _ in evaluation_batches(self.data, self.data.train, CHUNK):
             yield self.answer(inputs).cpu()
 
-    def _targets(self, answers: Recorded) -> Tensor:
-        pieces = [_finite(piece) for piece in answers.logits.split(CHUNK, dim=1)]
-        if self.target is as_they_are:
-            return answers.logits  # left where they are, mapped
-        return torch.cat([self.target(piece) for piece in pieces], dim=-2)
+    def _keep(self, answers: Recorded) -> None:
+        """The targets of all examples; of answers that fill more than `LARGE`, only where they are found."""
+        pieces = (_finite(piece) for piece in answers.logits.split(CHUNK, dim=1))
+        if answers.logits.nbytes <= LARGE:
+            self.targets = torch.cat([self.target(piece) for piece in pieces], dim=-2)
+            return
+        for _ in pieces:  # read once, page by page, to see that all are finite
+            pass
+        self.mapped = answers.logits
 
     @torch.no_grad()
     def answer(self, inputs: Tensor) -> Tensor:
         """The members' logits for prepared inputs: (B, ...) -> (M, B, C)."""
         if self.members is None:
             raise EnfoldError("recorded answers cannot be asked about other inputs: use the members themselves")
-        return _finite(member_logits(self.members, inputs.to(self.device)))
+        logits = _finite(member_logits(self.members, inputs.to(self.device)))
+        self._require_classes(logits.shape[-1])
+        return logits.float() if logits.dtype == torch.bfloat16 else logits  # as files and losses take them
 
     @cached_property
     def device(self) -> torch.device:
@@ -120,6 +132,10 @@ class Teacher:
         """The targets (..., B, K), or (..., S, B, K) where each of S students has its own batch."""
         if self.targets is not None and batch.indices is not None:
             found = self.targets[..., batch.indices.cpu(), :]
+        elif self.mapped is not None and batch.indices is not None:
+            chosen = batch.indices.cpu().flatten()
+            found = self.target(self.mapped[:, chosen])
+            found = found.view(*found.shape[:-2], *batch.indices.shape, -1)
         elif batch.own:
             found = self.target(self.answer(batch.inputs.flatten(0, 1)))
             found = found.view(*found.shape[:-2], *batch.labels.shape, -1)
@@ -132,10 +148,16 @@ class Teacher:
         """What tells these answers from all others: the values of teacher and data."""
         if self.recorded is not None:
             return self.recorded.key or _digest([self.recorded.logits])
-        values = [] if self.members is None else list(self.members.state_dict().values())
+        state = {} if self.members is None else self.members.state_dict()
+        network = getattr(getattr(self.members, "skeleton", None), "network", None)
+        made = f"{self.members!r}{network!r}{list(state)}"  # the same values in another architecture answer otherwise
+        return _digest(list(state.values()), re.sub(" at 0x[0-9a-fA-F]+", "", made) + self.about)
+
+    @cached_property
+    def about(self) -> str:
+        """What tells these questions from all others: the inputs in their order, and how they are prepared."""
         train = self.data.train
-        examples = [train.inputs] if isinstance(train, Split) else []
-        return _digest([*values, *examples], f"{self.data.mean}{self.data.std}{type(self.members).__name__}")
+        return _digest([train.inputs], f"{self.data.mean}{self.data.std}") if isinstance(train, Split) else ""
 
     def __repr__(self) -> str:
         """The same in a later process: a checkpoint belongs to one teacher."""

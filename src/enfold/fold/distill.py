@@ -27,10 +27,11 @@ from typing import ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from enfold.distilling import Distillation
+from enfold.distilling import Distillation, Teacher
 from enfold.errors import EnfoldError
+from enfold.members import trained_members
 from enfold.predictions import mean_log_probs
 
 Reduction = Literal["mean_softened_probs", "mean_probs_then_soften", "mean_logits"]
@@ -54,6 +55,16 @@ class Distill(Distillation):
     def separable(self) -> bool:
         """Unless it is the students' mean that learns."""
         return self.fit == "members"
+
+    def check(self, teacher: Teacher, student: nn.Module) -> None:
+        """A mean of students is a mean of what they say about the same examples."""
+        super().check(teacher, student)
+        order = self.trained_by(student).order
+        if self.fit == "ensemble" and trained_members(student) > 1 and order != "shared":
+            raise EnfoldError(
+                f"fit='ensemble' needs students that see the same examples, got order='{order}': use a share that can "
+                "be trained with order='shared', or fit='members'"
+            )
 
     def loss(self, logits: Tensor, target: Tensor, progress: float) -> Tensor:
         """The second term of equation (1), of each student; of their mean (3), it is the same for all."""

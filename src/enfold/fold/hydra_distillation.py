@@ -4,7 +4,8 @@
     then    L_m = τ² KL(t_m(τ) || p_m(τ)),    p_m = softmax(head_m(body(x)) / τ)                (2)
 
 The heads of the second step start as copies of the first one's, set apart by noise; each step takes a whole plan, and
-the body is trained on, or kept (`body="frozen"`): heads of one layer are then M convex problems. The result is a share:
+the body is trained on, or its parameters are kept (`body="frozen"`): heads of one layer are then M convex problems, but
+for batch norms of the body, which go on to normalise each batch. The result is a share:
 its members' mean is the prediction, and their differences tell what the teachers do not agree on.
 
 L. Tran, B. S. Veeling, K. Roth, J. Swiatkowski, J. V. Dillon, J. Snoek, S. Mandt, T. Salimans, S. Nowozin,
@@ -13,7 +14,8 @@ R. Jenatton: Hydra: Preserving Ensemble Diversity for Model Distillation, 2020, 
 Heads on a shared last layer differ linearly only; `split` gives them a block or more.
 
 Differs from the paper: how copies are set apart is not published there, a tenth of each tensor's size is ours; for
-classification only. Nothing else known.
+classification only; a perturbation that compares students (TDiv-SDiv) acts in the second step alone, where there are
+some. Nothing else known.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from enfold.distilling.start import Start
 from enfold.errors import EnfoldError
 from enfold.fold.distill import Distill
 from enfold.fold.one_to_one import OneToOne
+from enfold.perturbing import Perturbation
 from enfold.share.hydra import Hydra
 from enfold.sharing import Sharing
 
@@ -65,6 +68,7 @@ class HydraDistillation(OneToOne):
             temperature=self.temperature,
             start=self.start,
             student=self.student,
+            perturb=self.perturb if isinstance(self.perturb, Perturbation) and not self.perturb.replaces else None,
             plan=self.plan.replace(epochs=epochs, warmup_epochs=min(self.plan.warmup_epochs, epochs)),
         )
         before = checkpoint and checkpoint.with_name(f"{checkpoint.stem}-first{checkpoint.suffix}")
@@ -75,11 +79,20 @@ class HydraDistillation(OneToOne):
         """Heads that are copies of the network's."""
         heads = Hydra(num_teachers, self.split, self.noise, self.plan.seed)(network)
         if self.body == "frozen":
-            freeze_body(heads)
+            _train_body(heads, False)
         return heads
 
+    def finish(self, student: nn.Module, data: Data) -> nn.Module:
+        """The heads on their body, all of it open to training again."""
+        _train_body(student, True)
+        return student
 
-def freeze_body(heads: Sharing) -> None:
-    """What all heads share is not trained."""
-    for parameter in heads.shared.parameters():
-        parameter.requires_grad_(False)
+
+def _train_body(heads: nn.Module, trained: bool) -> None:
+    """Whether what all heads share is trained."""
+    if not isinstance(heads, Sharing):
+        raise TypeError("Hydra's student is a share")
+    learned = heads.skeleton.trainable
+    for name, tensor in heads.shared.state().items():
+        if name in learned:
+            tensor.requires_grad_(trained)

@@ -133,6 +133,13 @@ class LatentBE(OneToOne):
         super().check(teacher, student)
         if self.plan.epochs and teacher.num_members > 1:
             self._compare(teacher)
+        if not self.alpha and teacher.num_members > 1:
+            warnings.warn(
+                f"members that start as one are told apart by their teachers alone, but alpha={self.alpha} leaves the "
+                "labels alone, which are the same for all: raise alpha",
+                SameTargets,
+                stacklevel=2,
+            )
 
     def _compare(self, teacher: Teacher) -> None:
         with torch.random.fork_rng(devices=[]):  # a loader of the user's own may draw

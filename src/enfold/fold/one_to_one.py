@@ -42,7 +42,7 @@ class OneToOne(Distillation):
 
     def student_share(self, num_teachers: int) -> Share | None:
         """The share given, or a BatchEnsemble with a member for each teacher."""
-        return self.share or BatchEnsemble(num_teachers)
+        return self.share or BatchEnsemble(num_teachers, seed=self.plan.seed)
 
     def check(self, teacher: Teacher, student: nn.Module) -> None:
         """Pairs need as many students as teachers."""

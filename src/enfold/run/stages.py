@@ -75,7 +75,8 @@ class Cell:
             return
         few = self.data.replace(train=self.data.train[:8])
         plan = fold.plan.replace(epochs=0, warmup_epochs=0)
-        fold = dataclasses.replace(fold, plan=plan, start="als" if fold.start == "als" else "fresh")
+        changes: dict[str, Any] = {"first_epochs": 0} if hasattr(fold, "first_epochs") else {}
+        fold = dataclasses.replace(fold, plan=plan, start="fresh" if fold.start == "member" else fold.start, **changes)
         make = self.make_network if fold.student is None else fold.student
         inputs = example_input(self.data).expand(2, *self.data.shape)
         self._check_one(f"the student of '{spec.label}'", make, inputs)
@@ -206,7 +207,7 @@ class Cell:
             return folded
 
         network = self._stage("folds", spec.label, make, getattr(fold, "student", None))
-        answering: nn.Module = fold.answering(network) if isinstance(fold, Distillation) else network
+        answering: nn.Module = fold.answering(network) if hasattr(fold, "answering") else network
         return answering.to(self.device)
 
     def chosen_fold(self, spec: FoldSpec) -> Any:

@@ -1,0 +1,184 @@
+"""How much a step of permAVG costs beside Algorithm 1 of the thesis, written out, for MLPs 784-512-256-128-10.
+
+Writes results/bench-merging.json. Forward and backward, batch 128. "Algorithm 1" is in its fastest literal form: exp
+instead of log, autograd through all iterations, N passes a layer; each matrix is made wherever it occurs (as printed),
+or once a step. Costs near a permutation are where 100 iterations have not converged; at the start few are needed.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from enfold.data.batches import Batch
+from enfold.files import write_json
+from enfold.members import Stacked
+from enfold.merging.soft import Balance, SoftAverage
+from enfold.merging.states import states_of
+from enfold.networks import MLP
+from enfold.store import versions
+from enfold.symmetry import symmetries
+from enfold.train import CrossEntropy
+from enfold.train.backward import backward
+from timing import BATCH, Table, ratios, show
+
+RESULTS = Path(__file__).parent.parent / "results"
+Step = Callable[[], tuple[Tensor, list[Tensor]]]
+WIDTHS = (512, 256, 128)
+FORMS = {
+    "100 iterations": Balance(100),
+    "at most 100, tolerance 1e-6": Balance(100, 1e-6),
+    "warm, implicit, tolerance 1e-5": Balance(100, 1e-5, "implicit", warm=True),
+}
+
+
+def costs_of(count: int, regime: str) -> list[list[Tensor]]:
+    """Costs for all members but the first, layer by layer."""
+    source = torch.Generator().manual_seed(0)
+
+    def cost(size: int) -> Tensor:
+        noise = torch.randn(size, size, generator=source)
+        if regime == "at the start":
+            return (torch.eye(size) + 0.01 * noise).requires_grad_()
+        return (9 * torch.eye(size)[torch.randperm(size, generator=source)] + noise).requires_grad_()
+
+    return [[cost(size) for size in WIDTHS] for _ in range(count)]
+
+
+def doubly_stochastic(cost: Tensor) -> Tensor:
+    matrix = torch.exp(cost)
+    for _ in range(100):
+        matrix = matrix / matrix.sum(1, keepdim=True)
+        matrix = matrix / matrix.sum(0, keepdim=True)
+    return matrix
+
+
+def algorithm_one(networks: list[list[nn.Linear]], costs: list[list[Tensor]], inputs: Tensor, once: bool) -> Tensor:
+    """Algorithm 1; with `once`, each matrix is made once a step."""
+    made: dict[tuple[int, int], Tensor] = {}
+
+    def matrix(n: int, layer: int) -> Tensor:
+        if not once:
+            return doubly_stochastic(costs[n - 1][layer])
+        if (n, layer) not in made:
+            made[n, layer] = doubly_stochastic(costs[n - 1][layer])
+        return made[n, layer]
+
+    hidden, last = inputs, len(WIDTHS)
+    for layer in range(last + 1):
+        total = torch.zeros(())
+        for n, layers in enumerate(networks):
+            own = hidden @ torch.linalg.inv(matrix(n, layer - 1)).T if layer and n else hidden
+            own = F.linear(own, layers[layer].weight.detach(), layers[layer].bias.detach())
+            total = total + (own @ matrix(n, layer).T if layer < last and n else own)
+        hidden = total / len(networks)
+        hidden = torch.relu(hidden) if layer < last else hidden
+    return hidden
+
+
+class Case:
+    """Networks, costs and a batch; steps of either kind give logits and the gradients of the costs."""
+
+    def __init__(self, count: int, regime: str) -> None:
+        self.networks = [MLP(784, WIDTHS, 10) for _ in range(count)]
+        self.linears = [[part for part in net.modules() if isinstance(part, nn.Linear)] for net in self.networks]
+        self.costs = costs_of(count - 1, regime)
+        self.inputs, self.labels = torch.randn(BATCH, 784), torch.randint(10, (BATCH,))
+
+    def literal(self, once: bool) -> Step:
+        """A step of Algorithm 1."""
+
+        def step() -> tuple[Tensor, list[Tensor]]:
+            logits = algorithm_one(self.linears, self.costs, self.inputs, once)
+            leaves = [cost for own in self.costs for cost in own]
+            found = torch.autograd.grad(F.cross_entropy(logits, self.labels), leaves)
+            return logits.detach(), [torch.stack(found[k :: len(WIDTHS)]) for k in range(len(WIDTHS))]
+
+        return step
+
+    def ours(self, balance: Balance) -> Step:
+        """A step of permAVG."""
+        members, count = Stacked(self.networks), len(self.networks)
+        groups = symmetries(self.networks[0], self.inputs[:2]).groups
+        scores = [torch.stack([own[k].detach() for own in self.costs]) for k in range(len(WIDTHS))]
+        none = [each[:0] for each in scores]
+        states = states_of(members)
+        model = SoftAverage(members, states, [1 / count] * count, groups, scores, none, balance=balance).train()
+
+        def step() -> tuple[Tensor, list[Tensor]]:
+            for parameter in model.parameters():
+                parameter.grad = None
+            seen: list[Tensor] = []
+            hook = model.register_forward_hook(lambda _, __, logits: seen.append(logits.detach()))
+            backward(model, Batch(self.inputs, self.labels, False), _Whole())
+            hook.remove()
+            return seen[0][0], [parameter.grad for parameter in model.scores if parameter.grad is not None]
+
+        return step
+
+
+class _Whole:
+    """Cross-entropy of the model as it is."""
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        return CrossEntropy().of_logits(model(batch.inputs), batch)
+
+
+def differences(case: Case) -> dict[str, dict[str, float]]:
+    """How far logits and gradients are from Algorithm 1's, relative to the largest of them."""
+    logits, gradients = case.literal(once=True)()
+    found = {}
+    for name, balance in FORMS.items():
+        own, slopes = case.ours(balance)()
+        pairs = zip(slopes, gradients, strict=True)
+        found[name] = {
+            "logits": float((own - logits).abs().max() / logits.abs().max()),
+            "gradients": max(float((one - other).abs().max() / other.abs().max()) for one, other in pairs),
+        }
+    return found
+
+
+def tables(counts: tuple[int, ...], rounds: int) -> tuple[dict[str, Table], dict[str, object]]:
+    """Times as multiples of our own exact step, and differences."""
+    times: dict[str, Table] = {}
+    errors: dict[str, object] = {}
+    for regime in ("at the start", "near a permutation"):
+        for count in counts:
+            case, title = Case(count, regime), f"N = {count}, {regime}"
+            cases = {name: case.ours(balance) for name, balance in FORMS.items()}
+            cases["Algorithm 1, each matrix once"] = case.literal(once=True)
+            cases["Algorithm 1, as printed"] = case.literal(once=False)
+            times[title], errors[title] = ratios(cases, rounds=rounds), differences(case)
+            show(title, times[title])
+            print(errors[title], flush=True)
+    return times, errors
+
+
+def main() -> None:
+    """All tables and the record; `--quick` is N = 2 alone, unwritten, `--threads=1` for a busy machine."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1 if "--threads=1" in sys.argv else 2)
+    quick = "--quick" in sys.argv
+    times, errors = tables((2,) if quick else (2, 4, 6), rounds=2 if quick else 5)
+    if quick:
+        return
+    record = {
+        "command": "make bench",
+        "date": time.strftime("%Y-%m-%d"),
+        "threads": torch.get_num_threads(),
+        "batch": BATCH,
+        "versions": versions(),
+        "tables": times,
+        "differences from Algorithm 1": errors,
+    }
+    write_json(RESULTS / "bench-merging.json", record)
+
+
+if __name__ == "__main__":
+    main()

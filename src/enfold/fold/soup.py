@@ -1,0 +1,128 @@
+"""Model soups: the mean of networks fine-tuned from one checkpoint: of all, of those that help, or weighted.
+
+    uniform   θ = (1/M) Σ_m θ_m                                                                                   (1)
+    greedy    in the order of the members' own validation scores: θ_m is added if the mean of what is in the soup (2)
+              and θ_m scores at least as well as the soup did
+    learned   θ = Σ_m α_m θ_m,  α = softmax(a),   min over a, β of  Σ_(x,y) CE(y, softmax(β f(x; θ)))             (3)
+
+M. Wortsman, G. Ilharco, S. Y. Gadre, R. Roelofs, R. Gontijo-Lopes, A. S. Morcos, H. Namkoong, A. Farhadi, Y. Carmon,
+S. Kornblith, L. Schmidt: Model soups: averaging weights of multiple fine-tuned models improves accuracy without
+increasing inference time, ICML 2022, arXiv:2203.05482.
+
+Greedy and learned soups look at the validation part alone, so a greedy soup is never worse on it than the best member.
+Members that were trained apart are no ingredients: their units are in different orders (see weight_matching).
+
+Differs from the paper: members may also be ordered by their NLL; batch-norm statistics are measured again on the
+training part, in a greedy soup before each taste; the temperature β is dropped after training, as there is no place for
+it in the network. The learned soup's settings are those of the public code.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from enfold.data import Data
+from enfold.data.dataset import evaluation_batches, has_examples
+from enfold.errors import EnfoldError
+from enfold.evaluate import predict
+from enfold.members import Members, State
+from enfold.members.engines import image_layout, logits_of
+from enfold.merging.base import Merge
+from enfold.merging.states import mean_of, states_of
+from enfold.metrics import METRICS
+from enfold.modes import evaluating
+from enfold.train.batch_norm import reestimate
+
+Kind = Literal["uniform", "greedy", "learned"]
+Score = Literal["accuracy", "nll"]
+
+
+@dataclass(frozen=True)
+class Soup(Merge):
+    """The mean of members that were fine-tuned from one network."""
+
+    kind: Kind = "greedy"  # all members (uniform), those that help (greedy), or with weights of their own (learned)
+    score: Score = "accuracy"  # greedy: what is looked at on validation data, accuracy or nll
+    epochs: int = 5  # learned: times through the validation part
+    learning_rate: float = 0.05  # learned: of AdamW
+    batch_size: int = 256  # learned
+
+    purpose: ClassVar[str] = "a soup"
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {"kind": get_args(Kind), "score": get_args(Score)}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epochs < 0 or self.batch_size < 1 or not 0 < self.learning_rate < math.inf:
+            raise EnfoldError(
+                "a learned soup needs epochs of 0 or more, a batch_size of 1 or more and a learning_rate above 0, got "
+                f"{self.epochs}, {self.batch_size} and {self.learning_rate}: 5, 256 and 0.05 are usual"
+            )
+
+    def merged(self, members: Members, data: Data, checkpoint: Path | None) -> State:
+        """The soup's values."""
+        states = states_of(members)
+        if self.kind == "uniform":
+            return mean_of(states)  # (1)
+        if not has_examples(data.validation):
+            raise EnfoldError(
+                f"a {self.kind} soup is chosen on validation data, got none: pass a validation part, or use a uniform "
+                "soup"
+            )
+        if self.kind == "greedy":
+            return mean_of([states[index] for index in self.ingredients(members, data)])
+        return mean_of(states, self.mixing_weights(members, data).tolist())
+
+    def ingredients(self, members: Members, data: Data) -> list[int]:
+        """The members in a greedy soup, in the order in which they were added, equation (2)."""
+        states = states_of(members)
+        alone = [self._taste(members, state, data, fits=True) for state in states]
+        order = sorted(range(len(states)), key=lambda index: -alone[index])
+        chosen, best = [order[0]], alone[order[0]]
+        for index in order[1:]:
+            score = self._taste(members, mean_of([states[one] for one in (*chosen, index)]), data, fits=False)
+            if score >= best:
+                chosen, best = [*chosen, index], score
+        return chosen
+
+    def _taste(self, members: Members, state: State, data: Data, *, fits: bool) -> float:
+        """The validation score, the higher the better; a member's own batch-norm statistics fit already."""
+        network = members.network(state)
+        if not fits and self.repair != "none":
+            reestimate(network, data, seed=self.seed)
+        value = METRICS[self.score].function(predict(network, data, "validation"))
+        return value if self.score == "accuracy" else -value
+
+    def mixing_weights(self, members: Members, data: Data) -> Tensor:
+        """α of equation (3), (M,); members are in eval mode, so that nothing else moves."""
+        stacked = {name: tensor.detach() for name, tensor in members.expand().items()}
+        device = next(iter(stacked.values())).device
+        raw = torch.zeros(members.num_members, device=device, requires_grad=True)
+        beta = torch.ones((), device=device, requires_grad=True)
+        optimizer = torch.optim.AdamW([raw, beta], lr=self.learning_rate, weight_decay=0.0)
+        skeleton = members.skeleton
+        with evaluating(skeleton.network):
+            for _ in range(self.epochs):
+                for inputs, labels in evaluation_batches(data, data.validation, self.batch_size):
+                    with torch.enable_grad(), skeleton.holding(_mixed(members, stacked, raw.softmax(0))) as network:
+                        logits = logits_of(network(image_layout(network, inputs.to(device))))
+                        loss = F.cross_entropy(beta * logits, labels.to(device))  # (3)
+                        raw.grad, beta.grad = torch.autograd.grad(loss, [raw, beta])
+                    optimizer.step()
+        return raw.detach().softmax(0)
+
+
+def _mixed(members: Members, stacked: State, weights: Tensor) -> State:
+    """Σ_m α_m θ_m; statistics are mixed too, but tell nothing about the weights."""
+    found: State = {}
+    for name, tensor in stacked.items():
+        given = weights if name in members.skeleton.parameters else weights.detach()
+        mixed = tensor.is_floating_point()
+        found[name] = torch.tensordot(given.to(tensor.dtype), tensor, dims=1) if mixed else tensor[0].clone()
+    return found

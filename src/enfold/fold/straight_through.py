@@ -1,0 +1,150 @@
+"""Straight-through matching: permutations are learned by the loss half-way between two members, by a free network.
+
+    π = argmax over permutations <θ̃, π(θ_m)>      θ̃: free parameters, at first θ_r                               (1)
+    L(½ (θ_r + π(θ_m)))                            loss of the mid-point on training data                         (2)
+    θ̃ ← θ̃ - η ∂L/∂π(θ_m)                          as if (1) were the identity: straight through                  (3)
+    θ̄ = (1/M) Σ_m π_m(θ_m)                         with the π_m of the lowest loss (2) of an epoch                (4)
+
+S. K. Ainsworth, J. Hayase, S. Srinivasa: Git Re-Basin: Merging Models modulo Permutation Symmetries, ICLR 2023,
+arXiv:2209.04836, section 3.3.
+
+What (1) finds at first is weight matching; the loss (2) may then be lowered, never raised, on the training part. It is
+slow: a matching at every step.
+
+Differs from the paper: more than two members are each matched to the reference; a matching is computed in full instead
+of being continued from the last one; matching ends early when an epoch's loss has not fallen for `patience` epochs;
+members that differ by nothing but an order are not trained; batch norms use each batch's own statistics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from enfold.data import Data
+from enfold.data.batches import Order
+from enfold.errors import EnfoldError
+from enfold.members import Members, State
+from enfold.members.engines import image_layout, logits_of
+from enfold.merging.base import Alignment
+from enfold.merging.states import require_reference
+from enfold.modes import evaluating
+from enfold.symmetry import Symmetry, permute, weight_matching
+
+
+@dataclass(frozen=True)
+class StraightThrough(Alignment):
+    """The mean of the members in the orders in which the mid-points to one member have the lowest loss."""
+
+    reference: int = 0  # the member whose order the others are put in
+    epochs: int = 250  # at most
+    patience: int = 10  # stop after so many epochs without a lower loss
+    learning_rate: float = 1e-2  # of SGD
+    momentum: float = 0.9  # of SGD
+    batch_size: int = 1000  # examples a step
+
+    purpose: ClassVar[str] = "straight-through matching"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epochs < 0 or self.patience < 1 or self.batch_size < 2 or not 0 < self.learning_rate < math.inf:
+            raise EnfoldError(
+                "straight-through matching needs epochs of 0 or more, patience of 1 or more, a batch_size of 2 or more "
+                f"and a learning_rate above 0, got {self.epochs}, {self.patience}, {self.batch_size} and "
+                f"{self.learning_rate}: 250, 10, 1000 and 0.01 are usual"
+            )
+
+    def ordered(
+        self,
+        states: Sequence[State],
+        symmetry: Symmetry,
+        members: Members,
+        data: Data,
+        checkpoint: Path | None,
+    ) -> list[State]:
+        """Each member in the order of equation (4)."""
+        fixed = states[require_reference(self.reference, len(states))]
+        found = []
+        with evaluating(members.skeleton.network), _own_statistics(members):
+            for state in states:
+                found.append(state if state is fixed else self._learned(fixed, state, symmetry, members, data))
+        return found
+
+    def _learned(self, fixed: State, state: State, symmetry: Symmetry, members: Members, data: Data) -> State:
+        names = list(members.skeleton.parameters)
+
+        def matched(goal: State) -> State:
+            orders = weight_matching(goal, state, symmetry, seed=self.seed, learned=set(names))  # (1)
+            return permute(state, symmetry, orders)
+
+        best = first = matched(fixed)
+        if all(torch.equal(first[name], fixed[name]) for name in names):
+            return best
+        free = {name: fixed[name].clone() for name in names}
+        optimizer = torch.optim.SGD(list(free.values()), lr=self.learning_rate, momentum=self.momentum)
+        lowest, stalls, now = self._loss(fixed, first, members, data), 0, first
+        for epoch in range(self.epochs):
+            for batch in Order(self.batch_size, seed=self.seed).batches(data, epoch):
+                now = matched({**fixed, **free})
+                slopes = _slopes(fixed, now, members, batch.inputs, batch.labels)
+                for tensor, slope in zip(free.values(), slopes, strict=True):
+                    tensor.grad = slope
+                optimizer.step()  # (3)
+            now = matched({**fixed, **free})
+            loss = self._loss(fixed, now, members, data)
+            stalls = 0 if loss < lowest else stalls + 1
+            if loss < lowest:
+                best, lowest = now, loss
+            if stalls >= self.patience:
+                break
+        return best
+
+    def _loss(self, fixed: State, moved: State, members: Members, data: Data) -> float:
+        """The mean of equation (2) over the training part."""
+        total, count = 0.0, 0
+        for batch in Order(self.batch_size, seed=self.seed).batches(data, epoch=0):
+            loss = _midpoint_loss(_midpoint(fixed, moved), members, batch.inputs, batch.labels)
+            total, count = total + float(loss) * len(batch.labels), count + len(batch.labels)
+        return total / count
+
+
+def _midpoint(one: State, other: State) -> State:
+    return {
+        name: (tensor + other[name]) / 2 if tensor.is_floating_point() else tensor.clone()
+        for name, tensor in one.items()
+    }
+
+
+def _slopes(fixed: State, moved: State, members: Members, inputs: Tensor, labels: Tensor) -> list[Tensor]:
+    """∂L/∂π(θ_m) of equation (2), half of the slope at the mid-point."""
+    state = _midpoint(fixed, moved)
+    leaves = [state[name].requires_grad_() for name in members.skeleton.parameters]
+    with torch.enable_grad():
+        loss = _midpoint_loss(state, members, inputs, labels)
+        slopes = torch.autograd.grad(loss, leaves, allow_unused=True)
+    return [torch.zeros_like(leaf) if s is None else s / 2 for leaf, s in zip(leaves, slopes, strict=True)]
+
+
+def _midpoint_loss(state: State, members: Members, inputs: Tensor, labels: Tensor) -> Tensor:
+    device = next(iter(state.values())).device
+    with members.skeleton.holding(state) as network:
+        logits = logits_of(network(image_layout(network, inputs.to(device))))
+    return F.cross_entropy(logits, labels.to(device))
+
+
+@contextmanager
+def _own_statistics(members: Members) -> Iterator[None]:
+    """Batch norms take each batch's own statistics: those of two members do not fit their mid-point."""
+    for layer in members.skeleton.network.modules():
+        if isinstance(layer, _BatchNorm):
+            layer.training = True
+    yield

@@ -1,0 +1,200 @@
+"""Activations: how hidden units of several networks move together over the training part, group by group.
+
+    n = (sample, place),   x_n = units of all M networks behind each other, (M d)                                  (1)
+    μ = E[x],   S = E[x xᵀ],   covariance S - μ μᵀ,   correlation = covariance / (σ σᵀ)                            (2)
+
+Units of a group are watched where layers take them in, behind the non-linearity, and else where they come out of a
+layer; seen at several places of a network (a residual stream is), each place counts the same. The places of a map and
+what a flatten put into one unit are more samples of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from enfold.data import Data
+from enfold.data.batches import Order
+from enfold.errors import EnfoldError
+from enfold.evaluate import member_logits
+from enfold.merging.layers import channel_axis, consumed_axis, produced_axis, shows_outputs
+from enfold.modes import evaluating
+from enfold.symmetry import Axis, Group, Symmetry
+
+Watched = Literal["inputs", "outputs"]
+"""Where units are watched first: as inputs of the next layers, or as outputs of the layers that make them."""
+
+COLUMNS = 4096  # of one batch at one place; more are thinned out evenly
+BATCH = 128
+
+
+@dataclass(frozen=True)
+class Place:
+    """One layer at which a group's units are seen."""
+
+    layer: str
+    side: Watched
+    axis: Axis  # the units along the layer's channels
+
+    def units(self, layer: nn.Module, value: Tensor) -> Tensor:
+        """(units, samples)."""
+        channels = value.detach().movedim(channel_axis(layer, value), 0)
+        return self.axis.units_first(channels).flatten(1)
+
+
+@dataclass
+class Moments:
+    """Equation (2) of one group, each for M networks of d units; one entry a place in which they were seen."""
+
+    num_networks: int
+    counts: list[float]
+    sums: list[Tensor]  # (M d,)
+    products: list[Tensor]  # (M d, M d)
+
+    @property
+    def size(self) -> int:
+        """d."""
+        return len(self.sums[0]) // self.num_networks
+
+    def block(self, matrix: Tensor, one: int, other: int) -> Tensor:
+        """The part of a (M d, M d) matrix that is between two networks, (d, d)."""
+        rows, columns = (slice(index * self.size, (index + 1) * self.size) for index in (one, other))
+        return matrix[rows, columns]
+
+    def second(self) -> Tensor:
+        """S, (M d, M d)."""
+        return self._mean([product / count for product, count in zip(self.products, self.counts, strict=True)])
+
+    def covariance(self) -> Tensor:
+        """(M d, M d), around the mean of each place."""
+        return self._mean(self._covariances())
+
+    def correlation(self) -> Tensor:
+        """(M d, M d); 0 with a unit that never moves, but 1 of two of them, which say the same."""
+        return self._mean([_correlation(covariance) for covariance in self._covariances()])
+
+    def _covariances(self) -> list[Tensor]:
+        found = []
+        for count, total, product in zip(self.counts, self.sums, self.products, strict=True):
+            mean = total / count
+            covariance = product / count - mean[:, None] * mean
+            still = covariance.diagonal() <= 1e-12 * (product / count).diagonal()  # what rounding leaves
+            covariance[still] = 0
+            covariance[:, still] = 0
+            found.append(covariance)
+        return found
+
+    @staticmethod
+    def _mean(parts: list[Tensor]) -> Tensor:
+        return torch.stack(parts).mean(0)
+
+
+def _correlation(covariance: Tensor) -> Tensor:
+    spread = covariance.diagonal().clamp_min(0).sqrt()
+    still = spread == 0
+    scale = torch.where(still, torch.ones_like(spread), spread)
+    found = covariance / (scale[:, None] * scale)
+    found[still.unsqueeze(1) & still] = 1
+    return found
+
+
+def watched(network: nn.Module, symmetry: Symmetry, first: Watched = "inputs") -> dict[str, list[Place]]:
+    """Where each group's units are seen; a group that no layer shows is left out."""
+    if first not in get_args(Watched):
+        raise EnfoldError(f"units are watched as inputs or outputs of layers, got {first!r}: choose one")
+    modules = dict(network.named_modules(remove_duplicate=False))
+    found = {}
+    for group in symmetry.groups:
+        sides = {side: list(_places(group, modules, side)) for side in get_args(Watched)}
+        other: Watched = "outputs" if first == "inputs" else "inputs"
+        places = sides[first] or sides[other]
+        if places:
+            found[group.name] = places
+    return found
+
+
+def _places(group: Group, modules: dict[str, nn.Module], side: Watched) -> Iterator[Place]:
+    seen: set[tuple[str, Axis]] = set()
+    for axis in group.axes:
+        name, _, kind = axis.name.rpartition(".")
+        layer = modules.get(name)
+        if layer is None or kind != "weight":
+            continue
+        wanted = consumed_axis(layer) if side == "inputs" else produced_axis(layer) if shows_outputs(layer) else None
+        role = "consumes" if side == "inputs" else "produces"
+        along = replace(axis, axis=0)
+        if axis.axis == wanted and axis.role in (role, "both") and (name, along) not in seen:
+            seen.add((name, along))
+            yield Place(name, side, along)
+
+
+@torch.no_grad()
+def moments(
+    networks: Sequence[nn.Module],
+    places: dict[str, list[Place]],
+    data: Data,
+    *,
+    examples: int = 4096,
+    seed: int = 0,
+) -> dict[str, Moments]:
+    """Equation (2) by group, over so many examples of the training part, in eval mode; without groups never seen."""
+    if examples < 1:
+        raise EnfoldError(f"units are watched on examples, got examples={examples}: pass 1 or more")
+    gathered: dict[tuple[str, int], tuple[float, Tensor, Tensor]] = {}
+    for batch in islice(Order(BATCH, seed=seed).batches(data, epoch=0), -(-examples // BATCH)):
+        for key, units in _units(networks, places, batch.inputs).items():
+            values = units.double().cpu()
+            part = (float(values.shape[1]), values.sum(1), values @ values.mT)
+            held = gathered.get(key)
+            gathered[key] = part if held is None else (held[0] + part[0], held[1] + part[1], held[2] + part[2])
+    found: dict[str, Moments] = {}
+    for (name, _), (count, total, product) in gathered.items():
+        one = found.setdefault(name, Moments(len(networks), [], [], []))
+        one.counts.append(count)
+        one.sums.append(total)
+        one.products.append(product)
+    return found
+
+
+def _units(
+    networks: Sequence[nn.Module], places: dict[str, list[Place]], inputs: Tensor
+) -> dict[tuple[str, int], Tensor]:
+    """The units of all networks for one batch, (M d, samples), by group and place."""
+    every: list[dict[tuple[str, int], Tensor]] = []
+    for network in networks:
+        seen: dict[tuple[str, int], list[Tensor]] = {}
+        with ExitStack() as stack:
+            stack.enter_context(evaluating(network))
+            for name, some in places.items():
+                for index, place in enumerate(some):
+                    stack.callback(_watch(network, place, seen.setdefault((name, index), [])))
+            member_logits(network, inputs.to(next(network.parameters()).device))
+        every.append({key: torch.cat(parts, dim=1) for key, parts in seen.items() if parts})
+    return {key: _thinned(torch.cat([one[key] for one in every])) for key in every[0]}
+
+
+def _watch(network: nn.Module, place: Place, seen: list[Tensor]) -> Callable[[], None]:
+    layer = network.get_submodule(place.layer)
+
+    def inputs(_: nn.Module, given: tuple[Any, ...]) -> None:
+        if given and isinstance(given[0], Tensor):
+            seen.append(place.units(layer, given[0]))
+
+    def outputs(_: nn.Module, __: object, value: Any) -> None:
+        if isinstance(value, Tensor):
+            seen.append(place.units(layer, value))
+
+    if place.side == "inputs":
+        return layer.register_forward_pre_hook(inputs).remove
+    return layer.register_forward_hook(outputs).remove
+
+
+def _thinned(units: Tensor) -> Tensor:
+    step = -(-units.shape[1] // COLUMNS)
+    return units[:, ::step]

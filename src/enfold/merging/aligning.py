@@ -1,0 +1,111 @@
+"""What learning soft permutations needs around it: distinct members, groups, starts, steps, and a look at the end."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from enfold.data import Data
+from enfold.data.batches import Batch
+from enfold.members import Members, State
+from enfold.merging.soft import SoftAverage
+from enfold.merging.solve import REMEDY, condition
+from enfold.merging.states import example_of, states_of
+from enfold.seeds import generator
+from enfold.symmetry import Symmetry, symmetries, weight_matching
+from enfold.train.objective import ByBatch, Moment, Objective
+
+Mixing = Literal["equal", "dirichlet"]
+
+
+class Unaligned(UserWarning):
+    """Some units, or all, are averaged as they are."""
+
+
+def distinct(members: Members) -> tuple[list[State], list[int]]:
+    """Members that differ in at least one bit of a parameter, and how often each is there."""
+    states: list[State] = []
+    counts: list[int] = []
+    names = list(members.skeleton.parameters)
+    for state in states_of(members):
+        same = (k for k, known in enumerate(states) if all(torch.equal(known[name], state[name]) for name in names))
+        index = next(same, None)
+        if index is None:
+            states.append(state)
+            counts.append(1)
+        else:
+            counts[index] += 1
+    return states, counts
+
+
+def soft_symmetry(members: Members, data: Data, seed: int) -> Symmetry:
+    """The groups that may be mixed; where some may not, or nothing is known, a warning says so."""
+    with torch.random.fork_rng(devices=[]):  # a loader of the user's own may draw
+        found = symmetries(members.member(0), example_of(data), seed=seed)
+    soft = tuple(group for group in found.groups if all(axis.role != "both" for axis in group.axes))
+    left = [group.name for group in found.groups if group not in soft]
+    if left or not soft:
+        reason = found.note or (f"tied weights make and take those of {', '.join(left)}" if left else "none is free")
+        what = "some units are" if soft else "no unit is aligned, and all are"
+        warnings.warn(
+            f"{what} averaged as they are, because {reason}: print symmetries(network, example) to see them",
+            Unaligned,
+            stacklevel=4,
+        )
+    return Symmetry(soft, found.fixed, found.note)
+
+
+def identities(symmetry: Symmetry, number: int, like: Tensor) -> list[Tensor]:
+    """So many identity matrices for each group, (number, d, d)."""
+    return [torch.eye(group.size).to(like).repeat(number, 1, 1) for group in symmetry.groups]
+
+
+def matchings(
+    target: State, states: Sequence[State], symmetry: Symmetry, learned: set[str], seed: int, like: Tensor
+) -> list[Tensor]:
+    """The permutations that bring each state nearest to the target, (states, d, d) for each group."""
+    orders = [weight_matching(target, state, symmetry, seed=seed, learned=learned) for state in states]
+    return [
+        torch.stack([torch.eye(group.size)[own[group.name]] for own in orders]).to(like) for group in symmetry.groups
+    ]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A loss, after the temperature and the weights of a step are set; a checkpoint belongs to one fold and stage."""
+
+    inner: Objective
+    fold: str  # what the fold is, for the checkpoint
+    stage: int  # members that are averaged
+    temperatures: tuple[float, float]  # at the start and at the end
+    mixing: Mixing = "equal"
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The loss, (1,)."""
+        return self.inner(model, batch)
+
+    def for_batch(self, model: nn.Module, batch: Batch, moment: Moment) -> Objective:
+        """The loss of one step."""
+        if isinstance(model, SoftAverage):
+            start, end = self.temperatures
+            model.get_buffer("temperature").fill_(start * (end / start) ** moment.progress)
+            if self.mixing == "dirichlet":
+                draws = -torch.rand(self.stage, generator=generator(moment.seed, "mixing"), dtype=torch.float64).log()
+                model.drawn = (draws / draws.sum()).tolist()
+        return self.inner.for_batch(model, batch, moment) if isinstance(self.inner, ByBatch) else self.inner
+
+
+def watch(model: SoftAverage) -> None:
+    """Warn where a matrix is so near to a singular one that its inverse is right to few digits."""
+    worst = max(float(condition(each).max()) for each in model.all_matrices())
+    if worst > 0.01 / torch.finfo(model.scores[0].dtype).eps:
+        warnings.warn(
+            f"soft permutations should be well conditioned, but one has a condition number of {worst:.0e}, so that its "
+            f"inverse is right to few digits: {REMEDY}",
+            stacklevel=4,
+        )

@@ -1,0 +1,81 @@
+"""What every merge keeps to: hidden units are brought together, the weights become one network, its statistics fit."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, get_args
+
+import torch
+from torch import nn
+
+from enfold.data import Data
+from enfold.errors import EnfoldError
+from enfold.folding import Composable, require_members
+from enfold.members import Members, Stacked, State
+from enfold.merging.repair import Correction, corrected
+from enfold.merging.states import mean_of, states_of, units_of
+from enfold.symmetry import Symmetry
+
+
+@dataclass(frozen=True)
+class Merge(Composable, ABC):
+    """A fold of weights: a subclass says how members are brought together."""
+
+    repair: Correction = "reset"  # the result: none, reset (batch norm measured again), repair or rescale hidden units
+    seed: int = 0  # of all that is drawn
+
+    purpose: ClassVar[str] = "a merge"
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {}  # of a subclass's own settings
+
+    def __post_init__(self) -> None:
+        for name, choices in {"repair": get_args(Correction), **self.choices}.items():
+            if getattr(self, name) not in choices:
+                given = getattr(self, name)
+                raise EnfoldError(f"{name} must be one of {', '.join(choices)}, got {given!r}: choose one")
+
+    def __call__(
+        self, members: Members, data: Data, *, checkpoint: Path | None = None, answers: Path | None = None
+    ) -> nn.Module:
+        """One network; a single member is returned as it is."""
+        members = require_members(members, self.purpose)
+        if members.num_members == 1:
+            return members.member(0).eval()
+        network = members.network(self.merged(members, data, checkpoint))
+        return corrected(network, members, data, self.repair, seed=self.seed).eval()
+
+    @abstractmethod
+    def merged(self, members: Members, data: Data, checkpoint: Path | None) -> State:
+        """The one network's values, of two members or more."""
+
+
+@dataclass(frozen=True)
+class Alignment(Merge, ABC):
+    """A merge that puts every member's units in another order, which changes no member's function, and averages."""
+
+    def merged(self, members: Members, data: Data, checkpoint: Path | None) -> State:
+        """The mean of the members in their new orders."""
+        return mean_of(states_of(self.matched(members, data, checkpoint=checkpoint)))
+
+    def matched(self, members: Members, data: Data, *, checkpoint: Path | None = None) -> Stacked:
+        """The members in the orders in which they are averaged; each computes what it did."""
+        members = require_members(members, self.purpose)
+        states = states_of(members)
+        symmetry = units_of(members.network(states[0]), data, self.seed)
+        if symmetry.groups and len(states) > 1:
+            with torch.random.fork_rng(devices=[]):
+                states = self.ordered(states, symmetry, members, data, checkpoint)
+        return Stacked([members.network(state) for state in states], members.engine_name)
+
+    @abstractmethod
+    def ordered(
+        self,
+        states: Sequence[State],
+        symmetry: Symmetry,
+        members: Members,
+        data: Data,
+        checkpoint: Path | None,
+    ) -> list[State]:
+        """The states with their units in orders that fit together."""

@@ -1,0 +1,36 @@
+"""Layers whose units can be watched: where they lie in a layer's input, its output and its weight."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+PRODUCERS = (nn.Linear, _ConvNd)
+NORMS = (_BatchNorm, nn.GroupNorm)
+
+
+def produced_axis(layer: nn.Module) -> int:
+    """The axis of the weight along which a layer's outputs lie."""
+    return 1 if isinstance(layer, _ConvTransposeNd | nn.Embedding) else 0
+
+
+def consumed_axis(layer: nn.Module) -> int | None:
+    """The axis of the weight along which a layer's inputs lie; None where they are divided among groups."""
+    if isinstance(layer, _ConvNd):
+        return None if layer.groups > 1 else 0 if isinstance(layer, _ConvTransposeNd) else 1
+    return 1 if isinstance(layer, nn.Linear) else None
+
+
+def channel_axis(layer: nn.Module, value: Tensor) -> int:
+    """The axis of an input or output along which the units lie."""
+    if isinstance(layer, _ConvNd):
+        return value.ndim - 1 - len(layer.kernel_size)
+    return 1 if isinstance(layer, NORMS) else value.ndim - 1
+
+
+def shows_outputs(layer: nn.Module) -> bool:
+    """Whether units of the weight are found one to one in what the layer returns."""
+    if isinstance(layer, _ConvTransposeNd) and layer.groups > 1:
+        return False
+    return isinstance(layer, (*PRODUCERS, *NORMS, nn.Embedding, nn.LayerNorm))

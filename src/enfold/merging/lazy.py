@@ -1,0 +1,107 @@
+"""A weight that is a sum of products, multiplied out only where that is less work than using it factor by factor.
+
+    x W̄ᵀ = x Aᵀ + Σ_n w_n (((x Q_n^-ᵀ) W_nᵀ) P_nᵀ),   W̄ = A + Σ_n w_n P_n W_n Q_n^-1          (1)
+
+With fewer rows x than a layer has units, the left side of (1) from right to left is a fraction of the work of W̄.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from enfold.members.skeleton import Skeleton
+from enfold.merging.solve import divide
+from enfold.symmetry import Axis, Group
+
+
+@dataclass(frozen=True)
+class Term:
+    """One n of equation (1)."""
+
+    factor: float  # w
+    given: Tensor  # W, (out, in)
+    left: Tensor | None  # P, (out, out); None: outputs are not mixed
+    right: Tensor | None  # Q, (in, in); None: inputs are not mixed
+    name: str  # of Q, for an error
+
+    def applied(self, rows: Tensor) -> Tensor:
+        """(rows, in) -> (rows, out), without the factor."""
+        mixed = rows if self.right is None else divide(rows, self.right.mT, self.name)
+        found = mixed @ self.given.mT
+        return found if self.left is None else found @ self.left.mT
+
+    def product(self) -> Tensor:
+        """(out, in), without the factor."""
+        found = self.given if self.left is None else self.left @ self.given
+        return found if self.right is None else divide(found, self.right, self.name)
+
+
+class Lazy:
+    """Stands for W̄ in an `nn.Linear`; to whoever asks for anything but the layer's product, it is the tensor."""
+
+    def __init__(self, constant: Tensor, terms: Sequence[Term]) -> None:
+        self.constant, self.terms = constant, tuple(terms)
+
+    @cached_property
+    def tensor(self) -> Tensor:
+        """W̄."""
+        found = self.constant
+        for term in self.terms:
+            found = torch.add(found, term.product(), alpha=term.factor)
+        return found
+
+    def linear(self, inputs: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x W̄ᵀ + b, the cheaper way."""
+        outputs, width = self.constant.shape
+        if inputs.numel() // max(width, 1) * (outputs + width) >= outputs * width:
+            return F.linear(inputs, self.tensor, bias)
+        rows = inputs.reshape(-1, width)
+        found = F.linear(rows, self.constant, bias)
+        for term in self.terms:
+            found = torch.add(found, term.applied(rows), alpha=term.factor)
+        return found.view(*inputs.shape[:-1], outputs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tensor, name)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Callable[..., Any],
+        types: object,
+        args: Sequence[Any] = (),
+        kinds: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """What PyTorch calls instead of a function of these."""
+        kinds = kinds or {}
+        if function is F.linear and isinstance(args[1], cls) and not isinstance(args[0], cls):
+            return args[1].linear(args[0], *args[2:], **kinds)
+        plain = [each.tensor if isinstance(each, cls) else each for each in args]
+        return function(*plain, **{key: each.tensor if isinstance(each, cls) else each for key, each in kinds.items()})
+
+
+def lazy_weights(skeleton: Skeleton, groups: Sequence[Group]) -> dict[str, tuple[int | None, int | None]]:
+    """Weights of plain linear layers, with the groups of their outputs and inputs: all units of an axis, or none."""
+    found: dict[str, tuple[int | None, int | None]] = {}
+    for module in skeleton.network.modules():
+        if type(module) is not nn.Linear:
+            continue
+        name = skeleton.names_in(module)["weight"]
+        axes = [(k, axis) for k, group in enumerate(groups) for axis in group.axes if axis.name == name]
+        left = [k for k, axis in axes if axis.axis == 0 and _whole(axis, module.out_features, "produces")]
+        right = [k for k, axis in axes if axis.axis == 1 and _whole(axis, module.in_features, "consumes")]
+        used_once = len(skeleton.parameters[name]) == 1
+        if axes and used_once and len(left) + len(right) == len(axes) and max(len(left), len(right)) == 1:
+            found[name] = (next(iter(left), None), next(iter(right), None))
+    return found
+
+
+def _whole(axis: Axis, units: int, role: str) -> bool:
+    return axis.role == role and axis.tied_to is None and (axis.size, axis.outer, axis.inner) == (units, 1, 1)

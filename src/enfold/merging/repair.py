@@ -1,0 +1,222 @@
+"""REPAIR: hidden units of a merged network get the means and spreads that they had in the members.
+
+    goal:   μ* = (1/M) Σ_m μ_m,   σ* = (1/M) Σ_m σ_m        of each unit before its non-linearity                 (1)
+    layer:  x' = μ* + σ* (x - μ) / σ                        repair                                                (2a)
+            x' = μ  + σ* (x - μ) / σ                        rescale                                               (2b)
+    folded: w' = w σ*/σ,   b' = (b - μ) σ*/σ + μ*  (or μ)                                                         (3)
+
+The mean of M units with correlation ρ has the spread √((1 + (M-1) ρ) / M) of one of them, layer upon layer: merged
+networks go silent. Batch norms undo it when their statistics are measured again ("reset"), which is all they need.
+
+K. Jordan, H. Sedghi, O. Saukh, R. Entezari, B. Neyshabur: REPAIR: REnormalizing Permuted Activations for Interpolation
+Repair, ICLR 2023, arXiv:2211.08403.
+
+Differs from the paper: any number of members; spreads are of the whole training part, not a mean over batches; linear
+and convolution layers whose units are hidden by proof are corrected, where their weights are not tied or computed; one
+without a bias is only rescaled, so that the network keeps its parameters; a unit that never moves is only shifted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from enfold.data import Data
+from enfold.data.batches import Order
+from enfold.errors import EnfoldError
+from enfold.evaluate import member_logits
+from enfold.folding import Composable, require_members
+from enfold.members import Members, State
+from enfold.members.skeleton import copied, places, read_state
+from enfold.merging.layers import PRODUCERS, channel_axis, produced_axis, shows_outputs
+from enfold.merging.states import states_of, units_of
+from enfold.modes import evaluating
+from enfold.symmetry import Symmetry, permute, weight_matching
+from enfold.train.batch_norm import reestimate
+
+Correction = Literal["none", "reset", "repair", "rescale"]
+SILENT = 1e-6  # a spread below this part of the goal's is rounding
+
+
+@dataclass(frozen=True)
+class Repair(Composable):
+    """A step of a route: the network before it with its hidden units' statistics set to the members'."""
+
+    kind: Correction = "repair"  # repair: means and spreads, rescale: spreads alone, reset: batch norm alone
+    seed: int = 0  # of the order of the data and of matching
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Correction):
+            raise EnfoldError(
+                f"the kind of a repair must be one of {', '.join(get_args(Correction))}, got {self.kind!r}: choose one"
+            )
+
+    def after(
+        self,
+        network: nn.Module,
+        members: Members,
+        data: Data,
+        *,
+        checkpoint: Path | None = None,
+        answers: Path | None = None,
+    ) -> nn.Module:
+        """A corrected copy; members are matched to the network first, unit by unit."""
+        return corrected(copied(network), members, data, self.kind, seed=self.seed).eval()
+
+
+@torch.no_grad()
+def corrected(
+    network: nn.Module, members: Members, data: Data, kind: Correction = "repair", *, seed: int = 0
+) -> nn.Module:
+    """The network, corrected in place; members' units are put in the orders that are nearest to the network's."""
+    if kind == "none":
+        return network
+    if kind != "reset":
+        members = require_members(members, "repair")
+        symmetry = units_of(network, data, seed)
+        names = repairable(network, symmetry)
+        if names:
+            own = {name: tensor.detach() for name, tensor in read_state(network).items()}
+            states = [_nearest(own, state, symmetry, members, seed) for state in states_of(members)]
+            repair(network, [members.network(state) for state in states], data, names, kind, seed=seed)
+    reestimate(network, data, seed=seed)
+    return network
+
+
+def _nearest(own: State, state: State, symmetry: Symmetry, members: Members, seed: int) -> State:
+    learned = set(members.skeleton.parameters)
+    return permute(state, symmetry, weight_matching(own, state, symmetry, seed=seed, learned=learned))
+
+
+def repairable(network: nn.Module, symmetry: Symmetry) -> list[str]:
+    """The names of the layers that are corrected: all their units are hidden, and their weights are their own."""
+    hidden: dict[tuple[str, int], set[int]] = {}
+    for group in symmetry.groups:
+        for axis in group.axes:
+            hidden.setdefault((axis.name, axis.axis), set()).update(range(axis.offset, axis.offset + axis.length))
+    alone = {name for name, where in places(network)[0].items() if len(where) == 1}
+    found = []
+    for name, module in network.named_modules():
+        weight = f"{name}.weight" if name else "weight"
+        if isinstance(module, PRODUCERS) and shows_outputs(module) and weight in alone:
+            number = produced_axis(module)
+            whole = len(hidden.get((weight, number), ())) == module.weight.shape[number]
+            if whole and (module.bias is None or weight.removesuffix("weight") + "bias" in alone):
+                found.append(name)
+    return found
+
+
+@torch.no_grad()
+def repair(
+    network: nn.Module,
+    members: Sequence[nn.Module],
+    data: Data,
+    names: Sequence[str],
+    kind: Correction = "repair",
+    *,
+    seed: int = 0,
+) -> None:
+    """Correct the layers of these names in place; members are plain networks with their units in the same order."""
+    seen = [_statistics(member, data, names, seed) for member in members]
+    goals = {name: _mean([one[name] for one in seen]) for name in seen[0]}  # (1)
+    found = _statistics(network, data, list(goals), seed, goals, kind)
+    for name, (mean, spread) in found.items():
+        scale, shift = _correction(mean, spread, *goals[name], kind)
+        _fold(network.get_submodule(name), scale, shift)
+
+
+def _mean(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    means, spreads = zip(*parts, strict=True)
+    return torch.stack(means).mean(0), torch.stack(spreads).mean(0)
+
+
+def _correction(mean: Tensor, spread: Tensor, goal: Tensor, wanted: Tensor, kind: Correction) -> tuple[Tensor, Tensor]:
+    """x' = scale x + shift, equation (2)."""
+    moves = spread > SILENT * wanted
+    scale = torch.where(moves, wanted / torch.where(moves, spread, torch.ones_like(spread)), torch.ones_like(spread))
+    return scale, (goal if kind == "repair" else mean) - scale * mean
+
+
+def _fold(layer: nn.Module, scale: Tensor, shift: Tensor) -> None:
+    """Equation (3), in place."""
+    weight, bias = layer.get_parameter("weight"), layer.bias
+    shape = [1] * weight.ndim
+    shape[produced_axis(layer)] = -1
+    weight.mul_(scale.to(weight).view(shape))
+    if isinstance(bias, Tensor):
+        bias.mul_(scale.to(bias)).add_(shift.to(bias))
+
+
+Statistics = dict[str, tuple[Tensor, Tensor]]
+
+
+def _statistics(
+    network: nn.Module,
+    data: Data,
+    names: Sequence[str],
+    seed: int,
+    goals: Mapping[str, tuple[Tensor, Tensor]] | None = None,
+    kind: Correction = "repair",
+) -> Statistics:
+    """Each unit's mean and spread before anything is done to it, by layer, over one pass of the training part.
+
+    With goals, what goes on from a layer is corrected by the batch's own statistics, and batch norms use theirs, so
+    that the next layers are measured behind layers that are right.
+    """
+    sums: dict[str, list[Tensor]] = {}
+
+    def watching(name: str) -> Callable[[nn.Module, object, Tensor], Tensor]:
+        def watch(layer: nn.Module, _: object, output: Tensor) -> Tensor:
+            axis = channel_axis(layer, output)
+            units = output.movedim(axis, 0).flatten(1).double()  # (units, everything else)
+            part = [torch.tensor(float(units.shape[1])), units.sum(1), units.square().sum(1)]
+            sums[name] = [a + b for a, b in zip(sums[name], part, strict=True)] if name in sums else part
+            if goals is None or name not in goals:
+                return output
+            scale, shift = _correction(*_moments(part), *goals[name], kind)
+            shape = [1] * output.ndim
+            shape[axis] = -1
+            without = layer.bias is None  # its mean cannot be moved later
+            return output * scale.to(output).view(shape) + (0 if without else shift.to(output).view(shape))
+
+        return watch
+
+    device = next(network.parameters()).device
+    with ExitStack() as stack:
+        stack.enter_context(evaluating(network))
+        if goals is not None:
+            stack.enter_context(_normalising(network))
+        for name in names:
+            stack.callback(network.get_submodule(name).register_forward_hook(watching(name)).remove)
+        for batch in Order(256, seed=seed).batches(data, epoch=0):
+            if goals is not None and len(batch.labels) < 2:
+                continue  # there is no spread in one example
+            member_logits(network, batch.inputs.to(device))
+    return {name: _moments(part) for name, part in sums.items()}
+
+
+@contextmanager
+def _normalising(network: nn.Module) -> Iterator[None]:
+    """Batch norms use each batch's own statistics and keep what they hold."""
+    held = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    for layer in network.modules():
+        if isinstance(layer, _BatchNorm):
+            layer.training = True
+    try:
+        yield
+    finally:
+        for name, buffer in network.named_buffers():
+            buffer.copy_(held[name])
+
+
+def _moments(sums: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    count, total, squares = sums
+    mean = total / count
+    return mean, (squares / count - mean.square()).clamp_min(0).sqrt()

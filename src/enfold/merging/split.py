@@ -1,0 +1,60 @@
+"""Split: groups that can be matched by what units do, and the others, which are matched by weights before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from enfold.members import Members, State
+from enfold.merging.activations import Place, Watched, watched
+from enfold.symmetry import Group, Symmetry, permute, weight_matching
+
+
+def by_weights_first(
+    states: Sequence[State],
+    symmetry: Symmetry,
+    members: Members,
+    reference: int,
+    watch: Watched,
+    seed: int,
+    *,
+    mixed: bool = False,
+) -> tuple[list[State], dict[str, list[Place]]]:
+    """The states with all groups matched by weights that activations cannot match, and where the others are seen.
+
+    Blocks of units (heads) are matched by weights, since the units inside them may be in any order; so are groups that
+    no layer shows and, if units are to be `mixed`, those of a tensor that both produces and consumes them.
+    """
+    places = watched(members.network(states[reference]), symmetry, watch)
+    shown = [group for group in symmetry.groups if group.name in places and not _holds_blocks(group, symmetry)]
+    if mixed:
+        shown = [group for group in shown if all(axis.role != "both" for axis in group.axes)]
+    rest = replace(symmetry, groups=tuple(group for group in symmetry.groups if group not in shown))
+    learned = set(members.skeleton.parameters)
+    found = list(states)
+    for index, state in enumerate(states if rest.groups else ()):
+        if index != reference:
+            orders = weight_matching(states[reference], state, rest, seed=seed, learned=learned)
+            found[index] = permute(state, rest, orders)
+    return found, {group.name: places[group.name] for group in shown}
+
+
+def overlap(one: Group, other: Group) -> bool:
+    """Whether two groups order the same places of a tensor: blocks, and units inside them."""
+    return one.name != other.name and any(
+        (axis.name, axis.axis) == (also.name, also.axis)
+        and also.offset < axis.offset + axis.length
+        and axis.offset < also.offset + also.length
+        for axis in one.axes
+        for also in other.axes
+    )
+
+
+def _holds_blocks(group: Group, symmetry: Symmetry) -> bool:
+    """Whether another group orders what is inside one of its units."""
+    return any(overlap(group, other) and _per_unit(group, other) for other in symmetry.groups)
+
+
+def _per_unit(group: Group, other: Group) -> bool:
+    inner = {(axis.name, axis.axis): axis.inner for axis in group.axes}
+    return any(axis.size * axis.inner <= inner.get((axis.name, axis.axis), 0) for axis in other.axes)

@@ -1,0 +1,61 @@
+"""States: members one by one, their mean, and what may be permuted in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from enfold.data import Data, Split
+from enfold.errors import EnfoldError
+from enfold.members import Members, State
+from enfold.symmetry import Symmetry, symmetries
+
+
+@torch.no_grad()
+def states_of(members: Members) -> list[State]:
+    """Each member's own parameters and buffers; views of what the members hold, or of what they expand to."""
+    stacked = {name: tensor.detach() for name, tensor in members.expand().items()}
+    return [{name: tensor[index] for name, tensor in stacked.items()} for index in range(members.num_members)]
+
+
+@torch.no_grad()
+def mean_of(states: Sequence[State], weights: Sequence[float] | None = None) -> State:
+    """The mean; counters and index buffers, which have no mean, are the first state's."""
+    found: State = {}
+    for name, first in states[0].items():
+        if not (first.is_floating_point() or first.is_complex()):
+            found[name] = first
+        elif weights is None:
+            found[name] = torch.stack([state[name] for state in states]).mean(0)
+        else:
+            found[name] = sum((w * s[name] for w, s in zip(weights, states, strict=True)), torch.zeros_like(first))
+    return found
+
+
+def example_of(data: Data) -> Tensor:
+    """Two training inputs as a network sees them."""
+    if isinstance(data.train, Split):
+        return data.prepare(data.train.inputs[:2])
+    return torch.as_tensor(next(iter(data.train))[0][:2])
+
+
+def units_of(network: nn.Module, data: Data, seed: int = 0) -> Symmetry:
+    """What may be permuted in the network; one that cannot be looked at is refused with the reason."""
+    with torch.random.fork_rng(devices=[]):  # a loader of the user's own may draw
+        example = example_of(data)
+    symmetry = symmetries(network, example, seed=seed)
+    if symmetry.note:
+        raise EnfoldError(
+            f"members are merged where the symmetries of their network are known, but in this {type(network).__name__} "
+            f"{symmetry.note}: use average or a distillation for it"
+        )
+    return symmetry
+
+
+def require_reference(index: int, num_members: int) -> int:
+    """The member whose order the others take, if there is one of that number."""
+    if not 0 <= index < num_members:
+        raise EnfoldError(f"the reference is one of the {num_members} members, got {index}: use 0 to {num_members - 1}")
+    return index

@@ -1,0 +1,95 @@
+"""C²M³: matches agree around every cycle, planted copies average back, the objective never ends below its start."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from enfold.errors import EnfoldError
+from enfold.fold.c2m3 import C2M3
+from enfold.fold.weight_matching import WeightMatching
+from enfold.members import Stacked
+from enfold.networks import ViT
+from planted import NETWORKS, assert_back, drawn, pixels, planted
+
+
+def objective(members: Stacked) -> float:
+    """Σ_{a<b} <θ_a, θ_b> over parameters."""
+    found = 0.0
+    for name in members.skeleton.parameters:
+        stacked = members.expand()[name].detach().double().flatten(1)
+        found += float((stacked @ stacked.mT).triu(1).sum())
+    return found
+
+
+def order_of(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """Which row of `before` is in each row of `after`."""
+    return (after[:, None] == before[None]).all(-1).long().argmax(1)
+
+
+@pytest.mark.parametrize("name", ["shallow", "deep", "convolutional", "residual"])
+def test_planted_copies_average_back(name):
+    members, network, data = planted(name, 3)
+    assert_back(C2M3(repair="none")(members, data), network, data)
+
+
+@pytest.mark.parametrize("start", ["matched", "identity"])
+def test_matches_agree_around_a_cycle(start):
+    make, shape = NETWORKS["deep"]
+    members, data = Stacked([drawn(make, seed) for seed in range(3)]), pixels(shape)
+    matched = C2M3(init=start, iterations=30).matched(members, data)
+    orders = [
+        order_of(one.hidden[0].weight.detach(), other.hidden[0].weight.detach())
+        for one, other in zip(members, matched, strict=True)
+    ]
+    for order in orders:
+        assert torch.equal(order.sort().values, torch.arange(12))
+    cycle = torch.arange(12)
+    for one, other in ((0, 1), (1, 2), (2, 0)):  # unit i of one is unit orders[other][place of i] of the other
+        cycle = orders[other][orders[one].argsort()[cycle]]
+    assert torch.equal(cycle, torch.arange(12))
+    assert torch.equal(orders[0], torch.arange(12))  # the universe is in member 0's order
+
+
+@pytest.mark.parametrize("start", ["matched", "identity"])
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_objective_is_never_below_its_start(start, count):
+    make, shape = NETWORKS["deep"]
+    members, data = Stacked([drawn(make, seed) for seed in range(count)]), pixels(shape)
+    begun = members if start == "identity" else WeightMatching().matched(members, data)
+    found = C2M3(init=start, iterations=30).matched(members, data)
+    assert objective(found) >= objective(begun) - 1e-6
+    assert objective(found) > objective(members)
+
+
+def test_all_members_together_do_better_than_pairs_with_one():
+    make, shape = NETWORKS["shallow"]
+    members, data = Stacked([drawn(make, seed) for seed in range(5)]), pixels(shape)
+    assert objective(C2M3().matched(members, data)) > objective(WeightMatching().matched(members, data))
+
+
+def test_heads_stay_what_they_are():
+    data = pixels((3, 8, 8))
+    members = Stacked([drawn(lambda: ViT((3, 8, 8), 3, width=8, depth=1, heads=2, expansion=2), s) for s in range(2)])
+    matched = C2M3(iterations=3).matched(members, data)
+    torch.testing.assert_close(matched(data.test.inputs), members(data.test.inputs), rtol=1e-3, atol=1e-4)
+    assert objective(matched) > objective(members)
+
+
+def test_members_stay_what_they_are(members, data):
+    matched = C2M3().matched(members, data)
+    inputs = data.test.inputs
+    torch.testing.assert_close(matched.eval()(inputs), members.eval()(inputs), rtol=1e-4, atol=1e-5)
+
+
+def test_two_members_with_one_hidden_layer_are_matched_as_well_as_can_be():
+    make, shape = NETWORKS["shallow"]
+    members, data = Stacked([drawn(make, seed) for seed in range(2)]), pixels(shape)
+    assert objective(C2M3().matched(members, data)) == pytest.approx(
+        objective(WeightMatching().matched(members, data)), rel=1e-9
+    )
+
+
+def test_starts_that_are_not_known_are_refused():
+    with pytest.raises(EnfoldError, match="init must be one of matched, identity, got 'warm'"):
+        C2M3(init="warm")

@@ -1,0 +1,78 @@
+"""CCA-Merge: maps and their inverses, planted permutations and mixtures, and the closed form."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from enfold.errors import EnfoldError
+from enfold.fold.cca_merge import CCAMerge, canonical_map
+from enfold.members import Stacked
+from planted import assert_back, planted
+
+
+def covariances(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Of samples in rows."""
+    both = torch.cov(torch.cat([x, y], 1).T)
+    size = x.shape[1]
+    return both[:size, :size], both[:size, size:], both[size:, size:]
+
+
+@pytest.mark.parametrize("name", ["shallow", "deep", "convolutional", "residual"])
+def test_planted_copies_average_back(name):
+    members, network, data = planted(name, 3)
+    assert_back(CCAMerge(repair="none")(members, data), network, data)
+
+
+def test_the_inverse_is_the_inverse():
+    x, y = torch.randn(2, 50, 5, generator=torch.Generator().manual_seed(0)).double()
+    forth, back = canonical_map(*covariances(x, y), 0.1)
+    torch.testing.assert_close(forth @ back, torch.eye(5).double())
+
+
+def test_a_permutation_is_found_whatever_gamma_is():
+    x = torch.randn(50, 6, generator=torch.Generator().manual_seed(0)).double()
+    order = torch.tensor([3, 1, 5, 0, 2, 4])
+    for gamma in (1e-6, 0.1, 10.0):
+        forth, _ = canonical_map(*covariances(x, x[:, order]), gamma)
+        torch.testing.assert_close(x[:, order] @ forth.T, x)
+
+
+def test_any_linear_map_is_undone_without_gamma():
+    """T is then the least-squares map: canonical correlations are all 1."""
+    source = torch.Generator().manual_seed(0)
+    x, mix = torch.randn(50, 4, generator=source).double(), torch.randn(4, 4, generator=source).double()
+    forth, back = canonical_map(*covariances(x, x @ mix), 1e-12)
+    torch.testing.assert_close(x @ mix @ forth.T, x, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(back, mix.T, rtol=1e-4, atol=1e-4)
+
+
+def test_linear_networks_in_other_coordinates_average_back(data):
+    """Hidden units mixed by any matrix: no order of them would do."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)).double()
+    mix = torch.randn(4, 4).double()
+    other = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)).double()
+    with torch.no_grad():
+        other[0].weight.copy_(mix @ network[0].weight)
+        other[0].bias.copy_(mix @ network[0].bias)
+        other[1].weight.copy_(network[1].weight @ mix.inverse())
+        other[1].bias.copy_(network[1].bias)
+    train = type(data.train)(data.train.inputs.double(), data.train.labels)
+    folded = CCAMerge(gamma=1e-10)(Stacked([network, other]), data.replace(train=train))
+    torch.testing.assert_close(folded[0].weight, network[0].weight, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(folded[1].weight, network[1].weight, rtol=1e-4, atol=1e-5)
+
+
+def test_units_that_never_fire_do_no_harm(data):
+    network = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    with torch.no_grad():
+        network[0].bias.fill_(-100.0)
+    folded = CCAMerge()(Stacked([network, network]), data)
+    assert all(torch.isfinite(tensor).all() for tensor in folded.state_dict().values())
+
+
+def test_gamma_must_be_above_zero():
+    with pytest.raises(EnfoldError, match="gamma must be above 0, got 0"):
+        CCAMerge(gamma=0)

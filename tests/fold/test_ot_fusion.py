@@ -1,0 +1,55 @@
+"""OT-Fusion: planted copies, plans against another solver, and soft transport."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+import torch
+
+from enfold.errors import EnfoldError
+from enfold.fold.ot_fusion import OTFusion, transport
+from planted import assert_back, planted
+
+
+@pytest.mark.parametrize("cost", ["weights", "activations"])
+@pytest.mark.parametrize("name", ["shallow", "deep", "convolutional", "residual"])
+def test_planted_copies_average_back(name, cost):
+    members, network, data = planted(name, 3)
+    assert_back(OTFusion(cost=cost, repair="none")(members, data), network, data)
+
+
+def test_exact_transport_is_the_cheapest_order():
+    costs = torch.rand(5, 5, generator=torch.Generator().manual_seed(0)).double()
+    cheapest = min(sum(float(costs[i, j]) for i, j in enumerate(order)) for order in permutations(range(5)))
+    assert float((transport(costs) * costs).sum()) == pytest.approx(cheapest)
+
+
+def test_soft_transport_keeps_its_sums_and_hardens():
+    costs = torch.rand(6, 6, generator=torch.Generator().manual_seed(1)).double()
+    entropies = []
+    for regularisation in (10.0, 1.0, 0.3, 0.1):
+        plan = transport(costs, regularisation)
+        torch.testing.assert_close(plan.sum(0), torch.ones(6).double(), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(plan.sum(1), torch.ones(6).double(), rtol=1e-4, atol=1e-4)
+        entropies.append(float(-(plan * plan.clamp_min(1e-30).log()).sum()))
+    assert entropies == sorted(entropies, reverse=True)
+    torch.testing.assert_close(transport(costs, 1e-3), transport(costs), rtol=0, atol=1e-2)
+    torch.testing.assert_close(transport(costs, 1e6), torch.full((6, 6), 1 / 6).double(), rtol=1e-3, atol=1e-4)
+
+
+def test_nearly_hard_transport_is_the_exact_one():
+    members, network, data = planted("shallow", 2)
+    assert_back(OTFusion(regularisation=1e-3, repair="none")(members, data), network, data, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cost": "loss"}, "cost must be one of weights, activations, got 'loss'"),
+        ({"regularisation": -1.0}, "regularisation must be 0 or more, got -1.0"),
+    ],
+)
+def test_settings_that_cannot_be(settings, message):
+    with pytest.raises(EnfoldError, match=message):
+        OTFusion(**settings)

@@ -1,0 +1,114 @@
+"""Soups: closed forms, what a greedy soup takes and leaves, and weights that are learned on validation data."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from enfold.data import Data, Split
+from enfold.errors import EnfoldError
+from enfold.evaluate import predict
+from enfold.fold import Average
+from enfold.fold.soup import Soup
+from enfold.members import Stacked
+from enfold.metrics import METRICS
+
+
+def linear(weight: torch.Tensor) -> nn.Linear:
+    layer = nn.Linear(*weight.T.shape, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+    return layer
+
+
+def axes() -> Data:
+    """Three classes on three axes."""
+    labels = torch.arange(60) % 3
+    inputs = torch.eye(3)[labels] + 0.3 * torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    part = Split(inputs, labels)
+    return Data(part, part, part, 3, (3,))
+
+
+GOOD, BAD = torch.eye(3), torch.eye(3).roll(1, 0)
+
+
+def test_uniform_is_the_average(members, data):
+    expected = Average()(members, data).state_dict()
+    for name, tensor in Soup(kind="uniform")(members, data).state_dict().items():
+        assert torch.equal(tensor, expected[name])
+
+
+@pytest.mark.parametrize("score", ["accuracy", "nll"])
+def test_greedy_leaves_out_what_does_harm(score):
+    members = Stacked([linear(-5 * GOOD), linear(GOOD), linear(3 * BAD), linear(2 * GOOD)])
+    soup = Soup(score=score)
+    assert set(soup.ingredients(members, axes())) <= {1, 3}
+    assert soup.ingredients(members, axes())[0] == (3 if score == "nll" else 1)
+    assert METRICS["accuracy"].function(predict(soup(members, axes()), axes())) > 0.9
+
+
+def test_greedy_takes_what_does_no_harm():
+    """The rule is at least as well, so an equal ingredient is taken."""
+    members = Stacked([linear(GOOD), linear(4 * GOOD), linear(2 * GOOD)])
+    assert Soup().ingredients(members, axes()) == [0, 1, 2]
+    torch.testing.assert_close(Soup()(members, axes()).weight, 7 / 3 * GOOD)
+
+
+@pytest.mark.parametrize("score", ["accuracy", "nll"])
+def test_greedy_is_never_worse_on_validation_data_than_the_best_member(members, data, score):
+    soup = Soup(score=score, repair="none")
+    sign = 1 if score == "accuracy" else -1
+    found, *alone = (
+        sign * METRICS[score].function(predict(network, data, "validation"))
+        for network in (soup(members, data), *members)
+    )
+    assert found >= max(alone) - 1e-6
+
+
+def test_learned_weights_go_to_those_that_help():
+    members = Stacked([linear(GOOD), linear(BAD), linear(-GOOD)])
+    weights = Soup(kind="learned", epochs=60).mixing_weights(members, axes())
+    assert float(weights.sum()) == pytest.approx(1)
+    assert weights[0] > 0.9
+    soup = Soup(kind="learned", epochs=60)(members, axes())
+    torch.testing.assert_close(soup.weight, weights[0] * GOOD + weights[1] * BAD - weights[2] * GOOD)
+
+
+def test_an_untrained_learned_soup_is_uniform(members, data):
+    learned, uniform = (Soup(kind=kind, epochs=0)(members, data).state_dict() for kind in ("learned", "uniform"))
+    torch.testing.assert_close(dict(learned), dict(uniform))
+
+
+def test_the_first_step_goes_down_the_slope():
+    """AdamW's first step is the learning rate against the sign of the gradient of the softmax's inputs."""
+    members = Stacked([linear(GOOD), linear(BAD)])
+    weights = Soup(kind="learned", epochs=1).mixing_weights(members, axes())
+    torch.testing.assert_close(weights, torch.tensor([0.05, -0.05]).softmax(0))
+
+
+@pytest.mark.parametrize("kind", ["greedy", "learned"])
+def test_choosing_needs_validation_data(members, data, kind):
+    with pytest.raises(EnfoldError, match=f"a {kind} soup is chosen on validation data, got none"):
+        Soup(kind=kind)(members, data.replace(validation=[]))
+    assert Soup(kind="uniform")(members, data.replace(validation=[])) is not None
+
+
+def test_the_test_part_is_not_looked_at(members, data):
+    for kind in ("greedy", "learned"):
+        one, other = (Soup(kind=kind)(members, part).state_dict() for part in (data, data.replace(test=[])))
+        assert all(torch.equal(one[name], tensor) for name, tensor in other.items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "cold"}, "kind must be one of uniform, greedy, learned, got 'cold'"),
+        ({"score": "ece"}, "score must be one of accuracy, nll, got 'ece'"),
+        ({"epochs": -1}, "epochs of 0 or more"),
+        ({"learning_rate": 0.0}, "learning_rate above 0"),
+    ],
+)
+def test_settings_that_cannot_be(settings, message):
+    with pytest.raises(EnfoldError, match=message):
+        Soup(**settings)

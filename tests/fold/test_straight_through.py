@@ -1,0 +1,58 @@
+"""Straight-through matching: the mid-point's loss falls or stays, functions stay, copies need no training."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from enfold.errors import EnfoldError
+from enfold.fold.straight_through import StraightThrough
+from enfold.fold.weight_matching import WeightMatching
+from enfold.folding import mean_state
+from enfold.members import Stacked
+from planted import assert_back, planted
+
+
+def midpoint_loss(members: Stacked, data) -> float:
+    network = members.network(mean_state(members)).train()
+    for part in network.modules():
+        part.training = isinstance(part, torch.nn.BatchNorm1d)
+    return float(F.cross_entropy(network(data.train.inputs), data.train.labels).detach())
+
+
+@pytest.mark.parametrize("name", ["shallow", "deep", "convolutional"])
+def test_planted_copies_average_back(name):
+    members, network, data = planted(name, 2)
+    assert_back(StraightThrough(repair="none")(members, data), network, data)
+
+
+def test_no_epochs_are_weight_matching(members, data):
+    one, other = (fold.matched(members, data).state_dict() for fold in (StraightThrough(epochs=0), WeightMatching()))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_loss_half_way_falls(members, data):
+    pair = members[[0, 2]]
+    found = StraightThrough(learning_rate=1.0).matched(pair, data)
+    begun = WeightMatching().matched(pair, data)
+    assert midpoint_loss(found, data) < midpoint_loss(begun, data)
+    inputs = data.test.inputs
+    torch.testing.assert_close(found.eval()(inputs), pair.eval()(inputs), rtol=1e-4, atol=1e-5)
+
+
+def test_patience_and_epochs_end_it(members, data):
+    short, long = (StraightThrough(learning_rate=1.0, epochs=n).matched(members[[0, 2]], data) for n in (1, 20))
+    assert midpoint_loss(long, data) <= midpoint_loss(short, data)
+
+
+def test_the_skeleton_is_left_in_its_modes(members, data, snapshot):
+    modes = [part.training for part in members.skeleton.network.modules()]
+    StraightThrough(epochs=1)(members, data)
+    assert modes == [part.training for part in members.skeleton.network.modules()]
+
+
+@pytest.mark.parametrize("settings", [{"epochs": -1}, {"patience": 0}, {"batch_size": 1}, {"learning_rate": 0.0}])
+def test_settings_that_cannot_be(settings):
+    with pytest.raises(EnfoldError, match="straight-through matching needs epochs of 0 or more"):
+        StraightThrough(**settings)

@@ -1,0 +1,85 @@
+"""ZipIt!: pairs by hand, budgets, planted copies, and units that no other member has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from enfold.errors import EnfoldError
+from enfold.fold.zip_it import ZipIt, zipped
+from enfold.members import Stacked
+from planted import assert_back, planted
+
+
+def likeness(pairs: dict[tuple[int, int], float], total: int) -> torch.Tensor:
+    found = torch.eye(total, dtype=torch.float64)
+    for (one, other), value in pairs.items():
+        found[one, other] = found[other, one] = value
+    return found
+
+
+def together(unmerge: torch.Tensor) -> list[list[int]]:
+    return sorted(torch.nonzero(column).flatten().tolist() for column in unmerge.T)
+
+
+@pytest.mark.parametrize(("name", "count"), [("shallow", 2), ("shallow", 4), ("deep", 3), ("residual", 3)])
+def test_planted_copies_average_back(name, count):
+    members, network, data = planted(name, count)
+    assert_back(ZipIt(repair="none")(members, data), network, data)
+
+
+def test_across_members_by_hand():
+    """Two members of two units, with each other's in the other order."""
+    found = zipped(likeness({(0, 3): 0.9, (1, 2): 0.8, (0, 2): 0.1, (1, 3): 0.2}, 4), 2)
+    assert together(found) == [[0, 3], [1, 2]]
+
+
+def test_within_a_member_if_the_budget_allows_it():
+    """Units 0 and 1 of the first member are the same, and those of the second are like nothing else."""
+    likes = likeness({(0, 1): 0.99, (0, 2): 0.1, (1, 3): 0.1, (2, 3): 0.05}, 4)
+    assert together(zipped(likes, 2, budget=1.0)) == [[0, 1], [2, 3]]
+    assert together(zipped(likes, 2, budget=0.0)) == [[0, 2], [1, 3]]
+
+
+def test_a_merged_unit_is_less_like_others():
+    """0 and 3 are merged first; without the discount, 1 would join them before 2 and 5 come together."""
+    likes = likeness({(0, 3): 0.9, (1, 3): 0.8, (0, 1): 0.8, (2, 5): 0.4, (1, 4): 0.3}, 6)
+    assert together(zipped(likes, 2, discount=0.3, budget=1.0)) == [[0, 3], [1, 4], [2, 5]]
+    assert [0, 1, 3] in together(zipped(likes, 2, discount=1.0, budget=1.0))
+
+
+def test_one_unit_of_each_of_three_members_comes_together():
+    pairs = {(0, 2): 0.9, (0, 4): 0.5, (2, 4): 0.5, (1, 3): 0.9, (1, 5): 0.5, (3, 5): 0.5, (4, 5): 0.4}
+    assert together(zipped(likeness(pairs, 6), 3, budget=1.0)) == [[0, 2, 4], [1, 3, 5]]
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("budget", [0.0, 0.125, 1.0])
+def test_every_unit_is_in_one_unit_and_as_many_are_left_as_a_member_has(count, budget):
+    units = torch.randn(count * 7, 40, generator=torch.Generator().manual_seed(count))
+    unmerge = zipped(torch.corrcoef(units).double(), count, budget=budget)
+    assert unmerge.shape == (count * 7, 7)
+    assert torch.equal(unmerge.sum(1), torch.ones(count * 7).double())
+    assert (unmerge.sum(0) >= 1).all()
+    merge = (unmerge / unmerge.sum(0)).T
+    torch.testing.assert_close(merge @ unmerge, torch.eye(7).double())
+
+
+def test_linear_units_that_double_make_room(data):
+    """Each member has one unit twice and one that the other lacks: three units hold all, no one-to-one match does."""
+    base = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    base[2] = -base[1]
+    one, other = (nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 2, bias=False)) for _ in range(2))
+    with torch.no_grad():
+        one[0].weight.copy_(base[[0, 0, 1]])
+        other[0].weight.copy_(base[[0, 0, 2]])
+    folded = ZipIt(discount=1.0, budget=1.0, watch="outputs")(Stacked([one, other]), data.replace(num_classes=3))
+    inputs = data.test.inputs
+    torch.testing.assert_close(folded(inputs), (one(inputs) + other(inputs)) / 2, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{"discount": 1.5}, {"budget": -0.1}])
+def test_settings_that_cannot_be(settings):
+    with pytest.raises(EnfoldError, match=r"must be in \[0, 1\], got"):
+        ZipIt(**settings)

@@ -1,0 +1,115 @@
+"""Activations: moments against those of the activations themselves, and which layers show which units."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from enfold.errors import EnfoldError
+from enfold.fold.activation_matching import ActivationMatching
+from enfold.fold.cca_merge import CCAMerge
+from enfold.fold.ot_fusion import OTFusion
+from enfold.fold.weight_matching import WeightMatching
+from enfold.fold.zip_it import ZipIt
+from enfold.members import Stacked
+from enfold.merging.activations import moments, watched
+from enfold.merging.split import by_weights_first
+from enfold.merging.states import states_of
+from enfold.networks import ViT
+from enfold.symmetry import Symmetry, symmetries
+from planted import NETWORKS, convolutional, drawn, pixels
+
+
+def network_and_symmetry(make, shape) -> tuple[nn.Module, Symmetry]:
+    network = drawn(make)
+    return network, symmetries(network, torch.randn(2, *shape))
+
+
+def transformer() -> nn.Module:
+    return ViT((3, 8, 8), 3, width=8, depth=1, heads=2, expansion=2)
+
+
+@pytest.mark.parametrize("first", ["inputs", "outputs"])
+def test_moments_are_those_of_the_units(first):
+    make, shape = NETWORKS["shallow"]
+    networks, data = [drawn(make, seed) for seed in range(3)], pixels(shape, count=300)
+    symmetry = symmetries(networks[0], data.train.inputs[:2])
+    found = moments(networks, watched(networks[0], symmetry, first), data)["hidden.0"]
+    units = torch.cat([network.hidden[0](data.train.inputs) for network in networks], dim=1).detach().double()
+    units = units.relu() if first == "inputs" else units
+    torch.testing.assert_close(found.second(), units.T @ units / 300, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found.covariance(), torch.cov(units.T, correction=0), rtol=1e-4, atol=1e-5)
+    moving = units.std(0) > 0
+    both = moving[:, None] & moving
+    expected = torch.corrcoef(units.T)
+    torch.testing.assert_close(found.correlation()[both], expected[both], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.block(found.second(), 1, 2), (units.T @ units / 300)[12:24, 24:])
+
+
+def test_places_of_a_map_and_a_flatten_are_samples():
+    network, symmetry = network_and_symmetry(convolutional, (3, 8, 8))
+    data = pixels(count=50)
+    found = moments([network], watched(network, symmetry), data)
+    last = network[:6](data.train.inputs).detach().double()  # (50, 5, 2, 2), in front of the flatten
+    assert found["4"].counts == [50 * 4]
+    torch.testing.assert_close(found["4"].sums[0], last.sum((0, 2, 3)), rtol=1e-4, atol=1e-3)
+
+
+def test_only_so_many_examples_are_seen():
+    make, shape = NETWORKS["shallow"]
+    network, data = drawn(make), pixels(shape, count=300)
+    symmetry = symmetries(network, data.train.inputs[:2])
+    assert moments([network], watched(network, symmetry), data, examples=100)["hidden.0"].counts == [128.0]
+
+
+def test_units_that_never_move_are_alike_and_like_no_other():
+    network = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    with torch.no_grad():
+        network[0].bias[:2] = -100.0
+        network[0].bias[2] = 3.0
+    symmetry = symmetries(network, torch.randn(2, 4))
+    likes = moments([network], watched(network, symmetry), pixels((4,)))["0"].correlation()
+    assert torch.equal(likes[:2, :2], torch.ones(2, 2).double())
+    assert torch.equal(likes[:2, 2:], torch.zeros(2, 3).double())
+
+
+def test_a_residual_stream_is_seen_wherever_it_goes_in():
+    make, shape = NETWORKS["residual"]
+    network, symmetry = network_and_symmetry(make, shape)
+    inputs = watched(network, symmetry, "inputs")
+    assert inputs.keys() == {group.name for group in symmetry.groups}
+    assert any(len(places) > 1 for places in inputs.values())
+    with pytest.raises(EnfoldError, match="watched as inputs or outputs of layers, got 'weights'"):
+        watched(network, symmetry, "weights")
+
+
+def test_heads_are_matched_by_weights_and_the_rest_by_what_it_does():
+    network, symmetry = network_and_symmetry(transformer, (3, 8, 8))
+    members = Stacked([network, drawn(transformer, 1)])
+    states, places = by_weights_first(states_of(members), symmetry, members, 0, "inputs", 0)
+    blocks = {group.name for group in symmetry.groups} - places.keys()
+    assert blocks
+    assert places
+    moved = members.network(states[1])
+    inputs = torch.randn(3, 3, 8, 8)
+    torch.testing.assert_close(moved(inputs), members.member(1)(inputs), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("fold", [ActivationMatching(), WeightMatching()])
+def test_attention_stays_what_it_is(fold):
+    members, data = Stacked([drawn(transformer, seed) for seed in range(3)]), pixels(count=30)
+    matched = fold.matched(members, data)
+    inputs = data.test.inputs
+    torch.testing.assert_close(matched(inputs), members(inputs), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "fold", [CCAMerge(), ZipIt(), OTFusion(), OTFusion(cost="weights"), WeightMatching(repair="repair")]
+)
+def test_attention_can_be_merged_and_equal_members_stay_themselves(fold):
+    network, data = drawn(transformer), pixels(count=30)
+    folded = fold(Stacked([network] * 3), data)
+    torch.testing.assert_close(dict(folded.named_parameters()), dict(network.named_parameters()), rtol=1e-3, atol=1e-4)
+    other = fold(Stacked([network, drawn(transformer, 1)]), data)
+    assert torch.isfinite(other(data.test.inputs)).all()

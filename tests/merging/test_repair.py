@@ -1,0 +1,161 @@
+"""REPAIR: hidden units get the members' means and spreads, and the network keeps its class."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from enfold.errors import EnfoldError
+from enfold.fold import Average
+from enfold.fold.weight_matching import WeightMatching
+from enfold.members import Stacked
+from enfold.merging.repair import Repair, repair, repairable
+from enfold.symmetry import symmetries
+from planted import NETWORKS, drawn, pixels, planted
+
+
+def before_activation(network: nn.Module, inputs: torch.Tensor) -> list[torch.Tensor]:
+    """What each hidden linear layer of an MLP returns."""
+    found, values = [], inputs.flatten(1)
+    for layer in network.hidden:
+        values = layer(values)
+        found.append(values.detach())
+        values = torch.relu(values)
+    return found
+
+
+def statistics(network: nn.Module, inputs: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(units.mean(0), units.std(0, correction=0)) for units in before_activation(network, inputs)]
+
+
+def deep(count: int) -> tuple[Stacked, torch.Tensor]:
+    make, shape = NETWORKS["deep"]
+    return Stacked([drawn(make, seed) for seed in range(count)]), pixels(shape)
+
+
+@pytest.mark.parametrize("kind", ["repair", "rescale"])
+def test_units_have_the_mean_of_the_members_means_and_spreads(kind):
+    members, data = deep(3)
+    matched = WeightMatching().matched(members, data)
+    network = Average()(matched, data)
+    names = repairable(network, symmetries(network, data.train.inputs[:2]))
+    assert names == ["hidden.0", "hidden.1", "hidden.2"]
+    inputs = data.train.inputs
+    goals = [statistics(member, inputs) for member in matched]
+    plain = statistics(network, inputs)
+    repair(network, list(matched), data, names, kind)
+    for layer, (mean, spread) in enumerate(statistics(network, inputs)):
+        torch.testing.assert_close(spread, torch.stack([g[layer][1] for g in goals]).mean(0), rtol=1e-3, atol=1e-4)
+        wanted = torch.stack([goal[layer][0] for goal in goals]).mean(0)
+        if kind == "repair":
+            torch.testing.assert_close(mean, wanted, rtol=1e-3, atol=1e-4)
+        elif layer == 0:  # behind it, means move because what comes in has moved
+            torch.testing.assert_close(mean, plain[0][0], rtol=1e-3, atol=1e-4)
+
+
+def test_averaging_shrinks_spreads_as_the_correlation_says():
+    """√((1 + (M-1) ρ) / M) with ρ = 0 in the first layer, where inputs are the same and weights are independent."""
+    torch.manual_seed(0)
+    members = Stacked([nn.Sequential(nn.Linear(40, 400), nn.ReLU(), nn.Linear(400, 3)) for _ in range(4)])
+    data = pixels((40,), 200)
+    spreads = [member[0](data.train.inputs).std(0).mean().item() for member in members]
+    averaged = Average()(members, data)[0](data.train.inputs).std(0).mean().item()
+    assert averaged / (sum(spreads) / 4) == pytest.approx(math.sqrt(1 / 4), rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["shallow", "deep", "convolutional"])
+@pytest.mark.parametrize("kind", ["repair", "rescale"])
+def test_a_member_needs_no_repair(name, kind):
+    """Copies in any order: what is to be reached is there already."""
+    members, network, data = planted(name, 3)
+    fitting = Repair("reset").after(network, members, data)
+    repaired = Repair(kind).after(fitting, Stacked([fitting] * 2), data)
+    torch.testing.assert_close(dict(repaired.state_dict()), dict(fitting.state_dict()), rtol=1e-3, atol=2e-3)
+
+
+def test_members_are_matched_to_the_network_first():
+    """The goals of a unit are those of the members' units that it is made of, wherever they are."""
+    members, data = deep(2)
+    merge = WeightMatching()
+    network = merge(members, data)
+    one, other = (Repair().after(network, given, data) for given in (members, merge.matched(members, data)))
+    torch.testing.assert_close(dict(one.state_dict()), dict(other.state_dict()))
+
+
+def test_as_an_option_and_as_a_step():
+    members, data = deep(3)
+    option = WeightMatching(repair="repair")(members, data)
+    step = (WeightMatching(repair="none") >> Repair())(members, data)
+    assert all(torch.equal(step.state_dict()[name], tensor) for name, tensor in option.state_dict().items())
+    spread, plain = (
+        statistics(network, data.train.inputs)[2][1].mean() for network in (option, WeightMatching()(members, data))
+    )
+    assert spread > 1.2 * plain
+
+
+def test_batch_norm_is_measured_behind_what_was_repaired():
+    """A normed layer needs nothing else: its units have the mean of the members' scales as their spreads."""
+    torch.manual_seed(0)
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, 3))
+
+    data = pixels((4,), 60)
+    members = Stacked([drawn(make, seed) for seed in range(3)])
+    matched = WeightMatching().matched(members, data)
+    network = WeightMatching(repair="repair")(members, data)
+    units = network[:2](data.train.inputs).detach()
+    scales = torch.stack([member[1].weight for member in matched]).mean(0).detach()
+    torch.testing.assert_close(units.std(0), scales, rtol=1e-3, atol=1e-4)
+    goals = torch.stack([member[:4](data.train.inputs).std(0).detach() for member in matched]).mean(0)
+    assert not torch.allclose(WeightMatching()(members, data)[:4](data.train.inputs).std(0), goals, rtol=0.05)
+    torch.testing.assert_close(network[:4](data.train.inputs).std(0), goals, rtol=0.05, atol=1e-3)
+
+
+def test_a_layer_without_a_bias_is_rescaled_and_keeps_its_parameters():
+    data = pixels((4,), 60)
+    layers = nn.Linear(4, 9, bias=False), nn.ReLU(), nn.Linear(9, 3)
+    members = Stacked.make(nn.Sequential(*layers), 3)
+    merge = WeightMatching(repair="repair")
+    network = merge(members, data)
+    assert network[0].bias is None
+    spreads = torch.stack([m[0](data.train.inputs).std(0) for m in merge.matched(members, data)]).mean(0).detach()
+    torch.testing.assert_close(network[0](data.train.inputs).std(0).detach(), spreads, rtol=1e-3, atol=1e-4)
+
+
+def test_a_silent_unit_is_only_shifted():
+    data = pixels((4,), 60)
+    network = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    with torch.no_grad():
+        network[0].weight[2] = 0.0
+    repaired = Repair().after(network, Stacked([network, network]), data)
+    torch.testing.assert_close(dict(repaired.state_dict()), dict(network.state_dict()), rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_not_hidden_or_not_its_own_is_left_alone():
+    shared = nn.Linear(5, 5)
+    network = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), shared, nn.ReLU(), shared, nn.ReLU(), nn.Linear(5, 3))
+    network.again = nn.Linear(4, 5)  # never called, and its weight is the first layer's
+    network.again.weight = network[0].weight
+    symmetry = symmetries(nn.Sequential(*list(network)[:7]), torch.randn(2, 4))
+    assert "6" not in repairable(network, symmetry)
+    assert "0" not in repairable(network, symmetry)
+
+
+def test_the_network_before_is_left_untouched():
+    members, data = deep(2)
+    network = Average()(members, data)
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    Repair().after(network, members, data)
+    assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
+    same = Repair("none").after(network, members, data)
+    assert same is not network
+    assert all(torch.equal(before[name], tensor) for name, tensor in same.state_dict().items())
+
+
+def test_kinds_that_are_not_known_are_refused():
+    with pytest.raises(EnfoldError, match="kind of a repair must be one of none, reset, repair, rescale, got 'glue'"):
+        Repair("glue")

@@ -1,0 +1,87 @@
+"""Copies of one network with their hidden units in random orders, and networks to plant them in."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from enfold.data import Data, Split
+from enfold.members import Stacked
+from enfold.networks import MLP, ResNet
+from enfold.symmetry import Symmetry, permute, symmetries
+
+
+def pixels(shape: tuple[int, ...] = (3, 8, 8), count: int = 60, seed: int = 0) -> Data:
+    """Random inputs with random labels."""
+    source = torch.Generator().manual_seed(seed)
+
+    def part(size: int) -> Split:
+        return Split(torch.randn(size, *shape, generator=source), torch.randint(3, (size,), generator=source))
+
+    return Data(part(count), part(20), part(20), 3, shape)
+
+
+def drawn(make, seed: int = 0) -> nn.Module:
+    """A network as if trained: also scales, biases and statistics are random."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network: nn.Module = make().eval()
+        with torch.no_grad():
+            for tensor in (*network.parameters(), *network.buffers()):
+                if tensor.is_floating_point():
+                    tensor.add_(0.2 * torch.rand_like(tensor))
+    return network
+
+
+def shallow() -> nn.Module:
+    """One hidden layer."""
+    return MLP(4, [12], 3)
+
+
+def deep() -> nn.Module:
+    """Three hidden layers."""
+    return MLP(4, [12, 10, 8], 3)
+
+
+def convolutional() -> nn.Module:
+    """Convolutions, batch norm, and a flatten in front of the head."""
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 5, 2), nn.ReLU(), nn.Flatten(),
+        nn.Linear(20, 3),
+    )  # fmt: skip
+
+
+def residual() -> nn.Module:
+    """Residual streams with batch norm."""
+    return ResNet(depth=8, width=4, num_classes=3)
+
+
+NETWORKS = {
+    "shallow": (shallow, (4,)),
+    "deep": (deep, (4,)),
+    "convolutional": (convolutional, (3, 8, 8)),
+    "residual": (residual, (3, 8, 8)),
+}
+
+
+def shuffled(state: dict[str, Tensor], symmetry: Symmetry, seed: int) -> dict[str, Tensor]:
+    """The same function with every group in a random order."""
+    source = torch.Generator().manual_seed(seed)
+    return permute(state, symmetry, {g.name: torch.randperm(g.size, generator=source) for g in symmetry.groups})
+
+
+def planted(name: str, count: int, seed: int = 0) -> tuple[Stacked, nn.Module, Data]:
+    """A network and copies of it in random orders (the first as it is), and data for them."""
+    make, shape = NETWORKS[name]
+    network, data = drawn(make, seed), pixels(shape)
+    symmetry = symmetries(network, data.train.inputs[:2])
+    whole = Stacked([network])
+    state = {key: tensor[0].detach() for key, tensor in whole.expand().items()}
+    copies = [whole.network(shuffled(state, symmetry, seed * 100 + k)) for k in range(1, count)]
+    return Stacked([network, *copies]), network, data
+
+
+def assert_back(folded: nn.Module, network: nn.Module, data: Data, atol: float = 1e-4) -> None:
+    """The function is the network's."""
+    inputs = data.test.inputs
+    torch.testing.assert_close(folded(inputs), network(inputs), rtol=1e-3, atol=atol)
