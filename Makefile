@@ -36,6 +36,8 @@ check: $(READY) ## format, lint, types, rooms, spelling, tests, README
 bench: $(READY) ## ratios to one network, in one process
 	$(BIN)/python bench/members.py
 	$(BIN)/python bench/shares.py
+	$(BIN)/python bench/distillation.py
+	$(BIN)/python bench/corruptions.py
 
 clean: ## remove what these targets made
 	rm -rf .venv runs

@@ -43,9 +43,7 @@ def test_settings_are_the_fields():
 
 
 def test_a_wrong_name_names_the_right_one():
-    with pytest.raises(
-        EnfoldError, match=r"there is no fold 'distil', did you mean 'distill'\?: choose one of "
-    ):
+    with pytest.raises(EnfoldError, match=r"there is no fold 'distil', did you mean 'distill'\?: choose one of "):
         method("fold", "distil")
     with pytest.raises(EnfoldError, match=r"there is no fold 'zzz': choose one of "):
         method("fold", "zzz")

@@ -80,7 +80,7 @@ class _Segment:
         """No iteration yet; rows are brought into range by their largest value, which needs one exp in all."""
         moved = scores - g_in.unsqueeze(-2)
         f = moved.amax(-1)
-        return cls(f, g_in, torch.exp(moved - f.unsqueeze(-1)), None, [], [torch.ones_like(f)])
+        return cls(f, g_in, moved.sub_(f.unsqueeze(-1)).exp_(), None, [], [torch.ones_like(f)])
 
     @classmethod
     def in_logs(cls, scores: Tensor, g_in: Tensor) -> _Segment:
@@ -99,7 +99,7 @@ class _Segment:
         """Equation (1)."""
         if not self.a:
             return self.kernel
-        return self.kernel * self.a[-1].unsqueeze(-1) * self.b[-1].unsqueeze(-2)
+        return (self.kernel * self.a[-1].unsqueeze(-1)).mul_(self.b[-1].unsqueeze(-2))
 
 
 def _by_rows(kernel: Tensor, vector: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ class _Balance(torch.autograd.Function):
 
 def _swept(segments: list[_Segment], scores: Tensor, q: Tensor) -> Tensor:
     """The gradient of all iterations, from the last to the first; f and g carry theirs as vectors."""
-    found = q.clone()
+    found = q
     df, dg = -q.sum(-1), -q.sum(-2)
     least = torch.finfo(q.dtype).eps * max(float(df.abs().max()), float(dg.abs().max()))
     for segment in reversed(segments):
@@ -177,7 +177,7 @@ def _swept(segments: list[_Segment], scores: Tensor, q: Tensor) -> Tensor:
             dg = -right[-1] * _by_columns(segment.kernel, left[-1])
             df = torch.zeros_like(df)
         if left:
-            found += segment.kernel * torch.bmm(torch.stack(left, -1), torch.stack(right, 1))
+            found.addcmul_(segment.kernel, torch.bmm(torch.stack(left, -1), torch.stack(right, 1)))
         if segment.g_in is not None:
             df = df - _by_rows(segment.kernel, dg)
             rows = torch.exp(scores - segment.f.unsqueeze(-1) - segment.g_in.unsqueeze(-2)) * df.unsqueeze(-1)

@@ -227,13 +227,11 @@ class SoftAverage(Members):
         given = self.get_buffer(f"given{self.names.index(name)}")[len(states) :]
         if not states:
             constant = torch.zeros_like(given[0])
-        outer = None if left is None else matrices[left].unbind()
-        inner = None if right is None else matrices[right].unbind()
+        none: tuple[None, ...] = (None,) * self.learned
+        outer = none if left is None else matrices[left].unbind()
+        inner = none if right is None else matrices[right].unbind()
         called = "" if right is None else f"that of '{self.groups[right].name}'"
-        terms = [
-            Term(weight, given[k], outer and outer[k], inner and inner[k], called)
-            for k, weight in enumerate(weights[len(states) :])
-        ]
+        terms = [Term(weight, given[k], outer[k], inner[k], called) for k, weight in enumerate(weights[len(states) :])]
         return Lazy(torch.as_tensor(constant), terms)
 
     def looped(self, inputs: Tensor) -> bool:
