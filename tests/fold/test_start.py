@@ -93,6 +93,9 @@ def test_a_tie_pulls_members_to_their_teachers(members, data):
     [
         ({"tie": -1.0}, "tie must be 0 or more, got -1.0"),
         ({"tie": 0.1}, "got tie=0.1 and one network: give a share"),
+        ({"share": "hydra"}, "share must be a Share, got 'hydra'"),
+        ({"plan": {"epochs": 1}}, "plan must be a Plan, got"),
+        ({"student": torch.nn.Linear(4, 3)}, "student must be a function or class that makes a network"),
         ({"perturb": 3}, "a perturbation is a name or a mapping with method, got 3"),
         ({"perturb": "shake"}, "there is no perturb 'shake'"),
     ],

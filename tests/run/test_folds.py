@@ -53,6 +53,7 @@ def test_a_dirichlet_student_is_evaluated_by_its_mean(enfold, recipe_file, tmp_p
     done = enfold("fold", out, "proxy-en-d2", "--label", "proxy", "--json")
     assert done.code == 0, done.err
     network = library.load(out / "folds" / "proxy.safetensors")
+    assert json.loads((out / "folds" / "proxy.json").read_text())["about"]["dirichlet_offset"] == 1.0
     recipe = library.data.load(str(tmp_path / "small.npz"), validation=60)
     expected = library.evaluate(library.Dirichlet(network, 1.0), recipe).scores["nll"]
     found = json.loads(done.out)["rows"]["proxy"]["scores"]["nll"]["mean"]
@@ -74,6 +75,7 @@ def test_a_dirichlet_student_is_evaluated_by_its_mean(enfold, recipe_file, tmp_p
         ("{method: distill, label: a, temperature: 0}", "temperature must be above 0, got 0"),
         ("{method: distill, label: a, temperature: warm}", "'temperature' of fold 'a' must be a number, got 'warm'"),
         ("{method: distill, label: a, share: {num_members: 2}}", "a name, or a mapping with method"),
+        ("{method: distill, label: a, share: {method: batch_ensemble, members: 8}}", "no setting 'members'"),
         ("{method: distill, label: a, student: {name: mlp, widths: wide}}", "widths"),
         ("{method: ae_kd, label: a, tolerance: 0.1}", "tolerance"),
         ("{method: latent_be, label: a, share: batch_ensemble}", "leave it out"),

@@ -49,6 +49,7 @@ class Distillation(Composable, ABC):
     one_network: ClassVar[bool] = True  # whether the result is one network unless a share is asked for
 
     def __post_init__(self) -> None:
+        self._require_kinds()
         if not 0 <= self.alpha <= 1:
             raise EnfoldError(f"alpha must be in [0, 1], got {self.alpha}: 1 is the teachers alone, 0 the labels alone")
         if not 0 < self.temperature < math.inf:
@@ -65,6 +66,21 @@ class Distillation(Composable, ABC):
                 f"a tie holds each member of a share to its teacher, got tie={self.tie} and one network: give a share"
             )
         object.__setattr__(self, "perturb", made_perturbation(self.perturb))
+
+    def _require_kinds(self) -> None:
+        """What is no network maker, share or plan is said at once, not where it is used."""
+        if self.student is not None and (isinstance(self.student, nn.Module) or not callable(self.student)):
+            raise EnfoldError(
+                f"student must be a function or class that makes a network, which is trained from scratch, got "
+                f"{type(self.student).__name__}: pass lambda: YourNetwork(...)"
+            )
+        for name, kind in (("share", Share), ("plan", Plan)):
+            value = getattr(self, name)
+            if not isinstance(value, kind) and not (name == "share" and value is None):
+                raise EnfoldError(
+                    f"{name} must be a {kind.__name__}, got {value!r}: pass "
+                    f"{'BatchEnsemble(4)' if name == 'share' else 'Plan(epochs=...)'}"
+                )
 
     @abstractmethod
     def target(self, logits: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from torch import nn
 
 from enfold.errors import EnfoldError
-from enfold.registry import method
+from enfold.registry import method, nearest
 from enfold.settings import has_own_number
 from enfold.train import Plan
 
@@ -22,6 +22,9 @@ def made_share(name: str, settings: Mapping[str, Any], *, members: int | None = 
     The run's number of members and seed hold where nothing else is given, unless the method has a number of its own.
     """
     chosen = method("share", name)
+    for key in settings:
+        if key not in chosen.fields:
+            raise EnfoldError(f"'{chosen.name}' has no setting '{key}'{nearest(key, chosen.fields)}")
     defaults: dict[str, Any] = {}
     if members is not None and not has_own_number(chosen.kind):
         defaults["num_members"] = members

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ from enfold.evaluate import best_member, member_logits
 from enfold.members import Stacked
 from enfold.members.initialise import initialised
 from enfold.networks import factory
+from enfold.progress import progress
 from enfold.registry import method
 from enfold.run.directory import RunDirectory
 from enfold.run.methods import made_fold, made_share
@@ -65,8 +66,10 @@ class Cell:
             corrupt(images_of(self.data)[:1].inputs, self.recipe.corruptions.names[0], 1)  # refuses what is no image
         for spec in self.recipe.shares:
             self.check_share(spec)
-        for fold in self.recipe.folds:
-            self.check_fold(fold)
+        with progress("checking folds", len(self.recipe.folds), quiet=len(self.recipe.folds) < 3) as bar:
+            for fold in self.recipe.folds:
+                self.check_fold(fold)
+                bar.advance(1)
 
     def check_fold(self, spec: FoldSpec) -> None:
         """A student must fit its network and its teachers: all but the training is tried, with untrained networks."""
@@ -130,6 +133,7 @@ class Cell:
         label: str,
         make: Callable[[Path], nn.Module],
         network: Callable[[], nn.Module] | None = None,
+        told: Mapping[str, Any] | None = None,
     ) -> nn.Module:
         """The stored model, or the one that `make` gives, which is stored; its training checkpoint goes last."""
         file, checkpoint = self.run.model_file(kind, label), self.run.checkpoint_file(kind, label)
@@ -139,10 +143,10 @@ class Cell:
         started = time.perf_counter()
         self.run.log("started", stage=f"{kind}/{label}", seed=self.seed)
         with warnings.catch_warnings():
-            for told in (Alike, Fewer):  # with the results, from the stored predictions and members
-                warnings.simplefilter("ignore", told)
+            for notice in (Alike, Fewer):  # with the results, from the stored predictions and members
+                warnings.simplefilter("ignore", notice)
             model = make(checkpoint)
-        save(model, file, about=self.about)
+        save(model, file, about={**self.about, **(told or {})})
         for left in (checkpoint, *checkpoint.parent.glob(f"{checkpoint.stem}-*{checkpoint.suffix}")):
             left.unlink(missing_ok=True)
         self.run.log("finished", stage=f"{kind}/{label}", seed=self.seed, seconds=time.perf_counter() - started)
@@ -206,7 +210,10 @@ class Cell:
             folded: nn.Module = fold(members, self.data, checkpoint=checkpoint, answers=self.run.path / "answers")
             return folded
 
-        network = self._stage("folds", spec.label, make, getattr(fold, "student", None))
+        told: dict[str, Any] = {"fold": {"method": spec.method, **spec.settings}}
+        if isinstance(getattr(fold, "offset", None), float):
+            told["dirichlet_offset"] = fold.offset  # by which Dirichlet(network, offset) reads it
+        network = self._stage("folds", spec.label, make, getattr(fold, "student", None), told)
         answering: nn.Module = fold.answering(network) if hasattr(fold, "answering") else network
         return answering.to(self.device)
 
