@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from enfold.distilling import Distillation, Teacher
+from enfold.distilling.divergence import divergence
 from enfold.errors import EnfoldError
 from enfold.members import trained_members
 from enfold.predictions import mean_log_probs
@@ -68,11 +69,11 @@ class Distill(Distillation):
 
     def loss(self, logits: Tensor, target: Tensor, progress: float) -> Tensor:
         """The second term of equation (1), of each student; of their mean (3), it is the same for all."""
-        soft = torch.log_softmax(logits / self.temperature, dim=-1)  # (S, B, C)
-        if self.fit == "ensemble":
-            soft = mean_log_probs(soft).expand_as(soft)  # (3)
-        divergence = F.kl_div(soft, target.expand_as(soft), reduction="none", log_target=True)
-        return self.temperature**2 * divergence.sum(-1).mean(-1)
+        if self.fit == "members":
+            return divergence(logits, target, self.temperature)
+        soft = mean_log_probs(torch.log_softmax(logits / self.temperature, dim=-1))  # (3)
+        apart = F.kl_div(soft, target, reduction="none", log_target=True).sum(-1).mean(-1)
+        return self.temperature**2 * apart.expand(len(logits))
 
 
 def teacher_log_probs(logits: Tensor, temperature: float, reduction: Reduction) -> Tensor:

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from enfold.distilling import Distillation, Teacher
+from enfold.distilling.divergence import divergence
 from enfold.errors import EnfoldError
 from enfold.members import trained_members
 from enfold.share.batch_ensemble import BatchEnsemble
@@ -62,9 +62,7 @@ class OneToOne(Distillation):
         """The second term of (1), a student: logits (S, B, C), target (S, B, C) or, of own batches, (S, S, B, C)."""
         if target.ndim == 4:
             target = target.diagonal(dim1=0, dim2=1).movedim(-1, 0)  # what teacher m says about the batch of student m
-        soft = torch.log_softmax(logits / self.temperature, dim=-1)
-        divergence = F.kl_div(soft, target, reduction="none", log_target=True)
-        return self.temperature**2 * divergence.sum(-1).mean(-1)
+        return divergence(logits, target, self.temperature)
 
     def part(self, target: Tensor, index: int, own: bool) -> Tensor:
         """What a student's own teacher says: (1, B, C), or (1, 1, B, C) of its own batch."""
