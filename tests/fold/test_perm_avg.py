@@ -19,7 +19,7 @@ from enfold.merging.aligning import Steps, Unaligned, watch
 from enfold.merging.lazy import Lazy
 from enfold.merging.soft import Balance, SoftAverage, mixed
 from enfold.merging.states import states_of
-from enfold.networks import MLP, ResNet, ViT
+from enfold.networks import MLP
 from enfold.symmetry import permute, symmetries
 from enfold.train import CrossEntropy, Plan
 from enfold.train.objective import Moment
@@ -329,52 +329,6 @@ def test_it_learns_from_the_ensemble(members, data, tmp_path):
     assert list(tmp_path.glob("*.safetensors"))  # what the members said was kept
 
 
-def image_data(shape: tuple[int, ...]) -> Data:
-    generator = torch.Generator().manual_seed(0)
-    part = Split(torch.randn(24, *shape, generator=generator), torch.arange(24) % 3)
-    return Data(part, part, part, 3, shape)
-
-
-@pytest.mark.parametrize("settings", [{}, {"matched": 12.0}], ids=str)
-def test_a_convolution_network_with_batch_norm(settings):
-    def make() -> nn.Module:
-        return nn.Sequential(
-            nn.Conv2d(3, 5, 3),
-            nn.BatchNorm2d(5),
-            nn.ReLU(),
-            nn.Conv2d(5, 4, 3),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(64, 3),
-        )
-
-    members, data = Stacked.make(make, 2), image_data((3, 8, 8))
-    fold = PermAVG(plan=SHORT, **settings)
-    network = fold(members, data)
-    assert [each.shape[-1] for each in fold.learned(members, data).all_matrices()] == [5, 4]
-    assert torch.isfinite(network(data.test.inputs)).all()
-    assert isinstance(network[1], nn.BatchNorm2d)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: ResNet(num_classes=3, depth=8, width=3),
-        lambda: ViT((3, 8, 8), 3, patch=4, width=8, depth=1, heads=2),
-    ],
-    ids=["residual", "attention"],
-)
-def test_residual_and_attention_networks(make):
-    members, data = Stacked.make(make, 2), image_data((3, 8, 8))
-    plan = SHORT.replace(epochs=1)
-    matched = PermAVG(matched=30.0, plan=plan.replace(epochs=0), reestimate_batch_norm=False)
-    same = matched(Stacked([members.member(0), members.member(0)]), data)
-    assert torch.equal(same(data.test.inputs), members.member(0).eval()(data.test.inputs))
-    fold = PermAVG(matched=12.0, plan=plan)
-    assert len(fold.learned(members, data).all_matrices()) >= 3
-    assert torch.isfinite(fold(members, data)(data.test.inputs)).all()
-
-
 def test_bad_settings_are_refused_before_anything():
     for settings, message in (
         ({"temperature": 0.0}, "temperatures must be above 0, got 0.0"),
@@ -390,9 +344,9 @@ def test_bad_settings_are_refused_before_anything():
             PermAVG(**settings)
 
 
-def test_members_of_different_shapes_are_refused():
+def test_members_of_different_shapes_are_refused(data):
     with pytest.raises(EnfoldError, match="all members must be of one architecture"):
-        PermAVG()(Stacked([MLP(4, [6], 3), MLP(4, [7], 3)]), image_data((4,)))
+        PermAVG()(Stacked([MLP(4, [6], 3), MLP(4, [7], 3)]), data)
 
 
 def test_a_singular_matrix_says_what_to_change(members, data):
