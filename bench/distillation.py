@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -20,18 +18,15 @@ from enfold import Stacked
 from enfold.data import Data, Split
 from enfold.data.batches import Batch, Order
 from enfold.distilling import Distillation
-from enfold.files import write_json
 from enfold.fold.distill import Distill
 from enfold.fold.latent_be import LatentBE
 from enfold.networks import factory
 from enfold.registry import methods
-from enfold.store import versions
 from enfold.train import Plan
 from enfold.train.backward import backward
 from enfold.train.objective import Moment
-from timing import BATCH, PythonLoop, Table, cnn, mlp, ratios, show, training_step
+from timing import BATCH, PythonLoop, Table, cnn, mlp, ratios, show, training_step, write_record
 
-RESULTS = Path(__file__).parent.parent / "results"
 M = 4
 MOVED = "tdiv_sdiv"  # the perturbation whose overhead is measured, where it is installed
 Cases = dict[str, Callable[[], object]]
@@ -130,15 +125,7 @@ def main() -> None:
     tables = {**knowledge_distillation(), **latent()}
     if "--quick" in sys.argv:
         return
-    record = {
-        "command": "make bench",
-        "date": time.strftime("%Y-%m-%d"),
-        "threads": torch.get_num_threads(),
-        "members": M,
-        "versions": versions(),
-        "tables": tables,
-    }
-    write_json(RESULTS / "bench-distillation.json", record)
+    write_record("distillation", tables, members=M)
 
 
 if __name__ == "__main__":

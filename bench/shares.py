@@ -6,10 +6,8 @@ Writes results/bench-shares.json.
 from __future__ import annotations
 
 import sys
-import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,17 +15,14 @@ from torch import Tensor, nn
 
 from enfold.data import Data, Split
 from enfold.evaluate import predict
-from enfold.files import write_json
 from enfold.networks import WideResNet
 from enfold.registry import methods
 from enfold.share import BatchEnsemble, MCDropout
 from enfold.sharing import Share
 from enfold.sharing.sampling import Sampled
-from enfold.store import versions
 from enfold.train import Plan
-from timing import BATCH, PythonLoop, Table, cnn, inference, mlp, ratios, show, training_step
+from timing import BATCH, PythonLoop, Table, cnn, inference, mlp, ratios, show, training_step, write_record
 
-RESULTS = Path(__file__).parent.parent / "results"
 M = 4
 LEFT_OUT = {"hydra"}  # the same network as multi_head
 
@@ -145,15 +140,7 @@ def main() -> None:
     tables = {**batch_ensembles(), **many_rows(), **dropout()}
     if "--quick" in sys.argv:
         return
-    record = {
-        "command": "make bench",
-        "date": time.strftime("%Y-%m-%d"),
-        "threads": torch.get_num_threads(),
-        "members": M,
-        "versions": versions(),
-        "tables": {**tables, **every_share()},
-    }
-    write_json(RESULTS / "bench-shares.json", record)
+    write_record("shares", {**tables, **every_share()}, members=M)
 
 
 if __name__ == "__main__":

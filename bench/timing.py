@@ -7,7 +7,9 @@ round; the median over rounds is given with its quartiles.
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +17,9 @@ from torch import Tensor, nn
 
 from enfold.cost import time_rounds
 from enfold.data.batches import Batch
+from enfold.files import write_json
 from enfold.networks import MLP
+from enfold.store import versions
 from enfold.train import CrossEntropy, Objective
 from enfold.train.backward import backward
 
@@ -110,3 +114,10 @@ def show(title: str, table: Table) -> None:
     """One line a table."""
     cells = [f"{name} {row['median']:.2f} [{row['lower']:.2f}, {row['upper']:.2f}]" for name, row in table.items()]
     print(f"{title}: " + "   ".join(cells), flush=True)
+
+
+def write_record(name: str, tables: Mapping[str, Table], **more: object) -> None:
+    """results/bench-NAME.json: the tables with what they depend on."""
+    about = {"command": "make bench", "date": time.strftime("%Y-%m-%d"), "threads": torch.get_num_threads()}
+    results = Path(__file__).parent.parent / "results"
+    write_json(results / f"bench-{name}.json", {**about, **more, "versions": versions(), "tables": dict(tables)})

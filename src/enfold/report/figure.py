@@ -171,17 +171,21 @@ def _words(panels: Any, points: Sequence[Point]) -> None:
     handles = [
         Line2D([], [], ls="", marker=kind.marker, color=kind.colour, ms=kind.size, label=kind.title) for kind in kinds
     ]
-    panels[0].legend(
+    legend_above(panels[0], handles, ncols=len(KINDS), columnspacing=1.4)
+
+
+def legend_above(axes: Any, handles: Sequence[Any], **changes: Any) -> None:
+    """A legend in one line above a panel."""
+    axes.legend(
         handles=handles,
         loc="lower left",
         bbox_to_anchor=(0, 1.01),
-        ncols=len(KINDS),
         frameon=False,
         borderpad=0.2,
         borderaxespad=0,
         handlelength=1,
         handletextpad=0.3,
-        columnspacing=1.4,
+        **changes,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from enfold.errors import EnfoldError, MissingExtra
 from enfold.files import atomic_path
-from enfold.report.figure import FAINT, INK, STYLE
+from enfold.report.figure import FAINT, INK, STYLE, legend_above
 
 Measure = Literal["kl", "cross_entropy", "disagreement"]
 UNITS = {
@@ -113,19 +113,7 @@ def _words(panels: Any, names: list[str], measure: Measure) -> None:
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
         axes.set_xlabel(UNITS[measure])
-        axes.legend(
-            handles=handles,
-            loc="lower left",
-            bbox_to_anchor=(0, 1.01),
-            ncols=len(handles),
-            frameon=False,
-            borderpad=0.2,
-            borderaxespad=0,
-            handlelength=1,
-            handletextpad=0.3,
-            columnspacing=1.2,
-            fontsize=9,
-        )
+        legend_above(axes, handles, ncols=len(handles), columnspacing=1.2, fontsize=9)
 
 
 def _legends() -> tuple[list[Any], list[Any]]:
