@@ -34,7 +34,7 @@ from enfold.members import Members, State
 from enfold.merging.assign import best_order
 from enfold.merging.base import Alignment
 from enfold.merging.split import overlap
-from enfold.symmetry import Group, Symmetry, permute, soft, weight_matching
+from enfold.symmetry import Group, Symmetry, matched_to, permute, soft
 
 Init = Literal["matched", "identity"]
 Matrices = list[dict[str, Tensor]]  # by member and group
@@ -65,9 +65,7 @@ class C2M3(Alignment):
         learned = set(members.skeleton.parameters)
         found = list(states)
         if self.init == "matched":
-            for index, state in enumerate(found[1:], 1):
-                orders = weight_matching(found[0], state, symmetry, seed=self.seed, learned=learned)
-                found[index] = permute(state, symmetry, orders)
+            found[1:] = [matched_to(found[0], state, symmetry, seed=self.seed, learned=learned) for state in found[1:]]
         universe = _Universe(found, symmetry, learned)
         matrices = self._solved(universe)
         rounded = universe.in_order_of_first(universe.rounded(matrices))

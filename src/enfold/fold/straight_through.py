@@ -38,7 +38,7 @@ from enfold.members.engines import image_layout, logits_of
 from enfold.merging.base import Alignment
 from enfold.merging.states import require_reference
 from enfold.modes import evaluating
-from enfold.symmetry import Symmetry, permute, weight_matching
+from enfold.symmetry import Symmetry, matched_to
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,7 @@ class StraightThrough(Alignment):
         names = list(members.skeleton.parameters)
 
         def matched(goal: State) -> State:
-            orders = weight_matching(goal, state, symmetry, seed=self.seed, learned=set(names))  # (1)
-            return permute(state, symmetry, orders)
+            return matched_to(goal, state, symmetry, seed=self.seed, learned=set(names))  # (1)
 
         best = first = matched(fixed)
         if all(torch.equal(first[name], fixed[name]) for name in names):

@@ -18,13 +18,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from enfold.data import Data
 from enfold.members import Members, State
 from enfold.merging.base import Alignment
 from enfold.merging.states import require_reference
-from enfold.symmetry import Symmetry, permute, weight_matching
+from enfold.symmetry import Symmetry, matched_to
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,5 @@ class WeightMatching(Alignment):
         """Each member in the order of equation (1)."""
         goal = states[require_reference(self.reference, len(states))]
         learned = set(members.skeleton.parameters)
-        found = []
-        for state in states:
-            orders = weight_matching(goal, state, symmetry, seed=self.seed, rounds=self.rounds, learned=learned)  # (1)
-            found.append(state if state is goal else permute(state, symmetry, orders))
-        return found
+        settings: dict[str, Any] = {"seed": self.seed, "rounds": self.rounds, "learned": learned}
+        return [state if state is goal else matched_to(goal, state, symmetry, **settings) for state in states]  # (1)

@@ -2,7 +2,7 @@
 
 from enfold.symmetry.axes import Axis, Fixed, Group, Symmetry
 from enfold.symmetry.find import symmetries
-from enfold.symmetry.matching import match, weight_matching
+from enfold.symmetry.matching import match, matched_to, weight_matching
 from enfold.symmetry.permute import permute, permuted, soft
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Group",
     "Symmetry",
     "match",
+    "matched_to",
     "permute",
     "permuted",
     "soft",

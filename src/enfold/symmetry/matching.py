@@ -73,6 +73,19 @@ def weight_matching(
     return places.orders(symmetry)
 
 
+def matched_to(
+    goal: State,
+    state: State,
+    symmetry: Symmetry,
+    *,
+    seed: int = 0,
+    rounds: int = ROUNDS,
+    learned: set[str] | None = None,
+) -> State:
+    """The state with its units in the orders that weight matching finds nearest to the goal's."""
+    return permute(state, symmetry, weight_matching(goal, state, symmetry, seed=seed, rounds=rounds, learned=learned))
+
+
 @torch.no_grad()
 def match(members: Members, *, example: Tensor, seed: int = 0) -> Stacked:
     """The members with their units in the orders that are nearest to member 0's; each stays the same function.
@@ -89,10 +102,7 @@ def match(members: Members, *, example: Tensor, seed: int = 0) -> Stacked:
             f"{symmetry.note}: leave matching out for it"
         )
     learned = set(members.skeleton.parameters)
-    matched = [states[0]]
-    for state in states[1:]:
-        orders = weight_matching(states[0], state, symmetry, seed=seed, learned=learned)
-        matched.append(permute(state, symmetry, orders))
+    matched = [states[0], *(matched_to(states[0], state, symmetry, seed=seed, learned=learned) for state in states[1:])]
     return Stacked([members.network(state) for state in matched], members.engine_name)
 
 
