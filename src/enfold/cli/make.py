@@ -1,0 +1,221 @@
+"""Verbs that train and fold."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from enfold.cli.options import (
+    AsJson,
+    Device,
+    DryRun,
+    Label,
+    Out,
+    Overrides,
+    Resume,
+    Run,
+    Seeds,
+    Settings,
+    Trust,
+    console,
+    print_json,
+)
+
+
+def demo(
+    out: Annotated[Path, typer.Argument(help="The run directory.")] = Path("runs/demo"),
+    overrides: Overrides = None,
+    seeds: Seeds = None,
+    device: Device = "cpu",
+    resume: Resume = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train 4 members on data that ships with enfold, fold them, evaluate everything; three seeds, two minutes."""
+    from importlib.resources import files
+
+    from enfold.run import parse_recipe
+
+    text = files("enfold.run").joinpath("demo.yaml").read_text(encoding="utf-8")
+    changes = [*(overrides or ()), *([f"seeds={list(seeds)}"] if seeds else [])]
+    _run(parse_recipe(text, "the demo", changes), out, device, resume=resume, as_json=as_json, dry_run=dry_run)
+
+
+def run(
+    recipe: Annotated[Path, typer.Argument(help="A YAML file; see recipes/ for examples.")],
+    out: Out,
+    overrides: Overrides = None,
+    seeds: Seeds = None,
+    device: Device = "cpu",
+    resume: Resume = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    trust_code: Trust = False,
+) -> None:
+    """Run a whole recipe: train members, fold them, evaluate everything.
+
+    Killed at any moment, it goes on from there with --resume.
+    """
+    from enfold.cli.preflight import require_trust
+    from enfold.run import read_recipe
+
+    changes = [*(overrides or ()), *([f"seeds={list(seeds)}"] if seeds else [])]
+    loaded = read_recipe(recipe, changes)
+    require_trust(loaded, trust_code, recipe)
+    _run(loaded, out, device, resume=resume, as_json=as_json, dry_run=dry_run)
+
+
+def train(
+    out: Out,
+    data: Annotated[str, typer.Option(help="A name (see `enfold data`), a path, or module:function.")] = "fashion-mini",
+    network: Annotated[str, typer.Option(help="mlp, resnet20, ..., or file.py:function.")] = "mlp",
+    members: Annotated[int, typer.Option(help="How many.")] = 4,
+    overrides: Overrides = None,
+    seeds: Seeds = None,
+    device: Device = "cpu",
+    resume: Resume = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train members into a new run directory; fold and evaluate them with the next verbs."""
+    from enfold.run.recipe import apply_override, make_recipe
+
+    content: dict[str, Any] = {"data": {"source": data}, "network": network, "members": members}
+    for change in [*(overrides or ()), *([f"seeds={list(seeds)}"] if seeds else [])]:
+        apply_override(content, change)
+    recipe = make_recipe(content, "the command line")
+    _run(recipe, out, device, resume=resume, as_json=as_json, dry_run=dry_run, train_only=True)
+
+
+def share(
+    run_directory: Run,
+    method: Annotated[str, typer.Argument(help="A share; `enfold methods` lists them.")],
+    label: Label = None,
+    overrides: Settings = None,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+    trust_code: Trust = False,
+) -> None:
+    """Train one more way to hold members in less space, or to draw them around one, beside a run's members.
+
+    It has as many members as the run, but for methods with a number of their own (MIMO 3, snapshots 5, SWAG and
+    subspaces 30, SWA 1): --set num_members=... changes it. `enfold methods NAME` explains the settings.
+    """
+    _add("share", run_directory, method, label, overrides, device, as_json=as_json, trust_code=trust_code)
+
+
+def fold(
+    run_directory: Run,
+    method: Annotated[str, typer.Argument(help="A fold; `enfold methods` lists them.")],
+    label: Label = None,
+    overrides: Settings = None,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+    trust_code: Trust = False,
+) -> None:
+    """Fold a run's members into one network and evaluate it beside its control."""
+    _add("fold", run_directory, method, label, overrides, device, as_json=as_json, trust_code=trust_code)
+
+
+def evaluate(
+    run_directory: Run,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+    trust_code: Trust = False,
+) -> None:
+    """Evaluate every model of a run on test data; what is there already is not computed again."""
+    from enfold.cli.preflight import check_device, require_trust
+    from enfold.run import execute, open_run
+
+    check_device(device)
+    opened, recipe = open_run(run_directory)
+    require_trust(recipe, trust_code, run_directory)
+    _report(opened.path, execute(opened, recipe, device=device), as_json)
+
+
+def _add(
+    room: str,
+    run_directory: Path,
+    method: str,
+    label: str | None,
+    overrides: list[str] | None,
+    device: str,
+    *,
+    as_json: bool,
+    trust_code: bool,
+) -> None:
+    from enfold.cli.preflight import check_device, require_trust
+    from enfold.run import add_method, execute, open_run
+    from enfold.run.recipe import apply_override
+
+    opened, _ = open_run(run_directory)
+    content: dict[str, Any] = {"method": method.replace("-", "_"), "label": label or method}
+    for change in overrides or ():
+        apply_override(content, change)
+    check_device(device)
+    require_trust(opened.recipe(), trust_code, run_directory)
+    recipe = add_method(opened, room, content)
+    _report(opened.path, execute(opened, recipe, device=device), as_json)
+
+
+def _run(
+    recipe: Any,
+    out: Path,
+    device: str,
+    *,
+    resume: bool,
+    as_json: bool = False,
+    dry_run: bool = False,
+    train_only: bool = False,
+) -> None:
+    from enfold.cli.preflight import check_device
+    from enfold.run import RunDirectory, execute
+    from enfold.run.execute import cells
+
+    check_device(device)
+    if dry_run:
+        from enfold.run.estimate import estimate
+
+        found = estimate(recipe, device)
+        print_json(dataclasses.asdict(found)) if as_json else print(found)
+        return
+    cell = cells(RunDirectory(out), recipe, device)[0]
+    cell.check()
+    opened = RunDirectory.create(out, recipe, resume=resume)
+    summary = execute(opened, opened.recipe(), device=device, train_only=train_only)
+    if train_only and as_json:
+        print_json({"run": str(opened.path), "members": recipe.members, "seeds": list(recipe.seeds)})
+    elif train_only:
+        print(f"members in {opened.path}: go on with  enfold fold {opened.path} distill  or  enfold share ...")
+    else:
+        _report(opened.path, summary, as_json)
+
+
+def _report(path: Path, summary: dict[str, Any], as_json: bool) -> None:
+    from enfold.errors import MissingExtra
+    from enfold.files import write_text
+    from enfold.report.figure import quality_cost
+    from enfold.report.table import LEGEND, markdown_table, terminal_table
+
+    write_text(path / "table.md", markdown_table(summary) + f"\n{LEGEND}.\n")
+    if any(row.get("cost") for row in summary["rows"].values()):
+        try:
+            quality_cost(summary, path)
+        except MissingExtra as missing:
+            print(missing, file=sys.stderr)
+    for label, row in summary["rows"].items():
+        if row.get("warning"):
+            print(f"enfold: {label}: {row['warning']}", file=sys.stderr)
+    if as_json:
+        print_json(summary)
+        return
+    terminal = console()
+    terminal.print(terminal_table(summary))
+    terminal.print(LEGEND, style="dim")
+    terminal.print(
+        f"written to {path}: table.md, summary.json, quality-cost.svg, weights under members/, shares/ and folds/"
+    )

@@ -1,0 +1,39 @@
+"""Options that several verbs have, and the two ways to print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="Change a recipe's value: --set plan.epochs=5")]
+Seeds = Annotated[list[int] | None, typer.Option("--seed", help="Run this seed; several --seed give a spread.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run that is in OUT.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would take, write nothing.")]
+Trust = Annotated[
+    bool, typer.Option("--trust-code", help="Import the Python code that the recipe names (module:function).")
+]
+Out = Annotated[Path, typer.Argument(help="The run directory.")]
+Label = Annotated[str | None, typer.Option(help="The name of its row; the method's name if not given.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="A setting of the method: --set rank=2 --set plan.epochs=5")
+]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run with trained members.")]
+
+
+def console(*, stderr: bool = False) -> Any:
+    """Where tables are printed: as wide as the terminal, or 160 columns."""
+    from rich.console import Console
+
+    wide = None if sys.stdout.isatty() else 160
+    return Console(stderr=stderr, width=wide, highlight=False)
+
+
+def print_json(content: Any) -> None:
+    """JSON on stdout."""
+    print(json.dumps(content, indent=2, ensure_ascii=False))
