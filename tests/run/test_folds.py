@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import enfold as library
 
@@ -113,3 +114,56 @@ def test_corrupted_copies_are_scored_beside_the_clean(enfold, recipe_file, tmp_p
         mean = (cells["1"]["nll"] + cells["5"]["nll"]) / 2
         assert rows[label]["corrupted"]["nll"]["mean"] == pytest.approx(mean)
     assert "corrupted" in enfold("run", recipe_file, out, "--resume").out
+
+
+ROUTES = """
+folds:
+  - {method: average, label: of-two, first: 2}
+  - {method: weight_matching, label: route, first: 2, then: [repair, {method: distill, plan: {epochs: 2}}]}
+  - {method: perm_avg, label: soft, first: 2, plan: {epochs: 1}}
+"""
+
+
+def test_a_route_and_a_fold_of_some_members_are_rows(enfold, recipe_file, tmp_path):
+    out, file = tmp_path / "out", with_folds(recipe_file, ROUTES)
+    done = enfold("run", file, out, "--json")
+    assert done.code == 0, done.err
+    rows = json.loads(done.out)["rows"]
+    assert {"of-two", "route", "soft", "control", "control-2"} <= set(rows)
+    data = library.data.load(str(tmp_path / "small.npz"), validation=60)
+    members = library.load(out / "members" / "members.safetensors", library.networks.MLP(16, [16], 4))
+    of_two = library.load(out / "folds" / "of-two.safetensors")
+    expected = library.Average()(members[:2], data).state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in of_two.state_dict().items())
+    told = json.loads((out / "folds" / "route.json").read_text())["about"]["then"]
+    assert told == [{"method": "repair"}, {"method": "distill"}]
+    assert rows["ensemble of 2"]["gain_recovered"]["mean"] != pytest.approx(1)  # of what all three gain
+    assert rows["route"]["scores"]["accuracy"]["mean"] > 0.8
+
+
+def test_a_method_with_a_plan_of_its_own_keeps_it_and_its_control_trains_as_networks_do(recipe_file):
+    recipe = library.run.read_recipe(with_folds(recipe_file, ROUTES))
+    soft = recipe.folds[2]
+    plan, control = recipe.method_plan(soft, seed=1), recipe.as_long(soft, seed=1)
+    assert (plan.optimizer, plan.learning_rate, plan.epochs) == ("adam", 0.1, 1)
+    assert control == recipe.members_plan(1).replace(epochs=1)
+    assert recipe.as_long(recipe.folds[0], seed=1) is None
+    assert recipe.as_long(recipe.folds[1], seed=1) == recipe.members_plan(1).replace(epochs=2)
+
+
+@pytest.mark.parametrize(
+    ("fold", "said"),
+    [
+        ("{method: average, first: 4}", "there are 3"),
+        ("{method: average, first: 0}", "greater than or equal to 1"),
+        ("{method: average, then: [zip_it]}", "repair"),
+        ("{method: average, then: [{method: repair, kind: paint}]}", "rescale"),
+        ("{method: average, then: [{method: distill, tau: 2}]}", "no setting 'tau'"),
+        ("{method: repair}", "no fold 'repair'"),
+    ],
+)
+def test_a_wrong_route_is_refused_with_its_line(enfold, recipe_file, tmp_path, fold, said):
+    done = enfold("run", with_folds(recipe_file, f"folds:\n  - {fold}\n"), tmp_path / "out")
+    assert done.code == 2
+    assert said in done.err
+    assert not (tmp_path / "out").exists()

@@ -14,7 +14,6 @@ from enfold.cost import peak_memory, stored_bytes
 from enfold.data.batches import Order
 from enfold.data.dataset import Split
 from enfold.members import Members, Stacked, trained_members
-from enfold.registry import method
 from enfold.run.directory import RunDirectory
 from enfold.run.recipe import Recipe
 from enfold.run.stages import Cell
@@ -52,7 +51,7 @@ def estimate(recipe: Recipe, device: str = "cpu") -> Estimate:
     of_members = _step_seconds(members, cell, plan)
     alone = plan.replace(learning_rate=1e-3, weight_decay=0.0)  # what varies between members costs the same
     of_network = _step_seconds(members[:1], cell, alone)
-    fold_plans = [recipe.method_plan(fold, 0) for fold in recipe.folds if "plan" in method("fold", fold.method).fields]
+    fold_plans = [long for fold in recipe.folds if (long := recipe.as_long(fold, 0)) is not None]
     extra = [*fold_plans, *cell.controls().values()]
     seconds = _steps(cell, plan) * of_members + sum(_steps(cell, each) * of_network for each in extra)
     for spec in recipe.shares:

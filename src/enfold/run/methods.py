@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
 
@@ -9,7 +10,8 @@ from pydantic import TypeAdapter
 from torch import nn
 
 from enfold.errors import EnfoldError
-from enfold.registry import method, nearest
+from enfold.merging.repair import Repair
+from enfold.registry import method, methods, nearest
 from enfold.settings import has_own_number
 from enfold.train import Plan
 
@@ -63,6 +65,38 @@ def made_fold(
     if plan is not None and "plan" in chosen.fields:
         made["plan"] = plan
     return chosen.make(**made)
+
+
+STEPS: dict[str, type[Any]] = {"repair": Repair}  # what can only follow a fold
+
+
+def step_kind(name: str) -> type[Any]:
+    """The class of what follows a fold in a route."""
+    kind: type[Any] = STEPS[name] if name in STEPS else method("fold", name).kind
+    if not hasattr(kind, "after"):
+        able = ", ".join([*STEPS, *(each for each, other in methods("fold").items() if hasattr(other.kind, "after"))])
+        raise EnfoldError(f"what follows a fold starts from its network, got '{name}': choose one of {able}")
+    return kind
+
+
+def made_step(name: str, settings: Mapping[str, Any], **given: Any) -> Any:
+    """What follows a fold, with its settings."""
+    kind = step_kind(name)
+    return TypeAdapter(kind).validate_python(dict(settings)) if name in STEPS else made_fold(name, settings, **given)
+
+
+def has_plan(name: str) -> bool:
+    """Whether a fold, or what follows one, trains."""
+    return name not in STEPS and "plan" in method("fold", name).fields
+
+
+def own_plan(name: str) -> dict[str, Any] | None:
+    """The plan of a method that is not trained as networks are; None where the members' plan is taken."""
+    chosen = {**methods("share"), **methods("fold")}.get(name.replace("-", "_"))
+    made = chosen.fields["plan"].default_factory if chosen and "plan" in chosen.fields else Plan
+    if made is Plan or made is dataclasses.MISSING:
+        return None
+    return {key: value for key, value in dataclasses.asdict(made()).items() if key not in ("seed", "device")}
 
 
 def _student_share(value: Any, members: int | None, seed: int | None) -> Any:

@@ -15,7 +15,7 @@ from enfold.data.corruptions import KINDS, SEVERITIES, STANDARD
 from enfold.data.corruptions.suite import check_kind, check_severity
 from enfold.errors import EnfoldError
 from enfold.registry import method, nearest
-from enfold.run.methods import as_tuples, made_fold, made_share
+from enfold.run.methods import as_tuples, has_plan, made_fold, made_share, made_step, own_plan, step_kind
 from enfold.run.wrong import Place, explained, lines_of
 from enfold.train import Plan
 
@@ -59,6 +59,14 @@ class CorruptionSpec(BaseModel):
         return named[self.kinds] if isinstance(self.kinds, str) else self.kinds
 
 
+class TrajectorySpec(BaseModel):
+    """Which networks that the members' training passes through are kept."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    every: int = Field(default=1, ge=1)  # epochs
+
+
 class MethodSpec(BaseModel):
     """A method, the name of its row, and its settings; `plan` changes the members' plan."""
 
@@ -75,7 +83,28 @@ class MethodSpec(BaseModel):
 
 
 class FoldSpec(MethodSpec):
-    """One fold of the members."""
+    """One fold of the members, and what follows it."""
+
+    first: int | None = Field(default=None, ge=1)  # of the first so many members; of all if left out
+    then: tuple[MethodSpec, ...] = ()  # steps: repair, or a distillation, which starts from the network before it
+
+    @field_validator("then", mode="before")
+    @classmethod
+    def _steps_by_name(cls, value: Any) -> Any:
+        return labelled(value)
+
+    @property
+    def steps(self) -> tuple[MethodSpec, ...]:
+        """The fold itself, then what follows it."""
+        return (self, *self.then)
+
+
+def labelled(value: Any) -> Any:
+    """Methods that are given by name as mappings, each with the label that its row has."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return value
+    listed = [{"method": each} if isinstance(each, str) else each for each in value]
+    return [{"label": each.get("method"), **each} if isinstance(each, Mapping) else each for each in listed]
 
 
 class ShareSpec(MethodSpec):
@@ -102,6 +131,12 @@ class Recipe(BaseModel):
     control: bool = True  # a control for every plan that a fold trains by
     cost: bool = True
     corruptions: CorruptionSpec | None = None
+    trajectory: TrajectorySpec | None = None  # true: after every epoch
+
+    @field_validator("trajectory", mode="before")
+    @classmethod
+    def _trajectory_by_word(cls, value: Any) -> Any:
+        return ({} if value else None) if isinstance(value, bool) else value
 
     @field_validator("data", mode="before")
     @classmethod
@@ -111,10 +146,7 @@ class Recipe(BaseModel):
     @field_validator("shares", "folds", mode="before")
     @classmethod
     def _methods_by_name(cls, value: Any) -> Any:
-        if not isinstance(value, Sequence) or isinstance(value, str):
-            return value
-        listed = [{"method": each} if isinstance(each, str) else each for each in value]
-        return [{"label": each.get("method"), **each} if isinstance(each, Mapping) else each for each in listed]
+        return labelled(value)
 
     @field_validator("members")
     @classmethod
@@ -157,8 +189,18 @@ class Recipe(BaseModel):
         return Plan(**{**self.plan, "seed": seed, "device": device})
 
     def method_plan(self, fold: MethodSpec, seed: int, device: str = "cpu") -> Plan:
-        """The members' plan with what a share or fold changes."""
-        return Plan(**{**self.plan, **fold.plan, "seed": seed, "device": device})
+        """The members' plan, or the method's where it has one of its own, with what a share or fold changes."""
+        own = own_plan(fold.method)
+        return Plan(**{**(self.plan if own is None else own), **fold.plan, "seed": seed, "device": device})
+
+    def as_long(self, fold: FoldSpec, seed: int, device: str = "cpu") -> Plan | None:
+        """The plan by which a network is trained on the labels as long as this fold trains; None where it does not."""
+        plans = [self.method_plan(step, seed, device) for step in fold.steps if has_plan(step.method)]
+        if not plans:
+            return None
+        kept = [step for step in fold.steps if has_plan(step.method) and own_plan(step.method) is None]
+        plan = self.method_plan(kept[-1], seed, device) if kept else self.members_plan(seed, device)
+        return plan.replace(epochs=sum(each.epochs for each in plans))
 
     def runs_code(self) -> list[str]:
         """References to code of the user's own."""
@@ -218,9 +260,16 @@ def make_recipe(content: Mapping[str, Any], where: str, lines: Mapping[tuple[Any
         located.method("share", share, ("shares", index))
         located.plan({**recipe.plan, **share.plan}, ("shares", index, "plan"), None)
     for index, fold in enumerate(recipe.folds):
-        located.method("fold", fold, ("folds", index))
-        if "plan" in method("fold", fold.method).fields:
-            located.plan({**recipe.plan, **fold.plan}, ("folds", index, "plan"), 1)
+        if fold.first is not None and fold.first > recipe.members:
+            raise EnfoldError(
+                f"{located.place.at(('folds', index, 'first'))}: '{fold.label}' is of the first {fold.first} members, "
+                f"but there are {recipe.members}: lower it"
+            )
+        for number, step in enumerate(fold.steps):
+            path = ("folds", index) if not number else ("folds", index, "then", number - 1)
+            located.method("fold", step, path)
+            if has_plan(step.method):
+                located.plan({**(own_plan(step.method) or recipe.plan), **step.plan}, (*path, "plan"), 1)
     too_many = [size for size in recipe.sizes if not 1 <= size <= recipe.members]
     if too_many:
         raise EnfoldError(f"{where}: sizes must lie between 1 and the {recipe.members} members, got {too_many[0]}")
@@ -253,15 +302,18 @@ class _Located:
 
     def method(self, room: str, spec: MethodSpec, path: tuple[Any, ...]) -> None:
         try:
-            chosen = method(room, spec.method)
-            known = [name for name in chosen.fields if name != "plan"]
+            step = "then" in path
+            kind = step_kind(spec.method) if step else method(room, spec.method).kind
+            known = [field.name for field in dataclasses.fields(kind) if field.name != "plan"]
             for key in spec.settings:
                 if key not in known:
                     close = nearest(key, [*known, *type(spec).model_fields])
-                    raise EnfoldError(f"'{chosen.name}' has no setting '{key}'{close}")
-            (made_share if isinstance(spec, ShareSpec) else made_fold)(spec.method, spec.settings)
+                    raise EnfoldError(f"'{spec.method}' has no setting '{key}'{close}")
+            (made_share if isinstance(spec, ShareSpec) else made_step if step else made_fold)(
+                spec.method, spec.settings
+            )
         except ValidationError as error:
-            raise explained(error, self.place, chosen.kind, path) from error
+            raise explained(error, self.place, kind, path) from error
         except (EnfoldError, TypeError) as error:
             raise EnfoldError(f"{self.place.at(path)}: {error}") from error
 

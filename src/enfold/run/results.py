@@ -38,8 +38,10 @@ def evaluate_cell(cell: Cell, models: Mapping[str, nn.Module]) -> Results:
     notices = {spec.label: cell.notice(spec) for spec in cell.recipe.shares}
     for label in list(models)[1:]:
         rows[label] = {"scores": score(**asked[label]), **_spread_out(asked[label], models[label], notices.get(label))}
-    for row in rows.values():
-        gain = recovered(row["scores"], mean_member, rows["ensemble"]["scores"])
+    folded = {spec.label: spec.first for spec in cell.recipe.folds}  # a fold of some is compared with these
+    compared = {size: _compared(members["test"], size) for size in {None, *folded.values()}}
+    for label, row in rows.items():
+        gain = recovered(row["scores"], *compared[folded.get(label)])
         row["gain_recovered"] = None if math.isnan(gain) else gain
     for label, scores in _corrupted(cell, models).items():
         rows[label]["corrupted"] = scores
@@ -49,6 +51,12 @@ def evaluate_cell(cell: Cell, models: Mapping[str, nn.Module]) -> Results:
             row["cost"] = costs.get(label)
     cell.run.write_json("results.json", {"seed": cell.seed, "rows": rows})
     return rows
+
+
+def _compared(members: Predictions, size: int | None) -> tuple[dict[str, float], dict[str, float]]:
+    """The scores of the mean member and of the ensemble of the first so many."""
+    few = members if size is None else members.subset(range(size))
+    return mean_member_score(few), score(few)
 
 
 def _spread_out(asked: Mapping[str, Predictions], model: nn.Module, notice: str | None = None) -> dict[str, Any]:

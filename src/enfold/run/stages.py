@@ -20,18 +20,18 @@ from enfold.data import load as load_data
 from enfold.distilling import Distillation
 from enfold.errors import EnfoldError
 from enfold.evaluate import best_member, member_logits
+from enfold.folding import Route
 from enfold.members import Stacked
 from enfold.members.initialise import initialised
 from enfold.networks import factory
 from enfold.progress import progress
-from enfold.registry import method
 from enfold.run.directory import RunDirectory
-from enfold.run.methods import made_fold, made_share
-from enfold.run.recipe import FoldSpec, Recipe, ShareSpec
+from enfold.run.methods import made_fold, made_share, made_step
+from enfold.run.recipe import FoldSpec, MethodSpec, Recipe, ShareSpec
 from enfold.sharing.searching import Fewer
 from enfold.shift import images_of
 from enfold.store import load, save
-from enfold.train import Plan, fit
+from enfold.train import Plan, Trajectory, fit
 from enfold.train.diversity import Alike
 from enfold.train.loop import Fit
 
@@ -159,7 +159,8 @@ class Cell:
             members = Stacked.make(self.make_network, self.recipe.members, seed=self.seed)
             title = f"seed {self.seed}: {self.recipe.members} members"
             plan = self.recipe.members_plan(self.seed, self.device)
-            history = fit(members, self.data, plan, checkpoint=checkpoint, title=title)
+            keep = self.trajectory() if self.recipe.trajectory else None
+            history = fit(members, self.data, plan, checkpoint=checkpoint, title=title, keep=keep)
             self.run.write_json("members/history.json", history.as_dict())
             return members
 
@@ -167,6 +168,11 @@ class Cell:
         if not isinstance(members, Stacked):
             raise TypeError("members are stored as Stacked")
         return members.to(self.device)
+
+    def trajectory(self) -> Trajectory:
+        """What the members' training passed through; it has no epochs unless the recipe asks for it."""
+        spec = self.recipe.trajectory
+        return Trajectory(self.run.path / "trajectory", 1 if spec is None else spec.every)
 
     def share(self, spec: ShareSpec, members: Stacked | None) -> nn.Module:
         """One share, trained from a fresh network or on from the best member."""
@@ -204,13 +210,15 @@ class Cell:
 
     def fold(self, spec: FoldSpec, members: Stacked) -> nn.Module:
         """One fold of the members."""
-        fold = self.chosen_fold(spec)
+        fold, members = self.chosen_fold(spec), members[: spec.first]
 
         def make(checkpoint: Path) -> nn.Module:
             folded: nn.Module = fold(members, self.data, checkpoint=checkpoint, answers=self.run.path / "answers")
             return folded
 
         told: dict[str, Any] = {"fold": {"method": spec.method, **spec.settings}}
+        if spec.then:
+            told["then"] = [{"method": step.method, **step.settings} for step in spec.then]
         if isinstance(getattr(fold, "offset", None), float):
             told["dirichlet_offset"] = fold.offset  # by which Dirichlet(network, offset) reads it
         network = self._stage("folds", spec.label, make, getattr(fold, "student", None), told)
@@ -218,22 +226,29 @@ class Cell:
         return answering.to(self.device)
 
     def chosen_fold(self, spec: FoldSpec) -> Any:
-        """The method with its settings and its plan; a student that is a share has the run's number of members."""
-        return made_fold(
-            spec.method,
-            spec.settings,
-            network=lambda given: factory(given, self.data.shape, self.data.num_classes),
-            plan=self.recipe.method_plan(spec, self.seed, self.device),
-            members=self.recipe.members,
-            seed=self.seed,
-        )
+        """The method with its settings and its plan, as a route with what follows it.
+
+        A student that is a share has as many members as are folded.
+        """
+
+        def given(step: MethodSpec) -> dict[str, Any]:
+            return {
+                "network": lambda each: factory(each, self.data.shape, self.data.num_classes),
+                "plan": self.recipe.method_plan(step, self.seed, self.device),
+                "members": spec.first or self.recipe.members,
+                "seed": self.seed,
+            }
+
+        fold = made_fold(spec.method, spec.settings, **given(spec))
+        steps = [made_step(step.method, step.settings, **given(step)) for step in spec.then]
+        return Route((fold, *steps)) if steps else fold
 
     def controls(self) -> dict[str, Plan]:
         """One control for each plan that a fold trains by."""
         plans: list[Plan] = []
         for fold in self.recipe.folds:
-            plan = self.recipe.method_plan(fold, self.seed, self.device)
-            if "plan" in method("fold", fold.method).fields and plan not in plans:
+            plan = self.recipe.as_long(fold, self.seed, self.device)
+            if plan is not None and plan not in plans:
                 plans.append(plan)
         names = ["control", *(f"control-{number}" for number in range(2, len(plans) + 1))]
         return dict(zip(names, plans, strict=False)) if self.recipe.control else {}
