@@ -13,7 +13,7 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.members import Stacked
 from enfold.metrics import accuracy, nll
-from enfold.shift import MEAN_MEMBER, corrupted_scores, images_of, mean_scores
+from enfold.shift import MEAN_MEMBER, by_kind, corrupted_scores, corruption_error, images_of, mean_scores
 
 
 @pytest.fixture
@@ -72,3 +72,41 @@ def test_what_is_no_image_is_refused():
 def test_the_scores_can_be_stored(pictures):
     found = corrupted_scores({"one": Template()}, pictures, ["pixelate"], [2])
     assert json.loads(json.dumps(found)) == found
+
+
+def kinds(**errors):
+    """Accuracies by kind and severity from errors."""
+    return {
+        kind: {str(s): {"accuracy": 1 - e, "nll": e, "ece": e, "brier": e} for s, e in enumerate(each, 1)}
+        for kind, each in errors.items()
+    }
+
+
+def test_corruption_error_by_hand():
+    reference, model = kinds(fog=[0.2, 0.4], snow=[0.1, 0.1]), kinds(fog=[0.1, 0.2], snow=[0.1, 0.3])
+    assert corruption_error(reference, reference) == pytest.approx(1)
+    assert corruption_error(model, reference) == pytest.approx((0.5 + 2) / 2)
+    with pytest.raises(EnfoldError, match="the same kinds and severities"):
+        corruption_error(kinds(fog=[0.1, 0.2]), reference)
+    with pytest.raises(EnfoldError, match="got none for snow"):
+        corruption_error(model, kinds(fog=[0.1, 0.1], snow=[0.0, 0.0]))
+
+
+def test_over_seeds_by_kind():
+    found = by_kind([kinds(fog=[0.2, 0.4]), kinds(fog=[0.4, 0.4])], "nll")["fog"]
+    assert found["1"].mean == pytest.approx(0.3)
+    assert found["1"].deviation == pytest.approx(0.02**0.5)
+    assert found["mean"].values == pytest.approx((0.3, 0.4))
+    assert by_kind([kinds(fog=[0.2])])["fog"]["1"].deviation is None
+    with pytest.raises(EnfoldError, match="must be one of accuracy, nll, ece, brier, got 'mce'"):
+        by_kind([kinds(fog=[0.2])], "mce")
+    with pytest.raises(EnfoldError, match="at least one seed"):
+        by_kind([])
+
+
+def test_severity_six_and_values_out_of_range_are_refused(pictures):
+    with pytest.raises(EnfoldError, match="a severity must be 1, 2, 3, 4 or 5, got 6"):
+        corrupted_scores({"one": Template()}, pictures, ["fog"], [6])
+    bright = pictures.replace(test=Split(pictures.test.inputs.float(), pictures.test.labels))
+    with pytest.raises(EnfoldError, match=r"values in \[0, 1\] without NaN"):
+        corrupted_scores({"one": Template()}, bright, ["fog"], [1])

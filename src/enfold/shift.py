@@ -1,6 +1,7 @@
 """Under shift: what models score where test inputs are corrupted, by kind and severity.
 
     c-metric = mean over kinds and severities of the metric on the corrupted test part                         (1)
+    mCE = mean over kinds of Σ_severities error of the model / Σ_severities error of a reference model          (2)
 
 D. Hendrycks, T. Dietterich: Benchmarking Neural Network Robustness to Common Corruptions and Perturbations, ICLR 2019,
 arXiv:1903.12261. The prefix c of (1) is not that of calibrated metrics, so rows say "corrupted".
@@ -9,7 +10,8 @@ arXiv:1903.12261. The prefix c of (1) is not that of calibrated metrics, so rows
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from dataclasses import dataclass
+from statistics import fmean, stdev
 
 from torch import nn
 
@@ -60,6 +62,53 @@ def mean_scores(by_kind: ByKind) -> dict[str, float]:
     """Equation (1) for each metric."""
     cells = [scores for severities in by_kind.values() for scores in severities.values()]
     return {name: fmean(scores[name] for scores in cells) for name in MEASURED}
+
+
+def corruption_error(by_kind: ByKind, reference: ByKind) -> float:
+    """Equation (2), mCE, as a fraction: 1 is as bad as the reference model, less is better.
+
+    It weighs kinds equally that a mean error would not: those that every model fails at count no more than others.
+    """
+    if {kind: set(each) for kind, each in by_kind.items()} != {kind: set(each) for kind, each in reference.items()}:
+        raise EnfoldError(
+            "a corruption error compares two models on the same kinds and severities, but these differ: "
+            "score both with one call of corrupted_scores"
+        )
+    ratios = []
+    for kind, severities in by_kind.items():
+        errors, theirs = (sum(1 - each["accuracy"] for each in s.values()) for s in (severities, reference[kind]))
+        if not theirs:
+            raise EnfoldError(
+                f"a reference model must make errors to divide by, got none for {kind}: choose another one"
+            )
+        ratios.append(errors / theirs)
+    return fmean(ratios)  # (2)
+
+
+@dataclass(frozen=True)
+class Over:
+    """One figure over seeds."""
+
+    mean: float
+    deviation: float | None  # None of one seed
+    values: tuple[float, ...]
+
+
+def by_kind(seeds: Sequence[ByKind], metric: str = "accuracy") -> dict[str, dict[str, Over]]:
+    """A metric of one model by kind and severity over seeds; under "mean" the mean over severities of each seed."""
+    if metric not in MEASURED:
+        raise EnfoldError(f"a corrupted score must be one of {', '.join(MEASURED)}, got '{metric}': choose one")
+    if not seeds:
+        raise EnfoldError("scores by kind need at least one seed, got none: pass the rows of one model, one a seed")
+    found: dict[str, dict[str, Over]] = {}
+    for kind, severities in seeds[0].items():
+        values = {severity: [seed[kind][severity][metric] for seed in seeds] for severity in severities}
+        values["mean"] = [fmean(each) for each in zip(*values.values(), strict=True)]
+        found[kind] = {
+            severity: Over(fmean(each), stdev(each) if len(each) > 1 else None, tuple(each))
+            for severity, each in values.items()
+        }
+    return found
 
 
 def images_of(data: Data, examples: int | None = None) -> Split:

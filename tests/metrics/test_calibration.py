@@ -1,4 +1,5 @@
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from enfold.errors import EnfoldError
-from enfold.metrics import ace, adaptive_ece, classwise_ece, debiased_ece, ece, mce, reliability, tace
+from enfold.metrics import FewExamples, ace, adaptive_ece, classwise_ece, debiased_ece, ece, mce, reliability, tace
 from enfold.predictions import Predictions
 
 prop = settings(deadline=None, derandomize=True, max_examples=40)
@@ -228,3 +229,16 @@ def test_bad_settings_are_refused():
         ece(p, bins=0)
     with pytest.raises(EnfoldError, match=r"'width', 'mass'.*got 'equal'"):
         reliability(p, scheme="equal")
+
+
+def test_few_examples_warn():
+    logits = torch.randn(120, 3, generator=torch.Generator().manual_seed(0))
+    p = Predictions.from_logits(logits, torch.zeros(120, dtype=torch.long))
+    few = Predictions(p.log_probs[:, :99], p.labels[:99])
+    for metric in (ece, adaptive_ece, classwise_ece, debiased_ece, mce, reliability):
+        with pytest.warns(FewExamples, match="15 bins needs at least 100 examples to mean much, got 99"):
+            metric(few)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ece(p)
+        ece(few, bins=14)

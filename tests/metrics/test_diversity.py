@@ -11,12 +11,14 @@ from enfold.errors import EnfoldError
 from enfold.metrics import (
     agreement,
     bregman_variance,
+    cka,
     cosine_similarity,
     disagreement,
     disagreement_matrix,
     double_fault,
     error_correlation,
     jensen_gap,
+    linear_cka,
     masegosa_variance,
     normalised_disagreement,
     pairwise_kl,
@@ -218,3 +220,32 @@ def test_a_single_network_is_refused(measure):
 @pytest.mark.parametrize("measure", [bregman_variance, masegosa_variance])
 def test_a_single_network_has_no_variance(measure):
     assert measure(random_predictions(M=1)) == pytest.approx(0.0, abs=1e-15)
+
+
+def test_cka_agrees_with_centred_kernels():
+    draw = torch.Generator().manual_seed(0)
+    a, b = torch.randn(20, 4, generator=draw).double(), torch.randn(20, 6, generator=draw).double()
+    centre = torch.eye(20).double() - 1 / 20
+    k, m = centre @ a @ a.T @ centre, centre @ b @ b.T @ centre
+    assert linear_cka(a, b) == pytest.approx(((k * m).sum() / (k.norm() * m.norm())).item())
+    turned = 3 * a @ torch.linalg.qr(torch.randn(4, 4, generator=draw).double())[0] + 1
+    assert linear_cka(a, turned) == pytest.approx(1)
+    assert linear_cka(a, b) == pytest.approx(linear_cka(b, a))
+    with pytest.raises(EnfoldError, match="features of the same examples"):
+        linear_cka(a, b[:5])
+
+
+def test_cka_of_members_does_not_see_their_normalisers():
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 30, 5, generator=draw).double()
+    p = Predictions.from_logits(logits, torch.zeros(30, dtype=torch.long))
+    centred = logits - logits.mean(-1, keepdim=True)
+    by_hand = [linear_cka(centred[i], centred[j]) for i, j in ((0, 1), (0, 2), (1, 2))]
+    assert cka(p) == pytest.approx(sum(by_hand) / 3)
+    with pytest.raises(EnfoldError, match="cka compares members"):
+        cka(p.member(0))
+    assert cka(Predictions(p.log_probs[:1].expand(3, -1, -1), p.labels)) == pytest.approx(1)
+    impossible = p.log_probs.clone()
+    impossible[0, 0, 0] = -math.inf
+    with pytest.raises(EnfoldError, match="cka needs finite logits"):
+        cka(Predictions(impossible.log_softmax(-1), p.labels))

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from scipy.special import rel_entr
 from scipy.stats import entropy
 
-from enfold.metrics import decomposition
+from enfold.errors import EnfoldError
+from enfold.metrics import decomposition, kept, of_concentrations
 from enfold.predictions import Predictions
 
 prop = settings(deadline=None, derandomize=True, max_examples=40)
@@ -80,3 +81,36 @@ def test_two_members_by_hand():
     a, b = np.array([0.5, 0.5]), np.array([0.9, 0.1])
     kl = (a * np.log(a / b)).sum() + (b * np.log(b / a)).sum()
     assert u.epkl.item() == pytest.approx(kl / 4)
+
+
+def test_what_is_kept():
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.zeros(300, dtype=torch.long)
+    easy = 3 * torch.rand(300, 1, generator=draw) * torch.randn(300, 4, generator=draw)
+    ensemble = Predictions.from_logits((easy + 0.5 * torch.randn(5, 300, 4, generator=draw)).double(), labels)
+    itself = kept(ensemble, ensemble)
+    for same in (itself.entropy, itself.epistemic):
+        assert (same.pearson, same.spearman) == pytest.approx((1.0, 1.0))
+    mean = kept(ensemble.mean(), ensemble)
+    assert mean.entropy.spearman == pytest.approx(1.0)
+    assert mean.mutual_information.pearson == pytest.approx(itself.mutual_information.pearson)
+    assert math.isnan(mean.epistemic.pearson)  # one network has no epistemic part of its own
+    student = Predictions.from_logits(easy, labels)
+    noise = Predictions.from_logits(torch.randn(300, 4, generator=draw), labels)
+    assert kept(student, ensemble).entropy.pearson > 0.7 > abs(kept(noise, ensemble).entropy.pearson) + 0.5
+    with pytest.raises(EnfoldError, match="labels of the two predictions differ"):
+        kept(Predictions(student.log_probs, labels + 1), ensemble)
+    with pytest.raises(EnfoldError, match="kept compares members"):
+        kept(student, student)
+
+
+def test_a_dirichlet_student_keeps_as_an_ensemble_drawn_from_it():
+    draw = torch.Generator().manual_seed(0)
+    alphas = torch.rand(40, 3, generator=draw, dtype=torch.float64) * 5 + 0.5
+    torch.manual_seed(0)
+    drawn = torch.distributions.Dirichlet(alphas).sample((3000,))
+    ensemble = Predictions(drawn.log(), torch.zeros(40, dtype=torch.long))
+    own, theirs = of_concentrations(alphas), decomposition(ensemble)
+    for name in ("total", "aleatoric", "epistemic"):
+        torch.testing.assert_close(getattr(own, name), getattr(theirs, name), rtol=0.1, atol=0.01)
+    assert kept(own, ensemble).epistemic.pearson > 0.95

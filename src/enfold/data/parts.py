@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,8 +37,12 @@ def assemble(
     validation: int | float | None = None,
     seed: int = 0,
     train_size: int | float | None = None,
+    exclude_classes: Sequence[int] = (),
 ) -> Data:
-    """Check every part, split off those that are missing, and measure mean and deviation on the training part."""
+    """Check every part, split off those that are missing, and measure mean and deviation on the training part.
+
+    Classes are left out after the test part is set aside: what is left of it is the same with and without them.
+    """
     for name in ("train", "validation", "test"):
         split = getattr(parts, name)
         if split is not None:
@@ -47,11 +52,16 @@ def assemble(
     if test is None:
         size = resolve_size(TEST_FRACTION, len(train), "the test part")
         train, test = divide(train, size, TEST_SEED)
-    train, held_out = resplit(train, parts.validation, validation, seed, train_size)
+    own, names, num_classes = parts.validation, parts.names, parts.num_classes
+    if exclude_classes:
+        train, test = (without_classes(each, exclude_classes, num_classes) for each in (train, test))
+        own = None if own is None else without_classes(own, exclude_classes, num_classes)
+        names, num_classes = _other_names(names, exclude_classes), num_classes - len(set(exclude_classes))
+    train, held_out = resplit(train, own, validation, seed, train_size)
     statistics = channel_statistics(train.inputs)
     mean, std = statistics if statistics else (None, None)
     shape = tuple(train.inputs.shape[1:])
-    return Data(train, held_out, test, parts.num_classes, shape, parts.names, mean, std, parts.source)
+    return Data(train, held_out, test, num_classes, shape, names, mean, std, parts.source)
 
 
 def resplit(
@@ -82,6 +92,46 @@ def resplit_data(data: Data, validation: int | float | None, seed: int, train_si
     train, own = _in_memory(data.train, "train"), _in_memory(data.validation, "validation")
     train, held_out = resplit(train, own, validation, seed, train_size)
     return data.replace(train=train, validation=held_out)
+
+
+def without(data: Data, classes: Sequence[int]) -> Data:
+    """The user's own data without some classes, the others numbered anew; mean and deviation stay as they were."""
+    if not classes:
+        return data
+    parts = {}
+    for name in ("train", "validation", "test"):
+        part = getattr(data, name)
+        if not isinstance(part, Split):
+            raise EnfoldError(
+                f"exclude_classes needs tensors in memory, got {type(part).__name__} as the {name} part: "
+                "return a Split there, or leave the classes out in your own function"
+            )
+        parts[name] = without_classes(part, classes, data.num_classes)
+    left = data.num_classes - len(set(classes))
+    return data.replace(**parts, num_classes=left, names=_other_names(data.names, classes))
+
+
+def without_classes(split: Split, classes: Sequence[int], num_classes: int) -> Split:
+    """The examples of all other classes, numbered anew from 0 in their order."""
+    unknown = [each for each in classes if not 0 <= each < num_classes]
+    if unknown:
+        raise EnfoldError(
+            f"exclude_classes must be from 0 to {num_classes - 1}, got {unknown[0]}: choose among the data's own"
+        )
+    others = [each for each in range(num_classes) if each not in set(classes)]
+    if len(others) < 2:
+        raise EnfoldError(
+            f"at least 2 of the {num_classes} classes must be left to learn, but {len(others)} would be: "
+            "exclude fewer classes"
+        )
+    number = torch.full((num_classes,), -1)
+    number[others] = torch.arange(len(others))
+    rest = split[number[split.labels] >= 0]
+    return Split(rest.inputs, number[rest.labels])
+
+
+def _other_names(names: tuple[str, ...], classes: Sequence[int]) -> tuple[str, ...]:
+    return tuple(name for index, name in enumerate(names) if index not in set(classes))
 
 
 def divide(split: Split, size: int, seed: int) -> tuple[Split, Split]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from enfold.data.arrays import check_split
 from enfold.data.dataset import Data, Split
@@ -12,7 +14,7 @@ from enfold.data.fashion_mini import FASHION_MINI
 from enfold.data.folder import read_folder
 from enfold.data.npz import read_npz
 from enfold.data.official import CIFAR10, CIFAR100, FASHION_MNIST, MNIST
-from enfold.data.parts import Parts, assemble, resplit_data
+from enfold.data.parts import Parts, assemble, resplit_data, without
 from enfold.data.source import Source
 from enfold.errors import EnfoldError, closest
 from enfold.usercode import resolve
@@ -46,6 +48,7 @@ def load(
     root: str | Path | None = None,
     download: bool = True,
     size: int | tuple[int, int] | None = None,
+    exclude_classes: Sequence[int] = (),
 ) -> Data:
     """Data by name (see `catalogue`), from an .npz file, a folder of images, or a function as ``module:name``.
 
@@ -53,21 +56,23 @@ def load(
     a tenth and at most 5,000, or the source's own validation part. `train_size` keeps a stratified part of what is left
     to train on. A test part that a source lacks is a fifth of its examples, the same for every seed. Files are looked
     for under `root`, or $ENFOLD_DATA and ~/.cache/enfold, and downloaded if they are missing unless ``download=False``.
-    `size` brings the images of a folder to one size.
+    `size` brings the images of a folder to one size. `exclude_classes` are left out of all parts and the others
+    numbered anew: what was left out can be shown to a network that never saw its like.
     """
+    chosen: Any = {"validation": validation, "seed": seed, "train_size": train_size}
     if isinstance(name_or_path, str) and name_or_path in SOURCES:
         _refuse_size(size, name_or_path)
         source, place = SOURCES[name_or_path], _root(root)
         path = source.fetch(place) if download else source.find(place)
         if path is None:
             raise EnfoldError(source.absence(place))
-        return assemble(source.read(path), validation=validation, seed=seed, train_size=train_size)
+        return assemble(source.read(path), **chosen, exclude_classes=exclude_classes)
     path = Path(name_or_path).expanduser()
     if path.exists():
-        return assemble(_read_path(path, size), validation=validation, seed=seed, train_size=train_size)
+        return assemble(_read_path(path, size), **chosen, exclude_classes=exclude_classes)
     if isinstance(name_or_path, str) and ":" in name_or_path:
         _refuse_size(size, name_or_path)
-        return resplit_data(_own(name_or_path), validation, seed, train_size)
+        return resplit_data(without(_own(name_or_path), exclude_classes), **chosen)
     if isinstance(name_or_path, Path) or path.suffix or len(path.parts) > 1:
         raise EnfoldError(f"there must be a file or folder at '{path}', got none in {Path.cwd()}: correct the path")
     raise _unknown(name_or_path)

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from enfold.metrics.bands import ReliabilityBand, reliability_band
 from enfold.metrics.bootstrap import Difference, draw_counts, metric_value, paired_difference, replicates
 from enfold.metrics.calibration import (
+    FewExamples,
     Reliability,
     ace,
     adaptive_ece,
@@ -21,19 +23,23 @@ from enfold.metrics.calibration import (
     reliability,
     tace,
 )
+from enfold.metrics.calibrators import Calibrated, MatrixScaler, TemperatureScaler, VectorScaler
 from enfold.metrics.diversity import (
     agreement,
     bregman_variance,
+    cka,
     cosine_similarity,
     disagreement,
     disagreement_matrix,
     double_fault,
     error_correlation,
+    linear_cka,
     masegosa_variance,
     normalised_disagreement,
     pairwise_kl,
     q_statistic,
 )
+from enfold.metrics.ood import aupr, auroc, detection, fpr95, ood_score, ood_scores, roc
 from enfold.metrics.recovered import beyond_noise, gain_interval, gain_recovered, paired_bootstrap
 from enfold.metrics.scores import (
     accuracy,
@@ -48,6 +54,15 @@ from enfold.metrics.scores import (
     per_member,
     top_k_accuracy,
 )
+from enfold.metrics.selective import (
+    RiskCoverage,
+    aurc,
+    excess_aurc,
+    misclassification_auroc,
+    prr,
+    risk_coverage,
+    selective,
+)
 from enfold.metrics.subsets import over_modes, over_subsets
 from enfold.metrics.temperature import calibrated, fit_temperature, tempered
 from enfold.metrics.theory import (
@@ -59,7 +74,7 @@ from enfold.metrics.theory import (
     left_out_fraction,
     majority_vote_accuracy,
 )
-from enfold.metrics.uncertainty import Uncertainty, decomposition
+from enfold.metrics.uncertainty import Kept, Uncertainty, decomposition, kept, of_concentrations
 from enfold.metrics.vote import majority_vote, vote_accuracy
 from enfold.predictions import Predictions
 
@@ -102,24 +117,37 @@ __all__ = [
     "METRICS",
     "Ambiguity",
     "BiasVarianceCovariance",
+    "Calibrated",
     "Difference",
+    "FewExamples",
+    "Kept",
+    "MatrixScaler",
     "Metric",
     "Reliability",
+    "ReliabilityBand",
+    "RiskCoverage",
+    "TemperatureScaler",
     "Uncertainty",
+    "VectorScaler",
     "accuracy",
     "ace",
     "adaptive_ece",
     "agreement",
     "ambiguity_decomposition",
+    "aupr",
+    "aurc",
+    "auroc",
     "beyond_noise",
     "bias_variance_covariance",
     "bregman_variance",
     "brier",
     "calibrated",
+    "cka",
     "classwise_ece",
     "cosine_similarity",
     "debiased_ece",
     "decomposition",
+    "detection",
     "disagreement",
     "disagreement_matrix",
     "double_fault",
@@ -130,29 +158,42 @@ __all__ = [
     "example_correct",
     "example_nll",
     "example_rank",
+    "excess_aurc",
     "fit_temperature",
+    "fpr95",
     "gain_interval",
     "gain_recovered",
     "gibbs_nll",
     "jensen_gap",
+    "kept",
     "left_out_fraction",
+    "linear_cka",
     "majority_vote",
     "majority_vote_accuracy",
     "masegosa_variance",
     "mce",
     "mean_member",
     "metric_value",
+    "misclassification_auroc",
     "nll",
     "normalised_disagreement",
+    "of_concentrations",
+    "ood_score",
+    "ood_scores",
     "over_modes",
     "over_subsets",
     "paired_bootstrap",
     "paired_difference",
     "pairwise_kl",
     "per_member",
+    "prr",
     "q_statistic",
     "reliability",
+    "reliability_band",
     "replicates",
+    "risk_coverage",
+    "roc",
+    "selective",
     "tace",
     "tempered",
     "top_k_accuracy",

@@ -28,6 +28,7 @@ from enfold.metrics.scores import (
     nll,
     per_member,
 )
+from enfold.metrics.selective import aurc, aurc_estimator
 from enfold.predictions import Predictions
 from enfold.seeds import derive, generator
 
@@ -233,6 +234,7 @@ BOOTSTRAPPED: dict[str, tuple[Callable[[Predictions], float], Callable[[Predicti
     "nll": (nll, _mean_of(example_nll)),
     "brier": (brier, _mean_of(example_brier)),
     "ece": (ece, _ece),
+    "aurc": (aurc, aurc_estimator),
     "disagreement": (disagreement, _disagreement),
     "diversity": (normalised_disagreement, _diversity),
 }

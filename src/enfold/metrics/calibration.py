@@ -12,6 +12,7 @@ examples; with many ties, or fewer examples than bins, some bins stay empty.
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -25,6 +26,11 @@ from enfold.predictions import Predictions
 Scheme = Literal["width", "mass"]
 
 _EDGE = 1e-6  # how far above an edge still counts as on it
+FEWEST, USUAL = 100, 15  # fewer examples than that in so many bins make a figure of noise and bias
+
+
+class FewExamples(UserWarning):
+    """A calibration error of so few examples says little: its upward bias is of the size of what it measures."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +126,7 @@ def _binned(
         raise EnfoldError(f"the number of bins must be at least 1, got {bins}: 15 is usual")
     if scheme not in get_args(Scheme):
         raise EnfoldError(f"a scheme of bins must be one of {get_args(Scheme)}, got {scheme!r}: choose one")
+    _warn_of_few(confidence.shape[1], bins)
     kept = torch.ones_like(hits) if kept is None else kept
     rows = len(confidence)
     inner = _inner_edges(confidence, kept, bins, scheme)  # (K, bins - 1)
@@ -135,6 +142,16 @@ def _binned(
     filled = counts.clamp(min=1)
     edges = torch.cat([torch.zeros(rows, 1).double(), inner, torch.ones(rows, 1).double()], dim=1)
     return edges, counts, total(hits) / filled, total(confidence) / filled
+
+
+def _warn_of_few(examples: int, bins: int) -> None:
+    if examples * USUAL < FEWEST * bins:
+        warnings.warn(
+            f"a calibration error in {bins} bins needs at least {-(-FEWEST * bins // USUAL)} examples to mean much, "
+            f"got {examples}: judge by more, or take fewer bins",
+            FewExamples,
+            stacklevel=4,
+        )
 
 
 def _inner_edges(confidence: Tensor, kept: Tensor, bins: int, scheme: Scheme) -> Tensor:

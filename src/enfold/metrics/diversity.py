@@ -74,6 +74,38 @@ def cosine_similarity(p: Predictions) -> float:
     return ordered_pairs.mean().item() / (M * (M - 1))
 
 
+def cka(p: Predictions) -> float:
+    """Centred kernel alignment of two members' logits over the examples, mean over pairs; 1 for equal members.
+
+    Logits less their mean over classes, which log-probabilities still hold. Pairs with a member that says the same of
+    every example have none and are left out; NaN if none is left.
+    """
+    several_members(p, "cka")
+    logits = member_log_probs(p)
+    if not bool(logits.isfinite().all()):
+        raise EnfoldError(
+            "cka needs finite logits, got classes of probability 0: smooth the predictions, or use cosine_similarity"
+        )
+    logits = logits - logits.mean(-1, keepdim=True)
+    pairs = [linear_cka(logits[i], logits[j]) for i in range(len(logits)) for j in range(i)]
+    return torch.tensor(pairs, dtype=torch.float64).nanmean().item()
+
+
+def linear_cka(a: Tensor, b: Tensor) -> float:
+    """|Aᵀ B|² / (|Aᵀ A| |Bᵀ B|) of features (N, D) and (N, E) less their means; from 0 to 1, NaN for constant ones.
+
+    The same for rotated or scaled features. Kornblith, Norouzi, Lee, Hinton, ICML 2019, arXiv 1905.00414.
+    """
+    if a.ndim != 2 or b.ndim != 2 or len(a) != len(b):
+        raise EnfoldError(
+            f"linear_cka compares features of the same examples, got the shapes {tuple(a.shape)} and "
+            f"{tuple(b.shape)}: pass (N, D) and (N, E)"
+        )
+    a, b = (each.detach().to("cpu", torch.float64) for each in (a, b))
+    a, b = a - a.mean(0), b - b.mean(0)
+    return float((a.T @ b).square().sum() / ((a.T @ a).norm() * (b.T @ b).norm()))
+
+
 def double_fault(p: Predictions) -> float:
     """The fraction of examples on which both members of a pair are wrong, mean over pairs."""
     return _pairs(_joint(p, "double_fault")[0]).mean().item()

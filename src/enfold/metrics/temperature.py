@@ -63,7 +63,7 @@ def calibrated(metric: Callable[[Predictions], float], test: Predictions, valida
             "validation and test predictions must be of the same members and classes, got the shapes "
             f"{tuple(validation.log_probs.shape)} and {tuple(test.log_probs.shape)}: one ensemble makes both"
         )
-    if _same_examples(test, validation):
+    if same_examples(test, validation):
         raise EnfoldError(
             "the temperature must be fitted on other examples than it is judged by, got validation "
             "predictions that are test predictions: pass the predictions on held-out validation data"
@@ -81,7 +81,7 @@ def _root(slope: Callable[[float], float], low: float, high: float) -> float:
     return math.exp(float(brentq(slope, low, high, xtol=1e-12)))
 
 
-def _same_examples(a: Predictions, b: Predictions) -> bool:
+def same_examples(a: Predictions, b: Predictions) -> bool:
     """Whether two predictions are equal or share an example's memory, as disjoint slices do not."""
     shared = _overlap(a.labels, b.labels, axis=0) or _overlap(a.log_probs, b.log_probs, axis=1)
     return shared or (torch.equal(a.labels.cpu(), b.labels.cpu()) and _equal(a.log_probs, b.log_probs))

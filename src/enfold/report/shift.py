@@ -1,0 +1,147 @@
+"""Figures of models under shift: a heat map of kinds and models, and box plots by severity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from enfold.errors import EnfoldError, closest
+from enfold.report.figure import FAINT, INK, legend_above, write_figure
+from enfold.shift import ByKind, Over, by_kind
+
+# Colours that people with any colour vision tell apart (M. Okabe and K. Ito, 2008).
+COLOURS = ("#56B4E9", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#777777")
+TITLES = {
+    "accuracy": "accuracy (%)",
+    "nll": "NLL (nats)",
+    "ece": "ECE (%)",
+    "brier": "Brier score",
+}
+PERCENT = ("accuracy", "ece")
+
+Seeds = Sequence[Mapping[str, ByKind]]  # what `corrupted_scores` gave, one a seed
+
+
+def shift_heat_map(
+    seeds: Seeds,
+    folder: Path,
+    *,
+    metric: str = "accuracy",
+    models: Sequence[str] | None = None,
+    name: str = "corruptions",
+    alt: str = "",
+) -> list[Path]:
+    """Kinds by models, each cell the mean over severities and seeds, darker where it is worse; SVG and PNG."""
+    chosen = chosen_models(seeds, models)
+    found = {label: by_kind([seed[label] for seed in seeds], metric) for label in chosen}
+    said = alt or (
+        f"Heat map of {TITLES[metric]} on corrupted test images: {len(next(iter(found.values())))} kinds of corruption "
+        f"by {len(chosen)} models, mean over severities and {_seeds(seeds)}."
+    )
+    return write_figure(lambda: draw_heat_map(found, metric, len(seeds)), folder, name, "the heat map", said)
+
+
+def severity_boxes(
+    seeds: Seeds,
+    folder: Path,
+    *,
+    metric: str = "accuracy",
+    models: Sequence[str] | None = None,
+    name: str = "severities",
+    alt: str = "",
+) -> list[Path]:
+    """By severity one box a model: the quartiles over kinds of the mean over seeds, whiskers to the extremes."""
+    chosen = chosen_models(seeds, models)
+    if len(chosen) > len(COLOURS):
+        raise EnfoldError(
+            f"box plots tell at most {len(COLOURS)} models apart, got {len(chosen)}: choose some with models="
+        )
+    found = {label: by_kind([seed[label] for seed in seeds], metric) for label in chosen}
+    said = alt or (
+        f"Box plots of {TITLES[metric]} by severity of corruption for {', '.join(chosen)}: quartiles and extremes over "
+        f"the kinds of corruption, mean over {_seeds(seeds)}."
+    )
+    return write_figure(lambda: draw_boxes(found, metric, len(seeds)), folder, name, "box plots", said)
+
+
+def chosen_models(seeds: Seeds, models: Sequence[str] | None) -> list[str]:
+    """The models that all seeds have, or those asked for."""
+    if not seeds:
+        raise EnfoldError("a figure of corruptions needs at least one seed's scores, got none: score a run first")
+    known = [label for label in seeds[0] if all(label in seed for seed in seeds)]
+    for label in models or ():
+        if label not in known:
+            near = closest(label, known)
+            hint = f"did you mean '{near}'?" if near else f"choose among {', '.join(known)}"
+            raise EnfoldError(f"a model must have been scored for every seed, got '{label}': {hint}")
+    return list(models) if models else known
+
+
+def draw_heat_map(found: Mapping[str, Mapping[str, Mapping[str, Over]]], metric: str, seeds: int) -> Any:
+    """The figure, not yet written."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    models, kinds = list(found), list(next(iter(found.values())))
+    scale = 100 if metric in PERCENT else 1
+    values = np.array([[scale * found[label][kind]["mean"].mean for label in models] for kind in kinds])
+    values = np.concatenate([values, values.mean(0, keepdims=True)])
+    figure = Figure(figsize=(2.6 + 0.62 * len(models), 1.9 + 0.29 * (len(kinds) + 1)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    image = axes.imshow(values, cmap="cividis" if metric == "accuracy" else "cividis_r", aspect="auto")
+    axes.set_yticks(range(len(kinds) + 1), [kind.replace("_", " ") for kind in kinds] + ["mean"])
+    axes.set_xticks(range(len(models)), models, rotation=40, ha="right", rotation_mode="anchor")
+    axes.axhline(len(kinds) - 0.5, color="white", lw=3)
+    axes.grid(visible=False)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    for (row, column), value in np.ndenumerate(values):
+        light = sum(w * c for w, c in zip((0.299, 0.587, 0.114), image.cmap(image.norm(value)), strict=False))
+        text = f"{value:.1f}" if metric in PERCENT else f"{value:.2f}"
+        axes.text(column, row, text, ha="center", va="center", size=8, color="black" if light > 0.5 else "white")
+    over = f"mean over severities and {seeds} seed{'s' if seeds > 1 else ''}"
+    axes.set_title(f"{TITLES[metric]} on corrupted test images, {over}", loc="left", size=10)
+    return figure
+
+
+def draw_boxes(found: Mapping[str, Mapping[str, Mapping[str, Over]]], metric: str, seeds: int) -> Any:
+    """The figure, not yet written."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    models = list(found)
+    severities = [each for each in next(iter(next(iter(found.values())).values())) if each != "mean"]
+    scale = 100 if metric in PERCENT else 1
+    figure = Figure(figsize=(max(5.0, 1.6 + 0.28 * len(models) * len(severities)), 3.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    width = 0.8 / len(models)
+    for index, label in enumerate(models):
+        values = [[scale * each[severity].mean for each in found[label].values()] for severity in severities]
+        places = [place + (index - (len(models) - 1) / 2) * width for place in range(len(severities))]
+        parts = axes.boxplot(values, positions=places, widths=0.8 * width, whis=(0, 100), patch_artist=True)
+        for box in parts["boxes"]:
+            box.set(facecolor=COLOURS[index], edgecolor=INK, lw=0.8)
+        for line in (*parts["whiskers"], *parts["caps"], *parts["medians"]):
+            line.set(color=INK, lw=0.8)
+    axes.set_xticks(range(len(severities)), severities)
+    axes.set_xlim(-0.5, len(severities) - 0.5)
+    axes.set_xlabel("severity of corruption")
+    axes.set_ylabel(TITLES[metric])
+    axes.grid(visible=False, axis="x")
+    over = (
+        f"boxes: quartiles over {len(next(iter(found.values())))} kinds, mean of {seeds} seed{'s' if seeds > 1 else ''}"
+    )
+    axes.set_title(over, loc="left", size=9, color=FAINT, pad=24)
+    handles = [Patch(facecolor=COLOURS[i], edgecolor=INK, lw=0.8, label=label) for i, label in enumerate(models)]
+    legend_above(axes, handles, ncols=len(models), columnspacing=1.2, fontsize=9)
+    return figure
+
+
+def _seeds(seeds: Seeds) -> str:
+    return "one seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
