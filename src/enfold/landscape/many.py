@@ -1,0 +1,151 @@
+"""Many networks of one architecture, run a few at a time: what every map, path and matrix of this room is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from enfold.data import Data, Split
+from enfold.data.dataset import evaluation_batches
+from enfold.errors import EnfoldError
+from enfold.evaluate import PartName
+from enfold.members import Members, Stacked, State
+from enfold.members.skeleton import read_state
+from enfold.modes import evaluating
+from enfold.predictions import Predictions
+from enfold.train.batch_norm import reestimate
+
+BatchNorm = Literal["stored", "train", "reset"]
+AT_ONCE = 16  # networks in one stacked product: more do not run faster, and need more memory
+ROWS = 1024  # examples of a pass
+
+
+def answers(
+    network: nn.Module,
+    states: Iterable[State],
+    data: Data,
+    *,
+    part: PartName = "test",
+    examples: int | None = None,
+    batch_norm: BatchNorm = "stored",
+    at_once: int = AT_ONCE,
+) -> Iterator[Predictions]:
+    """What networks like this one say with these values in it, a few networks at a time, on the first `examples`.
+
+    Between networks, stored batch-norm statistics fit nothing: "train" takes those of each batch that is asked, "reset"
+    measures them on the training part for every network. The network is left as it is.
+    """
+    require_batch_norm(batch_norm)
+    few, states = first_examples(data, part, examples), iter(states)
+    crowd: Stacked | None = None
+    while held := list(islice(states, at_once)):
+        if crowd is None or crowd.num_members != len(held):
+            crowd = Stacked([network] * len(held)).eval()
+        _fill(crowd, held)
+        if batch_norm == "reset" and _norms(crowd):
+            _measure(crowd, data)
+        yield _ask(crowd, few, part, batch_norm)
+
+
+def predictions(network: nn.Module, states: Iterable[State], data: Data, **settings: object) -> Predictions:
+    """`answers` of all networks in one."""
+    found = list(answers(network, states, data, **settings))  # type: ignore[arg-type]
+    if not found:
+        raise EnfoldError("there must be at least 1 network to ask, got none: pass its state")
+    return Predictions(torch.cat([said.log_probs for said in found]), found[0].labels)
+
+
+def require_batch_norm(batch_norm: str) -> None:
+    """The word, if it is known."""
+    if batch_norm not in get_args(BatchNorm):
+        raise EnfoldError(
+            f"batch_norm must be one of {', '.join(get_args(BatchNorm))}, got {batch_norm!r}: choose one of them"
+        )
+
+
+def first_examples(data: Data, part: PartName, examples: int | None) -> Data:
+    """The data with the first so many examples of one part; a loader is taken whole."""
+    held = getattr(data, part)
+    return data.replace(**{part: held[:examples]}) if isinstance(held, Split) else data
+
+
+def parameters_of(network: nn.Module, state: State) -> State:
+    """What is learned: weights and biases, without buffers."""
+    names = {name for name, _ in network.named_parameters()}
+    return {name: tensor for name, tensor in state.items() if name in names}
+
+
+def state_of(network: nn.Module) -> State:
+    """A network's values, copied."""
+    return {name: tensor.detach().clone() for name, tensor in read_state(network).items()}
+
+
+@torch.no_grad()
+def each(stacked: State | Members) -> list[State]:
+    """The networks of a stacked state, or of members, one by one; views, not copies."""
+    held = stacked.expand() if isinstance(stacked, Members) else stacked
+    count = len(next(iter(held.values())))
+    return [{name: tensor.detach()[index] for name, tensor in held.items()} for index in range(count)]
+
+
+@torch.no_grad()
+def mixture(states: Sequence[State], weights: Tensor) -> State:
+    """Σ_k w_k θ_k; counters and index buffers, which cannot be mixed, are the first state's.
+
+    A weight of 1 beside zeros gives that network to the bit.
+    """
+    alone = [index for index, weight in enumerate(weights.tolist()) if weight]
+    if len(alone) == 1 and float(weights[alone[0]]) == 1.0:
+        return dict(states[alone[0]])
+    found: State = {}
+    for name, first in states[0].items():
+        if not first.is_floating_point():
+            found[name] = first
+            continue
+        found[name] = torch.zeros_like(first)
+        for state, weight in zip(states, weights.tolist(), strict=True):
+            found[name].add_(state[name], alpha=weight)
+    return found
+
+
+@torch.no_grad()
+def _fill(crowd: Stacked, states: Sequence[State]) -> None:
+    for name, tensor in crowd.tree.state().items():
+        for index, state in enumerate(states):
+            tensor[index].copy_(state[name])
+
+
+def _norms(crowd: Stacked) -> list[_BatchNorm]:
+    return [layer for layer in crowd.skeleton.network.modules() if isinstance(layer, _BatchNorm)]
+
+
+@torch.no_grad()
+def _measure(crowd: Stacked, data: Data) -> None:
+    held = crowd.tree.state()
+    for index in range(crowd.num_members):
+        network = crowd.member(index)
+        reestimate(network, data)
+        buffers = dict(network.named_buffers())
+        for name in crowd.skeleton.buffers:
+            held[name][index].copy_(buffers[name])
+
+
+@torch.no_grad()
+def _ask(crowd: Stacked, data: Data, part: PartName, batch_norm: BatchNorm) -> Predictions:
+    device = next(crowd.parameters()).device
+    log_probs, labels = [], []
+    with evaluating(crowd):
+        if batch_norm == "train":
+            for layer in _norms(crowd):
+                layer.train()
+        for inputs, batch_labels in evaluation_batches(data, getattr(data, part), ROWS):
+            log_probs.append(torch.log_softmax(crowd(inputs.to(device)).float(), dim=-1).cpu())
+            labels.append(batch_labels.cpu())
+    if not labels:
+        raise EnfoldError(f"the {part} part must hold examples to ask about, got none: pass a Split")
+    return Predictions(torch.cat(log_probs, dim=1), torch.cat(labels))

@@ -1,0 +1,299 @@
+"""The study of a run's alignment: part by part, each kept as soon as it is finished and not computed again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from enfold.data import Data, Split
+from enfold.errors import EnfoldError
+from enfold.evaluate import predict
+from enfold.files import atomic_path, write_json
+from enfold.fold.perm_avg import PermAVG, published
+from enfold.fold.weight_matching import WeightMatching
+from enfold.landscape.alignment import (
+    TEMPERATURES,
+    Aligned,
+    Scores,
+    average_scores,
+    given_alignment,
+    learned_alignment,
+    matrix_statistics,
+    naive_averages,
+    plain,
+    point_of,
+    row_statistics,
+    temperature_point,
+)
+from enfold.landscape.line import barrier, interpolation
+from enfold.landscape.planted import NOISES, different_pair, differently_trained, planted_recovery
+from enfold.members import Stacked, State
+from enfold.merging.states import states_of
+from enfold.metrics import accuracy, nll
+from enfold.progress import progress
+from enfold.registry import nearest
+from enfold.run.methods import as_tuples, made_fold
+from enfold.run.recipe import apply_override
+from enfold.run.stages import Cell
+from enfold.seeds import generator
+from enfold.train import Plan
+
+PARTS = ("rows", "line", "matrices", "averages", "sweep", "planted", "different")
+MATRICES = "matrices.safetensors"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a study shall do."""
+
+    members: int = 2  # the first so many are aligned
+    examples: int | None = None  # of the training part, to learn from; None: all
+    points: int = 21  # of each line
+    temperatures: tuple[float, ...] = TEMPERATURES
+    noises: tuple[float, ...] = NOISES
+    only: tuple[str, ...] = PARTS
+
+    def check(self, cell: Cell) -> None:
+        """Refuse what cannot be done before anything is written."""
+        for name in self.only:
+            if name not in PARTS:
+                raise EnfoldError(f"a study has no part '{name}'{nearest(name, PARTS)}: it has {', '.join(PARTS)}")
+        if not 2 <= self.members <= cell.recipe.members:
+            raise EnfoldError(
+                f"2 to {cell.recipe.members} of the run's members can be aligned, got {self.members}: change --members"
+            )
+        if self.examples is not None and self.examples < 2:
+            raise EnfoldError(f"alignment is learned from 2 examples or more, got {self.examples}: raise --examples")
+        if self.points < 2:
+            raise EnfoldError(f"a line needs its two ends, got {self.points} points: 21 are usual")
+        if not all(0 < each < math.inf for each in self.temperatures):
+            raise EnfoldError(f"temperatures must be above 0, got {min(self.temperatures)}: 1 is the published one")
+        if not all(0 <= each < math.inf for each in self.noises):
+            raise EnfoldError(f"noise must be 0 or more, got {min(self.noises)}: 1 is as large as the weights")
+
+
+def chosen_fold(cell: Cell, temperature: float, epochs: int | None, changes: Sequence[str]) -> PermAVG:
+    """permAVG as published, with another temperature or number of epochs, and settings as `key=value`."""
+    settings: dict[str, Any] = {"temperature": temperature, "plan": {}}
+    for change in changes:
+        apply_override(settings, change)
+    plan = {**settings.pop("plan"), **({} if epochs is None else {"epochs": epochs})}
+    own = dict(seed=cell.seed, device=cell.device, **{key: as_tuples(value) for key, value in plan.items()})
+    unknown = next((key for key in plan if key not in Plan.__dataclass_fields__), None)
+    if unknown is not None:
+        raise EnfoldError(f"a plan has no key '{unknown}'{nearest(unknown, Plan.__dataclass_fields__)}: see Plan")
+    fold: PermAVG = made_fold("perm_avg", settings, plan=published().replace(**own))
+    return fold
+
+
+def study(cell: Cell, folder: Path, asked: Asked, fold: PermAVG) -> dict[str, Any]:
+    """All parts asked for, by name, as JSON holds them; those that are in the folder already are read."""
+    asked.check(cell)
+    if folder.exists() and not folder.is_dir():
+        raise EnfoldError(f"a study needs a folder, got the file '{folder}': choose another --out")
+    own = _Study(cell, folder, asked, fold)
+    found: dict[str, Any] = {}
+    with progress("alignment", len(asked.only)) as bar:
+        for name in (name for name in PARTS if name in asked.only):
+            found[name] = getattr(own, name)()
+            bar.advance(1)
+            bar.say(name)
+    return found
+
+
+def stored_matrices(folder: Path) -> dict[str, Tensor]:
+    """The soft permutations of a study by group, (members - 1, d, d); none if they were not learned yet."""
+    return _read_matrices(folder / MATRICES)[1]
+
+
+class _Study:
+    """One cell's members and what is known of their alignment."""
+
+    def __init__(self, cell: Cell, folder: Path, asked: Asked, fold: PermAVG) -> None:
+        self.cell, self.folder, self.asked, self.fold = cell, folder, asked, fold
+        settings = {"seed": cell.seed, "members": asked.members, "examples": asked.examples, "fold": asdict(fold)}
+        self.settings: dict[str, Any] = json.loads(json.dumps(settings))
+
+    @cached_property
+    def data(self) -> Data:
+        """The run's data, with as many training examples as asked for."""
+        data, count = self.cell.data, self.asked.examples
+        if count is None:
+            return data
+        if not isinstance(data.train, Split):
+            raise EnfoldError("examples are chosen from a training part in memory, got a loader: leave --examples out")
+        order = torch.randperm(len(data.train), generator=generator(self.cell.seed, "alignment"))
+        return data.replace(train=data.train[order[:count]])
+
+    @cached_property
+    def everyone(self) -> Stacked:
+        """All members of the run."""
+        return self.cell.members().cpu()
+
+    @cached_property
+    def members(self) -> Stacked:
+        """Those that are aligned."""
+        return self.everyone[: self.asked.members]
+
+    @cached_property
+    def aligned(self) -> Aligned:
+        """The learned soft permutations, read or learned."""
+        file = self.folder / MATRICES
+        settings, matrices = _read_matrices(file)
+        if matrices and settings == self.settings:
+            return given_alignment(self.members, self.data, list(matrices.values()), seed=self.fold.plan.seed)
+        digest = hashlib.sha256(json.dumps(self.settings).encode()).hexdigest()[:12]
+        checkpoint = self.folder / f"learned-{digest}.checkpoint.safetensors"  # one of other settings is of no use
+        found = learned_alignment(self.members, self.data, self.fold, checkpoint=checkpoint)
+        values = {
+            f"{k:03d} {g.name}": m.contiguous()
+            for k, (g, m) in enumerate(zip(found.groups, found.matrices, strict=True))
+        }
+        with atomic_path(file) as temporary:
+            save_file(values, temporary, {"settings": json.dumps(self.settings)})
+        for left in self.folder.glob("learned-*.checkpoint*.safetensors"):
+            left.unlink()
+        return found
+
+    def rows(self) -> Any:
+        """Rows of each layer before and after."""
+
+        def make() -> Any:
+            states = states_of(self.members)
+            return row_statistics(states, self.aligned.states(), self.aligned.groups)
+
+        return self._part("rows", {}, make)
+
+    def matrices(self) -> Any:
+        """How soft the matrices are."""
+        return self._part("matrices", {}, lambda: matrix_statistics(self.aligned.groups, self.aligned.matrices))
+
+    def line(self) -> Any:
+        """Between members 1 and 2 as they are, matched by weights, and aligned by permAVG; by batch-norm mode."""
+
+        def make() -> Any:
+            network = self.members.member(0)
+            first, *_ = states_of(self.members)
+            modes = ("stored", "train", "reset") if _has_batch_norm(network) else ("stored",)
+            return {
+                mode: {name: self._line(network, first, end, mode) for name, end in self._ends().items()}
+                for mode in modes
+            }
+
+        return self._part("line", {"points": self.asked.points}, make)
+
+    def _ends(self) -> dict[str, State]:
+        matched = states_of(WeightMatching().matched(self.members[:2], self.data))[1]
+        return {"naive": states_of(self.members)[1], "weight matching": matched, "permAVG": self.aligned.states()[1]}
+
+    def _line(self, network: nn.Module, first: State, second: State, mode: Any) -> dict[str, Any]:
+        found = interpolation(network, first, second, self.data, points=self.asked.points, batch_norm=mode)
+        return {**found.as_dict(), "barrier": plain(barrier(found))}
+
+    def averages(self) -> Any:
+        """Averages of weights beside the mean member and the ensemble of those that are aligned."""
+
+        def make() -> Any:
+            matched = states_of(WeightMatching().matched(self.everyone, self.data))
+            counts = range(2, self.everyone.num_members + 1)
+            said = predict(self.members, self.data, "test").mean()
+            return {
+                "naive": naive_averages(self.everyone, self.data),
+                "weight matching": {k: average_scores(self.everyone, matched[:k], self.data) for k in counts},
+                "permAVG": {self.asked.members: average_scores(self.members, self.aligned.states(), self.data)},
+                "ensemble": {self.asked.members: Scores(accuracy(said), nll(said))},
+            }
+
+        return self._part("averages", {"all": self.cell.recipe.members}, make)
+
+    def sweep(self) -> Any:
+        """permAVG at several temperatures."""
+
+        def one(temperature: float) -> Any:
+            if temperature == self.fold.temperature:
+                return point_of(self.aligned, self.data, temperature)
+            return temperature_point(self.members, self.data, self.fold, temperature)
+
+        return self._points("sweep", "temperature", self.asked.temperatures, one)
+
+    def planted(self) -> Any:
+        """Planted permutations with growing noise."""
+
+        def one(noise: float) -> Any:
+            return planted_recovery(self.members, self.data, self.fold, noise, seed=self.cell.seed)
+
+        return self._points("planted", "noise", self.asked.noises, one)
+
+    def different(self) -> Any:
+        """Members that were taught different things."""
+        plan = self.cell.recipe.members_plan(self.cell.seed, self.cell.device)
+
+        def make(difference: Any) -> Any:
+            pair = differently_trained(self.cell.make_network, self.data, plan, difference)
+            return different_pair(pair, self.data, self.fold, difference)
+
+        return self._points(
+            "different", "difference", ("classes", "labels"), make, {"plan": json.loads(json.dumps(asdict(plan)))}
+        )
+
+    def _part(self, name: str, more: dict[str, Any], make: Callable[[], Any]) -> Any:
+        settings = {**self.settings, **more}
+        stored = self._stored(name, settings)
+        if stored is None:
+            stored = plain(make())
+            self._write(name, settings, stored)
+        return stored
+
+    def _points(
+        self, name: str, key: str, values: Sequence[Any], make: Callable[[Any], Any], more: dict[str, Any] | None = None
+    ) -> list[Any]:
+        """A part that is kept point by point; points of other values stay where they are."""
+        settings = {**self.settings, **(more or {})}
+        stored: list[Any] = self._stored(name, settings) or []
+        for value in values:
+            if all(each[key] != value for each in stored):
+                stored.append(plain(make(value)))
+                self._write(name, settings, stored)
+        return [each for value in values for each in stored if each[key] == value]
+
+    def _stored(self, name: str, settings: dict[str, Any]) -> Any:
+        """What was found with the same settings; what was found with others is of no use."""
+        file = self.folder / f"{name}.json"
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        same = isinstance(content, dict) and content.get("settings") == settings
+        return content.get("found") if same else None
+
+    def _write(self, name: str, settings: dict[str, Any], found: Any) -> None:
+        write_json(self.folder / f"{name}.json", {"part": name, "settings": settings, "found": found})
+
+
+def _has_batch_norm(network: nn.Module) -> bool:
+    return any(isinstance(layer, _BatchNorm) for layer in network.modules())
+
+
+def _read_matrices(file: Path) -> tuple[Any, dict[str, Tensor]]:
+    """The settings and the matrices by group, in the order of the groups."""
+    if not file.is_file():
+        return None, {}
+    try:
+        with safe_open(file, "pt") as stored:
+            settings = json.loads((stored.metadata() or {}).get("settings", "null"))
+            names = sorted(stored.keys())
+            return settings, {name.split(" ", 1)[1]: stored.get_tensor(name) for name in names}
+    except (SafetensorError, ValueError):  # damaged: learned again
+        return None, {}

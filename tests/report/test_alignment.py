@@ -1,0 +1,158 @@
+"""Figures and tables of a study, from stored results alone."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from enfold.errors import MissingExtra
+from enfold.report import alignment as figures
+from enfold.report.alignment import alignment_figures, draw_line, draw_matrices, draw_planted, draw_rows, draw_sweep
+from enfold.report.alignment_table import alignment_tables, study_cells
+
+ALPHAS = [0.0, 0.5, 1.0]
+
+
+def _line(accuracy: list[float], loss: list[float]) -> dict[str, Any]:
+    height = {"height": 0.1, "at": 0.5, "area": 0.05}
+    return {"alphas": ALPHAS, "accuracy": accuracy, "loss": loss, "barrier": {"loss": height, "error": height}}
+
+
+def _change(before: float, after: float) -> dict[str, float]:
+    return {"before": before, "after": after}
+
+
+def _rows(layer: str, hidden: bool) -> dict[str, Any]:
+    changes = {name: _change(0.5, 0.25) for name in ("distance", "deviation", "correlation", "length")}
+    return {"layer": layer, "units": 8, "hidden": hidden, **changes}
+
+
+def _scores(accuracy: float) -> dict[str, float]:
+    return {"accuracy": accuracy, "nll": 1 - accuracy}
+
+
+SWEEP = [
+    {"temperature": 0.1, "accuracy": 0.8, "nll": 0.5, "softness": {"hidden.0": 0.1}, "failed": None},
+    {"temperature": 1.0, "accuracy": 0.9, "nll": 0.4, "softness": {"hidden.0": 0.2}, "failed": None},
+    {"temperature": 10.0, "accuracy": None, "nll": None, "softness": None, "failed": "it is singular"},
+]
+FOUND: dict[str, Any] = {
+    "rows": [_rows("hidden.0", True), _rows("head", False)],
+    "line": {"stored": {"naive": _line([0.9, 0.6, 0.8], [0.3, 9, 0.4]), "permAVG": _line([0.9] * 3, [0.3] * 3)}},
+    "matrices": [{"group": "hidden.0", "units": 8, "softness": [0.25], "condition": [1.5], "one_to_one": [1.0]}],
+    "averages": {
+        "naive": {"1": _scores(0.9), "2": _scores(0.7), "3": _scores(0.5)},
+        "weight matching": {"2": _scores(0.88), "3": _scores(0.87)},
+        "permAVG": {"2": _scores(0.9)},
+        "ensemble": {"2": _scores(0.91)},
+    },
+    "sweep": SWEEP,
+    "planted": [
+        {"noise": noise, "recovered": {"permAVG": None, "weight matching": 1 - noise}, "chance": 0.01}
+        for noise in (0.0, 0.5)
+    ],
+    "different": [
+        {
+            "difference": "classes",
+            "members": [0.5, 0.4],
+            "naive": _scores(0.3),
+            "matched": _scores(0.35),
+            "learned": _scores(0.6),
+            "rows": [_rows("hidden.0", True)],
+            "softness": {"hidden.0": 0.3},
+        }
+    ],
+}
+MATRICES = {"hidden.0": np.eye(8)[None]}
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of all figures that are drawn, of which none is written: that takes long."""
+    names: list[str] = []
+    monkeypatch.setattr(
+        figures, "write_figure", lambda make, folder, name, purpose: (make() and names.append(name)) or []
+    )
+    return names
+
+
+def test_every_part_has_its_figures(tmp_path: Path, drawn: list[str]) -> None:
+    alignment_figures(FOUND, MATRICES, tmp_path)
+    assert set(drawn) == {"rows", "line", "softness", "matrices", "averages", "sweep", "planted", "different"}
+
+
+def test_parts_that_are_not_there_have_no_figure(tmp_path: Path, drawn: list[str]) -> None:
+    several = dict.fromkeys(("stored", "reset"), FOUND["line"]["stored"])
+    alignment_figures({"line": several}, {}, tmp_path)
+    assert drawn == ["line-stored", "line-reset"]
+
+
+def test_a_figure_is_written_as_svg_and_png(tmp_path: Path) -> None:
+    written = alignment_figures({"planted": FOUND["planted"]}, {}, tmp_path)
+    assert [path.name for path in written] == ["planted.svg", "planted.png"]
+    assert all(path.stat().st_size > 1000 for path in written)
+
+
+def test_without_matplotlib_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtra, match="matplotlib"):
+        alignment_figures(FOUND, MATRICES, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_lines_are_in_their_units_and_a_wide_loss_is_on_a_log_scale() -> None:
+    left, right = draw_line(FOUND["line"]["stored"]).axes
+    assert left.lines[0].get_ydata().tolist() == pytest.approx([90, 60, 80])
+    assert "(%)" in left.get_ylabel()
+    assert "nats" in right.get_ylabel()
+    assert (left.get_yscale(), right.get_yscale()) == ("linear", "log")
+    assert draw_line({"permAVG": _line([0.9] * 3, [0.3] * 3)}).axes[1].get_yscale() == "linear"
+
+
+def test_rows_name_the_output_layer() -> None:
+    axes = draw_rows(FOUND["rows"]).axes
+    assert [label.get_text() for label in axes[0].get_yticklabels()] == ["hidden.0", "head (output)"]
+    ends = [artist.get_xdata()[0] for artist in axes[1].lines if (artist.get_gid() or "").startswith("end:distance")]
+    assert ends == [0.25, 0.25]
+
+
+def test_a_large_matrix_is_shown_in_blocks_and_its_rows_by_how_hard_they_are() -> None:
+    order = np.random.default_rng(0).permutation(200)
+    hardness = np.linspace(0.5, 1, 200)
+    matrix = np.full((200, 200), 0.001)
+    matrix[np.arange(200), order] = hardness
+    whole, hard, soft = (axes.images[0].get_array() for axes in draw_matrices({"a": matrix}).axes[:3])
+    assert whole.shape == (50, 50)
+    assert whole.max() == pytest.approx(1)
+    assert hard.shape == soft.shape == (24, 24)
+    np.testing.assert_allclose(np.diag(hard), hardness[::-1][:24])
+    np.testing.assert_allclose(np.diag(soft), hardness[:24][::-1])
+    assert whole[10, order[40:44] // 4].min() > 0.5
+
+
+def test_a_temperature_that_failed_is_named_and_not_drawn() -> None:
+    figure = draw_sweep(SWEEP, FOUND["averages"])
+    for axes in figure.axes:
+        assert [text.get_text() for text in axes.texts] == ["singular"]
+        assert len(axes.lines[0].get_xdata()) == 2
+    legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert legend == ["permAVG", "mean member", "ensemble"]
+
+
+def test_what_was_not_found_is_left_out_of_the_planted_figure() -> None:
+    axes = draw_planted(FOUND["planted"]).axes[0]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["weight matching"]
+
+
+def test_tables_have_a_cell_for_every_column_and_say_what_failed() -> None:
+    cells = study_cells(FOUND)
+    assert len(cells) == len(FOUND) == len(alignment_tables(FOUND))
+    for _, header, rows in cells:
+        assert rows
+        assert {len(row) for row in rows} == {len(header)}
+    by_title = {title.split(",")[0]: rows for title, _, rows in cells}
+    assert by_title["permAVG by temperature"][2] == ["10", "singular", "-", "-"]
+    assert by_title["interpolation"][0][:5] == ["naive", "stored", "60.00", "60.00", "90.00"]
+    assert by_title["accuracy on test data (%)"][2] == ["permAVG", "-", "90.00", "-"]

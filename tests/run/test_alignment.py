@@ -1,0 +1,104 @@
+"""The verb `alignment`: every part once, kept, and not computed again; what is wrong is refused before anything."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from enfold.report import alignment as figures
+from enfold.run import alignment
+
+QUICK = ("--epochs", 1, "--examples", 96, "--temperatures", "0.5,1", "--noises", "0", "--points", 3)
+
+
+@pytest.fixture
+def run(enfold, small_data: Path, tmp_path: Path) -> Path:
+    """Members that differ; for what is asked here they need not be trained."""
+    out = tmp_path / "out"
+    changes = ("plan.epochs=0", "network={name: mlp, widths: [6, 5]}", "data.validation=60")
+    settings = [part for change in changes for part in ("--set", change)]
+    assert enfold("train", out, "--data", small_data, "--members", 3, *settings).code == 0
+    return out
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of all figures that are drawn, of which none is written: that takes long."""
+    names: list[str] = []
+    monkeypatch.setattr(
+        figures, "write_figure", lambda make, folder, name, purpose: (make() and names.append(name)) or []
+    )
+    return names
+
+
+def test_all_parts_are_computed_kept_and_drawn_and_once_is_enough(enfold, run: Path, drawn, monkeypatch) -> None:
+    done = enfold("alignment", run, *QUICK)
+    assert done.code == 0, done.err
+    for word in ("rows of weights", "hidden.1", "weight matching", "softness", "planted", "different labels"):
+        assert word in done.out, word
+    assert set(drawn) == {"rows", "line", "softness", "matrices", "averages", "sweep", "planted", "different"}
+    folder = run / "alignment"
+    for part in alignment.PARTS:
+        assert json.loads((folder / f"{part}.json").read_text())["part"] == part
+    assert not list(folder.glob("*checkpoint*"))
+    kept = {name: len(each) for name, each in alignment.stored_matrices(folder).items()}
+    assert kept == {"hidden.0": 1, "hidden.1": 1}
+
+    for name in ("learned_alignment", "planted_recovery", "differently_trained", "interpolation", "naive_averages"):
+        monkeypatch.setattr(alignment, name, None)  # nothing is computed again
+    before = {file.name: file.read_bytes() for file in folder.glob("*.json")}
+    again = enfold("alignment", run, *QUICK, "--json")
+    assert again.code == 0, again.err
+    content = json.loads(again.out)
+    assert content["parts"]["averages"]["naive"].keys() == {"1", "2", "3"}
+    assert [point["temperature"] for point in content["parts"]["sweep"]] == [0.5, 1.0]
+    assert before == {file.name: file.read_bytes() for file in folder.glob("*.json")}
+
+
+def test_settings_points_that_are_added_and_damaged_files(enfold, run: Path, drawn, monkeypatch) -> None:
+    flags = ("--members", 3, "--set", "matched=12", "--temperature", 0.5, "--epochs", 0)
+    done = enfold("alignment", run, *flags, "--only", "matrices, rows", "--json")
+    assert done.code == 0, done.err
+    assert [len(group["softness"]) for group in json.loads(done.out)["parts"]["matrices"]] == [2, 2]
+    folder = run / "alignment"
+    settings = json.loads((folder / "rows.json").read_text())["settings"]
+    assert (settings["fold"]["matched"], settings["fold"]["temperature"], settings["members"]) == (12, 0.5, 3)
+    assert settings["fold"]["plan"]["learning_rate"] == 0.1
+    expected = (folder / "matrices.json").read_text()
+    (folder / "matrices.json").write_text("{")
+    (folder / "matrices.safetensors").write_bytes(b"no tensors")
+    assert enfold("alignment", run, *flags, "--only", "matrices").code == 0
+    assert (folder / "matrices.json").read_text() == expected
+
+    asked: list[float] = []
+    true = alignment.temperature_point
+    monkeypatch.setattr(alignment, "temperature_point", lambda *given: asked.append(given[-1]) or true(*given))
+    for temperatures, members, more in (("2", 3, [2.0]), ("2,3", 3, [3.0]), ("3", 2, [3.0])):
+        asked.clear()
+        sweep = ("--members", members, "--only", "sweep", "--out", run / "elsewhere", "--temperatures", temperatures)
+        assert enfold("alignment", run, *flags[2:], *sweep).code == 0
+        assert asked == more
+    assert len(json.loads((run / "elsewhere" / "sweep.json").read_text())["found"]) == 1
+
+
+WRONG = [
+    (("--members", 4), "2 to 3 of the run's members"),
+    (("--only", "row"), "no part 'row'"),
+    (("--temperatures", "1;2"), "commas"),
+    (("--temperatures", "1,-2"), "above 0, got -2"),
+    (("--temperature", 0), "above 0"),
+    (("--noises", "-1"), "0 or more, got -1"),
+    (("--examples", 1), "2 examples or more"),
+    (("--points", 1), "two ends"),
+    (("--set", "colour=red"), "colour"),
+    (("--set", "plan.colour=red"), "no key 'colour'"),
+]
+
+
+def test_what_is_wrong_is_refused_before_anything_is_written(enfold, run: Path) -> None:
+    for flags, message in WRONG:
+        done = enfold("alignment", run, *flags)
+        assert done.code == 2, flags
+        assert message in done.err
+        assert len(done.err.strip().splitlines()) == 1
+    assert not (run / "alignment").exists()
