@@ -38,6 +38,9 @@ bench: $(READY) ## ratios to one network, in one process
 	$(BIN)/python bench/shares.py
 	$(BIN)/python bench/distillation.py
 	$(BIN)/python bench/corruptions.py
+	$(BIN)/python bench/merging.py
+	$(BIN)/python bench/landscape.py
+	$(BIN)/python bench/report.py
 
 clean: ## remove what these targets made
 	rm -rf .venv runs

@@ -261,7 +261,7 @@ def test_peak_memory_prints_nothing() -> None:
 # All together
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def costs() -> tuple[dict[str, nn.Module], dict[str, cost.Cost]]:
     models = {"one": MLP(12, (8,), 4), "two": Two(lambda: MLP(12, (8,), 4))}
     models["two"].members[1].eval()

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from enfold import progress as module
-from enfold.progress import Lines, Silent, progress
+from enfold.progress import Lines, Silent, progress, titled
 
 
 @pytest.fixture
@@ -55,6 +55,16 @@ def test_without_a_total_there_is_no_share(clock, capsys):
     clock[0] += 6
     lines.say("loss 0.5")
     assert capsys.readouterr().err == "training  loss 0.5\n"
+
+
+def test_inside_a_block_the_title_is_that_of_the_block(clock, capsys):
+    with titled("seed 0: kd"), progress("distill (fresh)", 1) as bar:
+        bar.advance(1)
+        bar.say("done")
+    with progress("distill (fresh)", 1) as bar:
+        bar.advance(1)
+        bar.say("done")
+    assert capsys.readouterr().err == "seed 0: kd 100 %  done\ndistill (fresh) 100 %  done\n"
 
 
 def test_quiet_says_nothing(capsys):

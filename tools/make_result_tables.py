@@ -116,7 +116,7 @@ def claims_of(name: str, content: Mapping[str, Any]) -> str:
         published = [_value(side["published"], scale, rough) for side in sides]
         ours = [_value(side["ours"] and side["ours"]["mean"], scale, fine) for side in sides]
         other = claim["source"] != judged["source"]["table"]
-        says = f"{claim['says']} ({claim['source']})" if other else claim["says"]
+        says = f"{claim['says']}; {claim['source']}" if other else claim["says"]
         lines.append([says, metric, " / ".join(published), " / ".join(ours), claim["verdict"]])
     return f"\n{counts[0].upper()}{counts[1:]}.\n\n{table(lines)}"
 

@@ -24,3 +24,7 @@ class MissingExtra(EnfoldError, ImportError):
 
 class NonFiniteLoss(EnfoldError):
     """Training met a loss that is not a number or infinite."""
+
+
+class WrongShape(EnfoldError, RuntimeError):
+    """Inputs of a shape that a network cannot take."""

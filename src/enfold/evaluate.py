@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from enfold.data.dataset import Data, evaluation_batches, has_examples
 from enfold.errors import EnfoldError
 from enfold.members.engines import image_layout, logits_of
+from enfold.members.shapes import refuse_shape
 from enfold.metrics import METRICS, calibrated, fit_temperature, gain_recovered, gibbs_nll, nll, per_member
 from enfold.modes import evaluating
 from enfold.predictions import Predictions
@@ -32,10 +33,16 @@ def member_logits(model: nn.Module, inputs: Tensor) -> Tensor:
 def predict(model: nn.Module, data: Data, part: PartName = "test", batch_size: int = 1024) -> Predictions:
     """What every member says about every example of one part, in eval mode; chunks of about 1,000 rows run fastest."""
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
-    log_probs, labels = [], []
+    log_probs: list[Tensor] = []
+    labels: list[Tensor] = []
     with evaluating(model):
         for inputs, batch_labels in evaluation_batches(data, getattr(data, part), batch_size):
-            logits = member_logits(model, inputs.to(device)).float()
+            try:
+                logits = member_logits(model, inputs.to(device)).float()
+            except Exception as error:
+                if not labels:
+                    refuse_shape(model, inputs, error)
+                raise
             log_probs.append(torch.log_softmax(logits, dim=-1).cpu())
             labels.append(batch_labels.cpu())
     if not labels:

@@ -6,7 +6,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Protocol
+
+_title: ContextVar[str] = ContextVar("title", default="")  # of all that is shown inside a block
 
 
 class ProgressBar(Protocol):
@@ -57,10 +60,21 @@ class Lines:
 
 
 @contextmanager
+def titled(title: str) -> Iterator[None]:
+    """Inside the block, whatever is shown has this title: who asks for work knows its name better than who does it."""
+    before = _title.set(title)
+    try:
+        yield
+    finally:
+        _title.reset(before)
+
+
+@contextmanager
 def progress(
     title: str, total: float | None = None, *, done: float = 0.0, quiet: bool = False
 ) -> Iterator[ProgressBar]:
     """Show how far `title` has come; what was `done` before, in another run, does not count for the time left."""
+    title = _title.get() or title
     if quiet:
         yield Silent()
     elif not sys.stderr.isatty():

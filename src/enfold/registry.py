@@ -65,9 +65,22 @@ def method(room: str, name: str) -> Method:
         other = next((each for each in ROOMS if key in methods(each)), None)
         if other is not None:
             use = f"enfold {other} RUN {name}, or {other}s: in a recipe" if other in VERBS else f"{other}: of a fold"
-            raise EnfoldError(f"a {room} is asked for, but '{name}' is a {other}: use {use}")
+            near = related(key, known)
+            instead = f"; {room}s near to it are {', '.join(near)}" if near else ""
+            raise EnfoldError(f"a {room} is asked for, but '{name}' is a {other}: use {use}{instead}")
         raise EnfoldError(f"there is no {room} '{name}'{nearest(key, known)}: choose one of {', '.join(known)}")
     return known[key]
+
+
+def related(name: str, known: dict[str, Method]) -> list[str]:
+    """Methods of another room that may be meant: with that name in theirs, and folds that end in a share."""
+    words = {word for word in name.split("_") if len(word) > 2}
+    ends_in_share = [each for each in known.values() if not getattr(each.kind, "one_network", True)]
+    return [
+        key
+        for key, each in known.items()
+        if name in key or key in name or words & set(key.split("_")) or each in ends_in_share
+    ]
 
 
 def method_name(kind: type[Any]) -> str:

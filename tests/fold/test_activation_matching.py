@@ -13,8 +13,10 @@ from enfold.members import Stacked
 from planted import assert_back, planted
 
 
-@pytest.mark.parametrize("watch", ["inputs", "outputs"])
-@pytest.mark.parametrize("name", ["shallow", "deep", "convolutional", "residual"])
+@pytest.mark.parametrize(
+    ("name", "watch"),
+    [("shallow", "outputs"), ("deep", "inputs"), ("convolutional", "outputs"), ("residual", "inputs")],
+)
 def test_planted_copies_average_back(name, watch):
     members, network, data = planted(name, 3)
     assert_back(ActivationMatching(repair="none", watch=watch)(members, data), network, data)

@@ -37,6 +37,7 @@ def states_equal(first: nn.Module, second: nn.Module) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+both = pytest.mark.parametrize("members", ["plain", "normed"], indirect=True)
 every_fold = pytest.mark.parametrize("fold", FOLDS.values(), ids=FOLDS)
 to_one_network = [fold for fold in FOLDS.values() if gives_one_network(fold)]
 every_fold_to_one_network = pytest.mark.parametrize("fold", to_one_network, ids=[fold.name for fold in to_one_network])
@@ -62,6 +63,7 @@ def test_a_fold_is_a_frozen_dataclass_that_tells_its_idea(fold):
         fold.make(nonsense=1)
 
 
+@both
 @every_fold_to_one_network
 def test_the_users_own_class_and_keys(fold, members, data):
     network = made(fold)(members, data)
@@ -78,6 +80,7 @@ def test_the_users_own_class_and_keys(fold, members, data):
     assert network(data.test.inputs).shape == (30, 3)
 
 
+@both
 @every_fold
 def test_members_are_left_untouched(fold, members, data, snapshot):
     unchanged = snapshot(members)
@@ -101,6 +104,7 @@ def test_the_same_seed_gives_the_same_result(fold, members, data):
         assert not states_equal(last, other)
 
 
+@both
 @every_fold_to_one_network
 def test_equal_members_fold_to_themselves(fold, members, data):
     """Without training nothing may change but batch-norm statistics, which are measured again."""
@@ -120,12 +124,14 @@ def test_different_architectures_are_refused_by_name(fold, networks, data):
 @every_fold
 def test_a_checkpoint_is_taken_and_the_result_is_the_same(fold, members, data, tmp_path):
     file = tmp_path / "fold.safetensors"
-    expected = made(fold)(members, data)
-    assert states_equal(expected, made(fold)(members, data, checkpoint=file))
+    expected = made(fold)(members, data, checkpoint=file)
     assert file.exists() == trains(fold)
     assert states_equal(expected, made(fold)(members, data, checkpoint=file))
+    if trains(fold):
+        assert states_equal(expected, made(fold)(members, data))
 
 
+@both
 @every_fold
 def test_one_member_is_enough(fold, members, data):
     network = made(fold)(members[:1], data)

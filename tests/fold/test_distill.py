@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from enfold.data import Data, Split
 from enfold.data.batches import Batch, Order
 from enfold.distilling import Lessons, Teacher
+from enfold.distilling.divergence import as_target
 from enfold.errors import EnfoldError
 from enfold.evaluate import best_member, predict
 from enfold.fold import Distill
@@ -49,7 +50,7 @@ def teacher_of(members, data: Data, temperature: float = 1.0, reduction: str = "
 def loss_of(student: Tensor, target: Tensor, labels: Tensor, alpha: float, temperature: float, smoothing: float = 0.0):
     """The loss and its gradient in the logits, for a teacher that answers `target` = log p_t(τ)."""
     table = Table(student)
-    objective = lessons(lambda batch: target, alpha, temperature, smoothing)
+    objective = lessons(lambda batch: as_target(target), alpha, temperature, smoothing)
     losses = objective(table, Batch(torch.zeros(len(labels), 1, dtype=student.dtype), labels))
     losses.sum().backward()
     return losses.detach(), table.logits.grad
@@ -141,7 +142,7 @@ def test_each_student_has_its_own_loss():
         def forward(self, inputs: Tensor) -> Tensor:
             return students
 
-    together = lessons(lambda batch: target, 0.7, 2.0)(Three(), Batch(torch.zeros(5, 1), LABELS))
+    together = lessons(lambda batch: as_target(target), 0.7, 2.0)(Three(), Batch(torch.zeros(5, 1), LABELS))
     alone = [loss_of(student, target, LABELS, 0.7, 2.0)[0][0] for student in students]
     torch.testing.assert_close(together, torch.stack(alone))
 
@@ -152,7 +153,7 @@ def test_a_cached_answer_is_the_answer(members, data, own):
     looked_up = teacher_of(members, data, 2.0, "mean_softened_probs", remembers=True)
     computed = teacher_of(members, data, 2.0, "mean_softened_probs", remembers=False)
     assert looked_up.targets is not None
-    assert looked_up.targets.shape == (40, 3)
+    assert looked_up.targets.shape == (40, 3 + 1)
     assert computed.targets is None
     for batch in Order(16, range(2) if own else None).batches(data, 0):
         torch.testing.assert_close(looked_up(batch), computed(batch))

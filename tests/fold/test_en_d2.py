@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Dirichlet as Reference
 
-from enfold.distilling import Dirichlet, Teacher
+from enfold.distilling import Dirichlet, Recorded, Teacher
+from enfold.distilling.dirichlet import TooSure, warn_if_too_sure
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.fold.en_d2 import EnD2
+from enfold.fold.proxy_en_d2 import ProxyEnD2
 from enfold.members import Stacked
 from enfold.metrics import accuracy
 from enfold.share.batch_ensemble import BatchEnsemble
@@ -142,6 +145,45 @@ def test_the_last_epoch_is_kept(members, data):
     plan = chosen.adapted(student)
     assert (plan.select, plan.patience) == ("last", None)
     assert EnD2(plan=PLAN.replace(patience=1)).adapted(student).patience is None
+
+
+def constant(logits: list[float]) -> nn.Module:
+    """A network that says the same about all inputs."""
+    layer = nn.Linear(4, 3)
+    nn.init.zeros_(layer.weight)
+    layer.bias = nn.Parameter(torch.tensor(logits))
+    return layer
+
+
+AT_ODDS = ([8.0, 0.0, 0.0], [0.0, 8.0, 0.0])  # sure of different classes
+
+
+@pytest.mark.parametrize("method", [EnD2, ProxyEnD2])
+def test_a_student_far_surer_than_its_teachers_differ_is_told_of(data, method):
+    """It has no time to leave the logits of the member that it starts from."""
+    members = Stacked([constant(logits) for logits in AT_ODDS])
+    hasty = PLAN.replace(epochs=1, learning_rate=1e-9)
+    said = r"on validation data is 2\.9\de\+03, .*: train for more epochs, or use start: fresh"
+    with pytest.warns(TooSure, match=said):
+        method(plan=hasty)(members, data)
+    method(plan=hasty, start="fresh")(members, data)  # about as much as knowing nothing
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_too_sure_is_ten_times_the_precision_of_the_members(data, recorded):
+    """β_0 = 3 + 2 / (2 · 1/2 Σ_m KL(π̄ || π_m)) by hand, and α_0 just below and above ten times that."""
+    teachers = Stacked([constant(logits) for logits in AT_ODDS]).eval()
+    probs = torch.tensor(AT_ODDS, dtype=torch.float64).softmax(-1)
+    apart = (probs.mean(0) * (probs.mean(0).log() - probs.log())).sum(-1).mean()
+    members = Recorded(teachers(data.train.inputs).detach()) if recorded else teachers
+    for factor in (9.9, 10.1):
+        student = Dirichlet(constant(3 * [math.log(factor * (3 + 1 / float(apart)) / 3)]))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            warn_if_too_sure(student, members, data)
+        assert [each.category for each in caught] == [TooSure] * (factor > 10)
+    equal = Stacked([constant([1.0, 0.0, 0.0])] * 2)
+    warn_if_too_sure(Dirichlet(constant([15.0, 1.0, 1.0])), equal, data)  # as sure as teachers that never differ
 
 
 def test_a_share_learns(members, data):

@@ -67,7 +67,7 @@ def test_it_goes_on_from_either_step(members, data: Data, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"share": BatchEnsemble(2)}, "Hydra's student is a Hydra, got share=BatchEnsemble"),
+        ({"share": BatchEnsemble(2)}, "Hydra's student is a Hydra, got a BatchEnsemble"),
         ({"body": "melted"}, "body must be one of trained, frozen, got 'melted'"),
         ({"first_epochs": -1}, "first_epochs must be 0 or more, got -1"),
     ],

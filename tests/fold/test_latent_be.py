@@ -291,7 +291,7 @@ def test_vectors_take_the_steps_of_one_member():
     [
         ({"share": Hydra(4)}, r"one member a teacher, got share=Hydra\(.*: leave it out, or use one_to_one"),
         ({"share": BatchEnsemble(4)}, "one member a teacher, got share=BatchEnsemble"),
-        ({"start": "als"}, "must start as one network, got start='als'.*: use fresh, member, average or matched"),
+        ({"start": "als"}, "must start as one network, got start: als.*: use fresh, member, average or matched"),
         ({"fold": "median"}, "fold must be one of mean_outer, outer_mean, sum, got 'median'"),
         ({"bias": "none"}, "bias must be one of shared_pre, shared_post, member, got 'none'"),
         ({"batch_norm": "mine"}, "batch_norm must be one of own, shared, joint, got 'mine'"),

@@ -66,15 +66,15 @@ def test_pairs_know_no_order(seed, order):
 
 @pytest.mark.parametrize("own", [True, False])
 def test_students_one_by_one_learn_what_they_learn_together(own):
-    """A target is (T, B, C), or (T, S, B, C) where students have their own batches."""
+    """A target is (T, B, K), or (T, S, B, K) where students have their own batches; K is the classes and 1."""
     method = OneToOne(temperature=2.0)
     students = logits_of_seed(0, 3, 5, 4)
     answers = logits_of_seed(1, 3, 3 * 5, 4) if own else logits_of_seed(1, 3, 5, 4)
-    target = method.target(answers).view(3, 3, 5, 4) if own else method.target(answers)
+    target = method.target(answers).view(3, 3, 5, 5) if own else method.target(answers)
     together = method.loss(students, target, 0.0)
     alone = [method.loss(students[m : m + 1], method.part(target, m, own), 0.0) for m in range(3)]
     torch.testing.assert_close(together, torch.cat(alone))
-    pairs = [method.target(answers)[m].view(-1, 5, 4)[m if own else 0] for m in range(3)]
+    pairs = [method.target(answers)[m].view(-1, 5, 5)[m if own else 0] for m in range(3)]
     expected = [method.loss(students[m : m + 1], pair[None], 0.0) for m, pair in enumerate(pairs)]
     torch.testing.assert_close(together, torch.cat(expected))
 

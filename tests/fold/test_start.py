@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from enfold.data import Data
+from enfold.distilling import start
 from enfold.errors import EnfoldError
 from enfold.fold import Average, Distill
 from enfold.fold.one_to_one import OneToOne
@@ -54,16 +57,17 @@ def test_copies_with_permuted_units_average_back_when_matched(members, data):
 
 
 def test_a_share_starts_from_each_of_them(members, data):
-    for start in ("member", "fresh", "average", "matched"):
-        network = begun(members, data, start=start)
-        share = begun(members, data, start=start, share=BatchEnsemble(3, init="ones"))
+    for place in ("member", "fresh", "average", "matched"):
+        network = begun(members, data, start=place)
+        share = begun(members, data, start=place, share=BatchEnsemble(3, init="ones"))
         same(share.member(2), network)
 
 
-def test_the_nearest_batch_ensemble(members, data):
-    share = BatchEnsemble(4)
+def test_the_nearest_batch_ensemble(members, data, monkeypatch):
+    share, few_sweeps = BatchEnsemble(4), partial(reconstruct, sweeps=20)
+    monkeypatch.setattr(start, "reconstruct", few_sweeps)
     student = OneToOne(plan=NOTHING, start="als", share=share)(members, data)
-    nearest = reconstruct(members, share).members
+    nearest = few_sweeps(members, share).members
     for name, parameter in student.named_parameters():
         torch.testing.assert_close(parameter, dict(nearest.named_parameters())[name])
     if any("running_mean" in name for name in nearest.state_dict()):  # measured again after the weights changed
@@ -73,19 +77,34 @@ def test_the_nearest_batch_ensemble(members, data):
 
 @pytest.mark.parametrize(("share", "given"), [(None, "one network"), (Hydra(4), "Hydra")])
 def test_least_squares_need_a_batch_ensemble(members, data, share, given):
-    with pytest.raises(EnfoldError, match=f"is a BatchEnsemble's, got {given}: give share=BatchEnsemble"):
+    with pytest.raises(EnfoldError, match=f"is a BatchEnsemble's, got {given}: use share: batch_ensemble"):
         begun(members, data, start="als", share=share)
 
 
 def test_a_tie_pulls_members_to_their_teachers(members, data):
-    plan = Plan(epochs=20, batch_size=16, learning_rate=0.02, optimizer="adam", weight_decay=0.0, select="last")
+    plan = Plan(epochs=8, batch_size=16, learning_rate=0.02, optimizer="adam", weight_decay=0.0, select="last")
     distances = []
     for tie in (0.0, 1.0):
-        student = OneToOne(plan=plan, start="als", share=BatchEnsemble(4), tie=tie)(members, data)
+        student = OneToOne(plan=plan, start="average", share=BatchEnsemble(4), tie=tie)(members, data)
         own, taught = student.expand(), members.expand()
         gaps = [(own[name] - taught[name]).detach() for name in ("inner.weight", "head.weight")]
         distances.append(sum(float(gap.square().sum()) for gap in gaps))
     assert distances[1] < distances[0]
+
+
+def test_a_student_of_its_own_starts_fresh_and_nowhere_else(members, data):
+    def make():
+        return torch.nn.Linear(4, 3)
+
+    for place in ("member", "average", "matched", "als"):
+        with pytest.raises(EnfoldError, match=f"got start: {place}: use start: fresh, or leave student out"):
+            Distill(student=make, start=place)
+    unsaid, said = (begun(members, data, student=make, **given) for given in ({}, {"start": "fresh"}))
+    same(unsaid, said)
+    assert (Distill().begins, Distill(student=make).begins) == ("member", "fresh")
+    same(begun(members, data), begun(members, data, start="member"))
+    with pytest.raises(EnfoldError, match="the start must be one of member, fresh, average, matched, als, got 'warm'"):
+        Distill(start="warm")
 
 
 @pytest.mark.parametrize(

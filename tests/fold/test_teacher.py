@@ -14,12 +14,15 @@ from torch import nn
 from enfold.data import Data, Split
 from enfold.data.batches import Order
 from enfold.distilling import Recorded, Teacher
+from enfold.distilling.divergence import as_target
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.fold import Distill
 from enfold.members import Mixed, Stacked
+from enfold.metrics import nll
 from enfold.share import Bagging, BatchEnsemble, TreeNet
 from enfold.train import Plan
+from enfold.train.selection import Selection
 
 PLAN = Plan(epochs=2, batch_size=16, learning_rate=0.02)
 
@@ -145,8 +148,8 @@ def test_answers_in_sixteen_bits_are_kept_as_floats(data, tmp_path):
 @pytest.mark.parametrize(
     ("share", "settings", "says"),
     [
-        (Bagging(2), {"fit": "ensemble"}, "students that see the same examples, got order='own'"),
-        (BatchEnsemble(2), {"fit": "ensemble", "plan": PLAN.replace(order="split")}, "got order='split'"),
+        (Bagging(2), {"fit": "ensemble"}, "students that see the same examples, got the order 'own'"),
+        (BatchEnsemble(2), {"fit": "ensemble", "plan": PLAN.replace(order="split")}, "got the order 'split'"),
         (TreeNet(2, choice="best"), {}, "TreeNet as it is set has a loss or a training of its own"),
     ],
 )
@@ -261,11 +264,30 @@ def test_the_mean_of_students_learns_as_a_whole(members, data):
     logits = torch.randn(2, 5, 3)
     mean = logits.softmax(-1).mean(0).log()
     expected = (target.exp() * (target - mean)).sum(-1).mean()
-    torch.testing.assert_close(fold.loss(logits, target, 0.0), expected.expand(2))
+    told = as_target(target)
+    torch.testing.assert_close(fold.loss(logits, told, 0.0), expected.expand(2))
     equal = logits[:1].expand(2, 5, 3)
-    torch.testing.assert_close(fold.loss(equal, target, 0.0), Distill().loss(equal, target, 0.0))
+    torch.testing.assert_close(fold.loss(equal, told, 0.0), Distill().loss(equal, told, 0.0))
     assert not fold.separable
     assert predict(fold(members, data), data).num_members == 2
+
+
+def test_what_is_fitted_is_what_an_epoch_is_chosen_by(members, data, monkeypatch):
+    """With fit="ensemble" the validation NLL of the students' mean, not the mean of theirs."""
+    seen: list[tuple[list[float], float]] = []
+    update = Selection.update
+
+    def remembering(self: Selection, epoch: int, values: list[float]) -> None:
+        seen.append((values, nll(predict(self.model, data, "validation"))))
+        update(self, epoch, values)
+
+    monkeypatch.setattr(Selection, "update", remembering)
+    fold = Distill(share=BatchEnsemble(3, init="signs"), fit="ensemble", start="fresh", plan=PLAN)
+    student = fold(members, data)
+    assert len(seen) == PLAN.epochs + 1
+    for values, whole in seen:
+        assert values == pytest.approx([whole], abs=1e-6)
+    assert nll(predict(student, data, "validation")) == pytest.approx(min(whole for _, whole in seen), abs=1e-6)
 
 
 def test_the_key_is_that_of_a_later_process(members, data):

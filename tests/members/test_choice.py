@@ -36,7 +36,7 @@ def test_our_own_mlp_is_stacked():
 
 
 @pytest.mark.parametrize("name", ["mlp", "dropout", "batch_norm_1d", "reassigned_buffer", "functional_dropout"])
-@pytest.mark.parametrize("engine", ["auto", "measure", "loop"])
+@pytest.mark.parametrize("engine", ["auto", "measure"])
 @pytest.mark.parametrize("training", [False, True])
 def test_choosing_changes_nothing(name, engine, training):
     members = Stacked(population(name), engine).train(training)

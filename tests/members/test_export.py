@@ -16,8 +16,7 @@ MAKERS = {
 }
 
 
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("called_before", [False, True])
+@pytest.mark.parametrize(("called_before", "grad"), [(True, False), (False, True)])
 @pytest.mark.parametrize("kind", MAKERS)
 def test_exported_members_are_the_same_and_stay_usable(kind, called_before, grad):
     torch.manual_seed(0)

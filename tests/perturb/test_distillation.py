@@ -41,7 +41,7 @@ def test_a_share_learns_at_moved_inputs(perturb, pictures, snapshot):
     assert unchanged()
 
 
-@every
+@pytest.mark.parametrize("perturb", [ODS(), TDivSDiv()], ids=lambda perturb: type(perturb).__name__)
 def test_a_killed_training_goes_on_to_the_same_bits(perturb, pictures, tmp_path, monkeypatch):
     teachers, file = Stacked(population(make_cnn)).eval(), tmp_path / "fold.safetensors"
     plan = PLAN.replace(epochs=2, augment=("flip",))

@@ -246,7 +246,7 @@ def test_it_leaves_the_members_alone_and_can_be_saved(tmp_path):
 
 def test_bad_inputs_are_refused():
     members = Stacked([nn.Linear(3, 2), nn.Linear(3, 2)])
-    with pytest.raises(EnfoldError, match=r"2 members and num_members=4: pass BatchEnsemble\(num_members=2\)"):
+    with pytest.raises(EnfoldError, match=r"2 members and num_members=4: let the BatchEnsemble have num_members: 2"):
         reconstruct(members, BatchEnsemble())
     with pytest.raises(EnfoldError, match="at least 1 sweep, got 0"):
         reconstruct(members, sweeps=0)

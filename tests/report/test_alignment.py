@@ -1,5 +1,6 @@
 """Figures and tables of a study, from stored results alone."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of all figures that are drawn, of which none is written: that takes long."""
     names: list[str] = []
     monkeypatch.setattr(
-        figures, "write_figure", lambda make, folder, name, purpose: (make() and names.append(name)) or []
+        figures, "write_figure", lambda make, folder, name, purpose, alt: (make() and names.append(name)) or []
     )
     return names
 
@@ -91,8 +92,11 @@ def test_parts_that_are_not_there_have_no_figure(tmp_path: Path, drawn: list[str
 
 def test_a_figure_is_written_as_svg_and_png(tmp_path: Path) -> None:
     written = alignment_figures({"planted": FOUND["planted"]}, {}, tmp_path)
-    assert [path.name for path in written] == ["planted.svg", "planted.png"]
-    assert all(path.stat().st_size > 1000 for path in written)
+    assert [path.name for path in written] == ["planted.svg", "planted.png", "figures.json"]
+    assert all(path.stat().st_size > 1000 for path in written[:2])
+    listed = json.loads(written[2].read_text(encoding="utf-8"))["figures"]
+    assert [each["file"] for each in listed] == ["planted.svg"]
+    assert all(listed[0][key] for key in ("title", "caption", "alt"))
 
 
 def test_without_matplotlib_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of all figures that are drawn, of which none is written: that takes long."""
     names: list[str] = []
     monkeypatch.setattr(
-        figures, "write_figure", lambda make, folder, name, purpose: (make() and names.append(name)) or []
+        figures, "write_figure", lambda make, folder, name, purpose, alt: (make() and names.append(name)) or []
     )
     return names
 

@@ -37,21 +37,18 @@ def test_run_writes_everything_and_prints_a_table(enfold, recipe_file: Path, tmp
     assert not list(out.rglob("*checkpoint*")), "checkpoints of finished trainings are removed"
 
 
-def test_a_stored_fold_loads_without_enfold_and_predicts_the_same(enfold, recipe_file: Path, tmp_path: Path) -> None:
+def test_a_stored_fold_loads_without_enfold_and_predicts_the_same(finished: Path) -> None:
     from safetensors.torch import load_file
 
-    out = tmp_path / "out"
-    enfold("run", recipe_file, out)
-    network = library.load(out / "folds/average.safetensors")
+    network = library.load(finished / "folds/average.safetensors")
     plain = library.networks.MLP(16, [16], 4)
-    plain.load_state_dict(load_file(out / "folds/average.safetensors"))
+    plain.load_state_dict(load_file(finished / "folds/average.safetensors"))
     inputs = torch.randn(5, 1, 4, 4)
     torch.testing.assert_close(plain.eval()(inputs), network(inputs), rtol=0, atol=0)
 
 
-def test_verbs_one_by_one_give_what_run_gives(enfold, recipe_file: Path, tmp_path: Path, small_data: Path) -> None:
-    whole, steps = tmp_path / "whole", tmp_path / "steps"
-    enfold("run", recipe_file, whole)
+def test_verbs_one_by_one_give_what_run_gives(enfold, finished: Path, tmp_path: Path, small_data: Path) -> None:
+    steps = tmp_path / "steps"
     settings = ["plan.epochs=3", "plan.batch_size=32", "plan.learning_rate=0.01", "cost=false", "data.validation=60"]
     flags = [part for setting in settings for part in ("--set", setting)]
     network = ("--set", "network={name: mlp, widths: [16]}")
@@ -60,7 +57,7 @@ def test_verbs_one_by_one_give_what_run_gives(enfold, recipe_file: Path, tmp_pat
     shown = enfold("fold", steps, "distill", "--label", "distill-fresh", "--set", "start=fresh", "--json")
     assert shown.code == 0, shown.err
     rows = json.loads(shown.out)["rows"]
-    expected = json.loads((whole / "summary.json").read_text())["rows"]
+    expected = json.loads((finished / "summary.json").read_text())["rows"]
     for name in ("mean member", "ensemble", "control", "average", "distill-fresh"):
         assert rows[name]["scores"] == expected[name]["scores"]
     again = enfold("evaluate", steps, "--json")
@@ -78,24 +75,20 @@ def test_several_seeds_give_a_spread(enfold, recipe_file: Path, tmp_path: Path) 
     assert (out / "seed-3/members/members.safetensors").is_file()
 
 
-def test_cost_is_measured_and_drawn(enfold, recipe_file: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    done = enfold("run", recipe_file, out, "--set", "cost=true")
-    assert "latency, 128 (ms)" in done.out
-    rows = json.loads((out / "summary.json").read_text())["rows"]
+def test_cost_is_measured_and_drawn(enfold, costed: Path) -> None:
+    assert "latency, 128 (ms)" in enfold("evaluate", costed).out
+    rows = json.loads((costed / "summary.json").read_text())["rows"]
     assert rows["ensemble"]["cost"]["ratios"]["parameters"] == 3
     assert rows["average"]["cost"]["ratios"]["flops"] == 1
-    assert (out / "quality-cost.svg").read_text().startswith("<?xml")
-    assert (out / "quality-cost.png").stat().st_size > 5000
+    assert (costed / "quality-cost.svg").read_text().startswith("<?xml")
+    assert (costed / "quality-cost.png").stat().st_size > 5000
 
 
-def test_a_run_is_not_overwritten_and_resumes(enfold, recipe_file: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    enfold("run", recipe_file, out)
-    refused = enfold("run", recipe_file, out)
+def test_a_run_is_not_overwritten_and_resumes(enfold, recipe_file: Path, finished: Path) -> None:
+    refused = enfold("run", recipe_file, finished)
     assert (refused.code, "--resume" in refused.err) == (2, True)
-    assert enfold("run", recipe_file, out, "--resume").code == 0
-    other = enfold("run", recipe_file, out, "--resume", "--set", "plan.epochs=4")
+    assert enfold("run", recipe_file, finished, "--resume").code == 0
+    other = enfold("run", recipe_file, finished, "--resume", "--set", "plan.epochs=4")
     assert other.code == 2
     assert "another" in other.err
 
@@ -233,9 +226,8 @@ def test_a_run_that_was_killed_while_it_was_made_resumes(enfold, recipe_file: Pa
     assert (out / "recipe.yaml").is_file()
 
 
-def test_weights_without_a_manifest_are_made_again(enfold, recipe_file: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    enfold("run", recipe_file, out)
+def test_weights_without_a_manifest_are_made_again(enfold, recipe_file: Path, finished: Path) -> None:
+    out = finished
     before = (out / "folds/distill-fresh.safetensors").read_bytes()
     (out / "folds/distill-fresh.json").unlink()
     (out / "folds/average.safetensors").unlink()
@@ -252,22 +244,18 @@ def test_a_folder_of_the_users_own_is_never_taken(enfold, recipe_file: Path, tmp
     assert (out / "recipe.yaml").read_text() == "mine"
 
 
-def test_a_run_with_an_added_fold_resumes_by_its_first_recipe(enfold, recipe_file: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    enfold("run", recipe_file, out)
-    assert enfold("fold", out, "distill", "--label", "soft", "--set", "temperature=4").code == 0
-    again = enfold("run", recipe_file, out, "--resume", "--json")
+def test_a_run_with_an_added_fold_resumes_by_its_first_recipe(enfold, recipe_file: Path, finished: Path) -> None:
+    assert enfold("fold", finished, "distill", "--label", "soft", "--set", "temperature=4").code == 0
+    again = enfold("run", recipe_file, finished, "--resume", "--json")
     assert again.code == 0
     assert "soft" in json.loads(again.out)["rows"]
 
 
-def test_a_student_of_another_shape_is_evaluated_again(enfold, recipe_file: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    enfold("run", recipe_file, out)
+def test_a_student_of_another_shape_is_evaluated_again(enfold, finished: Path) -> None:
     smaller = ["--label", "small", "--set", "student={name: mlp, widths: [4]}"]
-    first = enfold("fold", out, "distill", *smaller, "--json")
+    first = enfold("fold", finished, "distill", *smaller, "--json")
     assert first.code == 0, first.err
-    assert json.loads(enfold("evaluate", out, "--json").out)["rows"] == json.loads(first.out)["rows"]
+    assert json.loads(enfold("evaluate", finished, "--json").out)["rows"] == json.loads(first.out)["rows"]
 
 
 def test_code_that_a_file_names_is_not_run_unasked(enfold, tmp_path: Path, small_data: Path) -> None:
@@ -303,9 +291,8 @@ def test_code_that_a_file_names_is_not_run_unasked(enfold, tmp_path: Path, small
         ["nothing"],
     ],
 )
-def test_a_wrong_fold_leaves_the_run_as_it_was(enfold, recipe_file: Path, tmp_path: Path, arguments) -> None:
-    out = tmp_path / "out"
-    enfold("run", recipe_file, out)
+def test_a_wrong_fold_leaves_the_run_as_it_was(enfold, finished: Path, arguments) -> None:
+    out = finished
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     done = enfold("fold", out, *arguments)
     assert done.code == 2
@@ -314,9 +301,8 @@ def test_a_wrong_fold_leaves_the_run_as_it_was(enfold, recipe_file: Path, tmp_pa
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
-def test_evaluating_needs_trained_members(enfold, recipe_file: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    enfold("run", recipe_file, out)
+def test_evaluating_needs_trained_members(enfold, finished: Path) -> None:
+    out = finished
     (out / "predictions/average.safetensors").write_bytes(b"damaged")
     before = json.loads((out / "summary.json").read_text())["rows"]
     assert json.loads(enfold("evaluate", out, "--json").out)["rows"] == before
@@ -355,12 +341,18 @@ def test_train_says_what_it_made_as_json(enfold, tmp_path: Path, small_data: Pat
     assert made == {"run": str(tmp_path / "out"), "members": 2, "seeds": [0]}
 
 
+def stopped(*ignored: object, **settings: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_ctrl_c_says_what_is_kept_and_how_to_go_on(enfold, recipe_file, tmp_path, monkeypatch) -> None:
     out = tmp_path / "out"
-
-    def stopped(*ignored: object, **settings: object) -> None:
-        raise KeyboardInterrupt
-
+    with monkeypatch.context() as patched:
+        patched.setattr("enfold.run.stages.Cell.check", stopped)
+        done = enfold("run", recipe_file, out, "--set", "plan.epochs=2")
+    assert (done.code, out.exists()) == (130, False)
+    again = f"enfold run {recipe_file} {out} --set plan.epochs=2"
+    assert done.err == f"enfold: stopped before anything was written: start again with  {again}\n"
     with monkeypatch.context() as patched:
         patched.setattr("enfold.run.stages.fit", stopped)
         done = enfold("run", recipe_file, out)
@@ -381,9 +373,7 @@ def test_a_method_is_explained_with_its_settings(enfold) -> None:
     assert "did you mean 'batch_ensemble'" in refused.err
 
 
-def test_the_table_in_the_file_has_the_quartiles_of_a_latency(enfold, recipe_file: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    enfold("run", recipe_file, out, "--set", "cost=true")
-    seconds = json.loads((out / "summary.json").read_text())["rows"]["ensemble"]["cost"]["latency"]["1"]
+def test_the_table_in_the_file_has_the_quartiles_of_a_latency(costed: Path) -> None:
+    seconds = json.loads((costed / "summary.json").read_text())["rows"]["ensemble"]["cost"]["latency"]["1"]
     median, lower, upper = (f"{1e3 * seconds[name]:.2f}" for name in ("median", "lower", "upper"))
-    assert f"{median} [{lower}, {upper}] (" in (out / "table.md").read_text()
+    assert f"{median} [{lower}, {upper}] (" in (costed / "table.md").read_text()

@@ -33,6 +33,8 @@ def test_every_student_is_a_row(enfold, recipe_file, tmp_path):
     rows = json.loads(done.out)["rows"]
     labels = ["latent", "into-share", "heads", "proxy", "small", "hydra"]
     assert [row for row in rows if row in labels] == labels
+    for label in (*labels, "control"):
+        assert f"seed 0: {label} 100 %" in done.err
     assert all(rows[label]["scores"]["accuracy"]["mean"] > 0.3 for label in labels)
     assert {label for label in labels if "diversity" in rows[label]} == {"into-share", "heads", "hydra"}
     make = library.networks.MLP(16, [16], 4)
@@ -48,9 +50,8 @@ def test_every_student_is_a_row(enfold, recipe_file, tmp_path):
     assert {path: path.read_bytes() for path in (out / "folds").iterdir()} == before
 
 
-def test_a_dirichlet_student_is_evaluated_by_its_mean(enfold, recipe_file, tmp_path):
-    out = tmp_path / "out"
-    assert enfold("run", recipe_file, out).code == 0
+def test_a_dirichlet_student_is_evaluated_by_its_mean(enfold, finished, tmp_path):
+    out = finished
     done = enfold("fold", out, "proxy-en-d2", "--label", "proxy", "--json")
     assert done.code == 0, done.err
     network = library.load(out / "folds" / "proxy.safetensors")
@@ -78,6 +79,7 @@ def test_a_dirichlet_student_is_evaluated_by_its_mean(enfold, recipe_file, tmp_p
         ("{method: distill, label: a, share: {num_members: 2}}", "a name, or a mapping with method"),
         ("{method: distill, label: a, share: {method: batch_ensemble, members: 8}}", "no setting 'members'"),
         ("{method: distill, label: a, student: {name: mlp, widths: wide}}", "widths"),
+        ("{method: distill, label: a, student: mlp, start: member}", "got start: member: use start: fresh"),
         ("{method: ae_kd, label: a, tolerance: 0.1}", "tolerance"),
         ("{method: latent_be, label: a, share: batch_ensemble}", "leave it out"),
     ],

@@ -1,4 +1,4 @@
-"""A run that is killed at random moments and resumed ends in the same bits as one that was left alone."""
+"""A run that is killed at any file it writes, and resumed, ends in the same bits as one that was left alone."""
 
 import hashlib
 import json
@@ -7,21 +7,32 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-COMMAND = [sys.executable, "-c", "from enfold.cli import main; main()", "run"]
+import pytest
+
+# Every file of a run becomes whole by one rename: the process kills itself before or after the one of that number.
+KILLED = """
+import os, pathlib, signal, sys
+from enfold.cli import main
+left, renamed = int(sys.argv.pop(1)), pathlib.Path.replace
+def replace(path, target):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return renamed(path, target)
+pathlib.Path.replace = replace
+main()
+"""
 
 
-def start(recipe: Path, out: Path) -> "subprocess.Popen[bytes]":
+def killed_at(number: int, recipe: Path, out: Path) -> None:
     resume = ["--resume"] if (out / "run.json").exists() else []
+    words = [sys.executable, "-c", KILLED, str(number), "run", str(recipe), str(out), *resume]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [*COMMAND, str(recipe), str(out), *resume, "--set", "plan.epochs=12"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env=environment,
-    )
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 def digests(out: Path) -> dict[str, str]:
@@ -32,27 +43,23 @@ def digests(out: Path) -> dict[str, str]:
     }
 
 
-def test_killed_and_resumed_equals_left_alone(recipe_file: Path, tmp_path: Path) -> None:
-    alone, killed = tmp_path / "alone", tmp_path / "killed"
-    whole = start(recipe_file, alone)
-    _, said = whole.communicate(timeout=100)
-    assert whole.returncode == 0, said.decode()
-    moments = random.Random(0)
-    kills = 0
-    for _ in range(4):
-        process = start(recipe_file, killed)
-        deadline = time.monotonic() + 60
-        while not (killed / "run.json").exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(moments.uniform(0.0, 0.6) if kills == 0 else moments.uniform(1.0, 3.0))
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            kills += 1
-        process.communicate()
-    assert kills >= 1, "the run was over before it could be killed"
-    last = start(recipe_file, killed)
-    _, said = last.communicate(timeout=100)
-    assert last.returncode == 0, said.decode()
-    assert digests(killed) == digests(alone)
-    results = [json.loads((out / "results.json").read_text())["rows"] for out in (alone, killed)]
+def test_killed_twice_and_resumed_equals_left_alone(enfold, recipe_file: Path, finished: Path, tmp_path: Path) -> None:
+    """Before the members' second checkpoint is whole, and amid the training of what follows them."""
+    out = tmp_path / "killed"
+    killed_at(4, recipe_file, out)
+    assert (out / "members/members.checkpoint.safetensors").exists()
+    killed_at(6, recipe_file, out)
+    assert (out / "members/members.json").exists()
+    assert enfold("run", recipe_file, out, "--resume").code == 0
+    assert digests(out) == digests(finished)
+    results = [json.loads((run / "results.json").read_text())["rows"] for run in (finished, out)]
     assert results[0] == results[1]
+
+
+@pytest.mark.slow
+def test_killed_anywhere_and_resumed_equals_left_alone(enfold, recipe_file: Path, finished: Path, tmp_path: Path):
+    out, moments = tmp_path / "killed", random.Random(0)
+    for _ in range(6):
+        killed_at(moments.randint(1, 5), recipe_file, out)
+    assert enfold("run", recipe_file, out, "--resume").code == 0
+    assert digests(out) == digests(finished)

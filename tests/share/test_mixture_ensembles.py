@@ -293,8 +293,8 @@ def test_patterns_choose_what_is_mixed():
         ({"budget": float("nan")}, "a budget must be above 0, got nan"),
         ({"max_templates": 0}, "max_templates must be at least 1, got 0"),
         ({"counts": "all"}, "counts must be one of everything, templates, got 'all'"),
-        ({"init": "network", "single_blob": True}, "single_blob=True .*: use init='kaiming'"),
-        ({"single_blob": False}, "each of the 3 shapes occurs once: set thin=True or single_blob=True"),
+        ({"init": "network", "single_blob": True}, "single_blob=True .*: use init: kaiming"),
+        ({"single_blob": False}, "each of the 3 shapes occurs once: set thin: true or single_blob: true"),
     ],
 )
 def test_what_cannot_be_is_refused(settings, message):

@@ -64,7 +64,7 @@ def test_it_equals_separate_small_networks_in_training():
 
 @pytest.mark.parametrize(("members", "alpha", "gamma"), [(4, 2, 1), (4, 2, 2), (2, 2, 2), (4, 4, 1), (1, 2, 1)])
 def test_the_count_is_equation_3(members, alpha, gamma):
-    network = WideResNet(10, 4, 10)
+    network = WideResNet(10, 2, 10)
     packed = PackedEnsembles(members, alpha=alpha, gamma=gamma)(network)
     assert parameters(packed) / parameters(network) == pytest.approx(alpha**2 / (members * gamma), rel=0.1)
 

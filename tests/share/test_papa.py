@@ -1,5 +1,7 @@
 """PAPA: what a pull does to members, when it comes, and that the average of the result is a network."""
 
+from functools import cache
+
 import pytest
 import torch
 from torch import nn
@@ -151,17 +153,24 @@ def accuracy(network: nn.Module, data: Data) -> float:
     return float((network.eval()(data.test.inputs).argmax(-1) == data.test.labels).float().mean())
 
 
-@pytest.mark.filterwarnings("ignore::enfold.train.diversity.Alike")
-@pytest.mark.parametrize("settings", [{"keep": 0.9, "every_steps": 1}, {"kind": "all", "every_epochs": 1}])
-def test_the_average_is_a_network_where_that_of_independent_members_is_not(settings):
+@cache
+def independent() -> tuple[Data, nn.Module, Plan, Stacked]:
+    """Members that were trained apart, to compare with."""
     torch.manual_seed(0)
     data, network = quadrants(), MLP(2, [16, 16], 2)
     plan = Plan(epochs=12, batch_size=32, learning_rate=0.01, weight_decay=0.0, select="last")
-    apart = Stacked.make(network, 3)
-    fit(apart, data, plan, quiet=True)
+    members = Stacked.make(network, 3)
+    fit(members, data, plan, quiet=True)
+    return data, network, plan, members
+
+
+@pytest.mark.filterwarnings("ignore::enfold.train.diversity.Alike")
+@pytest.mark.parametrize("settings", [{"keep": 0.9, "every_steps": 1}, {"kind": "all", "every_epochs": 1}])
+def test_the_average_is_a_network_where_that_of_independent_members_is_not(settings):
+    data, network, plan, alone = independent()
     together = PAPA(3, start="own", smoothing=(), **settings).train(network, data, plan, quiet=True)
-    assert min(accuracy(member, data) for member in apart) > 0.95
-    assert accuracy(Average()(apart, data), data) < 0.85
+    assert min(accuracy(member, data) for member in alone) > 0.95
+    assert accuracy(Average()(alone, data), data) < 0.85
     assert accuracy(Average()(together, data), data) > 0.95
 
 

@@ -170,7 +170,7 @@ def test_training_by_choice_sees_the_same_examples_and_keeps_the_last_epoch():
     assert TreeNet(2).adapted(Plan(bootstrap=True)) == Plan(bootstrap=True)
     assert TreeNet(2).objective(Plan()) is None
     inputs = torch.randn(2, 5, 4)
-    with pytest.raises(EnfoldError, match="order='shared'"):
+    with pytest.raises(EnfoldError, match="order: shared"):
         BestBranch()(share(MLP(4, [4], 3)), Batch(inputs, torch.zeros(2, 5, dtype=torch.long), own=True))
 
 

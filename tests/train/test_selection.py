@@ -41,6 +41,14 @@ def test_each_member_its_own_best_epoch():
     assert weights(selection.model) == [2.0, 1.0, 0.0]
 
 
+def test_members_judged_as_a_whole_are_chosen_together():
+    selection = Selection(counter(3), patience=1)
+    assert run(selection, [[3, 1, 2, 4, 0]]) == 2
+    selection.apply()
+    assert selection.epoch == [1, 1, 1]
+    assert weights(selection.model) == [1.0, 1.0, 1.0]
+
+
 def test_the_first_of_equal_epochs_is_kept():
     selection = Selection(counter(), patience=None)
     run(selection, [[3, 1, 1, 1]])

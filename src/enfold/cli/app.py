@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, cast
 
+import click
 import typer
 
 from enfold.cli import look, make
@@ -20,6 +22,7 @@ app = typer.Typer(
     "Start with `enfold demo`, then `enfold run RECIPE OUT` with a recipe of your own.",
 )
 
+RESUMABLE = ("demo", "run", "reproduce", "train", "share", "fold", "evaluate", "alignment")
 INTERRUPTED = 130  # the exit code of what was stopped by Ctrl-C
 
 
@@ -43,11 +46,17 @@ def options(
 VERBS = (
     make.demo,
     make.run,
+    make.reproduce,
     make.train,
     make.share,
     make.fold,
     make.evaluate,
     look.claims,
+    look.report,
+    look.card,
+    look.watch,
+    look.alignment,
+    look.landscape,
     look.methods,
     look.data,
     look.doctor,
@@ -70,10 +79,19 @@ def main() -> None:
         raise SystemExit(INTERRUPTED) from None
 
 
+def _out(words: list[str]) -> Path:
+    """The run directory that a command line names, or leaves to its default."""
+    command = cast("click.Group", typer.main.get_command(app)).commands[words[0]]
+    return Path(command.make_context(words[0], words[1:], resilient_parsing=True).params["out"])
+
+
 def _stopped(words: list[str]) -> str:
     """What Ctrl-C leaves, and how to go on from it."""
-    if not words or words[0] not in ("demo", "run", "train", "share", "fold", "evaluate") or "--dry-run" in words:
+    if not words or words[0] not in RESUMABLE or "--dry-run" in words:
         return "stopped"
-    resume = ["--resume"] if words[0] in ("demo", "run", "train") and "--resume" not in words else []
+    makes = words[0] in ("demo", "run", "train")
+    if makes and not (_out(words) / "run.json").is_file():
+        return f"stopped before anything was written: start again with  {shlex.join(['enfold', *words])}"
+    resume = ["--resume"] if (makes or words[0] == "reproduce") and "--resume" not in words else []
     kept = "models that were finished are kept, and of the one in training its last whole epoch"
     return f"stopped; {kept}: go on with  {shlex.join(['enfold', *words, *resume])}"

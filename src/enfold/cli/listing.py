@@ -27,6 +27,7 @@ PACKAGES = (  # package, extra, what it gives
     ("pydantic", "", "recipes"),
     ("PyYAML", "", "recipes"),
     ("matplotlib", "report", "figures"),
+    ("jinja2", "report", "the HTML report"),
     ("scikit-learn", "data", "the digits data set"),
     ("pillow", "data", "folders of images"),
 )

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from enfold.cli.options import AsJson, console, print_json
+from enfold.cli.options import AsJson, Device, Run, Trust, console, numbers, print_json
 from enfold.errors import EnfoldError
 
 
 def claims(
     run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run with stored predictions.")],
-    file: Annotated[Path, typer.Argument(help="A YAML file of published orderings; see recipes/*.claims.yaml.")],
+    file: Annotated[Path, typer.Argument(help="A YAML file of published orderings, or a name of `enfold reproduce`.")],
     as_json: AsJson = False,
     out: Annotated[Path | None, typer.Option(help="Also write the verdicts to this JSON file.")] = None,
 ) -> None:
@@ -22,11 +23,12 @@ def claims(
     from enfold.files import write_json
     from enfold.report.claims import claims_legend, claims_table
     from enfold.run import RunDirectory
-    from enfold.run.claims import judge, read_claims
+    from enfold.run.claims import judge
+    from enfold.run.published import claims_in
 
     if out is not None and (out.suffix != ".json" or out.is_dir()):
         raise EnfoldError(f"verdicts are written to a .json file, got '{out}': change its name")
-    claimed, opened = read_claims(file), RunDirectory.open(run_directory)
+    claimed, opened = claims_in(file), RunDirectory.open(run_directory)
     words = ["enfold", "claims", str(run_directory), str(file), *(["--out", str(out)] if out else [])]
     content = {"command": shlex.join(words), **judge(opened, opened.recipe(), claimed)}
     if out is not None:
@@ -37,6 +39,146 @@ def claims(
     terminal = console()
     terminal.print(claims_table(content))
     terminal.print(claims_legend(content), style="dim")
+
+
+def alignment(
+    run_directory: Run,
+    members: Annotated[int, typer.Option(help="Align the first so many.")] = 2,
+    temperature: Annotated[float, typer.Option(help="Of the soft permutations.")] = 1.0,
+    epochs: Annotated[int | None, typer.Option(help="Of each learning; 20 are published.")] = None,
+    examples: Annotated[
+        int | None, typer.Option(help="Learn from so many training examples; all if not given.")
+    ] = None,
+    only: Annotated[str | None, typer.Option(help="Some parts: rows,line,matrices,averages,sweep,planted.")] = None,
+    temperatures: Annotated[str, typer.Option(help="Of the sweep.")] = "0.1,0.5,1,5,10",
+    noises: Annotated[str, typer.Option(help="Of planted permutations, in deviations of weights.")] = "0,1,3,10,30",
+    points: Annotated[int, typer.Option(help="On each line.")] = 21,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="Of permAVG: --set matched=12")] = None,
+    out: Annotated[Path | None, typer.Option(help="A folder for it; RUN/alignment if not given.")] = None,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+    trust_code: Trust = False,
+) -> None:
+    """Look at what alignment does to a run's members: weights, lines, soft permutations, averages, known pairs.
+
+    Of a run of several seeds the first is taken. Parts that are finished are kept and not computed again.
+    """
+    from enfold.cli.preflight import check_device, require_trust
+    from enfold.errors import MissingExtra
+    from enfold.report.alignment import alignment_figures
+    from enfold.report.alignment_table import alignment_tables
+    from enfold.run import open_run
+    from enfold.run.alignment import PARTS, Asked, chosen_fold, stored_matrices, study
+    from enfold.run.execute import cells
+
+    check_device(device)
+    opened, recipe = open_run(run_directory)
+    require_trust(recipe, trust_code, run_directory)
+    parts = tuple(part.strip() for part in only.split(",")) if only else PARTS
+    asked = Asked(members, examples, points, numbers(temperatures), numbers(noises), parts)
+    cell, folder = cells(opened, recipe, device)[0], out or opened.path / "alignment"
+    found = study(cell, folder, asked, chosen_fold(cell, temperature, epochs, overrides or ()))
+    try:
+        figures = alignment_figures(found, stored_matrices(folder), folder)
+    except MissingExtra as missing:
+        print(missing, file=sys.stderr)
+        figures = []
+    if as_json:
+        print_json({"run": str(opened.path), "seed": cell.seed, "parts": found, "figures": [str(f) for f in figures]})
+        return
+    terminal = console()
+    for table in alignment_tables(found):
+        terminal.print(table)
+    terminal.print(f"written to {folder}: a .json file a part, matrices.safetensors, figures as .svg and .png")
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="One run or several, side by side.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The HTML file; RUN/report.html, or report.html here for several runs.")
+    ] = None,
+) -> None:
+    """Write one self-contained HTML page about a run: it opens from disk and loads nothing from anywhere."""
+    from enfold.files import write_text
+    from enfold.report.page import page
+    from enfold.run.gather import gather
+
+    file = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
+    if file.suffix not in (".html", ".htm") or file.is_dir():
+        raise EnfoldError(f"a report is written to an .html file, got '{file}': change its name")
+    write_text(file, page([gather(run) for run in runs]))
+    print(f"written to {file}")
+
+
+def card(
+    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="An evaluated run.")],
+    label: Annotated[str | None, typer.Option(help="The fold to ship; the best by validation NLL if left out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The Markdown file; RUN/MODEL_CARD.md if left out.")] = None,
+) -> None:
+    """Write a model card for the network to ship: what it is, how good, how dear, and what it is not for."""
+    from enfold.files import write_text
+    from enfold.report.card import model_card
+    from enfold.run.gather import gather
+
+    file = out or run_directory / "MODEL_CARD.md"
+    if file.suffix != ".md" or file.is_dir():
+        raise EnfoldError(f"a model card is written to an .md file, got '{file}': change its name")
+    write_text(file, model_card(gather(run_directory, label=label)))
+    print(f"written to {file}")
+
+
+def watch(
+    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run, also one that is under way.")],
+    port: Annotated[int, typer.Option(help="On the loopback address; 0 takes a free one.")] = 0,
+) -> None:
+    """Serve the growing report of a run to this machine alone, and refresh it; Ctrl-C stops it."""
+    from enfold.run.watch import serve
+
+    serve(run_directory, port, lambda address: print(f"{address}  (Ctrl-C stops it)", flush=True))
+
+
+def landscape(
+    run_directory: Run,
+    only: Annotated[
+        str | None, typer.Option(help="Some parts: similarity,diversity,map,radial,three,sizes,paths.")
+    ] = None,
+    minutes: Annotated[float, typer.Option(help="A part that would take longer is left out, and named.")] = 10.0,
+    seed: Annotated[int | None, typer.Option(help="Of a run of several; the first if not given.")] = None,
+    examples: Annotated[int, typer.Option(help="Networks are asked about so many test examples.")] = 500,
+    size: Annotated[int, typer.Option(help="Points along each side of a plane.")] = 41,
+    out: Annotated[Path | None, typer.Option(help="A folder for it; RUN/landscape if not given.")] = None,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+    trust_code: Trust = False,
+) -> None:
+    """Draw where a run's networks lie: how alike they are, paths and planes between them, what more of them give.
+
+    Parts that are finished are kept and not computed again.
+    """
+    from enfold.cli.preflight import check_device, require_trust
+    from enfold.errors import MissingExtra
+    from enfold.report.landscape import landscape_figures
+    from enfold.report.landscape_words import landscape_table
+    from enfold.run import open_run
+    from enfold.run.landscape import Asked, cell_of, stored_parts, study
+
+    check_device(device)
+    asked = Asked(tuple(part.strip() for part in only.split(",")) if only else (), minutes, examples, size)
+    opened, recipe = open_run(run_directory)
+    require_trust(recipe, trust_code, run_directory)
+    cell, folder = cell_of(opened, recipe, seed, device), out or opened.path / "landscape"
+    found = study(cell, folder, asked)
+    try:
+        figures = landscape_figures(stored_parts(folder), folder)
+    except MissingExtra as missing:
+        print(missing, file=sys.stderr)
+        figures = []
+    if as_json:
+        print_json({"run": str(opened.path), "seed": cell.seed, "parts": found, "figures": [str(f) for f in figures]})
+        return
+    terminal = console()
+    terminal.print(landscape_table(found))
+    terminal.print(f"written to {folder}: arrays as .safetensors, facts as .json, figures as .svg and .png")
 
 
 def methods(

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from enfold.errors import EnfoldError
+
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Change a recipe's value: --set plan.epochs=5")]
 Seeds = Annotated[list[int] | None, typer.Option("--seed", help="Run this seed; several --seed give a spread.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")]
@@ -24,6 +26,14 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", help="A setting of the method: --set rank=2 --set plan.epochs=5")
 ]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run with trained members.")]
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """Numbers with commas between them."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise EnfoldError(f"numbers are given with commas between them, got '{text}': for example 0.1,1,10") from error
 
 
 def console(*, stderr: bool = False) -> Any:

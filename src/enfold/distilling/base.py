@@ -37,8 +37,8 @@ class Distillation(Composable, ABC):
 
     alpha: float = 1.0  # the teachers' part of the loss; the labels' is 1 - alpha
     temperature: float = 1.0  # teachers' and students' logits are divided by it
-    start: Start = "member"  # what the student starts from: member, fresh, average, matched, als
-    student: Callable[[], nn.Module] | None = None  # makes another network than the members', started fresh
+    start: Start | None = None  # member, fresh, average, matched or als; None: member, or fresh if there is a student
+    student: Callable[[], nn.Module] | None = None  # makes another network than the members', which starts fresh
     share: Share | None = None  # the student is this share of its network, instead of one network
     perturb: Perturbation | str | Mapping[str, Any] | None = None  # moves inputs to where teachers have more to tell
     tie: float = 0.0  # strength of a pull of a share's weights to the teachers', member by member
@@ -55,7 +55,7 @@ class Distillation(Composable, ABC):
         if not 0 < self.temperature < math.inf:
             raise EnfoldError(f"the temperature must be above 0, got {self.temperature}: 1 softens nothing")
         for name, choices in {"start": get_args(Start), "tie_over": ("sum", "mean"), **self.choices}.items():
-            if getattr(self, name) not in choices:
+            if getattr(self, name) not in choices and (name, getattr(self, name)) != ("start", None):
                 raise EnfoldError(
                     f"the {name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}: choose one"
                 )
@@ -64,6 +64,11 @@ class Distillation(Composable, ABC):
         if self.tie and self.student_share(1) is None:
             raise EnfoldError(
                 f"a tie holds each member of a share to its teacher, got tie={self.tie} and one network: give a share"
+            )
+        if self.student is not None and self.start not in (None, "fresh"):
+            raise EnfoldError(
+                f"a student of its own has no member's weights to start from, got start: {self.start}: use start: "
+                "fresh, or leave student out"
             )
         object.__setattr__(self, "perturb", made_perturbation(self.perturb))
 
@@ -93,6 +98,11 @@ class Distillation(Composable, ABC):
         The target is (..., B, K), or (..., S, B, K) where each student has its own batch; `progress` is the part of the
         training that is done.
         """
+
+    @property
+    def begins(self) -> Start:
+        """The start, said or not: members' networks start from the best member, others fresh."""
+        return self.start or ("member" if self.student is None else "fresh")
 
     @property
     def separable(self) -> bool:
@@ -156,8 +166,7 @@ class Distillation(Composable, ABC):
     ) -> nn.Module:
         """The student as its training left it, before anything is made of it."""
         student = self.begin(members, data, checkpoint, answers)
-        start = "fresh" if self.student is not None else self.start
-        return self.taught(student, members, data, checkpoint, answers, start)
+        return self.taught(student, members, data, checkpoint, answers, self.begins)
 
     def after(
         self,
@@ -203,6 +212,7 @@ class Distillation(Composable, ABC):
         self, student: nn.Module, members: nn.Module | Recorded, data: Data, answers: Path | None = None
     ) -> Objective:
         """What is minimised, after all that must hold between teachers and student was looked at."""
+        self.plan.per_member("label_smoothing", trained_members(student))
         teacher = self.teacher(members, data, answers)
         self.check(teacher, student)
         self._require_plain(student)
@@ -244,7 +254,7 @@ class Distillation(Composable, ABC):
     ) -> nn.Module:
         """The student before its training; one that is trained before that keeps its state beside `checkpoint`."""
         share = self.student_share(int(getattr(members, "num_members", 1)))
-        return begin(members, data, self.start, self.plan.seed, self.student, share)
+        return begin(members, data, self.begins, self.plan.seed, self.student, share)
 
     def teacher(self, members: nn.Module | Recorded, data: Data, answers: Path | None = None) -> Teacher:
         """The members as those who answer."""
@@ -259,7 +269,7 @@ class Distillation(Composable, ABC):
     def lessons(self, teacher: Teacher) -> Lessons:
         """What is learned from each batch."""
         perturb = self.perturb if isinstance(self.perturb, Perturbation) else None
-        return Lessons(self, teacher, perturb, self.plan.per_member("label_smoothing", 1)[0])
+        return Lessons(self, teacher, perturb, self.plan.label_smoothing)
 
     def adapted(self, student: nn.Module) -> Plan:
         """The plan; members of a share see the same batches, about which the teachers are then asked once."""

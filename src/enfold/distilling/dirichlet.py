@@ -1,16 +1,44 @@
-"""A network whose logits are the concentrations of a distribution over class probabilities, as a predictor."""
+"""A network whose logits are the concentrations of a distribution over class probabilities: how it is read and taught.
+
+A student is too sure where its distributions are far narrower than its teachers are apart,
+
+    exp mean ln (α_0 / β_0) > TOO_SURE,   β_0 = C + (C - 1) / (2 (1/M) Σ_m KL(π̄ || π_m))    (1)
+
+over validation examples, with α_0 the student's precision and β_0 that of the members' probabilities by Stirling's
+approximation, beside the C of a distribution that knows nothing. The mean is one of logarithms, as a few examples have
+most of the sum of precisions. Trained students were found below 4.
+"""
 
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import asdict
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from enfold.data import Data, Split
+from enfold.data.dataset import has_examples
+from enfold.distilling.base import Distillation
+from enfold.distilling.recorded import Recorded
 from enfold.errors import EnfoldError
+from enfold.evaluate import member_logits
 from enfold.members.engines import logits_of
 from enfold.metrics.dirichlet import concentrations, dirichlet_uncertainty
+from enfold.metrics.uncertainty import decomposition
+from enfold.modes import evaluating
+from enfold.predictions import Predictions
+from enfold.train import Plan
+
+TOO_SURE = 10.0
+SOME = 1024  # examples
+SMALLEST = torch.finfo(torch.float32).eps  # of a divergence
+
+
+class TooSure(UserWarning):
+    """A student's distributions are far narrower than its teachers are apart."""
 
 
 class Dirichlet(nn.Module):
@@ -48,6 +76,70 @@ class Dirichlet(nn.Module):
     def extra_repr(self) -> str:
         """Shown by print."""
         return f"offset={self.offset}"
+
+
+class DirichletStudent(Distillation):
+    """What distillations to concentrations have in common; the network of the last epoch is kept."""
+
+    offset: float  # a setting of each method
+
+    def adapted(self, student: nn.Module) -> Plan:
+        """The plan; the last epoch is kept."""
+        return super().adapted(student).replace(select="last", patience=None)
+
+    def judged(self, student: nn.Module) -> nn.Module:
+        """The mean of the distribution."""
+        return self.answering(student)
+
+    def answering(self, network: nn.Module) -> Dirichlet:
+        """The network as the distribution it learned."""
+        return Dirichlet(network, self.offset)
+
+    def taught(
+        self,
+        student: nn.Module,
+        members: nn.Module | Recorded,
+        data: Data,
+        checkpoint: Path | None,
+        answers: Path | None,
+        start: str,
+    ) -> nn.Module:
+        """The student, trained in place; one that is too sure is told of."""
+        trained = super().taught(student, members, data, checkpoint, answers, start)
+        if self.plan.epochs:
+            warn_if_too_sure(self.answering(trained), members, data)
+        return trained
+
+
+@torch.no_grad()
+def warn_if_too_sure(student: Dirichlet, members: nn.Module | Recorded, data: Data) -> None:
+    """Equation (1) on validation data, or on training data where teachers answered for nothing else."""
+    recorded = isinstance(members, Recorded)
+    part = data.train if recorded or not has_examples(data.validation) else data.validation
+    if not isinstance(part, Split):
+        return
+    few = part[: min(len(part), SOME)]
+    inputs = data.prepare(few.inputs)
+    with evaluating(student, *([] if isinstance(members, Recorded) else [members])):
+        told = members.logits[:, :SOME] if isinstance(members, Recorded) else _asked(members, inputs)
+        own = torch.log(_asked(student, inputs).double().exp().sum(-1)).mean()  # ln α_0
+    apart = decomposition(Predictions(torch.log_softmax(told, dim=-1), few.labels.cpu())).rmi
+    classes = told.shape[-1]
+    theirs = torch.log(classes + (classes - 1) / (2 * apart + SMALLEST)).mean()  # ln β_0
+    ratio = float((own - theirs).exp())  # (1)
+    if ratio > TOO_SURE:
+        warnings.warn(
+            f"a student's distributions should be about as wide as its teachers are apart, but their mean precision on "
+            f"{'training' if part is data.train else 'validation'} data is {float(own.exp()):.3g}, "
+            f"{ratio:.3g} times the teachers' {float(theirs.exp()):.3g}: train for more epochs, or use start: fresh",
+            TooSure,
+            stacklevel=2,
+        )
+
+
+def _asked(model: nn.Module, inputs: Tensor) -> Tensor:
+    device = next((tensor.device for tensor in model.parameters()), inputs.device)
+    return member_logits(model, inputs.to(device)).float().cpu()
 
 
 def require_offset(offset: float, name: str = "offset") -> None:

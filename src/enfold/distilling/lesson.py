@@ -18,6 +18,7 @@ from enfold.data.batches import Batch
 from enfold.distilling.teacher import Teacher
 from enfold.perturbing import Perturbation
 from enfold.train.objective import CrossEntropy, Moment, Objective, batch_logits
+from enfold.train.plan import PerMember
 
 
 class Subject(Protocol):
@@ -45,7 +46,7 @@ class Lessons:
     subject: Subject
     teacher: Teacher
     perturb: Perturbation | None = None
-    label_smoothing: float = 0.0
+    label_smoothing: PerMember = 0.0
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         """The loss of each student, (S,), at the start of a training."""
@@ -76,7 +77,7 @@ class Lesson:
     taught: Batch
     target: Tensor
     progress: float
-    label_smoothing: float
+    label_smoothing: PerMember
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         """The loss of each student, (S,)."""
@@ -90,8 +91,9 @@ class Lesson:
 
     def teaching(self, model: nn.Module) -> tuple[Tensor, Tensor]:
         """The students' logits on what is taught, (S, B, C), and the second term of (1), (S,)."""
-        logits = batch_logits(model, self.taught)
-        return logits, self.subject.weights[1] * self.subject.loss(logits, self.target, self.progress)
+        logits, weight = batch_logits(model, self.taught), self.subject.weights[1]
+        loss = self.subject.loss(logits, self.target, self.progress)
+        return logits, loss if weight == 1 else weight * loss
 
 
 @dataclass(frozen=True)
@@ -103,4 +105,5 @@ class SeparableLesson(Lesson):
         taught = self.taught.member(index)
         clean = taught if self.clean is self.taught else self.clean.member(index)
         target = self.subject.part(self.target, index, self.taught.own)
-        return replace(self, clean=clean, taught=taught, target=target)
+        smoothing = self.label_smoothing[index] if isinstance(self.label_smoothing, tuple) else self.label_smoothing
+        return replace(self, clean=clean, taught=taught, target=target, label_smoothing=smoothing)

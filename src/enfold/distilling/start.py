@@ -59,8 +59,8 @@ def _nearest(members: Members, data: Data, share: Share | None) -> nn.Module:
     if not isinstance(share, BatchEnsemble):
         given = "one network" if share is None else type(share).__name__
         raise EnfoldError(
-            f"a start by alternating least squares is a BatchEnsemble's, got {given}: give share=BatchEnsemble(M), or "
-            "another start"
+            f"a start by alternating least squares is a BatchEnsemble's, got {given}: use share: "
+            "batch_ensemble, or another start"
         )
     student = reconstruct(members, share).members
     student.reestimate_batch_norm(data)

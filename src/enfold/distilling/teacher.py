@@ -131,7 +131,7 @@ class Teacher:
     def __call__(self, batch: Batch) -> Tensor:
         """The targets (..., B, K), or (..., S, B, K) where each of S students has its own batch."""
         if self.targets is not None and batch.indices is not None:
-            found = self.targets[..., batch.indices.cpu(), :]
+            found = _chosen(self.targets, batch.indices.cpu())
         elif self.mapped is not None and batch.indices is not None:
             chosen = batch.indices.cpu().flatten()
             found = self.target(self.mapped[:, chosen])
@@ -162,6 +162,13 @@ class Teacher:
     def __repr__(self) -> str:
         """The same in a later process: a checkpoint belongs to one teacher."""
         return f"Teacher({self.key[:16]})"
+
+
+def _chosen(targets: Tensor, indices: Tensor) -> Tensor:
+    """The examples' targets: (..., N, K) -> (..., *indices, K)."""
+    if indices.ndim == 1:
+        return targets.index_select(-2, indices)  # half the time of an index
+    return targets[..., indices, :]
 
 
 def _digest(tensors: list[Tensor], text: str = "") -> str:

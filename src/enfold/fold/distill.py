@@ -26,12 +26,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from enfold.distilling import Distillation, Teacher
-from enfold.distilling.divergence import divergence
+from enfold.distilling.divergence import as_target, divergence, divergence_from
 from enfold.errors import EnfoldError
+from enfold.evaluate import member_logits
 from enfold.members import trained_members
 from enfold.predictions import mean_log_probs
 
@@ -49,8 +49,8 @@ class Distill(Distillation):
     choices: ClassVar[dict[str, tuple[str, ...]]] = {"reduction": get_args(Reduction), "fit": get_args(Fitted)}
 
     def target(self, logits: Tensor) -> Tensor:
-        """log p_t(τ) of T teachers: (T, N, C) -> (N, C)."""
-        return teacher_log_probs(logits, self.temperature, self.reduction)
+        """p_t(τ) of T teachers, as the divergence takes it: (T, N, C) -> (N, C + 1)."""
+        return as_target(teacher_log_probs(logits, self.temperature, self.reduction))
 
     @property
     def separable(self) -> bool:
@@ -63,17 +63,32 @@ class Distill(Distillation):
         order = self.trained_by(student).order
         if self.fit == "ensemble" and trained_members(student) > 1 and order != "shared":
             raise EnfoldError(
-                f"fit='ensemble' needs students that see the same examples, got order='{order}': use a share that can "
-                "be trained with order='shared', or fit='members'"
+                f"fit: ensemble needs students that see the same examples, got the order '{order}': use a share that "
+                "can be trained with order: shared, or fit: members"
             )
+
+    def judged(self, student: nn.Module) -> nn.Module:
+        """What is fitted: the students one by one, or their mean."""
+        return student if self.fit == "members" else MeanOf(student)
 
     def loss(self, logits: Tensor, target: Tensor, progress: float) -> Tensor:
         """The second term of equation (1), of each student; of their mean (3), it is the same for all."""
         if self.fit == "members":
             return divergence(logits, target, self.temperature)
         soft = mean_log_probs(torch.log_softmax(logits / self.temperature, dim=-1))  # (3)
-        apart = F.kl_div(soft, target, reduction="none", log_target=True).sum(-1).mean(-1)
-        return self.temperature**2 * apart.expand(len(logits))
+        return self.temperature**2 * divergence_from(soft, target).expand(len(logits))
+
+
+class MeanOf(nn.Module):
+    """The mean (3) of members at τ = 1, as one network."""
+
+    def __init__(self, members: nn.Module) -> None:
+        super().__init__()
+        self.members, self.training = members, members.training
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(B, ...) -> (B, C)."""
+        return mean_log_probs(torch.log_softmax(member_logits(self.members, inputs), dim=-1))
 
 
 def teacher_log_probs(logits: Tensor, temperature: float, reduction: Reduction) -> Tensor:

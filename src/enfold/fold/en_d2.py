@@ -31,17 +31,15 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from enfold.distilling import Distillation
-from enfold.distilling.dirichlet import Dirichlet, require_offset, require_temperature
+from enfold.distilling.dirichlet import DirichletStudent, require_offset, require_temperature
 from enfold.errors import EnfoldError
 from enfold.metrics.dirichlet import concentrations, log_beta
-from enfold.train import Plan
 
 
 @dataclass(frozen=True)
-class EnD2(Distillation):
+class EnD2(DirichletStudent):
     """One network, or a share of it, whose logits are the concentrations of the members' distribution."""
 
     temperature: float = 1.0  # the last one, which is 1: concentrations are read as they are
@@ -92,15 +90,3 @@ class EnD2(Distillation):
             return self.temperature
         done = (progress - self.hold) / self.anneal
         return self.start_temperature + done * (self.temperature - self.start_temperature)  # (4)
-
-    def adapted(self, student: nn.Module) -> Plan:
-        """The plan; the last epoch is kept."""
-        return super().adapted(student).replace(select="last", patience=None)
-
-    def judged(self, student: nn.Module) -> nn.Module:
-        """The mean of the distribution."""
-        return self.answering(student)
-
-    def answering(self, network: nn.Module) -> Dirichlet:
-        """The network as the distribution it learned."""
-        return Dirichlet(network, self.offset)

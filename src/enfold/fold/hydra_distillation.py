@@ -41,7 +41,7 @@ from enfold.sharing import Sharing
 class HydraDistillation(OneToOne):
     """One body taught by the mean of the teachers, then a head for each teacher."""
 
-    start: Start = "fresh"  # of the body and its first head
+    start: Start | None = "fresh"  # of the body and its first head
     split: str | None = None  # path of the first module of the head; None: the last layer
     noise: float = 0.1  # sets the copies of the head apart, relative to the size of each tensor
     body: str = "trained"  # in the second step: trained on, or frozen
@@ -53,7 +53,7 @@ class HydraDistillation(OneToOne):
         super().__post_init__()
         if self.share is not None:
             raise EnfoldError(
-                f"Hydra's student is a Hydra, got share={type(self.share).__name__}: leave share out, or use one_to_one"
+                f"Hydra's student is a Hydra, got a {type(self.share).__name__}: leave share out, or use one_to_one"
             )
         if self.first_epochs is not None and self.first_epochs < 0:
             raise EnfoldError(f"first_epochs must be 0 or more, got {self.first_epochs}: None is the plan's epochs")

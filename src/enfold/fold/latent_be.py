@@ -68,7 +68,7 @@ class LatentBE(OneToOne):
     """One network: the mean of a BatchEnsemble whose members are each taught by a teacher of its own."""
 
     temperature: float = 4.0  # teachers' and students' logits are divided by it
-    start: Start = "fresh"  # what the student starts from: fresh, member, average, matched
+    start: Start | None = "fresh"  # what the student starts from: fresh, member, average, matched
     fold: How = "mean_outer"  # which mean of the latent members' weights
     batch_norm: NormChoice = "joint"  # one for all members, or statistics, or all of it, a member
     bias: Bias = "shared_pre"  # scaled with the output, added after the scaling, or one a member
@@ -89,7 +89,7 @@ class LatentBE(OneToOne):
             )
         if self.start == "als":
             raise EnfoldError(
-                "the latent members must start as one network, got start='als', where they start near the teachers: "
+                "the latent members must start as one network, got start: als, where they start near the teachers: "
                 "use fresh, member, average or matched"
             )
         self.student_share(1)  # refuses what it does not know
@@ -190,8 +190,9 @@ def folded(members: BatchEnsembleMembers, how: How = "mean_outer") -> State:
     return state
 
 
-def _apart(log_probs: Tensor) -> Tensor:
-    """The mean KL from each of T teachers to each other: (T, B, C) -> (T, T), infinite on the diagonal."""
-    log_probs = log_probs.double()
-    cross = torch.einsum("tbc,sbc->ts", log_probs.exp(), log_probs) / log_probs.shape[1]
+def _apart(targets: Tensor) -> Tensor:
+    """The mean KL from each of T teachers to each other: targets (T, B, C + 1) -> (T, T), infinite on the diagonal."""
+    probs = targets[..., :-1].double()
+    log_probs = probs.clamp(min=1e-45).log()  # float32 has no smaller ones
+    cross = torch.einsum("tbc,sbc->ts", probs, log_probs) / probs.shape[1]
     return (cross.diagonal()[:, None] - cross).fill_diagonal_(torch.inf)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from enfold.distilling import Distillation, Teacher
-from enfold.distilling.divergence import divergence
+from enfold.distilling.divergence import as_target, divergence
 from enfold.errors import EnfoldError
 from enfold.members import trained_members
 from enfold.share.batch_ensemble import BatchEnsemble
@@ -55,16 +55,16 @@ class OneToOne(Distillation):
         super().check(teacher, student)
 
     def target(self, logits: Tensor) -> Tensor:
-        """log t_m(τ) of every teacher: (T, N, C) -> (T, N, C)."""
-        return torch.log_softmax(logits / self.temperature, dim=-1)
+        """t_m(τ) of every teacher, as the divergence takes it: (T, N, C) -> (T, N, C + 1)."""
+        return as_target(torch.log_softmax(logits / self.temperature, dim=-1))
 
     def loss(self, logits: Tensor, target: Tensor, progress: float) -> Tensor:
-        """The second term of (1), a student: logits (S, B, C), target (S, B, C) or, of own batches, (S, S, B, C)."""
+        """The second term of (1), a student: logits (S, B, C), target (S, B, K) or, of own batches, (S, S, B, K)."""
         if target.ndim == 4:
             target = target.diagonal(dim1=0, dim2=1).movedim(-1, 0)  # what teacher m says about the batch of student m
         return divergence(logits, target, self.temperature)
 
     def part(self, target: Tensor, index: int, own: bool) -> Tensor:
-        """What a student's own teacher says: (1, B, C), or (1, 1, B, C) of its own batch."""
+        """What a student's own teacher says: (1, B, K), or (1, 1, B, K) of its own batch."""
         one = slice(index, index + 1)
         return target[one, one] if own else target[one]

@@ -36,13 +36,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from enfold.distilling import Distillation
-from enfold.distilling.dirichlet import Dirichlet, require_offset, require_temperature
+from enfold.distilling.dirichlet import DirichletStudent, require_offset, require_temperature
 from enfold.metrics.dirichlet import concentrations, differential_entropy, expected_log_probs, log_beta
 from enfold.predictions import mean_log_probs
-from enfold.train import Plan
 
 Direction = Literal["reverse", "forward"]
 
@@ -50,7 +48,7 @@ EPSILON = torch.finfo(torch.float32).eps
 
 
 @dataclass(frozen=True)
-class ProxyEnD2(Distillation):
+class ProxyEnD2(DirichletStudent):
     """One network, or a share of it, whose logits are concentrations matched to a proxy of the members."""
 
     temperature: float = 1.0  # is 1: concentrations are read as they are
@@ -85,18 +83,6 @@ class ProxyEnD2(Distillation):
     def proxy(self, mean: Tensor, precision: Tensor) -> Tensor:
         """β of equation (2): (..., C) and (..., 1) -> (..., C)."""
         return mean * precision + self.target_offset  # (2)
-
-    def adapted(self, student: nn.Module) -> Plan:
-        """The plan; the last epoch is kept."""
-        return super().adapted(student).replace(select="last", patience=None)
-
-    def judged(self, student: nn.Module) -> nn.Module:
-        """The mean of the distribution."""
-        return self.answering(student)
-
-    def answering(self, network: nn.Module) -> Dirichlet:
-        """The network as the distribution it learned."""
-        return Dirichlet(network, self.offset)
 
 
 def forward_kl(alphas: Tensor, betas: Tensor) -> Tensor:

@@ -45,7 +45,8 @@ def answers(
     crowd: Stacked | None = None
     while held := list(islice(states, at_once)):
         if crowd is None or crowd.num_members != len(held):
-            crowd = Stacked([network] * len(held)).eval()
+            # Choosing an engine takes as long as asking some fifty small networks one after the other.
+            crowd = Stacked([network] * len(held), "auto" if len(held) == at_once else "loop").eval()
         _fill(crowd, held)
         if batch_norm == "reset" and _norms(crowd):
             _measure(crowd, data)

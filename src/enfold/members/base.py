@@ -14,6 +14,7 @@ from enfold.errors import EnfoldError
 from enfold.members.choice import choose_engine, require_engine
 from enfold.members.engines import EngineName, Loop, logits_of
 from enfold.members.groups import Decay, decay_groups
+from enfold.members.shapes import refuse_shape
 from enfold.members.skeleton import Skeleton, State
 from enfold.predictions import mean_log_probs
 
@@ -87,8 +88,10 @@ class Members(nn.Module, ABC):
         try:
             engine = self.engine(inputs[0] if each else inputs)
             return engine(self._running_state(engine), inputs, each)
-        except Exception:
+        except Exception as error:
             self._engine = before  # inputs that do not run are no inputs to choose by
+            if before is None:
+                refuse_shape(self, inputs[0] if each else inputs, error)
             raise
 
     def _running_state(self, engine: Engine) -> State:

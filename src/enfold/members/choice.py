@@ -43,7 +43,7 @@ def choose_engine(name: EngineName, skeleton: Skeleton, state: State, inputs: Te
         except CannotRun as reason:
             if name != "auto":
                 raise EnfoldError(
-                    f"the engine '{name}' cannot run this network because {reason}: use engine='auto'"
+                    f"the engine '{name}' cannot run this network because {reason}: use engine: auto"
                 ) from reason
     return Loop(skeleton)
 

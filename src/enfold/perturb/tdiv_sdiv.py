@@ -64,7 +64,7 @@ class TDivSDiv(Perturbation):
             raise EnfoldError(
                 "TDiv-SDiv compares two students as it compares their two teachers, so there must be as many of the "
                 f"one as of the other and two at least, got {have} and {teaching} teacher{'s' * (teaching > 1)}: "
-                f"{remedy}, or use perturb='conf_ods', which asks teachers alone"
+                f"{remedy}, or use perturb: conf_ods, which asks teachers alone"
             )
 
     def moves(self, pixels: Tensor, teachers: Asked, student: Asked, source: torch.Generator) -> Tensor:

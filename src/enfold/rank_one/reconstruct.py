@@ -82,7 +82,7 @@ def _check(members: Members, share: BatchEnsemble | None, sweeps: int, tolerance
     if share is not None and share.num_members != members.num_members:
         raise EnfoldError(
             f"a reconstruction has as many members as it is made of, got {members.num_members} members and "
-            f"num_members={share.num_members}: pass BatchEnsemble(num_members={members.num_members})"
+            f"num_members={share.num_members}: let the BatchEnsemble have num_members: {members.num_members}"
         )
     if sweeps < 1:
         raise EnfoldError(f"there must be at least 1 sweep, got {sweeps}: 1000 is the default")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from enfold.files import write_json
 from enfold.report.figure import FAINT, INK, legend_above, write_figure
 from enfold.report.mechanism import arrow
 
@@ -30,6 +31,32 @@ SHAPES = ("o", "s", "^", "D", "v", "P")
 LOG_FROM = 10.0  # a spread of losses beyond which a linear axis hides the low ones
 WHOLE = 64  # blocks along one side of a whole matrix: of single entries of 512 x 512 nothing is seen
 ZOOM = 24  # units of a matrix shown one by one
+WORDS = {  # of a figure: its title, and how to read it
+    "rows": (
+        "Rows before and after",
+        "Distance, spread and correlation of paired units, layer by layer: aligned units lie nearer and go together.",
+    ),
+    "line": (
+        "On the straight line between two members",
+        "Accuracy and loss of weights mixed in every proportion: a dip "
+        "is a barrier, and alignment that works leaves none.",
+    ),
+    "softness": ("How soft the permutations are", "Normalised entropy by layer: 0 is a permutation, 1 is uniform."),
+    "matrices": (
+        "The soft permutations",
+        "Each whole matrix in blocks, and its sharpest corner unit by unit: one dark entry a row is a permutation.",
+    ),
+    "sweep": ("Temperatures", "Accuracy, loss and softness of the average against the temperature it was learned at."),
+    "averages": (
+        "Averages without alignment",
+        "Accuracy of the plain average of the first members, beside their ensemble and their mean.",
+    ),
+    "planted": ("A planted permutation", "How much of a known permutation is found again, against the noise added."),
+    "different": (
+        "Members that differ in function",
+        "What alignment does to members that learned other classes or other labels.",
+    ),
+}
 
 
 def alignment_figures(found: Mapping[str, Part], matrices: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -45,8 +72,14 @@ def alignment_figures(found: Mapping[str, Part], matrices: Mapping[str, Any], fo
     if found.get("matrices") and matrices:
         arrays = {name: np.asarray(each[0], dtype=np.float64) for name, each in matrices.items()}
         drawings["matrices"] = partial(draw_matrices, arrays)
-    written = [write_figure(make, folder, name, "the figures of alignment") for name, make in drawings.items()]
-    return [path for paths in written for path in paths]
+    written: list[Path] = []
+    listed = []
+    for name, make in drawings.items():
+        title, caption = WORDS[name.split("-")[0]]
+        written += write_figure(make, folder, name, "the figures of alignment", alt=f"{title}: {caption}")
+        listed.append({"file": f"{name}.svg", "title": title, "caption": caption, "alt": f"{title}: {caption}"})
+    write_json(folder / "figures.json", {"figures": listed})
+    return [*written, folder / "figures.json"]
 
 
 def _figure(width: float, height: float, columns: int = 1, **changes: Any) -> tuple[Any, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.table import Table
 
-_SHOWN = {  # metric -> its name, the scale to its unit, digits
+SHOWN = {  # metric -> its name, the scale to its unit, digits
     "accuracy": ("accuracy (%)", 100, 2),
     "nll": ("NLL (nats)", 1, 4),
     "brier": ("Brier", 1, 4),
@@ -18,6 +18,10 @@ _SHOWN = {  # metric -> its name, the scale to its unit, digits
     "cece": ("ECE, calibrated (%)", 100, 2),
     "disagreement": ("disagreement (%)", 100, 2),
     "diversity": ("diversity", 1, 3),
+    "corrupted accuracy": ("accuracy, corrupted (%)", 100, 2),
+    "corrupted nll": ("NLL, corrupted (nats)", 1, 3),
+    "corrupted ece": ("ECE, corrupted (%)", 100, 2),
+    "error": ("error (%)", 100, 2),
 }
 _STYLES = {"held": "green", "not held": "red", "within noise": "yellow", "not run": "dim"}
 
@@ -30,7 +34,7 @@ def claim_rows(content: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _cells(claim: Mapping[str, Any]) -> list[str]:
-    metric, scale, digits = _SHOWN.get(claim["metric"], (claim["metric"], 1, 4))
+    metric, scale, digits = SHOWN.get(claim["metric"], (claim["metric"], 1, 4))
     sides = (claim["first"], claim["second"])
 
     def shown(value: float | None) -> str:
@@ -48,7 +52,9 @@ def _cells(claim: Mapping[str, Any]) -> list[str]:
     published = " / ".join(f"{scale * side['published']:g}" if side["published"] is not None else "-" for side in sides)
     ours = " / ".join(spread(side["ours"]) for side in sides)
     found = claim["difference"]
-    difference = f"{signed(found['mean'])} [{signed(found['lower'])}, {signed(found['upper'])}]" if found else "-"
+    difference = signed(found["mean"]) if found else "-"
+    if found and found["lower"] is not None:  # of one seed alone there may be no interval
+        difference += f" [{signed(found['lower'])}, {signed(found['upper'])}]"
     return [claim["says"], metric, "-" if published == "- / -" else published, ours, difference, claim["verdict"]]
 
 
@@ -77,5 +83,6 @@ def claims_legend(content: Mapping[str, Any]) -> str:
     level = f"{100 * content['bootstrap']['level']:g} %"
     return (
         f"{counted}. Values are first row / second; difference: first minus second, with the {level} interval of a "
-        "bootstrap over seeds and test examples; within noise: the interval holds 0"
+        "bootstrap over seeds and test examples, or of Student over seeds where no predictions are compared; within "
+        "noise: the interval holds 0, or there is none, as of one seed"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,18 +66,27 @@ class Point:
 
 def quality_cost(summary: Mapping[str, Any], folder: Path) -> list[Path]:
     """NLL against the operations of one prediction, as SVG and PNG; models far off the scale are named below it."""
+    return write_figure(lambda: draw(points_of(summary)), folder, "quality-cost", "the quality-cost figure")
+
+
+def write_figure(make: Callable[[], Any], folder: Path, name: str, purpose: str, alt: str = "") -> list[Path]:
+    """What `make` draws, in the style of all figures, as SVG and PNG of that name; `purpose` is for an error.
+
+    `alt` says what is to be seen for those who do not see it; both files carry it as their description.
+    """
     try:
         from matplotlib import style
     except ImportError as error:
-        raise MissingExtra("matplotlib", "report", "the quality-cost figure") from error
+        raise MissingExtra("matplotlib", "report", purpose) from error
 
     written = []
     with style.context(["default", STYLE]):
-        figure = draw(points_of(summary))
-        for ending in ("svg", "png"):
-            path = folder / f"quality-cost.{ending}"
+        figure = make()
+        told: dict[str, Any] = {"Description": alt} if alt else {}
+        for ending, about in (("svg", {**told, "Date": None}), ("png", told)):
+            path = folder / f"{name}.{ending}"
             with atomic_path(path) as temporary:
-                figure.savefig(temporary, format=ending, dpi=160, metadata={"Date": None} if ending == "svg" else None)
+                figure.savefig(temporary, format=ending, dpi=160, metadata=about)
             written.append(path)
     return written
 
@@ -90,11 +99,12 @@ def points_of(summary: Mapping[str, Any]) -> list[Point]:
         if row.get("cost"):
             nll = row["scores"]["nll"]
             cost = row["cost"]["ratios"]["flops"]
-            points.append(Point(name, _kind(name, shares), cost, nll["mean"], nll["std"] or 0.0))
+            points.append(Point(name, kind_of(name, shares), cost, nll["mean"], nll["std"] or 0.0))
     return points
 
 
-def _kind(name: str, shares: set[str]) -> str:
+def kind_of(name: str, shares: set[str]) -> str:
+    """The kind that a row of a run is of."""
     if name in shares:
         return "share"
     if name == "mean member":

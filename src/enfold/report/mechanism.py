@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from enfold.errors import EnfoldError, MissingExtra
-from enfold.files import atomic_path
-from enfold.report.figure import FAINT, INK, STYLE, legend_above
+from enfold.errors import EnfoldError
+from enfold.report.figure import FAINT, INK, legend_above, write_figure
 
 Measure = Literal["kl", "cross_entropy", "disagreement"]
 UNITS = {
@@ -35,20 +34,7 @@ def mechanism_figure(
         raise EnfoldError(f"a measure must be one of {', '.join(UNITS)}, got {measure!r}: choose one")
     if not runs:
         raise EnfoldError("a figure needs at least one measured perturbation, got none: pass {name: (before, after)}")
-    try:
-        from matplotlib import style
-    except ImportError as error:
-        raise MissingExtra("matplotlib", "report", "the figure of a mechanism") from error
-
-    written = []
-    with style.context(["default", STYLE]):
-        figure = draw(runs, measure)
-        for ending in ("svg", "png"):
-            path = folder / f"{name}.{ending}"
-            with atomic_path(path) as temporary:
-                figure.savefig(temporary, format=ending, dpi=160, metadata={"Date": None} if ending == "svg" else None)
-            written.append(path)
-    return written
+    return write_figure(lambda: draw(runs, measure), folder, name, "the figure of a mechanism")
 
 
 def draw(runs: Mapping[str, tuple[Stored, Stored]], measure: Measure) -> Any:
@@ -62,7 +48,7 @@ def draw(runs: Mapping[str, tuple[Stored, Stored]], measure: Measure) -> Any:
     panels = figure.subplots(1, 2 if several else 1, sharey=True, squeeze=False)[0]
     for row, (before, after) in enumerate(runs.values()):
         teachers = {place: _value(before, "teachers", place, measure) for place in PLACES}
-        _arrow(panels[0], row, teachers["clean"], teachers["perturbed"], TEACHERS, "teachers, perturbed inputs")
+        arrow(panels[0], row, teachers["clean"], teachers["perturbed"], TEACHERS, "teachers, perturbed inputs")
         for axes in panels[1:]:
             _students(axes, row, before, after, measure)
     _words(panels, list(runs), measure)
@@ -80,10 +66,10 @@ def _students(axes: Any, row: int, before: Stored, after: Stored, measure: str) 
         return
     for place, height in PLACES.items():
         start, end = (_value(found, "student", place, measure) for found in (before, after))
-        _arrow(axes, row - height, start, end, STUDENTS, f"students, {place} inputs", hollow=place == "clean")
+        arrow(axes, row - height, start, end, STUDENTS, f"students, {place} inputs", hollow=place == "clean")
 
 
-def _arrow(axes: Any, height: float, start: float, end: float, colour: str, what: str, hollow: bool = False) -> None:
+def arrow(axes: Any, height: float, start: float, end: float, colour: str, what: str, hollow: bool = False) -> None:
     """From a short bar, where it was, to a circle, where it came to be."""
     axes.plot([start, end], [height, height], color=colour, lw=1.6, zorder=2)
     axes.plot([start], [height], "|", color=colour, ms=11, mew=2, zorder=3)

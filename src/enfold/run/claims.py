@@ -1,48 +1,54 @@
-"""Claims: what a paper says about its models, as data, judged by the stored predictions of a run."""
+"""Claims: what a paper says about its models, as data, judged by what runs have stored."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
-import torch
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from scipy.special import stdtrit
 
 from enfold.errors import EnfoldError
-from enfold.metrics.bootstrap import BETWEEN_MEMBERS, BOOTSTRAPPED, Relation, Verdict, metric_value, paired_difference
-from enfold.metrics.temperature import fit_temperature, tempered
-from enfold.predictions import Predictions
+from enfold.metrics.bootstrap import (
+    BETWEEN_MEMBERS,
+    BOOTSTRAPPED,
+    Difference,
+    Relation,
+    Verdict,
+    paired_difference,
+)
 from enfold.registry import nearest
 from enfold.run.directory import RunDirectory
+from enfold.run.evidence import CALIBRATED, CORRUPTED, Evidence, Place, Row
 from enfold.run.execute import cells
 from enfold.run.recipe import Recipe
 from enfold.store import versions
 
-MEAN_MEMBER = "mean member"  # of the run's own members; "mean member of LABEL" is that of a share's
 NOT_RUN = "not run"
-CALIBRATED = {f"c{name}": name for name in ("nll", "ece", "brier")}  # at the temperature fitted on validation data
-FRACTIONS = ("accuracy", "ece", "cece", "disagreement")
+FRACTIONS = ("accuracy", "ece", "cece", "disagreement", "corrupted accuracy", "corrupted ece")
 
 
-class _Data(BaseModel):
+class Written(BaseModel):
+    """What a file holds; a key that is not known is refused."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Source(_Data):
+class Source(Written):
     """Where the published values are from."""
 
     paper: str
     table: str = ""
 
 
-class Claim(_Data):
+class Claim(Written):
     """One ordering: the metric of the first row is above, or below, that of the second."""
 
     says: str = Field(min_length=1)
@@ -51,19 +57,27 @@ class Claim(_Data):
     relation: Relation
     second: str
     source: str = ""  # where it is said, if not where the file says
+    runs: tuple[str, ...] = ()  # it is said of each of these: first and second are labels of theirs
 
 
-class Claims(_Data):
+class Claims(Written):
     """The published values, by row and metric, which of the run's rows each is, and what is claimed of them."""
 
     source: Source
     published: dict[str, dict[str, float]] = Field(default_factory=dict)
-    rows: dict[str, str]
+    rows: dict[str, str] = Field(default_factory=dict)  # a row with a / in it is what it is called
     claims: tuple[Claim, ...] = Field(min_length=1)
 
     def value(self, row: str, metric: str) -> float | None:
         """The published value; None where the paper gives an ordering only."""
         return self.published.get(row, {}).get(metric)
+
+    def label(self, row: str) -> str:
+        """The row of the run."""
+        return self.rows.get(row, row)
+
+
+Kind = TypeVar("Kind", bound=Claims)
 
 
 def read_claims(path: Path) -> Claims:
@@ -77,6 +91,11 @@ def read_claims(path: Path) -> Claims:
 
 def parse_claims(text: str, where: str = "the claims") -> Claims:
     """Claims from YAML text; every row, metric and value is checked."""
+    return parse_as(Claims, text, where)
+
+
+def parse_as(kind: type[Kind], text: str, where: str) -> Kind:
+    """The same for a file that says more than claims."""
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -84,16 +103,33 @@ def parse_claims(text: str, where: str = "the claims") -> Claims:
     if not isinstance(content, dict):
         raise EnfoldError(
             f"'{where}' must be a mapping of keys to values, got {type(content).__name__}: "
-            f"the keys are {', '.join(Claims.model_fields)}"
+            f"the keys are {', '.join(kind.model_fields)}"
         )
     try:
-        claims = Claims.model_validate(content)
+        claims = kind.model_validate(content)
     except ValidationError as error:
-        raise _explained(error, where) from error
+        raise _explained(error, where, kind) from error
+    claims = claims.model_copy(update={"claims": tuple(one for each in claims.claims for one in _of_each_run(each))})
     _check_published(claims, where)
     for index, claim in enumerate(claims.claims):
         _check_claim(claims, claim, f"{where}, claims.{index}")
     return claims
+
+
+def _of_each_run(claim: Claim) -> list[Claim]:
+    if not claim.runs:
+        return [claim]
+    return [
+        claim.model_copy(
+            update={
+                "says": f"{run}: {claim.says}",
+                "first": f"{run}/{claim.first}",
+                "second": f"{run}/{claim.second}",
+                "runs": (),
+            }
+        )
+        for run in claim.runs
+    ]
 
 
 def judge(
@@ -103,18 +139,31 @@ def judge(
 
     A claim about a row that a seed has no predictions of is not run. Predictions are read, never made.
     """
+    evidence = Evidence({"": cells(run, recipe)})
+    about = {"name": recipe.name, "seeds": list(recipe.seeds)}
+    return judge_by(evidence, claims, about, replicates=replicates, level=level, seed=seed)
+
+
+def judge_by(
+    evidence: Evidence,
+    claims: Claims,
+    about: Mapping[str, Any],
+    *,
+    replicates: int = 2000,
+    level: float = 0.95,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """The same by what several runs have stored; `about` stands before it."""
     if replicates < 1 or not 0 < level < 1:
         raise EnfoldError(
             f"claims need at least 1 replicate and a level between 0 and 1, got {replicates} and {level}: "
             "2000 and 0.95 are usual"
         )
-    evidence = _Evidence(run, recipe)
     judged = [_judged(evidence, claims, claim, replicates, level, seed) for claim in claims.claims]
     found = Counter(each["verdict"] for each in judged)
     return {
-        "name": recipe.name,
+        **about,
         "date": time.strftime("%Y-%m-%d"),
-        "seeds": list(recipe.seeds),
         "versions": versions(),
         "source": claims.source.model_dump(),
         "bootstrap": {"replicates": replicates, "level": level, "seed": seed},
@@ -123,54 +172,25 @@ def judge(
     }
 
 
-class _Evidence:
-    """The stored test predictions of a run's rows, each file read once."""
-
-    def __init__(self, run: RunDirectory, recipe: Recipe) -> None:
-        self._cells = cells(run, recipe)
-        self._stored = cache(self._read)
-
-    def row(self, label: str, metric: str) -> tuple[list[Predictions], bool] | None:
-        """The predictions of every seed and whether the mean member is meant; None if a seed has none."""
-        file, of_mean_member = _file_of(label)
-        found = self._stored(file, metric in CALIBRATED, of_mean_member)
-        return None if found is None else (found, of_mean_member)
-
-    def _read(self, file: str, calibrated: bool, of_mean_member: bool) -> list[Predictions] | None:
-        asked = [cell.run.read_predictions(file) for cell in self._cells]
-        needed = {"test", "validation"} if calibrated else {"test"}
-        found = [parts for parts in asked if parts is not None and parts.keys() >= needed]
-        if len(found) < len(asked):
-            return None
-        if not calibrated:
-            return [parts["test"] for parts in found]
-        return [_at_its_temperature(parts["test"], parts["validation"], of_mean_member) for parts in found]
-
-
-def _at_its_temperature(test: Predictions, validation: Predictions, of_mean_member: bool) -> Predictions:
-    """The ensemble, or each member for itself, at the temperature that fits the validation data best."""
-    if not of_mean_member:
-        return tempered(test, fit_temperature(validation))
-    members = range(test.num_members)
-    each = [tempered(test.member(index), fit_temperature(validation.member(index))) for index in members]
-    return Predictions(torch.cat([one.log_probs for one in each]), each[0].labels)
-
-
-def _file_of(label: str) -> tuple[str, bool]:
-    if label == MEAN_MEMBER:
-        return "ensemble", True
-    prefix = f"{MEAN_MEMBER} of "
-    return (label.removeprefix(prefix), True) if label.startswith(prefix) else (label, False)
-
-
 def _judged(
-    evidence: _Evidence, claims: Claims, claim: Claim, replicates: int, level: float, seed: int
+    evidence: Evidence, claims: Claims, claim: Claim, replicates: int, level: float, seed: int
 ) -> dict[str, Any]:
-    labels = [claims.rows[name] for name in (claim.first, claim.second)]
-    rows = [evidence.row(label, claim.metric) for label in labels]
+    labels = [claims.label(name) for name in (claim.first, claim.second)]
+    try:
+        first, second = (evidence.row(label, claim.metric) for label in labels)
+        found = None
+        if first is not None and second is not None:
+            found = _difference(first, second, claim.metric, replicates, level, seed)
+    except EnfoldError as error:
+        raise EnfoldError(f"the claim '{claim.says}' cannot be judged: {error}") from error
     sides = [
-        {"row": name, "label": label, "published": claims.value(name, claim.metric), "ours": _ours(claim, row)}
-        for name, label, row in zip((claim.first, claim.second), labels, rows, strict=True)
+        {
+            "row": name,
+            "label": label,
+            "published": claims.value(name, claim.metric),
+            "ours": None if row is None else row.as_dict(),
+        }
+        for name, label, row in zip((claim.first, claim.second), labels, (first, second), strict=True)
     ]
     content: dict[str, Any] = {
         "says": claim.says,
@@ -180,43 +200,50 @@ def _judged(
         "first": sides[0],
         "second": sides[1],
     }
-    first, second = rows
-    if first is None or second is None:
+    if found is None:
         return {**content, "difference": None, "verdict": NOT_RUN}
-    try:
-        found = paired_difference(
-            first[0],
-            second[0],
-            CALIBRATED.get(claim.metric, claim.metric),
-            replicates=replicates,
-            level=level,
-            seed=seed,
-            mean_member=(first[1], second[1]),
+    shown = {
+        key: value if isinstance(value, tuple) or math.isfinite(value) else None
+        for key, value in dataclasses.asdict(found).items()
+    }
+    return {**content, "difference": {**shown, "values": list(found.values)}, "verdict": found.verdict(claim.relation)}
+
+
+def _difference(first: Row, second: Row, metric: str, replicates: int, level: float, seed: int) -> Difference:
+    """By a bootstrap over seeds and examples where there are predictions, else by Student's interval over seeds."""
+    if first.said is None or second.said is None:
+        return _over_seeds(first.values, second.values, level)
+    return paired_difference(
+        first.said,
+        second.said,
+        CALIBRATED.get(metric, metric),
+        replicates=replicates,
+        level=level,
+        seed=seed,
+        mean_member=(first.of_mean_member, second.of_mean_member),
+    )
+
+
+def _over_seeds(first: Sequence[float], second: Sequence[float], level: float) -> Difference:
+    """One seed alone says nothing of the noise between seeds: its interval has no ends."""
+    if len(first) != len(second):
+        raise EnfoldError(
+            f"a difference is taken seed by seed, got {len(first)} and {len(second)} seeds: run both with the same"
         )
-    except EnfoldError as error:
-        raise EnfoldError(f"the claim '{claim.says}' cannot be judged: {error}") from error
-    difference = {**dataclasses.asdict(found), "values": list(found.values)}
-    return {**content, "difference": difference, "verdict": found.verdict(claim.relation)}
-
-
-def _ours(claim: Claim, row: tuple[Sequence[Predictions], bool] | None) -> dict[str, Any] | None:
-    if row is None:
-        return None
-    predictions, of_mean_member = row
-    try:
-        metric = CALIBRATED.get(claim.metric, claim.metric)
-        values = [metric_value(metric, said, of_mean_member=of_mean_member) for said in predictions]
-    except EnfoldError as error:
-        raise EnfoldError(f"the claim '{claim.says}' cannot be judged: {error}") from error
-    deviation = statistics.stdev(values) if len(values) > 1 else None
-    return {"mean": statistics.fmean(values), "std": deviation, "values": values}
+    values = tuple(one - other for one, other in zip(first, second, strict=True))
+    mean, count = statistics.fmean(values), len(values)
+    half = math.inf
+    if count > 1:
+        half = float(stdtrit(count - 1, (1 + level) / 2)) * statistics.stdev(values) / math.sqrt(count)
+    return Difference(mean, mean - half, mean + half, values)
 
 
 def _check_published(claims: Claims, where: str) -> None:
     for row, values in claims.published.items():
         _check_row(claims, row, f"{where}, published")
         for metric, value in values.items():
-            _check_metric(metric, f"{where}, published.{row}")
+            if not Place.of(claims.label(row)).path:
+                _check_metric(metric, f"{where}, published.{row}")
             if metric in FRACTIONS and not 0 <= value <= 1:
                 raise EnfoldError(
                     f"{where}, published.{row}: {metric} must be a fraction from 0 to 1, got {value:g}: "
@@ -225,17 +252,19 @@ def _check_published(claims: Claims, where: str) -> None:
 
 
 def _check_claim(claims: Claims, claim: Claim, where: str) -> None:
-    _check_metric(claim.metric, where)
     for row in (claim.first, claim.second):
         _check_row(claims, row, where)
-        if claim.metric in BETWEEN_MEMBERS and _file_of(claims.rows[row])[1]:
+        place = Place.of(claims.label(row))
+        if not place.path:
+            _check_metric(claim.metric, where)
+        if claim.metric in BETWEEN_MEMBERS and place.of_mean_member:
             raise EnfoldError(
                 f"{where}: {claim.metric} compares members with one another, got it for '{row}', which is one member: "
                 "name a row of several members"
             )
-    if claims.rows[claim.first] == claims.rows[claim.second]:
+    if claims.label(claim.first) == claims.label(claim.second):
         raise EnfoldError(
-            f"{where}: a claim must compare two rows of the run, got '{claims.rows[claim.first]}' twice: change one"
+            f"{where}: a claim must compare two rows of the run, got '{claims.label(claim.first)}' twice: change one"
         )
     first, second = (claims.value(row, claim.metric) for row in (claim.first, claim.second))
     if first is None or second is None:
@@ -248,7 +277,7 @@ def _check_claim(claims: Claims, claim: Claim, where: str) -> None:
 
 
 def _check_metric(metric: str, where: str) -> None:
-    known = (*BOOTSTRAPPED, *CALIBRATED)
+    known = (*BOOTSTRAPPED, *CALIBRATED, *CORRUPTED)
     if metric not in known:
         raise EnfoldError(
             f"{where}: a metric must be one of {', '.join(known)}, "
@@ -257,20 +286,20 @@ def _check_metric(metric: str, where: str) -> None:
 
 
 def _check_row(claims: Claims, row: str, where: str) -> None:
-    if row not in claims.rows:
+    if row not in claims.rows and "/" not in row:
         raise EnfoldError(
             f"{where}: a row must be one of those under rows, got '{row}'"
             f"{nearest(row, claims.rows) or ': add it there with the label of the run'}"
         )
 
 
-def _explained(error: ValidationError, where: str) -> EnfoldError:
+def _explained(error: ValidationError, where: str, kind: type[Claims]) -> EnfoldError:
     """The first problem as one sentence with key, value and remedy."""
     first = error.errors()[0]
     *path, last = first["loc"]
     if first["type"] == "extra_forbidden":
         owners: dict[str, type[BaseModel]] = {"source": Source, "claims": Claim}
-        owner = owners.get(str(path[0]) if path else "", Claims)
+        owner = owners.get(str(path[0]) if path else "", kind)
         known = list(owner.model_fields)
         return EnfoldError(
             f"{where}: there is no key '{last}'{nearest(str(last), known)}: the keys are {', '.join(known)}"

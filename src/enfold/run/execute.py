@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,11 @@ def add_method(run: RunDirectory, room: str, spec: dict[str, Any]) -> Recipe:
     added = getattr(make_recipe({**content, "shares": [], "folds": [], key: [spec]}, "the command line"), key)[0]
     known = [each for each in (*recipe.shares, *recipe.folds) if each.label == added.label]
     if known and known[0] != added:
+        labels = [each.label for each in (*recipe.shares, *recipe.folds)]
+        free = next(name for number in count(2) if (name := f"{added.label}-{number}") not in labels)
         raise EnfoldError(
-            f"every share and fold of a run must have its own label, got '{added.label}' again, changed: add --label"
+            f"every share and fold of a run must have its own label, got '{added.label}' again, changed, beside "
+            f"{', '.join(labels)}: add --label {free}"
         )
     if known:
         return recipe

@@ -16,6 +16,7 @@ from enfold.data.corruptions.suite import check_kind, check_severity
 from enfold.errors import EnfoldError
 from enfold.registry import method, nearest
 from enfold.run.methods import as_tuples, has_plan, made_fold, made_share, made_step, own_plan, step_kind
+from enfold.run.ood import OodSpec, check_sets
 from enfold.run.wrong import Place, explained, lines_of
 from enfold.train import Plan
 
@@ -33,6 +34,7 @@ class DataSpec(BaseModel):
     validation: int | float | None = None
     size: int | None = None  # images of a folder are resized to it
     seed: int = 0
+    exclude_classes: tuple[int, ...] = ()  # left out of all parts, the others numbered anew
 
 
 class CorruptionSpec(BaseModel):
@@ -131,6 +133,7 @@ class Recipe(BaseModel):
     control: bool = True  # a control for every plan that a fold trains by
     cost: bool = True
     corruptions: CorruptionSpec | None = None
+    ood: tuple[OodSpec, ...] = ()  # sets from outside
     trajectory: TrajectorySpec | None = None  # true: after every epoch
 
     @field_validator("trajectory", mode="before")
@@ -142,6 +145,20 @@ class Recipe(BaseModel):
     @classmethod
     def _data_by_name(cls, value: Any) -> Any:
         return {"source": value} if isinstance(value, str) else value
+
+    @field_validator("ood", mode="before")
+    @classmethod
+    def _sets_by_name(cls, value: Any) -> Any:
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            return value
+        return [{"source": each} if isinstance(each, str) else each for each in value]
+
+    @field_validator("ood")
+    @classmethod
+    def _sets_are_outside(cls, value: tuple[OodSpec, ...], info: ValidationInfo) -> tuple[OodSpec, ...]:
+        data = info.data.get("data", DataSpec())
+        check_sets(value, data.source, data.exclude_classes)
+        return value
 
     @field_validator("shares", "folds", mode="before")
     @classmethod
@@ -206,12 +223,13 @@ class Recipe(BaseModel):
         """References to code of the user's own."""
         others = [share.network or "" for share in self.shares]
         specs = [self.network, *others, *(fold.settings.get("student", "") for fold in self.folds)]
+        sets = [each.source or "" for each in self.ood]
         names = [str(spec.get("name", "")) if isinstance(spec, Mapping) else str(spec) for spec in specs]
-        return [reference for reference in (*names, self.data.source) if ":" in reference]
+        return [reference for reference in (*names, self.data.source, *sets) if ":" in reference]
 
     def extends(self, other: Recipe) -> bool:
         """Whether this is the other recipe, or that with more shares and folds."""
-        none: dict[str, Any] = {"shares": (), "folds": (), "corruptions": None}
+        none: dict[str, Any] = {"shares": (), "folds": (), "corruptions": None, "ood": ()}
         same = self.model_copy(update=none) == other.model_copy(update=none)
         known = all(share in self.shares for share in other.shares)
         return same and known and all(fold in self.folds for fold in other.folds)

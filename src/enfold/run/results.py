@@ -14,8 +14,9 @@ from enfold.cost import measure
 from enfold.evaluate import mean_member_score, predict, recovered, score
 from enfold.metrics import accuracy, disagreement, nll, normalised_disagreement, pairwise_kl, per_member
 from enfold.predictions import Predictions
+from enfold.run.doubt import doubts, mean_doubts, outside_rows, own_uncertainty
 from enfold.run.stages import Cell, example_input
-from enfold.shift import corrupted_scores, mean_scores
+from enfold.shift import ByKind, corrupted_scores, corruption_error, mean_scores
 from enfold.train.diversity import alike
 
 ONE = "mean member"  # the row of one network, which costs are compared with
@@ -43,8 +44,17 @@ def evaluate_cell(cell: Cell, models: Mapping[str, nn.Module]) -> Results:
     for label, row in rows.items():
         gain = recovered(row["scores"], *compared[folded.get(label)])
         row["gain_recovered"] = None if math.isnan(gain) else gain
+    said = {label: parts["test"] for label, parts in asked.items()}
+    said |= {f"ensemble of {size}": said["ensemble"].subset(range(size)) for size in cell.recipe.sizes}
+    rows[ONE] |= mean_doubts(said["ensemble"])
+    for label, test in said.items():
+        compared_with = said["ensemble"].subset(range(folded.get(label) or said["ensemble"].num_members))
+        own = own_uncertainty(cell, models[label]) if label in models else None
+        rows[label] |= doubts(test, compared_with, own)
     for label, scores in _corrupted(cell, models).items():
         rows[label]["corrupted"] = scores
+    for label, told in outside_rows(cell, models).items():
+        rows[label]["ood"] = told
     if cell.recipe.cost and cell.seed == cell.recipe.seeds[0]:  # what a model costs does not depend on the seed
         costs = _costs(cell, models)
         for label, row in rows.items():
@@ -117,7 +127,14 @@ def _corrupted(cell: Cell, models: Mapping[str, nn.Module]) -> dict[str, dict[st
         )
         asked["rows"] |= found
         cell.run.write_json("corrupted.json", asked)
-    return {label: mean_scores(asked["rows"][label]) for label in (ONE, *models)}
+    return {label: _under_shift(asked["rows"][label], asked["rows"][ONE]) for label in (ONE, *models)}
+
+
+def _under_shift(found: ByKind, one: ByKind) -> dict[str, float]:
+    """The mean scores, and the error over that of one network where it makes errors of every kind."""
+    wrong = all(any(each["accuracy"] < 1 for each in severities.values()) for severities in one.values())
+    relative = {"corruption_error": corruption_error(found, one)} if wrong else {}
+    return mean_scores(found) | relative
 
 
 def _costs(cell: Cell, models: Mapping[str, nn.Module]) -> dict[str, Any]:
@@ -150,18 +167,21 @@ def summarise(cells: list[Results]) -> dict[str, Any]:
             "gain_recovered": _spread(gains),
             "cost": first.get("cost"),
         }
-        if all("corrupted" in row for row in rows):
-            summary[label]["corrupted"] = {
-                name: _spread([row["corrupted"][name] for row in rows]) for name in first["corrupted"]
-            }
-        if all("diversity" in row for row in rows):
-            summary[label]["diversity"] = {
-                name: _spread([row["diversity"][name] for row in rows]) for name in first["diversity"]
-            }
+        for key in ("corrupted", "diversity", "selective", "uncertainty", "ood"):
+            if all(key in row for row in rows):
+                summary[label][key] = _spread_tree([row[key] for row in rows])
         warnings = [row["warning"] for row in rows if "warning" in row]
         if warnings:
             summary[label]["warning"] = warnings[0]
     return summary
+
+
+def _spread_tree(trees: list[Any]) -> Any:
+    """`_spread` of every number; words and counts that are the same for all seeds stay."""
+    first = trees[0]
+    if isinstance(first, Mapping):
+        return {key: _spread_tree([tree[key] for tree in trees]) for key in first}
+    return first if isinstance(first, str | int) else _spread(trees)
 
 
 def _spread(values: list[Any]) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from torch import nn
 from enfold.control import Control
 from enfold.data import Data, Split, corrupt
 from enfold.data import load as load_data
+from enfold.data.ood import Outside
 from enfold.distilling import Distillation
 from enfold.errors import EnfoldError
 from enfold.evaluate import best_member, member_logits
@@ -24,14 +25,16 @@ from enfold.folding import Route
 from enfold.members import Stacked
 from enfold.members.initialise import initialised
 from enfold.networks import factory
-from enfold.progress import progress
+from enfold.progress import progress, titled
 from enfold.run.directory import RunDirectory
 from enfold.run.methods import made_fold, made_share, made_step
+from enfold.run.ood import made_set
 from enfold.run.recipe import FoldSpec, MethodSpec, Recipe, ShareSpec
 from enfold.sharing.searching import Fewer
 from enfold.shift import images_of
 from enfold.store import load, save
 from enfold.train import Plan, Trajectory, fit
+from enfold.train.checkpoint import stored_history
 from enfold.train.diversity import Alike
 from enfold.train.loop import Fit
 
@@ -50,8 +53,20 @@ class Cell:
         """The recipe's data; the same split for every seed."""
         spec = self.recipe.data
         return load_data(
-            spec.source, train_size=spec.train_size, validation=spec.validation, size=spec.size, seed=spec.seed
+            spec.source,
+            train_size=spec.train_size,
+            validation=spec.validation,
+            size=spec.size,
+            seed=spec.seed,
+            exclude_classes=spec.exclude_classes,
         )
+
+    @cached_property
+    def outside(self) -> tuple[Outside, ...]:
+        """The recipe's sets from outside, as its network is shown them."""
+        spec = self.recipe.data
+        everything = load_data(spec.source, size=spec.size).test if spec.exclude_classes else self.data.test
+        return tuple(made_set(each, self.data, everything) for each in self.recipe.ood)
 
     @cached_property
     def make_network(self) -> Callable[[], nn.Module]:
@@ -64,6 +79,8 @@ class Cell:
         self._check_one("the network", self.make_network, inputs)
         if self.recipe.corruptions is not None:
             corrupt(images_of(self.data)[:1].inputs, self.recipe.corruptions.names[0], 1)  # refuses what is no image
+        _require_apart(self.data)
+        _ = self.outside  # refuses what cannot be adapted
         for spec in self.recipe.shares:
             self.check_share(spec)
         with progress("checking folds", len(self.recipe.folds), quiet=len(self.recipe.folds) < 3) as bar:
@@ -79,7 +96,7 @@ class Cell:
         few = self.data.replace(train=self.data.train[:8])
         plan = fold.plan.replace(epochs=0, warmup_epochs=0)
         changes: dict[str, Any] = {"first_epochs": 0} if hasattr(fold, "first_epochs") else {}
-        fold = dataclasses.replace(fold, plan=plan, start="fresh" if fold.start == "member" else fold.start, **changes)
+        fold = dataclasses.replace(fold, plan=plan, start="fresh" if fold.begins == "member" else fold.start, **changes)
         make = self.make_network if fold.student is None else fold.student
         inputs = example_input(self.data).expand(2, *self.data.shape)
         self._check_one(f"the student of '{spec.label}'", make, inputs)
@@ -147,6 +164,9 @@ class Cell:
                 warnings.simplefilter("ignore", notice)
             model = make(checkpoint)
         save(model, file, about={**self.about, **(told or {})})
+        history = stored_history(checkpoint)
+        if history is not None and kind != "members":  # the members' is kept by their own stage
+            self.run.write_json(f"histories/{kind}/{label}.json", history.as_dict())
         for left in (checkpoint, *checkpoint.parent.glob(f"{checkpoint.stem}-*{checkpoint.suffix}")):
             left.unlink(missing_ok=True)
         self.run.log("finished", stage=f"{kind}/{label}", seed=self.seed, seconds=time.perf_counter() - started)
@@ -213,7 +233,8 @@ class Cell:
         fold, members = self.chosen_fold(spec), members[: spec.first]
 
         def make(checkpoint: Path) -> nn.Module:
-            folded: nn.Module = fold(members, self.data, checkpoint=checkpoint, answers=self.run.path / "answers")
+            with titled(f"seed {self.seed}: {spec.label}"):
+                folded: nn.Module = fold(members, self.data, checkpoint=checkpoint, answers=self.run.path / "answers")
             return folded
 
         told: dict[str, Any] = {"fold": {"method": spec.method, **spec.settings}}
@@ -255,9 +276,12 @@ class Cell:
 
     def control(self, label: str, plan: Plan, members: Stacked) -> nn.Module:
         """A member trained as long as the folds with that plan."""
-        return self._stage(
-            "controls", label, lambda checkpoint: Control(plan)(members, self.data, checkpoint=checkpoint)
-        )
+
+        def make(checkpoint: Path) -> nn.Module:
+            with titled(f"seed {self.seed}: {label}"):
+                return Control(plan)(members, self.data, checkpoint=checkpoint)
+
+        return self._stage("controls", label, make)
 
     def models(self) -> dict[str, nn.Module]:
         """Everything the recipe asks for, made where it is missing: the members, each share, control and fold."""
@@ -270,6 +294,19 @@ class Cell:
         for spec in self.recipe.folds:
             found[spec.label] = self.fold(spec, members)
         return found
+
+
+def _require_apart(data: Data) -> None:
+    """What models are calibrated by must not be what they are judged by."""
+    validation, test = data.validation, data.test
+    same = validation is test
+    if isinstance(validation, Split) and isinstance(test, Split) and len(validation) == len(test):
+        same = torch.equal(validation.labels, test.labels) and torch.equal(validation.inputs, test.inputs)
+    if same:
+        raise EnfoldError(
+            "models are calibrated on the validation part and judged by the test part, got the same examples in both: "
+            "give the data a validation part of its own"
+        )
 
 
 def example_input(data: Data) -> torch.Tensor:

@@ -66,7 +66,7 @@ class HyperDeepEnsembles(Share):
         if self.candidates < (1 if self.stratify else self.num_members):
             raise EnfoldError(
                 f"a search for {self.num_members} members must have as many candidates, or at least 1 and "
-                f"stratify=True, got candidates={self.candidates}: raise it"
+                f"stratify: true, got candidates={self.candidates}: raise it"
             )
         if self.chunk < 1:
             raise EnfoldError(f"at least 1 candidate is trained at once, got chunk={self.chunk}: pass chunk >= 1")

@@ -141,7 +141,7 @@ def joint_masks(share: Masksembles, name: str, features: int) -> Tensor:
         places = max(features, places + (1 if used.shape[1] < features else -1))
     raise EnfoldError(
         f"joint masks must use all {features} features of '{name.removesuffix('.')}', but {ATTEMPTS} draws for scale "
-        f"{scale} did not: change the scale, or use masks='independent'"
+        f"{scale} did not: change the scale, or use masks: independent"
     )
 
 

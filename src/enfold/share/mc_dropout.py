@@ -151,7 +151,7 @@ class DropoutSamples(nn.Module):
         if not called and not any(drops.active for drops in passes):
             raise EnfoldError(
                 f"MCDropout needs a network with dropout of a rate above 0, but {self.source_class} has none: "
-                "give it dropout, or have it put in and trained with MCDropout(inject=0.1)"
+                "give it dropout, or have it put in and trained with inject: 0.1"
             )
         self._units = max(tensor.numel() // EXAMPLES for tensor in (few.shape, *shapes[0]))
         ways: tuple[Way, ...] = ("late", "early")

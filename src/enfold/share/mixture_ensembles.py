@@ -74,8 +74,8 @@ class MixtureEnsembles(Share):
                 raise EnfoldError(f"{field} must be one of {', '.join(allowed)}, got {value!r}: choose one of them")
         if self.init == "network" and (self.single_blob or self.assignment != "shared"):
             raise EnfoldError(
-                "only banks that all members use alike can start from the network, got init='network' with "
-                f"single_blob={self.single_blob} and assignment={self.assignment!r}: use init='kaiming'"
+                "only banks that all members use alike can start from the network, got init: network with "
+                f"single_blob={self.single_blob} and assignment={self.assignment!r}: use init: kaiming"
             )
 
     def __call__(self, network: nn.Module) -> MixtureMembers:

@@ -50,7 +50,7 @@ class SWA(Share):
         if self.num_members > 1:
             raise EnfoldError(
                 f"SWA makes one network, got num_members={self.num_members}: leave it out, or draw members around the "
-                f"mean with SWAG(num_members={self.num_members})"
+                f"mean with swag and num_members: {self.num_members}"
             )
         require_tail(self.start, self.rate)
 
@@ -115,7 +115,7 @@ class Averaged(Sampled):
             name = type(self.share).__name__
             raise EnfoldError(
                 f"{name} needs the weights of {self.least} or more epochs, got {int(self.count)}: train with "
-                f"{name}().train, or with select='last' for more epochs"
+                f"{name}().train, or with select: last for more epochs"
             )
         super().finish(data)
 

@@ -60,7 +60,7 @@ class SWAG(Share):
         require_size(self.num_members)
         require_tail(self.start, self.rate)
         if not self.diagonal and self.rank < 2:
-            raise EnfoldError(f"the rank must be at least 2, got {self.rank}: 20 is the paper's, or set diagonal=True")
+            raise EnfoldError(f"the rank must be at least 2, got {self.rank}: 20 is the paper's, or set diagonal: true")
         if self.scale is not None and self.scale < 0:
             raise EnfoldError(f"the scale of a covariance must be 0 or more, got {self.scale}: 0.5 is the paper's")
         if self.variance_floor < 0:

@@ -133,7 +133,7 @@ class BestBranch:
         if batch.own:
             raise EnfoldError(
                 "a choice among branches needs all of them to see the same examples, got a batch for each: "
-                "train with order='shared'"
+                "train with order: shared"
             )
         log_probs = torch.log_softmax(batch_logits(model, batch), dim=-1)  # (M, B, C)
         labels = batch_labels(batch, len(log_probs))[..., None]

@@ -127,7 +127,7 @@ class Sharing(Members):
                 self._merged = preferred(Merged(self.skeleton, own).passed(state, few), own, state, few)
             except CannotRun as reason:
                 raise EnfoldError(
-                    f"batch norms cannot be joint in this network because {reason}: use batch_norm='shared' or 'own'"
+                    f"batch norms cannot be joint in this network because {reason}: use batch_norm: shared or own"
                 ) from reason
         return self._merged(state, inputs, each)
 

@@ -5,5 +5,6 @@ from enfold.train.history import Epoch, History
 from enfold.train.loop import fit
 from enfold.train.objective import CrossEntropy, Objective
 from enfold.train.plan import Plan
+from enfold.train.trajectory import Trajectory
 
-__all__ = ["CrossEntropy", "Epoch", "Follower", "History", "Objective", "Plan", "fit"]
+__all__ = ["CrossEntropy", "Epoch", "Follower", "History", "Objective", "Plan", "Trajectory", "fit"]

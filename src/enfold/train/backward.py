@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from enfold.data.batches import Batch
 from enfold.evaluate import member_logits
 from enfold.members import Members, State
-from enfold.train.objective import ByBatch, Moment, Objective
+from enfold.train.objective import Moment, Objective
 
 
 @runtime_checkable
@@ -56,17 +56,18 @@ def backward(
 
     `noise` seeds what each member's layers draw, such as dropout; members that run at once take the first.
     """
-    if isinstance(objective, ByBatch):
+    prepare = getattr(objective, "for_batch", None)  # isinstance of a protocol takes longer than a small layer
+    if prepare is not None:
         with precision or nullcontext():
-            objective = objective.for_batch(model, batch, moment or Moment())
+            objective = prepare(model, batch, moment or Moment())
 
     def losses_of(part: nn.Module, own: Objective, seen: Batch, index: int) -> Tensor:
         if noise:
             torch.default_generator.manual_seed(noise[index])
         with precision or nullcontext():
             losses = own(part, seen)
-        total = losses.sum()
-        (total if scaler is None else scaler.scale(total)).backward()
+        scaled = losses if scaler is None else scaler.scale(losses)
+        scaled.backward(torch.ones_like(scaled))  # of their sum
         return losses.detach()
 
     if not isinstance(model, Members) or not isinstance(objective, Separable) or not _by_member(model, batch):

@@ -82,3 +82,13 @@ def load_checkpoint(
     device = next(model.parameters()).device
     selection.restore(progress["selection"], {name: tensor.to(device) for name, tensor in parts["chosen"].items()})
     return History.from_dict(progress["history"])
+
+
+def stored_history(path: Path) -> History | None:
+    """How a training that is under way has gone so far; None where it has no checkpoint yet."""
+    try:
+        with safe_open(path, "pt") as file:
+            progress: dict[str, Any] = json.loads((file.metadata() or {}).get("progress", "{}"))
+        return History.from_dict(progress["history"])
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError):  # gone since, or of another kind
+        return None

@@ -21,6 +21,7 @@ from enfold.data.dataset import Split, has_examples
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
 from enfold.members import Members, trained_members
+from enfold.members.shapes import refuse_shape
 from enfold.metrics import accuracy, nll, per_member
 from enfold.predictions import Predictions
 from enfold.progress import ProgressBar, progress
@@ -34,6 +35,7 @@ from enfold.train.objective import CrossEntropy, Moment, Objective
 from enfold.train.optimize import Optimizer
 from enfold.train.plan import Plan
 from enfold.train.selection import Selection
+from enfold.train.trajectory import Trajectory
 
 
 def fit(
@@ -47,19 +49,22 @@ def fit(
     title: str = "training",
     quiet: bool = False,
     judged: Callable[[nn.Module], nn.Module] | None = None,
+    keep: Trajectory | str | Path | None = None,
 ) -> History:
     """Train a network or members in place by a plan and return what happened.
 
     With `checkpoint`, the state is written there after every epoch, and training goes on from it to the same bits if
     the file exists. The default objective is cross-entropy with the plan's label smoothing. `judged` makes from the
-    model what is looked at on validation data in its place, such as the one network that members will become.
+    model what is looked at on validation data in its place, such as the one network that members will become. `keep`
+    is a folder for the networks after every epoch, or a `Trajectory` that says which.
     """
     plan, share = plan or Plan(), getattr(model, "share", None)
     if share is not None:  # a method says what its training needs, whoever trains it
         plan = share.adapted(plan)
         objective = objective or share.objective(plan)
     file = Path(checkpoint) if checkpoint else None
-    return Fit(model, data, plan, objective, file, judged).run(on_epoch, title, quiet)
+    kept = Trajectory(keep) if isinstance(keep, str | Path) else keep
+    return Fit(model, data, plan, objective, file, judged, kept).run(on_epoch, title, quiet)
 
 
 class Fit:
@@ -73,8 +78,9 @@ class Fit:
         objective: Objective | None,
         checkpoint: Path | None,
         judged: Callable[[nn.Module], nn.Module] | None = None,
+        keep: Trajectory | None = None,
     ) -> None:
-        self.judged = judged or (lambda model: model)
+        self.judged, self.trajectory = judged or (lambda model: model), keep
         self.model, self.data, self.plan, self.checkpoint = model.to(plan.device), data, plan, checkpoint
         num_members = trained_members(model)
         self.objective = objective or _default_objective(plan, num_members)
@@ -96,17 +102,19 @@ class Fit:
         self.history = History()
         self.scaler = torch.amp.GradScaler(plan.device, enabled=plan.precision == "float16")
         self.chooses = plan.select == "best" and has_examples(data.validation)
+        if keep is not None:
+            keep.require(model, self.identity)
 
     def _check(self, num_members: int, own: bool) -> None:
         if self.plan.bootstrap and num_members > 1 and not own:
             raise EnfoldError(
                 "bagging needs each member to see its own draws, got one order for all members: "
-                "use order='own', a Split as the training part, and Stacked members"
+                "use order: own, a Split as the training part, and Stacked members"
             )
         if self.plan.order == "split" and not own:
             raise EnfoldError(
                 "a batch is split among members that each see their own part, got one pass for all members, or a "
-                "loader: use order='shared', or a Split as the training part"
+                "loader: use order: shared, or a Split as the training part"
             )
         if self.plan.patience is not None and not has_examples(self.data.validation):
             raise EnfoldError(
@@ -127,10 +135,8 @@ class Fit:
         done = len(self.history.epochs)
         shown = progress(title, total, done=(steps or 0) * done, quiet=quiet)
         with shown as bar, _compiled(self.model, self.plan.compile):
-            if not done and isinstance(self.model, Follower):
-                self.model.begin()
-            if self.chooses and not done:
-                self.selection.update(0, per_member(nll, self._validation()).tolist())
+            if not done:
+                self._begin()
             for epoch in range(done, self.plan.epochs):
                 if self.chooses and self.selection.finished(epoch):
                     break
@@ -145,6 +151,13 @@ class Fit:
         self.model.eval()
         warn_if_alike(self.model, self.data)
         return self.history
+
+    def _begin(self) -> None:
+        if isinstance(self.model, Follower):
+            self.model.begin()
+        self._keep(0)
+        if self.chooses:
+            self.selection.update(0, per_member(nll, self._validation()).tolist())
 
     def _epoch(self, epoch: int, bar: ProgressBar) -> Epoch:
         started = time.perf_counter()
@@ -164,6 +177,7 @@ class Fit:
             self.selection.update(epoch + 1, record.validation_nll)
         if isinstance(self.model, Follower):
             self.model.after_epoch(epoch + 1, self.plan)
+        self._keep(epoch + 1)
         if self.checkpoint is not None:
             save_checkpoint(
                 self.checkpoint,
@@ -177,10 +191,19 @@ class Fit:
         bar.say(_summary(record, self.plan.epochs))
         return record
 
+    def _keep(self, epoch: int) -> None:
+        if self.trajectory is not None and self.trajectory.is_kept(epoch, self.plan.epochs):
+            self.trajectory.keep(self.model, epoch, self.identity)
+
     def _step(self, batch: Batch, epoch: int, number: int) -> torch.Tensor:
         noise = [derive(self.plan.seed, "noise", member, epoch, number) for member in self.members]
         moment = Moment(derive(self.plan.seed, "moment", epoch, number), self._progress(epoch, number))
-        losses = backward(self.model, batch, self.objective, _precision(self.plan), self.scaler, noise, moment)  # (M,)
+        try:
+            losses = backward(self.model, batch, self.objective, _precision(self.plan), self.scaler, noise, moment)
+        except Exception as error:
+            if not number:
+                refuse_shape(self.model, batch.inputs[0] if batch.own else batch.inputs, error)
+            raise
         if not bool(torch.isfinite(losses).all()):
             member = int((~torch.isfinite(losses)).nonzero()[0])
             kept = f"the state after epoch {epoch} is kept in '{self.checkpoint}'" if self.checkpoint and epoch else ""

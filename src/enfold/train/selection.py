@@ -30,7 +30,10 @@ class Selection:
     @torch.no_grad()
     def update(self, epoch: int, validation_nll: list[float]) -> None:
         """Keep the weights of those that got better and have not stopped."""
-        values = validation_nll if self.by_member else [sum(validation_nll) / len(validation_nll)]
+        if self.by_member:
+            values = validation_nll * self.count if len(validation_nll) == 1 else validation_nll  # judged as a whole
+        else:
+            values = [sum(validation_nll) / len(validation_nll)]
         better = [
             value < best and not self.stopped(k, epoch)
             for k, (value, best) in enumerate(zip(values, self.nll, strict=True))

@@ -1,0 +1,60 @@
+"""What a 41 x 41 map of the demo's MLP costs: stacked networks beside a loop over them, and the whole map in seconds.
+
+Writes results/bench-landscape.json. Networks are 784-256-128-10 on fashion-mini; ratios are of 160 networks asked about
+500 test examples, mixing their weights included, the whole map of 1,681.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import nn
+
+from enfold.data import Split, load
+from enfold.landscape.many import answers, mixture, state_of
+from enfold.landscape.planes import plane_map, radial
+from enfold.networks import MLP
+from timing import ratios, show, write_record
+
+EXAMPLES = (500, 1000)
+SIZE = 41
+NETWORKS = 160
+
+
+def network(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return MLP(784, [256, 128], 10)
+
+
+def main() -> None:
+    data, net = load("fashion-mini"), network(0)
+    assert isinstance(data.test, Split)
+    ends = [state_of(network(seed)) for seed in (0, 1)]
+    weights = torch.rand(NETWORKS, 2)
+    inputs = data.prepare(data.test.inputs[: EXAMPLES[0]])
+
+    def loop() -> None:
+        with torch.inference_mode():
+            for weight in weights:
+                net.load_state_dict(mixture(ends, weight))
+                torch.log_softmax(net(inputs), -1)
+
+    def stacked() -> None:
+        states = (mixture(ends, weight) for weight in weights)
+        for _ in answers(net, states, data, examples=EXAMPLES[0]):
+            pass
+
+    table = ratios({"a loop, by hand": loop, "answers": stacked})
+    show(f"{NETWORKS} networks, {EXAMPLES[0]} examples", table)
+    seconds = {}
+    for examples in EXAMPLES:
+        started = time.perf_counter()
+        plane_map(net, radial(net, *ends), data, size=SIZE, examples=examples, quiet=True)
+        seconds[f"{examples} examples"] = round(time.perf_counter() - started, 2)
+    print(f"{SIZE} x {SIZE} map, seconds: {seconds}")
+    write_record("landscape", {f"{NETWORKS} networks": table}, map_seconds=seconds)
+
+
+if __name__ == "__main__":
+    main()

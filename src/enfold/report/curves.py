@@ -1,0 +1,161 @@
+"""Learning curves: how trainings went, epoch by epoch, from their stored histories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from enfold.report.blocks import Block, Figure, Item, Table
+from enfold.report.content import Content, Training
+from enfold.report.figure import KINDS, legend_above
+from enfold.report.svg import drawn
+
+# Colours that people with any colour vision tell apart (M. Okabe and K. Ito, 2008); dashes do without.
+LINES = ("#D55E00", "#009E73", "#CC79A7", "#E69F00", "#0072B2", "#56B4E9")
+DASHES = ("-", "--", "-.", ":")
+
+
+def curve_blocks(content: Content) -> list[Block]:
+    """The members' curves, and those of folds and controls."""
+    told = [training for training in content.trainings if training.done]
+    members = [training for training in told if training.stage.startswith("members/")]
+    others = [training for training in told if not training.stage.startswith("members/")]
+    blocks: list[Block] = []
+    if members:
+        blocks.append(_members(members))
+    if others:
+        blocks.append(_others(others))
+    return blocks
+
+
+def progress_blocks(content: Content) -> list[Block]:
+    """What is still under way, with the time that its plan still takes."""
+    open_ = [training for training in content.trainings if training.seconds is None]
+    rows = tuple((Item(training.stage), *_progress(training)) for training in open_)
+    header = ("training", "seed", "epoch", "time left", "validation NLL (nats)", "validation accuracy (%)")
+    return [Table("Trainings under way, or stopped: a run goes on with --resume.", header, rows)] if rows else []
+
+
+def _progress(training: Training) -> list[Item]:
+    last = training.history["epochs"][-1] if training.history and training.done else {}
+    left = training.seconds_left
+    planned = "" if training.epochs is None else f" of {training.epochs}"
+    return [
+        Item(str(training.seed)),
+        Item(f"{training.done}{planned}"),
+        Item("–" if left is None else duration(left)),
+        Item(_mean(last.get("validation_nll"), 1, 4)),
+        Item(_mean(last.get("validation_accuracy"), 100, 2)),
+    ]
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    if seconds < 100:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _mean(values: Sequence[float] | None, scale: float, digits: int) -> str:
+    return f"{scale * sum(values) / len(values):.{digits}f}" if values else "–"
+
+
+def _members(trainings: Sequence[Training]) -> Figure:
+    seeds = len(trainings)
+    number = len(trainings[0].history["epochs"][0]["train_loss"]) if trainings[0].history else 0
+    return Figure(
+        title="The members' training",
+        caption=(
+            f"A thin line a member ({number} members, {seeds} seed{'s' if seeds > 1 else ''}): its training loss on "
+            "the left, its NLL on validation data on the right, where the thick line is that of their mean prediction. "
+            "Where thin lines still fall at the end, members are not trained to convergence and a fold's extra epochs "
+            "pass for ensembling; the gap between thin and thick is the gain there is to keep."
+        ),
+        alt=f"Learning curves of {number} members over {trainings[0].done} epochs: training loss and validation NLL",
+        svg=drawn(lambda: draw_members(trainings), "learning curves"),
+    )
+
+
+def _others(trainings: Sequence[Training]) -> Figure:
+    stages = list(dict.fromkeys(training.stage for training in trainings))
+    return Figure(
+        title="Training of folds, shares and controls",
+        caption=(
+            "NLL on validation data after each epoch, a line a seed (mean over members where there are several). A "
+            "fold below its control learns from the ensemble what more epochs alone do not teach."
+        ),
+        alt=f"Validation NLL by epoch of {', '.join(stages)}",
+        svg=drawn(lambda: draw_others(trainings, stages), "learning curves"),
+    )
+
+
+def _panels(columns: int, width: float) -> tuple[Any, Any]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Drawing
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Drawing(figsize=(width, 3.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, columns, squeeze=False)[0]
+    for axes in panels:
+        axes.set_xlabel("epoch")
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    return figure, panels
+
+
+def draw_members(trainings: Sequence[Training]) -> Any:
+    """Training loss and validation NLL of every member, and the NLL of their mean prediction."""
+    from matplotlib.lines import Line2D
+
+    figure, (left, right) = _panels(2, 7.6)
+    member, ensemble = KINDS["member"].colour, KINDS["ensemble"].colour
+    for training in trainings:
+        for number in range(len(_epochs(training)[0]["train_loss"])):
+            _line(left, training, partial(_nth, "train_loss", number), color=member, lw=0.8)
+            _line(right, training, partial(_nth, "validation_nll", number), color=member, lw=0.8)
+        _line(right, training, lambda epoch: epoch["ensemble_nll"], color=ensemble, lw=2)
+    left.set_ylabel("training loss")
+    right.set_ylabel("NLL on validation data (nats)")
+    handles = [Line2D([], [], color=member, lw=1, label="a member")]
+    legend_above(left, handles)
+    legend_above(right, [*handles, Line2D([], [], color=ensemble, lw=2, label="ensemble")], ncols=2)
+    return figure
+
+
+def draw_others(trainings: Sequence[Training], stages: Sequence[str]) -> Any:
+    """Validation NLL of every other training, one look a stage."""
+    from matplotlib.lines import Line2D
+
+    figure, (axes,) = _panels(1, 7.6)
+    looks: dict[str, dict[str, Any]] = {
+        stage: {"color": LINES[number % len(LINES)], "ls": DASHES[number // len(LINES) % len(DASHES)]}
+        for number, stage in enumerate(stages)
+    }
+    for training in trainings:
+        _line(axes, training, lambda epoch: _average(epoch["validation_nll"]), lw=1.2, **looks[training.stage])
+    axes.set_ylabel("NLL on validation data (nats)")
+    handles = [Line2D([], [], lw=1.6, label=stage.split("/", 1)[1], **look) for stage, look in looks.items()]
+    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, borderaxespad=0)
+    return figure
+
+
+def _epochs(training: Training) -> Sequence[Any]:
+    epochs: Sequence[Any] = training.history["epochs"] if training.history else ()
+    return epochs
+
+
+def _nth(name: str, index: int, epoch: Mapping[str, Any]) -> float | None:
+    values: Sequence[float] = epoch[name]
+    return values[index] if index < len(values) else None
+
+
+def _average(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _line(axes: Any, training: Training, value: Callable[[Any], float | None], **look: Any) -> None:
+    points = [(epoch["epoch"] + 1, value(epoch)) for epoch in _epochs(training)]
+    known = [(number, each) for number, each in points if each is not None]
+    if known:
+        axes.plot(*zip(*known, strict=True), marker="." if len(known) == 1 else "", **look)

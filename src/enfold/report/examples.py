@@ -1,0 +1,63 @@
+"""Examples on which the ensemble and a fold differ most, as cards with what both say."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+from torch import Tensor
+
+from enfold.report.blocks import Bar, Block, Card, Gallery
+from enfold.report.content import Content, Example, Examples
+
+ANSWERS = 3  # of each model
+
+
+def example_blocks(content: Content) -> list[Block]:
+    """The gallery, if there is one."""
+    found = content.examples
+    if found is None or not found.examples:
+        return []
+    caption = (
+        f"The {len(found.examples)} of {found.total:,} test examples on which the ensemble and {found.label} differ "
+        f"most (seed {found.seed}), by total variation: half the sum of absolute differences of their probabilities, "
+        "from 0 for equal answers to 1. Bars are the classes that each thinks likeliest; the true one is green."
+    )
+    if found.notice:
+        caption += f" ({found.notice[0].upper()}{found.notice[1:]}.)"
+    return [Gallery(caption, tuple(_card(each, found) for each in found.examples))]
+
+
+def _card(example: Example, found: Examples) -> Card:
+    truth = _name(found, example.truth)
+    return Card(
+        title=f"test example {example.index}, difference {example.distance:.2f}",
+        truth=truth,
+        alt=f"test example {example.index}, of class {truth}",
+        picture="" if example.image is None else png_address(example.image),
+        answers=(
+            ("ensemble", _bars(example.first, example, found)),
+            (found.label, _bars(example.second, example, found)),
+        ),
+    )
+
+
+def _bars(probabilities: Tensor, example: Example, found: Examples) -> tuple[Bar, ...]:
+    likeliest = probabilities.topk(min(ANSWERS, len(probabilities))).indices.tolist()
+    return tuple(
+        Bar(_name(found, index), 100 * float(probabilities[index]), index == example.truth) for index in likeliest
+    )
+
+
+def _name(found: Examples, index: int) -> str:
+    return found.names[index] if index < len(found.names) else f"class {index}"
+
+
+def png_address(image: Tensor) -> str:
+    """An image (C, H, W) of bytes as an address that holds the whole picture."""
+    from PIL import Image
+
+    pixels = image[0].numpy() if image.shape[0] == 1 else image.permute(1, 2, 0).contiguous().numpy()
+    written = io.BytesIO()
+    Image.fromarray(pixels).save(written, "PNG")
+    return "data:image/png;base64," + base64.b64encode(written.getvalue()).decode()

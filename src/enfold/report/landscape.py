@@ -1,0 +1,327 @@
+"""Figures of a run's landscape, each with words that say how to read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from enfold.files import write_json
+from enfold.report.figure import FAINT, INK, write_figure
+from enfold.report.landscape_words import WORDS
+
+Array = npt.NDArray[Any]
+Arrays = Mapping[str, Any]  # tensors or arrays by name
+Facts = Mapping[str, Any]
+
+# Colours that people with any colour vision tell apart (M. Okabe and K. Ito, 2008); shapes and dashes do without.
+RUNS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+SHAPES = {"training": ".", "averaged": "*", "random": "x", "dropout": "+", "gaussian": "s", "pca": "D"}
+GROUPS = {
+    "original": ("#333333", "-", "o"),
+    "independent training": ("#333333", "-", "o"),
+    "averaged": ("#CC79A7", "--", "*"),
+    "random": ("#E69F00", ":", "x"),
+    "dropout": ("#56B4E9", "-.", "+"),
+    "gaussian": ("#009E73", "--", "s"),
+    "pca": ("#D55E00", ":", "D"),
+}
+PATHS = {
+    "straight": ("#777777", "--"),
+    "matched": ("#56B4E9", "-."),
+    "bezier": ("#D55E00", "-"),
+    "tunnel": ("#009E73", "-"),
+}
+NAMED = {"nll": "NLL (nats)", "accuracy": "accuracy (%)", "brier": "Brier score", "ece": "ECE (%)"}
+PERCENT = ("accuracy", "ece")
+LOSS = "loss (nats), log scale"
+LOW, HIGH = "cividis", "cividis_r"  # one scale, dark to bright, that prints in grey and suits any colour vision
+
+
+def landscape_figures(parts: Mapping[str, tuple[Facts, Arrays]], folder: Path) -> list[Path]:
+    """Draw every part that is there as SVG and PNG, and list them with caption and alt text in figures.json."""
+    written, listed = [], []
+    for name, (content, tensors) in parts.items():
+        arrays = {key: np.asarray(tensor) for key, tensor in tensors.items()}
+        make = partial(DRAWINGS[name], content["facts"], arrays)
+        written += write_figure(make, folder, name, "the figures of a landscape")
+        listed.append({"file": f"{name}.svg", **WORDS[name](content["facts"], arrays, content["settings"])})
+    write_json(folder / "figures.json", {"figures": listed})
+    return [*written, folder / "figures.json"]
+
+
+def _figure(width: float, height: float, rows: int = 1, columns: int = 1, **changes: Any) -> tuple[Any, Any]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(rows, columns, squeeze=False, **changes)
+
+
+def draw_similarity(facts: Facts, arrays: Arrays) -> Any:
+    """Both matrices, one block a training."""
+    figure, ((left, right),) = _figure(8.4, 4.1, 1, 2)
+    member = arrays["member"]
+    starts = [int(np.argmax(member == run)) for run in np.unique(member)]
+    ends = [*starts[1:], len(member)]
+    scales = (("cosine", "cosine of the weights", 1.0, LOW), ("disagreement", "different answers (%)", 100.0, HIGH))
+    for axes, (name, title, scale, colours) in zip((left, right), scales, strict=True):
+        matrix = scale * arrays[name]
+        low = min(0.0, float(matrix.min())) if name == "cosine" else 0.0
+        trained = arrays["epoch"] != 0  # untrained networks differ from all others, which would take up the whole scale
+        high = float(matrix[np.ix_(trained, trained)].max())
+        image = axes.imshow(matrix, cmap=colours, vmin=low, vmax=high, interpolation="nearest")
+        figure.colorbar(image, ax=axes, shrink=0.8, pad=0.03)
+        axes.set_title(title, loc="left", size=11)
+        axes.grid(visible=False)
+        for border in starts[1:]:
+            for line in (axes.axhline, axes.axvline):
+                line(border - 0.5, color="white", lw=1.5)
+        middles = [(start + end - 1) / 2 for start, end in zip(starts, ends, strict=True)]
+        words = [f"run {int(run) + 1}" for run in np.unique(member)]
+        axes.set_xticks(middles, words)
+        axes.set_yticks(middles, words, rotation=90, va="center")
+        axes.tick_params(length=0)
+    if facts["trajectory"]:
+        left.set_xlabel("epochs of each run, first to last", color=FAINT)
+    return figure
+
+
+def draw_map(facts: Facts, arrays: Arrays) -> Any:
+    """Trainings as paths and samples as shapes, by t-SNE and by principal components."""
+    from matplotlib.lines import Line2D
+
+    figure, (panels,) = _figure(9, 4.9, 1, 2)
+    kinds, runs = list(facts["kinds"]), np.unique(arrays["member"])
+    for axes, (name, title) in zip(panels, (("tsne", "t-SNE"), ("pca", "principal components")), strict=True):
+        for run in runs:
+            colour = RUNS[int(run) % len(RUNS)]
+            for index, kind in enumerate(kinds):
+                chosen = (arrays["member"] == run) & (arrays["kind"] == index)
+                _plot_kind(axes, arrays[name][chosen], kind, colour)
+        axes.set_title(title, loc="left", size=11)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.spines[:].set_visible(True)
+        axes.spines[:].set_color("#b0b0b0")
+    handles = [Line2D([], [], color=RUNS[int(run) % len(RUNS)], lw=3, label=f"run {int(run) + 1}") for run in runs]
+    words = {"training": "epochs of training", "averaged": "averaged weights"}
+    handles += [
+        Line2D(
+            [],
+            [],
+            ls="",
+            color=INK,
+            marker=SHAPES[kind],
+            ms=9 if kind in ("averaged", "training") else 6,
+            **_hollow(kind, INK),
+            label=words.get(kind, f"{kind} samples"),
+        )
+        for kind in kinds
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False, handlelength=1, fontsize=9)
+    return figure
+
+
+def _hollow(kind: str, colour: str) -> dict[str, Any]:
+    return {"mfc": "none", "mec": colour} if kind in ("gaussian", "pca") else {}
+
+
+def _plot_kind(axes: Any, points: Array, kind: str, colour: str) -> None:
+    if kind == "training":
+        axes.plot(*points.T, color=colour, lw=1, alpha=0.7, zorder=1)
+        axes.scatter(*points.T, s=np.linspace(6, 40, len(points)), color=colour, lw=0, zorder=2)
+        return
+    style = {"mec": "white", "mew": 0.7, "ms": 13} if kind == "averaged" else {"ms": 5, **_hollow(kind, colour)}
+    axes.plot(*points.T, SHAPES[kind], color=colour, zorder=4 if kind == "averaged" else 3, **style)
+
+
+def draw_diversity(facts: Facts, arrays: Arrays) -> Any:
+    """Points between the two limits."""
+    figure, ((axes,),) = _figure(7, 4.6)
+    a = 100 * arrays["limits/accuracy"]
+    axes.plot(a, arrays["limits/upper"], color=INK, lw=1.2)
+    axes.plot(a, arrays["limits/lower"], color=INK, lw=1.2, ls="--")
+    axes.fill_between(a, arrays["limits/lower"], arrays["limits/upper"], color="#f4f4f4", zorder=0)
+    seen = np.concatenate([100 * arrays[f"{group}/accuracy"] for group in facts["groups"]])
+    low = max(float(a[0]), float(np.quantile(seen, 0.1)) - 8)
+    colours = iter(("#882255", "#44AA99", "#AA4499", "#117733", "#999933", "#332288", "#661100"))
+    handles = []
+    for group in facts["groups"]:
+        colour, _, marker = GROUPS.get(group, ("", "", "^" if group.startswith("share") else "v"))
+        colour = colour or next(colours, FAINT)
+        filled = {"mfc": "none"} if marker in ("s", "D") else {}
+        x, y = 100 * arrays[f"{group}/accuracy"], arrays[f"{group}/diversity"]
+        shown = np.isfinite(y) & (x >= low)
+        label = f"{group} samples" if group in ("random", "dropout", "gaussian", "pca") else group
+        label = {"averaged": "averaged weights"}.get(group, label)
+        label += "" if shown.any() else f" (at {x.mean():.0f} %, off the scale)"
+        size = {"*": 12, "o": 7}.get(marker, 6)
+        handles += axes.plot(x[shown], y[shown], marker, ls="", color=colour, ms=size, label=label, **filled)
+    base = 100 * facts["base_accuracy"]
+    axes.axvline(base, color=FAINT, lw=1, ls=":")
+    above = axes.get_xaxis_transform()
+    axes.annotate("base", (base, 1), (0, 3), above, "offset points", size=9, color=FAINT, ha="center")
+    _name_limits(axes, arrays, low)
+    axes.set_xlim(low, max(base, float(seen.max())) + 0.02 * (base - low))
+    axes.set_ylim(-0.03, 1.04 * float(np.nanmax(arrays["limits/upper"])))
+    axes.set_xlabel("accuracy (%)")
+    axes.set_ylabel("different answers / own errors")
+    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=9, borderaxespad=0)
+    return figure
+
+
+def _name_limits(axes: Any, arrays: Arrays, low: float) -> None:
+    """A word on each curve, ending where the curve has not come to yet."""
+    a = 100 * arrays["limits/accuracy"]
+    at = int(np.argmin(abs(a - (low + 0.55 * (a[-1] - low)))))
+    for name, word, below in (("upper", "independent errors", False), ("lower", "base, answers flipped", True)):
+        axes.annotate(
+            word,
+            (a[at], arrays[f"limits/{name}"][at]),
+            (-4, -4 if below else 4),
+            textcoords="offset points",
+            ha="right",
+            va="top" if below else "bottom",
+            size=9,
+            color=INK,
+        )
+
+
+def draw_paths(facts: Facts, arrays: Arrays) -> Any:
+    """Loss, accuracy and answers along every path."""
+    figure, (panels,) = _figure(9.6, 3.9, 1, 3)
+    shares = iter(("#CC79A7", "#E69F00", "#0072B2"))
+    handles = []
+    for path in facts["paths"]:
+        colour, dashes = PATHS.get(path) or (next(shares, FAINT), ":")
+        t = arrays[f"{path}/t"]
+        handles += panels[0].plot(t, arrays[f"{path}/loss"], color=colour, ls=dashes, lw=1.8, label=_path_name(path))
+        panels[1].plot(t, 100 * arrays[f"{path}/accuracy"], color=colour, ls=dashes, lw=1.8)
+        if not path.startswith("share"):
+            for end, width in ((0, 1.8), (1, 0.9)):
+                panels[2].plot(t, 100 * arrays[f"{path}/disagreement"][end], color=colour, ls=dashes, lw=width)
+    titles = ("loss (nats)", "accuracy (%)", "answers unlike an end's (%)")
+    for axes, title in zip(panels, titles, strict=True):
+        axes.set_title(title, loc="left", size=11)
+        axes.set_xticks([0, 0.5, 1], ["run 1", "half-way", "run 2"])
+    panels[2].set_xlabel("thick: unlike run 1's, thin: unlike run 2's", color=FAINT)
+    losses = np.concatenate([arrays[f"{path}/loss"] for path in facts["paths"]])
+    if losses.max() > 8 * max(losses.min(), 1e-9):
+        _log_scale(panels[0])
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, handlelength=2)
+    return figure
+
+
+def _path_name(path: str) -> str:
+    return {"matched": "straight, units matched", "bezier": "Bézier curve"}.get(path, path)
+
+
+def _log_scale(axes: Any) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def draw_plane(facts: Facts, arrays: Arrays) -> Any:
+    """Accuracy, or loss, and disagreement over a plane of weights, with the networks that span it."""
+    radial = facts["kind"] == "radial"
+    maps = [("accuracy (%)", 100 * arrays["accuracy"], LOW)]
+    if not radial:
+        maps.insert(0, (LOSS, np.log10(arrays["loss"]), HIGH))
+    for run in range(2 if radial else 1):
+        maps.append((f"answers unlike run {run + 1}'s (%)", 100 * arrays["disagreement"][run], HIGH))
+    u, v = arrays["u"], arrays["v"]
+    figure, (panels,) = _figure(10.2, 1.2 + 3.05 * np.ptp(v) / np.ptp(u), 1, 3, sharey=True)  # nothing is distorted
+    for axes, (title, values, colours) in zip(panels, maps, strict=True):
+        shown = axes.pcolormesh(u, v, values, cmap=colours, shading="nearest", rasterized=True)
+        if np.ptp(values):
+            axes.contour(u, v, values, levels=8, colors="white", linewidths=0.4, linestyles="solid", alpha=0.7)
+        bar = figure.colorbar(shown, ax=axes, orientation="horizontal", shrink=0.9, pad=0.02, aspect=30)
+        if title == LOSS:
+            ticks = [step * 10.0**power for power in range(-4, 4) for step in (1, 2, 3, 5)]
+            ticks = [tick for tick in ticks if values.min() <= np.log10(tick) <= values.max()]
+            bar.set_ticks(np.log10(ticks).tolist(), labels=[f"{tick:g}" for tick in ticks])
+        axes.set_title(title, loc="left", size=11)
+        axes.set_aspect("equal")
+        axes.grid(visible=False)
+        axes.set_xlabel("length of weights along the first axis", size=9, color=FAINT)
+        _mark(axes, arrays["places"], radial)
+        axes.set_xlim(u[0], u[-1])
+        axes.set_ylim(v[0], v[-1])
+    panels[0].set_ylabel("along the second", size=9, color=FAINT)
+    return figure
+
+
+def _mark(axes: Any, places: Array, origin: bool) -> None:
+    from matplotlib.patheffects import withStroke
+
+    marks = [(place, f"run {index + 1}") for index, place in enumerate(places)]
+    if origin:
+        marks.append((np.zeros(2), "origin"))
+        for place in places:
+            axes.plot(*(2 * np.stack([np.zeros(2), place])).T, color="white", lw=0.8, ls=":")
+    for place, word in marks:
+        axes.plot(*place, "o", ms=6, mfc="white", mec=INK, zorder=4)
+        text = axes.annotate(word, place, (6, 6), textcoords="offset points", size=9, color=INK, zorder=5)
+        text.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
+
+
+def draw_sizes(facts: Facts, arrays: Arrays) -> Any:
+    """Above, scores of clean data over the number of modes; below, by severity for one mode and for all."""
+    severities = facts["severities"]
+    rows = 2 if len(severities) > 1 else 1
+    scores = ("accuracy", "nll", "brier", "ece")
+    figure, panels = _figure(10.2, 2.8 * rows + 0.6, rows, 4)
+    handles: list[Any] = []
+    for group in facts["groups"]:
+        colour, dashes, marker = GROUPS[group]
+        style = {"color": colour, "ls": dashes, "marker": marker, "ms": 5, "lw": 1.4}
+        style |= {"mfc": "none"} if marker in ("s", "D") else {}
+        for column, score in enumerate(scores):
+            scale = 100 if score in PERCENT else 1
+            values = scale * arrays[f"{group}/0/{score}"]
+            line = panels[0, column].plot(range(1, len(values) + 1), values, label=group, **style)
+            handles += line if column == 0 else []
+            if rows > 1:
+                ends = [scale * arrays[f"{group}/{severity}/{score}"][[0, -1]] for severity in severities]
+                panels[1, column].plot(severities, [end[1] for end in ends], **style)
+                panels[1, column].plot(severities, [end[0] for end in ends], **{**style, "alpha": 0.35})
+    _name_sizes(panels, scores, arrays, facts)
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+    return figure
+
+
+def _name_sizes(panels: Any, scores: Sequence[str], arrays: Arrays, facts: Facts) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    count = len(arrays[f"{facts['groups'][0]}/0/nll"])
+    for column, score in enumerate(scores):
+        panels[0, column].set_title(NAMED[score], loc="left", size=11)
+        panels[0, column].set_xlabel("modes, clean data")
+        panels[0, column].set_xticks(range(1, count + 1))
+        panels[0, column].yaxis.set_major_locator(MaxNLocator(5))
+        if len(panels) > 1:
+            panels[1, column].set_xlabel("severity of corruption")
+            panels[1, column].set_xticks(facts["severities"])
+    if len(panels) > 1:
+        panels[1, 0].set_ylabel(f"pale: 1 mode; full: {count}", color=FAINT, size=9)
+
+
+DRAWINGS: dict[str, Callable[[Facts, Arrays], Any]] = {
+    "similarity": draw_similarity,
+    "map": draw_map,
+    "diversity": draw_diversity,
+    "paths": draw_paths,
+    "radial": draw_plane,
+    "three": draw_plane,
+    "sizes": draw_sizes,
+}

@@ -1,0 +1,94 @@
+"""The page: one HTML file with everything in it, which asks nothing of any network and runs no code but its own."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+from enfold.errors import MissingExtra
+from enfold.report.blocks import Figure, Section
+from enfold.report.content import Content
+from enfold.report.headline import headline
+from enfold.report.sections import sections
+from enfold.report.svg import inline
+
+PARTS = ("page.html", "blocks.html", "error.html")
+
+
+def page(contents: Sequence[Content], *, live: str | None = None) -> str:
+    """The page of one run or of several side by side; with the stamp of a live one, it asks its server for more."""
+    found = sections(contents)
+    figures = _inlined(found)
+    return _render(
+        "page.html",
+        live=live,
+        title=" · ".join(content.name for content in contents),
+        runs=[(content, headline(content)) for content in contents],
+        sections=found,
+        figure=lambda block: figures[id(block)],
+        results=plain({content.name: content.summary for content in contents}),
+        versions=contents[0].versions,
+    )
+
+
+def error_page(message: str, live: str) -> str:
+    """What a live page shows while its run cannot be read."""
+    return _render("error.html", live=live, message=message, title="enfold")
+
+
+def plain(content: Any) -> Any:
+    """The same with None for what JSON has no word for: NaN and infinity."""
+    if isinstance(content, dict):
+        return {str(key): plain(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [plain(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
+def _inlined(found: Sequence[Section]) -> dict[int, str]:
+    """Every SVG figure with ids of its own."""
+    blocks = [block for section in found for _, part in section.parts for block in part if isinstance(block, Figure)]
+    return {
+        id(block): inline(block.svg, block.alt, f"f{number}-", block.title)
+        for number, block in enumerate(blocks)
+        if block.svg
+    }
+
+
+def _render(name: str, *, live: str | None, **values: Any) -> str:
+    try:
+        from jinja2 import DictLoader, Environment, StrictUndefined
+        from markupsafe import Markup
+    except ImportError as error:
+        raise MissingExtra("jinja2", "report", "the report page") from error
+
+    folder = files("enfold.report").joinpath("page")
+    read = {part: folder.joinpath(part).read_text(encoding="utf-8") for part in (*PARTS, "page.css", "page.js")}
+    environment = Environment(
+        loader=DictLoader(read), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    script = read["page.js"]
+    if "figure" in values:
+        inlined = values["figure"]
+        values["figure"] = lambda block: Markup(inlined(block))  # noqa: S704 - cleaned by `inline`
+    return environment.get_template(name).render(
+        style=Markup(read["page.css"]),  # noqa: S704 - our own file
+        script=Markup(script),  # noqa: S704 - our own file
+        policy=_policy(script, live is not None),
+        live=live,
+        **values,
+    )
+
+
+def _policy(script: str, live: bool) -> str:
+    """Nothing may be loaded, and of all code in the page the one script that is ours may run."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    asked = "; connect-src 'self'" if live else ""
+    return (
+        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
+        f"base-uri 'none'; form-action 'none'{asked}"
+    )

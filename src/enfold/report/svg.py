@@ -1,0 +1,109 @@
+"""Figures as SVG inside a page: drawn in one style, harmless whoever wrote them, in the colours of the page's theme."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from typing import Any
+from xml.etree import ElementTree
+
+from enfold.errors import EnfoldError, MissingExtra
+from enfold.report.figure import STYLE
+
+SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+# What matplotlib may write and what a picture needs; anything else, scripts and styles among it, is left out.
+ELEMENTS = (
+    *("svg", "g", "defs", "use", "path", "rect", "circle", "ellipse", "line", "polyline", "polygon", "text", "tspan"),
+    *("image", "clipPath", "linearGradient", "radialGradient", "stop", "marker", "pattern", "title", "desc", "mask"),
+)
+LINK = re.compile(r"#|data:image/(png|jpeg);base64,")
+REFERENCE = re.compile(r"url\(\s*['\"]?#([^)'\"]+)['\"]?\s*\)")
+# Ink and paper are the theme's; colours that mean something stay, but for a blue too dark for a dark ground.
+THEME = {
+    "#000000": "var(--ink)",
+    "#333333": "var(--ink)",
+    "#777777": "var(--faint)",
+    "#b0b0b0": "var(--grid)",
+    "#e6e6e6": "var(--grid)",
+    "#f4f4f4": "var(--strip)",
+    "#ffffff": "var(--paper)",
+    "#0072b2": "var(--blue)",
+}
+COLOUR = re.compile("|".join(THEME), re.IGNORECASE)
+
+ElementTree.register_namespace("", SVG)
+ElementTree.register_namespace("xlink", XLINK)
+
+
+def drawn(make: Callable[[], Any], purpose: str) -> str:
+    """What `make` draws, in the style of all figures, as SVG whose words are words."""
+    try:
+        from matplotlib import style
+    except ImportError as error:
+        raise MissingExtra("matplotlib", "report", purpose) from error
+    written = io.StringIO()
+    with style.context(["default", STYLE, {"svg.fonttype": "none"}]):
+        make().savefig(written, format="svg", metadata={"Date": None})
+    return written.getvalue()
+
+
+def inline(text: str, alt: str, prefix: str, where: str = "a figure") -> str:
+    """SVG that can stand in a page beside others: ids of its own, no code, no links to elsewhere, with alt text."""
+    try:
+        root = ElementTree.fromstring(text)  # noqa: S314 - expat refuses what would expand without bound
+    except ElementTree.ParseError as error:
+        raise EnfoldError(f"'{where}' must be an SVG figure, but it cannot be read ({error}): draw it again") from error
+    if root.tag != f"{{{SVG}}}svg":
+        raise EnfoldError(f"'{where}' must be an SVG figure, got <{root.tag}>: draw it again")
+    _clean(root)
+    _own_ids(root, prefix)
+    wide = _points(root.attrib.pop("width", ""))
+    root.attrib.pop("height", None)
+    root.attrib |= {"role": "img", "aria-label": alt}
+    if wide:
+        root.set("style", f"width: {wide:g}pt")
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _points(width: str) -> float | None:
+    found = re.fullmatch(r"([\d.]+)(pt|px)?", width)
+    return float(found[1]) * (0.75 if found[2] == "px" else 1.0) if found else None
+
+
+def _clean(element: ElementTree.Element) -> None:
+    for child in list(element):
+        name = child.tag.removeprefix(f"{{{SVG}}}") if isinstance(child.tag, str) else ""
+        if name not in ELEMENTS:
+            element.remove(child)
+        else:
+            _clean(child)
+    for name, value in list(element.attrib.items()):
+        plain = name.rpartition("}")[2].lower()
+        linked = plain == "href" and not LINK.match(value)
+        fetched = "url(" in REFERENCE.sub("", value).lower() or "@import" in value.lower()
+        if plain.startswith("on") or linked or fetched:
+            del element.attrib[name]
+        elif plain in ("style", "fill", "stroke"):
+            element.set(name, COLOUR.sub(lambda found: THEME[found[0].lower()], value))
+
+
+def _own_ids(root: ElementTree.Element, prefix: str) -> None:
+    """Ids that are referred to get a prefix; others are left out, since every figure has the same."""
+    used = set()
+    for element in root.iter():
+        for name, value in element.attrib.items():
+            used |= {found[1] for found in REFERENCE.finditer(value)}
+            if name.endswith("href") and value.startswith("#"):
+                used.add(value[1:])
+    for element in root.iter():
+        for name, value in list(element.attrib.items()):
+            if name == "id":
+                if value in used:
+                    element.set("id", prefix + value)
+                else:
+                    del element.attrib["id"]
+            elif name.endswith("href") and value.startswith("#"):
+                element.set(name, f"#{prefix}{value[1:]}")
+            elif "url(" in value:
+                element.set(name, REFERENCE.sub(lambda found: f"url(#{prefix}{found[1]})", value))

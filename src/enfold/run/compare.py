@@ -1,0 +1,67 @@
+"""Compare: the rows of a run with its mean member, by one bootstrap over seeds and test examples.
+
+As `enfold.metrics.paired_difference`, but every row is resampled once, whatever it is compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, cached_property
+
+import torch
+from torch import Tensor
+
+from enfold.metrics import draw_counts, example_correct, example_nll, per_member
+from enfold.predictions import Predictions
+from enfold.report.content import ONE, Difference
+from enfold.seeds import generator
+
+REPLICATES, LEVEL = 1000, 0.95
+METRICS = {"accuracy": example_correct, "nll": example_nll}  # means over examples, so a replicate is a product
+
+
+class Comparison:
+    """What each row said about the test data, a list over seeds, and differences between rows."""
+
+    def __init__(self, said: Mapping[str, Sequence[Predictions]], sizes: Sequence[int] = (), seed: int = 0) -> None:
+        self._said, self._seed = dict(said), seed
+        if "ensemble" in said:
+            self._said |= {f"ensemble of {k}": [each.subset(range(k)) for each in said["ensemble"]] for k in sizes}
+        self._resampled = cache(self._resample)
+
+    def to_mean_member(self, rows: Iterable[str]) -> dict[str, dict[str, Difference]]:
+        """Each metric of each row minus that of the mean member."""
+        found = {}
+        for row in rows:
+            each = {metric: self.difference(row, ONE, metric) for metric in METRICS}
+            found[row] = {metric: difference for metric, difference in each.items() if difference is not None}
+        return {row: differences for row, differences in found.items() if differences}
+
+    def difference(self, first: str, second: str, metric: str) -> Difference | None:
+        """None where one of them was not asked, or is infinitely wrong, and of a row with itself."""
+        known = {*self._said, *([ONE] if "ensemble" in self._said else [])}
+        if first == second or not {first, second} <= known:
+            return None
+        one, other = self._resampled(first, metric), self._resampled(second, metric)
+        values, moved = one[0] - other[0], one[1] - other[1]  # (S,), (S, R)
+        means = moved.T.gather(1, self._drawn_seeds(len(values))).mean(1)
+        if not bool(means.isfinite().all()):
+            return None
+        tail = (1 - LEVEL) / 2
+        lower, upper = means.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
+        return Difference(float(values.mean()), lower, upper)
+
+    def _drawn_seeds(self, count: int) -> Tensor:
+        return torch.randint(count, (REPLICATES, count), generator=generator(self._seed, "bootstrap", "seeds"))
+
+    @cached_property
+    def _weights(self) -> Tensor:
+        """How much each example counts in each replicate (R, N)."""
+        size = len(self._said["ensemble"][0])
+        return draw_counts(size, REPLICATES, self._seed).double() / size
+
+    def _resample(self, row: str, metric: str) -> tuple[Tensor, Tensor]:
+        """The metric of each seed (S,), and in each replicate (S, R)."""
+        score, said = METRICS[metric], self._said["ensemble" if row == ONE else row]
+        each = torch.stack([per_member(score, p).mean(0) if row == ONE else score(p) for p in said])  # (S, N)
+        return each.mean(1), each @ self._weights.T

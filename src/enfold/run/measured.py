@@ -1,0 +1,57 @@
+"""What figures of doubt show of a run: bands, curves and scores of the models that a reader compares, for one seed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from enfold.errors import EnfoldError
+from enfold.metrics import reliability_band, risk_coverage
+from enfold.outside import INSIDE
+from enfold.predictions import Predictions
+from enfold.report.content import ONE_MEMBER, Doubt, Headline, Seed
+
+SCORE = "entropy"  # every model has it
+
+
+def doubt_of(seeds: Sequence[Seed], headline: Headline | None) -> Doubt | None:
+    """Of one member, the ensemble, the headline's model and its control, as far as they were asked."""
+    seed = next((seed for seed in seeds if "ensemble" in seed.predictions), None)
+    if seed is None:
+        return None
+    labels = ["ensemble", *([headline.label, headline.control or ""] if headline else [])]
+    said: dict[str, Predictions] = {ONE_MEMBER: seed.predictions["ensemble"]["test"].member(0)}
+    said |= {label: seed.predictions[label]["test"] for label in labels if label in seed.predictions}
+    with warnings.catch_warnings(action="ignore"):  # of few examples: told when they were scored
+        bands = {label: reliability_band(each) for label, each in said.items()}
+    return Doubt(
+        seed=seed.seed,
+        bands=bands,
+        coverage={label: risk_coverage(each) for label, each in said.items()},
+        score=SCORE,
+        outside=_outside(seed, [label for label in said if label != ONE_MEMBER]),
+    )
+
+
+def _outside(seed: Seed, labels: Sequence[str]) -> Mapping[str, Mapping[str, tuple[Tensor, Tensor]]]:
+    """By set and model, the score of the test images and of those from outside."""
+    found: dict[str, dict[str, tuple[Tensor, Tensor]]] = {}
+    for label in labels:
+        file = seed.folder / "ood" / f"{label}.safetensors"
+        if seed.ood is None or not file.is_file():
+            continue
+        try:
+            with safe_open(file, "pt") as stored:
+                kept = {name: stored.get_tensor(name) for name in stored.keys() if name.endswith(f"/{SCORE}")}  # noqa: SIM118
+        except SafetensorError as error:
+            raise EnfoldError(
+                f"'{file}' must hold scores, but it is damaged ({error}): delete it and ood.json, run  enfold evaluate"
+            ) from error
+        for name, values in kept.items():
+            outside = name.removesuffix(f"/{SCORE}")
+            if outside != INSIDE:
+                found.setdefault(outside, {})[label] = (kept[f"{INSIDE}/{SCORE}"], values)
+    return found

@@ -1,0 +1,302 @@
+"""Views: what each part of a run's landscape is made from, and how much work it is.
+
+Work is counted in examples that one network is asked about; a step of training counts as three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from enfold.data import Data, Split, corrupted
+from enfold.data.dataset import length
+from enfold.errors import EnfoldError
+from enfold.landscape.many import each, first_examples, parameters_of, predictions
+from enfold.landscape.paths import BEZIER, TUNNEL, Along, along, bezier, matched, straight, tunnel
+from enfold.landscape.plane import diversity_points, limits
+from enfold.landscape.planes import plane_map, radial, through
+from enfold.landscape.sizes import curves_by_severity, within_and_over
+from enfold.landscape.trajectory import Visited, averaged, function_map, sampled, similarity, visited
+from enfold.members import Members, Stacked, State
+from enfold.metrics import accuracy, over_modes
+from enfold.predictions import Predictions
+from enfold.run.stages import Cell
+from enfold.share.subspace import PLOT, Kind
+from enfold.train import Trajectory
+
+Arrays = dict[str, Tensor]
+SAMPLED: tuple[Kind, ...] = ("random", "dropout", "gaussian", "pca")
+SPREAD: tuple[Kind, ...] = ("gaussian", "pca")  # which need what training passed through
+SHIFTED = ("gaussian_noise", "fog", "contrast")  # corruptions, where the recipe names none
+SUBSETS = 10  # of one size, where there are more
+CALIBRATION = 2000  # training examples that batch-norm statistics are measured on
+TRAINED = 3  # examples asked about that one example trained on costs
+
+
+@dataclass(frozen=True)
+class Found:
+    """The arrays of one part, and what they say in plain values."""
+
+    arrays: Arrays
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One seed of a run, and how closely it is looked at."""
+
+    cell: Cell
+    examples: int = 500
+    size: int = 41
+    samples: int = 8  # of each kind around each network
+
+    @cached_property
+    def members(self) -> Stacked:
+        """The trained members."""
+        return self.cell.members()
+
+    @cached_property
+    def network(self) -> nn.Module:
+        """What all states are values of."""
+        return self.members.member(0)
+
+    @cached_property
+    def states(self) -> list[State]:
+        """The members one by one."""
+        return each(self.members)
+
+    @cached_property
+    def trajectory(self) -> Trajectory:
+        """What they passed through; maybe nothing."""
+        return self.cell.trajectory()
+
+    @property
+    def data(self) -> Data:
+        """All of it."""
+        return self.cell.data
+
+    @cached_property
+    def few(self) -> Data:
+        """Enough to measure batch-norm statistics on, and to see whether a sample is any good."""
+        few = first_examples(self.data, "validation", self.examples)
+        return first_examples(few, "train", CALIBRATION)
+
+    @cached_property
+    def last(self) -> int:
+        """How many networks of a trajectory are its end: a quarter, as published, but at least two."""
+        return max(2, len(self.trajectory.epochs) // 4)
+
+    def path(self, member: int) -> list[State]:
+        """The last networks of a member's training, the member itself at its end."""
+        if len(self.trajectory.epochs) < 3:
+            return [self.states[member]]
+        return [*self.trajectory.of_member(member)[-self.last : -1], self.states[member]]
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The samples that can be drawn."""
+        return SAMPLED if len(self.trajectory.epochs) > 2 else tuple(k for k in SAMPLED if k not in SPREAD)
+
+    def drawn(self, member: int, kind: Kind, **settings: Any) -> list[State]:
+        """Samples around a member."""
+        # Axes as long as training's own spread: the published unit axes are meant for one size of network.
+        chosen = {"tries": 3, "seed": self.cell.seed + member, "scaled": True, **settings}
+        return each(sampled(self.network, self.path(member), kind, self.samples, self.few, **chosen))
+
+    def ask(self, states: list[State], data: Data | None = None, **settings: Any) -> Predictions:
+        """What networks say about the first examples of the test part."""
+        return predictions(self.network, states, data or self.data, examples=self.examples, **settings)
+
+
+def look_alike(scene: Scene) -> Found:
+    """Cosine and disagreement within trainings and between them."""
+    if scene.trajectory.epochs:
+        seen = visited(scene.trajectory)
+    else:
+        count = len(scene.states)
+        seen = Visited(scene.states, torch.arange(count), torch.full((count,), -1))
+    found = similarity(scene.network, seen, scene.data, examples=scene.examples)
+    facts: dict[str, Any] = {"trajectory": bool(scene.trajectory.epochs)}
+    late = seen.epoch >= seen.epoch.max() / 2
+    for name in ("cosine", "disagreement"):
+        matrix = getattr(found, name)
+        i, j = torch.triu_indices(len(matrix), len(matrix), offset=1)
+        kept, same = late[i] & late[j], found.member[i] == found.member[j]
+        for where, chosen in (("within", kept & same), ("between", kept & ~same)):
+            facts[f"{name}_{where}"] = float(matrix[i, j][chosen].mean()) if bool(chosen.any()) else None
+    return Found(vars(found).copy(), facts)
+
+
+def map_functions(scene: Scene) -> Found:
+    """Predictions along trainings, of samples around their ends and of averaged weights, on two maps."""
+    seen = visited(scene.trajectory, start=False)  # untrained networks are far from all others
+    states, member, epoch = list(seen.states), seen.member.tolist(), seen.epoch.tolist()
+    names, kind = ["training", "averaged", *scene.kinds], [0] * len(states)
+    for index in range(len(scene.states)):
+        groups = {"averaged": [averaged(scene.path(index), scene.last)]}
+        groups |= {each: scene.drawn(index, each) for each in scene.kinds}
+        for name, group in groups.items():
+            states += group
+            kind += [names.index(name)] * len(group)
+            member += [index] * len(group)
+            epoch += [-1] * len(group)
+    said = scene.ask(states, scene.few.replace(test=scene.data.test), batch_norm="reset")
+    arrays = {"pca": function_map(said, "pca"), "tsne": function_map(said, "tsne", seed=scene.cell.seed)}
+    told = {"member": torch.tensor(member), "epoch": torch.tensor(epoch), "kind": torch.tensor(kind)}
+    return Found({**arrays, **told}, {"kinds": names, "last": scene.last})
+
+
+def diversity_plane(scene: Scene) -> Found:
+    """Accuracy and diversity against member 0 of all other members, of samples around it, of shares and folds."""
+    said = scene.ask(scene.states)
+    base = said.member(0)
+    groups = {"independent training": said.subset(range(1, said.num_members))} if said.num_members > 1 else {}
+    norm = float(torch.stack([t.norm() for t in parameters_of(scene.network, scene.states[0]).values()]).norm())
+    far = {**PLOT, "random": norm}  # 70 is published for a network whose weights are about as long
+    for kind in scene.kinds:
+        states = scene.drawn(0, kind, scale=far[kind], random_scale=True, threshold=None)
+        groups[kind] = scene.ask(states, scene.few.replace(test=scene.data.test))
+    if len(scene.trajectory.epochs) > 2:
+        mean = [averaged(scene.path(0), scene.last)]
+        groups["averaged"] = scene.ask(mean, scene.few.replace(test=scene.data.test), batch_norm="reset")
+    for room, specs in (("share", scene.cell.recipe.shares), ("fold", scene.cell.recipe.folds)):
+        for spec in specs:
+            stored = scene.cell.run.read_predictions(spec.label)
+            if stored is not None:
+                few = stored["test"]
+                groups[f"{room}: {spec.label}"] = Predictions(few.log_probs[:, : len(base)], few.labels[: len(base)])
+    arrays: Arrays = {}
+    for name, each_said in groups.items():
+        arrays[f"{name}/accuracy"], arrays[f"{name}/diversity"] = diversity_points(base, each_said)
+    bounds = limits(accuracy(base), base.num_classes)
+    arrays |= {f"limits/{name}": tensor for name, tensor in vars(bounds).items()}
+    return Found(arrays, {"groups": list(groups), "base_accuracy": accuracy(base), "num_classes": base.num_classes})
+
+
+def walk(scene: Scene) -> Found:
+    """Straight, matched, bent and relaxed paths between the first two members, and lines inside the shares."""
+    first, second = scene.states[:2]
+    asking: dict[str, Any] = {"examples": scene.examples}
+    asked = scene.few.replace(test=scene.data.test)
+    found: dict[str, Along] = {"straight": along(scene.network, straight(first, second), asked, **asking)}
+    try:
+        other = matched(scene.network, first, second, scene.data)
+        found["matched"] = along(scene.network, straight(first, other), asked, **asking)
+    except EnfoldError:
+        pass  # what may be permuted in this network is not known: the other paths do without
+    plan = {"seed": scene.cell.seed, "device": scene.cell.device}
+    curve = bezier(scene.network, first, second, scene.data, BEZIER.replace(**plan))
+    found["bezier"] = along(scene.network, curve.path(), asked, **asking)
+    relaxed = tunnel(scene.network, first, second, scene.data, TUNNEL.replace(**plan))
+    found["tunnel"] = along(scene.network, relaxed, asked, **asking)
+    for spec in scene.cell.recipe.shares:
+        shared = scene.cell.share(spec, scene.members) if scene.cell.run.is_done("shares", spec.label) else None
+        if isinstance(shared, Members) and shared.num_members > 1:
+            one, other = each(shared)[:2]
+            found[f"share: {spec.label}"] = along(
+                shared.member(0), straight(one, other), asked, batch_norm="train", **asking
+            )
+    arrays = {f"{name}/{key}": tensor for name, path in found.items() for key, tensor in vars(path).items()}
+    barriers = {name: {key: vars(value) for key, value in path.barrier.items()} for name, path in found.items()}
+    return Found(arrays, {"paths": list(found), "barriers": barriers})
+
+
+def radial_plane(scene: Scene) -> Found:
+    """Loss, accuracy and disagreement on the plane through the origin and the first two members."""
+    return _mapped(scene, radial(scene.network, *scene.states[:2]))
+
+
+def plane_of_three(scene: Scene) -> Found:
+    """The same on the plane through the first three members."""
+    return _mapped(scene, through(scene.network, *scene.states[:3]))
+
+
+def _mapped(scene: Scene, plane: Any) -> Found:
+    found = plane_map(scene.network, plane, scene.data, size=scene.size, examples=scene.examples)
+    return Found(vars(found).copy(), {"kind": plane.kind, "size": scene.size})
+
+
+def size_curves(scene: Scene) -> Found:
+    """What further members give, for members, averaged members and samples, clean and by severity."""
+    modes = _modes(scene)
+    shifted = {0: [scene.data], **_shifted(scene)}
+    arrays: Arrays = {}
+    facts: dict[str, Any] = {"severities": list(shifted), "groups": [], "within": []}
+    said: dict[str, dict[int, list[Predictions]]] = {}
+    for severity, parts in shifted.items():
+        for part in parts:
+            few = scene.few.replace(test=part.test)
+            for name, states in modes.items():
+                asked = [scene.ask(mode, few, batch_norm="reset") for mode in states]
+                said.setdefault(name, {}).setdefault(severity, []).append(over_modes(asked))
+                if severity == 0 and len(states[0]) > 1:
+                    within, _ = within_and_over(asked, limit=SUBSETS, scores=("accuracy", "nll"))
+                    arrays |= {f"{name}/within/{score}": values for score, values in within.items()}
+                    facts["within"].append(name)
+    for name, by_severity in said.items():
+        facts["groups"].append(name)
+        for severity, curves in curves_by_severity(by_severity, limit=SUBSETS).items():
+            arrays |= {f"{name}/{severity}/{score}": values for score, values in curves.items()}
+    return Found(arrays, facts)
+
+
+def _modes(scene: Scene) -> dict[str, list[list[State]]]:
+    """The networks of each mode: one for plain and for averaged members, several for samples."""
+    count = range(len(scene.states))
+    modes = {"original": [[scene.states[k]] for k in count]}
+    if len(scene.trajectory.epochs) > 2:
+        modes["averaged"] = [[averaged(scene.path(k), scene.last)] for k in count]
+    for kind in scene.kinds:
+        modes[kind] = [scene.drawn(k, kind) for k in count]
+    return modes
+
+
+def _shifted(scene: Scene) -> dict[int, list[Data]]:
+    test, spec = scene.data.test, scene.cell.recipe.corruptions
+    if not isinstance(test, Split) or test.inputs.ndim != 4 or min(test.inputs.shape[-2:]) < 8:
+        return {}
+    few = first_examples(scene.data, "test", scene.examples)
+    kinds = SHIFTED if spec is None else spec.names[:3]
+    return {
+        severity: [few.replace(test=corrupted(few, kind, severity, seed=scene.cell.seed)) for kind in kinds]
+        for severity in (1, 3, 5)
+    }
+
+
+@dataclass(frozen=True)
+class View:
+    """One part of a landscape."""
+
+    make: Callable[[Scene], Found]
+    work: Callable[[Scene], float]
+    members: int = 2  # it needs
+    needs_trajectory: bool = False
+
+
+def _train_size(scene: Scene) -> int:
+    size = length(scene.data.train) or 0
+    return size if isinstance(scene.data.train, Split) else 128 * size
+
+
+def _networks(scene: Scene) -> int:
+    return len(scene.states) * max(len(scene.trajectory.epochs), 1)
+
+
+VIEWS: dict[str, View] = {
+    "similarity": View(look_alike, lambda s: _networks(s) * s.examples),
+    "diversity": View(diversity_plane, lambda s: (len(s.states) + len(s.kinds) * s.samples) * s.examples),
+    "map": View(
+        map_functions,
+        lambda s: (_networks(s) + 2 * len(s.states) * len(s.kinds) * s.samples) * s.examples,
+        needs_trajectory=True,
+    ),
+    "radial": View(radial_plane, lambda s: s.size**2 * s.examples),
+    "three": View(plane_of_three, lambda s: s.size**2 * s.examples, members=3),
+    "sizes": View(size_curves, lambda s: 10 * len(s.states) * (len(s.kinds) * s.samples + 2) * s.examples),
+    "paths": View(walk, lambda s: TRAINED * (BEZIER.epochs + 9 * TUNNEL.epochs) * _train_size(s)),
+}

@@ -1,0 +1,119 @@
+"""Watch: a run's report while it grows, served to this machine alone and made anew when the run has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from enfold.errors import EnfoldError
+from enfold.report.page import error_page, page
+from enfold.run.directory import RunDirectory
+from enfold.run.gather import gather
+
+HOST = "127.0.0.1"
+FILES = ("*.json", "*.jsonl", "*.yaml", "*.safetensors", "*.svg")
+HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+def stamp(path: Path) -> str:
+    """Changes when any file of the run does; files may come and go while it is taken."""
+    seen = hashlib.sha256()
+    for pattern in FILES:
+        for file in sorted(path.rglob(pattern)):
+            try:
+                found = file.stat()
+            except OSError:
+                continue
+            seen.update(f"{file.relative_to(path)} {found.st_mtime_ns} {found.st_size}\n".encode())
+    return seen.hexdigest()[:16]
+
+
+class Live:
+    """The page of a run, made when it is asked for and the run has changed since."""
+
+    def __init__(self, path: Path) -> None:
+        RunDirectory.open(path)
+        self._path, self._lock = path, threading.Lock()
+        self._made: tuple[str, str] = ("", "")
+
+    def stamp(self) -> str:
+        """Of the run as it is now."""
+        return stamp(self._path)
+
+    def page(self) -> str:
+        """The report, or why there is none at the moment: a run that grows may be read between two writes."""
+        with self._lock:
+            now = self.stamp()
+            if self._made[0] != now:
+                try:
+                    made = page([gather(self._path)], live=now)
+                except EnfoldError as error:
+                    made = error_page(str(error), now)
+                self._made = now, made
+            return self._made[1]
+
+
+def server(path: Path, port: int = 0) -> ThreadingHTTPServer:
+    """A server of the run's page on the loopback address; port 0 takes a free one."""
+    live = Live(path)
+    try:
+        found = ThreadingHTTPServer((HOST, port), _handler(live))
+    except (OSError, OverflowError) as error:
+        raise EnfoldError(f"a port must be free and from 0 to 65535, got {port} ({error}): leave --port out") from error
+    found.daemon_threads = False  # torch must not be at work in a thread when Python ends
+    return found
+
+
+def serve(path: Path, port: int = 0, started: Callable[[str], None] = print) -> None:
+    """Serve until Ctrl-C; `started` is told the address."""
+    with server(path, port) as own:
+        started(f"http://{HOST}:{own.server_port}/")
+        try:
+            own.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            return
+
+
+def _handler(live: Live) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 2.0  # of connections that a browser opens and does not use
+
+        def do_GET(self) -> None:
+            pages: dict[str, tuple[str, Callable[[], str]]] = {
+                "/": ("text/html", live.page),
+                "/stamp": ("text/plain", live.stamp),
+            }
+            asked_by_name = self.headers.get("Host", "").rpartition(":")[0] in (HOST, "localhost")
+            if not asked_by_name:  # a page elsewhere whose name was made to lead here
+                self._answer(403, "text/plain", "this server answers to 127.0.0.1 and localhost only\n")
+            elif self.path in pages:
+                kind, make = pages[self.path]
+                self._answer(200, kind, make())
+            else:
+                self._answer(404, "text/plain", "there is one page here: /\n")
+
+        def _answer(self, code: int, kind: str, text: str) -> None:
+            body = text.encode()
+            self.send_response(code)
+            self.send_header("Content-Type", f"{kind}; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            for name, value in HEADERS.items():
+                self.send_header(name, value)
+            with suppress(ConnectionError):  # who asked has gone on
+                self.end_headers()
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Nothing: the terminal belongs to what the user reads."""
+
+    return Handler

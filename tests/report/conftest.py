@@ -1,0 +1,148 @@
+"""A small run as it lies on disk, with models that were never trained: what they said is made up."""
+
+import shutil
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from enfold.predictions import Predictions
+from enfold.report import curves, doubt_blocks, sections
+from enfold.report.svg import drawn
+from enfold.run import RunDirectory
+from enfold.run.execute import cells
+from enfold.run.recipe import make_recipe
+from enfold.run.results import evaluate_cell, summarise
+from enfold.store import versions
+
+CLASSES, TEST, VALIDATION = 4, 150, 120
+SHARPNESS = {"ensemble": 1.6, "control": 1.5, "average": 0.4, "kd": 2.2}
+
+
+def images(folder: Path) -> Path:
+    """Noisy 4 x 4 images with three channels."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(CLASSES, size=300 + TEST)
+    pixels = rng.integers(0, 255, size=(300 + TEST, 3, 4, 4)).astype(np.uint8)
+    path = folder / "small.npz"
+    np.savez(path, x_train=pixels[:300], y_train=labels[:300], x_test=pixels[300:], y_test=labels[300:])
+    return path
+
+
+def _said(labels: torch.Tensor, members: int, sharpness: float, seed: int) -> Predictions:
+    """Answers that are right more often the sharper they are."""
+    rng = torch.Generator().manual_seed(seed)
+    logits = torch.randn(members, len(labels), CLASSES, generator=rng)
+    logits += sharpness * nn.functional.one_hot(labels, CLASSES)
+    return Predictions.from_logits(logits, labels)
+
+
+def _cost(ratio: float) -> dict[str, Any]:
+    seconds = {batch: {"median": 1e-3, "lower": 9e-4, "upper": 2e-3, "p95": 2e-3} for batch in ("1", "128")}
+    ratios = {"flops": ratio, "parameters": ratio, "bytes": ratio, "latency": {"1": ratio, "128": ratio}}
+    return {"parameters": 1000, "bytes": 4000, "flops": 2e6 * ratio, "latency": seconds, "ratios": ratios}
+
+
+def write_run(path: Path, data: Path, seeds: tuple[int, ...] = (0, 1), **changes: Any) -> Path:
+    """A finished run of three members, two folds and a control."""
+    content = {
+        "name": "small",
+        "data": {"source": str(data), "validation": VALIDATION},
+        "network": {"name": "mlp", "widths": [8]},
+        "members": 3,
+        "sizes": [2],
+        "seeds": list(seeds),
+        "plan": {"epochs": 3},
+        "folds": ["average", {"method": "distill", "label": "kd"}],
+        **changes,
+    }
+    recipe = make_recipe(content, "the test")
+    run = RunDirectory.create(path, recipe)
+    results = []
+    for cell in cells(run, recipe):
+        test, validation = cell.data.test.labels, cell.data.validation.labels
+        for number, (label, sharpness) in enumerate(SHARPNESS.items()):
+            members, seed = 3 if label == "ensemble" else 1, 100 * cell.seed + number
+            parts = {
+                "test": _said(test, members, sharpness, seed),
+                "validation": _said(validation, members, sharpness, seed + 50),
+            }
+            cell.run.write_predictions(label, parts)
+            kind = {"ensemble": "members/members", "control": "controls/control"}.get(label, f"folds/{label}")
+            file = cell.run.path / f"{kind}.safetensors"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch(), file.with_suffix(".json").write_text("{}")
+            cell.run.log("started", stage=kind, seed=cell.seed)
+            cell.run.log("finished", stage=kind, seed=cell.seed, seconds=12.5)
+        epochs = [
+            {
+                "epoch": number,
+                "train_loss": [1.0 / (number + 1)] * 3,
+                "validation_nll": [1.2 / (number + 1)] * 3,
+                "validation_accuracy": [0.6] * 3,
+                "ensemble_nll": 1.0 / (number + 1),
+                "learning_rate": 0.1,
+                "seconds": 2.0,
+                "steps": 5,
+            }
+            for number in range(3)
+        ]
+        cell.run.write_json("members/history.json", {"epochs": epochs, "chosen": [3, 3, 3]})
+        cell.run.write_json(
+            "cost.json", {**{each: _cost(1.0) for each in ("mean member", *SHARPNESS)}, "ensemble": _cost(3.0)}
+        )
+        results.append(evaluate_cell(cell, {label: nn.Identity() for label in SHARPNESS}))
+    summary = {
+        "name": recipe.name,
+        "date": time.strftime("%Y-%m-%d"),
+        "seeds": list(seeds),
+        "versions": versions(),
+        "recipe": recipe.model_dump(mode="json"),
+        "rows": summarise(results),
+    }
+    run.write_json("summary.json", summary)
+    return path
+
+
+@pytest.fixture
+def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures of one kind are drawn by the first test that needs them; others are about the page around them."""
+    for module in (curves, doubt_blocks, sections):
+        monkeypatch.setattr(module, "drawn", _drawn_once)
+
+
+@cache
+def _first(purpose: str) -> list[str]:
+    return []
+
+
+def _drawn_once(make: Callable[[], Any], purpose: str) -> str:
+    kept = _first(purpose)
+    if not kept:
+        kept.append(drawn(make, purpose))
+    return kept[0]
+
+
+@pytest.fixture(scope="session")
+def stored_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One run that tests only read."""
+    folder = tmp_path_factory.mktemp("stored")
+    return write_run(folder / "run", images(folder))
+
+
+@pytest.fixture(scope="session")
+def _one_seed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("one")
+    return write_run(folder / "run", images(folder), seeds=(0,))
+
+
+@pytest.fixture
+def own_run(tmp_path: Path, _one_seed: Path) -> Path:
+    """A run of one seed that a test may damage."""
+    return Path(shutil.copytree(_one_seed, tmp_path / "run"))

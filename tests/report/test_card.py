@@ -1,0 +1,58 @@
+"""The model card, from the same results as the page."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from enfold.errors import EnfoldError
+from enfold.report.card import model_card
+from enfold.report.content import Difference
+from enfold.run.gather import gather
+
+
+def test_a_card_says_what_it_is_how_good_beside_what_and_how_to_load_it(stored_run: Path) -> None:
+    content = gather(stored_run)
+    card = model_card(content)
+    nll = content.rows["kd"]["scores"]["nll"]
+    for heading in ("What it is", "How good it is", "What it costs", "Limits", "How to load it", "How it was made"):
+        assert f"\n## {heading}\n" in card
+    assert "folded from 3 members by `distill`" in card
+    assert "| test data | kd | control | mean member | ensemble |" in card
+    assert f"| NLL (nats) | {nll['mean']:.4f} ± {nll['std']:.4f} |" in card
+    assert 'enfold.load("seed-0/folds/kd.safetensors")' in card
+    assert "MFLOPs a prediction | 2.00 | 2.00 | 2.00 | 6.00" in card
+    assert "Corrupted inputs were not tried" in card
+    assert f"torch {content.versions['torch']}".replace("+", "+") in card
+    assert content.recipe.rstrip() in card
+
+
+def test_another_model_can_be_asked_for_and_a_wrong_name_is_told(stored_run: Path) -> None:
+    assert model_card(gather(stored_run, label="average")).startswith("# average, from the run small")
+    with pytest.raises(EnfoldError, match="got 'averag', did you mean 'average'"):
+        gather(stored_run, label="averag")
+
+
+def test_a_fold_that_is_no_better_than_its_control_has_that_among_its_limits(stored_run: Path) -> None:
+    content = gather(stored_run)
+    assert "not better than its control" not in model_card(content)
+    for lower in (-0.1, 0.05):
+        worse = dataclasses.replace(content.headline, to_control=Difference(0.1, lower, 0.2))
+        assert "not better than its control" in model_card(dataclasses.replace(content, headline=worse))
+
+
+def test_words_of_others_are_no_markup(stored_run: Path) -> None:
+    content = gather(stored_run)
+    rows = {**content.rows, "kd": {**content.rows["kd"], "warning": "<b>|`x`"}}
+    evil = dataclasses.replace(
+        content, name="<script>", recipe="a: b\n```\n<script>", summary={**content.summary, "rows": rows}
+    )
+    card = model_card(evil)
+    assert "from the run \\<script\\>" in card
+    assert "- \\<b\\>\\|\\`x\\`" in card
+    assert "````yaml\na: b\n```\n<script>\n````" in card
+
+
+def test_a_run_without_folds_has_nothing_to_ship(stored_run: Path) -> None:
+    with pytest.raises(EnfoldError, match="has none: make one with"):
+        model_card(dataclasses.replace(gather(stored_run), headline=None))

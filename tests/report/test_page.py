@@ -1,0 +1,324 @@
+"""The page: what is on it, when, and that nobody's words become code."""
+
+import dataclasses
+import html
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from enfold.errors import EnfoldError
+from enfold.report.content import Content, Difference
+from enfold.report.page import page, plain
+from enfold.report.svg import inline
+from enfold.run.gather import gather
+
+pytestmark = pytest.mark.usefixtures("drawn_once")
+
+EVIL = "<script>alert('1')</script>\"><img src=x onerror=alert(2)>&amp;"
+
+
+@pytest.fixture(scope="module")
+def content(stored_run: Path) -> Content:
+    return gather(stored_run)
+
+
+@pytest.fixture
+def shown(content: Content, drawn_once: None) -> str:
+    return page([content])
+
+
+class Outline(HTMLParser):
+    """Every element with its attributes, and the text outside scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self._quiet = False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        self._quiet = tag in ("script", "style")
+
+    def handle_endtag(self, tag):
+        self._quiet = False
+
+    def handle_data(self, data):
+        if not self._quiet:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def _sections(text: str) -> list[str]:
+    return [own["id"] for tag, own in Outline(text).elements if tag == "section" and "id" in own]
+
+
+def test_headline_names_network_gain_cost_and_control(content: Content, shown: str) -> None:
+    gains = {name: content.rows[name]["gain_recovered"]["mean"] for name in ("kd", "control")}
+    text = Outline(shown).text
+    assert f"One network, kd, keeps {100 * gains['kd']:.0f} ±" in text
+    assert "at 1.00× the operations of one network" in text
+    assert f"its control keeps {100 * gains['control']:.0f} ±".replace("-", "−") in text
+    assert "the ensemble takes 3.00×" in text
+    assert "chosen from 2 by its NLL on validation data" in text
+
+
+def test_sections_come_in_their_order_and_the_plane_of_quality_and_cost_first(shown: str) -> None:
+    assert _sections(shown) == ["quality-cost", "models", "calibration", "coverage", "curves", "examples", "record"]
+    assert shown.index("Quality and cost.</b>") == shown.index("<figcaption><b>") + len("<figcaption><b>")
+
+
+def test_every_model_has_a_row_with_spread_and_interval(content: Content, shown: str) -> None:
+    for name in ("mean member", "ensemble", "ensemble of 2", "control", "average", "kd"):
+        assert f'<th scope="row">{name}</th>' in shown
+    nll = content.rows["kd"]["scores"]["nll"]
+    assert f"{nll['mean']:.4f} <small>± {nll['std']:.4f}</small>" in shown
+    shift = content.differences["kd"]["nll"]
+    assert f"{shift.mean:+.4f} <small>[{shift.lower:+.4f}, {shift.upper:+.4f}]".replace("-", "−") in shown.replace(
+        "-", "−"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "gone"),
+    [
+        ({"examples": None}, "examples"),
+        ({"trainings": ()}, "curves"),
+        ({"doubt": None}, "calibration"),
+        ({"doubt": None}, "coverage"),
+        ({"summary": {"rows": {}, "seeds": [], "recipe": {}}, "headline": None, "examples": None}, "models"),
+    ],
+)
+def test_a_section_is_there_only_where_results_are(content: Content, shown: str, change, gone: str) -> None:
+    assert gone in _sections(shown)
+    assert gone not in _sections(page([dataclasses.replace(content, **change)]))
+
+
+def test_every_figure_has_a_caption_and_words_for_who_does_not_see_it(shown: str) -> None:
+    figures = re.findall(r"<figure.*?</figure>", shown, re.S)
+    assert len(figures) == 7
+    for figure in figures:
+        assert re.search(r'<svg[^>]*role="img"[^>]*aria-label="[^"]{20,}"', figure)
+        assert len(re.search(r"<figcaption>(.*?)</figcaption>", figure, re.S)[1]) > 40
+    pictures = [own for tag, own in Outline(shown).elements if tag == "img"]
+    assert len(pictures) == 12
+    assert all(own["alt"] and own["src"].startswith("data:image/png;base64,") for own in pictures)
+
+
+def test_nothing_in_the_page_leads_out_of_it(shown: str) -> None:
+    for tag, own in Outline(shown).elements:
+        for name in ("src", "href", "xlink:href", "action", "data"):
+            assert not own.get(name) or own[name].startswith(("#", "data:")), (tag, own)
+    assert "default-src 'none'" in html.unescape(shown)
+    assert "@import" not in shown
+
+
+def test_ids_are_used_once(shown: str) -> None:
+    ids = [own["id"] for _, own in Outline(shown).elements if "id" in own]
+    assert len(ids) == len(set(ids)) > 5
+
+
+def test_words_of_others_never_become_code(content: Content) -> None:
+    names = (EVIL, *content.examples.names[1:], "b", "c", "d")[:4]
+    rows = {f"x{EVIL}" if name == "average" else name: row for name, row in content.rows.items()}
+    rows["kd"] = {**rows["kd"], "warning": EVIL}
+    evil = dataclasses.replace(
+        content,
+        name=EVIL,
+        recipe=EVIL,
+        versions={"enfold": EVIL},
+        summary={**content.summary, "rows": rows},
+        examples=dataclasses.replace(content.examples, names=names, notice=EVIL),
+    )
+    shown = page([evil, content])
+    outline = Outline(shown)
+    assert [own for tag, own in outline.elements if tag == "script"] == [
+        {"type": "application/json", "id": "results"},
+        {},
+    ]
+    assert not [own for _, own in outline.elements if any(name.startswith("on") for name in own)]
+    assert not [own for tag, own in outline.elements if tag == "img" and own["src"] == "x"]
+    assert outline.text.count(EVIL) >= 4, "they are shown as they are"
+    embedded = re.search(r'<script type="application/json" id="results">(.*?)</script>', shown, re.S)[1]
+    assert EVIL in json.loads(embedded)
+
+
+def test_json_has_no_word_that_is_not_json() -> None:
+    assert plain({"a": [float("nan"), float("inf"), 1.0], 2: None}) == {"a": [None, None, 1.0], "2": None}
+
+
+def test_several_runs_stand_side_by_side(content: Content) -> None:
+    other = dataclasses.replace(content, name="another", examples=None)
+    shown = page([content, other])
+    text = Outline(shown).text
+    assert shown.count('<section class="headline">') == 2
+    assert shown.count('<table class="sortable">') == 1
+    assert shown.count('<th scope="row">kd</th>') == 2
+    assert "<h3>another</h3>" in shown
+    assert "model run accuracy (%)" in text
+
+
+def test_a_run_with_nothing_evaluated_says_so(own_run: Path) -> None:
+    (own_run / "summary.json").unlink()
+    (own_run / "results.json").unlink()
+    shown = page([gather(own_run)])
+    assert "Nothing is evaluated yet" in shown
+    assert _sections(shown) == ["curves", "record"]
+
+
+def test_a_run_that_grows_shows_the_seeds_it_has(tmp_path: Path, stored_run: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(stored_run, copy)
+    (copy / "summary.json").unlink()
+    (copy / "seed-1/results.json").unlink()
+    found = gather(copy)
+    assert found.summary["seeds"] == [0]
+    assert found.rows["kd"]["scores"]["nll"]["std"] is None
+    assert "One seed" in page([found])
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("summary.json", "{"),
+        ("summary.json", "[]"),
+        ("summary.json", '{"seeds": [0], "rows": {"kd": {"scores": {}}}}'),
+        ("recipe.yaml", "members: many"),
+        ("run.json", "nothing"),
+        ("predictions/kd.safetensors", "damaged"),
+        ("members/history.json", "{"),
+        ("ood.json", "<"),
+    ],
+)
+def test_a_broken_run_is_named_and_leaves_no_page(own_run: Path, file: str, text: str) -> None:
+    (own_run / file).write_text(text)
+    with pytest.raises(EnfoldError, match=r"run/|recipe\.yaml|'.*run'") as told:
+        page([gather(own_run)])
+    assert len(str(told.value).split(". ")) == 1
+
+
+def test_listed_figures_are_shown_whoever_drew_them(own_run: Path) -> None:
+    folder = own_run / "landscape"
+    folder.mkdir()
+    svg = '<svg xmlns="http://www.w3.org/2000/svg" width="90pt" viewBox="0 0 9 9"><path d="M0 0h9" id="a"/></svg>'
+    (folder / "plane.svg").write_text(svg)
+    entry = {"file": "plane.svg", "title": "A plane", "caption": "Low is dark.", "alt": "Three minima in a plane"}
+    (folder / "figures.json").write_text(json.dumps({"figures": [entry]}))
+    shown = page([gather(own_run)])
+    assert "landscape" in _sections(shown)
+    assert 'aria-label="Three minima in a plane"' in shown
+    assert "<b>A plane.</b> Low is dark." in shown
+
+
+def test_scores_under_shift_and_outside_have_sections_of_their_own(own_run: Path) -> None:
+    scores = {"accuracy": 0.5, "nll": 1.0, "ece": 0.1, "brier": 0.6}
+    kinds = {kind: {"1": scores, "5": {**scores, "accuracy": 0.3}} for kind in ("fog", "snow")}
+    labels = ("mean member", "ensemble", "control", "average", "kd")
+    (own_run / "corrupted.json").write_text(json.dumps({"spec": {}, "rows": dict.fromkeys(labels, kinds)}))
+    (own_run / "ood.json").write_text(json.dumps({"rows": {}}))
+    (own_run / "ood").mkdir()
+    doubt = {"inside/entropy": torch.rand(20), "<noise>/entropy": 1 + torch.rand(20), "<noise>/energy": torch.rand(20)}
+    for label in ("ensemble", "kd"):
+        save_file(doubt, own_run / "ood" / f"{label}.safetensors")
+    summary = json.loads((own_run / "summary.json").read_text())
+    told = {"examples": 20, "adapted": "", "scores": {"entropy": {"auroc": {"mean": 0.875, "std": None}}}}
+    summary["rows"]["kd"]["ood"] = {"<noise>": told}
+    (own_run / "summary.json").write_text(json.dumps(summary))
+    content = gather(own_run)
+    shown = page([content])
+    assert list(content.doubt.outside) == ["<noise>"]
+    assert _sections(shown)[4:6] == ["corruptions", "outside"]
+    assert shown.count("by severity.</b>") == 2
+    assert "Heat map of accuracy for 2 corruptions and 5 models" in shown
+    assert '<td data-value="87.5">87.5</td>' in shown
+    assert "<b>Test images and &lt;noise&gt;.</b>" in shown
+    (own_run / "ood/kd.safetensors").write_text("damaged")
+    with pytest.raises(EnfoldError, match=r"kd\.safetensors' must hold scores"):
+        gather(own_run)
+
+
+def test_trainings_under_way_show_how_far_they_are_and_how_long_they_take(own_run: Path) -> None:
+    (own_run / "folds/kd.json").unlink()
+    epochs = json.loads((own_run / "members/history.json").read_text())["epochs"][:2]
+    progress = {"history": {"epochs": epochs, "chosen": []}}
+    checkpoint = own_run / "folds/kd.checkpoint.safetensors"
+    save_file({"a": torch.zeros(1)}, checkpoint, {"progress": json.dumps(progress)})
+    content = gather(own_run)
+    training = next(each for each in content.trainings if each.stage == "folds/kd")
+    assert (training.seconds, training.epochs, training.done, training.seconds_left) == (None, 3, 2, 2.0)
+    shown = page([content])
+    assert "progress" in _sections(shown)
+    assert "<td>2 of 3</td>" in shown
+    assert "<td>2.0 s</td>" in shown
+    assert "Training of folds, shares and controls.</b>" in shown
+
+
+@pytest.mark.parametrize("file", ["../../secret.svg", "absent.svg", "/etc/hostname"])
+def test_a_listed_figure_must_lie_in_its_run(own_run: Path, file: str) -> None:
+    (own_run.parent / "secret.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+    (own_run / "landscape").mkdir()
+    entry = {"file": file, "title": "", "caption": "", "alt": ""}
+    (own_run / "landscape/figures.json").write_text(json.dumps([entry]))
+    with pytest.raises(EnfoldError, match="files of its run"):
+        page([gather(own_run)])
+
+
+def test_svg_is_cleaned_of_all_that_acts_or_asks() -> None:
+    evil = """<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"
+      onload="a()" width="72pt">
+      <script>a()</script><style>@import url(//x)</style><foreignObject><b xmlns="http://www.w3.org/1999/xhtml"/></foreignObject>
+      <a href="javascript:a()"><path d="M0 0"/></a><animate attributeName="href" to="javascript:a()"/>
+      <image xlink:href="https://example.org/x.png"/><use xlink:href="#m"/><path id="m" style="fill: url(https://example.org)"/>
+      <rect id="unused" style="fill: #ffffff; clip-path: url(#m)" onclick="a()"/></svg>"""
+    found = inline(evil, 'a "figure"', "f7-")
+    for word in (
+        "script",
+        "@import",
+        "foreignObject",
+        "javascript",
+        "example.org",
+        "onload",
+        "onclick",
+        "unused",
+        "animate",
+    ):
+        assert word not in found
+    assert 'xlink:href="#f7-m"' in found
+    assert 'id="f7-m"' in found
+    assert "clip-path: url(#f7-m)" in found
+    assert "fill: var(--paper)" in found
+    assert 'aria-label="a &quot;figure&quot;"' in found
+    assert 'style="width: 72pt"' in found
+
+
+@pytest.mark.parametrize("text", ["<svg", "<html/>", ""])
+def test_what_is_no_svg_is_refused(text: str) -> None:
+    with pytest.raises(EnfoldError, match="must be an SVG figure"):
+        inline(text, "alt", "f-", "plane.svg")
+
+
+def test_a_difference_is_beyond_noise_where_its_interval_leaves_out_zero() -> None:
+    assert Difference(1.0, 0.1, 2.0).beyond_noise
+    assert Difference(-1.0, -2.0, -0.1).beyond_noise
+    assert not Difference(0.5, -0.1, 1.0).beyond_noise
+
+
+def test_examples_are_those_that_differ_most(content: Content, stored_run: Path) -> None:
+    seed = content.seeds[0]
+    first, second = (seed.predictions[name]["test"].mean().log_probs[0].exp() for name in ("ensemble", "kd"))
+    distance = (first - second).abs().sum(-1) / 2
+    found = content.examples.examples
+    assert [each.index for each in found] == distance.argsort(descending=True)[:12].tolist()
+    assert found[0].distance == pytest.approx(float(distance.max()))
+    assert found[0].image.shape == (3, 4, 4)
+    assert found[0].image.dtype == torch.uint8

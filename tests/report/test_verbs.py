@@ -1,0 +1,64 @@
+"""The verbs that show a run: what they write, what they refuse, and that a run keeps what they need."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from enfold.cli import main
+
+pytestmark = pytest.mark.usefixtures("drawn_once")
+
+
+@pytest.fixture
+def enfold(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def call(*arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["enfold", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        printed = capsys.readouterr()
+        return int(stopped.value.code or 0), printed.out + printed.err
+
+    return call
+
+
+def test_a_report_of_one_run_lies_in_it_and_one_of_several_where_one_says(
+    enfold, own_run: Path, tmp_path: Path
+) -> None:
+    assert enfold("report", own_run) == (0, f"written to {own_run / 'report.html'}\n")
+    out = tmp_path / "both.html"
+    assert enfold("report", own_run, own_run, "--out", out)[0] == 0
+    assert out.read_text().count('<section class="headline">') == 2
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_report_of_a_broken_run_is_not_begun(enfold, own_run: Path) -> None:
+    before = (own_run / "report.html").exists()
+    (own_run / "summary.json").write_text("{")
+    code, told = enfold("report", own_run)
+    assert code == 2
+    assert told.startswith("enfold: ")
+    assert "summary.json" in told
+    assert before is (own_run / "report.html").exists() is False
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("report", "RUN", "--out", "page.txt"), "is written to an .html file, got 'page.txt'"),
+        (("report", "nothing"), "a run directory holds run.json"),
+        (("card", "RUN", "--out", "card.html"), "is written to an .md file"),
+        (("card", "RUN", "--label", "dk"), "got 'dk'"),
+        (("watch", "nothing"), "a run directory holds run.json"),
+    ],
+)
+def test_what_cannot_be_is_told_in_one_line(enfold, own_run: Path, words: tuple[str, ...], told: str) -> None:
+    code, said = enfold(*(own_run if word == "RUN" else word for word in words))
+    assert code == 2
+    assert told in said
+    assert said.count("\n") == 1
+
+
+def test_a_card_lies_in_its_run(enfold, own_run: Path) -> None:
+    assert enfold("card", own_run, "--label", "average")[0] == 0
+    assert (own_run / "MODEL_CARD.md").read_text().startswith("# average")
