@@ -1,0 +1,186 @@
+"""Reproduce: run a published table or figure at a chosen scale, and judge its claims by what was found."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from enfold.data import catalogue
+from enfold.errors import EnfoldError, MissingExtra
+from enfold.files import write_text
+from enfold.report.page import plain
+from enfold.report.reproduced import claims_csv, page, rows_csv
+from enfold.run.analyses import Tree, analyse, draw
+from enfold.run.claims import judge_by
+from enfold.run.directory import RunDirectory
+from enfold.run.evidence import Evidence, Place
+from enfold.run.execute import cells, execute
+from enfold.run.published import Reproduction, Scale, claimed, recipes, reproduction, scale_of
+from enfold.run.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which one, where and how."""
+
+    name: str
+    scale: str = "laptop"
+    changes: tuple[str, ...] = ()  # of every recipe, as a.b=value
+    device: str = "cpu"
+    resume: bool = False
+
+
+def reproduce(asked: Asked, out: Path) -> dict[str, Any]:
+    """Everything that is still to do of a table or figure, then its rows beside the published ones, and verdicts."""
+    started = time.monotonic()
+    wanted, chosen = reproduction(asked.name), scale_of(asked.name, asked.scale)
+    made = recipes(asked.name, asked.scale, asked.changes)
+    _require_data(asked, made)
+    runs = _opened(made, out, asked)
+    for run in runs.values():
+        execute(run, run.recipe(), device=asked.device)
+    own = {name: cells(run, run.recipe(), asked.device) for name, run in runs.items()}
+    found: dict[str, list[Tree]] = {}
+    figures: list[str] = []
+    if wanted.analysis is not None:
+        settings = {**wanted.analysis.settings, **chosen.analysis}
+        for name, seeds in own.items():
+            found[name] = [{wanted.analysis.name: analyse(wanted.analysis.name, cell, settings)} for cell in seeds]
+        if chosen.figures:
+            figures = _drawn(wanted.analysis.name, own, found, out)
+    first = next(iter(own))
+    everywhere = {**own, "": own[first], **{name: own[other] for name, other in chosen.instead.items()}}
+    evidence = Evidence(everywhere, {name: found.get(_read_in(name, first, chosen), []) for name in everywhere})
+    about = {
+        "name": asked.name,
+        "title": wanted.title,
+        "scale": asked.scale,
+        "changes": list(asked.changes),
+        "seeds": list(made[first].seeds),
+        "runs": {name: _told(runs[name], made[name], out) for name in made},
+        "instead": chosen.instead,
+        "figures": figures,
+        "rows": _rows(wanted, made, evidence),
+    }
+    judged = judge_by(evidence, wanted, about, replicates=chosen.replicates)
+    content: dict[str, Any] = plain({**judged, "seconds": time.monotonic() - started})
+    return content
+
+
+def write(content: Mapping[str, Any], out: Path) -> list[Path]:
+    """What was found as JSON, CSV and one HTML page, in the folder of the runs."""
+    figures = {name: (out / name).read_bytes() for name in content["figures"]}
+    name = content["name"]
+    written = {
+        f"{name}.json": json.dumps(content, indent=2, ensure_ascii=False) + "\n",
+        f"{name}.csv": rows_csv(content),
+        f"{name}.claims.csv": claims_csv(content),
+        f"{name}.html": page(content, figures),
+    }
+    for file, text in written.items():
+        write_text(out / file, text)
+    return [out / file for file in written]
+
+
+def _read_in(name: str, first: str, scale: Scale) -> str:
+    return scale.instead.get(name, name or first)
+
+
+def _told(run: RunDirectory, recipe: Recipe, out: Path) -> dict[str, Any]:
+    network = recipe.network if isinstance(recipe.network, str) else dict(recipe.network)
+    return {
+        "path": str(run.path.relative_to(out)),
+        "data": recipe.data.model_dump(),
+        "network": network,
+        "members": recipe.members,
+        "seeds": list(recipe.seeds),
+        "plan": recipe.plan,
+    }
+
+
+def _require_data(asked: Asked, made: Mapping[str, Recipe]) -> None:
+    present = {row.name: row.present for row in catalogue()}
+    for recipe in made.values():
+        source = recipe.data.source
+        if not present.get(source, True):
+            raise EnfoldError(
+                f"'{asked.name}' at the scale {asked.scale} needs the data set {source}, which is not on this machine: "
+                f"get it with  enfold data {source} --fetch  or put its files where  enfold data {source} --check  "
+                "says, or take --scale smoke, which needs none"
+            )
+
+
+def _opened(made: Mapping[str, Recipe], out: Path, asked: Asked) -> dict[str, RunDirectory]:
+    """A folder a run; names that have a run in common add their rows to it."""
+    places = {name: RunDirectory(out / recipe.name) for name, recipe in made.items()}
+    for place in places.values():
+        if place.manifest_file.exists() and not asked.resume:
+            raise EnfoldError(
+                f"'{place.path}' already holds a run: add --resume to go on with it, or choose another folder"
+            )
+    for name, place in places.items():
+        if not place.recipe_file.exists():
+            cells(place, made[name], asked.device)[0].check()
+    return {name: _one(place, made[name], asked) for name, place in places.items()}
+
+
+def _one(place: RunDirectory, recipe: Recipe, asked: Asked) -> RunDirectory:
+    if place.recipe_file.exists():
+        known = place.recipe()
+        more = {
+            key: (*getattr(known, key), *(each for each in getattr(recipe, key) if each not in getattr(known, key)))
+            for key in ("shares", "folds")
+        }
+        labels = [each.label for key in more for each in more[key]]
+        both = known.model_copy(update={**more, "corruptions": known.corruptions or recipe.corruptions})
+        if both != known and both.extends(recipe) and len(set(labels)) == len(labels):
+            place.write_recipe(both)
+    return RunDirectory.create(place.path, recipe, resume=asked.resume)
+
+
+def _drawn(analysis: str, own: Mapping[str, Sequence[Any]], found: Mapping[str, list[Tree]], out: Path) -> list[str]:
+    """The figures of the first seed of each run; none without the package that draws."""
+    try:
+        drawn = [path for name, seeds in own.items() for path in draw(analysis, seeds[0], found[name][0][analysis])]
+    except MissingExtra:
+        return []
+    return [str(path.relative_to(out)) for path in drawn]
+
+
+def _rows(wanted: Reproduction, made: Mapping[str, Recipe], evidence: Evidence) -> list[dict[str, Any]]:
+    """Every row that is published or made, with each metric as published and as ours."""
+    metrics = list(dict.fromkeys(metric for values in wanted.published.values() for metric in values))
+    listed = dict.fromkeys((*wanted.rows, *wanted.published, *claimed(wanted), *_own_rows(wanted, made)))
+    rows = []
+    for row in listed:
+        place = Place.of(wanted.label(row))
+        own = [claim.metric for claim in wanted.claims if row in (claim.first, claim.second)]
+        asked = dict.fromkeys((*wanted.published.get(row, ()), *own)) if place.path else metrics
+        values = {
+            metric: {"published": wanted.value(row, metric), "ours": _ours(evidence, wanted.label(row), metric)}
+            for metric in asked
+        }
+        if any(each["published"] is not None or each["ours"] is not None for each in values.values()):
+            rows.append({"run": place.run, "row": row, "label": wanted.label(row), "metrics": values})
+    return rows
+
+
+def _ours(evidence: Evidence, label: str, metric: str) -> dict[str, Any] | None:
+    try:
+        found = evidence.row(label, metric)
+    except EnfoldError:  # a metric that the row cannot have, as the diversity of one network
+        return None
+    return None if found is None else found.as_dict()
+
+
+def _own_rows(wanted: Reproduction, made: Mapping[str, Recipe]) -> Iterator[str]:
+    """Controls, which no paper has, and methods that no row names."""
+    named = {Place.of(wanted.label(row)).file for row in (*wanted.rows, *wanted.published, *claimed(wanted))}
+    for run, recipe in made.items():
+        for label in ("control", *(each.label for each in (*recipe.shares, *recipe.folds))):
+            if label not in named:
+                yield f"{run}/{label}"
