@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test slow check bench readme clean
+.PHONY: help demo test slow smoke check bench readme clean
 help:
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
@@ -21,6 +21,9 @@ test: $(READY) ## the tests, in at most two minutes
 
 slow: $(READY) ## the tests that train longer
 	$(BIN)/python -m pytest -m slow
+
+smoke: $(READY) ## every published table and figure, on data that ships with enfold
+	$(BIN)/python -m pytest -n 2 -m slow tests/run/test_reproduce.py
 
 readme: $(READY) ## run the README's code
 	$(BIN)/python tools/run_readme.py README.md

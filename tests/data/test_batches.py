@@ -16,7 +16,7 @@ from enfold.errors import EnfoldError
 from enfold.metrics import left_out_fraction
 from enfold.seeds import generator
 
-prop = settings(deadline=None, derandomize=True, max_examples=40)
+prop = settings(deadline=None, derandomize=True, max_examples=25)
 
 
 def numbered(count: int = 10) -> Data:

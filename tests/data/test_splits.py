@@ -7,7 +7,7 @@ from sklearn.model_selection import StratifiedShuffleSplit
 from enfold.data.splits import proportional, resolve_size, stratified_split
 from enfold.errors import EnfoldError
 
-prop = settings(deadline=None, derandomize=True, max_examples=80)
+prop = settings(deadline=None, derandomize=True, max_examples=25)
 labels_and_size = st.lists(st.integers(0, 5), min_size=2, max_size=60).flatmap(
     lambda labels: st.tuples(st.just(torch.tensor(labels)), st.integers(1, len(labels) - 1))
 )

@@ -15,7 +15,7 @@ from torch import Tensor
 from enfold.distilling.simplex import capped_simplex_weights
 from enfold.errors import EnfoldError
 
-prop = settings(deadline=None, derandomize=True, max_examples=60)
+prop = settings(deadline=None, derandomize=True, max_examples=25)
 
 
 def vectors_of(seed: int, count: int, dimension: int, rank: int | None = None) -> Tensor:

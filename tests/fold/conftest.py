@@ -74,7 +74,7 @@ def data() -> Data:
 
 @pytest.fixture
 def members(request: pytest.FixtureRequest) -> Stacked:
-    """Four trained members, in train mode, which a fold must leave as it is; what all folds keep to asks for "plain"."""
+    """Four trained members, in train mode, which a fold must leave as it is; "plain" ones where asked for."""
     return trained(getattr(request, "param", "normed"))[:].train()
 
 

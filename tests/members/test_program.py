@@ -16,7 +16,7 @@ from enfold.members.skeleton import Skeleton
 from zoo import Apply, population, vectors
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     num_members=st.integers(1, 4),
     batch=st.integers(0, 20),

@@ -27,7 +27,7 @@ def draws(*shape: int, seed: int = 0, scale: float = 1.0, dtype: torch.dtype = t
 
 
 @given(st.integers(0, 10_000), st.integers(1, 8), st.sampled_from([0.1, 1.0, 10.0, 60.0, 400.0]), st.integers(1, 60))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_values_and_gradients_are_those_of_the_iterations_themselves(seed, size, scale, iterations):
     scores = draws(2, size, size, seed=seed, scale=scale).requires_grad_()
     weights = draws(2, size, size, seed=seed + 1)

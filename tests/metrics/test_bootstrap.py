@@ -51,7 +51,7 @@ def same(found, expected):
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-12)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(name=names, p=st.from_type(Predictions))
 def test_every_example_once_is_the_metric(name, p):
     assume(p.num_members > 1 or name not in module.BETWEEN_MEMBERS)
@@ -59,7 +59,7 @@ def test_every_example_once_is_the_metric(name, p):
     assert metric_value(name, p) == METRICS[name](p)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(name=names, p=st.from_type(Predictions), data=st.data())
 def test_a_replicate_is_the_metric_of_the_examples_repeated(name, p, data):
     assume(p.num_members > 1 or name not in module.BETWEEN_MEMBERS)

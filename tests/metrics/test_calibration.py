@@ -12,7 +12,7 @@ from enfold.errors import EnfoldError
 from enfold.metrics import FewExamples, ace, adaptive_ece, classwise_ece, debiased_ece, ece, mce, reliability, tace
 from enfold.predictions import Predictions
 
-prop = settings(deadline=None, derandomize=True, max_examples=40)
+prop = settings(deadline=None, derandomize=True, max_examples=25)
 
 
 def of_confidence(confidence, correct, dtype=torch.float64):

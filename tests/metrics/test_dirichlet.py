@@ -21,7 +21,7 @@ from enfold.metrics.dirichlet import (
 )
 from enfold.predictions import Predictions
 
-prop = settings(deadline=None, derandomize=True, max_examples=40)
+prop = settings(deadline=None, derandomize=True, max_examples=25)
 
 alphas_of = st.lists(st.floats(0.05, 50), min_size=2, max_size=6).map(lambda a: torch.tensor(a, dtype=torch.float64))
 

@@ -26,7 +26,7 @@ from enfold.metrics import (
 )
 from enfold.predictions import Predictions
 
-prop = settings(deadline=None, derandomize=True, max_examples=40)
+prop = settings(deadline=None, derandomize=True, max_examples=25)
 several = st.from_type(Predictions).filter(lambda p: p.num_members > 1)
 PAIRWISE = (
     agreement,

@@ -23,7 +23,7 @@ from enfold.metrics import (
 )
 from enfold.predictions import Predictions
 
-prop = settings(deadline=None, derandomize=True, max_examples=40)
+prop = settings(deadline=None, derandomize=True, max_examples=25)
 
 
 def random_predictions(M=3, N=200, C=7, seed=0, scale=2.0):

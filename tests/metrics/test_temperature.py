@@ -11,7 +11,7 @@ from enfold.metrics import accuracy, brier, calibrated, ece, fit_temperature, nl
 from enfold.metrics.temperature import HOTTEST
 from enfold.predictions import Predictions
 
-prop = settings(deadline=None, derandomize=True, max_examples=40)
+prop = settings(deadline=None, derandomize=True, max_examples=25)
 
 
 def sampled(N=2000, M=1, C=5, seed=0, temperature=1.0):

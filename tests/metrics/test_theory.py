@@ -19,7 +19,7 @@ from enfold.metrics import (
 )
 from enfold.predictions import Predictions
 
-prop = settings(deadline=None, derandomize=True, max_examples=40)
+prop = settings(deadline=None, derandomize=True, max_examples=25)
 numbers = st.floats(-10, 10)
 
 

@@ -12,7 +12,7 @@ from enfold.errors import EnfoldError
 from enfold.metrics import decomposition, kept, of_concentrations
 from enfold.predictions import Predictions
 
-prop = settings(deadline=None, derandomize=True, max_examples=40)
+prop = settings(deadline=None, derandomize=True, max_examples=25)
 
 
 def of_probs(probs):

@@ -167,12 +167,12 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module], str]]
     "one network": (
         lambda: Stacked(population(make_cnn)),
         make_cnn,
-        r"got one network as the student and 3 teachers: give share=BatchEnsemble\(3\), or use perturb='conf_ods'",
+        r"got one network as the student and 3 teachers: give a share of 3 members, or use perturb: conf_ods",
     ),
     "fewer students": (
         lambda: Mixed(population(make_cnn)),
         lambda: Stacked(population(make_cnn, 2)),
-        r"got 2 students and 3 teachers: give share=BatchEnsemble\(3\)",
+        r"got 2 students and 3 teachers: give a share of 3 members",
     ),
     "one teacher": (
         lambda: Stacked(population(make_cnn, 1)),

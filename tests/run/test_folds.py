@@ -13,7 +13,7 @@ FOLDS = """
 folds:
   - {method: latent_be, label: latent, perturb: tdiv_sdiv}
   - {method: distill, label: into-share, start: fresh, share: {method: batch_ensemble, num_members: 2}}
-  - {method: one_to_one, label: heads, share: batch_ensemble, start: als, tie: 0.1}
+  - {method: one_to_one, label: heads, share: batch_ensemble, start: average, tie: 0.1}
   - {method: proxy_en_d2, label: proxy, start: fresh}
   - {method: distill, label: small, student: {name: mlp, widths: [8]}, perturb: {method: conf_ods, step: 2}}
   - {method: hydra_distillation, label: hydra, first_epochs: 1}

@@ -46,7 +46,7 @@ def stored(groups: list[Group], terms: Terms, layout: Layout) -> int:
     return terms.fixed + templates + ordinary + (coefficients if terms.count_coefficients else 0)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(problems())
 def test_a_budget_is_never_exceeded_and_the_count_is_exact(problem):
     groups, terms = problem
@@ -60,7 +60,7 @@ def test_a_budget_is_never_exceeded_and_the_count_is_exact(problem):
         assert bool(layout.blob) == terms.single_blob
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(problems())
 def test_every_template_is_used_and_as_often_as_the_others(problem):
     groups, terms = problem
@@ -83,7 +83,7 @@ def test_every_template_is_used_and_as_often_as_the_others(problem):
         assert layout.blob <= pieces * takers
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(problems(budget=0))
 def test_the_error_names_the_smallest_possible_budget(problem):
     groups, terms = problem
@@ -135,7 +135,7 @@ def test_round_robin_by_hand():
     assert round_robin(mix, 2, disjoint=True) == [[[0, 1], [2, 3], [4, 0]], [[1, 2], [3, 4], [0, 1]]]
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(problems(disjoint=True, single_blob=False, thin=True))
 def test_sharers_are_the_members_that_use_a_template(problem):
     groups, terms = problem

@@ -53,7 +53,7 @@ def test_all_weights_of_a_group_are_one_product():
         assert products.count == 2  # groups
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(a=st.floats(-3, 3), b=st.floats(-3, 3), whole=st.booleans())
 def test_weights_are_linear_in_the_coefficients(a, b, whole):
     mixture = blob(15) if whole else banks()
@@ -72,7 +72,7 @@ def test_weights_are_linear_in_the_coefficients(a, b, whole):
     torch.testing.assert_close(both, expected, rtol=1e-4, atol=1e-4)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(rows=st.integers(1, 12), columns=st.integers(1, 6), seed=st.integers(0, 99))
 def test_rows_have_norm_one_and_are_orthogonal_where_possible(rows, columns, seed):
     drawn = orthogonal_rows(rows, columns, generator(seed))

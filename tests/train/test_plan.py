@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from enfold.errors import EnfoldError
 from enfold.train import Plan
 
-prop = settings(deadline=None, derandomize=True, max_examples=60)
+prop = settings(deadline=None, derandomize=True, max_examples=25)
 
 
 def factors(plan: Plan, steps: int) -> list[float]:

@@ -60,7 +60,7 @@ class TDivSDiv(Perturbation):
         teaching, learning = int(getattr(teachers, "num_members", 1)), trained_members(student)
         if teaching != learning or teaching < 2:
             have = "one network as the student" if learning == 1 else f"{learning} students"
-            remedy = f"give share=BatchEnsemble({teaching})" if teaching > 1 else "give more teachers"
+            remedy = f"give a share of {teaching} members" if teaching > 1 else "give more teachers"
             raise EnfoldError(
                 "TDiv-SDiv compares two students as it compares their two teachers, so there must be as many of the "
                 f"one as of the other and two at least, got {have} and {teaching} teacher{'s' * (teaching > 1)}: "
