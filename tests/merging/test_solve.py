@@ -27,7 +27,7 @@ def soft(count: int, size: int, dtype: torch.dtype = torch.float64) -> torch.Ten
 
 
 @pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize("size", [64, 192, 256])
+@pytest.mark.parametrize("size", [192, 224])
 def test_many_matrices_on_two_threads_are_divided_by_rightly(size):
     """Batched LU of 3 matrices is wrong here in torch 2.13 for CPUs: 4e-2 off at 192, an error at 224 and above."""
     matrices = soft(3, size).requires_grad_()
