@@ -1,6 +1,7 @@
 """The tables in the docs are what results/*.json hold."""
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -22,3 +23,103 @@ def test_a_cell_has_its_spread_and_what_is_missing_is_a_dash():
     row = {"scores": {"nll": {"mean": 0.5, "std": 0.25, "values": [0.25, 0.75]}}, "cost": None}
     shown = [maker._cell(row, column) for column in (*maker.QUALITY, ("parameters", "cost", "parameters", 1, 0))]
     assert shown == ["-", "0.500 ± 0.250", "-", "-"]
+
+
+def both(published: float | None, mean: float, std: float | None = 0.01) -> dict[str, object]:
+    return {"published": published, "ours": {"mean": mean, "std": std, "values": [mean]}}
+
+
+def row(label: str, called: str = "", **metrics: object) -> dict[str, object]:
+    return {"run": label.partition("/")[0], "row": called or label, "label": label, "metrics": metrics}
+
+
+def claim(says: str, verdict: str, difference: tuple[float | None, ...] | None = None) -> dict[str, object]:
+    found = difference and dict(zip(("mean", "lower", "upper"), difference, strict=True))
+    side = {"published": 0.9, "ours": difference and {"mean": 0.75, "std": None, "values": [0.75]}}
+    told = {"says": says, "source": "table 1", "metric": "accuracy", "first": side, "second": side}
+    return {**told, "difference": found, "verdict": verdict}
+
+
+def content(name: str, runs: tuple[str, ...], **more: object) -> dict[str, object]:
+    data = {"source": "cifar10", "train_size": 10000}
+    return {
+        "name": name,
+        "title": "A title",
+        "scale": "laptop",
+        "changes": ["data.source=cifar10"],
+        "seeds": [0, 1, 2],
+        "runs": {run: {"data": data, "network": {"name": "mlp", "widths": [128, 64]}} for run in runs},
+        "other_data": {runs[0]: ["cifar100", "cifar10"]},
+        "instead": {},
+        "date": "2026-01-02",
+        "source": {"paper": "P. Aper", "table": "table 1"},
+        "verdicts": {"held": 2, "not held": 1, "within noise": 0, "not run": 4},
+        **more,
+    }
+
+
+def shown(tmp_path: Path, *contents: dict[str, object]) -> str:
+    for each in contents:
+        (tmp_path / f"reproduce-{each['name']}.json").write_text(json.dumps(each))
+    return maker.filled("<!-- reproduced reproduce-* -->\nold\n<!-- end -->\n", tmp_path)
+
+
+def test_what_was_reproduced_is_listed_and_each_shown_beside_what_is_published(tmp_path):
+    rows = [
+        row("kd", "KD", accuracy=both(0.937, 0.7), nll=both(None, 0.5)),
+        row("r/mean member", accuracy=both(None, 0.6, None)),
+        row("r/landscape/paths/loss/max", "the worst loss", nll=both(0.25, 2.0)),
+    ]
+    judged = [
+        claim("KD is better", "held", (0.1, 0.05, 0.15)),
+        claim("one seed", "within noise", (0.1, None, None)),
+        claim("it is worse", "not run"),
+    ]
+    page = shown(tmp_path, content("some-table", ("r",), rows=rows, claims=judged))
+    for line in (
+        "| [some-table](#some-table) | A title | cifar10, 10,000 images | mlp: widths 128-64 | 3 | 2 | 1 | 0 | 4 | "
+        "[2026-01-02](../results/reproduce-some-table.json) |",
+        "The data set was changed: ours is cifar10, what is published is of cifar100.",
+        "| ours (published) | accuracy (%) | NLL |",
+        "| KD | 70.00 ± 1.00 (93.7) | 0.500 ± 0.010 |",
+        "| one network (mean member) | 60.00 | - |",
+        "| the worst loss | NLL | 2.000 ± 0.010 (0.25) |",
+        "<details><summary>3 claims: 2 held, 1 not held, 4 not run</summary>",
+        "| KD is better | accuracy (%) | 90.0 / 90.0 | 75.00 / 75.00 | +10.00 [+5.00, +15.00] | held |",
+        "| one seed | accuracy (%) | 90.0 / 90.0 | 75.00 / 75.00 | +10.00 | within noise |",
+        "| it is worse | accuracy (%) | 90.0 / 90.0 | - / - | - | not run |",
+    ):
+        assert line in page, line
+    assert "old" not in page
+    assert maker.filled(page, tmp_path) == page
+    alone = maker.filled("<!-- rows reproduce-some-table -->\n<!-- end -->\n", tmp_path)
+    assert "| KD | 70.00 ± 1.00 (93.7) | 0.500 ± 0.010 |" in alone
+    alone = maker.filled("<!-- claims reproduce-some-table -->\n<!-- end -->\n", tmp_path)
+    assert "2 held, 1 not held, 4 not run." in alone
+
+
+def test_a_table_of_every_number_of_members_is_one_for_each_data_set_and_kind_of_members(tmp_path):
+    rows = [
+        row("cifar10-2/perm-avg-2", accuracy=both(0.5755, 0.5)),
+        row("cifar10-2/perm-avg-3", accuracy=both(0.5737, 0.4)),
+        row("cifar10-3/ensemble of 6", accuracy=both(0.6172, 0.6)),
+        row("cifar10-2/control", accuracy=both(None, 0.55)),
+        row("cifar10-2-brief/kd-4", accuracy=both(0.5697, 0.3)),
+    ]
+    judged = [claim("cifar10-2: it is so", "held"), claim("cifar10-2-brief: it is so", "not held")]
+    runs = ("cifar10-2", "cifar10-3", "cifar10-2-brief")
+    page = shown(tmp_path, content("permavg-table", runs, rows=rows, claims=judged))
+    for line in (
+        "**cifar10, converged members**; a member trained on as long as permAVG: 2 layers 55.00 ± 1.00, 3 layers -",
+        "| 2 | permAVG | 50.00 ± 1.00 (57.55) | 40.00 ± 1.00 (57.37) | - | - | - |",
+        "| 3 | ensemble | - | - | - | - | 60.00 ± 1.00 (61.72) |",
+        "**cifar10, briefly trained members**",
+        "| 2 | student | - | - | 30.00 ± 1.00 (56.97) | - | - |",
+        "|  | cifar10-2 | cifar10-3 | cifar10-2-brief |",
+        "| it is so | ✓ |  | ✗ |",
+    ):
+        assert line in page, line
+
+
+def test_no_results_are_one_line(tmp_path):
+    assert shown(tmp_path).splitlines()[1:-1] == ["None are kept in `results/` yet."]

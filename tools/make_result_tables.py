@@ -1,18 +1,24 @@
-"""Write the tables of results/*.json into the docs, between their marks: rows of a run, and verdicts on claims.
+"""Write the tables of results/*.json into the docs, between their marks: rows of a run, verdicts on claims, and all of
+what `enfold reproduce` found.
 
 <!-- rows cifar10-shares --> ... <!-- end -->        <!-- claims cifar10-shares --> ... <!-- end -->
+<!-- reproduced reproduce-* --> ... <!-- end -->     of every file of such a name; rows and claims know them too
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from enfold.report.reproduced import MARKS, notes, verdicts
+
 ROOT = Path(__file__).parent.parent
-MARK = re.compile(r"(<!-- (rows|claims) ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+RESULTS = ROOT / "results"
+MARK = re.compile(r"(<!-- (rows|claims|reproduced) ([\w.*-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+Content = Mapping[str, Any]
 Cell = tuple[str, str, str, float, int]  # heading, group of a row, its key, scale, digits
 
 QUALITY: tuple[Cell, ...] = (
@@ -67,7 +73,7 @@ TITLES = {
     "be-als": "BatchEnsemble student of the mean, ALS start",
     "be-tie": "BatchEnsemble student, head by head, tie 0.1",
 }
-METRICS = {  # of a claim: name, scale, digits of the published values and of ours
+METRICS = {  # name, scale, digits of the published values in claims and of ours
     "accuracy": ("accuracy (%)", 100, 1, 2),
     "nll": ("NLL", 1, 3, 3),
     "ece": ("ECE (%)", 100, 1, 2),
@@ -75,17 +81,34 @@ METRICS = {  # of a claim: name, scale, digits of the published values and of ou
     "cece": ("cECE (%)", 100, 1, 2),
     "diversity": ("diversity", 1, 2, 2),
     "disagreement": ("disagreement (%)", 100, 1, 2),
+    "corrupted accuracy": ("corrupted: accuracy (%)", 100, 1, 2),
+    "corrupted nll": ("corrupted: NLL", 1, 3, 3),
+    "corrupted ece": ("corrupted: ECE (%)", 100, 1, 2),
+    "error": ("error (%)", 100, 1, 2),
 }
+GRID = "permavg-table"  # rows of every number of members, in runs called DATA-LAYERS, or DATA-LAYERS-brief
+SIZES = range(2, 7)
+METHODS = {  # of a grid: the row of so many members, and what it is called
+    "ensemble of {}": "ensemble",
+    "mean member of ensemble of {}": "a member",
+    "perm-avg-{}": "permAVG",
+    "perm-avg-best-{}": "permAVG at its best",
+    "kd-{}": "student",
+    "average-tuned-{}": "plain average, trained on",
+}
+KINDS = {"": "converged members", "-brief": "briefly trained members"}
 
 
-def table(lines: list[list[str]]) -> str:
-    """Markdown with all columns but the first to the right."""
-    rule = ["---", *["---:"] * (len(lines[0]) - 1)]
+def table(lines: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Markdown with all columns but the first ones to the right."""
+    rule = [*["---"] * left, *["---:"] * (len(lines[0]) - left)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (lines[0], rule, *lines[1:]))
 
 
-def rows_of(name: str, content: Mapping[str, Any]) -> str:
+def rows_of(name: str, content: Content) -> str:
     """One line a model."""
+    if isinstance(content["rows"], list):
+        return reproduced_rows(content)
     columns = COLUMNS[name]
     lines = [["", *(heading for heading, *_ in columns)]]
     for label, row in content["rows"].items():
@@ -93,45 +116,191 @@ def rows_of(name: str, content: Mapping[str, Any]) -> str:
     return table(lines)
 
 
-def _cell(row: Mapping[str, Any], column: Cell) -> str:
+def _cell(row: Content, column: Cell) -> str:
     _, group, key, scale, digits = column
     values = row if not group else row.get(group) or {}
     value = values.get(key)
-    if value is None:
+    if value is None or isinstance(value, Mapping):
+        return _spread(value, scale, digits)
+    return f"{scale * value:,.{digits}f}"
+
+
+def _spread(found: Content | None, scale: float, digits: int) -> str:
+    if found is None:
         return "-"
-    if not isinstance(value, Mapping):
-        return f"{scale * value:,.{digits}f}"
-    spread = "" if value["std"] is None else f" ± {scale * value['std']:.{digits}f}"
-    return f"{scale * value['mean']:.{digits}f}{spread}"
+    spread = "" if found["std"] is None else f" ± {scale * found['std']:.{digits}f}"
+    return f"{scale * found['mean']:.{digits}f}{spread}"
 
 
-def claims_of(name: str, content: Mapping[str, Any]) -> str:
+def claims_of(name: str, content: Content) -> str:
     """How many held, and one line a claim."""
-    judged = content["claims"]
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in judged["verdicts"].items() if count)
-    lines = [["published ordering", "metric", "published", "ours", "verdict"]]
+    judged = content["claims"] if isinstance(content["claims"], Mapping) else content
+    counts = verdicts(judged)
+    return f"\n{counts[0].upper()}{counts[1:]}.\n\n{claim_lines(judged)}"
+
+
+def claim_lines(judged: Content, *, intervals: bool = False) -> str:
+    """One line a claim, with the interval of the difference if it is wanted."""
+    lines = [
+        ["published ordering", "metric", "published", "ours", *(["difference"] if intervals else []), "verdict"],
+    ]
     for claim in judged["claims"]:
-        metric, scale, rough, fine = METRICS[claim["metric"]]
+        metric, scale, rough, fine = METRICS.get(claim["metric"], (claim["metric"], 1, 3, 3))
         sides = (claim["first"], claim["second"])
         published = [_value(side["published"], scale, rough) for side in sides]
         ours = [_value(side["ours"] and side["ours"]["mean"], scale, fine) for side in sides]
         other = claim["source"] != judged["source"]["table"]
         says = f"{claim['says']}; {claim['source']}" if other else claim["says"]
-        lines.append([says, metric, " / ".join(published), " / ".join(ours), claim["verdict"]])
-    return f"\n{counts[0].upper()}{counts[1:]}.\n\n{table(lines)}"
+        cells = [says, metric, " / ".join(published), " / ".join(ours)]
+        lines.append(
+            [*cells, *([_difference(claim["difference"], scale, fine)] if intervals else []), claim["verdict"]]
+        )
+    return table(lines)
+
+
+def _difference(found: Content | None, scale: float, digits: int) -> str:
+    if found is None:
+        return "-"
+    ends = [found["lower"], found["upper"]]  # none of one seed where no predictions are compared
+    told = "" if None in ends else f" [{', '.join(f'{scale * end:+.{digits}f}' for end in ends)}]"
+    return f"{scale * found['mean']:+.{digits}f}{told}"
 
 
 def _value(value: float | None, scale: float, digits: int) -> str:
     return "-" if value is None else f"{scale * value:.{digits}f}"
 
 
-def filled(page: str) -> str:
+def reproduced(contents: Sequence[Content]) -> str:
+    """An overview of everything that was reproduced, then each with its rows and claims."""
+    if not contents:
+        return "None are kept in `results/` yet.\n"
+    parts = [overview(contents)]
+    for content in contents:
+        source = content["source"]
+        told = " ".join(notes(content))
+        folded = f"<details><summary>{len(content['claims'])} claims: {verdicts(content)}</summary>\n\n"
+        claims = grid_claims(content) if content["name"] == GRID else claim_lines(content, intervals=True)
+        parts += [
+            f"### {content['name']}\n",
+            f"{content['title']} ({source['paper']}; {source['table']}). {told}\n",
+            reproduced_rows(content),
+            f"{folded}{claims}\n</details>\n",
+        ]
+    return "\n" + "\n".join(parts)
+
+
+def overview(contents: Sequence[Content]) -> str:
+    """One line a name: what it was run with, and how many claims had which verdict."""
+    lines = [["name", "what", "data", "network", "seeds", *MARKS, "date"]]
+    for content in contents:
+        name, runs = content["name"], content["runs"].values()
+        data = dict.fromkeys(_data(run["data"]) for run in runs)
+        networks = dict.fromkeys(_network(run["network"]) for run in runs)
+        counts = (str(content["verdicts"][verdict]) for verdict in MARKS)
+        link = f"[{content['date']}](../results/reproduce-{name}.json)"
+        told = [f"[{name}](#{name})", content["title"], "; ".join(data), "; ".join(networks)]
+        lines.append([*told, str(len(content["seeds"])), *counts, link])
+    return table(lines, left=4)
+
+
+def _data(data: Content) -> str:
+    return f"{data['source']}, {data['train_size']:,} images" if data["train_size"] else data["source"]
+
+
+def _network(network: str | Content) -> str:
+    if isinstance(network, str):
+        return network
+    settings = {key: value for key, value in network.items() if key != "name"}
+    told = (f"{key} {'-'.join(map(str, each)) if isinstance(each, list) else each}" for key, each in settings.items())
+    return f"{network['name']}: {', '.join(told)}"
+
+
+def reproduced_rows(content: Content) -> str:
+    """Ours, with the published value in brackets: a column a metric, then what analyses found, a line a number."""
+    if content["name"] == GRID:
+        return grid_rows(content)
+    models = [row for row in content["rows"] if row["label"].count("/") < 2]
+    metrics = list(dict.fromkeys(metric for row in models for metric in row["metrics"]))
+    lines = [["ours (published)", *(_shown(metric)[0] for metric in metrics)]]
+    lines += [[_called(row), *(_both(row["metrics"].get(metric), metric) for metric in metrics)] for row in models]
+    found = [["found", "metric", "ours (published)"]]
+    for row in content["rows"]:
+        if row not in models:
+            found += [[row["row"], _shown(metric)[0], _both(both, metric)] for metric, both in row["metrics"].items()]
+    return "\n".join(table(each) for each in (lines, found) if len(each) > 1)
+
+
+def _called(row: Content) -> str:
+    """A published row by its name there, one of ours by what it is."""
+    label = row["label"].rpartition("/")[2]
+    name: str = TITLES.get(label, label) if "/" in row["row"] else row["row"]
+    return name
+
+
+def _shown(metric: str) -> tuple[str, float, int]:
+    name, scale, _, digits = METRICS.get(metric, (metric, 1, 3, 3))
+    return name, scale, digits
+
+
+def _both(found: Content | None, metric: str) -> str:
+    if found is None:
+        return "-"
+    _, scale, digits = _shown(metric)
+    published = "" if found["published"] is None else f" ({round(scale * found['published'], 4):g})"
+    return f"{_spread(found['ours'], scale, digits)}{published}"
+
+
+def grid_rows(content: Content) -> str:
+    """A table for each data set and kind of members: layers and methods by numbers of members, accuracy in %."""
+    found = {row["label"]: row["metrics"].get("accuracy") for row in content["rows"]}
+    tables = []
+    for data, kind, runs in _grids(content):
+        lines = [["layers", "ours (published), accuracy in %", *(f"M = {size}" for size in SIZES)]]
+        for run, layers in runs.items():
+            for pattern, method in METHODS.items():
+                cells = [_both(found.get(f"{run}/{pattern.format(size)}"), "accuracy") for size in SIZES]
+                if any(cell != "-" for cell in cells):
+                    lines.append([layers, method, *cells])
+        controls = [f"{n} layers {_both(found.get(f'{run}/control'), 'accuracy')}" for run, n in runs.items()]
+        tables.append(
+            f"**{data}, {KINDS[kind]}**; a member trained on as long as permAVG: {', '.join(controls)}\n\n"
+            f"{table(lines, left=2)}"
+        )
+    return "\n".join(tables)
+
+
+def grid_claims(content: Content) -> str:
+    """One line a sentence, with a mark for each run that it is said of."""
+    said: dict[str, dict[str, str]] = {}
+    for claim in content["claims"]:
+        run, _, sentence = claim["says"].partition(": ")
+        said.setdefault(sentence, {})[run] = MARKS[claim["verdict"]]
+    runs = list(content["runs"])
+    lines = [["", *runs], *([sentence, *(marks.get(run, "") for run in runs)] for sentence, marks in said.items())]
+    legend = ", ".join(f"{mark} {verdict}" for verdict, mark in MARKS.items())
+    return f"{legend}; differences and intervals are in the JSON file.\n\n{table(lines)}"
+
+
+def _grids(content: Content) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """Data set, kind of members, and the runs of them with the number of layers of each."""
+    grids: dict[tuple[str, str], dict[str, str]] = {}
+    for run in content["runs"]:
+        kind = "-brief" if run.endswith("-brief") else ""
+        data, _, layers = run.removesuffix(kind).rpartition("-")
+        grids.setdefault((data, kind), {})[run] = layers
+    for (data, kind), runs in grids.items():
+        yield data, kind, runs
+
+
+def filled(page: str, results: Path = RESULTS) -> str:
     """A page with its tables as the results have them."""
 
     def made(found: re.Match[str]) -> str:
         opening, kind, name, closing = found.groups()
-        content = json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
-        return f"{opening}{(rows_of if kind == 'rows' else claims_of)(name, content)}{closing}"
+        contents = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(results.glob(f"{name}.json"))]
+        if kind == "reproduced":
+            return f"{opening}{reproduced(contents)}{closing}"
+        return f"{opening}{(rows_of if kind == 'rows' else claims_of)(name, contents[0])}{closing}"
 
     return MARK.sub(made, page)
 

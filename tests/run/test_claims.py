@@ -10,10 +10,9 @@ from enfold.errors import EnfoldError
 from enfold.metrics import accuracy, calibrated, mean_member, nll, normalised_disagreement
 from enfold.predictions import Predictions
 from enfold.report.claims import claim_rows
-from enfold.run import RunDirectory, parse_recipe, read_recipe
+from enfold.run import RunDirectory, parse_recipe
 from enfold.run.claims import judge, parse_claims, read_claims
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 CLAIMS = """\
 source: {paper: A. Author, table: table 1}
 published:
@@ -235,17 +234,3 @@ def test_a_wrong_command_writes_nothing(enfold, tmp_path: Path, claims_file: Pat
         assert (done.code, done.err.count("\n")) == (2, 1)
         assert says in done.err
     assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.claims.yaml")), ids=lambda path: path.name)
-def test_claims_that_ship_name_rows_of_their_recipe(path: Path) -> None:
-    claims = read_claims(path)
-    recipe = read_recipe(path.with_name(path.name.replace(".claims", "")))
-    labels = {"ensemble", *(each.label for each in (*recipe.shares, *recipe.folds))}
-    named = {label.removeprefix("mean member of ") for label in claims.rows.values()} - {"mean member"}
-    assert named <= labels
-    used = {row for claim in claims.claims for row in (claim.first, claim.second)}
-    assert used <= set(claims.rows)
-    assert len({claim.says for claim in claims.claims}) == len(claims.claims), "every sentence once"
-    controls = {label for label in labels if label.startswith("single-")}  # ours: no paper has them
-    assert labels - controls == {claims.rows[row] for row in used} & labels, "every other model of the run is judged"

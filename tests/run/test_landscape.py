@@ -11,9 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from enfold.landscape.many import each, predictions
+from browser import CHROMIUM, Browser
+from enfold.data.ood import noise
+from enfold.landscape.many import chosen_examples, each, parameters_of, predictions
 from enfold.landscape.plane import diversity_points
+from enfold.landscape.trajectory import cosine_matrix
 from enfold.metrics import nll
+from enfold.predictions import Predictions
 from enfold.report.landscape import DRAWINGS
 from enfold.report.landscape_words import WORDS
 from enfold.run import RunDirectory, parse_recipe
@@ -92,8 +96,29 @@ def test_every_part_is_computed_and_true_and_can_be_drawn(run: Path, tmp_path: P
         assert float(arrays["paths"][f"{path}/loss"][0]) == pytest.approx(nll(said.member(0)))
         assert float(arrays["paths"][f"{path}/loss"][-1]) == pytest.approx(nll(said.member(1)))
     assert "share: batch_ensemble/loss" in arrays["paths"]
+    stored = cell.run.read_predictions("average")["test"]
+    asked = chosen_examples(100, 50)
+    of_fold = diversity_points(said.member(0), Predictions(stored.log_probs[:, asked], stored.labels[asked]))
+    torch.testing.assert_close(arrays["diversity"]["fold: average/diversity"], of_fold[1])
+    for kind in ("random", "dropout", "gaussian", "pca"):
+        within = arrays["sizes"][f"{kind}/within/brier"]
+        assert len(within) == 8
+        assert float(within[-1]) == pytest.approx(float(arrays["sizes"][f"{kind}/0/brier"][0])), "one mode, all samples"
+    _are_at_odds(arrays["outside"], said, members, cell)
     for name, (content, tensors) in parts.items():
         _can_be_drawn(name, content, {key: np.asarray(tensor) for key, tensor in tensors.items()})
+
+
+def _are_at_odds(found: dict[str, torch.Tensor], said: Predictions, members: Any, cell: Cell) -> None:
+    """Jensen-Shannon: the entropy of the mean minus the mean of entropies, on test data and on noise."""
+    noisy = cell.data.replace(test=noise("uniform", cell.data, 50, cell.seed))
+    sets = {"test data": said, "uniform noise": predictions(members.member(0), each(members), noisy)}
+    for name, asked in sets.items():
+        p = asked.log_probs.exp().double()
+        entropies = [-torch.special.xlogy(q, q).sum(-1).mean() for q in (p.mean(0), p)]
+        assert float(found[f"independent trainings/{name}"]) == pytest.approx(float(entropies[0] - entropies[1]), 1e-4)
+    for kind in ("dropout", "gaussian", "pca"):
+        assert 0 <= float(found[f"{kind}/test data"]) < float(found["independent trainings/test data"])
 
 
 def _can_be_drawn(name: str, content: dict[str, Any], arrays: dict[str, Any]) -> None:
@@ -101,7 +126,7 @@ def _can_be_drawn(name: str, content: dict[str, Any], arrays: dict[str, Any]) ->
     assert any(axes.has_data() for axes in figure.axes)
     words = WORDS[name](content["facts"], arrays, content["settings"])
     assert words.keys() == {"title", "caption", "alt"}
-    assert "the first 50 test examples" in words["caption"]
+    assert "up to 50 test examples" in words["caption"]
 
 
 def test_the_verb_writes_figures_with_words_and_computes_nothing_twice(enfold, run: Path) -> None:
@@ -137,8 +162,78 @@ def test_what_has_no_time_or_no_trajectory_is_named(enfold, run: Path, tmp_path:
     assert not list(out.glob("*.safetensors"))
     assert not (run / "landscape").exists()
     found = study(cell_in(run), out, Asked(("similarity",), examples=50))
-    assert found["similarity"]["facts"]["cosine_within"] is None, "without a trajectory, members alone are compared"
+    facts = found["similarity"]["facts"]
+    assert facts["cosine_within"] is None, "without a trajectory, members alone are compared"
+    members = cell_in(run).members()
+    cosine = cosine_matrix([parameters_of(members.member(0), state) for state in each(members)])
+    assert facts["cosine_between"] == pytest.approx(float(cosine[[0, 0, 1], [1, 2, 2]].mean()))
+    assert 0 < facts["disagreement_between"] < 1
     assert list(stored_parts(out)) == ["similarity"]
+
+
+def test_more_models_make_the_parts_that_show_them_anew(run: Path) -> None:
+    asked, out = Asked(("diversity", "similarity"), examples=50), run / "landscape"
+    said = run / "predictions/average.safetensors"
+    said.rename(run / "kept")
+    assert {part["state"] for part in study(cell_in(run), out, asked).values()} == {"computed"}
+    (run / "kept").rename(said)
+    found = study(cell_in(run), out, asked)
+    assert {name: part["state"] for name, part in found.items()} == {"diversity": "computed", "similarity": "there"}
+    assert "fold: average" in found["diversity"]["facts"]["groups"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("similarity.safetensors", "damaged"), ("similarity.json", "{}"), ("similarity.json", "[1]")],
+)
+def test_a_damaged_part_is_named(enfold, run: Path, file: str, text: str) -> None:
+    study(cell_in(run), run / "landscape", Asked(("similarity",), examples=50))
+    (run / "landscape" / file).write_text(text)
+    done = enfold("landscape", run, *CLOSENESS, "--only", "similarity")
+    assert done.code == 2
+    assert "'similarity' cannot be read" in " ".join(done.err.split())
+    assert "delete similarity.json there" in " ".join(done.err.split())
+
+
+def test_parts_of_an_older_format_are_made_anew(run: Path) -> None:
+    asked, folder = Asked(("similarity",), examples=50), run / "landscape"
+    study(cell_in(run), folder, asked)
+    content = json.loads((folder / "similarity.json").read_text())
+    content["settings"]["format"] -= 1
+    (folder / "similarity.json").write_text(json.dumps(content))
+    assert stored_parts(folder) == {}
+    assert study(cell_in(run), folder, asked)["similarity"]["state"] == "computed"
+
+
+@pytest.mark.slow
+def test_landscape_and_alignment_stand_in_one_page(enfold, run: Path, tmp_path: Path) -> None:
+    """Real figures of both in a real browser: each in its section, with words, and nothing is asked for."""
+    done = enfold("landscape", run, *CLOSENESS)
+    assert done.code == 0, done.err
+    few = ("--epochs", 1, "--temperatures", "1,5", "--noises", "0,1", "--points", 3)
+    done = enfold("alignment", run, *few)
+    assert done.code == 0, done.err
+    assert enfold("report", run).code == 0
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium here: apt-get install chromium")
+    browser = Browser(tmp_path / "profile")
+    try:
+        for width in (400, 1400):
+            browser.size(width, 900, phone=width < 600)
+            browser.open((run / "report.html").as_uri())
+            assert browser.ask("document.documentElement.scrollWidth") <= width
+        for section, count in (("landscape", len(VIEWS)), ("alignment", 8)):
+            figures = browser.ask(
+                f"[...document.querySelectorAll('#{section} figure')].map(f => [f.querySelector('figcaption')"
+                ".textContent.length, f.querySelector('svg[role=img]').ariaLabel.length, "
+                "f.querySelector('svg').getBoundingClientRect().height])"
+            )
+            assert len(figures) == count
+            assert all(caption > 100 and alt > 50 and height > 100 for caption, alt, height in figures), figures
+        assert browser.complaints == []
+        assert [address for address in browser.requests if not address.startswith(("file:", "data:"))] == []
+    finally:
+        browser.close()
 
 
 def test_wrong_asks_are_named(enfold, finished: Path) -> None:

@@ -12,14 +12,15 @@ import torch
 from enfold.errors import EnfoldError
 from enfold.metrics import accuracy, mean_member
 from enfold.predictions import Predictions
-from enfold.report.reproduced import page, row_cells
-from enfold.run import RunDirectory, parse_recipe
+from enfold.report.reproduced import notes, page, row_cells
+from enfold.run import RunDirectory, parse_recipe, read_recipe
 from enfold.run.claims import judge_by, parse_claims
 from enfold.run.evidence import CORRUPTED, Evidence, Place
 from enfold.run.execute import cells
 from enfold.run.published import SCALES, claimed, listing, merged, names, recipes, reproduction
-from enfold.run.reproduce import Asked, _one, reproduce
+from enfold.run.reproduce import Asked, _one, _other_data, reproduce
 
+RECIPES = Path(__file__).parents[2] / "recipes"
 NAMES = [
     "distill-cifar10",
     "distill-cifar100",
@@ -86,6 +87,39 @@ def test_published_values_and_settings() -> None:
     assert reproduction("mixture-cifar").value("Thin MixtureEnsembles 36.5M, CIFAR-100", "corrupted accuracy") == 0.542
     assert reproduction("distill-cifar10").value("BE student, head", "corrupted nll") == 0.911
     assert recipes("latentbe-cifar100", "paper")["cifar100"].network == "wrn-28-4"
+
+
+@pytest.mark.parametrize(
+    ("file", "sharing"),
+    [
+        ("cifar10-shares", ("mixture-cifar", "mixture-diversity")),
+        ("cifar10-distillation", ("latentbe-cifar10", "distill-cifar10")),
+    ],
+)
+def test_a_recipe_file_says_what_the_packaged_recipe_says(file: str, sharing: tuple[str, ...]) -> None:
+    written = read_recipe(RECIPES / f"{file}.yaml")
+    packaged = [recipes(name, "laptop")["cifar10"] for name in sharing]
+    for each in packaged:
+        assert written.extends(each)
+        assert (written.name, written.corruptions, written.ood) == (each.name, each.corruptions, each.ood)
+    for key in ("shares", "folds"):
+        assert {each.label for each in getattr(written, key)} == {
+            each.label for recipe in packaged for each in getattr(recipe, key)
+        }
+
+
+@pytest.mark.parametrize(
+    ("file", "judging"),
+    [
+        ("cifar10-shares", ("mixture-cifar", "mixture-diversity")),
+        ("cifar10-distillation", ("latentbe-cifar10", "latentbe-cifar100", "distill-cifar10", "distill-cifar100")),
+    ],
+)
+def test_every_model_of_a_recipe_file_is_judged(file: str, judging: tuple[str, ...]) -> None:
+    recipe = read_recipe(RECIPES / f"{file}.yaml")
+    labels = {each.label for each in (*recipe.shares, *recipe.folds)}
+    judged = {Place.of(found.label(row)).file for found in map(reproduction, judging) for row in claimed(found)}
+    assert labels - judged == {label for label in labels if label.startswith("single-")}, "controls are no paper's"
 
 
 def test_a_change_merges_and_names_methods_by_label() -> None:
@@ -196,6 +230,35 @@ def test_names_that_share_a_run_add_their_rows_to_it(tmp_path: Path) -> None:
     assert place.recipe() == both
 
 
+def test_a_run_that_is_there_is_judged_by_name(enfold, tmp_path: Path) -> None:
+    """Of what is said of CIFAR-100 the run of CIFAR-10 is the judge, as at the laptop scale."""
+    run = RunDirectory.create(tmp_path / "run", parse_recipe("name: cifar10-shares\nmembers: 4\n"))
+    for label, signal in (("ensemble", 2.0), ("mixture-1.0", 1.5), ("mixture-0.4", 1.0)):
+        run.write_predictions(label, {"test": said(0, signal)})
+    done = enfold("claims", run.path, "mixture-cifar", "--json")
+    verdicts = {claim["says"]: claim["verdict"] for claim in json.loads(done.out)["claims"]}
+    assert verdicts["Four independent networks together are more accurate than one"] == "held"
+    assert verdicts["A budget of one network gives more accuracy than 0.4"] == "held"
+    assert verdicts["MIMO is more accurate than one network"] == "not run"
+    done = enfold("claims", run.path, "permavg-table")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "is of several runs, of which this must be one by its name, got 'cifar10-shares'" in done.err
+
+
+def test_a_table_is_held_against_another_data_set_in_the_run_of_another_table(tmp_path: Path) -> None:
+    """Where CIFAR-100 is not there, the teachers and students of CIFAR-10 are judged."""
+    changes = ("data.source=cifar10", "name=cifar10-distillation")
+    asked = Asked("latentbe-cifar100", "laptop", changes, resume=True)
+    made = recipes(asked.name, asked.scale, changes)
+    place = _one(RunDirectory(tmp_path / "run"), recipes("latentbe-cifar10", "laptop")["cifar10"], asked)
+    before = place.recipe()
+    assert _one(place, made["cifar100"], asked).recipe() == before, "nothing is to do again"
+    told = {"scale": "laptop", "changes": changes, "instead": {}, "runs": made, "other_data": _other_data(asked, made)}
+    assert "The data set was changed: ours is cifar10, what is published is of cifar100." in notes(told)
+    as_it_is = Asked("latentbe-cifar100")
+    assert _other_data(as_it_is, recipes(as_it_is.name, as_it_is.scale)) == {}
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -203,6 +266,10 @@ def test_names_that_share_a_run_add_their_rows_to_it(tmp_path: Path) -> None:
         (("landscape", "OUT", "--scale", "smoky"), "one of smoke, laptop, paper, got 'smoky', did you mean 'smoke'"),
         (("latentbe-cifar100", "OUT"), "needs the data set cifar100, .* enfold data cifar100 --fetch .* --scale smoke"),
         (("landscape", "OUT", "--scale", "smoke", "--set", "plan.epoch=1"), "no key 'epoch'"),
+        (
+            ("mixture-cifar", "OUT", "--scale", "paper", "--set", "name=one", "--set", "data.source=fashion-mini"),
+            "folder of its own, got 'one' for both cifar10 and cifar100: leave --set name out",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_sentence_and_writes_nothing(enfold, tmp_path, monkeypatch, words, says) -> None:

@@ -23,14 +23,12 @@ def claims(
     from enfold.files import write_json
     from enfold.report.claims import claims_legend, claims_table
     from enfold.run import RunDirectory
-    from enfold.run.claims import judge
-    from enfold.run.published import claims_in
+    from enfold.run.published import judge_file
 
     if out is not None and (out.suffix != ".json" or out.is_dir()):
         raise EnfoldError(f"verdicts are written to a .json file, got '{out}': change its name")
-    claimed, opened = claims_in(file), RunDirectory.open(run_directory)
     words = ["enfold", "claims", str(run_directory), str(file), *(["--out", str(out)] if out else [])]
-    content = {"command": shlex.join(words), **judge(opened, opened.recipe(), claimed)}
+    content = {"command": shlex.join(words), **judge_file(RunDirectory.open(run_directory), file)}
     if out is not None:
         write_json(out, content)
     if as_json:
@@ -140,7 +138,7 @@ def watch(
 def landscape(
     run_directory: Run,
     only: Annotated[
-        str | None, typer.Option(help="Some parts: similarity,diversity,map,radial,three,sizes,paths.")
+        str | None, typer.Option(help="Some parts: similarity,diversity,map,radial,three,sizes,outside,paths.")
     ] = None,
     minutes: Annotated[float, typer.Option(help="A part that would take longer is left out, and named.")] = 10.0,
     seed: Annotated[int | None, typer.Option(help="Of a run of several; the first if not given.")] = None,

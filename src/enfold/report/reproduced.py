@@ -72,6 +72,9 @@ def title(content: Mapping[str, Any]) -> str:
 def notes(content: Mapping[str, Any]) -> list[str]:
     """What a reader must know beside the numbers."""
     said = [f"What is said of {run} is held against {other}." for run, other in content["instead"].items()]
+    for run, (meant, taken) in content.get("other_data", {}).items():
+        of_run = f" of {run}" if len(content["runs"]) > 1 else ""
+        said.append(f"The data set{of_run} was changed: ours is {taken}, what is published is of {meant}.")
     if content["scale"] == "smoke":
         said.append("The smoke scale shows that everything runs; its numbers say nothing about the claims.")
     elif content["scale"] == "laptop":

@@ -133,13 +133,21 @@ def _of_each_run(claim: Claim) -> list[Claim]:
 
 
 def judge(
-    run: RunDirectory, recipe: Recipe, claims: Claims, *, replicates: int = 2000, level: float = 0.95, seed: int = 0
+    run: RunDirectory,
+    recipe: Recipe,
+    claims: Claims,
+    *,
+    runs: Sequence[str] = (),
+    replicates: int = 2000,
+    level: float = 0.95,
+    seed: int = 0,
 ) -> dict[str, Any]:
     """Every claim with the published values, the run's own, their difference and the verdict, as JSON can hold it.
 
-    A claim about a row that a seed has no predictions of is not run. Predictions are read, never made.
+    A claim about a row that a seed has no predictions of is not run. Predictions are read, never made. Where rows are
+    of several runs, `runs` are those that this one stands for.
     """
-    evidence = Evidence({"": cells(run, recipe)})
+    evidence = Evidence(dict.fromkeys(("", *runs), cells(run, recipe)))
     about = {"name": recipe.name, "seeds": list(recipe.seeds)}
     return judge_by(evidence, claims, about, replicates=replicates, level=level, seed=seed)
 

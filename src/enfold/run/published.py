@@ -21,7 +21,8 @@ from pydantic import Field
 from enfold.data import catalogue
 from enfold.errors import EnfoldError
 from enfold.registry import nearest
-from enfold.run.claims import Claims, Written, parse_as, read_claims
+from enfold.run.claims import Claims, Written, judge, parse_as, read_claims
+from enfold.run.directory import RunDirectory
 from enfold.run.evidence import Place
 from enfold.run.recipe import Recipe, apply_override, make_recipe
 
@@ -97,9 +98,25 @@ def reproduction(name: str) -> Reproduction:
     return found.model_copy(update={"published": published})
 
 
-def claims_in(file: Path) -> Claims:
-    """Those of a file, or of what has that name here."""
-    return reproduction(str(file)) if str(file) in names() else read_claims(file)
+def judge_file(run: RunDirectory, file: Path) -> dict[str, Any]:
+    """Claims of a file, or of what has that name here, judged by a run."""
+    if str(file) not in names():
+        return judge(run, run.recipe(), read_claims(file))
+    found, recipe = reproduction(str(file)), run.recipe()
+    return judge(run, recipe, found, runs=_stands_for(found, recipe.name, str(file)))
+
+
+def _stands_for(found: Reproduction, called: str, name: str) -> list[str]:
+    """The run of that name, or the only one that a laptop makes, and those that are held against it there."""
+    instead = found.scales["laptop"].instead
+    made = {run: f"{run}-{spec.recipe}" for run, spec in found.runs.items() if run not in instead}
+    own = [run for run in made if made[run] == called] or list(made)
+    if len(own) > 1:
+        raise EnfoldError(
+            f"'{name}' is of several runs, of which this must be one by its name, got '{called}': take a run that is "
+            f"called {' or '.join(made.values())}"
+        )
+    return [*own, *(run for run, other in instead.items() if other == own[0])]
 
 
 def claimed(found: Claims) -> Iterator[str]:

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from enfold.report.reproduced import claims_csv, page, rows_csv
 from enfold.run.analyses import Tree, analyse, draw
 from enfold.run.claims import judge_by
 from enfold.run.directory import RunDirectory
-from enfold.run.evidence import Evidence, Place
+from enfold.run.evidence import MEAN_MEMBER, Evidence, Place
 from enfold.run.execute import cells, execute
 from enfold.run.published import Reproduction, Scale, claimed, recipes, reproduction, scale_of
 from enfold.run.recipe import Recipe
@@ -62,6 +63,7 @@ def reproduce(asked: Asked, out: Path) -> dict[str, Any]:
         "changes": list(asked.changes),
         "seeds": list(made[first].seeds),
         "runs": {name: _told(runs[name], made[name], out) for name in made},
+        "other_data": _other_data(asked, made),
         "instead": chosen.instead,
         "figures": figures,
         "rows": _rows(wanted, made, evidence),
@@ -102,6 +104,16 @@ def _told(run: RunDirectory, recipe: Recipe, out: Path) -> dict[str, Any]:
     }
 
 
+def _other_data(asked: Asked, made: Mapping[str, Recipe]) -> dict[str, list[str]]:
+    """The published data set and the one that the user took, of every run where it was changed."""
+    meant, published = recipes(asked.name, asked.scale), recipes(asked.name, "paper")
+    return {
+        run: [published.get(run, meant[run]).data.source, recipe.data.source]
+        for run, recipe in made.items()
+        if recipe.data.source != meant[run].data.source
+    }
+
+
 def _require_data(asked: Asked, made: Mapping[str, Recipe]) -> None:
     present = {row.name: row.present for row in catalogue()}
     for recipe in made.values():
@@ -117,6 +129,12 @@ def _require_data(asked: Asked, made: Mapping[str, Recipe]) -> None:
 def _opened(made: Mapping[str, Recipe], out: Path, asked: Asked) -> dict[str, RunDirectory]:
     """A folder a run; names that have a run in common add their rows to it."""
     places = {name: RunDirectory(out / recipe.name) for name, recipe in made.items()}
+    for name, other in combinations(made, 2):
+        if places[name].path == places[other].path:
+            raise EnfoldError(
+                f"every run must have a folder of its own, got '{made[name].name}' for both {name} and {other}: "
+                "leave --set name out"
+            )
     for place in places.values():
         if place.manifest_file.exists() and not asked.resume:
             raise EnfoldError(
@@ -178,9 +196,10 @@ def _ours(evidence: Evidence, label: str, metric: str) -> dict[str, Any] | None:
 
 
 def _own_rows(wanted: Reproduction, made: Mapping[str, Recipe]) -> Iterator[str]:
-    """Controls, which no paper has, and methods that no row names."""
-    named = {Place.of(wanted.label(row)).file for row in (*wanted.rows, *wanted.published, *claimed(wanted))}
+    """One network and controls, which not every paper has, and methods that no row names."""
+    places = [Place.of(wanted.label(row)) for row in (*wanted.rows, *wanted.published, *claimed(wanted))]
+    named = {MEAN_MEMBER if each.of_mean_member and each.file == "ensemble" else each.file for each in places}
     for run, recipe in made.items():
-        for label in ("control", *(each.label for each in (*recipe.shares, *recipe.folds))):
+        for label in (MEAN_MEMBER, "control", *(each.label for each in (*recipe.shares, *recipe.folds))):
             if label not in named:
                 yield f"{run}/{label}"

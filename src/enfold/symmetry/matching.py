@@ -15,6 +15,7 @@ P_g, and the assignment of its linear part is taken only if (1) rises.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
@@ -49,26 +50,29 @@ def weight_matching(
     from scipy.optimize import linear_sum_assignment
 
     goal, held = (_counted(given, symmetry, learned) for given in (target, state))
-    places = _Places(symmetry)
+    places, products = _Places(symmetry), _Products(goal, held, symmetry)
     source = generator(seed, "match units")
+    settled: set[int] = set()  # groups that were at their best, and nothing beside them has moved since
     for _ in range(rounds):
-        gained = False
         for index in torch.randperm(len(symmetry.groups), generator=source).tolist():
-            group = symmetry.groups[index]
-            axes = [axis for axis in group.axes if axis.name in goal]
-            if not axes:
+            if index in settled or not products.axes[index]:
+                settled.add(index)
                 continue
-            products = _products(goal, held, axes)
-            order = torch.as_tensor(linear_sum_assignment(products.numpy(), maximize=True)[1])
-            gain = float(products.gather(1, order.unsqueeze(1)).sum() - products.trace())
-            threshold = 1e-12 * float(products.abs().sum())
+            group, axes, gains = symmetry.groups[index], products.axes[index], products(held, index)
+            order = torch.as_tensor(linear_sum_assignment(gains.numpy(), maximize=True)[1])
+            gain = float(gains.gather(1, order.unsqueeze(1)).sum() - gains.trace())
+            threshold = 1e-12 * float(gains.abs().sum())
+            settled.add(index)
             if gain <= threshold:
                 continue
             moved = permuted(held, Group(group.name, group.size, tuple(axes)), order)
-            if not _is_quadratic(axes) or _rise(goal, held, moved, axes) > threshold:
-                gained, held = True, moved
+            quadratic = _is_quadratic(axes)
+            if not quadratic or _rise(goal, held, moved, axes) > threshold:
+                held = moved
                 places.move(group, order)
-        if not gained:
+                products.move(index, order)
+                settled -= products.beside[index] if quadratic else products.beside[index] - {index}
+        if len(settled) == len(symmetry.groups):
             break
     return places.orders(symmetry)
 
@@ -119,12 +123,36 @@ def _counted(state: Mapping[str, Tensor], symmetry: Symmetry, learned: Collectio
     return found
 
 
-def _products(goal: State, held: State, axes: list[Axis]) -> Tensor:
-    """<unit i of the goal, unit j of what is held>, (units, units), over all axes."""
-    found = torch.zeros(axes[0].size, axes[0].size, dtype=torch.float64)
-    for axis in axes:
-        found += axis.by_unit(goal[axis.name]) @ axis.by_unit(held[axis.name]).mT
-    return found
+class _Products:
+    """<unit i of the goal, unit j of what is held>, (units, units), over all axes of a group.
+
+    Where no other group moves a tensor, its products stay the same, in another order, and are computed once.
+    """
+
+    def __init__(self, goal: State, held: State, symmetry: Symmetry) -> None:
+        self.goal = goal
+        self.axes = [[axis for axis in group.axes if axis.name in goal] for group in symmetry.groups]
+        names = [{axis.name for axis in axes} for axes in self.axes]
+        self.beside = [{k for k, other in enumerate(names) if own & other} for own in names]
+        places = Counter(axis.name for axes in self.axes for axis in axes)
+        self.moving = [[axis for axis in axes if places[axis.name] > 1] for axes in self.axes]
+        alone = [[axis for axis in axes if places[axis.name] == 1] for axes in self.axes]
+        self.fixed = [self._sum(held, own, group.size) for own, group in zip(alone, symmetry.groups, strict=True)]
+
+    def __call__(self, held: State, index: int) -> Tensor:
+        """Those of one group."""
+        fixed = self.fixed[index]
+        return fixed + self._sum(held, self.moving[index], len(fixed))
+
+    def move(self, index: int, order: Tensor) -> None:
+        """Units in another order."""
+        self.fixed[index] = self.fixed[index][:, order]
+
+    def _sum(self, held: State, axes: list[Axis], size: int) -> Tensor:
+        found = torch.zeros(size, size, dtype=torch.float64)
+        for axis in axes:
+            found.addmm_(axis.by_unit(self.goal[axis.name]), axis.by_unit(held[axis.name]).mT)
+        return found
 
 
 def _is_quadratic(axes: list[Axis]) -> bool:

@@ -1,0 +1,90 @@
+"""How long matching the units of two networks by weights takes, beside the rebasin package where it is installed.
+
+Writes results/bench-matching.json. Two unrelated MLPs 784-512-256-128-10, and two ResNet-20. Both sides first find out
+what may be permuted, then match; the distance of the weights afterwards says how well. To have the comparison:
+pip install --no-deps rebasin torchview graphviz tqdm
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from enfold.cost import time_rounds
+from enfold.files import write_json
+from enfold.networks import MLP, ResNet20
+from enfold.store import versions
+from enfold.symmetry import symmetries
+from enfold.symmetry.matching import matched_to
+
+RESULT = Path(__file__).parent.parent / "results" / "bench-matching.json"
+WIDTHS = (512, 256, 128)
+ROUNDS = 7
+
+
+def ours(one: nn.Module, other: nn.Module, example: Tensor) -> nn.Module:
+    """The other network in the order of the one."""
+    symmetry = symmetries(one, example)
+    learned = {name for name, _ in one.named_parameters()}
+    matched = copy.deepcopy(other)
+    matched.load_state_dict(matched_to(one.state_dict(), other.state_dict(), symmetry, learned=learned))
+    return matched
+
+
+def theirs(one: nn.Module, other: nn.Module, example: Tensor) -> nn.Module:
+    """The same by the package."""
+    from rebasin import PermutationCoordinateDescent  # type: ignore[import-not-found]
+
+    matched = copy.deepcopy(other)
+    PermutationCoordinateDescent(one, matched, example).rebasin()
+    return matched
+
+
+@torch.no_grad()
+def distance(one: nn.Module, other: nn.Module) -> float:
+    """Euclidean, of all weights."""
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return float(torch.stack([(a - b).square().sum() for a, b in pairs]).sum().sqrt())
+
+
+def measured(make: Callable[[], nn.Module], example: Tensor) -> dict[str, dict[str, float]]:
+    """Seconds, how many times faster than the package, and the distance that is left."""
+    one, other = make().eval(), make().eval()
+    ways = {"enfold": ours, **({"rebasin": theirs} if importlib.util.find_spec("rebasin") else {})}
+    cases = {name: (lambda way=way: way(one, other, example)) for name, way in ways.items()}
+    times = time_rounds(cases, ROUNDS, warmup=1, clock=time.process_time, shortest=0.0)
+    found = {
+        name: {"seconds": statistics.median(times[name]), "distance": distance(one, way(one, other, example))}
+        for name, way in ways.items()
+    }
+    if "rebasin" in times:
+        within = [own / their for own, their in zip(times["rebasin"], times["enfold"], strict=True)]
+        lower, middle, upper = statistics.quantiles(within, n=4)
+        found["rebasin / enfold"] = {"median": middle, "lower": lower, "upper": upper}
+    return {"before": {"distance": distance(one, other)}, **found}
+
+
+def main() -> None:
+    """Both pairs and the record."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    tables = {
+        "784-512-256-128-10": measured(lambda: MLP(784, WIDTHS, 10), torch.randn(2, 784)),
+        "ResNet-20": measured(ResNet20, torch.randn(2, 3, 32, 32)),
+    }
+    for name, table in tables.items():
+        print(name, {row: {key: round(value, 3) for key, value in cells.items()} for row, cells in table.items()})
+    about = {"command": "python bench/matching.py"}
+    about |= {"date": time.strftime("%Y-%m-%d"), "threads": 1, "clock": "CPU time"}
+    write_json(RESULT, {**about, "versions": versions(), "tables": tables})
+
+
+if __name__ == "__main__":
+    main()
