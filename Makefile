@@ -42,6 +42,7 @@ bench: $(READY) ## ratios to one network, in one process
 	$(BIN)/python bench/distillation.py
 	$(BIN)/python bench/corruptions.py
 	$(BIN)/python bench/merging.py
+	$(BIN)/python bench/matching.py
 	$(BIN)/python bench/landscape.py
 	$(BIN)/python bench/report.py
 

@@ -1,6 +1,6 @@
 """How long matching the units of two networks by weights takes, beside the rebasin package where it is installed.
 
-Writes results/bench-matching.json. Two unrelated MLPs 784-512-256-128-10, and two ResNet-20. Both sides first find out
+Writes results/bench-matching.json. Two unrelated MLPs 784-512-256-128-10, and two ResNet-20. Both sides find out
 what may be permuted, then match; the distance of the weights afterwards says how well. To have the comparison:
 pip install --no-deps rebasin torchview graphviz tqdm
 """
@@ -12,6 +12,7 @@ import importlib.util
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,17 +22,18 @@ from enfold.cost import time_rounds
 from enfold.files import write_json
 from enfold.networks import MLP, ResNet20
 from enfold.store import versions
-from enfold.symmetry import symmetries
+from enfold.symmetry import Symmetry, symmetries
 from enfold.symmetry.matching import matched_to
 
 RESULT = Path(__file__).parent.parent / "results" / "bench-matching.json"
 WIDTHS = (512, 256, 128)
 ROUNDS = 7
+Way = Callable[[nn.Module, nn.Module, Tensor], nn.Module]
 
 
-def ours(one: nn.Module, other: nn.Module, example: Tensor) -> nn.Module:
+def ours(one: nn.Module, other: nn.Module, example: Tensor, symmetry: Symmetry | None = None) -> nn.Module:
     """The other network in the order of the one."""
-    symmetry = symmetries(one, example)
+    symmetry = symmetry or symmetries(one, example)
     learned = {name for name, _ in one.named_parameters()}
     matched = copy.deepcopy(other)
     matched.load_state_dict(matched_to(one.state_dict(), other.state_dict(), symmetry, learned=learned))
@@ -57,17 +59,19 @@ def distance(one: nn.Module, other: nn.Module) -> float:
 def measured(make: Callable[[], nn.Module], example: Tensor) -> dict[str, dict[str, float]]:
     """Seconds, how many times faster than the package, and the distance that is left."""
     one, other = make().eval(), make().eval()
-    ways = {"enfold": ours, **({"rebasin": theirs} if importlib.util.find_spec("rebasin") else {})}
-    cases = {name: (lambda way=way: way(one, other, example)) for name, way in ways.items()}
+    known = symmetries(one, example)
+    ways: dict[str, Way] = {"enfold": ours, "enfold, matching alone": partial(ours, symmetry=known)}
+    if importlib.util.find_spec("rebasin"):
+        ways["rebasin"] = theirs
+    cases = {name: partial(way, one, other, example) for name, way in ways.items()}
     times = time_rounds(cases, ROUNDS, warmup=1, clock=time.process_time, shortest=0.0)
-    found = {
-        name: {"seconds": statistics.median(times[name]), "distance": distance(one, way(one, other, example))}
-        for name, way in ways.items()
-    }
-    if "rebasin" in times:
-        within = [own / their for own, their in zip(times["rebasin"], times["enfold"], strict=True)]
-        lower, middle, upper = statistics.quantiles(within, n=4)
-        found["rebasin / enfold"] = {"median": middle, "lower": lower, "upper": upper}
+    found = {name: {"seconds": statistics.median(times[name])} for name in ways}
+    for name, way in ways.items():
+        found[name]["distance"] = distance(one, way(one, other, example))
+        if "rebasin" in times:
+            within = [their / own for own, their in zip(times[name], times["rebasin"], strict=True)]
+            lower, middle, upper = statistics.quantiles(within, n=4)
+            found[name] |= {"rebasin takes times": middle, "lower": lower, "upper": upper}
     return {"before": {"distance": distance(one, other)}, **found}
 
 
@@ -81,8 +85,7 @@ def main() -> None:
     }
     for name, table in tables.items():
         print(name, {row: {key: round(value, 3) for key, value in cells.items()} for row, cells in table.items()})
-    about = {"command": "python bench/matching.py"}
-    about |= {"date": time.strftime("%Y-%m-%d"), "threads": 1, "clock": "CPU time"}
+    about = {"command": "python bench/matching.py", "date": time.strftime("%Y-%m-%d"), "clock": "CPU time, one thread"}
     write_json(RESULT, {**about, "versions": versions(), "tables": tables})
 
 

@@ -61,7 +61,7 @@ def weight_matching(
             group, axes, gains = symmetry.groups[index], products.axes[index], products(held, index)
             order = torch.as_tensor(linear_sum_assignment(gains.numpy(), maximize=True)[1])
             gain = float(gains.gather(1, order.unsqueeze(1)).sum() - gains.trace())
-            threshold = 1e-12 * float(gains.abs().sum())
+            threshold = torch.finfo(gains.dtype).eps * group.size * float(gains.abs().max())  # no more than rounding
             settled.add(index)
             if gain <= threshold:
                 continue
@@ -111,13 +111,15 @@ def match(members: Members, *, example: Tensor, seed: int = 0) -> Stacked:
 
 
 def _counted(state: Mapping[str, Tensor], symmetry: Symmetry, learned: Collection[str] | None) -> State:
-    """The tensors that count in equation (1), in float64."""
+    """The tensors that count in equation (1), in float32 or float64."""
     found: State = {}
     for name in dict.fromkeys(axis.name for group in symmetry.groups for axis in group.axes if not axis.tied_to):
         if name not in state:
             raise EnfoldError(f"both states must hold every tensor of the symmetry, but '{name}' is missing in one")
         if (name.rsplit(".", 1)[-1] not in RUNNING) if learned is None else (name in learned):
-            found[name] = state[name].detach().cpu().double()
+            found[name] = state[name].detach().cpu()
+            if found[name].dtype != torch.float32:
+                found[name] = found[name].double()
             if not bool(found[name].isfinite().all()):
                 raise EnfoldError(f"weights must be finite to be matched, but '{name}' is not: leave that network out")
     return found
@@ -131,6 +133,8 @@ class _Products:
 
     def __init__(self, goal: State, held: State, symmetry: Symmetry) -> None:
         self.goal = goal
+        kinds = {tensor.dtype for state in (goal, held) for tensor in state.values()}
+        self.dtype = torch.float32 if kinds == {torch.float32} else torch.float64
         self.axes = [[axis for axis in group.axes if axis.name in goal] for group in symmetry.groups]
         names = [{axis.name for axis in axes} for axes in self.axes]
         self.beside = [{k for k, other in enumerate(names) if own & other} for own in names]
@@ -149,9 +153,11 @@ class _Products:
         self.fixed[index] = self.fixed[index][:, order]
 
     def _sum(self, held: State, axes: list[Axis], size: int) -> Tensor:
-        found = torch.zeros(size, size, dtype=torch.float64)
+        found = torch.zeros(size, size, dtype=self.dtype)
         for axis in axes:
-            found.addmm_(axis.by_unit(self.goal[axis.name]), axis.by_unit(held[axis.name]).mT)
+            found.addmm_(
+                axis.by_unit(self.goal[axis.name]).to(self.dtype), axis.by_unit(held[axis.name]).mT.to(self.dtype)
+            )
         return found
 
 
