@@ -17,7 +17,7 @@ demo: $(READY) ## train 4 members, fold them, evaluate everything, write runs/de
 	$(BIN)/enfold demo runs/demo
 
 test: $(READY) ## the tests, in at most two minutes
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 slow: $(READY) ## the tests that train longer
 	$(BIN)/python -m pytest -m slow
