@@ -7,7 +7,7 @@ from torch import nn
 from clouds import three_clouds
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
-from enfold.landscape.many import mixture, state_of
+from enfold.landscape.many import chosen_examples, mixture, state_of
 from enfold.landscape.paths import BEZIER, TUNNEL, Bezier, Tunnel, along, bezier, matched, straight, tunnel
 from enfold.members import Stacked
 from enfold.metrics import nll
@@ -104,7 +104,7 @@ def test_a_tunnel_lies_below_the_line(ends) -> None:
 def test_along_gives_scores_and_similarity_to_both_ends(ends) -> None:
     data = three_clouds(120, 60, 60)
     found = along(network(), straight(*ends, 3), data, examples=50)
-    few, middle = data.replace(test=data.test[:50]), network()
+    few, middle = data.replace(test=data.test[chosen_examples(60, 50)]), network()
     middle.load_state_dict(mixture(ends, torch.tensor([0.5, 0.5])))
     said = predict(middle, few)
     assert float(found.loss[1]) == pytest.approx(nll(said), rel=1e-5)

@@ -7,7 +7,7 @@ from torch import nn
 from clouds import three_clouds
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
-from enfold.landscape.many import mixture, state_of
+from enfold.landscape.many import chosen_examples, mixture, state_of
 from enfold.landscape.plane import disagreement_with
 from enfold.landscape.planes import plane_map, radial, through
 from enfold.metrics import accuracy, nll
@@ -52,7 +52,7 @@ def test_a_map_says_what_the_networks_there_say(states) -> None:
     found = plane_map(network(), plane, data, size=4, examples=30, quiet=True)
     assert found.loss.shape == found.accuracy.shape == (4, 4)
     assert found.disagreement.shape == (3, 4, 4)
-    few = data.replace(test=data.test[:30])
+    few = data.replace(test=data.test[chosen_examples(40, 30)])
     for row, column in ((0, 0), (1, 2), (3, 0)):
         net = network()
         net.load_state_dict(plane.state(float(found.u[column]), float(found.v[row])))

@@ -81,7 +81,10 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_every_part_has_its_figures(tmp_path: Path, drawn: list[str]) -> None:
     alignment_figures(FOUND, MATRICES, tmp_path)
-    assert set(drawn) == {"rows", "line", "softness", "matrices", "averages", "sweep", "planted", "different"}
+    assert drawn == ["rows", "line", "averages", "softness", "matrices", "sweep", "planted", "different"]
+    listed = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))["figures"]
+    assert [each["file"] for each in listed] == [f"{name}.svg" for name in drawn], "in the order of a page"
+    assert all(len(each["caption"]) > 100 for each in listed)
 
 
 def test_parts_that_are_not_there_have_no_figure(tmp_path: Path, drawn: list[str]) -> None:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from enfold.errors import EnfoldError
+from enfold.report.card import model_card
 from enfold.report.content import Content, Difference
 from enfold.report.page import page, plain
 from enfold.report.svg import inline
@@ -168,6 +169,16 @@ def test_several_runs_stand_side_by_side(content: Content) -> None:
     assert "model run accuracy (%)" in text
 
 
+def test_runs_of_one_name_are_told_apart_and_a_run_is_shown_once(content: Content, tmp_path: Path) -> None:
+    other = dataclasses.replace(content, folder=tmp_path / "later", examples=None)
+    shown = page([content, other])
+    results = json.loads(re.search(r'id="results">(.*?)</script>', shown, re.S)[1])
+    assert list(results) == [f"small ({content.folder})", f"small ({tmp_path / 'later'})"]
+    assert f"<h3>small ({tmp_path / 'later'})</h3>" in shown
+    with pytest.raises(EnfoldError, match=r"shows each run once, got .* 2 times"):
+        page([content, content])
+
+
 def test_a_run_with_nothing_evaluated_says_so(own_run: Path) -> None:
     (own_run / "summary.json").unlink()
     (own_run / "results.json").unlink()
@@ -218,6 +229,11 @@ def test_listed_figures_are_shown_whoever_drew_them(own_run: Path) -> None:
     assert "landscape" in _sections(shown)
     assert 'aria-label="Three minima in a plane"' in shown
     assert "<b>A plane.</b> Low is dark." in shown
+    assert "alignment" not in _sections(shown)
+    folder.rename(own_run / "alignment")
+    shown = page([gather(own_run)])
+    assert _sections(shown)[-2:] == ["alignment", "record"], "the figures of alignment have a section of their own"
+    assert "landscape" not in _sections(shown)
 
 
 def test_scores_under_shift_and_outside_have_sections_of_their_own(own_run: Path) -> None:
@@ -232,7 +248,8 @@ def test_scores_under_shift_and_outside_have_sections_of_their_own(own_run: Path
         save_file(doubt, own_run / "ood" / f"{label}.safetensors")
     summary = json.loads((own_run / "summary.json").read_text())
     told = {"examples": 20, "adapted": "", "scores": {"entropy": {"auroc": {"mean": 0.875, "std": None}}}}
-    summary["rows"]["kd"]["ood"] = {"<noise>": told}
+    for row in ("kd", "ensemble", "mean member"):
+        summary["rows"][row]["ood"] = {"<noise>": told}
     (own_run / "summary.json").write_text(json.dumps(summary))
     content = gather(own_run)
     shown = page([content])
@@ -242,6 +259,11 @@ def test_scores_under_shift_and_outside_have_sections_of_their_own(own_run: Path
     assert "Heat map of accuracy for 2 corruptions and 5 models" in shown
     assert '<td data-value="87.5">87.5</td>' in shown
     assert "<b>Test images and &lt;noise&gt;.</b>" in shown
+    table = shown[shown.index('id="outside"') : shown.index("<b>Test images and")]
+    assert re.findall(r'<tr class="(\w+)">\s*<th scope="row">', table) == ["member", "ensemble", "fold"]
+    card = model_card(content)
+    assert "| AUROC by entropy, \\<noise\\> (%) | 87.5 | – | 87.5 | 87.5 |" in card
+    assert "beside it only \\<noise\\> were tried" in card
     (own_run / "ood/kd.safetensors").write_text("damaged")
     with pytest.raises(EnfoldError, match=r"kd\.safetensors' must hold scores"):
         gather(own_run)

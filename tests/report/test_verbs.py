@@ -1,5 +1,6 @@
 """The verbs that show a run: what they write, what they refuse, and that a run keeps what they need."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -26,8 +27,12 @@ def test_a_report_of_one_run_lies_in_it_and_one_of_several_where_one_says(
     enfold, own_run: Path, tmp_path: Path
 ) -> None:
     assert enfold("report", own_run) == (0, f"written to {own_run / 'report.html'}\n")
-    out = tmp_path / "both.html"
-    assert enfold("report", own_run, own_run, "--out", out)[0] == 0
+    out, other = tmp_path / "both.html", shutil.copytree(own_run, tmp_path / "other")
+    code, told = enfold("report", own_run, own_run, "--out", out)
+    assert code == 2
+    assert "shows each run once" in told
+    assert not out.exists()
+    assert enfold("report", own_run, other, "--out", out)[0] == 0
     assert out.read_text().count('<section class="headline">') == 2
     assert not list(tmp_path.rglob("*.part"))
 

@@ -20,7 +20,7 @@ from enfold.metrics import nll
 from enfold.predictions import Predictions
 from enfold.report.landscape import DRAWINGS
 from enfold.report.landscape_words import WORDS
-from enfold.run import RunDirectory, parse_recipe
+from enfold.run import RunDirectory, parse_recipe, views
 from enfold.run.execute import cells, execute
 from enfold.run.landscape import Asked, stored_parts, study
 from enfold.run.stages import Cell
@@ -77,7 +77,8 @@ def test_a_recipe_keeps_the_members_trajectory(finished: Path) -> None:
     assert parse_recipe("trajectory: false").trajectory is None
 
 
-def test_every_part_is_computed_and_true_and_can_be_drawn(run: Path, tmp_path: Path) -> None:
+def test_every_part_is_computed_and_true_and_can_be_drawn(run: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(views, "SUBSETS", 3)  # all of the three members, few of their samples
     cell = cell_in(run)
     found = study(cell, tmp_path / "out", Asked(examples=50, size=3))
     assert {name: part["state"] for name, part in found.items()} == dict.fromkeys(VIEWS, "computed")
@@ -193,6 +194,14 @@ def test_a_damaged_part_is_named(enfold, run: Path, file: str, text: str) -> Non
     assert done.code == 2
     assert "'similarity' cannot be read" in " ".join(done.err.split())
     assert "delete similarity.json there" in " ".join(done.err.split())
+
+
+def test_what_a_part_cannot_do_with_these_networks_is_named_and_the_others_are_made(run: Path, monkeypatch) -> None:
+    monkeypatch.setattr(views, "accuracy", lambda said: 1.0)  # a base network that never errs
+    found = study(cell_in(run), run / "landscape", Asked(("diversity", "similarity"), examples=50))
+    assert {name: part["state"] for name, part in found.items()} == {"diversity": "left out", "similarity": "computed"}
+    assert "errs at least once" in found["diversity"]["reason"]
+    assert list(stored_parts(run / "landscape")) == ["similarity"]
 
 
 def test_parts_of_an_older_format_are_made_anew(run: Path) -> None:

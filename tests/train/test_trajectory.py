@@ -33,6 +33,7 @@ def test_the_start_every_second_epoch_and_the_last_are_kept(tmp_path: Path) -> N
     for epoch in (2, 4, 5):
         torch.testing.assert_close(kept.state(epoch), dict(seen[epoch - 1]), rtol=0, atol=0)
     last = kept.of_member(1)[-1]
+    torch.testing.assert_close(kept.of_member(1, last=2), kept.of_member(1)[-2:], rtol=0, atol=0)
     torch.testing.assert_close(last, {n: t[1] for n, t in seen[4].items()}, rtol=0, atol=0)
 
 

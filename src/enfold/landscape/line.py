@@ -18,14 +18,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from enfold.data import Data, Split
+from enfold.data import Data
 from enfold.errors import EnfoldError
 from enfold.evaluate import PartName
-from enfold.landscape.many import ROWS, BatchNorm, answers, mixture, require_batch_norm
+from enfold.landscape.many import BatchNorm, answers, mixture, require_batch_norm
 from enfold.members import State
 from enfold.members.skeleton import read_state
 from enfold.metrics import accuracy, nll, per_member
-from enfold.seeds import generator
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,6 @@ def interpolation(
     _check(read_state(network), first, second, points, batch_norm)
     alphas = torch.linspace(0, 1, points, dtype=torch.float64)
     states = (mixture([first, second], torch.stack([alpha, 1 - alpha])) for alpha in alphas)  # (1)
-    if batch_norm == "train":
-        data = _shuffled(data, part)
     loss, correct, examples = [], [], 0
     for said in answers(network, states, data, part=part, batch_norm=batch_norm):
         loss.append(per_member(nll, said))
@@ -104,14 +101,3 @@ def _check(own: State, first: State, second: State, points: int, batch_norm: str
                 f"both ends of a line must be states of its network, but '{unfit[0]}' differs: pass all parameters and "
                 "buffers, as states_of(members) gives them"
             )
-
-
-def _shuffled(data: Data, part: PartName) -> Data:
-    """The part in another order: where data are sorted, a batch's statistics would tell its class."""
-    held = getattr(data, part)
-    if not isinstance(held, Split):
-        return data
-    order = torch.randperm(len(held), generator=generator(0, "batch statistics"))
-    if len(held) % ROWS == 1 and len(held) > 1:
-        order = order[1:]  # one example alone in the last batch has no variance
-    return data.replace(**{part: held[order]})

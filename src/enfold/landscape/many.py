@@ -18,6 +18,7 @@ from enfold.members import Members, Stacked, State
 from enfold.members.skeleton import read_state
 from enfold.modes import evaluating
 from enfold.predictions import Predictions
+from enfold.seeds import generator
 from enfold.train.batch_norm import reestimate
 
 BatchNorm = Literal["stored", "train", "reset"]
@@ -35,13 +36,15 @@ def answers(
     batch_norm: BatchNorm = "stored",
     at_once: int = AT_ONCE,
 ) -> Iterator[Predictions]:
-    """What networks like this one say with these values in it, a few networks at a time, on the first `examples`.
+    """What networks like this one say with these values in it, a few networks at a time, on some `examples` of a part.
 
     Between networks, stored batch-norm statistics fit nothing: "train" takes those of each batch that is asked, "reset"
     measures them on the training part for every network. The network is left as it is.
     """
     require_batch_norm(batch_norm)
-    few, states = first_examples(data, part, examples), iter(states)
+    few, states = some_examples(data, part, examples), iter(states)
+    if batch_norm == "train":
+        few = _shuffled(few, part)
     crowd: Stacked | None = None
     while held := list(islice(states, at_once)):
         if crowd is None or crowd.num_members != len(held):
@@ -69,10 +72,33 @@ def require_batch_norm(batch_norm: str) -> None:
         )
 
 
-def first_examples(data: Data, part: PartName, examples: int | None) -> Data:
-    """The data with the first so many examples of one part; a loader is taken whole."""
+def chosen_examples(total: int, examples: int | None) -> Tensor:
+    """Which of so many examples are asked about: all in their order, else always the same ones, drawn at random.
+
+    The first ones of data that lie class by class would be of one class.
+    """
+    if examples is None or examples >= total:
+        return torch.arange(total)
+    return torch.randperm(total, generator=generator(0, "examples"))[:examples]
+
+
+def some_examples(data: Data, part: PartName, examples: int | None) -> Data:
+    """The data with `chosen_examples` of one part; a loader is taken whole."""
     held = getattr(data, part)
-    return data.replace(**{part: held[:examples]}) if isinstance(held, Split) else data
+    if not isinstance(held, Split) or examples is None or examples >= len(held):
+        return data
+    return data.replace(**{part: held[chosen_examples(len(held), examples)]})
+
+
+def _shuffled(data: Data, part: PartName) -> Data:
+    """The part in another order: where data are sorted, a batch's statistics would tell its class."""
+    held = getattr(data, part)
+    if not isinstance(held, Split):
+        return data
+    order = torch.randperm(len(held), generator=generator(0, "batch statistics"))
+    if len(held) % ROWS == 1 and len(held) > 1:
+        order = order[1:]  # one example alone in the last batch has no variance
+    return data.replace(**{part: held[order]})
 
 
 def parameters_of(network: nn.Module, state: State) -> State:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from enfold.errors import EnfoldError
-from enfold.metrics import METRICS, over_modes, over_subsets
+from enfold.metrics import METRICS, over_modes
+from enfold.metrics.subsets import subsets
 from enfold.predictions import Predictions
 
 SCORES = ("accuracy", "nll", "brier", "ece")
@@ -34,13 +35,13 @@ def size_curve(
 ) -> Curves:
     """Equation (1) for every score and size; at most `limit` random subsets of a size are asked."""
     chosen = range(1, said.num_members + 1) if sizes is None else sizes
-    return {
-        name: torch.tensor(
-            [over_subsets(METRICS[name].function, said, size, limit=limit, seed=seed) for size in chosen],
-            dtype=torch.float64,
-        )
-        for name in scores
-    }
+    rows = []
+    for size in chosen:
+        means = (said.subset(members).mean() for members in subsets(said.num_members, size, limit=limit, seed=seed))
+        values = [[METRICS[name].function(mean) for name in scores] for mean in means]
+        rows.append(torch.tensor(values, dtype=torch.float64).mean(0))  # (1)
+    found = torch.stack(rows)  # (sizes, scores)
+    return {name: found[:, column] for column, name in enumerate(scores)}
 
 
 def curves_by_severity(

@@ -17,17 +17,19 @@ def over_subsets(
     metric: Callable[[Predictions], float], p: Predictions, size: int, *, limit: int = 1000, seed: int = 0
 ) -> float:
     """The mean of a metric over all subsets of so many members; over `limit` different ones where there are more."""
-    if not 1 <= size <= p.num_members:
-        raise EnfoldError(f"a subset must have 1 to {p.num_members} members, got {size}: choose a size between")
+    values = [metric(p.subset(members)) for members in subsets(p.num_members, size, limit=limit, seed=seed)]
+    return sum(values) / len(values)
+
+
+def subsets(num_members: int, size: int, *, limit: int = 1000, seed: int = 0) -> Iterator[tuple[int, ...]]:
+    """All subsets of so many members, or `limit` different ones where there are more."""
+    if not 1 <= size <= num_members:
+        raise EnfoldError(f"a subset must have 1 to {num_members} members, got {size}: choose a size between")
     if limit < 1:
         raise EnfoldError(f"the limit must be at least 1 subset, got {limit}: raise limit")
-    chosen = (
-        combinations(range(p.num_members), size)
-        if math.comb(p.num_members, size) <= limit
-        else _drawn(p.num_members, size, limit, seed)
-    )
-    values = [metric(p.subset(members)) for members in chosen]
-    return sum(values) / len(values)
+    if math.comb(num_members, size) <= limit:
+        return combinations(range(num_members), size)
+    return _drawn(num_members, size, limit, seed)
 
 
 def _drawn(num_members: int, size: int, limit: int, seed: int) -> Iterator[tuple[int, ...]]:

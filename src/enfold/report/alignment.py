@@ -31,30 +31,47 @@ SHAPES = ("o", "s", "^", "D", "v", "P")
 LOG_FROM = 10.0  # a spread of losses beyond which a linear axis hides the low ones
 WHOLE = 64  # blocks along one side of a whole matrix: of single entries of 512 x 512 nothing is seen
 ZOOM = 24  # units of a matrix shown one by one
-WORDS = {  # of a figure: its title, and how to read it
+WORDS = {  # of a figure, in the order of a page: its title, and how to read it
     "rows": (
-        "Rows before and after",
-        "Distance, spread and correlation of paired units, layer by layer: aligned units lie nearer and go together.",
+        "Rows of weights before and after alignment",
+        "Layer by layer, a bar before and a dot after. Where alignment pairs the right units, the correlation of "
+        "paired rows rises from about 0 and their distance falls; read the distance beside the length of a row, since "
+        "soft permutations mix rows, which makes them shorter and so nearer to each other.",
     ),
     "line": (
         "On the straight line between two members",
-        "Accuracy and loss of weights mixed in every proportion: a dip "
-        "is a barrier, and alignment that works leaves none.",
+        "Accuracy and loss of weights mixed in every proportion. A dip in accuracy, or a hill of loss, is a barrier: "
+        "the two members lie in different valleys. Alignment that works leaves none.",
     ),
-    "softness": ("How soft the permutations are", "Normalised entropy by layer: 0 is a permutation, 1 is uniform."),
+    "averages": (
+        "Averages of members' weights",
+        "Accuracy of one network with the mean of the first members' weights, as they are and aligned, beside their "
+        "ensemble. Far left is the mean member: an average is worth its name where it does not fall below.",
+    ),
+    "softness": (
+        "How soft the permutations are",
+        "Entropy of a row of the learned matrix over the largest possible one, by layer: 0 is a permutation, 1 mixes "
+        "all units alike and aligns nothing.",
+    ),
     "matrices": (
         "The soft permutations",
-        "Each whole matrix in blocks, and its sharpest corner unit by unit: one dark entry a row is a permutation.",
+        "Each whole matrix in blocks, its columns sorted, then its hardest and its softest rows unit by unit. One dark "
+        "entry a row is a permutation; an even colour is a mixture of all units.",
     ),
-    "sweep": ("Temperatures", "Accuracy, loss and softness of the average against the temperature it was learned at."),
-    "averages": (
-        "Averages without alignment",
-        "Accuracy of the plain average of the first members, beside their ensemble and their mean.",
+    "sweep": (
+        "Temperatures",
+        "Accuracy, loss and softness of the average against the temperature it was learned at: low ones give hard "
+        "permutations that learn slowly, high ones mix units until nothing is left.",
     ),
-    "planted": ("A planted permutation", "How much of a known permutation is found again, against the noise added."),
+    "planted": (
+        "A planted permutation",
+        "One member beside a copy of itself with units in another order and noise on its weights: how many units are "
+        "found again, against the noise. The dotted line is chance.",
+    ),
     "different": (
         "Members that differ in function",
-        "What alignment does to members that learned other classes or other labels.",
+        "Two members that learned other classes, or other labels, and averages of their weights, on all classes and "
+        "true labels. There is nothing to align here: an average that does well would have learned it anew.",
     ),
 }
 
@@ -74,7 +91,8 @@ def alignment_figures(found: Mapping[str, Part], matrices: Mapping[str, Any], fo
         drawings["matrices"] = partial(draw_matrices, arrays)
     written: list[Path] = []
     listed = []
-    for name, make in drawings.items():
+    order = list(WORDS)
+    for name, make in sorted(drawings.items(), key=lambda named: order.index(named[0].split("-")[0])):
         title, caption = WORDS[name.split("-")[0]]
         written += write_figure(make, folder, name, "the figures of alignment", alt=f"{title}: {caption}")
         listed.append({"file": f"{name}.svg", "title": title, "caption": caption, "alt": f"{title}: {caption}"})

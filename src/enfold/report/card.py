@@ -107,6 +107,7 @@ def _scores(content: Content, found: Headline) -> str:
         values = [(content.rows[row].get(place) or {}).get(metric) for row in rows]
         if any(values):
             lines.append([title, *(_spread(value, scale, digits) for value in values)])
+    lines += _outside(content, rows)
     lines.append(["gain recovered", *(gain(content, row) for row in rows)])
     shifts = [content.differences.get(row, {}).get("nll") for row in rows]
     if any(shifts):
@@ -116,6 +117,19 @@ def _scores(content: Content, found: Headline) -> str:
     spread = "mean ± standard deviation over seeds" if len(seeds) > 1 else "one seed"
     note = f"{spread}; intervals: 95 %, paired bootstrap over seeds and test examples."
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{note}"
+
+
+def _outside(content: Content, rows: Sequence[str]) -> list[Sequence[str]]:
+    """How well each tells the test part from sets from outside, by the score that every model has."""
+    sets = content.rows[rows[0]].get("ood") or {}
+    told = {name: [(content.rows[row].get("ood") or {}).get(name) for row in rows] for name in sets}
+    return [
+        [
+            f"AUROC by entropy, {_plain(name)} (%)",
+            *(_spread((each or {"scores": {}})["scores"].get("entropy", {}).get("auroc"), 100, 1) for each in found),
+        ]
+        for name, found in told.items()
+    ]
 
 
 def _spread(value: Mapping[str, Any] | None, scale: float, digits: int) -> str:
@@ -142,7 +156,12 @@ def _cost(content: Content, found: Headline) -> str:
 
 def _limits(content: Content, found: Headline) -> str:
     recipe = _recipe(content)
-    lines = [f"- Scores are of the test part of {_code(recipe['data']['source'])}; other data were not asked."]
+    tried = [
+        *(["corrupted copies of it"] if content.rows[found.label].get("corrupted") else []),
+        *map(_plain, content.rows[found.label].get("ood") or {}),
+    ]
+    beside = f"beside it only {', '.join(tried)} were tried" if tried else "other data were not tried"
+    lines = [f"- Scores are of the test part of {_code(recipe['data']['source'])}; {beside}."]
     if len(content.summary["seeds"]) == 1:
         lines.append("- One seed: how much another training would differ is not known.")
     if not content.rows[found.label].get("corrupted"):

@@ -8,9 +8,16 @@ from typing import Any
 from enfold.report.blocks import Block, Figure, Item, Table
 from enfold.report.content import ONE, Content
 from enfold.report.doubt import draw_curves, draw_histograms, draw_reliability
+from enfold.report.figure import kind_of
 from enfold.report.shift import COLOURS, TITLES, chosen_models, draw_boxes, draw_heat_map
 from enfold.report.svg import drawn
 from enfold.shift import by_kind
+
+WORDS = {  # of scores whose names are not words
+    "dempster_shafer": "Dempster–Shafer",
+    "epkl": "expected pairwise divergence",
+    "rmi": "reverse mutual information",
+}
 
 
 def calibration_blocks(content: Content) -> list[Block]:
@@ -101,9 +108,14 @@ def outside_blocks(content: Content) -> list[Block]:
     rows = [(name, set_, told) for name, row in content.rows.items() for set_, told in (row.get("ood") or {}).items()]
     if rows:
         scores = list(dict.fromkeys(score for _, _, told in rows for score in told["scores"]))
-        header = ("model", "set", *(f"AUROC by {score.replace('_', ' ')} (%)" for score in scores))
+        header = ("model", "set", *(f"AUROC by {WORDS.get(score, score.replace('_', ' '))} (%)" for score in scores))
+        shares = {each["label"] for each in content.summary["recipe"].get("shares", ())}
         items = tuple(
-            (Item(name), Item(set_), *(_auroc(told["scores"].get(score)) for score in scores))
+            (
+                Item(name, mark=kind_of(name, shares)),
+                Item(set_),
+                *(_auroc(told["scores"].get(score)) for score in scores),
+            )
             for name, set_, told in rows
         )
         caption = "How often an image from outside is less certain than a test image: 50 % is chance, 100 % is perfect."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ SHAPES = {"training": ".", "averaged": "*", "random": "x", "dropout": "+", "gaus
 GROUPS = {
     "original": ("#333333", "-", "o"),
     "independent training": ("#333333", "-", "o"),
+    "independent trainings": ("#333333", "-", "o"),
     "averaged": ("#CC79A7", "--", "*"),
     "random": ("#E69F00", ":", "x"),
     "dropout": ("#56B4E9", "-.", "+"),
@@ -36,7 +37,7 @@ PATHS = {
     "bezier": ("#D55E00", "-"),
     "tunnel": ("#009E73", "-"),
 }
-NAMED = {"nll": "NLL (nats)", "accuracy": "accuracy (%)", "brier": "Brier score", "ece": "ECE (%)"}
+NAMED = {"accuracy": "accuracy (%)", "nll": "NLL (nats)", "brier": "Brier score", "ece": "ECE (%)"}
 PERCENT = ("accuracy", "ece")
 LOSS = "loss (nats), log scale"
 LOW, HIGH = "cividis", "cividis_r"  # one scale, dark to bright, that prints in grey and suits any colour vision
@@ -233,6 +234,8 @@ def _log_scale(axes: Any) -> None:
 
 def draw_plane(facts: Facts, arrays: Arrays) -> Any:
     """Accuracy, or loss, and disagreement over a plane of weights, with the networks that span it."""
+    from matplotlib.colors import PowerNorm  # few other answers tell two functions apart, many are all the same
+
     radial = facts["kind"] == "radial"
     maps = [("accuracy (%)", 100 * arrays["accuracy"], LOW)]
     if not radial:
@@ -242,10 +245,14 @@ def draw_plane(facts: Facts, arrays: Arrays) -> Any:
     u, v = arrays["u"], arrays["v"]
     figure, (panels,) = _figure(10.2, 1.2 + 3.05 * np.ptp(v) / np.ptp(u), 1, 3, sharey=True)  # nothing is distorted
     for axes, (title, values, colours) in zip(panels, maps, strict=True):
-        shown = axes.pcolormesh(u, v, values, cmap=colours, shading="nearest", rasterized=True)
+        norm = PowerNorm(0.5, 0, max(float(values.max()), 1.0)) if title.startswith("answers") else None
+        shown = axes.pcolormesh(u, v, values, cmap=colours, norm=norm, shading="nearest", rasterized=True)
         if np.ptp(values):
-            axes.contour(u, v, values, levels=8, colors="white", linewidths=0.4, linestyles="solid", alpha=0.7)
+            levels: Any = 8 if norm is None else (5, 10, 20, 40, 60, 80)
+            axes.contour(u, v, values, levels=levels, colors="white", linewidths=0.4, linestyles="solid", alpha=0.7)
         bar = figure.colorbar(shown, ax=axes, orientation="horizontal", shrink=0.9, pad=0.02, aspect=30)
+        if norm is not None:
+            bar.set_ticks([tick for tick in (0, 5, 10, 20, 40, 60, 80, 100) if tick <= values.max()])
         if title == LOSS:
             ticks = [step * 10.0**power for power in range(-4, 4) for step in (1, 2, 3, 5)]
             ticks = [tick for tick in ticks if values.min() <= np.log10(tick) <= values.max()]
@@ -276,44 +283,77 @@ def _mark(axes: Any, places: Array, origin: bool) -> None:
 
 
 def draw_sizes(facts: Facts, arrays: Arrays) -> Any:
-    """Above, scores of clean data over the number of modes; below, by severity for one mode and for all."""
+    """Scores of clean data over modes and over samples of one mode, on one scale; by severity, one mode and all."""
     severities = facts["severities"]
-    rows = 2 if len(severities) > 1 else 1
-    scores = ("accuracy", "nll", "brier", "ece")
-    figure, panels = _figure(10.2, 2.8 * rows + 0.6, rows, 4)
+    rows = ["modes", *(["samples"] if facts["within"] else []), *(["severity"] if len(severities) > 1 else [])]
+    figure, panels = _figure(10.2, 2.7 * len(rows) + 0.6, len(rows), 4)
+    place = {row: panels[index] for index, row in enumerate(rows)}
+    if "samples" in place:
+        for upper, lower in zip(place["modes"], place["samples"], strict=True):
+            lower.sharey(upper)
     handles: list[Any] = []
     for group in facts["groups"]:
         colour, dashes, marker = GROUPS[group]
         style = {"color": colour, "ls": dashes, "marker": marker, "ms": 5, "lw": 1.4}
         style |= {"mfc": "none"} if marker in ("s", "D") else {}
-        for column, score in enumerate(scores):
+        for column, score in enumerate(NAMED):
             scale = 100 if score in PERCENT else 1
-            values = scale * arrays[f"{group}/0/{score}"]
-            line = panels[0, column].plot(range(1, len(values) + 1), values, label=group, **style)
+            line = _counted(place["modes"][column], scale * arrays[f"{group}/0/{score}"], **style, label=group)
             handles += line if column == 0 else []
-            if rows > 1:
+            if group in facts["within"]:
+                _counted(place["samples"][column], scale * arrays[f"{group}/within/{score}"], **style)
+            if "severity" in place:
                 ends = [scale * arrays[f"{group}/{severity}/{score}"][[0, -1]] for severity in severities]
-                panels[1, column].plot(severities, [end[1] for end in ends], **style)
-                panels[1, column].plot(severities, [end[0] for end in ends], **{**style, "alpha": 0.35})
-    _name_sizes(panels, scores, arrays, facts)
+                place["severity"][column].plot(severities, [end[1] for end in ends], **style)
+                place["severity"][column].plot(severities, [end[0] for end in ends], **{**style, "alpha": 0.35})
+    _name_sizes(place, arrays, facts)
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     return figure
 
 
-def _name_sizes(panels: Any, scores: Sequence[str], arrays: Arrays, facts: Facts) -> None:
+def _counted(axes: Any, values: Array, **style: Any) -> list[Any]:
+    """Values for 1, 2, 3 of something."""
+    lines: list[Any] = axes.plot(range(1, len(values) + 1), values, **style)
+    return lines
+
+
+def _name_sizes(place: Mapping[str, Any], arrays: Arrays, facts: Facts) -> None:
     from matplotlib.ticker import MaxNLocator
 
     count = len(arrays[f"{facts['groups'][0]}/0/nll"])
-    for column, score in enumerate(scores):
-        panels[0, column].set_title(NAMED[score], loc="left", size=11)
-        panels[0, column].set_xlabel("modes, clean data")
-        panels[0, column].set_xticks(range(1, count + 1))
-        panels[0, column].yaxis.set_major_locator(MaxNLocator(5))
-        if len(panels) > 1:
-            panels[1, column].set_xlabel("severity of corruption")
-            panels[1, column].set_xticks(facts["severities"])
-    if len(panels) > 1:
-        panels[1, 0].set_ylabel(f"pale: 1 mode; full: {count}", color=FAINT, size=9)
+    words = {"modes": "modes", "samples": "samples of one mode", "severity": "severity of corruption"}
+    for row, panels in place.items():
+        for axes in panels:
+            axes.set_xlabel(words[row])
+            axes.yaxis.set_major_locator(MaxNLocator(5))
+            if row == "severity":
+                axes.set_xticks(facts["severities"])
+            else:
+                axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    for axes, title in zip(place["modes"], NAMED.values(), strict=True):
+        axes.set_title(title, loc="left", size=11)
+    if "severity" in place:
+        place["severity"][0].set_ylabel(f"pale: 1 mode; full: {count}", color=FAINT, size=9)
+
+
+def draw_outside(facts: Facts, arrays: Arrays) -> Any:
+    """A row a set, a mark a group: how far its networks are at odds there."""
+    sets = facts["sets"]
+    figure, ((axes,),) = _figure(7.6, 1.5 + 0.42 * len(sets))
+    handles = []
+    for group in facts["groups"]:
+        colour, _, marker = GROUPS[group]
+        filled = {"mfc": "none"} if marker in ("s", "D") else {}
+        values = [float(arrays[f"{group}/{where}"]) for where in sets]
+        label = group if group == "independent trainings" else f"{group} samples"
+        handles += axes.plot(values, range(len(sets)), marker, ls="", color=colour, ms=7, label=label, **filled)
+    axes.set_yticks(range(len(sets)), sets)
+    axes.set_ylim(len(sets) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
+    axes.set_xlabel(f"Jensen-Shannon divergence of {facts['networks']} networks (nats)")
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    return figure
 
 
 DRAWINGS: dict[str, Callable[[Facts, Arrays], Any]] = {
@@ -324,4 +364,5 @@ DRAWINGS: dict[str, Callable[[Facts, Arrays], Any]] = {
     "radial": draw_plane,
     "three": draw_plane,
     "sizes": draw_sizes,
+    "outside": draw_outside,
 }

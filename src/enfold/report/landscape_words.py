@@ -26,6 +26,8 @@ def landscape_table(parts: Mapping[str, Any]) -> Table:
 
 
 def _in_short(name: str, facts: Facts) -> str:
+    if name == "similarity" and not facts["trajectory"]:
+        return f"cosine {_number(facts['cosine_between'])}, different answers {_percent(facts['disagreement_between'])}"
     if name == "similarity":
         return (
             f"cosine within runs {_number(facts['cosine_within'])}, between {_number(facts['cosine_between'])}; "
@@ -36,7 +38,13 @@ def _in_short(name: str, facts: Facts) -> str:
         return "barriers of loss (nats): " + ", ".join(f"{path} {height:.3f}" for path, height in heights.items())
     if name == "diversity":
         return f"base {100 * facts['base_accuracy']:.1f} %, {len(facts['groups'])} groups"
-    return ", ".join(f"{key} {value}" for key, value in facts.items() if isinstance(value, int | str))
+    if name == "outside":
+        return f"{facts['networks']} networks of {len(facts['groups'])} groups on {', '.join(facts['sets'])}"
+    if name == "map":
+        return f"trainings with samples: {', '.join(kind for kind in facts['kinds'] if kind != 'training')}"
+    if name == "sizes":
+        return f"{', '.join(facts['groups'])}; severities {', '.join(map(str, facts['severities']))}"
+    return f"{facts['size']} x {facts['size']} networks"
 
 
 def _similarity(facts: Facts, arrays: Facts, settings: Facts) -> Words:
@@ -126,21 +134,37 @@ def _sizes(facts: Facts, arrays: Facts, settings: Facts) -> Words:
         f"{name} {float(arrays[f'{name}/within/nll'][0]):.3f} to {float(arrays[f'{name}/within/nll'][-1]):.3f}"
         for name in facts["within"]
     )
+    below = "Below, on the same scale, samples of one mode alone, mean over modes. " if facts["within"] else ""
+    below += "Last, by severity of corruption, one mode beside all. " if len(facts["severities"]) > 1 else ""
     told = f"From 1 to {count} runs the members' NLL goes from {first:.3f} to {last:.3f}. "
     if inside:
         told += f"Inside one run, from 1 sample to all: {inside}. "
     return {
         "title": "What further members give",
         "caption": "Scores of the mean prediction over the number of modes (runs), each the mean over all subsets of "
-        "that size. `original` are the members, `averaged` the mean of their last weights; of samples, each mode is "
-        "the mean prediction of all its samples. Below, by severity of corruption, one mode beside all. "
+        f"that size (of {facts['subsets']} where there are more). “Original” are the members, “averaged” the means "
+        f"of their last weights; of samples, each mode is the mean prediction of all its samples. {below}"
         f"{told}{_asked(settings)}",
         "alt": f"Curves of accuracy, NLL, Brier score and ECE over the number of modes. {told}".strip(),
     }
 
 
+def _outside(facts: Facts, arrays: Facts, settings: Facts) -> Words:
+    first = facts["groups"][0]
+    told = "; ".join(f"{where}: {float(arrays[f'{first}/{where}']):.3f}" for where in facts["sets"])
+    return {
+        "title": "Who disagrees where nobody can know",
+        "caption": f"How far {facts['networks']} networks are at odds, by group and kind of input: the entropy of "
+        "their mean prediction minus their own mean entropy (the Jensen-Shannon divergence), mean over inputs, "
+        "over all choices of so many networks and, of samples, over the runs they surround. 0 is one voice. The "
+        "further right on inputs from outside, the better an ensemble knows that it does not know. Of independent "
+        f"trainings, in nats: {told}. {_asked(settings)}",
+        "alt": f"Dot plot of the Jensen-Shannon divergence of {', '.join(facts['groups'])}. Of {first} (nats): {told}.",
+    }
+
+
 def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:.2f}"
+    return "none" if value is None else f"{value:.2f}".replace("-", "−")
 
 
 def _percent(value: float | None) -> str:
@@ -148,7 +172,7 @@ def _percent(value: float | None) -> str:
 
 
 def _asked(settings: Facts) -> str:
-    return f"Seed {settings['seed']}, the first {settings['examples']:,} test examples."
+    return f"Seed {settings['seed']}, up to {settings['examples']:,} test examples, drawn at random."
 
 
 WORDS: dict[str, Callable[[Facts, Facts, Facts], Words]] = {
@@ -159,4 +183,5 @@ WORDS: dict[str, Callable[[Facts, Facts, Facts], Words]] = {
     "radial": _plane,
     "three": _plane,
     "sizes": _sizes,
+    "outside": _outside,
 }

@@ -6,10 +6,11 @@ import base64
 import hashlib
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
-from enfold.errors import MissingExtra
+from enfold.errors import EnfoldError, MissingExtra
 from enfold.report.blocks import Figure, Section
 from enfold.report.content import Content
 from enfold.report.headline import headline
@@ -21,6 +22,7 @@ PARTS = ("page.html", "blocks.html", "error.html")
 
 def page(contents: Sequence[Content], *, live: str | None = None) -> str:
     """The page of one run or of several side by side; with the stamp of a live one, it asks its server for more."""
+    contents = named_apart(contents)
     found = sections(contents)
     figures = _inlined(found)
     return _render(
@@ -33,6 +35,19 @@ def page(contents: Sequence[Content], *, live: str | None = None) -> str:
         results=plain({content.name: content.summary for content in contents}),
         versions=contents[0].versions,
     )
+
+
+def named_apart(contents: Sequence[Content]) -> list[Content]:
+    """Runs of one name told apart by their folders; one run twice is refused."""
+    runs = [(content.name, content.folder.resolve()) for content in contents]
+    for run in runs:
+        if runs.count(run) > 1:
+            raise EnfoldError(f"a page shows each run once, got '{run[1]}' {runs.count(run)} times: name it once")
+    names = [content.name for content in contents]
+    return [
+        replace(content, name=f"{content.name} ({content.folder})") if names.count(content.name) > 1 else content
+        for content in contents
+    ]
 
 
 def error_page(message: str, live: str) -> str:

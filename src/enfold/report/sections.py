@@ -110,10 +110,23 @@ def _shift(content: Content, row: str, metric: str, scale: float, digits: int) -
     return Item(shown, interval, scale * difference.mean, "beyond" if difference.beyond_noise else "")
 
 
+def alignment_blocks(content: Content) -> list[Block]:
+    """The figures of `enfold alignment`."""
+    return _figures_in(content, [file for file in _listings(content) if file.parent.name == "alignment"])
+
+
 def listed_blocks(content: Content) -> list[Block]:
-    """Every figure that a figures.json anywhere in the run names."""
+    """Every other figure that a figures.json anywhere in the run names."""
+    return _figures_in(content, [file for file in _listings(content) if file.parent.name != "alignment"])
+
+
+def _listings(content: Content) -> list[Path]:
+    return sorted(content.folder.rglob("figures.json"))
+
+
+def _figures_in(content: Content, listings: Iterable[Path]) -> list[Block]:
     blocks: list[Block] = []
-    for file in sorted(content.folder.rglob("figures.json")):
+    for file in listings:
         try:
             entries = json.loads(file.read_text(encoding="utf-8"))
             entries = entries["figures"] if isinstance(entries, dict) else entries
@@ -207,7 +220,13 @@ SECTIONS: tuple[Builder, ...] = (
         "What is lost between the ensemble and one network shows best on single examples.",
         example_blocks,
     ),
-    of_each("landscape", "Landscape", "", listed_blocks),
+    of_each(
+        "landscape",
+        "Landscape",
+        "Where the networks lie, in weights and in what they say. A run is here one member's training, a mode its end.",
+        listed_blocks,
+    ),
+    of_each("alignment", "Alignment", "What members become when their hidden units are paired.", alignment_blocks),
     of_each("claims", "Published claims", "", claim_blocks),
     of_each("record", "How it was made", "", record_blocks),
 )

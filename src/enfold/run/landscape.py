@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from enfold.errors import EnfoldError, closest
 from enfold.files import atomic_path, write_json
-from enfold.landscape.many import AT_ONCE
+from enfold.landscape.many import AT_ONCE, answers
 from enfold.progress import progress
 from enfold.run.directory import RunDirectory
 from enfold.run.execute import cells
@@ -21,7 +22,7 @@ from enfold.run.recipe import Recipe
 from enfold.run.stages import Cell
 from enfold.run.views import VIEWS, Arrays, Scene
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -82,15 +83,16 @@ def _compute(
     pace: float | None = None
     with progress("landscape", len(chosen)) as bar:
         for name in chosen:
+            own = {**settings, "models": scene.models} if VIEWS[name].of_models else settings
             kept = _stored(folder, name)
             reason = _lacks(scene, name)
-            if kept is not None and kept[0]["settings"] == settings:
+            if kept is not None and kept[0]["settings"] == own:
                 rows[name] = {"state": "there", **_told(kept[0])}
             elif reason is not None:
                 rows[name] = {"state": "left out", "reason": reason}
             else:
                 pace = _pace(scene) if pace is None else pace
-                rows[name] = _in_time(scene, name, folder, settings, pace * VIEWS[name].work(scene), until)
+                rows[name] = _in_time(scene, name, folder, own, pace * VIEWS[name].work(scene), until)
             bar.advance(1)
             bar.say(f"{name}: {rows[name]['state']}")
     return rows
@@ -116,7 +118,10 @@ def _in_time(
             "reason": f"it takes about {_minutes(expected)}, and {_minutes(max(left, 0.0))} were left: raise --minutes",
         }
     started = time.monotonic()
-    found = VIEWS[name].make(scene)
+    try:
+        found = VIEWS[name].make(scene)
+    except EnfoldError as error:  # as of a base network that never errs: the other parts can do without
+        return {"state": "left out", "reason": str(error)}
     content = {"settings": dict(settings), "seconds": time.monotonic() - started, "facts": found.facts}
     _store(folder, name, found.arrays, content)
     return {"state": "computed", **_told(content)}
@@ -131,12 +136,12 @@ def _minutes(seconds: float) -> str:
 
 
 def _pace(scene: Scene) -> float:
-    """Seconds in which one network is asked about one example, measured."""
-    states = [scene.states[0]] * AT_ONCE
-    scene.ask(states)  # the engine is chosen, and memory taken, the first time
+    """Seconds in which one network is asked about one example, measured once the engine for them is chosen."""
+    asked = answers(scene.network, [scene.states[0]] * (3 * AT_ONCE), scene.data, examples=scene.examples)
+    said = next(asked)
     started = time.monotonic()
-    said = scene.ask(states)
-    return (time.monotonic() - started) / (AT_ONCE * len(said))
+    networks = sum(each.num_members for each in asked)
+    return (time.monotonic() - started) / (networks * len(said))
 
 
 def _store(folder: Path, name: str, arrays: Arrays, content: Mapping[str, Any]) -> None:
@@ -156,4 +161,12 @@ def _stored(folder: Path, name: str) -> tuple[dict[str, Any], Arrays] | None:
     if not facts.is_file() or not arrays.is_file():
         return None
     content: dict[str, Any] = RunDirectory(folder).read_json(facts.name)
-    return content, load_file(arrays)
+    try:
+        if not {"settings", "seconds", "facts"} <= content.keys():
+            raise ValueError("settings, seconds or facts are missing")
+        return (content, load_file(arrays)) if content["settings"]["format"] == FORMAT else None
+    except (SafetensorError, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+        raise EnfoldError(
+            f"'{folder}' must hold parts of a landscape as enfold writes them, but '{name}' cannot be read ({error}): "
+            f"delete {facts.name} there, and draw it again"
+        ) from error

@@ -15,25 +15,27 @@ from torch import Tensor, nn
 
 from enfold.data import Data, Split, corrupted
 from enfold.data.dataset import length
+from enfold.data.ood import Outside, noise
 from enfold.errors import EnfoldError
-from enfold.landscape.many import each, first_examples, parameters_of, predictions
+from enfold.landscape.many import chosen_examples, each, parameters_of, predictions, some_examples, state_of
 from enfold.landscape.paths import BEZIER, TUNNEL, Along, along, bezier, matched, straight, tunnel
 from enfold.landscape.plane import diversity_points, limits
 from enfold.landscape.planes import plane_map, radial, through
 from enfold.landscape.sizes import curves_by_severity, within_and_over
 from enfold.landscape.trajectory import Visited, averaged, function_map, sampled, similarity, visited
 from enfold.members import Members, Stacked, State
-from enfold.metrics import accuracy, over_modes
+from enfold.metrics import accuracy, decomposition, over_modes, over_subsets
 from enfold.predictions import Predictions
 from enfold.run.stages import Cell
 from enfold.share.subspace import PLOT, Kind
 from enfold.train import Trajectory
+from enfold.train.batch_norm import reestimate
 
 Arrays = dict[str, Tensor]
 SAMPLED: tuple[Kind, ...] = ("random", "dropout", "gaussian", "pca")
 SPREAD: tuple[Kind, ...] = ("gaussian", "pca")  # which need what training passed through
 SHIFTED = ("gaussian_noise", "fog", "contrast")  # corruptions, where the recipe names none
-SUBSETS = 10  # of one size, where there are more
+SUBSETS = 70  # of one size: all of up to 8 networks
 CALIBRATION = 2000  # training examples that batch-norm statistics are measured on
 TRAINED = 3  # examples asked about that one example trained on costs
 
@@ -76,6 +78,13 @@ class Scene:
         return self.cell.trajectory()
 
     @property
+    def models(self) -> list[str]:
+        """The files of shares and folds that are there, and of what they said."""
+        specs = (*self.cell.recipe.shares, *self.cell.recipe.folds)
+        found = [f"{room}/{spec.label}.safetensors" for room in ("shares", "folds", "predictions") for spec in specs]
+        return [name for name in found if (self.cell.run.path / name).is_file()]
+
+    @property
     def data(self) -> Data:
         """All of it."""
         return self.cell.data
@@ -83,8 +92,8 @@ class Scene:
     @cached_property
     def few(self) -> Data:
         """Enough to measure batch-norm statistics on, and to see whether a sample is any good."""
-        few = first_examples(self.data, "validation", self.examples)
-        return first_examples(few, "train", CALIBRATION)
+        few = some_examples(self.data, "validation", self.examples)
+        return some_examples(few, "train", CALIBRATION)
 
     @cached_property
     def last(self) -> int:
@@ -95,7 +104,13 @@ class Scene:
         """The last networks of a member's training, the member itself at its end."""
         if len(self.trajectory.epochs) < 3:
             return [self.states[member]]
-        return [*self.trajectory.of_member(member)[-self.last : -1], self.states[member]]
+        return [*self.trajectory.of_member(member, self.last)[:-1], self.states[member]]
+
+    def averaged(self, member: int) -> State:
+        """The mean of those, with batch-norm statistics of its own."""
+        network = self.members.network(averaged(self.path(member), self.last))
+        reestimate(network, self.few)
+        return state_of(network)
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -109,7 +124,7 @@ class Scene:
         return each(sampled(self.network, self.path(member), kind, self.samples, self.few, **chosen))
 
     def ask(self, states: list[State], data: Data | None = None, **settings: Any) -> Predictions:
-        """What networks say about the first examples of the test part."""
+        """What networks say about some examples of the test part."""
         return predictions(self.network, states, data or self.data, examples=self.examples, **settings)
 
 
@@ -122,7 +137,7 @@ def look_alike(scene: Scene) -> Found:
         seen = Visited(scene.states, torch.arange(count), torch.full((count,), -1))
     found = similarity(scene.network, seen, scene.data, examples=scene.examples)
     facts: dict[str, Any] = {"trajectory": bool(scene.trajectory.epochs)}
-    late = seen.epoch >= seen.epoch.max() / 2
+    late = seen.epoch >= (seen.epoch.max() / 2 if scene.trajectory.epochs else -1)
     for name in ("cosine", "disagreement"):
         matrix = getattr(found, name)
         i, j = torch.triu_indices(len(matrix), len(matrix), offset=1)
@@ -138,14 +153,14 @@ def map_functions(scene: Scene) -> Found:
     states, member, epoch = list(seen.states), seen.member.tolist(), seen.epoch.tolist()
     names, kind = ["training", "averaged", *scene.kinds], [0] * len(states)
     for index in range(len(scene.states)):
-        groups = {"averaged": [averaged(scene.path(index), scene.last)]}
+        groups = {"averaged": [scene.averaged(index)]}
         groups |= {each: scene.drawn(index, each) for each in scene.kinds}
         for name, group in groups.items():
             states += group
             kind += [names.index(name)] * len(group)
             member += [index] * len(group)
             epoch += [-1] * len(group)
-    said = scene.ask(states, scene.few.replace(test=scene.data.test), batch_norm="reset")
+    said = scene.ask(states)
     arrays = {"pca": function_map(said, "pca"), "tsne": function_map(said, "tsne", seed=scene.cell.seed)}
     told = {"member": torch.tensor(member), "epoch": torch.tensor(epoch), "kind": torch.tensor(kind)}
     return Found({**arrays, **told}, {"kinds": names, "last": scene.last})
@@ -159,17 +174,16 @@ def diversity_plane(scene: Scene) -> Found:
     norm = float(torch.stack([t.norm() for t in parameters_of(scene.network, scene.states[0]).values()]).norm())
     far = {**PLOT, "random": norm}  # 70 is published for a network whose weights are about as long
     for kind in scene.kinds:
-        states = scene.drawn(0, kind, scale=far[kind], random_scale=True, threshold=None)
-        groups[kind] = scene.ask(states, scene.few.replace(test=scene.data.test))
+        groups[kind] = scene.ask(scene.drawn(0, kind, scale=far[kind], random_scale=True, threshold=None))
     if len(scene.trajectory.epochs) > 2:
-        mean = [averaged(scene.path(0), scene.last)]
-        groups["averaged"] = scene.ask(mean, scene.few.replace(test=scene.data.test), batch_norm="reset")
+        groups["averaged"] = scene.ask([scene.averaged(0)])
     for room, specs in (("share", scene.cell.recipe.shares), ("fold", scene.cell.recipe.folds)):
         for spec in specs:
             stored = scene.cell.run.read_predictions(spec.label)
             if stored is not None:
-                few = stored["test"]
-                groups[f"{room}: {spec.label}"] = Predictions(few.log_probs[:, : len(base)], few.labels[: len(base)])
+                every = stored["test"]
+                few = chosen_examples(len(every), scene.examples)
+                groups[f"{room}: {spec.label}"] = Predictions(every.log_probs[:, few], every.labels[few])
     arrays: Arrays = {}
     for name, each_said in groups.items():
         arrays[f"{name}/accuracy"], arrays[f"{name}/diversity"] = diversity_points(base, each_said)
@@ -226,20 +240,18 @@ def size_curves(scene: Scene) -> Found:
     modes = _modes(scene)
     shifted = {0: [scene.data], **_shifted(scene)}
     arrays: Arrays = {}
-    facts: dict[str, Any] = {"severities": list(shifted), "groups": [], "within": []}
-    said: dict[str, dict[int, list[Predictions]]] = {}
+    facts: dict[str, Any] = {"severities": list(shifted), "groups": list(modes), "within": [], "subsets": SUBSETS}
+    said: dict[str, dict[int, list[Predictions]]] = {name: {} for name in modes}
     for severity, parts in shifted.items():
         for part in parts:
-            few = scene.few.replace(test=part.test)
             for name, states in modes.items():
-                asked = [scene.ask(mode, few, batch_norm="reset") for mode in states]
-                said.setdefault(name, {}).setdefault(severity, []).append(over_modes(asked))
+                asked = [scene.ask(mode, part) for mode in states]
+                said[name].setdefault(severity, []).append(over_modes(asked))
                 if severity == 0 and len(states[0]) > 1:
-                    within, _ = within_and_over(asked, limit=SUBSETS, scores=("accuracy", "nll"))
+                    within, _ = within_and_over(asked, limit=SUBSETS)
                     arrays |= {f"{name}/within/{score}": values for score, values in within.items()}
                     facts["within"].append(name)
     for name, by_severity in said.items():
-        facts["groups"].append(name)
         for severity, curves in curves_by_severity(by_severity, limit=SUBSETS).items():
             arrays |= {f"{name}/{severity}/{score}": values for score, values in curves.items()}
     return Found(arrays, facts)
@@ -250,7 +262,7 @@ def _modes(scene: Scene) -> dict[str, list[list[State]]]:
     count = range(len(scene.states))
     modes = {"original": [[scene.states[k]] for k in count]}
     if len(scene.trajectory.epochs) > 2:
-        modes["averaged"] = [[averaged(scene.path(k), scene.last)] for k in count]
+        modes["averaged"] = [[scene.averaged(k)] for k in count]
     for kind in scene.kinds:
         modes[kind] = [scene.drawn(k, kind) for k in count]
     return modes
@@ -260,12 +272,46 @@ def _shifted(scene: Scene) -> dict[int, list[Data]]:
     test, spec = scene.data.test, scene.cell.recipe.corruptions
     if not isinstance(test, Split) or test.inputs.ndim != 4 or min(test.inputs.shape[-2:]) < 8:
         return {}
-    few = first_examples(scene.data, "test", scene.examples)
+    few = some_examples(scene.data, "test", scene.examples)
     kinds = SHIFTED if spec is None else spec.names[:3]
     return {
         severity: [few.replace(test=corrupted(few, kind, severity, seed=scene.cell.seed)) for kind in kinds]
         for severity in (1, 3, 5)
     }
+
+
+def at_odds(scene: Scene) -> Found:
+    """How far as many networks are at odds, on test data, corrupted data and data from outside.
+
+    The Jensen-Shannon divergence H[p̄] - (1/k) Σ_k H[p_k], mean over examples, over all k of a group and over modes.
+    """
+    sets = {"test data": [scene.data]}
+    sets |= {f"corrupted, severity {severity}": parts for severity, parts in _shifted(scene).items()}
+    sets |= {each.name: [scene.data.replace(test=each)] for each in _outside(scene)}
+    count = min(len(scene.states), scene.samples)
+    arrays: Arrays = {}
+    groups = {"independent trainings": [scene.states]}
+    groups |= {kind: [scene.drawn(k, kind) for k in range(len(scene.states))] for kind in scene.kinds}
+    for name, modes in groups.items():
+        for where, parts in sets.items():
+            said = [scene.ask(mode, part) for part in parts for mode in modes]
+            found = [over_subsets(_divergence, each, count, limit=SUBSETS) for each in said]
+            arrays[f"{name}/{where}"] = torch.tensor(found, dtype=torch.float64).mean()
+    return Found(arrays, {"groups": list(groups), "sets": list(sets), "networks": count})
+
+
+def _divergence(said: Predictions) -> float:
+    return float(decomposition(said).epistemic.mean())
+
+
+def _outside(scene: Scene) -> list[Outside]:
+    """The recipe's sets from outside, or noise where it names none and inputs are images."""
+    if scene.cell.outside:
+        return [each[chosen_examples(len(each), scene.examples)] for each in scene.cell.outside]
+    try:
+        return [noise("uniform", scene.data, scene.examples, scene.cell.seed)]
+    except EnfoldError:
+        return []
 
 
 @dataclass(frozen=True)
@@ -276,6 +322,7 @@ class View:
     work: Callable[[Scene], float]
     members: int = 2  # it needs
     needs_trajectory: bool = False
+    of_models: bool = False  # it shows shares and folds too, and is made anew where there are more
 
 
 def _train_size(scene: Scene) -> int:
@@ -289,7 +336,9 @@ def _networks(scene: Scene) -> int:
 
 VIEWS: dict[str, View] = {
     "similarity": View(look_alike, lambda s: _networks(s) * s.examples),
-    "diversity": View(diversity_plane, lambda s: (len(s.states) + len(s.kinds) * s.samples) * s.examples),
+    "diversity": View(
+        diversity_plane, lambda s: (len(s.states) + len(s.kinds) * s.samples) * s.examples, of_models=True
+    ),
     "map": View(
         map_functions,
         lambda s: (_networks(s) + 2 * len(s.states) * len(s.kinds) * s.samples) * s.examples,
@@ -298,5 +347,6 @@ VIEWS: dict[str, View] = {
     "radial": View(radial_plane, lambda s: s.size**2 * s.examples),
     "three": View(plane_of_three, lambda s: s.size**2 * s.examples, members=3),
     "sizes": View(size_curves, lambda s: 10 * len(s.states) * (len(s.kinds) * s.samples + 2) * s.examples),
-    "paths": View(walk, lambda s: TRAINED * (BEZIER.epochs + 9 * TUNNEL.epochs) * _train_size(s)),
+    "outside": View(at_odds, lambda s: 11 * len(s.states) * (len(s.kinds) * s.samples + 1) * s.examples),
+    "paths": View(walk, lambda s: TRAINED * (BEZIER.epochs + 9 * TUNNEL.epochs) * _train_size(s), of_models=True),
 }

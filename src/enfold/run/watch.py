@@ -93,7 +93,7 @@ def _handler(live: Live) -> type[BaseHTTPRequestHandler]:
                 "/": ("text/html", live.page),
                 "/stamp": ("text/plain", live.stamp),
             }
-            asked_by_name = self.headers.get("Host", "").rpartition(":")[0] in (HOST, "localhost")
+            asked_by_name = self.headers.get("Host", "").split(":")[0] in (HOST, "localhost")
             if not asked_by_name:  # a page elsewhere whose name was made to lead here
                 self._answer(403, "text/plain", "this server answers to 127.0.0.1 and localhost only\n")
             elif self.path in pages:

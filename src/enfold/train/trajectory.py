@@ -84,10 +84,10 @@ class Trajectory:
         with _opened(self.file(epoch)) as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
 
-    def of_member(self, index: int) -> list[State]:
-        """One member, epoch by epoch."""
+    def of_member(self, index: int, last: int = 0) -> list[State]:
+        """One member, epoch by epoch; the last so many if given."""
         found = []
-        for epoch in self.epochs:
+        for epoch in self.epochs[-last:]:
             with _opened(self.file(epoch)) as file:
                 found.append({name: file.get_slice(name)[index : index + 1][0] for name in file.keys()})  # noqa: SIM118
         return found
