@@ -18,7 +18,7 @@ from enfold.run.claims import judge_by, parse_claims
 from enfold.run.evidence import CORRUPTED, Evidence, Place
 from enfold.run.execute import cells
 from enfold.run.published import SCALES, claimed, listing, merged, names, recipes, reproduction
-from enfold.run.reproduce import Asked, _one, _other_data, reproduce
+from enfold.run.reproduce import Asked, _chosen, _one, _other_data, reproduce
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 NAMES = [
@@ -366,3 +366,14 @@ def test_the_scale_and_the_name_are_asked_before_anything(tmp_path: Path) -> Non
     with pytest.raises(EnfoldError, match="a scale must be one of"):
         reproduce(Asked("landscape", "huge"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_some_runs_of_a_table_alone() -> None:
+    made = recipes("permavg-table", "laptop")
+    chosen = _chosen(Asked("permavg-table", only=("cifar10-?", "fashion-mnist-2")), made)
+    assert set(chosen) == {"cifar10-2", "cifar10-3", "cifar10-4", "fashion-mnist-2"}
+    assert _chosen(Asked("permavg-table"), made) == made
+    with pytest.raises(
+        EnfoldError, match=r"only must name runs of 'permavg-table', got mnist: they are fashion-mnist-2"
+    ):
+        _chosen(Asked("permavg-table", only=("mnist",)), made)

@@ -73,6 +73,7 @@ def reproduce(
     name: Annotated[str | None, typer.Argument(help="A published table or figure; all are listed without.")] = None,
     out: Annotated[Path | None, typer.Argument(help="A folder for its runs; runs/reproduce-SCALE without.")] = None,
     scale: Annotated[str, typer.Option(help="smoke: seconds; laptop: about an hour; paper: as published.")] = "laptop",
+    only: Annotated[str | None, typer.Option(help="Of its runs these, as a,b,...; * is any: 'cifar10-*'.")] = None,
     overrides: Overrides = None,
     device: Device = "cpu",
     resume: Resume = False,
@@ -94,7 +95,8 @@ def reproduce(
         return
     check_device(device)
     folder = out or Path("runs") / f"reproduce-{scale}"
-    content = reproduce(Asked(name, scale, tuple(overrides or ()), device, resume), folder)
+    chosen = tuple(part.strip() for part in only.split(",")) if only else ()
+    content = reproduce(Asked(name, scale, tuple(overrides or ()), chosen, device, resume), folder)
     written = write(content, folder)
     if as_json:
         print_json(content)

@@ -79,6 +79,8 @@ def notes(content: Mapping[str, Any]) -> list[str]:
         said.append("The smoke scale shows that everything runs; its numbers say nothing about the claims.")
     elif content["scale"] == "laptop":
         said.append("The networks are smaller and see less data than those published: compare orders, not values.")
+    if content.get("only"):
+        said.append(f"Only {', '.join(content['only'])} of its runs.")
     if content["changes"]:
         said.append(f"Changed: {', '.join(content['changes'])}.")
     return said

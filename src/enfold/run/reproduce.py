@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ class Asked:
     name: str
     scale: str = "laptop"
     changes: tuple[str, ...] = ()  # of every recipe, as a.b=value
+    only: tuple[str, ...] = ()  # of the table's runs these, * being any; all if left out
     device: str = "cpu"
     resume: bool = False
 
@@ -39,7 +41,7 @@ def reproduce(asked: Asked, out: Path) -> dict[str, Any]:
     """Everything that is still to do of a table or figure, then its rows beside the published ones, and verdicts."""
     started = time.monotonic()
     wanted, chosen = reproduction(asked.name), scale_of(asked.name, asked.scale)
-    made = recipes(asked.name, asked.scale, asked.changes)
+    made = _chosen(asked, recipes(asked.name, asked.scale, asked.changes))
     _require_data(asked, made)
     runs = _opened(made, out, asked)
     for run in runs.values():
@@ -54,13 +56,14 @@ def reproduce(asked: Asked, out: Path) -> dict[str, Any]:
         if chosen.figures:
             figures = _drawn(wanted.analysis.name, own, found, out)
     first = next(iter(own))
-    everywhere = {**own, "": own[first], **{name: own[other] for name, other in chosen.instead.items()}}
+    everywhere = {**own, "": own[first], **{name: own[other] for name, other in chosen.instead.items() if other in own}}
     evidence = Evidence(everywhere, {name: found.get(_read_in(name, first, chosen), []) for name in everywhere})
     about = {
         "name": asked.name,
         "title": wanted.title,
         "scale": asked.scale,
         "changes": list(asked.changes),
+        "only": list(asked.only),
         "seeds": list(made[first].seeds),
         "runs": {name: _told(runs[name], made[name], out) for name in made},
         "other_data": _other_data(asked, made),
@@ -112,6 +115,15 @@ def _other_data(asked: Asked, made: Mapping[str, Recipe]) -> dict[str, list[str]
         for run, recipe in made.items()
         if recipe.data.source != meant[run].data.source
     }
+
+
+def _chosen(asked: Asked, made: Mapping[str, Recipe]) -> Mapping[str, Recipe]:
+    found = {name: recipe for name, recipe in made.items() if any(fnmatch(name, each) for each in asked.only or ("*",))}
+    if not found:
+        raise EnfoldError(
+            f"only must name runs of '{asked.name}', got {', '.join(asked.only)}: they are {', '.join(made)}"
+        )
+    return found
 
 
 def _require_data(asked: Asked, made: Mapping[str, Recipe]) -> None:
