@@ -103,22 +103,26 @@ def test_a_table_of_every_number_of_members_is_one_for_each_data_set_and_kind_of
         row("cifar10-2/perm-avg-2", accuracy=both(0.5755, 0.5)),
         row("cifar10-2/perm-avg-3", accuracy=both(0.5737, 0.4)),
         row("cifar10-3/ensemble of 6", accuracy=both(0.6172, 0.6)),
-        row("cifar10-2/control", accuracy=both(None, 0.55)),
+        row("cifar10-2/control", accuracy=both(None, 0.55), nll=both(None, 1.5)),
+        row("cifar10-2/kd-2", nll=both(None, 1.25)),
         row("cifar10-2-brief/kd-4", accuracy=both(0.5697, 0.3)),
     ]
     judged = [claim("cifar10-2: it is so", "held"), claim("cifar10-2-brief: it is so", "not held")]
     runs = ("cifar10-2", "cifar10-3", "cifar10-2-brief")
     page = shown(tmp_path, content("permavg-table", runs, rows=rows, claims=judged))
     for line in (
-        "**cifar10, converged members**; a member trained on as long as permAVG: 2 layers 55.00 ± 1.00, 3 layers -",
+        "**cifar10, converged members**; accuracy (%) of a member trained on: 2 layers 55.00 ± 1.00, 3 layers -",
         "| 2 | permAVG | 50.00 ± 1.00 (57.55) | 40.00 ± 1.00 (57.37) | - | - | - |",
         "| 3 | ensemble | - | - | - | - | 60.00 ± 1.00 (61.72) |",
+        "**cifar10, converged members**; NLL of a member trained on: 2 layers 1.500 ± 0.010, 3 layers -",
+        "| 2 | student | 1.250 ± 0.010 | - | - | - | - |",
         "**cifar10, briefly trained members**",
         "| 2 | student | - | - | 30.00 ± 1.00 (56.97) | - | - |",
         "|  | cifar10-2 | cifar10-3 | cifar10-2-brief |",
         "| it is so | ✓ |  | ✗ |",
     ):
         assert line in page, line
+    assert "briefly trained members**; NLL" not in page, "no table without rows"
 
 
 def test_no_results_are_one_line(tmp_path):

@@ -48,6 +48,7 @@ TITLES = {
     "mean member": "one network (mean member)",
     "ensemble": "deep ensemble of 4",
     "control": "control: the best member, trained on",
+    "control-2": "the same, gradients clipped",
     "single-48-epochs": "control: one network, 48 epochs",
     "batch-ensemble": "BatchEnsemble, joint batch norm",
     "batch-ensemble-bn": "BatchEnsemble + EnsembleBN",
@@ -251,21 +252,25 @@ def _both(found: Content | None, metric: str) -> str:
 
 
 def grid_rows(content: Content) -> str:
-    """A table for each data set and kind of members: layers and methods by numbers of members, accuracy in %."""
-    found = {row["label"]: row["metrics"].get("accuracy") for row in content["rows"]}
+    """A table for each data set, kind of members and metric: layers and methods by numbers of members."""
     tables = []
     for data, kind, runs in _grids(content):
-        lines = [["layers", "ours (published), accuracy in %", *(f"M = {size}" for size in SIZES)]]
-        for run, layers in runs.items():
-            for pattern, method in METHODS.items():
-                cells = [_both(found.get(f"{run}/{pattern.format(size)}"), "accuracy") for size in SIZES]
-                if any(cell != "-" for cell in cells):
-                    lines.append([layers, method, *cells])
-        controls = [f"{n} layers {_both(found.get(f'{run}/control'), 'accuracy')}" for run, n in runs.items()]
-        tables.append(
-            f"**{data}, {KINDS[kind]}**; a member trained on as long as permAVG: {', '.join(controls)}\n\n"
-            f"{table(lines, left=2)}"
-        )
+        for metric in ("accuracy", "nll"):
+            heading = METRICS[metric][0]
+            found = {row["label"]: row["metrics"].get(metric) for row in content["rows"]}
+            lines = [["layers", f"{heading}: ours (published)", *(f"M = {size}" for size in SIZES)]]
+            for run, layers in runs.items():
+                for pattern, method in METHODS.items():
+                    cells = [_both(found.get(f"{run}/{pattern.format(size)}"), metric) for size in SIZES]
+                    if any(cell != "-" for cell in cells):
+                        lines.append([layers, method, *cells])
+            if len(lines) == 1:
+                continue
+            controls = [f"{n} layers {_both(found.get(f'{run}/control'), metric)}" for run, n in runs.items()]
+            tables.append(
+                f"**{data}, {KINDS[kind]}**; {heading} of a member trained on: {', '.join(controls)}\n\n"
+                f"{table(lines, left=2)}"
+            )
     return "\n".join(tables)
 
 

@@ -183,7 +183,8 @@ def _drawn(analysis: str, own: Mapping[str, Sequence[Any]], found: Mapping[str, 
 
 def _rows(wanted: Reproduction, made: Mapping[str, Recipe], evidence: Evidence) -> list[dict[str, Any]]:
     """Every row that is published or made, with each metric as published and as ours."""
-    metrics = list(dict.fromkeys(metric for values in wanted.published.values() for metric in values))
+    named = (*(metric for values in wanted.published.values() for metric in values), *_judged(wanted))
+    metrics = list(dict.fromkeys(named))
     listed = dict.fromkeys((*wanted.rows, *wanted.published, *claimed(wanted), *_own_rows(wanted, made)))
     rows = []
     for row in listed:
@@ -197,6 +198,11 @@ def _rows(wanted: Reproduction, made: Mapping[str, Recipe], evidence: Evidence) 
         if any(each["published"] is not None or each["ours"] is not None for each in values.values()):
             rows.append({"run": place.run, "row": row, "label": wanted.label(row), "metrics": values})
     return rows
+
+
+def _judged(wanted: Reproduction) -> Iterator[str]:
+    """Metrics of claims about models, not about what an analysis found."""
+    yield from (claim.metric for claim in wanted.claims if not Place.of(wanted.label(claim.first)).path)
 
 
 def _ours(evidence: Evidence, label: str, metric: str) -> dict[str, Any] | None:
