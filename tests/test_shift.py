@@ -63,6 +63,15 @@ def test_the_mean_member_is_each_member_alone(pictures):
     assert found["two"]["fog"]["3"]["nll"] < mean
 
 
+def test_some_examples_are_of_every_class(pictures):
+    order = pictures.test.labels.argsort(stable=True)
+    by_class = pictures.replace(test=pictures.test[order])
+    found = corrupted_scores({"one": Template()}, by_class, ["contrast"], [5], examples=40)["one"]["contrast"]["5"]
+    moved = corrupt(by_class.test.inputs[::2], "contrast", 5)
+    said = predict(Template().eval(), by_class.replace(test=Split(moved, by_class.test.labels[::2])))
+    assert found["nll"] == pytest.approx(nll(said))
+
+
 def test_what_is_no_image_is_refused():
     split = Split(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))
     with pytest.raises(EnfoldError, match="corruptions are of images in memory"):

@@ -4,20 +4,23 @@
     mCE = mean over kinds of Σ_severities error of the model / Σ_severities error of a reference model          (2)
 
 D. Hendrycks, T. Dietterich: Benchmarking Neural Network Robustness to Common Corruptions and Perturbations, ICLR 2019,
-arXiv:1903.12261. The prefix c of (1) is not that of calibrated metrics, so rows say "corrupted".
+arXiv:1903.12261. The prefix c of (1) is not that of calibrated metrics, so rows say "corrupted",
+or "CIFAR-10-C" where the official images were taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, stdev
 
+import torch
 from torch import nn
 
-from enfold.data import Data, Split, corrupted
+from enfold.data import Corrupted, Data, Split, corrupted, read_cifar_c
 from enfold.data.corruptions import SEVERITIES, STANDARD
-from enfold.data.dataset import has_examples
+from enfold.data.dataset import has_examples, some
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.metrics import METRICS, per_member
@@ -38,17 +41,24 @@ def corrupted_scores(
     examples: int | None = None,
     seed: int = 0,
     members_of: str | None = None,
+    folder: str | Path | None = None,
 ) -> dict[str, ByKind]:
-    """The scores of every model on corrupted copies of the test part, or of its first `examples`.
+    """The scores of every model on corrupted copies of the test part, or of so many `examples` of it.
 
-    With `members_of`, the mean over the members of that model, each alone, is a row "mean member".
+    With `folder` the copies are those of the official CIFAR-10-C or CIFAR-100-C there. With `members_of`, the mean over
+    the members of that model, each alone, is a row "mean member".
     """
-    data = data.replace(test=images_of(data, examples))
+    whole = images_of(data)
+    chosen = some(whole.labels, examples)
+    few = data.replace(test=whole[chosen])
     found: dict[str, ByKind] = {label: {} for label in (*models, *([MEAN_MEMBER] if members_of else []))}
     with progress("corruptions", len(kinds) * len(severities) * len(models)) as bar:
         for kind in kinds:
             for severity in severities:
-                moved = data.replace(test=corrupted(data, kind, severity, seed=seed))
+                if folder is None:
+                    moved = few.replace(test=corrupted(few, kind, severity, seed=seed))
+                else:
+                    moved = few.replace(test=official(data, folder, kind, severity)[chosen])
                 for label, model in models.items():
                     said = predict(model, moved, "test")
                     found[label].setdefault(kind, {})[str(severity)] = _scores(said)
@@ -111,14 +121,26 @@ def by_kind(seeds: Sequence[ByKind], metric: str = "accuracy") -> dict[str, dict
     return found
 
 
-def images_of(data: Data, examples: int | None = None) -> Split:
+def images_of(data: Data) -> Split:
     """The test images that are corrupted; other data are refused."""
     if not isinstance(data.test, Split) or not has_examples(data.test) or data.test.inputs.ndim != 4:
         raise EnfoldError(
             "corruptions are of images in memory, (N, C, H, W), but the test part is something else: pass a Split of "
             "images, or leave corruptions out"
         )
-    return data.test[:examples]
+    return data.test
+
+
+def official(data: Data, folder: str | Path, kind: str, severity: int) -> Corrupted:
+    """The official corrupted copies of the test part, which must be that of CIFAR-10 or CIFAR-100."""
+    test = images_of(data)
+    found = read_cifar_c(folder, kind, severity)
+    if found.inputs.shape != test.inputs.shape or not torch.equal(found.labels, test.labels.cpu()):
+        raise EnfoldError(
+            f"{found.source} holds the test images of {found.source.removesuffix('-C')} in their order, but the test "
+            "part has other labels or shapes: take that data without exclude_classes, or leave the folder out"
+        )
+    return found
 
 
 def _scores(said: Predictions) -> dict[str, float]:

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from enfold.data import Data, Split, load
+from enfold.data.dataset import some
 from enfold.data.ood import Outside, adapt, noise, of_classes, outside
 from enfold.errors import EnfoldError
 
@@ -64,6 +65,23 @@ def test_a_set_knows_its_name_and_can_be_cut():
     assert isinstance(made[:2], Outside)
     assert (len(made), len(made[:2]), made[:2].name) == (4, 2, "tiny")
     assert "tiny: 4 inputs of shape (1, 8, 8); resized from 5 x 5" in repr(made)
+
+
+def test_some_of_a_set_stand_for_all_of_it():
+    """The first, unless they lack a class that the others have, as where images come class by class."""
+    mixed, by_class = torch.arange(60) % 3, torch.arange(60) // 20
+    assert torch.arange(60)[some(mixed, 6)].tolist() == [0, 1, 2, 3, 4, 5]
+    assert by_class[some(by_class, 6)].tolist() == [0, 0, 1, 1, 2, 2]
+    assert len(by_class[some(by_class, 2)]) == 2  # too few for every class
+    assert some(by_class, None) == some(by_class, 60) == slice(None)
+    made = outside(
+        Split(torch.arange(60, dtype=torch.uint8)[:, None, None, None].expand(60, 1, 8, 8), by_class),
+        data((1, 8, 8)),
+        "sorted",
+        3,
+    )
+    assert made.labels.tolist() == [0, 1, 2]
+    assert made.inputs[:, 0, 0, 0].tolist() == [0, 20, 40]
 
 
 def test_noise_has_the_values_it_says():

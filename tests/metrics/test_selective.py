@@ -93,6 +93,13 @@ def test_a_replicate_is_the_aurc_of_the_examples_drawn(p, seed):
         assert value.item() == pytest.approx(aurc(again), abs=1e-12)
 
 
+def test_replicates_may_be_of_different_sizes():
+    p = answers([0.9, 0.8, 0.7, 0.6], [1, 0, 1, 0])
+    counts = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 1], [0, 3, 2, 2]])
+    expected = [1 / 4 * (0 + 1 / 2 + 1 / 3 + 2 / 4), 1 / 2 * (0 + 1 / 2), 1 / 7 * (3 + 3 / 4 + 3 / 5 + 4 / 6 + 5 / 7)]
+    torch.testing.assert_close(replicates("aurc", p, counts), torch.tensor(expected, dtype=torch.float64))
+
+
 def test_an_interval_of_a_difference():
     draw = torch.Generator().manual_seed(0)
     labels = torch.randint(3, (400,), generator=draw)

@@ -5,17 +5,24 @@ import html
 import json
 import re
 import shutil
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from enfold.errors import EnfoldError
+from enfold.metrics import auroc
+from enfold.report import doubt_blocks
 from enfold.report.card import model_card
 from enfold.report.content import Content, Difference
+from enfold.report.doubt_blocks import METRICS
+from enfold.report.figure import write_figure
 from enfold.report.page import page, plain
+from enfold.report.sections import listed_blocks
 from enfold.report.svg import inline
 from enfold.run.gather import gather
 
@@ -236,7 +243,9 @@ def test_listed_figures_are_shown_whoever_drew_them(own_run: Path) -> None:
     assert "landscape" not in _sections(shown)
 
 
-def test_scores_under_shift_and_outside_have_sections_of_their_own(own_run: Path) -> None:
+def test_scores_under_shift_and_outside_have_sections_of_their_own(
+    own_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scores = {"accuracy": 0.5, "nll": 1.0, "ece": 0.1, "brier": 0.6}
     kinds = {kind: {"1": scores, "5": {**scores, "accuracy": 0.3}} for kind in ("fog", "snow")}
     labels = ("mean member", "ensemble", "control", "average", "kd")
@@ -247,7 +256,8 @@ def test_scores_under_shift_and_outside_have_sections_of_their_own(own_run: Path
     for label in ("ensemble", "kd"):
         save_file(doubt, own_run / "ood" / f"{label}.safetensors")
     summary = json.loads((own_run / "summary.json").read_text())
-    told = {"examples": 20, "adapted": "", "scores": {"entropy": {"auroc": {"mean": 0.875, "std": None}}}}
+    how = "resized from 6 x 6 to 4 x 4"
+    told = {"examples": 20, "adapted": how, "scores": {"entropy": {"auroc": {"mean": 0.875, "std": None}}}}
     for row in ("kd", "ensemble", "mean member"):
         summary["rows"][row]["ood"] = {"<noise>": told}
     (own_run / "summary.json").write_text(json.dumps(summary))
@@ -261,12 +271,41 @@ def test_scores_under_shift_and_outside_have_sections_of_their_own(own_run: Path
     assert "<b>Test images and &lt;noise&gt;.</b>" in shown
     table = shown[shown.index('id="outside"') : shown.index("<b>Test images and")]
     assert re.findall(r'<tr class="(\w+)">\s*<th scope="row">', table) == ["member", "ensemble", "fold"]
+    assert "20 images; resized from 6 x 6 to 4 x 4" in table
     card = model_card(content)
     assert "| AUROC by entropy, \\<noise\\> (%) | 87.5 | – | 87.5 | 87.5 |" in card
     assert "beside it only \\<noise\\> were tried" in card
+    _are_written_as_files(content, monkeypatch)
     (own_run / "ood/kd.safetensors").write_text("damaged")
     with pytest.raises(EnfoldError, match=r"kd\.safetensors' must hold scores"):
         gather(own_run)
+
+
+def _are_written_as_files(content: Content, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(make: Callable[[], Any], folder: Path, name: str, purpose: str, alt: str) -> list[Path]:
+        if name == "roc-noise":  # the others are drawn for the page
+            return write_figure(make, folder, name, purpose, alt)
+        folder.mkdir(exist_ok=True)
+        (folder / f"{name}.svg").write_text(alt)
+        return [folder / f"{name}.svg"]
+
+    monkeypatch.setattr(doubt_blocks, "write_figure", write)
+    found, folder = content.doubt, content.folder / doubt_blocks.FOLDER
+    written = doubt_blocks.doubt_figures(content, folder)
+    listed = json.loads((folder / "figures.json").read_text())["figures"]
+    names = [entry["file"].removesuffix(".svg") for entry in listed]
+    assert names[:6] == [f"{kind}-{metric}" for kind in ("corruptions", "severities") for metric in METRICS]
+    assert names[6:9] == ["reliability-one-member", "reliability-ensemble", "reliability-kd"]
+    assert names[-3:] == ["risk-coverage", "outside-noise", "roc-noise"]
+    assert [path.name for path in written[-3:]] == ["roc-noise.svg", "roc-noise.png", "figures.json"]
+    for entry in listed:
+        assert entry["caption"]
+        assert entry["alt"] in html.unescape((folder / entry["file"]).read_text())
+    false, true = found.roc["<noise>"]["kd"]
+    assert auroc(*found.outside["<noise>"]["kd"]) == pytest.approx(float(torch.trapezoid(true, false)))
+    assert listed_blocks(content) == [], "a page draws these figures itself"
+    with pytest.raises(EnfoldError, match="got a run without predictions"):
+        doubt_blocks.doubt_figures(dataclasses.replace(content, doubt=None, seeds=()), folder)
 
 
 def test_trainings_under_way_show_how_far_they_are_and_how_long_they_take(own_run: Path) -> None:

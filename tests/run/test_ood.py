@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from enfold.data.corruptions import cifar_c
 from enfold.errors import EnfoldError
+from enfold.run.gather import gather
 from enfold.run.recipe import parse_recipe
 from enfold.run.results import _spread_tree
 
@@ -34,10 +36,11 @@ def recipe(recipe_file, other):
     return recipe_file
 
 
-def test_a_run_scores_its_sets_and_keeps_what_it_scored(enfold, recipe, tmp_path):
+def test_a_run_scores_its_sets_and_keeps_what_it_scored(enfold, recipe, tmp_path, monkeypatch):
     out = tmp_path / "run"
     done = enfold("run", recipe, out)
     assert done.code == 0, done.err
+    assert "enfold: other: 40 images from outside; resized from 6 x 6 to 4 x 4 by bilinear" in done.err
     rows = json.loads((out / "summary.json").read_text())["rows"]
     found = rows["ensemble"]["ood"]
     assert list(found) == ["other", "uniform noise", "classes 3"]
@@ -64,6 +67,14 @@ def test_a_run_scores_its_sets_and_keeps_what_it_scored(enfold, recipe, tmp_path
     assert rows["ensemble"]["uncertainty"]["epistemic"]["mean"] > 0
     assert "epistemic" not in rows["average"]["uncertainty"]
 
+    assert gather(out).examples.notice == "", "the data without the class left out are those of the run"
+    monkeypatch.setattr("enfold.report.doubt_blocks.write_figure", lambda make, folder, name, *_: [folder / name] * 2)
+    drawn = enfold("evaluate", out, "--figures")
+    assert drawn.code == 0, drawn.err
+    files = {entry["file"] for entry in json.loads((out / "figures/figures.json").read_text())["figures"]}
+    assert files >= {"reliability-ensemble.svg", "risk-coverage.svg", "outside-other.svg", "roc-classes-3.svg"}
+    assert f"{len(files)} figures as .svg and .png written to {out / 'figures'}" in drawn.err
+
 
 def test_what_cannot_be_adapted_is_refused_before_anything_is_written(enfold, recipe, other, tmp_path):
     np.savez(other, x_train=np.zeros((20, 7)), y_train=np.arange(20) % 2, x_test=np.ones((9, 7)), y_test=[0] * 9)
@@ -72,6 +83,55 @@ def test_what_cannot_be_adapted_is_refused_before_anything_is_written(enfold, re
     assert done.code != 0
     assert "a set from outside must hold grey or colour images" in done.err
     assert not out.exists()
+
+
+@pytest.fixture
+def official(tmp_path, monkeypatch):
+    """A run's recipe about 100 test images of 32 x 32, and a folder of them as the official files are, one kind."""
+    monkeypatch.setattr(cifar_c, "IMAGES", 100)
+    rng = np.random.default_rng(0)
+    labels, images = np.arange(400) % 10, rng.integers(0, 255, size=(400, 32, 32, 3)).astype(np.uint8)
+    np.savez(
+        tmp_path / "cifar.npz", x_train=images[100:], y_train=labels[100:], x_test=images[:100], y_test=labels[:100]
+    )
+    folder = tmp_path / "CIFAR-10-C"
+    folder.mkdir()
+    np.save(folder / "fog.npy", np.concatenate([images[:100] // (severity + 1) for severity in range(5)]))
+    np.save(folder / "labels.npy", np.tile(labels[:100], 5).astype(np.uint8))
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"data: {{source: {tmp_path / 'cifar.npz'}, validation: 100}}\nnetwork: {{name: mlp, widths: [4]}}\n"
+        f"members: 2\ncost: false\nplan: {{epochs: 1}}\n"
+        f"corruptions: {{folder: {folder}, kinds: [fog], severities: [1, 5]}}\n"
+    )
+    return recipe
+
+
+def test_official_files_are_scored_under_their_own_name(enfold, official, tmp_path):
+    done = enfold("run", official, tmp_path / "run")
+    assert done.code == 0, done.err
+    rows = json.loads((tmp_path / "run/summary.json").read_text())["rows"]
+    assert rows["ensemble"]["corrupted"]["source"] == "CIFAR-10-C"
+    assert "accuracy, CIFAR-10-C (%)" in (tmp_path / "run/table.md").read_text()
+    stored = json.loads((tmp_path / "run/corrupted.json").read_text())
+    clean, darker = (rows["ensemble"]["scores"]["nll"]["mean"], stored["rows"]["ensemble"]["fog"]["5"]["nll"])
+    assert stored["rows"]["ensemble"]["fog"]["1"]["nll"] == pytest.approx(clean)  # here severity 1 changes nothing
+    assert darker != pytest.approx(clean)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("kinds: [fog]", "kinds: [fog, snow]", "snow.npy must exist"),
+        ("validation: 100", "validation: 100, exclude_classes: [3]", "CIFAR-10-C holds the test images of CIFAR-10 in"),
+    ],
+)
+def test_official_files_must_be_there_and_of_the_data(enfold, official, tmp_path, old, new, message):
+    official.write_text(official.read_text().replace(old, new))
+    done = enfold("run", official, tmp_path / "run")
+    assert done.code != 0
+    assert message in done.err
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_test_part_is_no_validation_part(enfold, tmp_path, recipe_file):
@@ -115,7 +175,8 @@ def test_a_source_by_name_is_a_set_and_code_of_ones_own_is_known():
 
 
 def test_spreads_keep_words_and_counts():
-    found = _spread_tree([{"a": "told", "n": 3, "x": {"y": 1.0}}, {"a": "told", "n": 3, "x": {"y": 3.0}}])
+    found = _spread_tree([{"a": "told", "n": 3, "x": {"y": 1.0}, "mce": 0.9}, {"a": "told", "n": 3, "x": {"y": 3.0}}])
+    assert "mce" not in found  # a seed without errors to divide by has none
     assert found["a"] == "told"
     assert found["n"] == 3
     assert found["x"]["y"]["mean"] == 2.0

@@ -162,6 +162,9 @@ def fold(
 
 def evaluate(
     run_directory: Run,
+    figures: Annotated[
+        bool, typer.Option("--figures", help="Also draw calibration, corruptions and sets from outside: RUN/figures.")
+    ] = False,
     device: Device = "cpu",
     as_json: AsJson = False,
     trust_code: Trust = False,
@@ -173,7 +176,10 @@ def evaluate(
     check_device(device)
     opened, recipe = open_run(run_directory)
     require_trust(recipe, trust_code, run_directory)
-    _report(opened.path, execute(opened, recipe, device=device), as_json)
+    summary = execute(opened, recipe, device=device)
+    if figures:
+        _draw(opened.path)
+    _report(opened.path, summary, as_json)
 
 
 def _add(
@@ -234,6 +240,19 @@ def _run(
         _report(opened.path, summary, as_json)
 
 
+def _draw(path: Path) -> None:
+    from enfold.errors import MissingExtra
+    from enfold.report.doubt_blocks import FOLDER, doubt_figures
+    from enfold.run.gather import gather
+
+    try:
+        written = doubt_figures(gather(path), path / FOLDER)
+    except MissingExtra as missing:
+        print(missing, file=sys.stderr)
+        return
+    print(f"{len(written) // 2} figures as .svg and .png written to {path / FOLDER}", file=sys.stderr)
+
+
 def _report(path: Path, summary: dict[str, Any], as_json: bool) -> None:
     from enfold.errors import MissingExtra
     from enfold.files import write_text
@@ -249,6 +268,8 @@ def _report(path: Path, summary: dict[str, Any], as_json: bool) -> None:
     for label, row in summary["rows"].items():
         if row.get("warning"):
             print(f"enfold: {label}: {row['warning']}", file=sys.stderr)
+    for name, told in (summary["rows"].get("ensemble", {}).get("ood") or {}).items():
+        print(f"enfold: {name}: {told['examples']:,} images from outside; {told['adapted']}", file=sys.stderr)
     if as_json:
         print_json(summary)
         return

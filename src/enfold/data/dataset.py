@@ -115,6 +115,19 @@ def length(part: Part) -> int | None:
         return None
 
 
+def some(labels: Tensor, examples: int | None) -> Tensor | slice:
+    """Which so many stand for all: the first, or some at even distances where these lack a class that others have.
+
+    Images from a folder come class by class: the first thousand would be of one.
+    """
+    if examples is None or examples >= len(labels):
+        return slice(None)
+    classes = len(labels.unique())
+    if len(labels[:examples].unique()) < classes <= examples:
+        return torch.arange(examples, device=labels.device) * len(labels) // examples
+    return slice(examples)
+
+
 def has_examples(part: Part | None) -> bool:
     """Whether there is something to learn or choose by; what has no length is taken to hold examples."""
     return part is not None and length(part) != 0

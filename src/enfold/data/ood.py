@@ -17,7 +17,7 @@ from torch.nn.functional import interpolate
 from enfold import seeds
 from enfold.data.arrays import channel_statistics
 from enfold.data.corruptions.split import as_pixels
-from enfold.data.dataset import Data, Split, pixels
+from enfold.data.dataset import Data, Split, pixels, some
 from enfold.errors import EnfoldError
 
 Noise = Literal["uniform", "gaussian"]
@@ -41,8 +41,8 @@ class Outside(Split):
 
 
 def outside(split: Split, data: Data, name: str, examples: int | None = None) -> Outside:
-    """The first `examples` of another data set's part as the network of `data` would be shown them."""
-    chosen = split[:examples]
+    """`examples` of another data set's part, all of them by default, as the network of `data` would be shown them."""
+    chosen = split[some(split.labels, examples)]
     inputs, adapted = adapt(chosen.inputs, data)
     return Outside(inputs, chosen.labels, name, adapted)
 

@@ -101,22 +101,23 @@ def aurc_estimator(p: Predictions) -> Callable[[Tensor], Tensor]:
     _, block, sizes = _uncertainty(p, None).unique(return_inverse=True, return_counts=True)
     order = torch.argsort(block, stable=True)
     ends = sizes.cumsum(0) - 1
-    harmonic: dict[int, Tensor] = {}
+    harmonic = torch.zeros(1, dtype=torch.float64)
 
     def estimate(counts: Tensor) -> Tensor:
-        total = int(counts[0].sum())
-        if total not in harmonic:
-            steps = torch.arange(1, total + 1, dtype=torch.float64).reciprocal()
-            harmonic[total] = torch.cat([steps.new_zeros(1), steps.cumsum(0)])
+        nonlocal harmonic
+        totals = counts.sum(1)  # (R,)
+        most = int(totals.max())
+        if len(harmonic) <= most:
+            steps = torch.arange(1, most + 1, dtype=torch.float64).reciprocal()
+            harmonic = torch.cat([steps.new_zeros(1), steps.cumsum(0)])
         drawn = counts[:, order]
         kept, errors = drawn.cumsum(1)[:, ends], (drawn * wrong[order]).cumsum(1)[:, ends]  # (R, blocks)
         before = torch.nn.functional.pad(kept, (1, 0))[:, :-1]
         errors_before = torch.nn.functional.pad(errors, (1, 0))[:, :-1]
         size, own = kept - before, errors - errors_before
         rate = torch.where(size > 0, own / size.clamp(min=1), 0.0)
-        table = harmonic[total]
-        grown = table[kept.long()] - table[before.long()]
-        return (own + (errors_before - before * rate) * grown).sum(1) / total
+        grown = harmonic[kept.long()] - harmonic[before.long()]
+        return (own + (errors_before - before * rate) * grown).sum(1) / totals
 
     return estimate
 

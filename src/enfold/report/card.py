@@ -6,10 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from enfold.data.corruptions.split import OURS
 from enfold.errors import EnfoldError
 from enfold.report.content import ONE, Content, Headline
 from enfold.report.headline import headline
 from enfold.report.sections import gain, signed
+from enfold.report.table import corrupted_name
 
 SCORES = (  # title, where it lies in a row, metric, scale, digits
     ("accuracy (%)", "scores", "accuracy", 100, 2),
@@ -106,6 +108,7 @@ def _scores(content: Content, found: Headline) -> str:
     for title, place, metric, scale, digits in SCORES:
         values = [(content.rows[row].get(place) or {}).get(metric) for row in rows]
         if any(values):
+            title = title.replace("corrupted", corrupted_name(content.rows))
             lines.append([title, *(_spread(value, scale, digits) for value in values)])
     lines += _outside(content, rows)
     lines.append(["gain recovered", *(gain(content, row) for row in rows)])
@@ -156,8 +159,9 @@ def _cost(content: Content, found: Headline) -> str:
 
 def _limits(content: Content, found: Headline) -> str:
     recipe = _recipe(content)
+    name = corrupted_name(content.rows)
     tried = [
-        *(["corrupted copies of it"] if content.rows[found.label].get("corrupted") else []),
+        *(["corrupted copies of it" if name == OURS else name] if content.rows[found.label].get("corrupted") else []),
         *map(_plain, content.rows[found.label].get("ood") or {}),
     ]
     beside = f"beside it only {', '.join(tried)} were tried" if tried else "other data were not tried"

@@ -111,6 +111,7 @@ class Doubt:
     coverage: Mapping[str, RiskCoverage]
     score: str  # by which images from outside are told
     outside: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]]  # set -> model -> of test images, of those from outside
+    roc: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]]  # set -> model -> false, true positive rates by that score
 
 
 @dataclass(frozen=True)

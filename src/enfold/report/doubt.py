@@ -56,16 +56,7 @@ def roc_figure(curves: Curves, folder: Path, *, name: str = "roc", alt: str = ""
     """ROC curves (false, true positive rates as `enfold.metrics.roc` gives them), one a name."""
     _require(curves)
     said = alt or f"ROC curves of {', '.join(curves)} for telling images from outside from test images."
-    shown = {label: (100 * false, 100 * true) for label, (false, true) in curves.items()}
-
-    def draw() -> Any:
-        figure = draw_curves(shown, "test images taken for outside (%)", "images from outside found (%)")
-        figure.axes[0].plot([0, 100], [0, 100], color=FAINT, lw=0.8, ls=":", zorder=1)
-        figure.axes[0].set(aspect="equal", ylim=(0, 101))
-        figure.set_size_inches(4.3, 4.2)
-        return figure
-
-    return write_figure(draw, folder, name, "the ROC figure", said)
+    return write_figure(lambda: draw_roc(curves), folder, name, "the ROC figure", said)
 
 
 def outside_histograms(
@@ -121,6 +112,16 @@ def draw_curves(curves: Curves, across: str, up: str) -> Any:
     axes.set(xlabel=across, ylabel=up, xlim=(0, 100))
     axes.set_ylim(bottom=0)
     axes.legend(handles=handles, frameon=False, fontsize=9, handlelength=2.6)
+    return figure
+
+
+def draw_roc(curves: Curves) -> Any:
+    """The figure, not yet written."""
+    shown = {label: (100 * false, 100 * true) for label, (false, true) in curves.items()}
+    figure = draw_curves(shown, "test images taken for outside (%)", "images from outside found (%)")
+    figure.axes[0].plot([0, 100], [0, 100], color=FAINT, lw=0.8, ls=":", zorder=1)
+    figure.axes[0].set(aspect="equal", ylim=(0, 101))
+    figure.set_size_inches(4.3, 4.2)
     return figure
 
 

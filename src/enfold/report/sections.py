@@ -14,7 +14,7 @@ from enfold.report.blocks import Block, Builder, Figure, Item, Listing, Notes, S
 from enfold.report.claims import HEADER, claim_rows, claims_legend
 from enfold.report.content import Content, Difference
 from enfold.report.curves import curve_blocks, duration, progress_blocks
-from enfold.report.doubt_blocks import calibration_blocks, corruption_blocks, coverage_blocks, outside_blocks
+from enfold.report.doubt_blocks import FOLDER, calibration_blocks, corruption_blocks, coverage_blocks, outside_blocks
 from enfold.report.examples import example_blocks
 from enfold.report.figure import draw, kind_of, points_of
 from enfold.report.svg import drawn
@@ -116,8 +116,9 @@ def alignment_blocks(content: Content) -> list[Block]:
 
 
 def listed_blocks(content: Content) -> list[Block]:
-    """Every other figure that a figures.json anywhere in the run names."""
-    return _figures_in(content, [file for file in _listings(content) if file.parent.name != "alignment"])
+    """Every other figure that a figures.json anywhere in the run names, but for those that a page draws itself."""
+    drawn_here = {"alignment", FOLDER}
+    return _figures_in(content, [file for file in _listings(content) if file.parent.name not in drawn_here])
 
 
 def _listings(content: Content) -> list[Path]:

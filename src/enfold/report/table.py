@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from enfold.data.corruptions.split import OURS
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -26,10 +28,11 @@ def table_rows(summary: Mapping[str, Any], *, quartiles: bool = False) -> tuple[
     if any(row.get("diversity") for row in summary["rows"].values()):
         columns["diversity"] = lambda row: _spread((row.get("diversity") or {}).get("normalised_disagreement"), 1, 2)
     if any(row.get("corrupted") for row in summary["rows"].values()):
+        name = corrupted_name(summary["rows"])
         columns |= {
-            "accuracy, corrupted (%)": lambda row: _spread((row.get("corrupted") or {}).get("accuracy"), 100, 2),
-            "NLL, corrupted (nats)": lambda row: _spread((row.get("corrupted") or {}).get("nll"), 1, 3),
-            "ECE, corrupted (%)": lambda row: _spread((row.get("corrupted") or {}).get("ece"), 100, 2),
+            f"accuracy, {name} (%)": lambda row: _spread((row.get("corrupted") or {}).get("accuracy"), 100, 2),
+            f"NLL, {name} (nats)": lambda row: _spread((row.get("corrupted") or {}).get("nll"), 1, 3),
+            f"ECE, {name} (%)": lambda row: _spread((row.get("corrupted") or {}).get("ece"), 100, 2),
         }
     if any(row.get("cost") for row in summary["rows"].values()):
         columns |= {
@@ -40,6 +43,11 @@ def table_rows(summary: Mapping[str, Any], *, quartiles: bool = False) -> tuple[
         }
     rows = [[name, *(cell(row) for cell in columns.values())] for name, row in summary["rows"].items()]
     return ["model", *columns], rows
+
+
+def corrupted_name(rows: Mapping[str, Row]) -> str:
+    """What scores on corrupted images are called: "CIFAR-10-C" for the official ones, "corrupted" for enfold's own."""
+    return next((row["corrupted"]["source"] for row in rows.values() if "source" in (row.get("corrupted") or {})), OURS)
 
 
 def _score(row: Row, name: str, scale: float, digits: int) -> str:

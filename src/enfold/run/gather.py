@@ -178,6 +178,7 @@ def _data(recipe: Recipe, labels: torch.Tensor) -> tuple[Data | None, str]:
             validation=spec.validation,
             size=spec.size,
             seed=spec.seed,
+            exclude_classes=spec.exclude_classes,
             download=False,
         )
     except EnfoldError:

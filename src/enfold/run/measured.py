@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from enfold.errors import EnfoldError
-from enfold.metrics import reliability_band, risk_coverage
+from enfold.metrics import reliability_band, risk_coverage, roc
 from enfold.outside import INSIDE
 from enfold.predictions import Predictions
 from enfold.report.content import ONE_MEMBER, Doubt, Headline, Seed
@@ -27,12 +27,14 @@ def doubt_of(seeds: Sequence[Seed], headline: Headline | None) -> Doubt | None:
     said |= {label: seed.predictions[label]["test"] for label in labels if label in seed.predictions}
     with warnings.catch_warnings(action="ignore"):  # of few examples: told when they were scored
         bands = {label: reliability_band(each) for label, each in said.items()}
+    outside = _outside(seed, [label for label in said if label != ONE_MEMBER])
     return Doubt(
         seed=seed.seed,
         bands=bands,
         coverage={label: risk_coverage(each) for label, each in said.items()},
         score=SCORE,
-        outside=_outside(seed, [label for label in said if label != ONE_MEMBER]),
+        outside=outside,
+        roc={name: {label: roc(*pair) for label, pair in models.items()} for name, models in outside.items()},
     )
 
 

@@ -20,7 +20,9 @@ class OodSpec(BaseModel):
     source: str | None = None  # its test part
     noise: Noise | None = None
     classes: tuple[int, ...] | None = None  # of those that data.exclude_classes leaves out, numbered as in the source
-    examples: int | None = Field(default=None, ge=1)  # the first so many; all, and of noise as many as tested
+    examples: int | None = Field(
+        default=None, ge=1
+    )  # so many of them; all, and of noise as many as tested, if left out
     size: int | None = None  # images of a folder are resized to it
     seed: int = 0  # of the noise
     label: str = ""

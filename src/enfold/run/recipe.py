@@ -38,14 +38,15 @@ class DataSpec(BaseModel):
 
 
 class CorruptionSpec(BaseModel):
-    """Corrupted copies of the test part on which all models are scored too."""
+    """Corrupted copies of the test part on which all models are scored too, enfold's own or the official ones."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    folder: str | None = None  # of the official CIFAR-10-C or CIFAR-100-C, in place of enfold's own
     kinds: tuple[str, ...] | Literal["standard", "all"] = "standard"
     severities: tuple[int, ...] = SEVERITIES
-    examples: int | None = Field(default=None, ge=1)  # the first so many test examples; all if left out
-    seed: int = 0
+    examples: int | None = Field(default=None, ge=1)  # so many of the test part; all if left out
+    seed: int = 0  # of enfold's own
 
     @field_validator("kinds", "severities")
     @classmethod

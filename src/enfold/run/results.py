@@ -16,7 +16,7 @@ from enfold.metrics import accuracy, disagreement, nll, normalised_disagreement,
 from enfold.predictions import Predictions
 from enfold.run.doubt import doubts, mean_doubts, outside_rows, own_uncertainty
 from enfold.run.stages import Cell, example_input
-from enfold.shift import ByKind, corrupted_scores, corruption_error, mean_scores
+from enfold.shift import ByKind, corrupted_scores, corruption_error, mean_scores, official
 from enfold.train.diversity import alike
 
 ONE = "mean member"  # the row of one network, which costs are compared with
@@ -105,12 +105,15 @@ def _predictions(cell: Cell, label: str, model: nn.Module) -> dict[str, Predicti
     return stored
 
 
-def _corrupted(cell: Cell, models: Mapping[str, nn.Module]) -> dict[str, dict[str, float]]:
+def _corrupted(cell: Cell, models: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:
     """The mean scores on corrupted copies of the test part; those by kind and severity are kept beside the results."""
     spec = cell.recipe.corruptions
     if spec is None:
         return {}
-    asked = {"spec": spec.model_dump(mode="json"), "rows": {}}
+    left_out = {"folder"} if spec.folder is None else None  # as before there were folders
+    asked: dict[str, Any] = {"spec": spec.model_dump(mode="json", exclude=left_out), "rows": {}}
+    if spec.folder is not None:
+        asked["source"] = official(cell.data, spec.folder, spec.names[0], spec.severities[0]).source
     if (cell.run.path / "corrupted.json").is_file():
         stored = cell.run.read_json("corrupted.json")
         asked = stored if stored["spec"] == asked["spec"] else asked
@@ -124,10 +127,12 @@ def _corrupted(cell: Cell, models: Mapping[str, nn.Module]) -> dict[str, dict[st
             examples=spec.examples,
             seed=spec.seed,
             members_of="ensemble" if "ensemble" in missing else None,
+            folder=spec.folder,
         )
         asked["rows"] |= found
         cell.run.write_json("corrupted.json", asked)
-    return {label: _under_shift(asked["rows"][label], asked["rows"][ONE]) for label in (ONE, *models)}
+    source = {"source": asked["source"]} if "source" in asked else {}
+    return {label: source | _under_shift(asked["rows"][label], asked["rows"][ONE]) for label in (ONE, *models)}
 
 
 def _under_shift(found: ByKind, one: ByKind) -> dict[str, float]:
@@ -177,10 +182,11 @@ def summarise(cells: list[Results]) -> dict[str, Any]:
 
 
 def _spread_tree(trees: list[Any]) -> Any:
-    """`_spread` of every number; words and counts that are the same for all seeds stay."""
+    """`_spread` of every number that all seeds have; words and counts that are the same for all seeds stay."""
     first = trees[0]
     if isinstance(first, Mapping):
-        return {key: _spread_tree([tree[key] for tree in trees]) for key in first}
+        shared = [key for key in first if all(key in tree for tree in trees)]
+        return {key: _spread_tree([tree[key] for tree in trees]) for key in shared}
     return first if isinstance(first, str | int) else _spread(trees)
 
 

@@ -17,6 +17,7 @@ from torch import nn
 from enfold.control import Control
 from enfold.data import Data, Split, corrupt
 from enfold.data import load as load_data
+from enfold.data.corruptions import cifar_c_kinds
 from enfold.data.ood import Outside
 from enfold.distilling import Distillation
 from enfold.errors import EnfoldError
@@ -29,9 +30,9 @@ from enfold.progress import progress, titled
 from enfold.run.directory import RunDirectory
 from enfold.run.methods import made_fold, made_share, made_step
 from enfold.run.ood import made_set
-from enfold.run.recipe import FoldSpec, MethodSpec, Recipe, ShareSpec
+from enfold.run.recipe import CorruptionSpec, FoldSpec, MethodSpec, Recipe, ShareSpec
 from enfold.sharing.searching import Fewer
-from enfold.shift import images_of
+from enfold.shift import images_of, official
 from enfold.store import load, save
 from enfold.train import Plan, Trajectory, fit
 from enfold.train.checkpoint import stored_history
@@ -78,7 +79,7 @@ class Cell:
         inputs = example_input(self.data).expand(2, *self.data.shape)
         self._check_one("the network", self.make_network, inputs)
         if self.recipe.corruptions is not None:
-            corrupt(images_of(self.data)[:1].inputs, self.recipe.corruptions.names[0], 1)  # refuses what is no image
+            self._check_corruptions(self.recipe.corruptions)
         _require_apart(self.data)
         _ = self.outside  # refuses what cannot be adapted
         for spec in self.recipe.shares:
@@ -87,6 +88,15 @@ class Cell:
             for fold in self.recipe.folds:
                 self.check_fold(fold)
                 bar.advance(1)
+
+    def _check_corruptions(self, spec: CorruptionSpec) -> None:
+        """Refuse what is no image, and official files that are not there or are of other data."""
+        if spec.folder is None:
+            corrupt(images_of(self.data)[:1].inputs, spec.names[0], 1)
+            return
+        there = cifar_c_kinds(spec.folder)
+        for kind in (spec.names[0], *[kind for kind in spec.names if kind not in there][:1]):
+            official(self.data, spec.folder, kind, 1)
 
     def check_fold(self, spec: FoldSpec) -> None:
         """A student must fit its network and its teachers: all but the training is tried, with untrained networks."""

@@ -141,6 +141,7 @@ def test_no_images():
     [
         ({"severity": 6}, "a severity must be 1, 2, 3, 4 or 5, got 6: choose"),
         ({"severity": 0}, "got 0"),
+        ({"severity": 3.0}, r"a severity must be 1, 2, 3, 4 or 5, got 3\.0"),
         ({"kind": "gaussian_nose"}, "no corruption 'gaussian_nose', did you mean 'gaussian_noise'\\?: choose one of"),
         ({"kind": "xyz"}, "no corruption 'xyz': choose one of gaussian_noise, shot_noise"),
         ({"images": torch.full((1, 3, 32, 32), 1.5)}, r"values in \[0, 1\] without NaN, got 1\.5 to 1\.5: corrupt"),

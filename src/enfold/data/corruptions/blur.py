@@ -12,6 +12,7 @@ from torch import Tensor
 from enfold.data.corruptions.draws import Draws
 from enfold.data.corruptions.linear import convolve, gaussian, scale, zoom_matrix
 
+ZOOM_STEP = 1.01 - 1  # in float64 a little more than 0.01
 NEGLIGIBLE = 4.8  # standard deviations: weights beyond are below 1e-5 of the first
 
 
@@ -106,8 +107,13 @@ def _reach(function: Callable[[float], float], low: float, high: float, length: 
 
 
 def zoom_blur(images: Tensor, severity: int, draws: Draws) -> Tensor:
-    """Mean of the image and of its middle enlarged to 100 %, 101 %, ... up to 105 % (or 110, 115, 120, 125 %)."""
-    zooms = [100, *range(100, 100 + (5, 10, 15, 20, 25)[severity - 1] + 1)]
+    """Mean of the image and of its middle enlarged by 0, 1, ... c %.
+
+    The published ranges read as if they ended at 5 and 10 % for the mildest, but their floating-point steps go one
+    further, and the last of 25 of them is a little more than 0.25: as here.
+    """
+    c = (6, 11, 15, 20, 25)[severity - 1]
+    zooms = [1.0, *(1 + step * ZOOM_STEP for step in range(c + 1))]
     height, width = images.shape[-2:]
     rows = torch.stack([zoom_matrix(height, zoom) for zoom in zooms], -1).flatten(1)  # (H, H·Z)
     columns = torch.cat([zoom_matrix(width, zoom) for zoom in zooms])  # (Z·W, W)

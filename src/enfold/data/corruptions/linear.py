@@ -52,10 +52,10 @@ def gaussian_matrix(size: int, sigma: float, edge: Edge, truncate: float) -> Ten
 
 
 @lru_cache(maxsize=64)
-def zoom_matrix(size: int, percent: int) -> Tensor:
-    """Enlarge the middle of one axis to `percent` by linear interpolation, end to end, and keep `size` of it."""
-    kept = math.ceil(size * 100 / percent)
-    enlarged = max(round(kept * percent / 100), size)
+def zoom_matrix(size: int, factor: float) -> Tensor:
+    """Enlarge the middle of one axis by linear interpolation, end to end, and keep `size` of it."""
+    kept = math.ceil(size / factor)
+    enlarged = max(round(kept * factor), size)
     first, trimmed = (size - kept) // 2, (enlarged - size) // 2
     places = torch.arange(trimmed, trimmed + size, dtype=torch.float64) * ((kept - 1) / max(enlarged - 1, 1))
     low = places.floor().clamp(max=max(kept - 2, 0))

@@ -102,7 +102,7 @@ def check_kind(kind: str) -> None:
 
 def check_severity(severity: int) -> None:
     """Refuse what is not one of the five."""
-    if severity not in SEVERITIES:
+    if severity not in SEVERITIES or not hasattr(severity, "__index__"):  # 3.0 is in them, and no place in a list
         raise EnfoldError(f"a severity must be 1, 2, 3, 4 or 5, got {severity}: choose among these")
 
 

@@ -42,9 +42,9 @@ def snow(images: Tensor, severity: int, draws: Draws) -> Tensor:
     )[severity - 1]
     factor = scale(images)
     height, width = images.shape[-2:]
-    percent = round(100 * max(1, zoom * factor))
+    larger = max(1.0, zoom * factor)
     flakes = draws.normal(1, height, width).mul_(std).add_(mean)
-    flakes = apply(flakes, zoom_matrix(height, percent), zoom_matrix(width, percent))
+    flakes = apply(flakes, zoom_matrix(height, larger), zoom_matrix(width, larger))
     flakes = torch.where(flakes < threshold, 0, flakes).clamp_(max=1)
     flakes = moved(flakes, radius * factor, sigma * factor, (-135, -45), draws)
     bleached = kept * images + (1 - kept) * torch.maximum(images, 1.5 * grey(images) + 0.5)
