@@ -71,13 +71,10 @@ def test_units_that_never_fire_stay_where_they_are(data):
     [
         ({"likeness": "distance"}, "likeness must be one of correlation, second_moment, got 'distance'"),
         ({"watch": "weights"}, "watch must be one of inputs, outputs, got 'weights'"),
+        ({"examples": 0}, "examples must be 1 or more, got 0: 4096 is usual"),
+        ({"reference": -1}, "reference must be 0 or more, got -1: 0 is usual"),
     ],
 )
 def test_settings_that_cannot_be(settings, message):
     with pytest.raises(EnfoldError, match=message):
         ActivationMatching(**settings)
-
-
-def test_there_must_be_examples(members, data):
-    with pytest.raises(EnfoldError, match="got examples=0: pass 1 or more"):
-        ActivationMatching(examples=0)(members, data)

@@ -33,7 +33,7 @@ def test_planted_copies_average_back(name):
     assert_back(C2M3(repair="none")(members, data), network, data)
 
 
-@pytest.mark.parametrize("start", ["matched", "identity"])
+@pytest.mark.parametrize("start", ["matched", "identity", "uniform"])
 def test_matches_agree_around_a_cycle(start):
     make, shape = NETWORKS["deep"]
     members, data = Stacked([drawn(make, seed) for seed in range(3)]), pixels(shape)
@@ -51,11 +51,11 @@ def test_matches_agree_around_a_cycle(start):
     assert torch.equal(orders[0], torch.arange(12))  # the universe is in member 0's order
 
 
-@pytest.mark.parametrize(("start", "count"), [("matched", 4), ("identity", 2)])
+@pytest.mark.parametrize(("start", "count"), [("matched", 4), ("identity", 2), ("uniform", 2)])
 def test_the_objective_is_never_below_its_start(start, count):
     make, shape = NETWORKS["deep"]
     members, data = Stacked([drawn(make, seed) for seed in range(count)]), pixels(shape)
-    begun = members if start == "identity" else WeightMatching().matched(members, data)
+    begun = WeightMatching().matched(members, data) if start == "matched" else members
     found = C2M3(init=start, iterations=30).matched(members, data)
     assert objective(found) >= objective(begun) - 1e-6
     assert objective(found) > objective(members)
@@ -90,5 +90,11 @@ def test_two_members_with_one_hidden_layer_are_matched_as_well_as_can_be():
 
 
 def test_starts_that_are_not_known_are_refused():
-    with pytest.raises(EnfoldError, match="init must be one of matched, identity, got 'warm'"):
+    with pytest.raises(EnfoldError, match="init must be one of matched, identity, uniform, got 'warm'"):
         C2M3(init="warm")
+
+
+@pytest.mark.parametrize("settings", [{"iterations": -1}, {"patience": 0}, {"gain": float("nan")}])
+def test_settings_that_cannot_be(settings):
+    with pytest.raises(EnfoldError, match=rf"{next(iter(settings))} must be \d or more, got .* is usual"):
+        C2M3(**settings)

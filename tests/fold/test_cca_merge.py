@@ -76,3 +76,13 @@ def test_units_that_never_fire_do_no_harm(data):
 def test_gamma_must_be_above_zero():
     with pytest.raises(EnfoldError, match="gamma must be above 0, got 0"):
         CCAMerge(gamma=0)
+
+
+def test_variances_of_batch_norms_stay_above_zero_where_they_are_not_measured_again(networks, data):
+    members = Stacked.make(networks["normed"], 3)
+    with torch.no_grad():
+        for name, held in members.named_buffers():
+            if name.endswith("running_var"):
+                held.uniform_(0.1, 4.0, generator=torch.Generator().manual_seed(0))
+    folded = CCAMerge(gamma=1e-3, repair="none")(members, data)
+    torch.testing.assert_close(folded.norm.running_var, members.member(0).norm.running_var)

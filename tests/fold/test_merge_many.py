@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from enfold.errors import EnfoldError
 from enfold.fold.merge_many import MergeMany
 from enfold.fold.weight_matching import WeightMatching
 from enfold.members import Stacked
@@ -39,3 +40,9 @@ def test_two_members_with_one_hidden_layer_are_matched_as_to_a_reference(members
     assert distances(MergeMany().matched(pair, data)) == pytest.approx(
         distances(WeightMatching().matched(pair, data)), rel=1e-5
     )
+
+
+@pytest.mark.parametrize("fold", [MergeMany, WeightMatching])
+def test_there_must_be_a_round(fold):
+    with pytest.raises(EnfoldError, match="rounds must be 1 or more, got 0: 100 is usual"):
+        fold(rounds=0)

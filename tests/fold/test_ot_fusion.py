@@ -53,3 +53,8 @@ def test_nearly_hard_transport_is_the_exact_one():
 def test_settings_that_cannot_be(settings, message):
     with pytest.raises(EnfoldError, match=message):
         OTFusion(**settings)
+
+
+def test_costs_that_are_not_finite_are_refused():
+    with pytest.raises(EnfoldError, match="finite costs"):
+        transport(torch.full((2, 2), torch.nan))

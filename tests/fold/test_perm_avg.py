@@ -381,3 +381,10 @@ def test_a_network_that_cannot_be_followed_is_averaged_and_the_user_is_told(data
         network = PermAVG(plan=SHORT)(members, data)
     for name, mean in mean_state(members).items():
         torch.testing.assert_close(network.state_dict()[name], mean)
+
+
+def test_half_precision_is_refused_with_what_to_do(data):
+    with pytest.raises(
+        EnfoldError, match=r"takes members in float32 or float64, got torch.bfloat16: use members.float"
+    ):
+        PermAVG(plan=SHORT)(Stacked([MLP(4, [6], 3).bfloat16() for _ in range(2)]), data)

@@ -56,3 +56,10 @@ def test_the_skeleton_is_left_in_its_modes(members, data, snapshot):
 def test_settings_that_cannot_be(settings):
     with pytest.raises(EnfoldError, match="straight-through matching needs epochs of 0 or more"):
         StraightThrough(**settings)
+
+
+def test_the_published_settings_are_the_defaults_and_momentum_is_not_negative():
+    fold = StraightThrough()
+    assert (fold.epochs, fold.learning_rate, fold.momentum, fold.batch_size) == (250, 1e-2, 0.9, 1000)
+    with pytest.raises(EnfoldError, match=r"momentum must be 0 or more, got -0\.1: 0\.9 is usual"):
+        StraightThrough(momentum=-0.1)

@@ -9,7 +9,7 @@ from torch import nn
 from enfold.errors import EnfoldError
 from enfold.fold.zip_it import ZipIt, zipped
 from enfold.members import Stacked
-from planted import assert_back, planted
+from planted import NETWORKS, assert_back, planted
 
 
 def likeness(pairs: dict[tuple[int, int], float], total: int) -> torch.Tensor:
@@ -83,3 +83,21 @@ def test_linear_units_that_double_make_room(data):
 def test_settings_that_cannot_be(settings):
     with pytest.raises(EnfoldError, match=r"must be in \[0, 1\], got"):
         ZipIt(**settings)
+
+
+class PartlyHidden(nn.Module):
+    """The first outputs of a layer are classes, the others are hidden units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(4, 9), nn.Linear(6, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        classes, hidden = self.inner(inputs).split([3, 6], dim=1)
+        return classes + self.head(torch.relu(hidden))
+
+
+def test_of_a_tensor_that_is_merged_in_part_the_rest_is_a_mean(monkeypatch):
+    monkeypatch.setitem(NETWORKS, "partly hidden", (PartlyHidden, (4,)))
+    members, network, data = planted("partly hidden", 3)
+    assert_back(ZipIt()(members, data), network, data)

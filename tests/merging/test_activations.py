@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
 from enfold.fold.activation_matching import ActivationMatching
@@ -18,7 +19,7 @@ from enfold.merging.split import by_weights_first
 from enfold.merging.states import states_of
 from enfold.networks import ViT
 from enfold.symmetry import Symmetry, symmetries
-from planted import NETWORKS, convolutional, drawn, pixels
+from planted import NETWORKS, assert_back, convolutional, drawn, pixels, planted
 
 
 def network_and_symmetry(make, shape) -> tuple[nn.Module, Symmetry]:
@@ -60,7 +61,9 @@ def test_only_so_many_examples_are_seen():
     make, shape = NETWORKS["shallow"]
     network, data = drawn(make), pixels(shape, count=300)
     symmetry = symmetries(network, data.train.inputs[:2])
-    assert moments([network], watched(network, symmetry), data, examples=100)["hidden.0"].counts == [128.0]
+    assert moments([network], watched(network, symmetry), data, examples=200)["hidden.0"].counts == [200.0]
+    with pytest.raises(EnfoldError, match="got examples=0: pass 1 or more"):
+        moments([network], watched(network, symmetry), data, examples=0)
 
 
 def test_units_that_never_move_are_alike_and_like_no_other():
@@ -87,7 +90,7 @@ def test_a_residual_stream_is_seen_wherever_it_goes_in():
 def test_heads_are_matched_by_weights_and_the_rest_by_what_it_does():
     network, symmetry = network_and_symmetry(transformer, (3, 8, 8))
     members = Stacked([network, drawn(transformer, 1)])
-    states, places = by_weights_first(states_of(members), symmetry, members, 0, "inputs", 0)
+    states, places = by_weights_first(states_of(members), symmetry, members, pixels((3, 8, 8)), 0, "inputs", 0)
     blocks = {group.name for group in symmetry.groups} - places.keys()
     assert blocks
     assert places
@@ -113,3 +116,35 @@ def test_attention_can_be_merged_and_equal_members_stay_themselves(fold):
     torch.testing.assert_close(dict(folded.named_parameters()), dict(network.named_parameters()), rtol=1e-3, atol=1e-4)
     other = fold(Stacked([network, drawn(transformer, 1)]), data)
     assert torch.isfinite(other(data.test.inputs)).all()
+
+
+class Uncalled(nn.Module):
+    """Layers whose weights are used, but which are not called themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = nn.Linear(4, 9), nn.Linear(9, 8), nn.Linear(8, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.relu(F.linear(inputs, self.one.weight, self.one.bias))
+        return self.three(torch.relu(F.linear(hidden, self.two.weight, self.two.bias)))
+
+
+@pytest.mark.parametrize(
+    "fold",
+    [ActivationMatching(), ZipIt(), CCAMerge(), OTFusion(), OTFusion(watch="inputs"), OTFusion(cost="weights")],
+    ids=lambda fold: f"{type(fold).__name__} {getattr(fold, 'cost', '')} {fold.watch}",
+)
+def test_units_of_layers_that_are_not_called_are_matched_by_weights(fold, monkeypatch):
+    monkeypatch.setitem(NETWORKS, "uncalled", (Uncalled, (4,)))
+    members, network, data = planted("uncalled", 3)
+    assert_back(fold(members, data), network, data)
+
+
+@pytest.mark.parametrize("fold", [ActivationMatching(), ZipIt(), CCAMerge(), OTFusion()])
+def test_a_member_whose_units_are_not_finite_is_named(fold):
+    members, _, data = planted("shallow", 3)
+    with torch.no_grad():
+        next(tensor for name, tensor in members.named_parameters() if "hidden" in name)[2] = torch.nan
+    with pytest.raises(EnfoldError, match=r"those of 'hidden.0' in member 2 are not: leave it out"):
+        fold(members, data)

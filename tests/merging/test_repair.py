@@ -159,3 +159,18 @@ def test_the_network_before_is_left_untouched():
 def test_kinds_that_are_not_known_are_refused():
     with pytest.raises(EnfoldError, match="kind of a repair must be one of none, reset, repair, rescale, got 'glue'"):
         Repair("glue")
+
+
+def test_it_equals_batch_norms_with_the_members_means_and_spreads():
+    """As published: batch norms behind the hidden layers, with the goals as shift and scale, folded into the layers."""
+    members, data = deep(3)
+    network, inputs = Average()(members, data), data.train.inputs
+    goals = [statistics(member, inputs) for member in members]
+    hidden = inputs
+    for index, layer in enumerate(network.hidden):
+        norm = nn.BatchNorm1d(layer.out_features, eps=1e-12, track_running_stats=False)
+        norm.bias.data, norm.weight.data = (torch.stack([goal[index][k] for goal in goals]).mean(0) for k in (0, 1))
+        hidden = torch.relu(norm(layer(hidden)))
+    expected = network.head(hidden)
+    repair(network, list(members), data, ["hidden.0", "hidden.1", "hidden.2"])
+    torch.testing.assert_close(network(inputs), expected, rtol=1e-4, atol=1e-4)

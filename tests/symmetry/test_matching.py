@@ -5,13 +5,14 @@ from itertools import permutations
 import pytest
 import torch
 from known_networks import KNOWN, made, symmetry_of
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.func import functional_call
 
 from enfold.errors import EnfoldError
 from enfold.members import Stacked
 from enfold.networks import MLP, ResNet
-from enfold.symmetry import Symmetry, match, permute, symmetries, weight_matching
+from enfold.symmetry import Group, Symmetry, match, permute, symmetries, weight_matching
 
 PLANTED = ["mlp", "cnn", "residual", "projected residual", "dense", "resnet", "padded resnet", "squeezed", "text"]
 
@@ -101,3 +102,60 @@ def test_states_that_cannot_be_matched_are_refused():
         weight_matching(state, {name: t for name, t in state.items() if name != "head.weight"}, symmetry)
     with pytest.raises(EnfoldError, match=r"'hidden.0.bias' is not"):
         weight_matching(state, state | {"hidden.0.bias": torch.full((4,), torch.nan)}, symmetry)
+
+
+def test_networks_of_other_shapes_are_refused():
+    one, other = MLP(3, [4], 2), MLP(3, [5], 2)
+    with pytest.raises(EnfoldError, match=r"'hidden.0.weight' is \(4, 3\) in one and \(5, 3\) in the other"):
+        weight_matching(one.state_dict(), other.state_dict(), symmetries(one, torch.zeros(2, 3)))
+
+
+def best_gain(goal: dict[str, Tensor], found: dict[str, Tensor], group: Group) -> float:
+    """What the best order of one group would add, if no tensor has it on two axes; in float64."""
+    axes = [axis for axis in group.axes if "running" not in axis.name and not axis.tied_to]
+    products = sum(axis.by_unit(goal[axis.name]).double() @ axis.by_unit(found[axis.name]).double().mT for axis in axes)
+    rows, columns = linear_sum_assignment(products.numpy(), maximize=True)
+    return float(products[rows, columns].sum() - products.trace())
+
+
+@pytest.mark.parametrize("name", ["cnn", "dense", "resnet", "vit", "packed attention", "rotary", "tied readout"])
+@pytest.mark.parametrize(
+    "kinds",
+    [(torch.float32, torch.float32), (torch.float32, torch.float64), (torch.float16, torch.bfloat16)],
+    ids=str,
+)
+def test_no_single_group_can_be_improved_at_the_end(name, kinds):
+    symmetry, state = symmetry_of(name), dict(made(name)[0].state_dict())
+    source = torch.Generator().manual_seed(2)
+    goal, other = (
+        {n: torch.randn(t.shape, generator=source).to(kind) if t.is_floating_point() else t for n, t in state.items()}
+        for kind in kinds
+    )
+    found = permute(other, symmetry, weight_matching(goal, other, symmetry))
+    assert {tensor.dtype for tensor in found.values()} == {tensor.dtype for tensor in other.values()}
+    for group in symmetry.groups:
+        assert best_gain(goal, found, group) <= 1e-4
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e25])
+def test_weights_whose_products_leave_the_range_of_float32_are_matched(scale):
+    network, _ = made("mlp")
+    symmetry = symmetry_of("mlp")
+    state = {name: scale * tensor for name, tensor in network.state_dict().items()}
+    other = shuffled(state, symmetry)
+    torch.testing.assert_close(permute(other, symmetry, weight_matching(state, other, symmetry)), state, rtol=0, atol=0)
+
+
+def test_products_that_nearly_cancel_out_do_not_lower_the_objective():
+    """The large parts of all products cancel out; what float32 leaves of the small ones is noise."""
+    symmetry = symmetries(MLP(800, [6], 2), torch.zeros(2, 800))
+    for seed in range(8):
+        source = torch.Generator().manual_seed(seed)
+        one, other = (dict(MLP(800, [6], 2).state_dict()) for _ in range(2))
+        large = 1e3 * torch.rand(6, 400, generator=source)
+        noise = 1e-3 * torch.randn(2, 6, 800, generator=source)
+        one["hidden.0.weight"] = torch.cat([large, large], 1) + noise[0]
+        other["hidden.0.weight"] = torch.cat([large, -large], 1) + noise[1]
+        found = permute(other, symmetry, weight_matching(one, other, symmetry))
+        wide = [{name: tensor.double() for name, tensor in each.items()} for each in (one, other, found)]
+        assert agreement(wide[0], wide[2]) >= agreement(wide[0], wide[1])

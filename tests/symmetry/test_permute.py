@@ -87,6 +87,10 @@ def test_what_is_no_order_is_refused():
         permute(state, symmetry, {"hidden.0": torch.arange(3)})
     with pytest.raises(EnfoldError, match="got 'head'"):
         permute(state, symmetry, {"head": torch.arange(3)})
+    with pytest.raises(EnfoldError, match=r"values of torch.float32: use"):
+        permuted(state, group, torch.arange(4.0))
+    with pytest.raises(EnfoldError, match=r"'hidden.0.weight' is \(3, 5\) and axis 0 must hold 4"):
+        permuted(MLP(5, [3], 3).state_dict(), group, torch.arange(4))
     with pytest.raises(EnfoldError, match=r"must be 4 x 4, got \(3, 3\)"):
         soft(state, group, torch.eye(3), torch.eye(3))
     del state["head.weight"]

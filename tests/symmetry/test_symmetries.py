@@ -174,6 +174,40 @@ def test_zero_weights_do_not_hide_a_broken_symmetry(monkeypatch):
     assert not symmetries(network, torch.zeros(2, 4)).groups
 
 
+@pytest.mark.parametrize(
+    ("body", "width", "sizes"),
+    [
+        (nn.RNN(3, 4, 2), 4, [4, 4]),
+        (nn.GRU(3, 4, 2), 4, [4, 4]),
+        (nn.LSTM(3, 4, 2, bidirectional=True), 8, [4] * 4),
+        (nn.LSTM(3, 4, 2, proj_size=3), 3, [4, 3, 4, 3]),
+    ],
+    ids=["rnn", "gru", "two directions", "projected"],
+)
+def test_layers_and_directions_of_a_recurrent_network_are_permuted_by_themselves(body, width, sizes):
+    """Though all start at one tensor of zeros, and their last states are returned in one."""
+    network = Calls(lambda net, x: net.head(net.body(x)[0]), body=body, head=nn.Linear(width, 2))
+    assert [group.size for group in symmetries(network.eval(), torch.zeros(5, 2, 3)).groups] == sizes
+
+
+def test_layers_are_permuted_together_where_their_last_states_are_added():
+    network = Calls(lambda net, x: net.head(net.body(x)[1].sum(0)), body=nn.GRU(3, 4, 2), head=nn.Linear(4, 2))
+    (group,) = symmetries(network.eval(), torch.zeros(5, 2, 3)).groups
+    assert {"body.weight_hh_l0", "body.weight_hh_l1", "head.weight"} <= {axis.name for axis in group.axes}
+
+
+def test_zeros_that_are_written_to_are_what_was_written():
+    def forward(net: Calls, x: Tensor) -> Tensor:
+        held = x.new_zeros(2, len(x), 4)
+        for index, layer in enumerate((net.one, net.two)):
+            held[index].copy_(layer(x))
+        return net.head(torch.relu(held.sum(0)))
+
+    network = Calls(forward, one=nn.Linear(3, 4), two=nn.Linear(3, 4), head=nn.Linear(4, 2))
+    (group,) = symmetries(network, torch.zeros(5, 3)).groups
+    assert {"one.weight", "two.weight", "head.weight"} <= {axis.name for axis in group.axes}
+
+
 def test_what_does_not_reach_the_outputs_is_fixed():
     network = Calls(lambda net, x: net.head(x), unused=nn.Linear(4, 5), head=nn.Linear(4, 3))
     reasons = {fixed.name: fixed.reason for fixed in symmetries(network, torch.zeros(2, 4)).fixed}

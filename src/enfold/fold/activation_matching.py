@@ -43,6 +43,7 @@ class ActivationMatching(Alignment):
     examples: int = 4096  # of the training part, at most
 
     purpose: ClassVar[str] = "activation matching"
+    least: ClassVar[dict[str, float]] = {"reference": 0, "examples": 1}
     choices: ClassVar[dict[str, tuple[str, ...]]] = {"likeness": get_args(Likeness), "watch": get_args(Watched)}
 
     def ordered(
@@ -55,7 +56,7 @@ class ActivationMatching(Alignment):
     ) -> list[State]:
         """Each member in the order of equation (1)."""
         reference = require_reference(self.reference, len(states))
-        states, places = by_weights_first(states, symmetry, members, reference, self.watch, self.seed)
+        states, places = by_weights_first(states, symmetry, members, data, reference, self.watch, self.seed)
         networks = [members.network(state) for state in states]
         seen = moments(networks, places, data, examples=self.examples, seed=self.seed)
         found = []

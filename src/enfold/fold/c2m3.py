@@ -33,10 +33,12 @@ from enfold.data import Data
 from enfold.members import Members, State
 from enfold.merging.assign import best_order
 from enfold.merging.base import Alignment
+from enfold.merging.sinkhorn import sinkhorn
 from enfold.merging.split import overlap
+from enfold.seeds import generator
 from enfold.symmetry import Group, Symmetry, matched_to, permute, soft
 
-Init = Literal["matched", "identity"]
+Init = Literal["matched", "identity", "uniform"]
 Matrices = list[dict[str, Tensor]]  # by member and group
 Orders = list[dict[str, Tensor]]
 
@@ -45,12 +47,13 @@ Orders = list[dict[str, Tensor]]
 class C2M3(Alignment):
     """The mean of the members after all of them were permuted into one universe."""
 
-    init: Init = "matched"  # from members matched to the first by weights, or from their own orders (identity)
+    init: Init = "matched"  # matched to the first by weights, in their own orders (identity), or all mixed (uniform)
     iterations: int = 200  # of Frank and Wolfe's method, at most
     patience: int = 5  # stop after so many iterations that gain little
     gain: float = 1e-6  # what is little, as a part of the objective
 
     purpose: ClassVar[str] = "C2M3"
+    least: ClassVar[dict[str, float]] = {"iterations": 0, "patience": 1, "gain": 0}
     choices: ClassVar[dict[str, tuple[str, ...]]] = {"init": get_args(Init)}
 
     def ordered(
@@ -67,16 +70,15 @@ class C2M3(Alignment):
         if self.init == "matched":
             found[1:] = [matched_to(found[0], state, symmetry, seed=self.seed, learned=learned) for state in found[1:]]
         universe = _Universe(found, symmetry, learned)
-        matrices = self._solved(universe)
+        matrices = self._solved(universe, universe.mixed(self.seed) if self.init == "uniform" else universe.identity())
         rounded = universe.in_order_of_first(universe.rounded(matrices))
         if universe.value(universe.hard(rounded)) > universe.value(universe.identity()):  # (3)
             found = [permute(state, symmetry, orders) for state, orders in zip(found, rounded, strict=True)]
         return found
 
-    def _solved(self, universe: _Universe) -> Matrices:
+    def _solved(self, universe: _Universe, matrices: Matrices) -> Matrices:
         """Equation (2)."""
-        matrices, stalls = universe.identity(), 0
-        value = universe.value(matrices)
+        value, stalls = universe.value(matrices), 0
         for _ in range(self.iterations):
             towards = universe.hard(universe.rounded(universe.gradient(matrices)))
             step = universe.best_step(matrices, towards)
@@ -103,6 +105,15 @@ class _Universe:
     def identity(self) -> Matrices:
         """P = I."""
         return [{g.name: torch.eye(g.size, dtype=torch.float64) for g in self.groups} for _ in self.states]
+
+    def mixed(self, seed: int) -> Matrices:
+        """P near to the uniform matrix; at it, all slopes are the same, and nothing would move."""
+        source = generator(seed, "universe")
+        scores = [
+            {g.name: torch.rand(g.size, g.size, generator=source, dtype=torch.float64) for g in self.groups}
+            for _ in self.states
+        ]
+        return [{name: sinkhorn(one)[0] for name, one in each.items()} for each in scores]
 
     def value(self, matrices: Matrices) -> float:
         """Equation (1)."""

@@ -32,7 +32,7 @@ from enfold.merging.activations import Watched, moments
 from enfold.merging.base import Merge
 from enfold.merging.split import by_weights_first
 from enfold.merging.states import mean_of, require_reference, states_of, units_of
-from enfold.symmetry import soft
+from enfold.symmetry import Group, soft
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class CCAMerge(Merge):
     examples: int = 4096  # of the training part, at most
 
     purpose: ClassVar[str] = "CCA-Merge"
+    least: ClassVar[dict[str, float]] = {"reference": 0, "examples": 1}
     choices: ClassVar[dict[str, tuple[str, ...]]] = {"watch": get_args(Watched)}
 
     def __post_init__(self) -> None:
@@ -57,7 +58,7 @@ class CCAMerge(Merge):
         states = states_of(members)
         reference = require_reference(self.reference, len(states))
         symmetry = units_of(members.network(states[reference]), data, self.seed)
-        states, places = by_weights_first(states, symmetry, members, reference, self.watch, self.seed, mixed=True)
+        states, places = by_weights_first(states, symmetry, members, data, reference, self.watch, self.seed, mixed=True)
         networks = [members.network(state) for state in states]
         seen = moments(networks, places, data, examples=self.examples, seed=self.seed)
         for name, one in seen.items():
@@ -67,7 +68,13 @@ class CCAMerge(Merge):
                 between = one.block(covariance, reference, index)
                 there, back = canonical_map(ours, between, theirs, self.gamma)
                 states[index] = soft(states[index], symmetry[name], there, back)  # (4)
+                states[index] |= _variances(states[reference], symmetry[name])
         return mean_of(states)
+
+
+def _variances(reference: State, group: Group) -> State:
+    """Those of batch norms: T of (3) gives a member's units the reference's, and mixing them may leave one below 0."""
+    return {axis.name: reference[axis.name] for axis in group.axes if axis.name.endswith("running_var")}
 
 
 def canonical_map(xx: Tensor, xy: Tensor, yy: Tensor, gamma: float) -> tuple[Tensor, Tensor]:

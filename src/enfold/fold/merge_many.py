@@ -38,6 +38,7 @@ class MergeMany(Alignment):
     rounds: int = 100  # at most so many times through all members
 
     purpose: ClassVar[str] = "MergeMany"
+    least: ClassVar[dict[str, float]] = {"rounds": 1}
 
     def ordered(
         self,

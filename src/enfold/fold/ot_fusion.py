@@ -50,6 +50,7 @@ class OTFusion(Merge):
     examples: int = 4096  # activations: of the training part, at most
 
     purpose: ClassVar[str] = "OT-Fusion"
+    least: ClassVar[dict[str, float]] = {"reference": 0, "examples": 1}
     choices: ClassVar[dict[str, tuple[str, ...]]] = {"cost": get_args(Cost), "watch": get_args(Watched)}
 
     def __post_init__(self) -> None:
@@ -62,7 +63,7 @@ class OTFusion(Merge):
         states = states_of(members)
         reference = require_reference(self.reference, len(states))
         symmetry = units_of(members.network(states[reference]), data, self.seed)
-        states, places = by_weights_first(states, symmetry, members, reference, self.watch, self.seed, mixed=True)
+        states, places = by_weights_first(states, symmetry, members, data, reference, self.watch, self.seed, mixed=True)
         seen: dict[str, Moments] = {}
         if self.cost == "activations":
             networks = [members.network(state) for state in states]
@@ -84,6 +85,8 @@ class OTFusion(Merge):
 
 def transport(costs: Tensor, regularisation: float = 0.0) -> Tensor:
     """d T of equation (2), (d, d): rows and columns sum to 1."""
+    if not bool(costs.isfinite().all()):
+        raise EnfoldError("units are transported at finite costs, got some that are not: leave out members with NaN")
     if not regularisation:
         return torch.eye(len(costs), dtype=costs.dtype)[best_order(costs.max() - costs)]
     strength = regularisation * float(costs.mean())

@@ -53,6 +53,7 @@ class StraightThrough(Alignment):
     batch_size: int = 1000  # examples a step
 
     purpose: ClassVar[str] = "straight-through matching"
+    least: ClassVar[dict[str, float]] = {"reference": 0, "momentum": 0}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -35,6 +35,7 @@ class WeightMatching(Alignment):
     rounds: int = 100  # at most so many times through all groups
 
     purpose: ClassVar[str] = "weight matching"
+    least: ClassVar[dict[str, float]] = {"reference": 0, "rounds": 1}
 
     def ordered(
         self,

@@ -33,7 +33,7 @@ from enfold.merging.activations import Watched, moments
 from enfold.merging.base import Merge
 from enfold.merging.split import by_weights_first
 from enfold.merging.states import mean_of, states_of, units_of
-from enfold.symmetry import Group, soft
+from enfold.symmetry import Axis, soft
 
 SAME_PLACE = 1e-9  # added to the likeness of two members' units of one place
 
@@ -48,6 +48,7 @@ class ZipIt(Merge):
     examples: int = 4096  # of the training part, at most
 
     purpose: ClassVar[str] = "ZipIt"
+    least: ClassVar[dict[str, float]] = {"examples": 1}
     choices: ClassVar[dict[str, tuple[str, ...]]] = {"watch": get_args(Watched)}
 
     def __post_init__(self) -> None:
@@ -60,17 +61,17 @@ class ZipIt(Merge):
         """Equation (4)."""
         states = states_of(members)
         symmetry = units_of(members.network(states[0]), data, self.seed)
-        states, places = by_weights_first(states, symmetry, members, 0, self.watch, self.seed, mixed=True)
+        states, places = by_weights_first(states, symmetry, members, data, 0, self.watch, self.seed, mixed=True)
         networks = [members.network(state) for state in states]
         seen = moments(networks, places, data, examples=self.examples, seed=self.seed)
-        made: set[str] = set()  # tensors whose members are put together by Merge, and not by the mean
+        made: list[Axis] = []  # what members are put together in by Merge, and not by the mean
         for name, one in seen.items():
             unmerge = zipped(one.correlation(), len(states), self.discount, self.budget)  # (M d, d)
             merge = (unmerge / unmerge.sum(0)).mT  # (3)
             for index, state in enumerate(states):
                 rows = slice(index * one.size, (index + 1) * one.size)
                 states[index] = soft(state, symmetry[name], merge[:, rows], unmerge[rows])
-            made |= _producing(symmetry[name])
+            made += [axis for axis in symmetry[name].axes if axis.role != "consumes"]
         return _joined(states, made)
 
 
@@ -130,11 +131,12 @@ class _Pairs:
             self._close(int(self.member[row]))
 
 
-def _producing(group: Group) -> set[str]:
-    return {axis.name for axis in group.axes if axis.role != "consumes"}
-
-
-def _joined(states: Sequence[State], made: set[str]) -> State:
-    """The sum of what Merge weighted, the mean of the rest."""
-    mean = mean_of(states)
-    return {name: len(states) * tensor if name in made else tensor for name, tensor in mean.items()}
+def _joined(states: Sequence[State], made: Sequence[Axis]) -> State:
+    """The sum of what Merge weighted, the mean of the rest, also where both lie along one axis of a tensor."""
+    found = mean_of(states)
+    along: dict[str, int] = {}  # a tensor that is merged along two axes is a sum once
+    for axis in made:
+        if axis.name in found and along.setdefault(axis.name, axis.axis) == axis.axis:
+            units = axis.units_first(found[axis.name])
+            found[axis.name] = axis.with_units(found[axis.name], len(states) * units)
+    return found

@@ -24,6 +24,7 @@ from enfold.data.batches import Order
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 from enfold.merging.layers import channel_axis, consumed_axis, produced_axis, shows_outputs
+from enfold.merging.states import example_of
 from enfold.modes import evaluating
 from enfold.symmetry import Axis, Group, Symmetry
 
@@ -135,6 +136,15 @@ def _places(group: Group, modules: dict[str, nn.Module], side: Watched) -> Itera
 
 
 @torch.no_grad()
+def shown(network: nn.Module, places: dict[str, list[Place]], data: Data) -> dict[str, list[Place]]:
+    """The places that are seen when the network runs: no layers whose weights it uses without calling them."""
+    with torch.random.fork_rng(devices=[]):  # a loader of the user's own may draw
+        seen = _units([network], places, example_of(data))
+    kept = {name: [place for k, place in enumerate(some) if (name, k) in seen] for name, some in places.items()}
+    return {name: some for name, some in kept.items() if some}
+
+
+@torch.no_grad()
 def moments(
     networks: Sequence[nn.Module],
     places: dict[str, list[Place]],
@@ -147,14 +157,19 @@ def moments(
     if examples < 1:
         raise EnfoldError(f"units are watched on examples, got examples={examples}: pass 1 or more")
     gathered: dict[tuple[str, int], tuple[float, Tensor, Tensor]] = {}
-    for batch in islice(Order(BATCH, seed=seed).batches(data, epoch=0), -(-examples // BATCH)):
-        for key, units in _units(networks, places, batch.inputs).items():
+    for number, batch in enumerate(islice(Order(BATCH, seed=seed).batches(data, epoch=0), -(-examples // BATCH))):
+        for key, units in _units(networks, places, batch.inputs[: examples - number * BATCH]).items():
             values = units.double().cpu()
             part = (float(values.shape[1]), values.sum(1), values @ values.mT)
             held = gathered.get(key)
             gathered[key] = part if held is None else (held[0] + part[0], held[1] + part[1], held[2] + part[2])
     found: dict[str, Moments] = {}
     for (name, _), (count, total, product) in gathered.items():
+        if not bool(product.isfinite().all()):
+            index = int(product.diagonal().isfinite().logical_not().nonzero()[0]) // (len(product) // len(networks))
+            raise EnfoldError(
+                f"units are compared by finite answers, but those of '{name}' in member {index} are not: leave it out"
+            )
         one = found.setdefault(name, Moments(len(networks), [], [], []))
         one.counts.append(count)
         one.sums.append(total)

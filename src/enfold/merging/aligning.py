@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from enfold.data import Data
 from enfold.data.batches import Batch
+from enfold.errors import EnfoldError
 from enfold.members import Members, State
 from enfold.merging.soft import SoftAverage
 from enfold.merging.solve import REMEDY, condition
 from enfold.merging.states import example_of, states_of
 from enfold.seeds import generator
-from enfold.symmetry import Symmetry, symmetries, weight_matching
+from enfold.symmetry import Group, Symmetry, symmetries, weight_matching
 from enfold.train.objective import ByBatch, Moment, Objective
 
 Mixing = Literal["equal", "dirichlet"]
@@ -48,6 +49,7 @@ def soft_symmetry(members: Members, data: Data, seed: int) -> Symmetry:
     with torch.random.fork_rng(devices=[]):  # a loader of the user's own may draw
         found = symmetries(members.member(0), example_of(data), seed=seed)
     soft = tuple(group for group in found.groups if all(axis.role != "both" for axis in group.axes))
+    _require_solvable(soft, states_of(members)[0])
     left = [group.name for group in found.groups if group not in soft]
     if left or not soft:
         reason = found.note or (f"tied weights make and take those of {', '.join(left)}" if left else "none is free")
@@ -58,6 +60,16 @@ def soft_symmetry(members: Members, data: Data, seed: int) -> Symmetry:
             stacklevel=4,
         )
     return Symmetry(soft, found.fixed, found.note)
+
+
+def _require_solvable(groups: Sequence[Group], state: State) -> None:
+    kinds = {state[axis.name].dtype for group in groups for axis in group.axes if axis.name in state}
+    unfit = kinds - {torch.float32, torch.float64}
+    if unfit:
+        raise EnfoldError(
+            f"soft permutations are inverted, which takes members in float32 or float64, got {unfit.pop()}: use "
+            "members.float()"
+        )
 
 
 def identities(symmetry: Symmetry, number: int, like: Tensor) -> list[Tensor]:

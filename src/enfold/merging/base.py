@@ -29,12 +29,18 @@ class Merge(Composable, ABC):
 
     purpose: ClassVar[str] = "a merge"
     choices: ClassVar[dict[str, tuple[str, ...]]] = {}  # of a subclass's own settings
+    least: ClassVar[dict[str, float]] = {}  # and what its numbers must not be below
 
     def __post_init__(self) -> None:
         for name, choices in {"repair": get_args(Correction), **self.choices}.items():
             if getattr(self, name) not in choices:
                 given = getattr(self, name)
                 raise EnfoldError(f"{name} must be one of {', '.join(choices)}, got {given!r}: choose one")
+        for name, least in self.least.items():
+            if not getattr(self, name) >= least:
+                raise EnfoldError(
+                    f"{name} must be {least} or more, got {getattr(self, name)}: {getattr(type(self), name)} is usual"
+                )
 
     def __call__(
         self, members: Members, data: Data, *, checkpoint: Path | None = None, answers: Path | None = None

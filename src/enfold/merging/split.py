@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from enfold.data import Data
 from enfold.members import Members, State
-from enfold.merging.activations import Place, Watched, watched
+from enfold.merging.activations import Place, Watched, shown, watched
 from enfold.symmetry import Group, Symmetry, permute, weight_matching
 
 
@@ -14,6 +15,7 @@ def by_weights_first(
     states: Sequence[State],
     symmetry: Symmetry,
     members: Members,
+    data: Data,
     reference: int,
     watch: Watched,
     seed: int,
@@ -25,18 +27,19 @@ def by_weights_first(
     Blocks of units (heads) are matched by weights, since the units inside them may be in any order; so are groups that
     no layer shows and, if units are to be `mixed`, those of a tensor that both produces and consumes them.
     """
-    places = watched(members.network(states[reference]), symmetry, watch)
-    shown = [group for group in symmetry.groups if group.name in places and not _holds_blocks(group, symmetry)]
+    network = members.network(states[reference])
+    places = shown(network, watched(network, symmetry, watch), data)
+    seen = [group for group in symmetry.groups if group.name in places and not _holds_blocks(group, symmetry)]
     if mixed:
-        shown = [group for group in shown if all(axis.role != "both" for axis in group.axes)]
-    rest = replace(symmetry, groups=tuple(group for group in symmetry.groups if group not in shown))
+        seen = [group for group in seen if all(axis.role != "both" for axis in group.axes)]
+    rest = replace(symmetry, groups=tuple(group for group in symmetry.groups if group not in seen))
     learned = set(members.skeleton.parameters)
     found = list(states)
     for index, state in enumerate(states if rest.groups else ()):
         if index != reference:
             orders = weight_matching(states[reference], state, rest, seed=seed, learned=learned)
             found[index] = permute(state, rest, orders)
-    return found, {group.name: places[group.name] for group in shown}
+    return found, {group.name: places[group.name] for group in seen}
 
 
 def overlap(one: Group, other: Group) -> bool:

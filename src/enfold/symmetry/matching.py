@@ -50,6 +50,7 @@ def weight_matching(
     from scipy.optimize import linear_sum_assignment
 
     goal, held = (_counted(given, symmetry, learned) for given in (target, state))
+    _require_same_shapes(goal, held)
     places, products = _Places(symmetry), _Products(goal, held, symmetry)
     source = generator(seed, "match units")
     settled: set[int] = set()  # groups that were at their best, and nothing beside them has moved since
@@ -67,7 +68,8 @@ def weight_matching(
                 continue
             moved = permuted(held, Group(group.name, group.size, tuple(axes)), order)
             quadratic = _is_quadratic(axes)
-            if not quadratic or _rise(goal, held, moved, axes) > threshold:
+            certain = not quadratic and gain > products.rounding[index]
+            if certain or _rise(goal, held, moved, axes) > threshold:
                 held = moved
                 places.move(group, order)
                 products.move(index, order)
@@ -115,7 +117,10 @@ def _counted(state: Mapping[str, Tensor], symmetry: Symmetry, learned: Collectio
     found: State = {}
     for name in dict.fromkeys(axis.name for group in symmetry.groups for axis in group.axes if not axis.tied_to):
         if name not in state:
-            raise EnfoldError(f"both states must hold every tensor of the symmetry, but '{name}' is missing in one")
+            raise EnfoldError(
+                f"both states must hold every tensor of the symmetry, but '{name}' is missing in one: pass all "
+                "parameters and buffers of each network"
+            )
         if (name.rsplit(".", 1)[-1] not in RUNNING) if learned is None else (name in learned):
             found[name] = state[name].detach().cpu()
             if found[name].dtype != torch.float32:
@@ -123,6 +128,15 @@ def _counted(state: Mapping[str, Tensor], symmetry: Symmetry, learned: Collectio
             if not bool(found[name].isfinite().all()):
                 raise EnfoldError(f"weights must be finite to be matched, but '{name}' is not: leave that network out")
     return found
+
+
+def _require_same_shapes(goal: State, held: State) -> None:
+    for name, tensor in goal.items():
+        if tensor.shape != held[name].shape:
+            raise EnfoldError(
+                f"networks must have the same shapes to be matched, but '{name}' is {tuple(tensor.shape)} in one and "
+                f"{tuple(held[name].shape)} in the other: use networks of one architecture"
+            )
 
 
 class _Products:
@@ -133,8 +147,10 @@ class _Products:
 
     def __init__(self, goal: State, held: State, symmetry: Symmetry) -> None:
         self.goal = goal
-        kinds = {tensor.dtype for state in (goal, held) for tensor in state.values()}
-        self.dtype = torch.float32 if kinds == {torch.float32} else torch.float64
+        lengths = {name: float(goal[name].norm()) * float(held[name].norm()) for name in goal}
+        single = all(tensor.dtype == torch.float32 for state in (goal, held) for tensor in state.values())
+        inside = 1e-20 < sum(lengths.values()) < 1e20  # far from the ends of float32's range
+        self.dtype = torch.float32 if single and inside else torch.float64
         self.axes = [[axis for axis in group.axes if axis.name in goal] for group in symmetry.groups]
         names = [{axis.name for axis in axes} for axes in self.axes]
         self.beside = [{k for k, other in enumerate(names) if own & other} for own in names]
@@ -142,6 +158,8 @@ class _Products:
         self.moving = [[axis for axis in axes if places[axis.name] > 1] for axes in self.axes]
         alone = [[axis for axis in axes if places[axis.name] == 1] for axes in self.axes]
         self.fixed = [self._sum(held, own, group.size) for own, group in zip(alone, symmetry.groups, strict=True)]
+        eps = torch.finfo(self.dtype).eps  # sums that cancel out are wrong by a part of this, whatever is left of them
+        self.rounding = [100 * eps * sum(lengths[axis.name] for axis in axes) for axes in self.axes]
 
     def __call__(self, held: State, index: int) -> Tensor:
         """Those of one group."""
@@ -166,9 +184,9 @@ def _is_quadratic(axes: list[Axis]) -> bool:
 
 
 def _rise(goal: State, held: State, moved: State, axes: list[Axis]) -> float:
-    """By how much (1) is higher after a move."""
-    names = {axis.name for axis in axes}
-    return sum(float(((moved[name] - held[name]) * goal[name]).sum()) for name in names)
+    """By how much (1) is higher after a move, in float64."""
+    pairs = {axis.name: (moved[axis.name].double() - held[axis.name], goal[axis.name]) for axis in axes}
+    return sum(float((change * theirs).sum()) for change, theirs in pairs.values())
 
 
 class _Places:

@@ -145,13 +145,11 @@ def split(walk: Walk, x: Value, _: object = None, dim: int = 0) -> tuple[Value, 
 
 @rule("cat", "concat")
 def cat(walk: Walk, values: Sequence[Value], dim: int = 0) -> Value:
-    """One axis behind the other; the other axes are the same."""
+    """One axis behind the other; the other axes are the same, if it is used: last states of layers often are not."""
     values = [value for value in values if value.ndim == len(walk.sizes)]
     first, dim = values[0], dim % values[0].ndim
-    for value in values[1:]:
-        for axis in range(first.ndim):
-            if axis != dim:
-                walk.unify(first.terms[axis], value.terms[axis])
+    others = [axis for axis in range(first.ndim) if axis != dim]
+    pending = tuple((first.terms[axis], value.terms[axis]) for value in values[1:] for axis in others)
     data = one_of(values)
     terms, origins = (
         list(first.terms),
@@ -161,7 +159,7 @@ def cat(walk: Walk, values: Sequence[Value], dim: int = 0) -> Value:
     if data:
         for value in values:
             walk.producing(value)
-    return Value(tuple(terms), (NOWHERE,) * first.ndim if data else tuple(origins), data)
+    return Value(tuple(terms), (NOWHERE,) * first.ndim if data else tuple(origins), data, pending=pending)
 
 
 @rule("stack")

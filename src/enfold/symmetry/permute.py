@@ -14,10 +14,11 @@ from enfold.symmetry.axes import Axis, Group, Symmetry
 
 def permuted(state: Mapping[str, Tensor], group: Group, order: Tensor) -> State:
     """The state with unit order[k] of the group in place k; nothing is changed in place."""
-    if order.shape != (group.size,) or not torch.equal(order.cpu().sort().values, torch.arange(group.size)):
+    places = torch.arange(group.size)
+    if order.is_floating_point() or order.shape != (group.size,) or not torch.equal(order.cpu().sort().values, places):
         raise EnfoldError(
             f"an order of the group '{group.name}' must hold each of 0 to {group.size - 1} once, got "
-            f"{tuple(order.shape)} values: use torch.randperm({group.size}) or the like"
+            f"{tuple(order.shape)} values of {order.dtype}: use torch.randperm({group.size}) or the like"
         )
     found = dict(state)
     for axis in _present(found, group):
@@ -68,6 +69,12 @@ def soft(state: Mapping[str, Tensor], group: Group, matrix: Tensor, inverse: Ten
 def _present(state: Mapping[str, Tensor], group: Group) -> Iterator[Axis]:
     for axis in group.axes:
         if axis.name in state:
+            shape = tuple(state[axis.name].shape)
+            if axis.axis >= len(shape) or axis.offset + axis.length > shape[axis.axis]:
+                raise EnfoldError(
+                    f"a state must have the shapes of the network whose symmetry it is, but '{axis.name}' is {shape} "
+                    f"and axis {axis.axis} must hold {axis.offset + axis.length}: find its own network's symmetries"
+                )
             yield axis
         elif axis.tied_to is None:
             raise EnfoldError(

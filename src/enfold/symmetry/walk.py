@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from enfold.members.skeleton import Skeleton, State
 from enfold.symmetry.space import Space, Term
@@ -31,6 +31,7 @@ STATISTICS = (
     "gamma",
     "beta",
 )  # buffers like parameters
+FILLS = ("full", "zeros", "ones", "full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full")
 VALUES = ("_local_scalar_dense", "equal", "is_nonzero", "allclose")  # operations that give Python a value
 
 
@@ -43,6 +44,7 @@ class Value:
     data: bool = True  # the network's input is part of it
     constant: bool = False  # neither the input nor what may be permuted is part of it
     numbers: Term | None = None  # its values number the places of this axis
+    pending: tuple[tuple[Term, Term], ...] = ()  # axes that are seen as one if the value is used at all
 
     @property
     def ndim(self) -> int:
@@ -79,6 +81,7 @@ class Walk(TorchDispatchMode):
         self._values: dict[int, Value] = {}
         self._kept: list[Tensor] = []  # so that no two tensors have the same id
         self._running: list[str] = []
+        self._uniform: set[int] = set()  # memory that holds one value everywhere
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -114,7 +117,10 @@ class Walk(TorchDispatchMode):
         """Run an operation, and label what it returns."""
         kwargs = kwargs or {}
         self.name = str(func.overloadpacket).removeprefix("aten.")
-        given = tree_map(lambda one: self.value(one) if isinstance(one, Tensor) else one, (tuple(args), kwargs))
+        shared = any(one.alias_info is not None for one in (*func._schema.arguments, *func._schema.returns))
+        given = tree_map(
+            lambda one: self._given(one, shared) if isinstance(one, Tensor) else one, (tuple(args), kwargs)
+        )
         if self.name in VALUES and not all(value.constant for value in _values_in(given)):
             raise Untraceable(f"{self._where()} decides by a value")
         for value in _values_in(given):
@@ -128,6 +134,7 @@ class Walk(TorchDispatchMode):
             if parts is not NotImplemented:
                 return parts
         result = func(*args, **kwargs)
+        self._remember(func, (args, kwargs), result)
         several = isinstance(result, tuple | list)
         returned = list(result) if several else [result]
         self.all_sizes = [tuple(one.shape) if isinstance(one, Tensor) else () for one in returned]
@@ -153,12 +160,32 @@ class Walk(TorchDispatchMode):
         self._values[id(tensor)] = value
         self._kept.append(tensor)
 
+    def _given(self, tensor: Tensor, shared: bool) -> Value:
+        """What is known of an argument; what is the same everywhere has labels of its own wherever it is only read."""
+        value = self.value(tensor)
+        if not shared and tensor.untyped_storage().data_ptr() in self._uniform:
+            return replace(value, terms=self.new(None, tensor.shape).terms)
+        return value
+
+    def _remember(self, func: Any, given: Any, result: Any) -> None:
+        """Which memory holds one value everywhere: what was filled and not written to since."""
+        if self.name in FILLS and isinstance(result, Tensor):
+            self._uniform.add(result.untyped_storage().data_ptr())
+        elif func._schema.is_mutable:
+            written = (one for one in tree_leaves(given) if isinstance(one, Tensor))
+            self._uniform -= {one.untyped_storage().data_ptr() for one in written}
+
     def value(self, tensor: Tensor) -> Value:
         """What is known of a tensor; one that nothing made is a constant."""
         if id(tensor) not in self._values:
             made = self.new("it meets a constant", tensor.shape, data=False)
             self._hold(tensor, Value(made.terms, made.origins, data=False, constant=True))
-        return self._values[id(tensor)]
+        value = self._values[id(tensor)]
+        if value.pending:
+            for one, other in value.pending:
+                self.unify(one, other)
+            self._values[id(tensor)] = value = replace(value, pending=())
+        return value
 
     def _where(self) -> str:
         name = self._running[-1] if self._running else ""
