@@ -72,7 +72,8 @@ TITLES = {
     "be-mean-3": "the same, 3 members",
     "be-mean-8": "the same, 8 members",
     "be-als": "BatchEnsemble student of the mean, ALS start",
-    "be-tie": "BatchEnsemble student, head by head, tie 0.1",
+    "be-tie-mean": "BatchEnsemble student, head by head, tie 0.1 of the mean",
+    "be-tie": "BatchEnsemble student, head by head, tie 0.1 of the sum",
 }
 METRICS = {  # name, scale, digits of the published values in claims and of ours
     "accuracy": ("accuracy (%)", 100, 1, 2),

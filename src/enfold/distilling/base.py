@@ -42,7 +42,7 @@ class Distillation(Composable, ABC):
     share: Share | None = None  # the student is this share of its network, instead of one network
     perturb: Perturbation | str | Mapping[str, Any] | None = None  # moves inputs to where teachers have more to tell
     tie: float = 0.0  # strength of a pull of a share's weights to the teachers', member by member
-    tie_over: Literal["sum", "mean"] = "sum"  # the weights of a layer that a tie sums over, or takes the mean of
+    tie_over: Literal["sum", "mean"] = "mean"  # over the weights of a layer; a sum pulls far harder
     plan: Plan = field(default_factory=Plan)  # how the student is trained
 
     choices: ClassVar[dict[str, tuple[str, ...]]] = {}  # of a subclass's own settings
