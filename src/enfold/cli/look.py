@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from enfold.cli.options import AsJson, Device, Run, Trust, console, numbers, print_json
+from enfold.cli.options import AsJson, Device, Run, Trust, console, drawn, numbers, print_json, words
 from enfold.errors import EnfoldError
 
 
@@ -27,8 +26,8 @@ def claims(
 
     if out is not None and (out.suffix != ".json" or out.is_dir()):
         raise EnfoldError(f"verdicts are written to a .json file, got '{out}': change its name")
-    words = ["enfold", "claims", str(run_directory), str(file), *(["--out", str(out)] if out else [])]
-    content = {"command": shlex.join(words), **judge_file(RunDirectory.open(run_directory), file)}
+    command = ["enfold", "claims", str(run_directory), str(file), *(["--out", str(out)] if out else [])]
+    content = {"command": shlex.join(command), **judge_file(RunDirectory.open(run_directory), file)}
     if out is not None:
         write_json(out, content)
     if as_json:
@@ -62,7 +61,6 @@ def alignment(
     Of a run of several seeds the first is taken. Parts that are finished are kept and not computed again.
     """
     from enfold.cli.preflight import check_device, require_trust
-    from enfold.errors import MissingExtra
     from enfold.report.alignment import alignment_figures
     from enfold.report.alignment_table import alignment_tables
     from enfold.run import open_run
@@ -72,15 +70,11 @@ def alignment(
     check_device(device)
     opened, recipe = open_run(run_directory)
     require_trust(recipe, trust_code, run_directory)
-    parts = tuple(part.strip() for part in only.split(",")) if only else PARTS
+    parts = words(only) or PARTS
     asked = Asked(members, examples, points, numbers(temperatures), numbers(noises), parts)
     cell, folder = cells(opened, recipe, device)[0], out or opened.path / "alignment"
     found = study(cell, folder, asked, chosen_fold(cell, temperature, epochs, overrides or ()))
-    try:
-        figures = alignment_figures(found, stored_matrices(folder), folder)
-    except MissingExtra as missing:
-        print(missing, file=sys.stderr)
-        figures = []
+    figures = drawn(lambda: alignment_figures(found, stored_matrices(folder), folder))
     if as_json:
         print_json({"run": str(opened.path), "seed": cell.seed, "parts": found, "figures": [str(f) for f in figures]})
         return
@@ -154,23 +148,18 @@ def landscape(
     Parts that are finished are kept and not computed again.
     """
     from enfold.cli.preflight import check_device, require_trust
-    from enfold.errors import MissingExtra
     from enfold.report.landscape import landscape_figures
     from enfold.report.landscape_words import landscape_table
     from enfold.run import open_run
     from enfold.run.landscape import Asked, cell_of, stored_parts, study
 
     check_device(device)
-    asked = Asked(tuple(part.strip() for part in only.split(",")) if only else (), minutes, examples, size)
+    asked = Asked(words(only), minutes, examples, size)
     opened, recipe = open_run(run_directory)
     require_trust(recipe, trust_code, run_directory)
     cell, folder = cell_of(opened, recipe, seed, device), out or opened.path / "landscape"
     found = study(cell, folder, asked)
-    try:
-        figures = landscape_figures(stored_parts(folder), folder)
-    except MissingExtra as missing:
-        print(missing, file=sys.stderr)
-        figures = []
+    figures = drawn(lambda: landscape_figures(stored_parts(folder), folder))
     if as_json:
         print_json({"run": str(opened.path), "seed": cell.seed, "parts": found, "figures": [str(f) for f in figures]})
         return

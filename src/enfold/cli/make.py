@@ -22,7 +22,9 @@ from enfold.cli.options import (
     Settings,
     Trust,
     console,
+    drawn,
     print_json,
+    words,
 )
 
 
@@ -95,8 +97,7 @@ def reproduce(
         return
     check_device(device)
     folder = out or Path("runs") / f"reproduce-{scale}"
-    chosen = tuple(part.strip() for part in only.split(",")) if only else ()
-    content = reproduce(Asked(name, scale, tuple(overrides or ()), chosen, device, resume), folder)
+    content = reproduce(Asked(name, scale, tuple(overrides or ()), words(only), device, resume), folder)
     written = write(content, folder)
     if as_json:
         print_json(content)
@@ -241,30 +242,21 @@ def _run(
 
 
 def _draw(path: Path) -> None:
-    from enfold.errors import MissingExtra
     from enfold.report.doubt_blocks import FOLDER, doubt_figures
     from enfold.run.gather import gather
 
-    try:
-        written = doubt_figures(gather(path), path / FOLDER)
-    except MissingExtra as missing:
-        print(missing, file=sys.stderr)
-        return
-    print(f"{len(written) // 2} figures as .svg and .png written to {path / FOLDER}", file=sys.stderr)
+    if written := drawn(lambda: doubt_figures(gather(path), path / FOLDER)):
+        print(f"{len(written) // 2} figures as .svg and .png written to {path / FOLDER}", file=sys.stderr)
 
 
 def _report(path: Path, summary: dict[str, Any], as_json: bool) -> None:
-    from enfold.errors import MissingExtra
     from enfold.files import write_text
     from enfold.report.figure import quality_cost
     from enfold.report.table import LEGEND, markdown_table, terminal_table
 
     write_text(path / "table.md", markdown_table(summary) + f"\n{LEGEND}.\n")
     if any(row.get("cost") for row in summary["rows"].values()):
-        try:
-            quality_cost(summary, path)
-        except MissingExtra as missing:
-            print(missing, file=sys.stderr)
+        drawn(lambda: quality_cost(summary, path))
     for label, row in summary["rows"].items():
         if row.get("warning"):
             print(f"enfold: {label}: {row['warning']}", file=sys.stderr)

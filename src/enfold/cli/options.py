@@ -1,15 +1,16 @@
-"""Options that several verbs have, and the two ways to print."""
+"""Options that several verbs have, how they are read, and the ways to print and draw."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from enfold.errors import EnfoldError
+from enfold.errors import EnfoldError, MissingExtra
 
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Change a recipe's value: --set plan.epochs=5")]
 Seeds = Annotated[list[int] | None, typer.Option("--seed", help="Run this seed; several --seed give a spread.")]
@@ -34,6 +35,20 @@ def numbers(text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
     except ValueError as error:
         raise EnfoldError(f"numbers are given with commas between them, got '{text}': for example 0.1,1,10") from error
+
+
+def words(text: str | None) -> tuple[str, ...]:
+    """Words with commas between them; none without a text."""
+    return tuple(part.strip() for part in text.split(",")) if text else ()
+
+
+def drawn(figures: Callable[[], Iterable[Path]]) -> list[Path]:
+    """The files of figures; without the package that draws them, what to install is said, and there are none."""
+    try:
+        return list(figures())
+    except MissingExtra as missing:
+        print(missing, file=sys.stderr)
+        return []
 
 
 def console(*, stderr: bool = False) -> Any:

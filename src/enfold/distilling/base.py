@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -46,6 +47,7 @@ class Distillation(Composable, ABC):
     plan: Plan = field(default_factory=Plan)  # how the student is trained
 
     choices: ClassVar[dict[str, tuple[str, ...]]] = {}  # of a subclass's own settings
+    expected: ClassVar[tuple[type[Warning], ...]] = ()  # warnings of training that are no fault of this method
     one_network: ClassVar[bool] = True  # whether the result is one network unless a share is asked for
 
     def __post_init__(self) -> None:
@@ -201,12 +203,18 @@ class Distillation(Composable, ABC):
         start: str,
     ) -> nn.Module:
         """The student, trained in place."""
-        with evaluating(*([members] if isinstance(members, nn.Module) else [])):
+        with evaluating(*([members] if isinstance(members, nn.Module) else [])), warnings.catch_warnings():
+            for kind in self.expected:
+                warnings.simplefilter("ignore", kind)
             objective = self.agreed(student, members, data, answers)
             title = f"{method_name(type(self))} ({start})"
             plan = self.adapted(student)
             fit(student, data, plan, objective, checkpoint=checkpoint, title=title, judged=self.judged)
+        self.looked_at(student, members, data)
         return student
+
+    def looked_at(self, student: nn.Module, members: nn.Module | Recorded, data: Data) -> None:
+        """What a method warns of once its student is trained; nothing unless it has something to say."""
 
     def agreed(
         self, student: nn.Module, members: nn.Module | Recorded, data: Data, answers: Path | None = None

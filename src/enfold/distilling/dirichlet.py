@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -95,20 +94,10 @@ class DirichletStudent(Distillation):
         """The network as the distribution it learned."""
         return Dirichlet(network, self.offset)
 
-    def taught(
-        self,
-        student: nn.Module,
-        members: nn.Module | Recorded,
-        data: Data,
-        checkpoint: Path | None,
-        answers: Path | None,
-        start: str,
-    ) -> nn.Module:
-        """The student, trained in place; one that is too sure is told of."""
-        trained = super().taught(student, members, data, checkpoint, answers, start)
+    def looked_at(self, student: nn.Module, members: nn.Module | Recorded, data: Data) -> None:
+        """One that is too sure is told of."""
         if self.plan.epochs:
-            warn_if_too_sure(self.answering(trained), members, data)
-        return trained
+            warn_if_too_sure(self.answering(student), members, data)
 
 
 @torch.no_grad()

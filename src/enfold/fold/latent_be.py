@@ -75,6 +75,7 @@ class LatentBE(OneToOne):
     fast_decay: float = 1.0  # pulls r and s to 1, as a fraction of the plan's weight decay
     reestimate_batch_norm: bool | None = None  # None: only where members have statistics of their own
 
+    expected: ClassVar[tuple[type[Warning], ...]] = (Alike,)  # members near each other are what can be folded
     one_network: ClassVar[bool] = True
     choices: ClassVar[dict[str, tuple[str, ...]]] = {
         "fold": get_args(How), "batch_norm": get_args(NormChoice), "bias": get_args(Bias),
@@ -113,20 +114,6 @@ class LatentBE(OneToOne):
         if not isinstance(student, BatchEnsembleMembers):
             raise TypeError("the student is a BatchEnsemble")
         return student
-
-    def taught(
-        self,
-        student: nn.Module,
-        members: nn.Module | Recorded,
-        data: Data,
-        checkpoint: Path | None,
-        answers: Path | None,
-        start: str,
-    ) -> nn.Module:
-        """The BatchEnsemble; that its members are near each other is what lets them be folded, and no fault."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Alike)
-            return super().taught(student, members, data, checkpoint, answers, start)
 
     def check(self, teacher: Teacher, student: nn.Module) -> None:
         """Also, teachers should differ: members that start as one are told apart by nothing else."""
