@@ -215,7 +215,7 @@ def test_parts_of_an_older_format_are_made_anew(run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_landscape_and_alignment_stand_in_one_page(enfold, run: Path, tmp_path: Path) -> None:
+def test_landscape_and_alignment_stand_in_one_page(enfold, run: Path) -> None:
     """Real figures of both in a real browser: each in its section, with words, and nothing is asked for."""
     done = enfold("landscape", run, *CLOSENESS)
     assert done.code == 0, done.err
@@ -225,10 +225,10 @@ def test_landscape_and_alignment_stand_in_one_page(enfold, run: Path, tmp_path: 
     assert enfold("report", run).code == 0
     if CHROMIUM is None:
         pytest.skip("there is no chromium here: apt-get install chromium")
-    browser = Browser(tmp_path / "profile")
+    browser = Browser()
     try:
         for width in (400, 1400):
-            browser.size(width, 900, phone=width < 600)
+            browser.size(width, 900)
             browser.open((run / "report.html").as_uri())
             assert browser.ask("document.documentElement.scrollWidth") <= width
         for section, count in (("landscape", len(VIEWS)), ("alignment", 8)):

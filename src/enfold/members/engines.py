@@ -16,6 +16,8 @@ from enfold.errors import EnfoldError
 from enfold.members.layout import runs_channels_last
 from enfold.members.skeleton import Skeleton, State
 
+PIECE = 64  # images of one convolution at a time
+
 EngineName = Literal["auto", "measure", "stacked", "loop", "vmap"]
 Engine = Callable[[State, Tensor, bool], Tensor]  # (state, inputs, each) -> (M, B, C)
 
@@ -44,23 +46,52 @@ def laid_out(inputs: Tensor, channels_last: bool) -> Tensor:
 
 
 class Loop:
-    """One network after the other, each with its slice of the stacked state."""
+    """One network after the other, each with its slice of the stacked state.
+
+    Images are taken in pieces of 64 where no gradient is wanted: what a convolution gives for more of them is too large
+    to be kept by the allocator, and is fetched from the system again, page by page, in each call. That took as long as
+    the arithmetic, and came and went with what else the process had allocated.
+    """
 
     def __init__(self, skeleton: Skeleton) -> None:
         self.skeleton = skeleton
         self.channels_last = runs_channels_last(skeleton.network)
+        self._divides: bool | None = None  # whether pieces give what the whole batch gives; found when first needed
 
     def __call__(self, state: State, inputs: Tensor, each: bool) -> Tensor:
         """(B, ...) or, with `each`, (M, B, ...) -> (M, B, C)."""
         slices = {name: tensor.unbind(0) for name, tensor in state.items()}
         num_members = len(next(iter(slices.values())))
         shared = None if each else laid_out(inputs, self.channels_last)
+        size = self._piece(state, inputs[0] if each else inputs)
         outputs = []
         for index in range(num_members):
             own = laid_out(inputs[index], self.channels_last) if shared is None else shared
             with self.skeleton.holding({name: tensors[index] for name, tensors in slices.items()}) as network:
-                outputs.append(logits_of(network(own)))
+                parts = [logits_of(network(rows)) for rows in own.split(size)] if size else [logits_of(network(own))]
+            outputs.append(parts[0] if len(parts) == 1 else torch.cat(parts))
         return torch.stack(outputs)
+
+    def _piece(self, state: State, rows: Tensor) -> int | None:
+        """How many rows to take at a time; None: all."""
+        small = len(rows) <= PIECE or rows.ndim != 4 or rows.device.type != "cpu"
+        if small or not self.channels_last or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return None
+        if any(part.training for part in self.skeleton.network.modules()):
+            return None
+        if self._divides is None:
+            self._divides = divides(self.skeleton, {name: tensor[0] for name, tensor in state.items()}, rows[:3])
+        return PIECE if self._divides else None
+
+
+def divides(skeleton: Skeleton, values: State, rows: Tensor) -> bool:
+    """Whether a network gives for one row and the others what it gives for all, and leaves its buffers alone."""
+    own = {name: tensor.clone() for name, tensor in values.items()}
+    with torch.random.fork_rng(devices=[]), skeleton.holding(own) as network:
+        whole = logits_of(network(rows))
+        parts = torch.cat([logits_of(network(rows[:1])), logits_of(network(rows[1:]))])
+    same = parts.shape == whole.shape and torch.allclose(parts, whole, rtol=1e-3, atol=1e-5)
+    return same and all(torch.equal(own[name], values[name]) for name in skeleton.buffers)
 
 
 class Vmap:

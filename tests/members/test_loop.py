@@ -1,0 +1,78 @@
+"""The loop takes images in pieces where that gives the same, and only there."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from enfold.members import Stacked
+from enfold.members.engines import PIECE
+
+
+class Counting(nn.Module):
+    """A convolution that notes how many images each call brought."""
+
+    def __init__(self, norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(1, 4, 3), norm or nn.Identity(), nn.Flatten(), nn.Linear(4 * 6 * 6, 3))
+        self.calls: list[int] = []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls.append(len(inputs))
+        return self.layers(inputs)
+
+
+class Remembering(Counting):
+    """Writes to a buffer in eval mode as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.seen += 1
+        return super().forward(inputs)
+
+
+def calls_of(members: Stacked, inputs: Tensor) -> tuple[Tensor, list[int]]:
+    network = members.skeleton.network
+    with torch.no_grad():
+        members(inputs[:2])  # the engine is chosen
+        members(inputs)  # and whether it may take pieces is found
+        network.calls.clear()
+        return members(inputs), list(network.calls)
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.randn(2 * PIECE + 5, 1, 8, 8)
+
+
+def test_pieces_give_what_the_members_give(images: Tensor) -> None:
+    members = Stacked([Counting(nn.BatchNorm2d(4)) for _ in range(2)], engine="loop").eval()
+    found, calls = calls_of(members, images)
+    assert calls == [PIECE, PIECE, 5] * 2
+    expected = torch.stack([network(images) for network in members.networks()])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        each = members.forward_each(images.expand(2, *images.shape))
+    torch.testing.assert_close(each, found, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [Counting(nn.BatchNorm2d(4, track_running_stats=False)), Remembering()],
+    ids=["examples in one batch norm", "a buffer that counts"],
+)
+def test_no_pieces_where_they_would_give_something_else(network: Counting, images: Tensor) -> None:
+    members = Stacked([network, network], engine="loop").eval()
+    _, calls = calls_of(members, images)
+    assert calls == [len(images)] * 2
+
+
+def test_no_pieces_in_training_or_for_gradients(images: Tensor) -> None:
+    members = Stacked([Counting(nn.BatchNorm2d(4)) for _ in range(2)], engine="loop")
+    network = members.skeleton.network
+    with torch.no_grad():
+        members(images)
+    members.eval()(images).sum().backward()
+    assert min(size for size in network.calls if size > 5) == len(images)
