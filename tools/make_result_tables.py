@@ -2,6 +2,7 @@
 what `enfold reproduce` found.
 
 <!-- rows cifar10-shares --> ... <!-- end -->        <!-- claims cifar10-shares --> ... <!-- end -->
+<!-- outside cifar10-outside --> ... <!-- end -->    rows on corrupted images, and on images from elsewhere
 <!-- reproduced reproduce-* --> ... <!-- end -->     of every file of such a name; rows and claims know them too
 """
 
@@ -17,7 +18,7 @@ from enfold.report.reproduced import MARKS, notes, verdicts
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
-MARK = re.compile(r"(<!-- (rows|claims|reproduced) ([\w.*-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARK = re.compile(r"(<!-- (rows|claims|outside|reproduced) ([\w.*-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Content = Mapping[str, Any]
 Cell = tuple[str, str, str, float, int]  # heading, group of a row, its key, scale, digits
 
@@ -44,6 +45,13 @@ COLUMNS: dict[str, tuple[Cell, ...]] = {
         ("ECE (%)", "corrupted", "ece", 100, 2),
     ),
 }
+SHIFTED: tuple[Cell, ...] = (
+    *QUALITY,
+    ("corrupted: accuracy (%)", "corrupted", "accuracy", 100, 2),
+    ("NLL", "corrupted", "nll", 1, 3),
+    ("ECE (%)", "corrupted", "ece", 100, 2),
+)
+TOLD_BY = {"entropy": "entropy", "energy": "energy", "mutual_information": "mutual information"}
 TITLES = {
     "mean member": "one network (mean member)",
     "ensemble": "deep ensemble of 4",
@@ -116,6 +124,22 @@ def rows_of(name: str, content: Content) -> str:
     for label, row in content["rows"].items():
         lines.append([TITLES[label], *(_cell(row, column) for column in columns)])
     return table(lines)
+
+
+def outside_of(content: Content) -> str:
+    """One line a model: clean and corrupted images; then how often what is from outside is told from test images."""
+    rows = {label: row for label, row in content["rows"].items() if "corrupted" in row or "ood" in row}
+    quality = [["", *(heading for heading, *_ in SHIFTED)]]
+    quality += [[TITLES.get(label, label), *(_cell(row, column) for column in SHIFTED)] for label, row in rows.items()]
+    sets = list(next(iter(rows.values()))["ood"])
+    told = [[f"AUROC (%) by {' / '.join(TOLD_BY.values())}", *sets]]
+    told += [[TITLES.get(label, label), *(_told(row["ood"][each]) for each in sets)] for label, row in rows.items()]
+    return f"{table(quality)}\n{table(told)}"
+
+
+def _told(found: Content) -> str:
+    scores = (found["scores"].get(score) for score in TOLD_BY)
+    return " / ".join(_spread(each and each["auroc"], 100, 1) for each in scores)
 
 
 def _cell(row: Content, column: Cell) -> str:
@@ -306,6 +330,8 @@ def filled(page: str, results: Path = RESULTS) -> str:
         contents = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(results.glob(f"{name}.json"))]
         if kind == "reproduced":
             return f"{opening}{reproduced(contents)}{closing}"
+        if kind == "outside":
+            return f"{opening}{outside_of(contents[0])}{closing}"
         return f"{opening}{(rows_of if kind == 'rows' else claims_of)(name, contents[0])}{closing}"
 
     return MARK.sub(made, page)
