@@ -3,6 +3,7 @@ what `enfold reproduce` found.
 
 <!-- rows cifar10-shares --> ... <!-- end -->        <!-- claims cifar10-shares --> ... <!-- end -->
 <!-- outside cifar10-outside --> ... <!-- end -->    rows on corrupted images, and on images from elsewhere
+<!-- foreign foreign-networks --> ... <!-- end -->   what may be permuted in networks of other packages
 <!-- reproduced reproduce-* --> ... <!-- end -->     of every file of such a name; rows and claims know them too
 """
 
@@ -18,7 +19,7 @@ from enfold.report.reproduced import MARKS, notes, verdicts
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
-MARK = re.compile(r"(<!-- (rows|claims|outside|reproduced) ([\w.*-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARK = re.compile(r"(<!-- (rows|claims|outside|foreign|reproduced) ([\w.*-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Content = Mapping[str, Any]
 Cell = tuple[str, str, str, float, int]  # heading, group of a row, its key, scale, digits
 
@@ -140,6 +141,34 @@ def outside_of(content: Content) -> str:
 def _told(found: Content) -> str:
     scores = (found["scores"].get(score) for score in TOLD_BY)
     return " / ".join(_spread(each and each["auroc"], 100, 1) for each in scores)
+
+
+def foreign_of(content: Content) -> str:
+    """One line a network."""
+    heads = ["network", "package", "what else is fixed", "parameters", "groups", "permuted (%)", "difference", "s"]
+    lines = [heads]
+    for name, row in content["networks"].items():
+        told = [name, f"{row['package']} {row['version']}"]
+        if "refused" in row or not row["groups"]:
+            why = row.get("refused") or row["note"] or _kinds(row["fixed"])
+            lines.append([*told, f"none is found: {why}", f"{row['parameters']:,}", "0", "0", "-", "-"])
+        else:
+            figures = [f"{row['parameters']:,}", str(row["groups"]), f"{100 * row['share']:.1f}"]
+            lines.append([*told, _kinds(row["fixed"]), *figures, f"{row['difference']:.0e}", f"{row['seconds']:.1f}"])
+    return table(lines, left=3)
+
+
+def _kinds(fixed: Mapping[str, int]) -> str:
+    """Reasons that not every network has, without their places."""
+    kinds: dict[str, int] = {}
+    for reason, count in fixed.items():
+        kind = re.sub(r" in ('[^']*'|the network itself)", "", reason).removeprefix("of ")
+        if kind.startswith("aten.") and kind.endswith("decides by a value"):
+            kind = "a module decides by a value"
+        kind = kind.replace("aten.arange", "numbers in order")
+        if not reason.startswith(("they are the", "the network's inputs")):
+            kinds[kind] = kinds.get(kind, 0) + count
+    return ", ".join(f"{kind} ({count})" for kind, count in kinds.items())
 
 
 def _cell(row: Content, column: Cell) -> str:
@@ -328,6 +357,8 @@ def filled(page: str, results: Path = RESULTS) -> str:
     def made(found: re.Match[str]) -> str:
         opening, kind, name, closing = found.groups()
         contents = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(results.glob(f"{name}.json"))]
+        if kind == "foreign":
+            return f"{opening}{foreign_of(contents[0])}{closing}"
         if kind == "reproduced":
             return f"{opening}{reproduced(contents)}{closing}"
         if kind == "outside":

@@ -15,10 +15,10 @@ from enfold.fold.perm_avg import PermAVG, published
 from enfold.folding import mean_state
 from enfold.members import Stacked
 from enfold.merging import softness
-from enfold.merging.aligning import Steps, Unaligned, watch
+from enfold.merging.aligning import Steps, watch
 from enfold.merging.lazy import Lazy
 from enfold.merging.soft import Balance, SoftAverage, mixed
-from enfold.merging.states import states_of
+from enfold.merging.states import Unaligned, states_of
 from enfold.networks import MLP
 from enfold.symmetry import permute, symmetries
 from enfold.train import CrossEntropy, Plan

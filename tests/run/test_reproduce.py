@@ -343,7 +343,7 @@ def test_pages_and_tables_show_ours_beside_the_published() -> None:
             }
         ],
     }
-    assert row_cells(content) == (["row", "accuracy (%)", "published"], [["kd", "80.00 ± 1.00", "90"]])
+    assert row_cells(content) == (["row", "accuracy (%)"], [["kd", "80.00 ± 1.00 (90)"]])
     html = page(content, {"line.svg": b"<svg/>"})
     for word in ("&lt;T&gt;", "P &amp; Q", "a &lt; b", "✓ held", "cifar100 is held against r", "PHN2Zy8+", "+10.00"):
         assert word in html

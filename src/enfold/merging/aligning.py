@@ -16,16 +16,12 @@ from enfold.errors import EnfoldError
 from enfold.members import Members, State
 from enfold.merging.soft import SoftAverage
 from enfold.merging.solve import REMEDY, condition
-from enfold.merging.states import example_of, states_of
+from enfold.merging.states import example_of, say_unaligned, states_of
 from enfold.seeds import generator
 from enfold.symmetry import Group, Symmetry, symmetries, weight_matching
 from enfold.train.objective import ByBatch, Moment, Objective
 
 Mixing = Literal["equal", "dirichlet"]
-
-
-class Unaligned(UserWarning):
-    """Some units, or all, are averaged as they are."""
 
 
 def distinct(members: Members) -> tuple[list[State], list[int]]:
@@ -51,14 +47,10 @@ def soft_symmetry(members: Members, data: Data, seed: int) -> Symmetry:
     soft = tuple(group for group in found.groups if all(axis.role != "both" for axis in group.axes))
     _require_solvable(soft, states_of(members)[0])
     left = [group.name for group in found.groups if group not in soft]
-    if left or not soft:
+    if left or not soft or found.note:
         reason = found.note or (f"tied weights make and take those of {', '.join(left)}" if left else "none is free")
         what = "some units are" if soft else "no unit is aligned, and all are"
-        warnings.warn(
-            f"{what} averaged as they are, because {reason}: print symmetries(network, example) to see them",
-            Unaligned,
-            stacklevel=4,
-        )
+        say_unaligned(what, reason)
     return Symmetry(soft, found.fixed, found.note)
 
 

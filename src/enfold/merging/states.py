@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -11,6 +12,10 @@ from enfold.data import Data, Split
 from enfold.errors import EnfoldError
 from enfold.members import Members, State
 from enfold.symmetry import Symmetry, symmetries
+
+
+class Unaligned(UserWarning):
+    """Some units, or all, are averaged as they are."""
 
 
 @torch.no_grad()
@@ -42,16 +47,24 @@ def example_of(data: Data) -> Tensor:
 
 
 def units_of(network: nn.Module, data: Data, seed: int = 0) -> Symmetry:
-    """What may be permuted in the network; one that cannot be looked at is refused with the reason."""
+    """What may be permuted in the network; a warning tells of what could not be looked at, an error if that is all."""
     with torch.random.fork_rng(devices=[]):  # a loader of the user's own may draw
         example = example_of(data)
     symmetry = symmetries(network, example, seed=seed)
-    if symmetry.note:
+    if symmetry.note and not symmetry.groups:
         raise EnfoldError(
             f"members are merged where the symmetries of their network are known, but in this {type(network).__name__} "
             f"{symmetry.note}: use average or a distillation for it"
         )
+    if symmetry.note:
+        say_unaligned("some units are", symmetry.note)
     return symmetry
+
+
+def say_unaligned(what: str, reason: str) -> None:
+    """Warn that units are averaged without having been brought into one order."""
+    told = f"{what} averaged as they are, because {reason}: print symmetries(network, example) to see them"
+    warnings.warn(told, Unaligned, stacklevel=5)
 
 
 def require_reference(index: int, num_members: int) -> int:

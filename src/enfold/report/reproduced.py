@@ -19,32 +19,28 @@ MARKS = {"held": "✓", "not held": "✗", "within noise": "≈", "not run": "�
 
 
 def row_cells(content: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The header and one list of cells a row: each metric as ours, then as published; rows of few metrics come last."""
+    """The header and one list of cells a row: ours, with what is published in brackets."""
     metrics = list(dict.fromkeys(metric for row in content["rows"] for metric in row["metrics"]))
-    header = [*(["run"] if len(content["runs"]) > 1 else []), "row"]
-    for metric in metrics:
-        header += [SHOWN.get(metric, (metric, 1, 3))[0], "published"]
+    several = len(content["runs"]) > 1
+    header = [*(["run"] if several else []), "row", *(SHOWN.get(metric, (metric,))[0] for metric in metrics)]
     cells = []
     for row in content["rows"]:
         name = row["row"].removeprefix(f"{row['run']}/")
-        line = [*([row["run"]] if len(content["runs"]) > 1 else []), name]
-        for metric in metrics:
-            line += _pair(row["metrics"].get(metric), metric)
-        cells.append(line)
-    kept = [index for index in range(len(header)) if index < 2 or any(line[index] != "-" for line in cells)]
-    return [header[index] for index in kept], [[line[index] for index in kept] for line in cells]
+        told = (_both(row["metrics"].get(metric), metric) for metric in metrics)
+        cells.append([*([row["run"]] if several else []), name, *told])
+    return header, cells
 
 
-def _pair(found: Mapping[str, Any] | None, metric: str) -> tuple[str, str]:
+def _both(found: Mapping[str, Any] | None, metric: str) -> str:
     if found is None:
-        return "-", "-"
+        return "-"
     _, scale, digits = SHOWN.get(metric, (metric, 1, 3))
     ours, published = found["ours"], found["published"]
     text = "-"
     if ours is not None:
         text = f"{scale * ours['mean']:.{digits}f}"
         text += "" if ours["std"] is None else f" ± {scale * ours['std']:.{digits}f}"
-    return text, "-" if published is None else f"{scale * published:g}"
+    return text if published is None else f"{text} ({scale * published:g})"
 
 
 def rows_table(content: Mapping[str, Any]) -> Table:
@@ -66,7 +62,7 @@ def title(content: Mapping[str, Any]) -> str:
     """What was reproduced, and how."""
     seeds = len(content["seeds"])
     spread = "1 seed" if seeds == 1 else f"{seeds} seeds, mean ± std"
-    return f"{content['title']}: test data at the scale {content['scale']}, {spread}"
+    return f"{content['title']}: test data at the scale {content['scale']}, {spread}; what is published in brackets"
 
 
 def notes(content: Mapping[str, Any]) -> list[str]:

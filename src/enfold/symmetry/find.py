@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -23,8 +25,9 @@ UNREACHED = "the outputs do not depend on it"
 def symmetries(network: nn.Module, example: Tensor, *, seed: int = 0) -> Symmetry:
     """Which axes of which parameters and buffers may be permuted together, each group verified in float64.
 
-    `example` is a small batch, (B, ...), whose values do not matter unless they are whole numbers. A network whose
-    graph depends on values has no groups, and `note` says why. The network is left as it is.
+    `example` is a small batch, (B, ...), whose values do not matter unless they are whole numbers. Where a module
+    decides by values, groups are those inside the modules that it calls, and `note` says why. The network is left as
+    it is.
     """
     skeleton = Skeleton(network)
     state = {name: tensor.detach().cpu() for name, tensor in read_state(network).items()}
@@ -35,10 +38,10 @@ def symmetries(network: nn.Module, example: Tensor, *, seed: int = 0) -> Symmetr
             walk.through(skeleton, state, example)
             bench = Bench.of(skeleton, state, example, generator(seed, "symmetry"))
         except Untraceable as error:
-            return _nothing(state, f"the graph depends on values or cannot be recorded: {error}")
+            return _nothing(state, f"the graph cannot be recorded: {error}")
         except Unverifiable as error:
             return _nothing(state, f"nothing could be verified: {error}")
-        return _verified(bench, walk, candidates(walk, _aliases(network, skeleton)))
+        return replace(_verified(bench, walk, candidates(walk, _aliases(network, skeleton))), note=_decisions(walk))
 
 
 def _running(skeleton: Skeleton, state: State, example: Tensor) -> Tensor:
@@ -62,6 +65,14 @@ def _running(skeleton: Skeleton, state: State, example: Tensor) -> Tensor:
 def _nothing(state: State, note: str) -> Symmetry:
     axes = [(name, axis) for name, tensor in state.items() for axis in range(tensor.ndim) if tensor.shape[axis] > 1]
     return Symmetry((), tuple(Fixed(name, axis, note) for name, axis in axes), note)
+
+
+def _decisions(walk: Walk) -> str:
+    if not walk.decisions:
+        return ""
+    found = list(walk.decisions.values())
+    more = f" ({len(found) - 1} more modules do)" if len(found) > 1 else ""
+    return f"the graph depends on values, so only what lies inside other modules is permuted: {found[0]}{more}"
 
 
 def _aliases(network: nn.Module, skeleton: Skeleton) -> dict[str, list[str]]:

@@ -101,5 +101,11 @@ def fixed_axes(walk: Walk, groups: list[Group], refused: dict[Place, str]) -> li
             if size > 1 and len(covered.get((name, number), ())) < size:
                 labels = [label for product in walk.space.normal(term) for label in product]
                 reasons = [reason for label in labels if (reason := walk.space.reason(label)) is not None]
-                found.append(Fixed(name, number, refused.get((name, number)) or next(iter(reasons), "of its size")))
+                found.append(
+                    Fixed(
+                        name,
+                        number,
+                        refused.get((name, number)) or next(iter(reasons), "a part of it is a single place"),
+                    )
+                )
     return found

@@ -102,7 +102,7 @@ def match(members: Members, *, example: Tensor, seed: int = 0) -> Stacked:
     states = [{name: tensor[index] for name, tensor in stacked.items()} for index in range(members.num_members)]
     network = members.network(states[0])
     symmetry = symmetries(network, example, seed=seed)
-    if symmetry.note:
+    if symmetry.note and not symmetry.groups:
         raise EnfoldError(
             f"hidden units are matched in networks whose symmetries are known, but in this {type(network).__name__} "
             f"{symmetry.note}: leave matching out for it"

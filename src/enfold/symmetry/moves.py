@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from enfold.symmetry.space import ONE, Term
-from enfold.symmetry.walk import NOWHERE, Place, Value, Walk, one_of, rule
+from enfold.symmetry.walk import NOWHERE, Place, Value, Values, Walk, one_of, rule
 
 
 @rule("view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten", "view_copy", "_reshape_copy")
@@ -90,6 +90,15 @@ def expand(walk: Walk, x: Value, *_: object, **__: object) -> Value:
         if walk.space.size(terms[axis]) != size:
             terms[axis] = walk.space.free(size)
     return Value(tuple(terms), tuple(origins), x.data)
+
+
+@rule("as_strided")
+def as_strided(walk: Walk, x: Value, sizes: Sequence[int], strides: Sequence[int], *_: object) -> Values:
+    """Axes stay if they are given the steps that they have, as pooling does to say how its result lies in memory."""
+    before = tuple(walk.space.size(term) for term in x.terms)
+    if tuple(sizes) == before and all(n == 1 or a == b for n, a, b in zip(sizes, strides, walk.strides, strict=True)):
+        return x
+    return walk.unknown(x)
 
 
 @rule("repeat")
@@ -200,6 +209,21 @@ def written(walk: Walk, x: Value, source: object = None, *args: int) -> Value:
         walk.producing(x)
         walk.producing(source)
     return Value(x.terms, (NOWHERE,) * x.ndim, x.data or source.data)
+
+
+@rule("index_add", "index_copy")
+def at_indices(walk: Walk, x: Value, dim: int, index: Value, source: Value, **_: object) -> Value:
+    """Values put at numbered places of one axis, which is fixed; along the others both are permuted alike."""
+    walk.fix(index, walk.why)
+    for axis, (one, other) in enumerate(zip(x.terms, source.terms, strict=True)):
+        if axis == dim % x.ndim:
+            walk.space.fix(one, walk.why)
+            walk.space.fix(other, walk.why)
+        else:
+            walk.unify(one, other)
+    walk.producing(x)
+    walk.producing(source)
+    return Value(x.terms, (NOWHERE,) * x.ndim)
 
 
 def slice_like(walk: Walk, x: Value, args: Sequence[int | None]) -> Value:

@@ -177,8 +177,10 @@ def embedding_bag(walk: Walk, weight: Value, indices: Value, *rest: object) -> t
 
 
 @rule("_scaled_dot_product_flash_attention_for_cpu", "scaled_dot_product_attention")
-def attention(walk: Walk, query: Value, key: Value, value: Value, *rest: object, **_: object) -> Values_:
-    """Queries and keys are contracted inside a head, values and weights over the tokens."""
+def attention(
+    walk: Walk, query: Value, key: Value, value: Value, *rest: object, attn_mask: Value | None = None, **_: object
+) -> Values_:
+    """Queries and keys are contracted inside a head, values and weights over the tokens; a mask has all their axes."""
     walk.fix(list(rest), walk.why)
     walk.unify(query.terms[-1], key.terms[-1])
     walk.unify(key.terms[-2], value.terms[-2])
@@ -186,6 +188,11 @@ def attention(walk: Walk, query: Value, key: Value, value: Value, *rest: object,
         walk.unify(walk.unify(q, k), v)
         for q, k, v in zip(query.terms[:-2], key.terms[:-2], value.terms[:-2], strict=True)
     ]
+    if attn_mask is not None:
+        scores = (*lead, query.terms[-2], key.terms[-2])
+        for one, other in zip(scores[-attn_mask.ndim :], attn_mask.terms, strict=True):
+            walk.unify(one, other)
+        walk.producing(attn_mask)
     found = Value((*lead, query.terms[-2], value.terms[-1]), (NOWHERE,) * query.ndim)
     others = tuple(walk.new(walk.why, sizes) for sizes in walk.all_sizes[1:])
     return (found, *others) if others else found

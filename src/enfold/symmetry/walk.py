@@ -1,7 +1,8 @@
 """A walk through a network that labels the axes of every value, by one rule an operation.
 
 Operations are seen as PyTorch dispatches them, so linear layers are matrix products and attention is products and a
-softmax, whoever wrote the module. What the network decides by values is not seen, so it is refused.
+softmax, whoever wrote the module. What a module decides by values is not seen, so all that it touches is fixed; other
+modules that it calls are followed from their inputs to their outputs.
 """
 
 from __future__ import annotations
@@ -80,7 +81,10 @@ class Walk(TorchDispatchMode):
         self.all_sizes: list[tuple[int, ...]] = []  # of all that it returns
         self._values: dict[int, Value] = {}
         self._kept: list[Tensor] = []  # so that no two tensors have the same id
+        self.decisions: dict[str, str] = {}  # modules that decide by a value, and where they do
+        self.strides: tuple[int, ...] = ()  # of what the operation was given first
         self._running: list[str] = []
+        self._touched: dict[str, list[Tensor]] = {}  # by each module itself, not by those that it calls
         self._uniform: set[int] = set()  # memory that holds one value everywhere
 
     @classmethod
@@ -96,15 +100,16 @@ class Walk(TorchDispatchMode):
         example = example.clone()
         self._hold(example, self.new("they are the network's inputs", example.shape))
         try:
-            with naming_modules(skeleton.network, self._running), torch.no_grad(), decomposed(), self:  # noqa: SIM117
-                with skeleton.holding(held) as network:
-                    outputs = float_outputs(network(example))
-        except Untraceable:
-            raise
+            named = naming_modules(skeleton.network, self._running, self._touch)
+            with named, torch.no_grad(), decomposed(), self, skeleton.holding(held) as network:
+                outputs = float_outputs(network(example))
         except Exception as error:  # whatever a network's own code or torch raises under a dispatch mode
             raise Untraceable((str(error).strip() or type(error).__name__).splitlines()[0]) from error
         for tensor in outputs:
             self.fix(self.value(tensor), "they are the network's outputs")
+        for name, decision in self.decisions.items():
+            for tensor in self._touched[name]:
+                self.fix(self.value(tensor), decision)
         self.space.settle()
 
     def _entering(self, name: str, sizes: Sequence[int], learned: bool) -> Value:
@@ -122,7 +127,8 @@ class Walk(TorchDispatchMode):
             lambda one: self._given(one, shared) if isinstance(one, Tensor) else one, (tuple(args), kwargs)
         )
         if self.name in VALUES and not all(value.constant for value in _values_in(given)):
-            raise Untraceable(f"{self._where()} decides by a value")
+            self.decisions.setdefault(self._module, f"{self._where()} decides by a value")
+        self._touch((args, kwargs))
         for value in _values_in(given):
             if value.numbers is not None:
                 self.space.fix(value.numbers, self.why)
@@ -133,7 +139,9 @@ class Walk(TorchDispatchMode):
             parts = func.decompose(*args, **kwargs) if _composite(func) else NotImplemented
             if parts is not NotImplemented:
                 return parts
+        self.strides = args[0].stride() if args and isinstance(args[0], Tensor) else ()
         result = func(*args, **kwargs)
+        self._touch(result)
         self._remember(func, (args, kwargs), result)
         several = isinstance(result, tuple | list)
         returned = list(result) if several else [result]
@@ -187,9 +195,16 @@ class Walk(TorchDispatchMode):
             self._values[id(tensor)] = value = replace(value, pending=())
         return value
 
+    def _touch(self, given: Any) -> None:
+        seen = (one for one in tree_leaves(given) if isinstance(one, Tensor))
+        self._touched.setdefault(self._module, []).extend(seen)
+
+    @property
+    def _module(self) -> str:
+        return self._running[-1] if self._running else ""
+
     def _where(self) -> str:
-        name = self._running[-1] if self._running else ""
-        return f"aten.{self.name} in " + (f"'{name}'" if name else "the network itself")
+        return f"aten.{self.name} in " + (f"'{self._module}'" if self._module else "the network itself")
 
     @property
     def why(self) -> str:

@@ -1,0 +1,139 @@
+"""Symmetries of patterns that networks from elsewhere have: masks by head, float32 inside, experts, decisions."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from known_networks import Calls
+from torch import Tensor, nn
+
+from enfold.members import Stacked
+from enfold.symmetry import Symmetry, match, permute, symmetries
+
+
+def found_in(network: nn.Module, inputs: Tensor) -> Symmetry:
+    """The symmetries, each group tried by itself on the network in float32."""
+    symmetry = symmetries(network.eval(), inputs)
+    expected = network(inputs)
+    for group in symmetry.groups:
+        other = copy.deepcopy(network)
+        other.load_state_dict(permute(other.state_dict(), symmetry, {group.name: torch.arange(group.size).roll(1)}))
+        torch.testing.assert_close(other(inputs), expected)
+    return symmetry
+
+
+def names_of(symmetry: Symmetry, group: str) -> set[str]:
+    return {axis.name for axis in symmetry[group].axes}
+
+
+def test_a_mask_by_head_is_permuted_with_the_heads():
+    def forward(net: Calls, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).unflatten(-1, (2, 4)).transpose(1, 2) for layer in (net.q, net.k, net.v))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=net.mask[None])
+        return net.out(y.transpose(1, 2).flatten(2))
+
+    layers = {name: nn.Linear(3, 8) for name in "qkv"}
+    network = Calls(forward, **layers, mask=nn.Parameter(torch.randn(2, 5, 5)), out=nn.Linear(8, 2))
+    symmetry = found_in(network, torch.randn(2, 5, 3))
+    (heads,) = (group for group in symmetry.groups if "mask" in {axis.name for axis in group.axes})
+    assert heads.size == 2
+    assert {"q.weight", "k.weight", "v.weight", "out.weight"} <= {axis.name for axis in heads.axes}
+
+
+def test_two_groups_of_two_units_that_hold_only_together_are_told_apart(monkeypatch):
+    from enfold.symmetry import walk
+
+    monkeypatch.setitem(walk.RULES, "mul", lambda _, x, y: x)  # as if the two were independent
+    network = Calls(lambda net, x: net.head(net.one(x) * net.two(x)), head=nn.Linear(2, 3))
+    network.one, network.two = nn.Linear(4, 2), nn.Linear(4, 2)
+    symmetry = symmetries(network, torch.zeros(2, 4))
+    assert not symmetry.groups
+    reasons = {fixed.reason for fixed in symmetry.fixed if fixed.name in ("one.bias", "two.bias")}
+    assert reasons == {"a random order along it changes the outputs"}
+
+
+def test_float32_inside_a_network_does_not_hide_its_symmetries():
+    def forward(net: Calls, x: Tensor) -> Tensor:
+        x = net.first(x)
+        wide = x.to(torch.float32)
+        normed = net.scale * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+        memory = torch.zeros(len(x), 6) + normed.float()
+        return net.head(memory @ net.mix.weight)
+
+    parts = {"first": nn.Linear(4, 6), "mix": nn.Linear(6, 6, bias=False), "head": nn.Linear(6, 3)}
+    symmetry = found_in(Calls(forward, **parts, scale=nn.Parameter(torch.ones(6))), torch.randn(2, 4))
+    assert [group.size for group in symmetry.groups] == [6, 6]
+    assert {"scale", "first.bias", "mix.weight"} == names_of(symmetry, "scale") - {"first.weight"}
+
+
+def test_pooling_over_transposed_tokens_keeps_the_channels():
+    network = Calls(
+        lambda net, x: net.head(net.pool(torch.relu(net.first(x)).transpose(1, 2)).flatten(1)),
+        first=nn.Linear(3, 6), pool=nn.AdaptiveAvgPool1d(1), head=nn.Linear(6, 2),
+    )  # fmt: skip
+    symmetry = found_in(network, torch.randn(2, 5, 3))
+    assert names_of(symmetry, "first") == {"first.weight", "first.bias", "head.weight"}
+
+
+def test_units_of_rows_that_are_added_at_indices():
+    def forward(net: Calls, x: Tensor) -> Tensor:
+        x = net.first(x)
+        held = torch.zeros_like(x).index_add_(0, torch.tensor([1, 0]), net.second(torch.relu(x)))
+        return net.head(x + held)
+
+    network = Calls(forward, first=nn.Linear(3, 6), second=nn.Linear(6, 6), head=nn.Linear(6, 2))
+    symmetry = found_in(network, torch.randn(2, 3))
+    assert names_of(symmetry, "first") == {f"{name}.weight" for name in ("first", "second", "head")} | {
+        "first.bias",
+        "second.bias",
+    }
+
+
+class Deciding(nn.Module):
+    """Two blocks; the second is run if the first says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = (nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 5)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.one(x)
+        return x + self.two(x) if x.sum() < 1e6 else x
+
+
+def test_where_a_module_decides_by_values_what_lies_inside_other_modules_is_permuted():
+    layers = [nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), Deciding(), nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 2)]
+    network = nn.Sequential(*layers)
+    symmetry = found_in(network, torch.randn(3, 4))
+    assert [group.name for group in symmetry.groups] == ["0", "3.one.0", "3.two.0", "4"]  # nothing across its border
+    assert names_of(symmetry, "3.one.0") == {"3.one.0.weight", "3.one.0.bias", "3.one.2.weight"}
+    decides = "in '3' decides by a value"
+    assert decides in symmetry.note
+    fixed = {(fixed.name, fixed.axis): fixed.reason for fixed in symmetry.fixed}
+    for place in (("2.bias", 0), ("3.one.0.weight", 1), ("3.one.2.bias", 0), ("4.weight", 1)):
+        assert decides in fixed[place]
+
+
+def test_a_module_that_decides_hands_over_nothing_between_those_that_it_calls():
+    def forward(net: Calls, x: Tensor) -> Tensor:
+        hidden = net.first(x)
+        return net.second(hidden) if bool((x > 1e6).any()) else net.third(hidden)
+
+    network = Calls(forward, first=nn.Linear(4, 5), second=nn.Linear(5, 3), third=nn.Linear(5, 3))
+    assert not symmetries(network, torch.zeros(2, 4)).groups  # the branch not taken has the other order
+
+
+@pytest.mark.parametrize("factor", [1.0, -1.0])
+def test_members_that_decide_are_matched_where_they_can_be(factor):
+    torch.manual_seed(0)
+    first = Deciding()
+    symmetry = symmetries(first, torch.zeros(2, 5))
+    second = copy.deepcopy(first)
+    orders = {group.name: torch.randperm(group.size) for group in symmetry.groups}
+    second.load_state_dict(permute(first.state_dict(), symmetry, orders))
+    matched = match(Stacked([first, second]), example=torch.zeros(2, 5))
+    inputs = factor * torch.randn(3, 5)
+    for index in range(2):
+        torch.testing.assert_close(matched.member(index)(inputs), first(inputs))
+    torch.testing.assert_close(dict(matched.member(1).state_dict()), dict(first.state_dict()))
