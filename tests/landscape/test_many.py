@@ -1,4 +1,4 @@
-"""Many networks are asked about examples of all classes, whatever the order of the data."""
+"""Many networks say what each says alone, about examples of all classes, whatever the order of the data."""
 
 import pytest
 import torch
@@ -6,9 +6,13 @@ from torch import nn
 
 from clouds import three_clouds
 from enfold.data import Data, Split
-from enfold.landscape.many import ROWS, chosen_examples, some_examples, state_of
+from enfold.errors import EnfoldError
+from enfold.landscape.many import ROWS, answers, chosen_examples, predictions, some_examples, state_of
 from enfold.landscape.paths import along, straight
 from enfold.landscape.planes import plane_map, radial
+from enfold.members import base
+from enfold.networks import MLP
+from enfold.train.batch_norm import reestimate
 
 
 def normed() -> nn.Module:
@@ -60,3 +64,44 @@ def test_statistics_of_batches_do_not_tell_the_class_in_sorted_data(ends) -> Non
 def test_one_example_alone_in_the_last_batch_is_left_out(ends) -> None:
     data = three_clouds(10, 10, ROWS + 1)
     assert bool(torch.isfinite(along(normed(), straight(*ends, 3), data, batch_norm="train").loss).all())
+
+
+@pytest.mark.parametrize(("count", "engine"), [(3, "loop"), (4, "auto"), (10, "auto")])
+def test_an_engine_is_chosen_once_for_all_and_each_network_says_what_it_says_alone(
+    monkeypatch: pytest.MonkeyPatch, count: int, engine: str
+) -> None:
+    chosen: list[tuple[str, int]] = []
+
+    def choose(name, skeleton, state, inputs):
+        chosen.append((name, len(next(iter(state.values())))))
+        return true(name, skeleton, state, inputs)
+
+    true = base.choose_engine
+    monkeypatch.setattr(base, "choose_engine", choose)
+    torch.manual_seed(0)
+    networks, data = [MLP(4, [6, 5], 3) for _ in range(count)], three_clouds(10, 10, 30)
+    parts = list(answers(networks[0], map(state_of, networks), data, at_once=4))
+    assert [part.num_members for part in parts] == [4] * (count // 4) + [count % 4] * (count % 4 > 0)
+    assert chosen == [(engine, 2)]
+    said = torch.cat([part.log_probs for part in parts])
+    with torch.no_grad():
+        alone = torch.stack([network(data.prepare(data.test.inputs)).log_softmax(-1) for network in networks])
+    torch.testing.assert_close(said, alone)
+
+
+def test_statistics_are_measured_of_every_network_also_of_the_last_few() -> None:
+    torch.manual_seed(0)
+    networks, data = [normed() for _ in range(5)], three_clouds(90, 10, 30)
+    said = predictions(networks[0], map(state_of, networks), data, batch_norm="reset", at_once=3)
+    for index, network in enumerate(networks):
+        reestimate(network, data)
+        with torch.no_grad():
+            alone = network.eval()(data.prepare(data.test.inputs)).log_softmax(-1)
+        torch.testing.assert_close(said.log_probs[index], alone)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_inputs_of_another_shape_are_named(count: int) -> None:
+    network = MLP(5, [6], 3)
+    with pytest.raises(EnfoldError, match=r"whose first layer takes 5 features, fails on inputs of shape \(4,\)"):
+        predictions(network, [state_of(network)] * count, three_clouds(10, 10, 30), at_once=4)

@@ -138,12 +138,18 @@ def test_samples_without_spread_are_their_centre(kept: Trajectory, kind) -> None
             torch.testing.assert_close(state[name], centre[name])
 
 
+def flattened(states: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+    return torch.stack([torch.cat([state[n].flatten() for n in ("0.weight", "3.weight")]) for state in states]).double()
+
+
 def test_samples_lie_where_their_kind_says(kept: Trajectory) -> None:
     data, path = three_clouds(60, 20, 30), kept.of_member(1)[1:]
-    drawn = each(sampled(network(), path, "pca", 5, data, rank=2))
-    flat = torch.stack([torch.cat([state[n].flatten() for n in ("0.weight", "3.weight")]) for state in drawn]).double()
-    centred = flat - flat.mean(0)
-    assert torch.linalg.matrix_rank(centred, rtol=1e-4) == 2
+    for kind, own in (("pca", path), ("pca_random", path[-1:])):  # which asks for no spread of training's
+        flat = flattened(each(sampled(network(), own, kind, 5, data, rank=2)))
+        assert torch.linalg.matrix_rank(flat - flat.mean(0), rtol=1e-4) == 2
+    around = flattened(each(sampled(network(), path, "pca_random", 5, data, scale=0.0, fitted=4)))
+    assert float((around - around[0]).norm()) == 0, "the mean of the random samples that axes are fitted to"
+    assert 0 < float((around[0] - flattened(path[-1:])[0]).norm()) < 10, "which are at most 10 away from the end"
     with pytest.raises(EnfoldError, match="2 or more networks"):
         sampled(network(), path[-1:], "gaussian", 2, data)
 

@@ -17,12 +17,13 @@ from safetensors.torch import save_file
 from enfold.errors import EnfoldError
 from enfold.metrics import auroc
 from enfold.report import doubt_blocks
+from enfold.report.blocks import Block, Figure, Notes
 from enfold.report.card import model_card
 from enfold.report.content import Content, Difference
 from enfold.report.doubt_blocks import METRICS
 from enfold.report.figure import write_figure
 from enfold.report.page import page, plain
-from enfold.report.sections import listed_blocks
+from enfold.report.sections import alignment_blocks, listed_blocks
 from enfold.report.svg import inline
 from enfold.run.gather import gather
 
@@ -241,6 +242,32 @@ def test_listed_figures_are_shown_whoever_drew_them(own_run: Path) -> None:
     shown = page([gather(own_run)])
     assert _sections(shown)[-2:] == ["alignment", "record"], "the figures of alignment have a section of their own"
     assert "landscape" not in _sections(shown)
+
+
+@pytest.mark.parametrize(("name", "blocks"), [("landscape", listed_blocks), ("alignment", alignment_blocks)])
+def test_of_several_seeds_the_first_that_has_figures_is_shown_and_the_others_are_named(
+    tmp_path: Path, stored_run: Path, name: str, blocks: Callable[[Content], list[Block]]
+) -> None:
+    run = Path(shutil.copytree(stored_run, tmp_path / "run"))
+    content = gather(run)
+    for home, shown, told in (
+        ("seed-1", "seed-1", [("seed 1", "figures of one seed of 2; no other has them yet")]),
+        ("seed-0", "seed-0", [("seed 0", f"figures of one seed of 2; others are in seed-1/{name}")]),
+        (".", "seed-0", [("seed 0", f"figures of one seed of 2; others are in seed-1/{name}, {name}")]),
+    ):
+        folder = run / home / name
+        folder.mkdir()
+        (folder / "plane.svg").write_text("<svg></svg>")
+        entry = {"file": "plane.svg", "title": home, "caption": "Low is dark.", "alt": "A plane"}
+        (folder / "figures.json").write_text(json.dumps({"figures": [entry]}))
+        notes, figure = blocks(content)
+        assert isinstance(notes, Notes)
+        assert list(notes.notes) == told
+        assert isinstance(figure, Figure)
+        assert figure.title == shown
+    shutil.rmtree(run / "seed-0" / name), shutil.rmtree(run / "seed-1" / name)
+    (figure,) = blocks(content)
+    assert figure.title == ".", "what lies in the run itself needs no remark"
 
 
 def test_scores_under_shift_and_outside_have_sections_of_their_own(

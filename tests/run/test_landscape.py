@@ -24,7 +24,7 @@ from enfold.run import RunDirectory, parse_recipe, views
 from enfold.run.execute import cells, execute
 from enfold.run.landscape import Asked, stored_parts, study
 from enfold.run.stages import Cell
-from enfold.run.views import VIEWS
+from enfold.run.views import SAMPLED, VIEWS
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
@@ -101,10 +101,13 @@ def test_every_part_is_computed_and_true_and_can_be_drawn(run: Path, tmp_path: P
     asked = chosen_examples(100, 50)
     of_fold = diversity_points(said.member(0), Predictions(stored.log_probs[:, asked], stored.labels[asked]))
     torch.testing.assert_close(arrays["diversity"]["fold: average/diversity"], of_fold[1])
-    for kind in ("random", "dropout", "gaussian", "pca"):
+    for kind in SAMPLED:
         within = arrays["sizes"][f"{kind}/within/brier"]
         assert len(within) == 8
         assert float(within[-1]) == pytest.approx(float(arrays["sizes"][f"{kind}/0/brier"][0])), "one mode, all samples"
+    assert parts["map"][0]["facts"]["kinds"] == ["training", "averaged", *SAMPLED]
+    assert arrays["map"]["kind"].bincount().tolist() == [9, 3, *[24] * len(SAMPLED)], "epochs, means, samples of three"
+    assert set(SAMPLED) <= set(parts["diversity"][0]["facts"]["groups"])
     _are_at_odds(arrays["outside"], said, members, cell)
     for name, (content, tensors) in parts.items():
         _can_be_drawn(name, content, {key: np.asarray(tensor) for key, tensor in tensors.items()})
@@ -120,6 +123,8 @@ def _are_at_odds(found: dict[str, torch.Tensor], said: Predictions, members: Any
         assert float(found[f"independent trainings/{name}"]) == pytest.approx(float(entropies[0] - entropies[1]), 1e-4)
     for kind in ("dropout", "gaussian", "pca"):
         assert 0 <= float(found[f"{kind}/test data"]) < float(found["independent trainings/test data"])
+    for kind in ("random", "pca_random"):
+        assert float(found[f"{kind}/test data"]) > 0, "as far as 10, which is beyond so small a network's own mode"
 
 
 def _can_be_drawn(name: str, content: dict[str, Any], arrays: dict[str, Any]) -> None:
@@ -214,6 +219,16 @@ def test_parts_of_an_older_format_are_made_anew(run: Path) -> None:
     assert study(cell_in(run), folder, asked)["similarity"]["state"] == "computed"
 
 
+def test_parts_with_samples_are_made_anew_where_there_are_more_kinds(run: Path, monkeypatch) -> None:
+    asked, folder = Asked(("diversity", "similarity"), examples=50), run / "landscape"
+    monkeypatch.setattr(views, "SAMPLED", SAMPLED[:-1])
+    study(cell_in(run), folder, asked)
+    monkeypatch.undo()
+    found = study(cell_in(run), folder, asked)
+    assert {name: part["state"] for name, part in found.items()} == {"diversity": "computed", "similarity": "there"}
+    assert "pca_random" in found["diversity"]["facts"]["groups"]
+
+
 @pytest.mark.slow
 def test_landscape_and_alignment_stand_in_one_page(enfold, run: Path) -> None:
     """Real figures of both in a real browser: each in its section, with words, and nothing is asked for."""
@@ -248,7 +263,7 @@ def test_landscape_and_alignment_stand_in_one_page(enfold, run: Path) -> None:
 def test_wrong_asks_are_named(enfold, finished: Path) -> None:
     for arguments, says in (
         (("--only", "radiall"), "got 'radiall', did you mean 'radial': choose among them"),
-        (("--seed", 7), r"has the seeds \[0\], got 7"),
+        (("--seed", 7), "must be one of the run's, 0, got 7: choose one of them, or leave --seed out"),
         (("--examples", 3), "examples must be at least 10, got 3"),
         (("--size", 1), "size must be at least 2, got 1"),
     ):

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from enfold.cli.options import AsJson, Device, Run, Trust, console, drawn, numbers, print_json, words
+from enfold.cli.options import AsJson, Device, Run, Seed, Trust, console, drawn, numbers, print_json, words
 from enfold.errors import EnfoldError
 
 
@@ -51,28 +51,31 @@ def alignment(
     noises: Annotated[str, typer.Option(help="Of planted permutations, in deviations of weights.")] = "0,1,3,10,30",
     points: Annotated[int, typer.Option(help="On each line.")] = 21,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Of permAVG: --set matched=12")] = None,
-    out: Annotated[Path | None, typer.Option(help="A folder for it; RUN/alignment if not given.")] = None,
+    seed: Seed = None,
+    out: Annotated[Path | None, typer.Option(help="A folder for it; alignment in the seed's if not given.")] = None,
     device: Device = "cpu",
     as_json: AsJson = False,
     trust_code: Trust = False,
 ) -> None:
     """Look at what alignment does to a run's members: weights, lines, soft permutations, averages, known pairs.
 
-    Of a run of several seeds the first is taken. Parts that are finished are kept and not computed again.
+    Each seed's is kept with it. Parts that are finished are not computed again.
     """
     from enfold.cli.preflight import check_device, require_trust
     from enfold.report.alignment import alignment_figures
     from enfold.report.alignment_table import alignment_tables
     from enfold.run import open_run
     from enfold.run.alignment import PARTS, Asked, chosen_fold, stored_matrices, study
-    from enfold.run.execute import cells
+    from enfold.run.analyses import home
+    from enfold.run.execute import cell_of
 
     check_device(device)
     opened, recipe = open_run(run_directory)
     require_trust(recipe, trust_code, run_directory)
     parts = words(only) or PARTS
     asked = Asked(members, examples, points, numbers(temperatures), numbers(noises), parts)
-    cell, folder = cells(opened, recipe, device)[0], out or opened.path / "alignment"
+    cell = cell_of(opened, recipe, seed, device)
+    folder = home("alignment", cell, out)
     found = study(cell, folder, asked, chosen_fold(cell, temperature, epochs, overrides or ()))
     figures = drawn(lambda: alignment_figures(found, stored_matrices(folder), folder))
     if as_json:
@@ -135,29 +138,32 @@ def landscape(
         str | None, typer.Option(help="Some parts: similarity,diversity,map,radial,three,sizes,outside,paths.")
     ] = None,
     minutes: Annotated[float, typer.Option(help="A part that would take longer is left out, and named.")] = 10.0,
-    seed: Annotated[int | None, typer.Option(help="Of a run of several; the first if not given.")] = None,
+    seed: Seed = None,
     examples: Annotated[int, typer.Option(help="Networks are asked about so many test examples.")] = 500,
     size: Annotated[int, typer.Option(help="Points along each side of a plane.")] = 41,
-    out: Annotated[Path | None, typer.Option(help="A folder for it; RUN/landscape if not given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A folder for it; landscape in the seed's if not given.")] = None,
     device: Device = "cpu",
     as_json: AsJson = False,
     trust_code: Trust = False,
 ) -> None:
     """Draw where a run's networks lie: how alike they are, paths and planes between them, what more of them give.
 
-    Parts that are finished are kept and not computed again.
+    Each seed's is kept with it. Parts that are finished are not computed again.
     """
     from enfold.cli.preflight import check_device, require_trust
     from enfold.report.landscape import landscape_figures
     from enfold.report.landscape_words import landscape_table
     from enfold.run import open_run
-    from enfold.run.landscape import Asked, cell_of, stored_parts, study
+    from enfold.run.analyses import home
+    from enfold.run.execute import cell_of
+    from enfold.run.landscape import Asked, stored_parts, study
 
     check_device(device)
     asked = Asked(words(only), minutes, examples, size)
     opened, recipe = open_run(run_directory)
     require_trust(recipe, trust_code, run_directory)
-    cell, folder = cell_of(opened, recipe, seed, device), out or opened.path / "landscape"
+    cell = cell_of(opened, recipe, seed, device)
+    folder = home("landscape", cell, out)
     found = study(cell, folder, asked)
     figures = drawn(lambda: landscape_figures(stored_parts(folder), folder))
     if as_json:

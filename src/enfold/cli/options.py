@@ -26,6 +26,7 @@ Label = Annotated[str | None, typer.Option(help="The name of its row; the method
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="A setting of the method: --set rank=2 --set plan.epochs=5")
 ]
+Seed = Annotated[int | None, typer.Option(help="Of a run of several; the first if not given.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run with trained members.")]
 
 

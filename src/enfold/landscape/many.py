@@ -15,6 +15,8 @@ from enfold.data.dataset import evaluation_batches
 from enfold.errors import EnfoldError
 from enfold.evaluate import PartName
 from enfold.members import Members, Stacked, State
+from enfold.members.engines import EngineName
+from enfold.members.shapes import refuse_shape
 from enfold.members.skeleton import read_state
 from enfold.modes import evaluating
 from enfold.predictions import Predictions
@@ -45,15 +47,58 @@ def answers(
     few, states = some_examples(data, part, examples), iter(states)
     if batch_norm == "train":
         few = _shuffled(few, part)
-    crowd: Stacked | None = None
+    crowd: _Crowd | None = None
     while held := list(islice(states, at_once)):
-        if crowd is None or crowd.num_members != len(held):
-            # Choosing an engine takes as long as asking some fifty small networks one after the other.
-            crowd = Stacked([network] * len(held), "auto" if len(held) == at_once else "loop").eval()
-        _fill(crowd, held)
-        if batch_norm == "reset" and _norms(crowd):
-            _measure(crowd, data)
+        if crowd is None:
+            # Choosing an engine takes as long as asking some ten small networks one after the other.
+            crowd = _Crowd(network, len(held), "auto" if len(held) == at_once else "loop")
+        crowd.fill(held)
+        if batch_norm == "reset":
+            crowd.measure(data)
         yield _ask(crowd, few, part, batch_norm)
+
+
+class _Crowd:
+    """Room for a few networks at a time; the engine that runs them is chosen once, and checked with two of them."""
+
+    def __init__(self, network: nn.Module, size: int, engine: EngineName) -> None:
+        # Choosing and checking run all networks that are there several times: two tell as much as many.
+        self.tried = Stacked([network] * min(size, 2), engine).eval()
+        self.room = Stacked([network] * size, engine).eval()
+        self.count = size
+
+    @torch.no_grad()
+    def fill(self, states: Sequence[State]) -> None:
+        """Put these in, at most as many as there is room for."""
+        self.count = len(states)
+        for name, tensor in self.room.expand().items():
+            for index, state in enumerate(states):
+                tensor[index].copy_(state[name])
+
+    @property
+    def norms(self) -> list[_BatchNorm]:
+        """The batch norms by whose mode all networks run."""
+        return [layer for layer in self.tried.skeleton.network.modules() if isinstance(layer, _BatchNorm)]
+
+    @torch.no_grad()
+    def measure(self, data: Data) -> None:
+        """Batch-norm statistics of every network, on the training part."""
+        held = self.room.expand()
+        for index in range(self.count if self.norms else 0):
+            network = self.room.member(index)
+            reestimate(network, data)
+            buffers = dict(network.named_buffers())
+            for name in self.room.skeleton.buffers:
+                held[name][index].copy_(buffers[name])
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """(B, ...) -> (networks, B, C)."""
+        held = {name: tensor[: self.count] for name, tensor in self.room.expand().items()}
+        try:
+            return self.tried.engine(inputs)(held, inputs, False)
+        except Exception as error:
+            refuse_shape(self.tried, inputs, error)
+            raise
 
 
 def predictions(network: nn.Module, states: Iterable[State], data: Data, **settings: object) -> Predictions:
@@ -141,34 +186,12 @@ def mixture(states: Sequence[State], weights: Tensor) -> State:
 
 
 @torch.no_grad()
-def _fill(crowd: Stacked, states: Sequence[State]) -> None:
-    for name, tensor in crowd.tree.state().items():
-        for index, state in enumerate(states):
-            tensor[index].copy_(state[name])
-
-
-def _norms(crowd: Stacked) -> list[_BatchNorm]:
-    return [layer for layer in crowd.skeleton.network.modules() if isinstance(layer, _BatchNorm)]
-
-
-@torch.no_grad()
-def _measure(crowd: Stacked, data: Data) -> None:
-    held = crowd.tree.state()
-    for index in range(crowd.num_members):
-        network = crowd.member(index)
-        reestimate(network, data)
-        buffers = dict(network.named_buffers())
-        for name in crowd.skeleton.buffers:
-            held[name][index].copy_(buffers[name])
-
-
-@torch.no_grad()
-def _ask(crowd: Stacked, data: Data, part: PartName, batch_norm: BatchNorm) -> Predictions:
-    device = next(crowd.parameters()).device
+def _ask(crowd: _Crowd, data: Data, part: PartName, batch_norm: BatchNorm) -> Predictions:
+    device = next(crowd.room.parameters()).device
     log_probs, labels = [], []
-    with evaluating(crowd):
+    with evaluating(crowd.tried):
         if batch_norm == "train":
-            for layer in _norms(crowd):
+            for layer in crowd.norms:
                 layer.train()
         for inputs, batch_labels in evaluation_batches(data, getattr(data, part), ROWS):
             log_probs.append(torch.log_softmax(crowd(inputs.to(device)).float(), dim=-1).cpu())

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from enfold.files import write_json
 from enfold.report.figure import FAINT, INK, write_figure
-from enfold.report.landscape_words import WORDS
+from enfold.report.landscape_words import WORDS, called
 
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Any]  # tensors or arrays by name
@@ -20,7 +20,9 @@ Facts = Mapping[str, Any]
 
 # Colours that people with any colour vision tell apart (M. Okabe and K. Ito, 2008); shapes and dashes do without.
 RUNS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-SHAPES = {"training": ".", "averaged": "*", "random": "x", "dropout": "+", "gaussian": "s", "pca": "D"}
+SAMPLES = {"random": "x", "dropout": "+", "gaussian": "s", "pca": "D", "pca_random": "<"}
+SHAPES = {"training": ".", "averaged": "*", **SAMPLES}
+HOLLOW = ("s", "D", "<")
 GROUPS = {
     "original": ("#333333", "-", "o"),
     "independent training": ("#333333", "-", "o"),
@@ -30,6 +32,7 @@ GROUPS = {
     "dropout": ("#56B4E9", "-.", "+"),
     "gaussian": ("#009E73", "--", "s"),
     "pca": ("#D55E00", ":", "D"),
+    "pca_random": ("#0072B2", "-.", "<"),
 }
 PATHS = {
     "straight": ("#777777", "--"),
@@ -121,7 +124,7 @@ def draw_map(facts: Facts, arrays: Arrays) -> Any:
             marker=SHAPES[kind],
             ms=9 if kind in ("averaged", "training") else 6,
             **_hollow(kind, INK),
-            label=words.get(kind, f"{kind} samples"),
+            label=words.get(kind, _samples_called(kind)),
         )
         for kind in kinds
     ]
@@ -130,7 +133,11 @@ def draw_map(facts: Facts, arrays: Arrays) -> Any:
 
 
 def _hollow(kind: str, colour: str) -> dict[str, Any]:
-    return {"mfc": "none", "mec": colour} if kind in ("gaussian", "pca") else {}
+    return {"mfc": "none", "mec": colour} if SHAPES[kind] in HOLLOW else {}
+
+
+def _samples_called(group: str) -> str:
+    return f"{called(group)} samples" if group in SAMPLES else group
 
 
 def _plot_kind(axes: Any, points: Array, kind: str, colour: str) -> None:
@@ -156,11 +163,10 @@ def draw_diversity(facts: Facts, arrays: Arrays) -> Any:
     for group in facts["groups"]:
         colour, _, marker = GROUPS.get(group, ("", "", "^" if group.startswith("share") else "v"))
         colour = colour or next(colours, FAINT)
-        filled = {"mfc": "none"} if marker in ("s", "D") else {}
+        filled = {"mfc": "none"} if marker in HOLLOW else {}
         x, y = 100 * arrays[f"{group}/accuracy"], arrays[f"{group}/diversity"]
         shown = np.isfinite(y) & (x >= low)
-        label = f"{group} samples" if group in ("random", "dropout", "gaussian", "pca") else group
-        label = {"averaged": "averaged weights"}.get(group, label)
+        label = {"averaged": "averaged weights"}.get(group, _samples_called(group))
         label += "" if shown.any() else f" (at {x.mean():.0f} %, off the scale)"
         size = {"*": 12, "o": 7}.get(marker, 6)
         handles += axes.plot(x[shown], y[shown], marker, ls="", color=colour, ms=size, label=label, **filled)
@@ -295,10 +301,10 @@ def draw_sizes(facts: Facts, arrays: Arrays) -> Any:
     for group in facts["groups"]:
         colour, dashes, marker = GROUPS[group]
         style = {"color": colour, "ls": dashes, "marker": marker, "ms": 5, "lw": 1.4}
-        style |= {"mfc": "none"} if marker in ("s", "D") else {}
+        style |= {"mfc": "none"} if marker in HOLLOW else {}
         for column, score in enumerate(NAMED):
             scale = 100 if score in PERCENT else 1
-            line = _counted(place["modes"][column], scale * arrays[f"{group}/0/{score}"], **style, label=group)
+            line = _counted(place["modes"][column], scale * arrays[f"{group}/0/{score}"], **style, label=called(group))
             handles += line if column == 0 else []
             if group in facts["within"]:
                 _counted(place["samples"][column], scale * arrays[f"{group}/within/{score}"], **style)
@@ -343,9 +349,9 @@ def draw_outside(facts: Facts, arrays: Arrays) -> Any:
     handles = []
     for group in facts["groups"]:
         colour, _, marker = GROUPS[group]
-        filled = {"mfc": "none"} if marker in ("s", "D") else {}
+        filled = {"mfc": "none"} if marker in HOLLOW else {}
         values = [float(arrays[f"{group}/{where}"]) for where in sets]
-        label = group if group == "independent trainings" else f"{group} samples"
+        label = _samples_called(group)
         handles += axes.plot(values, range(len(sets)), marker, ls="", color=colour, ms=7, label=label, **filled)
     axes.set_yticks(range(len(sets)), sets)
     axes.set_ylim(len(sets) - 0.5, -0.5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,9 +41,9 @@ def _in_short(name: str, facts: Facts) -> str:
     if name == "outside":
         return f"{facts['networks']} networks of {len(facts['groups'])} groups on {', '.join(facts['sets'])}"
     if name == "map":
-        return f"trainings with samples: {', '.join(kind for kind in facts['kinds'] if kind != 'training')}"
+        return f"trainings with samples: {_list(kind for kind in facts['kinds'] if kind != 'training')}"
     if name == "sizes":
-        return f"{', '.join(facts['groups'])}; severities {', '.join(map(str, facts['severities']))}"
+        return f"{_list(facts['groups'])}; severities {', '.join(map(str, facts['severities']))}"
     return f"{facts['size']} x {facts['size']} networks"
 
 
@@ -92,7 +92,7 @@ def _diversity(facts: Facts, arrays: Facts, settings: Facts) -> Words:
         "its accuracy. The upper curve is that of errors independent of the base's, the lower one that of the base "
         "with answers exchanged at random. High and far right is what an ensemble wants: different and good. "
         f"{told}{_asked(settings)}",
-        "alt": f"Scatter of {', '.join(facts['groups'])} between two limiting curves. {told}".strip(),
+        "alt": f"Scatter of {_list(facts['groups'])} between two limiting curves. {told}".strip(),
     }
 
 
@@ -131,7 +131,7 @@ def _sizes(facts: Facts, arrays: Facts, settings: Facts) -> Words:
     first, last = (float(arrays["original/0/nll"][at]) for at in (0, -1))
     count = len(arrays["original/0/nll"])
     inside = ", ".join(
-        f"{name} {float(arrays[f'{name}/within/nll'][0]):.3f} to {float(arrays[f'{name}/within/nll'][-1]):.3f}"
+        f"{called(name)} {float(arrays[f'{name}/within/nll'][0]):.3f} to {float(arrays[f'{name}/within/nll'][-1]):.3f}"
         for name in facts["within"]
     )
     below = "Below, on the same scale, samples of one mode alone, mean over modes. " if facts["within"] else ""
@@ -159,8 +159,17 @@ def _outside(facts: Facts, arrays: Facts, settings: Facts) -> Words:
         "over all choices of so many networks and, of samples, over the runs they surround. 0 is one voice. The "
         "further right on inputs from outside, the better an ensemble knows that it does not know. Of independent "
         f"trainings, in nats: {told}. {_asked(settings)}",
-        "alt": f"Dot plot of the Jensen-Shannon divergence of {', '.join(facts['groups'])}. Of {first} (nats): {told}.",
+        "alt": f"Dot plot of the Jensen-Shannon divergence of {_list(facts['groups'])}. Of {first} (nats): {told}.",
     }
+
+
+def called(group: str) -> str:
+    """A group as people read it; labels of shares and folds stay as they are."""
+    return {"pca_random": "pca-random"}.get(group, group)
+
+
+def _list(groups: Iterable[str]) -> str:
+    return ", ".join(map(called, groups))
 
 
 def _number(value: float | None) -> str:

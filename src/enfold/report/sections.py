@@ -112,32 +112,48 @@ def _shift(content: Content, row: str, metric: str, scale: float, digits: int) -
 
 def alignment_blocks(content: Content) -> list[Block]:
     """The figures of `enfold alignment`."""
-    return _figures_in(content, [file for file in _listings(content) if file.parent.name == "alignment"])
+    return _blocks_in(content, [file for file in _listings(content) if file.parent.name == "alignment"])
 
 
 def listed_blocks(content: Content) -> list[Block]:
     """Every other figure that a figures.json anywhere in the run names, but for those that a page draws itself."""
     drawn_here = {"alignment", FOLDER}
-    return _figures_in(content, [file for file in _listings(content) if file.parent.name not in drawn_here])
+    return _blocks_in(content, [file for file in _listings(content) if file.parent.name not in drawn_here])
 
 
 def _listings(content: Content) -> list[Path]:
     return sorted(content.folder.rglob("figures.json"))
 
 
-def _figures_in(content: Content, listings: Iterable[Path]) -> list[Block]:
-    blocks: list[Block] = []
+def _blocks_in(content: Content, listings: Iterable[Path]) -> list[Block]:
+    """The figures listed; where several seeds have the same listing, those of the first, and where the others are."""
+    seeds = {each.folder: each.seed for each in content.seeds if each.folder != content.folder}
+    homes = [*seeds, content.folder]
+    found: dict[Path, list[Path]] = {}  # where in its seed's folder, or in the run's -> whose have it, in their order
     for file in listings:
-        try:
-            entries = json.loads(file.read_text(encoding="utf-8"))
-            entries = entries["figures"] if isinstance(entries, dict) else entries
-            blocks += [_listed(content.folder, file, entry) for entry in entries]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise EnfoldError(
-                f"'{file}' must list figures by file, title, caption and alt, but it cannot be read "
-                f"({type(error).__name__}: {error}): draw them again"
-            ) from error
+        home = next(home for home in homes if file.is_relative_to(home))
+        found.setdefault(file.relative_to(home), []).append(home)
+    blocks: list[Block] = []
+    for name, held in found.items():
+        first, *others = sorted(held, key=homes.index)
+        if first in seeds:
+            places = ", ".join(str((home / name).parent.relative_to(content.folder)) for home in others)
+            told = f"others are in {places}" if others else "no other has them yet"
+            blocks.append(Notes(((f"seed {seeds[first]}", f"figures of one seed of {len(seeds)}; {told}"),)))
+        blocks += _figures_in(content, first / name)
     return blocks
+
+
+def _figures_in(content: Content, listing: Path) -> list[Figure]:
+    try:
+        entries = json.loads(listing.read_text(encoding="utf-8"))
+        entries = entries["figures"] if isinstance(entries, dict) else entries
+        return [_listed(content.folder, listing, entry) for entry in entries]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EnfoldError(
+            f"'{listing}' must list figures by file, title, caption and alt, but it cannot be read "
+            f"({type(error).__name__}: {error}): draw them again"
+        ) from error
 
 
 def _listed(run: Path, listing: Path, entry: Any) -> Figure:

@@ -101,8 +101,6 @@ def chosen_fold(cell: Cell, temperature: float, epochs: int | None, changes: Seq
 def study(cell: Cell, folder: Path, asked: Asked, fold: PermAVG) -> dict[str, Any]:
     """All parts asked for, by name, as JSON holds them; those that are in the folder already are read."""
     asked.check(cell)
-    if folder.exists() and not folder.is_dir():
-        raise EnfoldError(f"a study needs a folder, got the file '{folder}': choose another --out")
     own = _Study(cell, folder, asked, fold)
     found: dict[str, Any] = {}
     with progress("alignment", len(asked.only)) as bar:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,44 @@ Tree = dict[str, Any]
 HOURS = 24 * 60.0  # minutes that a landscape may take: who reproduces it wants all of it
 
 
+def home(name: str, cell: Cell, out: Path | None = None) -> Path:
+    """The folder of an analysis: with its seed, unless it is to be elsewhere; one that holds another seed's is refused.
+
+    A run of one seed is its own seed's folder.
+    """
+    folder = cell.run.path / name if out is None else out
+    if folder.exists() and not folder.is_dir():
+        raise EnfoldError(f"an analysis needs a folder, got the file '{folder}': choose another --out")
+    others = sorted(_seeds_in(folder) - {cell.seed})
+    if others:
+        raise EnfoldError(
+            f"a folder holds the {name} of one seed, but '{folder}' has that of seed {others[0]}, got seed "
+            f"{cell.seed}: choose another --out, or leave it out"
+        )
+    return folder
+
+
+def _seeds_in(folder: Path) -> set[int]:
+    """Of the parts that lie there; files that are none, or are damaged, are not asked here."""
+    found = set()
+    for file in folder.glob("*.json"):
+        try:
+            found.add(json.loads(file.read_text(encoding="utf-8"))["settings"]["seed"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return {seed for seed in found if isinstance(seed, int)}
+
+
 def analyse(name: str, cell: Cell, settings: Mapping[str, Any]) -> Tree:
     """What the analysis found of one seed, kept in a folder of its name; what is there is not computed again."""
     if name not in ANALYSES:
         raise EnfoldError(f"an analysis must be one of {', '.join(ANALYSES)}, got '{name}'{nearest(name, ANALYSES)}")
-    return ANALYSES[name](cell, cell.run.path / name, {key: as_tuples(value) for key, value in settings.items()})
+    return ANALYSES[name](cell, home(name, cell), {key: as_tuples(value) for key, value in settings.items()})
 
 
 def draw(name: str, cell: Cell, found: Tree) -> list[Path]:
     """The figures of what was found, as SVG."""
-    folder = cell.run.path / name
+    folder = home(name, cell)
     if name == "landscape":
         from enfold.report.landscape import landscape_figures
 

@@ -22,6 +22,17 @@ def cells(run: RunDirectory, recipe: Recipe, device: str = "cpu") -> list[Cell]:
     return [Cell(run.cell(seed), recipe, seed, device) for seed in recipe.seeds]
 
 
+def cell_of(run: RunDirectory, recipe: Recipe, seed: int | None, device: str = "cpu") -> Cell:
+    """The cell of that seed, or the first."""
+    for cell in cells(run, recipe, device):
+        if seed in (None, cell.seed):
+            return cell
+    known = ", ".join(map(str, recipe.seeds))
+    raise EnfoldError(
+        f"the seed must be one of the run's, {known}, got {seed}: choose one of them, or leave --seed out"
+    )
+
+
 def execute(run: RunDirectory, recipe: Recipe, *, device: str = "cpu", train_only: bool = False) -> dict[str, Any]:
     """Everything that is still to do, and the summary; with `train_only` the members alone."""
     results: list[Results] = []

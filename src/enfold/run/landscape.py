@@ -17,8 +17,6 @@ from enfold.files import atomic_path, write_json
 from enfold.landscape.many import AT_ONCE, answers
 from enfold.progress import progress
 from enfold.run.directory import RunDirectory
-from enfold.run.execute import cells
-from enfold.run.recipe import Recipe
 from enfold.run.stages import Cell
 from enfold.run.views import VIEWS, Arrays, Scene
 
@@ -52,14 +50,6 @@ class Asked:
         return [name for name in VIEWS if not self.only or name in self.only]
 
 
-def cell_of(run: RunDirectory, recipe: Recipe, seed: int | None, device: str = "cpu") -> Cell:
-    """The run's cell of that seed, or its first."""
-    for cell in cells(run, recipe, device):
-        if seed in (None, cell.seed):
-            return cell
-    raise EnfoldError(f"the run has the seeds {list(recipe.seeds)}, got {seed}: choose one of them")
-
-
 def study(cell: Cell, folder: Path, asked: Asked | None = None) -> dict[str, Any]:
     """Compute what is asked and not there yet, and say of each part what became of it.
 
@@ -83,7 +73,7 @@ def _compute(
     pace: float | None = None
     with progress("landscape", len(chosen)) as bar:
         for name in chosen:
-            own = {**settings, "models": scene.models} if VIEWS[name].of_models else settings
+            own = _own_settings(scene, name, settings)
             kept = _stored(folder, name)
             reason = _lacks(scene, name)
             if kept is not None and kept[0]["settings"] == own:
@@ -96,6 +86,13 @@ def _compute(
             bar.advance(1)
             bar.say(f"{name}: {rows[name]['state']}")
     return rows
+
+
+def _own_settings(scene: Scene, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """With what else the part is made from: where that is more than before, it is made anew."""
+    view = VIEWS[name]
+    models = {"models": scene.models} if view.of_models else {}
+    return {**settings, **models, **({"kinds": list(scene.kinds)} if view.of_samples else {})}
 
 
 def _lacks(scene: Scene, name: str) -> str | None:

@@ -27,16 +27,17 @@ from enfold.members import Members, Stacked, State
 from enfold.metrics import accuracy, decomposition, over_modes, over_subsets
 from enfold.predictions import Predictions
 from enfold.run.stages import Cell
-from enfold.share.subspace import PLOT, Kind
+from enfold.share.subspace import PLOT, Kind, Subspace
 from enfold.train import Trajectory
 from enfold.train.batch_norm import reestimate
 
 Arrays = dict[str, Tensor]
-SAMPLED: tuple[Kind, ...] = ("random", "dropout", "gaussian", "pca")
+SAMPLED: tuple[Kind, ...] = ("random", "dropout", "gaussian", "pca", "pca_random")
 SPREAD: tuple[Kind, ...] = ("gaussian", "pca")  # which need what training passed through
 SHIFTED = ("gaussian_noise", "fog", "contrast")  # corruptions, where the recipe names none
 SUBSETS = 70  # of one size: all of up to 8 networks
 CALIBRATION = 2000  # training examples that batch-norm statistics are measured on
+TRIES = 3  # for a random sample that is accurate enough
 TRAINED = 3  # examples asked about that one example trained on costs
 
 
@@ -120,7 +121,7 @@ class Scene:
     def drawn(self, member: int, kind: Kind, **settings: Any) -> list[State]:
         """Samples around a member."""
         # Axes as long as training's own spread: the published unit axes are meant for one size of network.
-        chosen = {"tries": 3, "seed": self.cell.seed + member, "scaled": True, **settings}
+        chosen = {"tries": TRIES, "seed": self.cell.seed + member, "scaled": True, **settings}
         return each(sampled(self.network, self.path(member), kind, self.samples, self.few, **chosen))
 
     def ask(self, states: list[State], data: Data | None = None, **settings: Any) -> Predictions:
@@ -172,7 +173,8 @@ def diversity_plane(scene: Scene) -> Found:
     base = said.member(0)
     groups = {"independent training": said.subset(range(1, said.num_members))} if said.num_members > 1 else {}
     norm = float(torch.stack([t.norm() for t in parameters_of(scene.network, scene.states[0]).values()]).norm())
-    far = {**PLOT, "random": norm}  # 70 is published for a network whose weights are about as long
+    # 70 is published for a network whose weights are about as long, and nothing for pca_random.
+    far = {**PLOT, "random": norm, "pca_random": PLOT["pca"]}
     for kind in scene.kinds:
         groups[kind] = scene.ask(scene.drawn(0, kind, scale=far[kind], random_scale=True, threshold=None))
     if len(scene.trajectory.epochs) > 2:
@@ -323,6 +325,7 @@ class View:
     members: int = 2  # it needs
     needs_trajectory: bool = False
     of_models: bool = False  # it shows shares and folds too, and is made anew where there are more
+    of_samples: bool = False  # and samples around networks, likewise
 
 
 def _train_size(scene: Scene) -> int:
@@ -334,19 +337,36 @@ def _networks(scene: Scene) -> int:
     return len(scene.states) * max(len(scene.trajectory.epochs), 1)
 
 
+def _drawing(scene: Scene) -> int:
+    """What it takes to find random samples that are accurate enough, those that pca_random is fitted to among them."""
+    return TRIES * len(scene.states) * (scene.samples + Subspace.fitted) * scene.examples
+
+
 VIEWS: dict[str, View] = {
     "similarity": View(look_alike, lambda s: _networks(s) * s.examples),
     "diversity": View(
-        diversity_plane, lambda s: (len(s.states) + len(s.kinds) * s.samples) * s.examples, of_models=True
+        diversity_plane,
+        lambda s: (len(s.states) + len(s.kinds) * s.samples) * s.examples,
+        of_models=True,
+        of_samples=True,
     ),
     "map": View(
         map_functions,
-        lambda s: (_networks(s) + 2 * len(s.states) * len(s.kinds) * s.samples) * s.examples,
+        lambda s: (_networks(s) + len(s.states) * len(s.kinds) * s.samples) * s.examples + _drawing(s),
         needs_trajectory=True,
+        of_samples=True,
     ),
     "radial": View(radial_plane, lambda s: s.size**2 * s.examples),
     "three": View(plane_of_three, lambda s: s.size**2 * s.examples, members=3),
-    "sizes": View(size_curves, lambda s: 10 * len(s.states) * (len(s.kinds) * s.samples + 2) * s.examples),
-    "outside": View(at_odds, lambda s: 11 * len(s.states) * (len(s.kinds) * s.samples + 1) * s.examples),
+    "sizes": View(
+        size_curves,
+        lambda s: 10 * len(s.states) * (len(s.kinds) * s.samples + 2) * s.examples + _drawing(s),
+        of_samples=True,
+    ),
+    "outside": View(
+        at_odds,
+        lambda s: 11 * len(s.states) * (len(s.kinds) * s.samples + 1) * s.examples + _drawing(s),
+        of_samples=True,
+    ),
     "paths": View(walk, lambda s: TRAINED * (BEZIER.epochs + 9 * TUNNEL.epochs) * _train_size(s), of_models=True),
 }

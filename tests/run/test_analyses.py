@@ -1,0 +1,95 @@
+"""`landscape` and `alignment` of a run of several seeds: each seed's lives with its seed, and none is lost."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enfold.report import alignment as alignment_report
+from enfold.report import landscape as landscape_report
+from enfold.run import RunDirectory, landscape
+from enfold.run.analyses import analyse, home
+from enfold.run.execute import cells
+from enfold.run.stages import Cell
+
+pytest.importorskip("matplotlib")
+
+ASKED: dict[str, tuple[Any, ...]] = {
+    "landscape": ("--only", "similarity", "--examples", 50),
+    "alignment": ("--only", "averages", "--set", "matched=12", "--epochs", 0),
+}
+PART = {"landscape": "similarity.json", "alignment": "averages.json"}
+
+
+@pytest.fixture(autouse=True)
+def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are listed, but none is written: that takes long."""
+    for module in (alignment_report, landscape_report):
+        monkeypatch.setattr(module, "write_figure", lambda *_, **__: [])
+
+
+@pytest.fixture
+def run(enfold, small_data: Path, tmp_path: Path) -> Path:
+    """Seeds 4 and 2, whose members differ; for what is asked here they need not be trained."""
+    out, changes = tmp_path / "out", ("plan.epochs=0", "network={name: mlp, widths: [5]}", "data.validation=60")
+    settings = [part for change in changes for part in ("--set", change)]
+    done = enfold("train", out, "--data", small_data, "--members", 2, "--seed", 4, "--seed", 2, *settings)
+    assert done.code == 0, done.err
+    return out
+
+
+def cells_of(run: Path) -> list[Cell]:
+    opened = RunDirectory.open(run)
+    return cells(opened, opened.recipe())
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+@pytest.mark.parametrize("verb", ASKED)
+def test_each_seed_has_its_own_and_another_seed_takes_nothing_away(enfold, run: Path, verb: str) -> None:
+    first = enfold(verb, run, *ASKED[verb], "--json")
+    assert first.code == 0, first.err
+    assert json.loads(first.out)["seed"] == 4, "the first of the recipe"
+    kept = files_in(run / "seed-4" / verb)
+    second = enfold(verb, run, *ASKED[verb], "--seed", 2, "--json")
+    assert json.loads(second.out)["seed"] == 2
+    assert json.loads(second.out)["parts"] != json.loads(first.out)["parts"]
+    assert json.loads((run / "seed-2" / verb / PART[verb]).read_text())["settings"]["seed"] == 2
+    assert files_in(run / "seed-4" / verb) == kept
+    assert not (run / verb).exists()
+
+
+def test_what_a_verb_found_is_what_a_reproduction_reads(enfold, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert enfold("landscape", run, *ASKED["landscape"], "--seed", 2).code == 0
+    cell = cells_of(run)[1]
+    monkeypatch.setattr(landscape, "_in_time", None)  # nothing is computed again
+    found = analyse("landscape", cell, {"only": ("similarity",), "examples": 50})
+    facts = json.loads((home("landscape", cell) / "similarity.json").read_text())["facts"]
+    assert found["similarity"]["cosine_between"] == facts["cosine_between"]
+
+
+@pytest.mark.parametrize("verb", ASKED)
+def test_a_folder_of_another_seed_is_refused_and_left_as_it_is(enfold, run: Path, verb: str, tmp_path: Path) -> None:
+    out = tmp_path / "elsewhere"
+    assert enfold(verb, run, *ASKED[verb], "--out", out).code == 0
+    kept = files_in(out)
+    done = enfold(verb, run, *ASKED[verb], "--out", out, "--seed", 2)
+    assert done.code == 2
+    assert f"holds the {verb} of one seed, but '{out}' has that of seed 4, got seed 2" in " ".join(done.err.split())
+    assert files_in(out) == kept
+    assert not (run / "seed-2" / verb).exists()
+
+
+@pytest.mark.parametrize("verb", ASKED)
+def test_seeds_that_are_not_there_and_files_for_folders_are_named(enfold, run: Path, verb: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for flags, says in (
+        (("--seed", 7), "the seed must be one of the run's, 4, 2, got 7: choose one of them, or leave --seed out"),
+        (("--out", tmp_path / "file"), "an analysis needs a folder, got the file"),
+    ):
+        done = enfold(verb, run, *flags)
+        assert done.code == 2
+        assert says in " ".join(done.err.split())
