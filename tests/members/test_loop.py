@@ -33,6 +33,13 @@ class Remembering(Counting):
         return super().forward(inputs)
 
 
+class Squeezing(Counting):
+    """Loses the batch axis of a single image."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs).squeeze()
+
+
 def calls_of(members: Stacked, inputs: Tensor) -> tuple[Tensor, list[int]]:
     network = members.skeleton.network
     with torch.no_grad():
@@ -60,13 +67,27 @@ def test_pieces_give_what_the_members_give(images: Tensor) -> None:
 
 @pytest.mark.parametrize(
     "network",
-    [Counting(nn.BatchNorm2d(4, track_running_stats=False)), Remembering()],
-    ids=["examples in one batch norm", "a buffer that counts"],
+    [Counting(nn.BatchNorm2d(4, track_running_stats=False)), Remembering(), Squeezing()],
+    ids=["examples in one batch norm", "a buffer that counts", "no batch of one"],
 )
 def test_no_pieces_where_they_would_give_something_else(network: Counting, images: Tensor) -> None:
     members = Stacked([network, network], engine="loop").eval()
     _, calls = calls_of(members, images)
     assert calls == [len(images)] * 2
+
+
+def test_what_is_found_with_zeros_holds_for_all_values(images: Tensor) -> None:
+    """Equal rows and a head of zeros hide that a network mixes examples."""
+    members = Stacked([Counting(nn.BatchNorm2d(4, track_running_stats=False)) for _ in range(2)], engine="loop").eval()
+    with torch.no_grad():
+        for parameter in members.parameters():
+            parameter.zero_()
+        members(torch.zeros_like(images))
+        for parameter in members.parameters():
+            parameter.normal_()
+        found = members(images)
+        expected = torch.stack([network(images) for network in members.networks()])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_no_pieces_in_training_or_for_gradients(images: Tensor) -> None:

@@ -6,7 +6,7 @@ import copy
 import statistics
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import get_args
 
 import torch
@@ -17,9 +17,8 @@ from enfold.errors import EnfoldError
 from enfold.members.engines import Engine, EngineName, Loop, Vmap, logits_of
 from enfold.members.program import CannotRun, StackedProgram
 from enfold.members.skeleton import Skeleton, State
+from enfold.members.trial import EXAMPLES, examples_of, same_draws, varied
 from enfold.modes import evaluating
-
-EXAMPLES = 3  # of a batch on which engines are compared: enough to see that examples are mixed
 
 
 def require_engine(name: EngineName) -> EngineName:
@@ -58,7 +57,7 @@ def tried_engine(name: str, skeleton: Skeleton, state: State, inputs: Tensor) ->
         if len(state[buffer]) > 1 and not state[buffer].stride(0):
             raise CannotRun(f"members share the buffer '{buffer}', which they would write to at once")
     engine = StackedProgram(skeleton) if name == "stacked" else Vmap(skeleton)
-    with _same_draws(inputs):
+    with same_draws(inputs):
         return passed(engine, skeleton, state, inputs)
 
 
@@ -70,7 +69,7 @@ def passed(engine: Engine, skeleton: Skeleton, state: State, inputs: Tensor) -> 
     and nothing of the members' own is changed. Of vmap, which mixes nothing, only that it runs is asked.
     """
     values = varied(state, set(skeleton.parameters))
-    own = _examples(inputs, len(next(iter(state.values()))))  # (M, 3, ...)
+    own = examples_of(inputs, len(next(iter(state.values()))))  # (M, 3, ...)
     for training in (False, True):
         for each in (False, True):
             seen = own if each else own[0]
@@ -100,32 +99,6 @@ def compare(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None
 def _coarsest(outputs: Tensor) -> torch.dtype:
     device = outputs.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else outputs.dtype
-
-
-def varied(state: State, parameters: set[str]) -> State:
-    """Values like these, but other ones for each member and nowhere constant."""
-    rng = torch.Generator().manual_seed(0)
-    found = {}
-    for name, tensor in state.items():
-        values = tensor.detach()
-        if values.is_floating_point() and values.numel():
-            noise = torch.randn(values.shape, generator=rng).to(values)
-            if name in parameters:
-                values = values + 0.5 * noise * values.std(correction=0).clamp_min(0.1)
-            else:
-                values = values * (1 + 0.1 * noise.abs())  # a variance stays positive
-        found[name] = values
-    return found
-
-
-def _examples(inputs: Tensor, num_members: int) -> Tensor:
-    """A few examples for each member, other ones for each where there are enough: (M, 3, ...)."""
-    rows = torch.arange(EXAMPLES)
-    own = torch.stack([inputs[((k + 2) * rows // 2) % len(inputs)] for k in range(num_members)])
-    if not own.is_floating_point():
-        return own
-    noise = torch.rand(own.shape, generator=torch.Generator().manual_seed(0)).to(own)
-    return own * (0.75 + 0.5 * noise) if own.any() else noise
 
 
 @contextmanager
@@ -165,14 +138,9 @@ def _last_of(skeleton: Skeleton, calls: list[State], inputs: Tensor) -> Tensor:
     twin.network.eval()
     for values in calls:
         own = {name: tensor.clone() for name, tensor in values.items()}
-        with _same_draws(inputs), twin.holding(own) as network:
+        with same_draws(inputs), twin.holding(own) as network:
             outputs = logits_of(network(inputs[:EXAMPLES]))
     return outputs
-
-
-def _same_draws(inputs: Tensor) -> AbstractContextManager[None]:
-    """What is drawn inside the block will be drawn again after it."""
-    return torch.random.fork_rng(devices=[inputs.device] if inputs.device.type == "cuda" else [])
 
 
 @torch.no_grad()

@@ -13,13 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from enfold.members.choice import EXAMPLES, compare, varied, without_draws
+from enfold.members.choice import compare, without_draws
 from enfold.members.engines import Engine, laid_out
 from enfold.members.joint_norm import joint_batch_norm
 from enfold.members.layout import runs_channels_last
 from enfold.members.merged import Merged
 from enfold.members.program import CannotRun
 from enfold.members.skeleton import Skeleton, State
+from enfold.members.trial import EXAMPLES, varied
 
 LARGE = 1 << 23  # bytes of all members' values behind one layer
 OPERATORS = (
