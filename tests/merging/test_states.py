@@ -36,8 +36,9 @@ def test_units_inside_a_part_that_is_known_are_matched_and_the_rest_is_told_of(d
     for name, axis in (("first.0.weight", 0), ("first.0.bias", 0), ("first.2.weight", 1)):
         state[name] = state[name].index_select(axis, order)
     turned.load_state_dict(state)
-    with pytest.warns(Unaligned, match=r"some units are averaged as they are, because .* decides by a value"):
+    with pytest.warns(Unaligned, match=r"some units are averaged as they are, because .* decides by a value") as told:
         merged = WeightMatching(repair="none")(Stacked([network, turned]), data)
+    assert told[0].filename == __file__, "the warning points at the user's line"
     for name, tensor in network.state_dict().items():
         torch.testing.assert_close(merged.state_dict()[name], tensor)
 

@@ -1,6 +1,9 @@
 """Symmetries of patterns that networks from elsewhere have: masks by head, float32 inside, experts, decisions."""
 
 import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -99,7 +102,7 @@ class Deciding(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.one(x)
-        return x + self.two(x) if x.sum() < 1e6 else x
+        return x + self.two(x) if x.sum() > 0 else x - self.two(x)
 
 
 def test_where_a_module_decides_by_values_what_lies_inside_other_modules_is_permuted():
@@ -137,3 +140,99 @@ def test_members_that_decide_are_matched_where_they_can_be(factor):
     for index in range(2):
         torch.testing.assert_close(matched.member(index)(inputs), first(inputs))
     torch.testing.assert_close(dict(matched.member(1).state_dict()), dict(first.state_dict()))
+
+
+class Gate(nn.Module):
+    """Gives its caller a value that is no tensor."""
+
+    def __init__(self, read: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.inner, self.read = nn.Linear(4, 1), read
+
+    def forward(self, x: Tensor) -> Any:
+        return self.read(self.inner(x).mean())
+
+
+@dataclass
+class Held:
+    """A tensor in an object."""
+
+    values: Tensor
+
+
+class Holding(nn.Module):
+    """Gives and takes tensors in objects."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor | Held) -> Any:
+        return self.layer(x.values) if isinstance(x, Held) else Held(self.layer(x))
+
+
+def by_gate(net: Calls, x: Tensor) -> Tensor:
+    hidden = net.first(x)
+    return net.second(hidden) if net.gate(x) else net.third(hidden)
+
+
+def by_shape(net: Calls, x: Tensor) -> Tensor:
+    hidden = net.first(x)
+    return net.second(hidden) if len(x[x > 0]) > 3 else net.third(hidden)
+
+
+def by_places(net: Calls, x: Tensor) -> Tensor:
+    hidden = net.first(x)
+    return net.second(hidden) if len((x[:, 0] > 0).nonzero()) else net.third(hidden)
+
+
+def by_array(net: Calls, x: Tensor) -> Tensor:
+    hidden = net.first(x)
+    return net.second(hidden) if x.numpy().sum() > 0 else net.third(hidden)
+
+
+@pytest.mark.parametrize(
+    ("forward", "more"),
+    [
+        (by_gate, {"gate": Gate(lambda x: bool(x > 0))}),
+        (by_gate, {"gate": Gate(lambda x: [each for each in [x.tolist()] if each > 0])}),
+        (by_shape, {}),
+        (by_places, {}),
+        (by_array, {}),
+    ],
+    ids=["a child's answer", "a child's list", "a mask's count", "places", "an array"],
+)
+def test_what_is_decided_by_values_in_any_way_is_seen(forward, more):
+    network = Calls(forward, first=nn.Linear(4, 5), second=nn.Linear(5, 3), third=nn.Linear(5, 3), **more)
+    symmetry = symmetries(network, torch.randn(2, 4))
+    assert not symmetry.groups
+    assert "decides by a value" in symmetry.note
+
+
+def test_objects_that_carry_tensors_are_seen_through():
+    def forward(net: Calls, x: Tensor) -> Tensor:
+        held = net.first(x)
+        return net.second(held) if x.sum() > 0 else net.third(held)
+
+    parts = (Holding(nn.Linear(4, 5)), Holding(nn.Linear(5, 3)), Holding(nn.Linear(5, 3)))
+    network = Calls(forward, **dict(zip(("first", "second", "third"), parts, strict=True)))
+    assert not symmetries(network, torch.randn(2, 4)).groups
+
+
+def test_constants_in_float32_do_not_hide_a_group():
+    basis = torch.eye(4)
+
+    def forward(net: Calls, x: Tensor) -> Tensor:
+        return net.head(torch.relu(net.first((x.float() @ basis).to(x.dtype))))
+
+    network = Calls(forward, first=nn.Linear(4, 6), head=nn.Linear(6, 3))
+    assert [group.name for group in symmetries(network, torch.randn(2, 4)).groups] == ["first"]
+
+
+def test_a_buffer_in_float64_is_no_reason_to_refuse_a_network():
+    def forward(net: Calls, x: Tensor) -> Tensor:
+        return net.head(torch.relu(net.first((x - net.mean).float())))
+
+    network = Calls(forward, first=nn.Linear(4, 6), head=nn.Linear(6, 3))
+    network.register_buffer("mean", torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64))
+    assert [group.name for group in symmetries(network, torch.randn(2, 4)).groups] == ["first"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Sequence
 
@@ -62,9 +63,12 @@ def units_of(network: nn.Module, data: Data, seed: int = 0) -> Symmetry:
 
 
 def say_unaligned(what: str, reason: str) -> None:
-    """Warn that units are averaged without having been brought into one order."""
+    """Warn, at the line outside of enfold, that units are averaged without having been brought into one order."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("enfold."):
+        level, frame = level + 1, frame.f_back
     told = f"{what} averaged as they are, because {reason}: print symmetries(network, example) to see them"
-    warnings.warn(told, Unaligned, stacklevel=5)
+    warnings.warn(told, Unaligned, stacklevel=level)
 
 
 def require_reference(index: int, num_members: int) -> int:

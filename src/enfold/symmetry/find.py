@@ -52,7 +52,7 @@ def _running(skeleton: Skeleton, state: State, example: Tensor) -> Tensor:
     numbers = next((tensor.dtype for tensor in state.values() if tensor.is_floating_point()), example.dtype)
     example = example.detach().cpu().to(numbers if example.is_floating_point() else example.dtype)
     try:
-        run(skeleton, state, example)
+        run(skeleton, state, example, exact=False)
     except Exception as error:
         message = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise EnfoldError(

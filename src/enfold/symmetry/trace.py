@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 ROUGH = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -27,13 +28,19 @@ class _InDouble(TorchDispatchMode):
         return False  # to be skipped by a compiler takes importing it, which takes seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation with any smaller type replaced; numbers that it makes of nothing are float64, too."""
+        """Run an operation with any smaller type replaced, of what it makes and of what the network's code brings."""
         kwargs = dict(kwargs or {})
         if kwargs.get("dtype") in ROUGH:
             kwargs["dtype"] = torch.float64
+        if not func._schema.is_mutable:
+            args, kwargs = tree_map(_doubled, (args, kwargs))
         result = func(*args, **kwargs)
         made = isinstance(result, Tensor) and not any(isinstance(one, Tensor) for one in tree_leaves((args, kwargs)))
-        return result.double() if made and result.dtype in ROUGH else result
+        return _doubled(result) if made else result
+
+
+def _doubled(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.dtype in ROUGH else value
 
 
 def in_double() -> AbstractContextManager[object]:
@@ -64,25 +71,66 @@ def decomposed() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
+def tensors_in(value: Any, depth: int = 3) -> Iterator[Tensor]:
+    """All tensors in nested containers and objects."""
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif depth and _holds(leaf):
+            yield from tensors_in(list(vars(leaf).values()), depth - 1)
+
+
+def says_something(value: Any) -> bool:
+    """Whether a value holds anything but tensors and None, which a caller may decide by."""
+    return any(not isinstance(leaf, Tensor | None) for leaf in tree_leaves(value))
+
+
+def _holds(leaf: Any) -> bool:
+    return hasattr(leaf, "__dict__") and not isinstance(leaf, nn.Module | type) and not callable(leaf)
+
+
+Passed = Callable[[str, Any], None]  # a module's name and what goes in or out
+
+
 @contextmanager
-def naming_modules(network: nn.Module, running: list[str], passed: Callable[[Any], None]) -> Iterator[None]:
+def naming_modules(network: nn.Module, running: list[str], passed: Passed, left: Passed) -> Iterator[None]:
     """While a module runs, its name is the last of `running`; it and its caller are `passed` what goes in and out."""
+
+    def caller() -> str:
+        return running[-1] if running else ""
 
     def enter(name: str) -> Any:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
-            passed((args, kwargs))
+            passed(caller(), (args, kwargs))
             running.append(name)
-            passed((args, kwargs))
+            passed(name, (args, kwargs))
 
         return hook
 
     def leave(_: nn.Module, __: Any, output: Any) -> None:
-        passed(output)
-        running.pop()
-        passed(output)
+        name = running.pop()
+        passed(name, output)
+        passed(caller(), output)
+        left(name, output)
 
     with ExitStack() as stack:
         for name, module in network.named_modules():
             stack.callback(module.register_forward_pre_hook(enter(name), prepend=True, with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(leave).remove)
         yield
+
+
+class Reading(TorchFunctionMode):
+    """Tells when a network's code reads a tensor past torch: as a list or as an array."""
+
+    METHODS = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
+
+    def __init__(self, read: Callable[[Tensor], None]) -> None:
+        super().__init__()
+        self.read = read
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run it, and tell."""
+        if func in self.METHODS:
+            self.read(args[0])
+        return func(*args, **(kwargs or {}))

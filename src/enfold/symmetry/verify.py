@@ -108,11 +108,14 @@ def _moves(gradient: Tensor | None) -> bool:
     return gradient is not None and bool(gradient.abs().max() > 0)
 
 
-def run(skeleton: Skeleton, state: State, inputs: Tensor, *, grad: bool = False) -> Tensor:
-    """All outputs in one row; random numbers are the same in each run, and torch's own generator is left alone."""
+def run(skeleton: Skeleton, state: State, inputs: Tensor, *, grad: bool = False, exact: bool = True) -> Tensor:
+    """All outputs in one row, computed in float64 throughout if `exact`.
+
+    Random numbers are the same in each run, and torch's own generator is left alone.
+    """
     given = state if grad else {name: tensor.clone() for name, tensor in state.items()}
-    exact = in_double() if any(tensor.dtype == torch.float64 for tensor in state.values()) else nullcontext()
-    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(grad), decomposed(), exact:
+    mode = in_double() if exact else nullcontext()
+    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(grad), decomposed(), mode:
         torch.default_generator.manual_seed(0)
         with skeleton.holding(given) as network:
             return torch.cat([value.flatten().double() for value in float_outputs(network(inputs))])

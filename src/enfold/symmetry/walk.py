@@ -18,7 +18,15 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from enfold.members.skeleton import Skeleton, State
 from enfold.symmetry.space import Space, Term
-from enfold.symmetry.trace import Untraceable, decomposed, float_outputs, naming_modules
+from enfold.symmetry.trace import (
+    Reading,
+    Untraceable,
+    decomposed,
+    float_outputs,
+    naming_modules,
+    says_something,
+    tensors_in,
+)
 
 Place = tuple[str, int]  # a tensor of the state and one of its axes
 NOWHERE: frozenset[Place] = frozenset()
@@ -100,8 +108,8 @@ class Walk(TorchDispatchMode):
         example = example.clone()
         self._hold(example, self.new("they are the network's inputs", example.shape))
         try:
-            named = naming_modules(skeleton.network, self._running, self._touch)
-            with named, torch.no_grad(), decomposed(), self, skeleton.holding(held) as network:
+            named = naming_modules(skeleton.network, self._running, self._touch, self._left)
+            with named, torch.no_grad(), decomposed(), self, Reading(self._read), skeleton.holding(held) as network:
                 outputs = float_outputs(network(example))
         except Exception as error:  # whatever a network's own code or torch raises under a dispatch mode
             raise Untraceable((str(error).strip() or type(error).__name__).splitlines()[0]) from error
@@ -126,9 +134,9 @@ class Walk(TorchDispatchMode):
         given = tree_map(
             lambda one: self._given(one, shared) if isinstance(one, Tensor) else one, (tuple(args), kwargs)
         )
-        if self.name in VALUES and not all(value.constant for value in _values_in(given)):
-            self.decisions.setdefault(self._module, f"{self._where()} decides by a value")
-        self._touch((args, kwargs))
+        if _gives_python_a_value(func, self.name, args) and not all(value.constant for value in _values_in(given)):
+            self._decides(f"aten.{self.name}")
+        self._touch(self._module, (args, kwargs))
         for value in _values_in(given):
             if value.numbers is not None:
                 self.space.fix(value.numbers, self.why)
@@ -141,7 +149,7 @@ class Walk(TorchDispatchMode):
                 return parts
         self.strides = args[0].stride() if args and isinstance(args[0], Tensor) else ()
         result = func(*args, **kwargs)
-        self._touch(result)
+        self._touch(self._module, result)
         self._remember(func, (args, kwargs), result)
         several = isinstance(result, tuple | list)
         returned = list(result) if several else [result]
@@ -195,16 +203,31 @@ class Walk(TorchDispatchMode):
             self._values[id(tensor)] = value = replace(value, pending=())
         return value
 
-    def _touch(self, given: Any) -> None:
-        seen = (one for one in tree_leaves(given) if isinstance(one, Tensor))
-        self._touched.setdefault(self._module, []).extend(seen)
+    def _touch(self, module: str, given: Any) -> None:
+        self._touched.setdefault(module, []).extend(tensors_in(given))
+
+    def _left(self, module: str, output: Any) -> None:
+        """Where a module has read values and hands over something else than tensors, its caller may decide by it."""
+        if module in self.decisions and says_something(output):
+            self.decisions.setdefault(self._module, self.decisions[module])
+
+    def _read(self, tensor: Tensor) -> None:
+        if not self.value(tensor).constant:
+            self._touch(self._module, tensor)
+            self._decides("reading a tensor")
+
+    def _decides(self, what: str) -> None:
+        self.decisions.setdefault(self._module, f"{what} in {self._place()} decides by a value")
 
     @property
     def _module(self) -> str:
         return self._running[-1] if self._running else ""
 
+    def _place(self) -> str:
+        return f"'{self._module}'" if self._module else "the network itself"
+
     def _where(self) -> str:
-        return f"aten.{self.name} in " + (f"'{self._module}'" if self._module else "the network itself")
+        return f"aten.{self.name} in {self._place()}"
 
     @property
     def why(self) -> str:
@@ -268,3 +291,14 @@ def _composite(func: Any) -> bool:
 def one_of(values: Sequence[Value]) -> bool:
     """Whether the network's input is part of any."""
     return any(value.data for value in values)
+
+
+def _gives_python_a_value(func: Any, name: str, args: Any) -> bool:
+    """Whether code can decide by what an operation gives: a value, or the shape of what a mask picks."""
+    if name in VALUES:
+        return True
+    if name.startswith("index"):
+        return any(
+            leaf.dtype in (torch.bool, torch.uint8) for leaf in tree_leaves(args[1:2]) if isinstance(leaf, Tensor)
+        )
+    return torch.Tag.dynamic_output_shape in func.tags
