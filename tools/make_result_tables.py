@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from enfold.report.reproduced import MARKS, notes, verdicts
+from enfold.report.reproduced import MARKS, both, notes, verdicts
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -307,11 +307,7 @@ def _shown(metric: str) -> tuple[str, float, int]:
 
 
 def _both(found: Content | None, metric: str) -> str:
-    if found is None:
-        return "-"
-    _, scale, digits = _shown(metric)
-    published = "" if found["published"] is None else f" ({round(scale * found['published'], 4):g})"
-    return f"{_spread(found['ours'], scale, digits)}{published}"
+    return both(found, *_shown(metric)[1:])
 
 
 def grid_rows(content: Content) -> str:

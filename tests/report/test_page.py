@@ -17,14 +17,12 @@ from safetensors.torch import save_file
 from enfold.errors import EnfoldError
 from enfold.metrics import auroc
 from enfold.report import doubt_blocks
-from enfold.report.blocks import Block, Figure, Notes
 from enfold.report.card import model_card
 from enfold.report.content import Content, Difference
 from enfold.report.doubt_blocks import METRICS
 from enfold.report.figure import write_figure
 from enfold.report.page import page, plain
-from enfold.report.sections import alignment_blocks, listed_blocks
-from enfold.report.svg import inline
+from enfold.report.sections import listed_blocks
 from enfold.run.gather import gather
 
 pytestmark = pytest.mark.usefixtures("drawn_once")
@@ -226,50 +224,6 @@ def test_a_broken_run_is_named_and_leaves_no_page(own_run: Path, file: str, text
     assert len(str(told.value).split(". ")) == 1
 
 
-def test_listed_figures_are_shown_whoever_drew_them(own_run: Path) -> None:
-    folder = own_run / "landscape"
-    folder.mkdir()
-    svg = '<svg xmlns="http://www.w3.org/2000/svg" width="90pt" viewBox="0 0 9 9"><path d="M0 0h9" id="a"/></svg>'
-    (folder / "plane.svg").write_text(svg)
-    entry = {"file": "plane.svg", "title": "A plane", "caption": "Low is dark.", "alt": "Three minima in a plane"}
-    (folder / "figures.json").write_text(json.dumps({"figures": [entry]}))
-    shown = page([gather(own_run)])
-    assert "landscape" in _sections(shown)
-    assert 'aria-label="Three minima in a plane"' in shown
-    assert "<b>A plane.</b> Low is dark." in shown
-    assert "alignment" not in _sections(shown)
-    folder.rename(own_run / "alignment")
-    shown = page([gather(own_run)])
-    assert _sections(shown)[-2:] == ["alignment", "record"], "the figures of alignment have a section of their own"
-    assert "landscape" not in _sections(shown)
-
-
-@pytest.mark.parametrize(("name", "blocks"), [("landscape", listed_blocks), ("alignment", alignment_blocks)])
-def test_of_several_seeds_the_first_that_has_figures_is_shown_and_the_others_are_named(
-    tmp_path: Path, stored_run: Path, name: str, blocks: Callable[[Content], list[Block]]
-) -> None:
-    run = Path(shutil.copytree(stored_run, tmp_path / "run"))
-    content = gather(run)
-    for home, shown, told in (
-        ("seed-1", "seed-1", [("seed 1", "figures of one seed of 2; no other has them yet")]),
-        ("seed-0", "seed-0", [("seed 0", f"figures of one seed of 2; others are in seed-1/{name}")]),
-        (".", "seed-0", [("seed 0", f"figures of one seed of 2; others are in seed-1/{name}, {name}")]),
-    ):
-        folder = run / home / name
-        folder.mkdir()
-        (folder / "plane.svg").write_text("<svg></svg>")
-        entry = {"file": "plane.svg", "title": home, "caption": "Low is dark.", "alt": "A plane"}
-        (folder / "figures.json").write_text(json.dumps({"figures": [entry]}))
-        notes, figure = blocks(content)
-        assert isinstance(notes, Notes)
-        assert list(notes.notes) == told
-        assert isinstance(figure, Figure)
-        assert figure.title == shown
-    shutil.rmtree(run / "seed-0" / name), shutil.rmtree(run / "seed-1" / name)
-    (figure,) = blocks(content)
-    assert figure.title == ".", "what lies in the run itself needs no remark"
-
-
 def test_scores_under_shift_and_outside_have_sections_of_their_own(
     own_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,50 +305,6 @@ def test_trainings_under_way_show_how_far_they_are_and_how_long_they_take(own_ru
     assert "Training of folds, shares and controls.</b>" in shown
 
 
-@pytest.mark.parametrize("file", ["../../secret.svg", "absent.svg", "/etc/hostname"])
-def test_a_listed_figure_must_lie_in_its_run(own_run: Path, file: str) -> None:
-    (own_run.parent / "secret.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
-    (own_run / "landscape").mkdir()
-    entry = {"file": file, "title": "", "caption": "", "alt": ""}
-    (own_run / "landscape/figures.json").write_text(json.dumps([entry]))
-    with pytest.raises(EnfoldError, match="files of its run"):
-        page([gather(own_run)])
-
-
-def test_svg_is_cleaned_of_all_that_acts_or_asks() -> None:
-    evil = """<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"
-      onload="a()" width="72pt">
-      <script>a()</script><style>@import url(//x)</style><foreignObject><b xmlns="http://www.w3.org/1999/xhtml"/></foreignObject>
-      <a href="javascript:a()"><path d="M0 0"/></a><animate attributeName="href" to="javascript:a()"/>
-      <image xlink:href="https://example.org/x.png"/><use xlink:href="#m"/><path id="m" style="fill: url(https://example.org)"/>
-      <rect id="unused" style="fill: #ffffff; clip-path: url(#m)" onclick="a()"/></svg>"""
-    found = inline(evil, 'a "figure"', "f7-")
-    for word in (
-        "script",
-        "@import",
-        "foreignObject",
-        "javascript",
-        "example.org",
-        "onload",
-        "onclick",
-        "unused",
-        "animate",
-    ):
-        assert word not in found
-    assert 'xlink:href="#f7-m"' in found
-    assert 'id="f7-m"' in found
-    assert "clip-path: url(#f7-m)" in found
-    assert "fill: var(--paper)" in found
-    assert 'aria-label="a &quot;figure&quot;"' in found
-    assert 'style="width: 72pt"' in found
-
-
-@pytest.mark.parametrize("text", ["<svg", "<html/>", ""])
-def test_what_is_no_svg_is_refused(text: str) -> None:
-    with pytest.raises(EnfoldError, match="must be an SVG figure"):
-        inline(text, "alt", "f-", "plane.svg")
-
-
 def test_a_difference_is_beyond_noise_where_its_interval_leaves_out_zero() -> None:
     assert Difference(1.0, 0.1, 2.0).beyond_noise
     assert Difference(-1.0, -2.0, -0.1).beyond_noise
@@ -410,3 +320,21 @@ def test_examples_are_those_that_differ_most(content: Content, stored_run: Path)
     assert found[0].distance == pytest.approx(float(distance.max()))
     assert found[0].image.shape == (3, 4, 4)
     assert found[0].image.dtype == torch.uint8
+
+
+def test_listed_figures_are_shown_whoever_drew_them(own_run: Path) -> None:
+    folder = own_run / "landscape"
+    folder.mkdir()
+    svg = '<svg xmlns="http://www.w3.org/2000/svg" width="90pt" viewBox="0 0 9 9"><path d="M0 0h9" id="a"/></svg>'
+    (folder / "plane.svg").write_text(svg)
+    entry = {"file": "plane.svg", "title": "A plane", "caption": "Low is dark.", "alt": "Three minima in a plane"}
+    (folder / "figures.json").write_text(json.dumps({"figures": [entry]}))
+    shown = page([gather(own_run)])
+    assert "landscape" in _sections(shown)
+    assert 'aria-label="Three minima in a plane"' in shown
+    assert "<b>A plane.</b> Low is dark." in shown
+    assert "alignment" not in _sections(shown)
+    folder.rename(own_run / "alignment")
+    shown = page([gather(own_run)])
+    assert _sections(shown)[-2:] == ["alignment", "record"], "the figures of alignment have a section of their own"
+    assert "landscape" not in _sections(shown)

@@ -26,21 +26,21 @@ def row_cells(content: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     cells = []
     for row in content["rows"]:
         name = row["row"].removeprefix(f"{row['run']}/")
-        told = (_both(row["metrics"].get(metric), metric) for metric in metrics)
+        told = (both(row["metrics"].get(metric), *SHOWN.get(metric, (metric, 1, 3))[1:]) for metric in metrics)
         cells.append([*([row["run"]] if several else []), name, *told])
     return header, cells
 
 
-def _both(found: Mapping[str, Any] | None, metric: str) -> str:
+def both(found: Mapping[str, Any] | None, scale: float, digits: int) -> str:
+    """Ours, mean and deviation over seeds, with what is published in brackets."""
     if found is None:
         return "-"
-    _, scale, digits = SHOWN.get(metric, (metric, 1, 3))
     ours, published = found["ours"], found["published"]
     text = "-"
     if ours is not None:
         text = f"{scale * ours['mean']:.{digits}f}"
         text += "" if ours["std"] is None else f" ± {scale * ours['std']:.{digits}f}"
-    return text if published is None else f"{text} ({scale * published:g})"
+    return text if published is None else f"{text} ({round(scale * published, 4):g})"
 
 
 def rows_table(content: Mapping[str, Any]) -> Table:
