@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from enfold.data.dataset import Data, evaluation_batches, has_examples
 from enfold.errors import EnfoldError
-from enfold.members.engines import image_layout, logits_of
+from enfold.members.engines import image_layout
+from enfold.members.outputs import logits_of
 from enfold.members.shapes import refuse_shape
 from enfold.metrics import METRICS, calibrated, fit_temperature, gain_recovered, gibbs_nll, nll, per_member
 from enfold.modes import evaluating

@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from enfold import EnfoldError, Stacked, load, save
-from enfold.members.engines import Loop, logits_of
+from enfold.members.engines import Loop
+from enfold.members.outputs import logits_of
 from enfold.members.skeleton import read_state
 from zoo import CLASSES, ZOO, own_inputs, population
 

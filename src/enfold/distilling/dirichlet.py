@@ -24,7 +24,7 @@ from enfold.distilling.base import Distillation
 from enfold.distilling.recorded import Recorded
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
-from enfold.members.engines import logits_of
+from enfold.members.outputs import logits_of
 from enfold.metrics.dirichlet import concentrations, dirichlet_uncertainty
 from enfold.metrics.uncertainty import decomposition
 from enfold.modes import evaluating

@@ -33,7 +33,8 @@ from enfold.data.dataset import evaluation_batches, has_examples
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.members import Members, State
-from enfold.members.engines import image_layout, logits_of
+from enfold.members.engines import image_layout
+from enfold.members.outputs import logits_of
 from enfold.merging.base import Merge
 from enfold.merging.states import mean_of, states_of
 from enfold.metrics import METRICS

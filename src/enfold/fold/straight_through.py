@@ -34,7 +34,8 @@ from enfold.data import Data
 from enfold.data.batches import Order
 from enfold.errors import EnfoldError
 from enfold.members import Members, State
-from enfold.members.engines import image_layout, logits_of
+from enfold.members.engines import image_layout
+from enfold.members.outputs import logits_of
 from enfold.merging.base import Alignment
 from enfold.merging.states import require_reference
 from enfold.modes import evaluating

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
 from enfold.members.choice import choose_engine, require_engine
-from enfold.members.engines import EngineName, Loop, logits_of
+from enfold.members.engines import EngineName, Loop
 from enfold.members.groups import Decay, decay_groups
+from enfold.members.outputs import logits_of
 from enfold.members.shapes import refuse_shape
 from enfold.members.skeleton import Skeleton, State
 from enfold.predictions import mean_log_probs

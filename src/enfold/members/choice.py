@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from enfold.errors import EnfoldError
-from enfold.members.engines import Engine, EngineName, Loop, Vmap, logits_of
+from enfold.members.engines import Engine, EngineName, Loop, Vmap
+from enfold.members.outputs import logits_of
 from enfold.members.program import CannotRun, StackedProgram
 from enfold.members.skeleton import Skeleton, State
 from enfold.members.trial import EXAMPLES, examples_of, same_draws, varied

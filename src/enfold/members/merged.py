@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from enfold.members.engines import Loop, laid_out, logits_of
+from enfold.members.engines import Loop, laid_out
 from enfold.members.layout import runs_channels_last
+from enfold.members.outputs import logits_of
 from enfold.members.program import CannotRun, unmerged
 from enfold.members.skeleton import Skeleton, State
 from enfold.modes import evaluating

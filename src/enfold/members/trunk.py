@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from enfold.members.engines import Loop, laid_out, logits_of
+from enfold.members.engines import Loop, laid_out
+from enfold.members.outputs import logits_of
 from enfold.members.skeleton import Skeleton, State
 
 PLAIN = (Tensor, type(None), bool, int, float, str)  # what an output may be made of to be handed out again

@@ -30,7 +30,8 @@ from torch import Tensor, nn
 from enfold.data.batches import Batch
 from enfold.errors import EnfoldError
 from enfold.members import Members
-from enfold.members.engines import image_layout, logits_of
+from enfold.members.engines import image_layout
+from enfold.members.outputs import logits_of
 from enfold.seeds import derive
 from enfold.sharing import Share, refuse_ties, require_size
 from enfold.sharing.surgery import first_and_last, replaced, resized, widths_of

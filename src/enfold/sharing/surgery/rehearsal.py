@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from enfold.members.engines import logits_of
+from enfold.members.outputs import logits_of
 from enfold.members.skeleton import Skeleton
 from enfold.sharing.surgery.layers import CONVOLUTIONS
 
