@@ -127,3 +127,21 @@ def test_a_table_of_every_number_of_members_is_one_for_each_data_set_and_kind_of
 
 def test_no_results_are_one_line(tmp_path):
     assert shown(tmp_path).splitlines()[1:-1] == ["None are kept in `results/` yet."]
+
+
+def test_merges_have_a_line_for_each_network_and_a_dash_for_what_was_not_run():
+    def spread(mean: float) -> dict[str, object]:
+        return {"mean": mean, "std": 0.01, "values": [mean]}
+
+    rows = {
+        label: {"accuracy": spread(0.1 * k)}
+        for k, label in enumerate(("mean member", "ensemble", "ensemble of 2", "matched-2", "matched-4"), 1)
+    }
+    barriers = {"stored": {"naive": spread(0.3), "weight matching": spread(0.2)}}
+    lines = maker.merged_of({"networks": {"narrow": {"rows": rows, "barriers": barriers}}}).splitlines()
+    found = [line for line in lines if line.startswith("| narrow")]
+    assert found == [
+        "| narrow | 10.0 ± 1.0 | - | 30.0 ± 1.0 | - | 40.0 ± 1.0 | - | - | - |",
+        "| narrow | 10.0 ± 1.0 | - | 20.0 ± 1.0 | - | 50.0 ± 1.0 | - | - | - |",
+        "| narrow | 30.0 ± 1.0 | 20.0 ± 1.0 | - | - | - |",
+    ]

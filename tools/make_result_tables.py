@@ -4,6 +4,7 @@ what `enfold reproduce` found.
 <!-- rows cifar10-shares --> ... <!-- end -->        <!-- claims cifar10-shares --> ... <!-- end -->
 <!-- outside cifar10-outside --> ... <!-- end -->    rows on corrupted images, and on images from elsewhere
 <!-- foreign foreign-networks --> ... <!-- end -->   what may be permuted in networks of other packages
+<!-- merged cifar10-merging --> ... <!-- end -->      merges and barriers by the width of networks
 <!-- reproduced reproduce-* --> ... <!-- end -->     of every file of such a name; rows and claims know them too
 """
 
@@ -19,7 +20,9 @@ from enfold.report.reproduced import MARKS, both, notes, verdicts
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
-MARK = re.compile(r"(<!-- (rows|claims|outside|foreign|reproduced) ([\w.*-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARK = re.compile(
+    r"(<!-- (rows|claims|outside|foreign|merged|reproduced) ([\w.*-]+) -->\n).*?(<!-- end -->)", re.DOTALL
+)
 Content = Mapping[str, Any]
 Cell = tuple[str, str, str, float, int]  # heading, group of a row, its key, scale, digits
 
@@ -45,6 +48,7 @@ COLUMNS: dict[str, tuple[Cell, ...]] = {
         ("NLL", "corrupted", "nll", 1, 3),
         ("ECE (%)", "corrupted", "ece", 100, 2),
     ),
+    "permavg-options": (*QUALITY, ("gain recovered (%)", "", "gain_recovered", 100, 0)),
 }
 SHIFTED: tuple[Cell, ...] = (
     *QUALITY,
@@ -83,6 +87,22 @@ TITLES = {
     "latent-be": "KD + LatentBE",
     "latent-be-confods": "KD + LatentBE + ConfODS",
     "latent-be-tdiv-sdiv": "KD + LatentBE + TDiv-SDiv",
+    "average": "plain average",
+    "matched-average": "matched, averaged",
+    "matched-average-repaired": "the same, REPAIR",
+    "published": "permAVG as published, 20 epochs",
+    "published-5-epochs": "the same, 5 epochs, as all below",
+    "matched-12": "matched start, 12",
+    "matched-4": "matched start, 4, as all below",
+    "sequential": "one member after the other, an epoch each",
+    "taught": "taught by the ensemble",
+    "gain": "a gain for each unit",
+    "universe": "a universe instead of member 1",
+    "annealed": "temperature to 0.3",
+    "dirichlet": "random weights of the average",
+    "projected": "permutations at the end",
+    "annealed-projected": "temperature to 0.3, permutations at the end",
+    "few-iterations": "20 iterations, potentials kept",
     "lone-student": "lone student: KD, temperature 1",
     "be-head": "BatchEnsemble student, head by head",
     "be-mean": "BatchEnsemble student, of the mean",
@@ -114,6 +134,23 @@ METHODS = {  # of a grid: the row of so many members, and what it is called
     "perm-avg-best-{}": "permAVG at its best",
     "kd-{}": "student",
     "average-tuned-{}": "plain average, trained on",
+}
+MERGED = {  # of so many members: the row, and what it is called
+    "mean member": "a member",
+    "control": "the best one, trained on",
+    "ensemble of {}": "ensemble",
+    "average-{}": "average",
+    "matched-{}": "matched",
+    "matched-repair-{}": "matched, REPAIR",
+    "perm-avg-{}": "permAVG",
+    "route-{}": "matched, REPAIR, distilled",
+}
+BARRIERS = {  # how batch norm is treated on a line, the line, and what it is called
+    ("stored", "naive"): "plain line",
+    ("stored", "weight matching"): "matched",
+    ("reset", "weight matching"): "matched, batch norm measured again",
+    ("stored", "permAVG"): "permAVG",
+    ("reset", "permAVG"): "permAVG, batch norm measured again",
 }
 KINDS = {"": "converged members", "-brief": "briefly trained members"}
 
@@ -165,6 +202,24 @@ def foreign_of(content: Content) -> str:
             figures = [f"{row['parameters']:,}", str(row["groups"]), f"{100 * row['share']:.1f}"]
             lines.append([*told, _kinds(row["fixed"]), *figures, f"{row['difference']:.0e}", f"{row['seconds']:.1f}"])
     return table(lines, left=3)
+
+
+def merged_of(content: Content) -> str:
+    """Accuracy of two and of four networks in one, a line a network; then barriers between two of them."""
+    networks = content["networks"]
+    parts = []
+    for size in (2, 4):
+        lines = [[f"M = {size}: accuracy (%)", *MERGED.values()]]
+        for name, found in networks.items():
+            rows = {f"ensemble of {size}": found["rows"]["ensemble"], **found["rows"]}  # of all, or of some by name
+            scores = (rows.get(pattern.format(size)) for pattern in MERGED)
+            lines.append([name, *(_spread(row and row["accuracy"], 100, 1) for row in scores)])
+        parts.append(table(lines))
+    lines = [["barrier: error (points)", *BARRIERS.values()]]
+    for name, found in networks.items():
+        heights = (found["barriers"].get(mode, {}).get(kind) for mode, kind in BARRIERS)
+        lines.append([name, *(_spread(height, 100, 1) for height in heights)])
+    return "\n".join([*parts, table(lines)])
 
 
 def _kinds(fixed: Mapping[str, int]) -> str:
@@ -364,6 +419,8 @@ def filled(page: str, results: Path = RESULTS) -> str:
         contents = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(results.glob(f"{name}.json"))]
         if kind == "foreign":
             return f"{opening}{foreign_of(contents[0])}{closing}"
+        if kind == "merged":
+            return f"{opening}{merged_of(contents[0])}{closing}"
         if kind == "reproduced":
             return f"{opening}{reproduced(contents)}{closing}"
         if kind == "outside":
