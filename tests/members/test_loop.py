@@ -1,11 +1,16 @@
 """The loop takes images in pieces where that gives the same, and only there."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from enfold.members import Stacked
 from enfold.members.inference import PIECE, Shortcut, shortcuts_of
+from enfold.networks import ResNet
+
+More = Callable[["Block", Tensor, Tensor, Tensor], Tensor | float]
 
 
 class Counting(nn.Module):
@@ -99,23 +104,32 @@ def test_no_pieces_in_training_or_for_gradients(images: Tensor) -> None:
     assert min(size for size in network.calls if size > 5) == len(images)
 
 
-class Residual(nn.Module):
-    """A convolution with a batch norm, its output used once more after the rectifier."""
+class Block(nn.Module):
+    """A convolution with a batch norm and a rectifier; `more` sees the convolution's and the batch norm's outputs."""
 
-    def __init__(self, *, again: str = "", bias: bool = True, affine: bool = True) -> None:
+    def __init__(self, more: More | None = None, *, bias: bool = True, affine: bool = True) -> None:
         super().__init__()
         self.convolution = nn.Conv2d(1, 4, 3, bias=bias)
         self.norm = nn.BatchNorm2d(4, affine=affine)
         self.rectifier = nn.ReLU()
         self.head = nn.Linear(4, 3)
-        self.again = again
+        self.register_buffer("gate", torch.zeros(()))
+        self.more = more
 
     def forward(self, inputs: Tensor) -> Tensor:
         convolved = self.convolution(inputs)
         normalised = self.norm(convolved)
         rectified = self.rectifier(normalised)
-        skipped = {"convolved": convolved, "normalised": normalised}.get(self.again, 0.0)
-        return self.head((rectified + skipped).mean((2, 3)))
+        if self.more:
+            rectified = rectified + self.more(self, inputs, convolved, normalised)
+        return self.head(rectified.mean((2, 3)))
+
+
+class Between(Block):
+    """Something in place between the convolution and the batch norm."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.rectifier(self.norm(self.convolution(inputs).clamp_(-1, 1))).mean((2, 3)))
 
 
 def trained(network: nn.Module) -> nn.Module:
@@ -134,35 +148,126 @@ def found_in(members: Stacked, images: Tensor) -> list[Shortcut] | None:
     return shortcuts_of(members.skeleton, first, images[:3])
 
 
+def expected_of(members: Stacked, images: Tensor) -> Tensor:
+    return torch.stack([network(images) for network in members.networks()])
+
+
+def assert_same(members: Stacked, images: Tensor, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(members(images), expected_of(members, images), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("settings", [{}, {"bias": False}, {"affine": False}], ids=str)
-def test_batch_norms_are_taken_into_convolutions(settings: dict[str, bool], images: Tensor) -> None:
-    members = Stacked([trained(Residual(**settings)) for _ in range(2)], engine="loop").eval()
-    with torch.no_grad():
-        found = members(images)
-        expected = torch.stack([network(images) for network in members.networks()])
-        shortcuts = found_in(members, images)
+@torch.no_grad()
+def test_batch_norms_are_taken_into_convolutions(settings: dict[str, bool], dtype: torch.dtype, images: Tensor) -> None:
+    members = Stacked([trained(Block(**settings)).to(dtype) for _ in range(2)], engine="loop").eval()
+    images = images.to(dtype)
     network = members.skeleton.network
-    assert shortcuts == [Shortcut(network.convolution, network.norm, network.rectifier)]
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    has_bias = settings.get("bias", True)
+    assert found_in(members, images) == [Shortcut(network.convolution, has_bias, network.norm, network.rectifier)]
+    assert_same(members, images, 1e-5 if dtype == torch.float32 else 1e-12)
     assert network.convolution.bias is None or network.convolution.bias.is_meta  # and all is put back
     assert "forward" not in vars(network.norm)
 
 
-@pytest.mark.parametrize("again", ["convolved", "normalised"])
-def test_nothing_is_shortened_that_is_used_twice(again: str, images: Tensor) -> None:
-    members = Stacked([trained(Residual(again=again)) for _ in range(2)], engine="loop").eval()
-    with torch.no_grad():
-        assert found_in(members, images) == []
-        expected = torch.stack([network(images) for network in members.networks()])
-        torch.testing.assert_close(members(images), expected, rtol=1e-4, atol=1e-5)
+@torch.no_grad()
+def test_every_block_of_a_residual_network_is_shortened(images: Tensor) -> None:
+    members = Stacked([trained(ResNet(1, 3, depth=8, width=4)) for _ in range(2)], engine="loop").eval()
+    found = found_in(members, images)
+    convolutions = [part for part in members.skeleton.network.modules() if isinstance(part, nn.Conv2d)]
+    assert found is not None
+    assert len(found) == sum(isinstance(part, nn.BatchNorm2d) for part in members.skeleton.network.modules())
+    assert {id(each.convolution) for each in found} <= {id(part) for part in convolutions}
+    assert_same(members, images, 1e-4)
 
 
-def test_a_hook_sees_what_the_layer_gives(images: Tensor) -> None:
-    members = Stacked([trained(Residual()) for _ in range(2)], engine="loop").eval()
+def above(network: Block, inputs: Tensor, convolved: Tensor, normalised: Tensor) -> Tensor:
+    return torch.relu(convolved - 8)  # nothing, for most images
+
+
+def gated(network: Block, inputs: Tensor, convolved: Tensor, normalised: Tensor) -> Tensor:
+    return network.gate * convolved  # nothing, for the first member
+
+
+def of_large_images(network: Block, inputs: Tensor, convolved: Tensor, normalised: Tensor) -> Tensor | float:
+    return convolved if inputs.shape[-1] > 8 else 0.0
+
+
+def normalised_too(network: Block, inputs: Tensor, convolved: Tensor, normalised: Tensor) -> Tensor:
+    return normalised
+
+
+@torch.no_grad()
+def test_nothing_is_shortened_that_is_used_elsewhere(images: Tensor) -> None:
+    bright = torch.cat([images, 20 * images])
+    for make in (lambda: Block(above), lambda: Block(gated), Between):
+        networks = [trained(make()) for _ in range(2)]
+        networks[1].gate.fill_(1.0)
+        members = Stacked(networks, engine="loop").eval()
+        assert found_in(members, bright) == []
+        assert_same(members, bright, 1e-4)
+
+
+@torch.no_grad()
+def test_a_rectifier_works_in_place_only_on_what_it_alone_takes(images: Tensor) -> None:
+    members = Stacked([trained(Block(normalised_too)) for _ in range(2)], engine="loop").eval()
+    network = members.skeleton.network
+    assert found_in(members, images) == [Shortcut(network.convolution, True, network.norm, None)]
+    assert_same(members, images)
+
+
+@torch.no_grad()
+def test_images_of_another_size_are_tried_again(images: Tensor) -> None:
+    members = Stacked([trained(Block(of_large_images)) for _ in range(2)], engine="loop").eval()
+    assert_same(members, images)
+    assert_same(members, torch.randn(PIECE + 1, 1, 12, 12))
+
+
+class Deciding(Counting):
+    """Doubles the batch's logits if one image is bright."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) * (2 if inputs.max() > 20 else 1)
+
+
+def test_a_network_that_decides_by_values_gets_its_batch_whole(images: Tensor) -> None:
+    members = Stacked([Deciding() for _ in range(2)], engine="loop").eval()
+    images[-1] = 30.0
+    found, calls = calls_of(members, images)
+    assert calls == [len(images)] * 2
+    torch.testing.assert_close(found, expected_of(members, images), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_hook_sees_what_the_layer_gives_and_what_it_hid_is_not_shortened_later(images: Tensor) -> None:
+    members = Stacked([trained(Block(above)) for _ in range(2)], engine="loop").eval()
     seen: list[Tensor] = []
-    with torch.no_grad():
+    handle = members.skeleton.network.convolution.register_forward_hook(lambda *call: seen.append(call[2].clone()))
+    members(images)
+    torch.testing.assert_close(seen[-2], members.networks()[0].convolution(images), rtol=1e-4, atol=1e-5)
+    handle.remove()
+    assert_same(members, 20 * images, 1e-4)
+
+
+class Failing(Block):
+    """Fails for bright images, in the middle of a call."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits = super().forward(inputs)
+        if self.calls:
+            raise KeyboardInterrupt
+        return logits
+
+    calls = 0
+
+
+@torch.no_grad()
+def test_all_is_put_back_when_a_call_ends_early(images: Tensor) -> None:
+    members = Stacked([trained(Failing(bias=False)) for _ in range(2)], engine="loop").eval()
+    assert_same(members, images)
+    members.skeleton.network.calls = 1
+    with pytest.raises(KeyboardInterrupt):
         members(images)
-        members.skeleton.network.convolution.register_forward_hook(lambda *call: seen.append(call[2].clone()))
-        members(images)
-        expected = members.networks()[0].convolution(images[:PIECE])
-    torch.testing.assert_close(seen[0], expected, rtol=1e-4, atol=1e-5)
+    members.skeleton.network.calls = 0
+    assert members.skeleton.network.convolution.bias is None
+    assert_same(members, images)

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from enfold.members.inference import PIECE, Shortcut, shortcuts_of, taking
+from enfold.members.inference import PIECE, Shortcut, all_folded, is_watched, shortcuts_of
 from enfold.members.layout import runs_channels_last
 from enfold.members.outputs import logits_of
 from enfold.members.skeleton import Skeleton, State
@@ -45,8 +45,7 @@ class Loop:
     def __init__(self, skeleton: Skeleton) -> None:
         self.skeleton = skeleton
         self.channels_last = runs_channels_last(skeleton.network)
-        self._shortcuts: list[Shortcut] | None = None  # None: the network wants its batch whole
-        self._is_known = False  # they are found when first needed
+        self._shortcuts: dict[object, list[Shortcut] | None] = {}  # by shape and kind of images; None: take all at once
 
     def __call__(self, state: State, inputs: Tensor, each: bool) -> Tensor:
         """(B, ...) or, with `each`, (M, B, ...) -> (M, B, C)."""
@@ -61,7 +60,7 @@ class Loop:
                 if shortcuts is None:
                     outputs.append(logits_of(network(own)))
                     continue
-                with taking(shortcuts):
+                with all_folded(shortcuts):
                     outputs.append(torch.cat([logits_of(network(rows)) for rows in own.split(PIECE)]))
         return torch.stack(outputs)
 
@@ -70,12 +69,14 @@ class Loop:
         small = len(rows) <= PIECE or rows.ndim != 4 or rows.device.type != "cpu"
         if small or not self.channels_last or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return None
-        if any(part.training for part in self.skeleton.network.modules()):
+        network = self.skeleton.network
+        if any(part.training for part in network.modules()) or is_watched(network):
             return None
-        if not self._is_known:
+        kind = (rows.shape[1:], rows.dtype, torch.is_autocast_enabled("cpu"))
+        if kind not in self._shortcuts:
             first = {name: tensor[0] for name, tensor in state.items()}
-            self._shortcuts, self._is_known = shortcuts_of(self.skeleton, first, rows[:3]), True
-        return self._shortcuts
+            self._shortcuts[kind] = shortcuts_of(self.skeleton, first, rows[:3])
+        return self._shortcuts[kind]
 
 
 class Vmap:

@@ -1,7 +1,8 @@
 """What a loop may do where no gradient is wanted: take images in pieces, and batch norms into convolutions.
 
-Both are used only after they gave what the network gives, for a few varied examples and varied parameters, so that
-nothing hides behind equal rows or a layer of zeros.
+Both are used only where one call with three examples showed that nothing but the next layer takes what lies between a
+convolution and its batch norm, and that nothing is decided by values; and only after they gave what the network gives,
+for varied examples and parameters, so that nothing hides behind equal rows or a layer of zeros.
 """
 
 from __future__ import annotations
@@ -9,17 +10,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as hooks_of_all
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from enfold.members.outputs import logits_of
 from enfold.members.skeleton import Skeleton, State
 from enfold.members.trial import examples_of, same_draws, varied
 
 PIECE = 64  # images of one convolution at a time
+READ = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default}  # a value goes to Python
 
 
 @dataclass(frozen=True)
@@ -27,48 +32,49 @@ class Shortcut:
     """A convolution, the batch norm that alone takes its outputs, and the rectifier that alone takes that one's."""
 
     convolution: nn.Conv2d
+    has_bias: bool  # of its own, when nothing is folded
     norm: nn.BatchNorm2d
     rectifier: nn.ReLU | None
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
-        """The normalised convolution; the batch norm passes it on, and the rectifier works in place.
+    def folded(self) -> Iterator[None]:
+        """The convolution gives normalised outputs, the batch norm passes them on, the rectifier works in place.
 
         g (W * x + b - mean) + shift = (g W) * x + g (b - mean) + shift,  g = scale / sqrt(variance + eps)
         """
-        norm = self.norm
         held: dict[str, Any] = self.convolution._parameters
+        statistics: dict[str, Any] = self.norm._buffers
         weight, bias = held["weight"], held["bias"]
-        mean, variance = norm._buffers["running_mean"], norm._buffers["running_var"]
-        assert mean is not None  # noqa: S101 - so it was chosen
-        assert variance is not None  # noqa: S101
-        gain = (variance + norm.eps).rsqrt()
-        gain = gain if norm.weight is None else gain * norm.weight
-        centred = -mean if bias is None else bias - mean
-        shift = gain * centred if norm.bias is None else torch.addcmul(norm.bias, gain, centred)
+        scale, shift = self.norm.weight, self.norm.bias
+        gain = (statistics["running_var"] + self.norm.eps).rsqrt()
+        gain = gain if scale is None else gain * scale
+        centred = (0.0 if bias is None else bias) - statistics["running_mean"]
+        folded = {
+            "weight": gain[:, None, None, None] * weight,
+            "bias": gain * centred + (0.0 if shift is None else shift),
+        }
         with ExitStack() as stack:
             stack.callback(held.update, weight=weight, bias=bias)
-            held.update(weight=weight * gain[:, None, None, None], bias=shift)
-            stack.enter_context(_forward(norm, _as_it_is))
+            held.update(folded)
+            stack.enter_context(_with_forward(self.norm, _as_it_is))
             if self.rectifier is not None:
-                stack.enter_context(_forward(self.rectifier, torch.relu_))
+                stack.enter_context(_with_forward(self.rectifier, torch.relu_))
             yield
-
-    @property
-    def is_watched(self) -> bool:
-        """Whether someone's hook would see other values than the layer's own."""
-        parts = (self.convolution, self.norm, self.rectifier)
-        return any(part is not None and (part._forward_hooks or part._forward_pre_hooks) for part in parts)
 
 
 @contextmanager
-def taking(shortcuts: Sequence[Shortcut]) -> Iterator[None]:
-    """All of them, where nobody watches the layers."""
+def all_folded(shortcuts: Sequence[Shortcut]) -> Iterator[None]:
+    """All of them."""
     with ExitStack() as stack:
         for shortcut in shortcuts:
-            if not shortcut.is_watched:
-                stack.enter_context(shortcut.taken())
+            stack.enter_context(shortcut.folded())
         yield
+
+
+def is_watched(network: nn.Module) -> bool:
+    """Whether someone's hook looks at what layers are given or give, and would see something else."""
+    everywhere = hooks_of_all._global_forward_hooks or hooks_of_all._global_forward_pre_hooks
+    return bool(everywhere) or any(part._forward_hooks or part._forward_pre_hooks for part in network.modules())
 
 
 def shortcuts_of(skeleton: Skeleton, values: State, rows: Tensor) -> list[Shortcut] | None:
@@ -79,17 +85,25 @@ def shortcuts_of(skeleton: Skeleton, values: State, rows: Tensor) -> list[Shortc
     rows = examples_of(rows, 1)[0]
     try:
         with same_draws(rows), skeleton.holding(own) as network:
-            found: list[Shortcut] = []
-            with _watching(network, found):
+            with _watching(network) as seen:
                 whole = logits_of(network(rows))
             parts = torch.cat([logits_of(network(rows[:1])), logits_of(network(rows[1:]))])
-            with taking(found):
-                shorter = logits_of(network(rows))
+            found = seen.shortcuts(skeleton)
+            shorter = _shortened(network, rows, found)
     except Exception:  # it does not take so few, as networks that squeeze or that need whole groups of rows
         return None
-    if not _same(parts, whole) or not all(torch.equal(own[name], tensor) for name, tensor in before.items()):
+    unchanged = all(torch.equal(own[name], tensor) for name, tensor in before.items())
+    if seen.uses.are_read or not unchanged or not _same(parts, whole):
         return None
-    return found if _same(shorter, whole) else []
+    return found if shorter is not None and _same(shorter, whole) else []
+
+
+def _shortened(network: nn.Module, rows: Tensor, shortcuts: Sequence[Shortcut]) -> Tensor | None:
+    try:
+        with all_folded(shortcuts):
+            return logits_of(network(rows))
+    except RuntimeError:  # as layers of different precision
+        return None
 
 
 def _same(found: Tensor, expected: Tensor) -> bool:
@@ -97,36 +111,76 @@ def _same(found: Tensor, expected: Tensor) -> bool:
     return found.shape == expected.shape and bool(((found - expected).abs() <= 1e-3 * scale).all())
 
 
-@contextmanager
-def _watching(network: nn.Module, found: list[Shortcut]) -> Iterator[None]:
-    """Fills `found` with what could be shortened: layers called once, of which one takes what another gave."""
-    calls: list[tuple[nn.Module, Tensor, Tensor]] = []
+class _Uses(TorchDispatchMode):
+    """Counts how often an operation takes a tensor, and notes whether a value is read."""
 
-    def note(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        calls.append((module, inputs[0] if inputs else output, output))
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.times: Counter[int] = Counter()
+        self.are_read = False
+        self._kept: list[Tensor] = []  # so that no other tensor gets the same id
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to be skipped by a compiler takes importing it, which takes seconds
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        self.times.update(map(id, tensors))
+        self._kept += tensors
+        self.are_read |= func in READ
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass
+class _Seen:
+    """One call: the layers that could be shortened with what each was given and gave, and the uses of all tensors."""
+
+    uses: _Uses = field(default_factory=_Uses)
+    calls: list[tuple[nn.Module, Any, Any]] = field(default_factory=list)
+
+    def shortcuts(self, skeleton: Skeleton) -> list[Shortcut]:
+        """Layers called once, of which one alone takes what another gave."""
+        times = Counter(layer for layer, _, _ in self.calls)
+        once = [call for call in self.calls if times[call[0]] == 1]
+        gave = {id(output): layer for layer, _, output in once if self.uses.times[id(output)] == 1}
+        takes = {id(given): layer for layer, given, _ in once if self.uses.times[id(given)] == 1}
+        found = []
+        for norm, given, output in once:
+            before, after = gave.get(id(given)), takes.get(id(output))
+            if isinstance(norm, nn.BatchNorm2d) and isinstance(before, nn.Conv2d) and _can_fold(before, norm):
+                rectifier = after if isinstance(after, nn.ReLU) else None
+                found.append(Shortcut(before, "bias" in skeleton.names_in(before), norm, rectifier))
+        return found
+
+
+@contextmanager
+def _watching(network: nn.Module) -> Iterator[_Seen]:
+    seen = _Seen()
+
+    def note(layer: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+        seen.calls.append((layer, given[0] if given else None, output))  # None: it was given by name
 
     with ExitStack() as stack:
-        for module in network.modules():
-            if type(module) in (nn.Conv2d, nn.BatchNorm2d, nn.ReLU) and "forward" not in vars(module):
-                stack.callback(module.register_forward_hook(note).remove)
-        yield
-    times = Counter(module for module, _, _ in calls)
-    once = [call for call in calls if times[call[0]] == 1]
-    convolutions = {id(output): module for module, _, output in once if isinstance(module, nn.Conv2d)}
-    rectifiers = {id(taken): module for module, taken, _ in once if isinstance(module, nn.ReLU)}
-    for norm, taken, output in once:
-        convolution = convolutions.get(id(taken))
-        if isinstance(norm, nn.BatchNorm2d) and norm.running_var is not None and convolution is not None:
-            found.append(Shortcut(convolution, norm, rectifiers.get(id(output))))
+        for layer in network.modules():
+            if type(layer) in (nn.Conv2d, nn.BatchNorm2d, nn.ReLU) and "forward" not in vars(layer):
+                stack.callback(layer.register_forward_hook(note).remove)
+        stack.enter_context(seen.uses)
+        yield seen
+
+
+def _can_fold(convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> bool:
+    """Whether both have what the equation needs, and hold it themselves."""
+    return convolution._parameters.get("weight") is not None and norm._buffers.get("running_var") is not None
 
 
 @contextmanager
-def _forward(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    module.__dict__["forward"] = forward
+def _with_forward(layer: nn.Module, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    layer.__dict__["forward"] = forward
     try:
         yield
     finally:
-        del module.__dict__["forward"]
+        layer.__dict__.pop("forward", None)
 
 
 def _as_it_is(rows: Tensor) -> Tensor:
