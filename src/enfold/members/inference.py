@@ -44,18 +44,14 @@ class Shortcut:
         """
         held: dict[str, Any] = self.convolution._parameters
         statistics: dict[str, Any] = self.norm._buffers
-        weight, bias = held["weight"], held["bias"]
+        weight, bias = held["weight"], held["bias"] if self.has_bias else None
         scale, shift = self.norm.weight, self.norm.bias
         gain = (statistics["running_var"] + self.norm.eps).rsqrt()
         gain = gain if scale is None else gain * scale
-        centred = (0.0 if bias is None else bias) - statistics["running_mean"]
-        folded = {
-            "weight": gain[:, None, None, None] * weight,
-            "bias": gain * centred + (0.0 if shift is None else shift),
-        }
+        moved = gain * ((0.0 if bias is None else bias) - statistics["running_mean"])
         with ExitStack() as stack:
             stack.callback(held.update, weight=weight, bias=bias)
-            held.update(folded)
+            held.update(weight=gain[:, None, None, None] * weight, bias=moved if shift is None else moved + shift)
             stack.enter_context(_with_forward(self.norm, _as_it_is))
             if self.rectifier is not None:
                 stack.enter_context(_with_forward(self.rectifier, torch.relu_))
