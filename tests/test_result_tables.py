@@ -137,7 +137,7 @@ def test_merges_have_a_line_for_each_network_and_a_dash_for_what_was_not_run():
         label: {"accuracy": spread(0.1 * k)}
         for k, label in enumerate(("mean member", "ensemble", "ensemble of 2", "matched-2", "matched-4"), 1)
     }
-    barriers = {"stored": {"naive": spread(0.3), "weight matching": spread(0.2)}}
+    barriers = {"average-2": spread(0.3), "matched-2": spread(0.2)}
     lines = maker.merged_of({"networks": {"narrow": {"rows": rows, "barriers": barriers}}}).splitlines()
     found = [line for line in lines if line.startswith("| narrow")]
     assert found == [

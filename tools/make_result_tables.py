@@ -145,13 +145,7 @@ MERGED = {  # of so many members: the row, and what it is called
     "perm-avg-{}": "permAVG",
     "route-{}": "matched, REPAIR, distilled",
 }
-BARRIERS = {  # how batch norm is treated on a line, the line, and what it is called
-    ("stored", "naive"): "plain line",
-    ("stored", "weight matching"): "matched",
-    ("reset", "weight matching"): "matched, batch norm measured again",
-    ("stored", "permAVG"): "permAVG",
-    ("reset", "permAVG"): "permAVG, batch norm measured again",
-}
+HALFWAY = ("average-2", "matched-2", "matched-repair-2", "perm-avg-2", "route-2")  # between two members
 KINDS = {"": "converged members", "-brief": "briefly trained members"}
 
 
@@ -205,7 +199,7 @@ def foreign_of(content: Content) -> str:
 
 
 def merged_of(content: Content) -> str:
-    """Accuracy of two and of four networks in one, a line a network; then barriers between two of them."""
+    """Accuracy of two and of four networks in one, a line a network; then what two of them lose."""
     networks = content["networks"]
     parts = []
     for size in (2, 4):
@@ -215,10 +209,10 @@ def merged_of(content: Content) -> str:
             scores = (rows.get(pattern.format(size)) for pattern in MERGED)
             lines.append([name, *(_spread(row and row["accuracy"], 100, 1) for row in scores)])
         parts.append(table(lines))
-    lines = [["barrier: error (points)", *BARRIERS.values()]]
+    merges = {pattern.format(2): name for pattern, name in MERGED.items()}
+    lines = [["barrier (points)", *(name for label, name in merges.items() if label in HALFWAY)]]
     for name, found in networks.items():
-        heights = (found["barriers"].get(mode, {}).get(kind) for mode, kind in BARRIERS)
-        lines.append([name, *(_spread(height, 100, 1) for height in heights)])
+        lines.append([name, *(_spread(found["barriers"].get(label), 100, 1) for label in merges if label in HALFWAY)])
     return "\n".join([*parts, table(lines)])
 
 
