@@ -7,6 +7,7 @@ or once a step. Costs near a permutation are where 100 iterations have not conve
 
 from __future__ import annotations
 
+import copy
 import statistics
 import sys
 import time
@@ -34,6 +35,7 @@ RESULTS = Path(__file__).parent.parent / "results"
 Step = Callable[[], tuple[Tensor, list[Tensor]]]
 WIDTHS = (512, 256, 128)
 PRINTED = "Algorithm 1, as printed"
+ROUNDED = "Algorithm 1 in float32"  # which its inverses round
 FORMS = {
     "100 iterations": Balance(100),
     "at most 100, tolerance 1e-6": Balance(100, 1e-6),
@@ -105,6 +107,14 @@ class Case:
 
         return step
 
+    def exactly(self) -> tuple[Tensor, list[Tensor]]:
+        """What a step of Algorithm 1 gives in float64."""
+        twin = copy.deepcopy(self)
+        twin.linears = [[layer.double() for layer in layers] for layers in twin.linears]
+        twin.costs = [[cost.detach().double().requires_grad_() for cost in own] for own in self.costs]
+        twin.inputs = self.inputs.double()
+        return twin.literal(once=True)()
+
     def ours(self, balance: Balance) -> Step:
         """A step of permAVG."""
         members, count = Stacked(self.networks), len(self.networks)
@@ -134,11 +144,12 @@ class _Whole:
 
 
 def differences(case: Case) -> dict[str, dict[str, float]]:
-    """How far logits and gradients are from Algorithm 1's, relative to the largest of them."""
-    logits, gradients = case.literal(once=True)()
+    """How far logits and gradients are from Algorithm 1's in float64, relative to the largest of them."""
+    logits, gradients = case.exactly()
+    steps = {name: case.ours(balance) for name, balance in FORMS.items()} | {ROUNDED: case.literal(once=True)}
     found = {}
-    for name, balance in FORMS.items():
-        own, slopes = case.ours(balance)()
+    for name, step in steps.items():
+        own, slopes = step()
         pairs = zip(slopes, gradients, strict=True)
         found[name] = {
             "logits": float((own - logits).abs().max() / logits.abs().max()),

@@ -4,7 +4,8 @@ what `enfold reproduce` found.
 <!-- rows cifar10-shares --> ... <!-- end -->        <!-- claims cifar10-shares --> ... <!-- end -->
 <!-- outside cifar10-outside --> ... <!-- end -->    rows on corrupted images, and on images from elsewhere
 <!-- foreign foreign-networks --> ... <!-- end -->   what may be permuted in networks of other packages
-<!-- merged cifar10-merging --> ... <!-- end -->      merges and barriers by the width of networks
+<!-- speed bench-shares --> ... <!-- end -->         what shares cost, and each of them in one line
+<!-- merged cifar10-merging --> ... <!-- end -->     merges and barriers by the width of networks
 <!-- reproduced reproduce-* --> ... <!-- end -->     of every file of such a name; rows and claims know them too
 """
 
@@ -20,9 +21,8 @@ from enfold.report.reproduced import MARKS, both, notes, verdicts
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
-MARK = re.compile(
-    r"(<!-- (rows|claims|outside|foreign|merged|reproduced) ([\w.*-]+) -->\n).*?(<!-- end -->)", re.DOTALL
-)
+KINDS_OF_MARKS = "rows|claims|outside|foreign|merged|speed|reproduced"
+MARK = re.compile(rf"(<!-- ({KINDS_OF_MARKS}) ([\w.*-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Content = Mapping[str, Any]
 Cell = tuple[str, str, str, float, int]  # heading, group of a row, its key, scale, digits
 
@@ -146,6 +146,20 @@ MERGED = {  # of so many members: the row, and what it is called
     "route-{}": "matched, REPAIR, distilled",
 }
 HALFWAY = ("average-2", "matched-2", "matched-repair-2", "perm-avg-2", "route-2")  # between two members
+SPEED = {  # of four members: the table and the case
+    "MLP 784-256-256-10, training step, batch 128": ("mlp, train, batch 128", "repeated batch"),
+    "the same, batch split among the members": ("mlp, train, batch 128", "split batch"),
+    "three convolutions with batch norm, training step, batch 128": ("cnn, train, batch 128", "repeated batch"),
+    "the same, EnsembleBN": ("cnn, train, batch 128", "EnsembleBN"),
+    "the same, joint batch norm": ("cnn, train, batch 128", "joint batch norm"),
+    "the same, batch split": ("cnn, train, batch 128", "split batch"),
+    "the same, inference": ("cnn, infer, batch 128", "BatchEnsemble"),
+    "WideResNet-16-2, training step, batch 64": ("wrn-16-2, train, batch 64", "repeated batch"),
+    "WideResNet-16-2, batch split": ("wrn-16-2, train, batch 64", "split batch"),
+    "MLP, 10,000 rows by `predict`": ("mlp, 10,000 rows", "BatchEnsemble by predict"),
+    "MC dropout, 4 samples, MLP": ("mlp, mc dropout", "MC dropout"),
+}
+TASKS = ("mlp, train", "mlp, infer", "cnn, train", "cnn, infer")
 KINDS = {"": "converged members", "-brief": "briefly trained members"}
 
 
@@ -214,6 +228,24 @@ def merged_of(content: Content) -> str:
     for name, found in networks.items():
         lines.append([name, *(_spread(found["barriers"].get(label), 100, 1) for label in merges if label in HALFWAY)])
     return "\n".join([*parts, table(lines)])
+
+
+def speed_of(content: Content) -> str:
+    """Ratios to one network: BatchEnsemble beside a loop with quartiles, then medians of every share."""
+    tables = content["tables"]
+    lines = [["BatchEnsemble, M = 4", "enfold", "a Python loop over 4 networks"]]
+    for name, (place, case) in SPEED.items():
+        lines.append([name, _quartiles(tables[place][case]), _quartiles(tables[place].get("python loop"))])
+    shares = dict.fromkeys(case for task in TASKS for case in tables[task] if case != "one network")
+    every = [["M = 4", *(task.replace("mlp", "MLP").replace("cnn", "CNN") for task in TASKS)]]
+    for share in shares:
+        medians = (tables[task].get(share) for task in TASKS)
+        every.append([share, *("-" if found is None else f"{found['median']:.2f}" for found in medians)])
+    return f"{table(lines)}\n{table(every)}"
+
+
+def _quartiles(found: Content | None) -> str:
+    return "-" if found is None else f"{found['median']:.2f} ({found['lower']:.2f} to {found['upper']:.2f})"
 
 
 def _kinds(fixed: Mapping[str, int]) -> str:
@@ -405,20 +437,19 @@ def _grids(content: Content) -> Iterator[tuple[str, str, dict[str, str]]]:
         yield data, kind, runs
 
 
+MADE = {"foreign": foreign_of, "outside": outside_of, "merged": merged_of, "speed": speed_of}
+
+
 def filled(page: str, results: Path = RESULTS) -> str:
     """A page with its tables as the results have them."""
 
     def made(found: re.Match[str]) -> str:
         opening, kind, name, closing = found.groups()
         contents = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(results.glob(f"{name}.json"))]
-        if kind == "foreign":
-            return f"{opening}{foreign_of(contents[0])}{closing}"
-        if kind == "merged":
-            return f"{opening}{merged_of(contents[0])}{closing}"
         if kind == "reproduced":
             return f"{opening}{reproduced(contents)}{closing}"
-        if kind == "outside":
-            return f"{opening}{outside_of(contents[0])}{closing}"
+        if kind in MADE:
+            return f"{opening}{MADE[kind](contents[0])}{closing}"
         return f"{opening}{(rows_of if kind == 'rows' else claims_of)(name, contents[0])}{closing}"
 
     return MARK.sub(made, page)
