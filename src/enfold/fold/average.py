@@ -36,8 +36,10 @@ class Average(Composable):
     def __call__(
         self, members: Members, data: Data, *, checkpoint: Path | None = None, answers: Path | None = None
     ) -> nn.Module:
-        """One network with the mean weights."""
+        """One network with the mean weights; a single member is returned as it is."""
         members = require_members(members, "the average")
+        if members.num_members == 1:
+            return members.member(0).eval()
         network = members.network(mean_state(members))  # (1)
         if self.reestimate_batch_norm:
             reestimate(network, data)

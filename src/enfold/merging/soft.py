@@ -24,6 +24,7 @@ from enfold.members.tree import Tree
 from enfold.merging.lazy import Lazy, Term, lazy_weights
 from enfold.merging.sinkhorn import Gradient, sinkhorn
 from enfold.merging.solve import divide
+from enfold.merging.states import mean_of
 from enfold.symmetry import Axis, Group
 from enfold.train.batch_norm import reestimate
 
@@ -117,10 +118,20 @@ class SoftAverage(Members):
             self.register_buffer(f"settled{index}", settled[index].clone())
             if self.balance.warm:
                 self.register_buffer(f"columns{index}", scores[index].new_zeros(scores[index].shape[:2]))
-        self.held = Tree({name: _statistic(name, states) for name in self.skeleton.buffers})
+        self.held = Tree(self._statistics(states, weights))
         self.lazy = {} if gains else lazy_weights(self.skeleton, self.groups)
         self.drawn: list[float] | None = None  # other weights, for a step of training
         self._kept: tuple[object, list[State]] | None = None
+
+    @torch.no_grad()
+    def _statistics(self, states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> State:
+        """Buffers as equation (1) has them at the start, (1, *shape): statistics go where their units go."""
+        buffers = [{name: state[name].detach() for name in self.skeleton.buffers} for state in states]
+        if buffers[0]:
+            matrices = self.all_matrices()
+            for index, own in enumerate(zip(*matrices, strict=True), start=len(states) - len(matrices[0])):
+                buffers[index] = mixed(buffers[index], self.groups, own)
+        return {name: tensor.unsqueeze(0).clone() for name, tensor in mean_of(buffers, weights).items()}
 
     def matrices(self) -> list[Tensor]:
         """The learned soft permutations, (members, d, d) for each group; groups of one width are balanced at once."""
@@ -242,11 +253,3 @@ class SoftAverage(Members):
         """The one network's values, (1, *shape)."""
         folded = {name: tensor.unsqueeze(0) for name, tensor in self.average(self.matrices()).items()}
         return {**folded, **self.held.state()}
-
-
-def _statistic(name: str, states: Sequence[Mapping[str, Tensor]]) -> Tensor:
-    """A buffer's mean, (1, *shape); counters and indices, which have no mean, are the first member's."""
-    first = states[0][name]
-    if not (first.is_floating_point() or first.is_complex()):
-        return first.detach().clone().unsqueeze(0)
-    return torch.stack([state[name].detach() for state in states]).mean(0, keepdim=True)
