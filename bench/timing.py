@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -63,6 +63,8 @@ def training_step(
         elif isinstance(model, PythonLoop):
             for network in model.networks:
                 F.cross_entropy(network(inputs), labels).backward()
+        elif isinstance(model, FactorsByHand):
+            F.cross_entropy(model(inputs).flatten(0, 1), labels.repeat(len(model.r[0]))).backward()
         else:
             F.cross_entropy(model(inputs), labels).backward()
         optimizer.step()
@@ -83,8 +85,12 @@ def inference(model: nn.Module, inputs: Tensor) -> Callable[[], object]:
 
 def ratios(cases: Mapping[str, Callable[[], object]], rounds: int = ROUNDS) -> Table:
     """Median and quartiles, over rounds, of each case's time divided by the first case's in the same round."""
-    times = time_rounds(cases, rounds, shortest=SAMPLE)
-    first = times[next(iter(cases))]
+    return table_of(time_rounds(cases, rounds, shortest=SAMPLE))
+
+
+def table_of(times: Mapping[str, Sequence[float]]) -> Table:
+    """The same from seconds by case, round by round."""
+    first = times[next(iter(times))]
     found = {}
     for name, samples in times.items():
         within = [own / one for own, one in zip(samples, first, strict=True)]
@@ -96,6 +102,25 @@ def ratios(cases: Mapping[str, Callable[[], object]], rounds: int = ROUNDS) -> T
             "milliseconds": 1e3 * statistics.median(samples),
         }
     return found
+
+
+class FactorsByHand(nn.Module):
+    """BatchEnsemble of `mlp()` as one would write it: factors on a repeated batch, gradients by autograd."""
+
+    def __init__(self, num_members: int) -> None:
+        super().__init__()
+        widths = ((784, 256), (256, 256), (256, 10))
+        self.layers = nn.ModuleList(nn.Linear(*size, bias=False) for size in widths)
+        self.r = nn.ParameterList(torch.randn(num_members, 1, size).sign() for size, _ in widths)
+        self.s = nn.ParameterList(torch.randn(num_members, 1, size).sign() for _, size in widths)
+        self.bias = nn.ParameterList(torch.zeros(num_members, 1, size) for _, size in widths)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(M, B, C)."""
+        hidden = inputs
+        for index, (layer, r, s, bias) in enumerate(zip(self.layers, self.r, self.s, self.bias, strict=True)):
+            hidden = layer((torch.relu(hidden) if index else hidden) * r) * s + bias
+        return hidden
 
 
 class PythonLoop(nn.Module):

@@ -149,6 +149,7 @@ MERGED = {  # of so many members: the row, and what it is called
 HALFWAY = ("average-2", "matched-2", "matched-repair-2", "perm-avg-2", "route-2")  # between two members
 SPEED = {  # of four members: the table and the case
     "MLP 784-256-256-10, training step, batch 128": ("mlp, train, batch 128", "repeated batch"),
+    "the same, written by hand with autograd": ("mlp, train, batch 128", "factors by hand"),
     "the same, batch split among the members": ("mlp, train, batch 128", "split batch"),
     "three convolutions with batch norm, training step, batch 128": ("cnn, train, batch 128", "repeated batch"),
     "the same, EnsembleBN": ("cnn, train, batch 128", "EnsembleBN"),
