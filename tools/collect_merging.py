@@ -3,7 +3,7 @@
     enfold run recipes/cifar10-merging.yaml runs/resnet-8 --set network.width=8
     python tools/collect_merging.py runs/resnet-8 ...
 
-The barrier is what the network halfway between two members loses to their mean accuracy.
+The barrier is what the network halfway between two members loses to the mean accuracy of members.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def collected(run: Path) -> dict[str, Any]:
     """One run: its network, accuracy and NLL of every row, and barriers."""
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     rows = summary["rows"]
-    members = rows["ensemble of 2"]["diversity"]["member_accuracy"]["values"]
+    members = rows["mean member"]["scores"]["accuracy"]["values"]
     return {
         "network": summary["recipe"]["network"],
         "rows": {label: {key: row["scores"][key] for key in KEPT} for label, row in rows.items()},
