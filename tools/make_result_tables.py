@@ -138,7 +138,7 @@ METHODS = {  # of a grid: the row of so many members, and what it is called
 }
 MERGED = {  # of so many members: the row, and what it is called
     "mean member": "a member",
-    "control": "the best one, trained on",
+    "control-2": "the best one, trained on as long",
     "ensemble of {}": "ensemble",
     "average-{}": "average",
     "matched-{}": "matched",
