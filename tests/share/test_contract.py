@@ -159,6 +159,42 @@ def test_forward_is_the_loop_over_members(name, case):
     assert networks[0].state_dict().keys() == network.state_dict().keys()
 
 
+@pytest.mark.parametrize("network_name", ["batch norm", "cnn"])
+def test_every_engine_gives_what_the_members_give(name, case):
+    network, inputs = case
+    members = ready(name, network, inputs)
+    if not isinstance(members, Members):
+        pytest.skip("members do not exist as networks of their own")
+    alone = torch.stack([member.eval()(inputs) for member in members.networks()])
+    tried = 0
+    for engine in ("loop", "stacked", "vmap"):
+        try:
+            outputs = members.set_engine(engine)(inputs)
+        except EnfoldError:  # it cannot run this network
+            continue
+        torch.testing.assert_close(outputs, alone, rtol=1e-4, atol=1e-4)
+        tried += 1
+    assert tried
+
+
+@pytest.mark.parametrize("name", [name for name in SHARES if "batch_norm" in methods("share")[name].fields])
+def test_batch_norms_are_the_members_own_or_shared(name):
+    torch.manual_seed(0)
+    make, inputs = NETWORKS["batch norm"]
+    for choice in ("own", "shared"):
+        share = methods("share")[name].make(num_members=M, batch_norm=choice)
+        members = looped(share(make())).train()
+        optimizer = torch.optim.SGD(members.parameters(), lr=0.5)
+        for _ in range(2):
+            optimizer.zero_grad()
+            outputs = members(inputs())
+            (outputs * torch.arange(1.0, M + 1)[:, None, None]).square().mean().backward()
+            optimizer.step()
+        scales = members.expand()["1.weight"]
+        assert scales.shape[0] == M
+        assert torch.equal(scales[0], scales[-1]) == (choice == "shared")
+
+
 def test_a_step_gives_every_declared_parameter_a_gradient_and_leaves_the_source(name, case):
     network, inputs = case
     before = {key: tensor.clone() for key, tensor in network.state_dict().items()}

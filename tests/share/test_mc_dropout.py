@@ -330,6 +330,8 @@ def test_gradients_pass_through_the_samples():
 def test_a_network_without_dropout_is_told_how_to_get_it():
     with pytest.raises(EnfoldError, match=r"rate above 0, but MLP has none: .* inject: 0\.1"):
         MCDropout()(MLP(6, [8], 3)).eval()(torch.randn(5, 6))
+    with pytest.raises(EnfoldError, match="MLP has none"):  # before it is trained
+        MCDropout()(MLP(6, [8], 3)).train()(torch.randn(5, 6))
     with pytest.raises(EnfoldError, match=r"'dropouts\.0' has the rate 0\.5 and inject is 0\.1"):
         MCDropout(inject=0.1)(MLP(6, [8], 3, dropout=0.5))
     with pytest.raises(EnfoldError, match="but Embedding has none after its first layer"):

@@ -105,6 +105,8 @@ class DropoutSamples(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """In train mode the network with its dropout, in eval mode its samples."""
+        if self.training and not self.drops and self._way is None and len(inputs):
+            self._way = self._choose(inputs)  # before a network without dropout is trained for nothing
         if self.training or not len(inputs):
             outputs = logits_of(self.network(image_layout(self.network, inputs)))[None]
             return outputs if self.training else outputs.expand(self.num_members, *outputs.shape[1:])
@@ -144,7 +146,7 @@ class DropoutSamples(nn.Module):
         few, more = (
             inputs[torch.arange(count, device=inputs.device) % len(inputs)] for count in (EXAMPLES, EXAMPLES + 1)
         )
-        network = _varied(self.network)
+        network = _varied(self.network).eval()
         shapes = [self._run(network, some, 1, 1)[1][0].shapes for some in (few, more)]
         self._axes = row_axes(*shapes)
         expected, passes = self._run(network, few, min(SAMPLES, self.num_members), 1)
