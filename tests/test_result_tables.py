@@ -1,16 +1,11 @@
 """The tables in the docs are what results/*.json hold."""
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 
-SPEC = importlib.util.spec_from_file_location(
-    "make_result_tables", Path(__file__).parent.parent / "tools" / "make_result_tables.py"
-)
-maker = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(maker)
+import make_result_tables as maker
 
 
 @pytest.mark.parametrize("page", maker.pages(), ids=lambda page: page.stem)
