@@ -16,7 +16,7 @@ demo: $(READY) ## train 4 members, fold them, evaluate everything, write runs/de
 	rm -rf runs/demo
 	$(BIN)/enfold demo runs/demo
 
-test: $(READY) ## the tests, in at most two minutes
+test: $(READY) ## the tests, in about four minutes on two cores
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 slow: $(READY) ## the tests that train longer
