@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from enfold.files import write_json
+from measured_tables import HALFWAY
 
 KEPT = ("accuracy", "nll")
-HALFWAY = ("average-2", "matched-2", "matched-repair-2", "perm-avg-2", "route-2")
 
 
 def collected(run: Path) -> dict[str, Any]:
