@@ -55,8 +55,8 @@ def test_dividing_by_a_permutation_is_permuting_and_the_inverse_keeps_sums():
 def test_wrong_solutions_are_noticed_and_least_squares_is_right():
     matrix, values = soft(1, 8)[0], torch.arange(16.0, dtype=torch.float64).view(2, 8)
     right = by_least_squares(values, matrix)
-    assert solves(right, matrix, values)
-    assert not solves(right * (1 + 1e-6), matrix, values)
+    both = torch.stack([right, right * (1 + 1e-6)])
+    assert solves(both, matrix.expand(2, -1, -1), values.expand(2, -1, -1)).tolist() == [True, False]
     torch.testing.assert_close(right, divide(values, matrix))
 
 
@@ -71,12 +71,28 @@ def test_a_wrong_factorisation_is_made_up_for(monkeypatch):
     torch.testing.assert_close(torch.autograd.grad(found.square().sum(), matrix)[0], gradient)
 
 
+def test_a_matrix_that_is_singular_to_float32_alone_is_divided_by_in_float64():
+    matrices = torch.eye(40).repeat(2, 1, 1)
+    matrices[1, :2, :2] = torch.tensor([[1.0, 1.0], [1.0, 1 + 2**-22]])  # its smallest pivot is below 40 eps
+    matrices.requires_grad_()
+    values = torch.randn(2, 3, 40, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    found = divide_each(values, matrices)
+    expected = values.double() @ torch.linalg.inv(matrices.double())
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected.float(), rtol=1e-6, atol=1e-6 * float(expected.detach().abs().max()))
+    given = torch.autograd.grad(found.sum(), [values, matrices])
+    for own, right in zip(given, torch.autograd.grad(expected.sum(), [values, matrices]), strict=True):
+        torch.testing.assert_close(own, right, rtol=1e-5, atol=1e-5 * float(right.abs().max()))
+
+
 def test_a_singular_matrix_is_refused_with_what_to_change():
     for matrix in (torch.full((40, 40), 1 / 40), torch.zeros(40, 40)):
         with pytest.raises(EnfoldError, match=r"must be invertible, but that of 'fc' is singular.*lower the temp"):
             divide(torch.ones(2, 40), matrix, "that of 'fc'")
     with pytest.raises(EnfoldError, match=r"got \(2, 3\) and \(2, 2\)"):
         divide(torch.ones(2, 3), torch.eye(2))
+    with pytest.raises(EnfoldError, match="2 and 3 of them"):
+        divide_each(torch.ones(2, 1, 3), torch.eye(3).expand(3, -1, -1))
 
 
 def test_the_condition_number_of_a_softened_identity_is_known():

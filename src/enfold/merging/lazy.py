@@ -12,50 +12,51 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from enfold.members.skeleton import Skeleton
-from enfold.merging.solve import divide
+from enfold.merging.solve import divide_each
 from enfold.symmetry import Axis, Group
 
 
 @dataclass(frozen=True)
-class Term:
-    """One n of equation (1)."""
+class Terms:
+    """All n of equation (1)."""
 
-    factor: float  # w
-    given: Tensor  # W, (out, in)
-    left: Tensor | None  # P, (out, out); None: outputs are not mixed
-    right: Tensor | None  # Q, (in, in); None: inputs are not mixed
+    factors: Tensor  # w, (n,)
+    given: Tensor  # W, (n, out, in)
+    left: Tensor | None  # P, (n, out, out); None: outputs are not mixed
+    right: Tensor | None  # Q, (n, in, in); None: inputs are not mixed
     name: str  # of Q, for an error
 
     def applied(self, rows: Tensor) -> Tensor:
-        """(rows, in) -> (rows, out), without the factor."""
-        mixed = rows if self.right is None else divide(rows, self.right.mT, self.name)
+        """(rows, in) -> (rows, out)."""
+        mixed = rows.expand(len(self.given), -1, -1)
+        if self.right is not None:
+            mixed = divide_each(mixed, self.right.mT, self.name)
         found = mixed @ self.given.mT
-        return found if self.left is None else found @ self.left.mT
+        return self._summed(found if self.left is None else found @ self.left.mT)
 
     def product(self) -> Tensor:
-        """(out, in), without the factor."""
+        """(out, in)."""
         found = self.given if self.left is None else self.left @ self.given
-        return found if self.right is None else divide(found, self.right, self.name)
+        return self._summed(found if self.right is None else divide_each(found, self.right, self.name))
+
+    def _summed(self, each: Tensor) -> Tensor:
+        return (self.factors @ each.flatten(1)).view(each.shape[1:])
 
 
 class Lazy:
     """Stands for W̄ in an `nn.Linear`; to whoever asks for anything but the layer's product, it is the tensor."""
 
-    def __init__(self, constant: Tensor, terms: Sequence[Term]) -> None:
-        self.constant, self.terms = constant, tuple(terms)
+    def __init__(self, constant: Tensor, terms: Terms) -> None:
+        self.constant, self.terms = constant, terms
 
     @cached_property
     def tensor(self) -> Tensor:
         """W̄."""
-        found = self.constant
-        for term in self.terms:
-            found = torch.add(found, term.product(), alpha=term.factor)
-        return found
+        return self.constant + self.terms.product()
 
     def linear(self, inputs: Tensor, bias: Tensor | None = None) -> Tensor:
         """x W̄ᵀ + b, the cheaper way."""
@@ -63,9 +64,7 @@ class Lazy:
         if inputs.numel() // max(width, 1) * (outputs + width) >= outputs * width:
             return F.linear(inputs, self.tensor, bias)
         rows = inputs.reshape(-1, width)
-        found = F.linear(rows, self.constant, bias)
-        for term in self.terms:
-            found = torch.add(found, term.applied(rows), alpha=term.factor)
+        found = F.linear(rows, self.constant, bias) + self.terms.applied(rows)
         return found.view(*inputs.shape[:-1], outputs)
 
     def __getattr__(self, name: str) -> Any:

@@ -21,7 +21,7 @@ from enfold.evaluate import member_logits
 from enfold.members import Members, State
 from enfold.members.skeleton import read_state
 from enfold.members.tree import Tree
-from enfold.merging.lazy import Lazy, Term, lazy_weights
+from enfold.merging.lazy import Lazy, Terms, lazy_weights
 from enfold.merging.sinkhorn import Gradient, sinkhorn
 from enfold.merging.solve import divide
 from enfold.merging.states import mean_of
@@ -238,12 +238,11 @@ class SoftAverage(Members):
         given = self.get_buffer(f"given{self.names.index(name)}")[len(states) :]
         if not states:
             constant = torch.zeros_like(given[0])
-        none: tuple[None, ...] = (None,) * self.learned
-        outer = none if left is None else matrices[left].unbind()
-        inner = none if right is None else matrices[right].unbind()
         called = "" if right is None else f"that of '{self.groups[right].name}'"
-        terms = [Term(weight, given[k], outer[k], inner[k], called) for k, weight in enumerate(weights[len(states) :])]
-        return Lazy(torch.as_tensor(constant), terms)
+        factors = torch.tensor(weights[len(states) :], dtype=given.dtype, device=given.device)
+        outer = None if left is None else matrices[left]
+        inner = None if right is None else matrices[right]
+        return Lazy(torch.as_tensor(constant), Terms(factors, given, outer, inner, called))
 
     def looped(self, inputs: Tensor) -> bool:
         """Not where weights are used factor by factor: there are none to take gradients of."""

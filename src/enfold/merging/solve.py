@@ -2,7 +2,8 @@
 
 In some builds of torch for CPUs (2.13 is one), batched LU with more than one thread gives wrong numbers from 192 rows
 on, and raises from 224 on (pytorch issue 142815). One matrix at a time is right there, as are QR and Cholesky. So no
-call here has a batch, and every solution is probed: X P = V must hold for one combination of its columns.
+call of LU here has a batch, and every solution is probed: X P = V must hold for one combination of its columns.
+A matrix that is singular to the precision of its numbers is divided by in float64.
 """
 
 from __future__ import annotations
@@ -18,23 +19,22 @@ REMEDY = "lower the temperature, start from a matching (matched=12), or use memb
 
 
 def divide(values: Tensor, matrix: Tensor, name: str = "the matrix") -> Tensor:
-    """V P^-1, (k, d) and (d, d) -> (k, d), differentiable in both.
+    """V P^-1, (k, d) and (d, d) -> (k, d), differentiable in both; `name` is what an error calls the matrix."""
+    return divide_each(values.unsqueeze(0), matrix.unsqueeze(0), name)[0]
 
-    A matrix that is singular to the precision of its numbers is refused; `name` is what the error calls it.
+
+def divide_each(values: Tensor, matrices: Tensor, name: str = "a matrix") -> Tensor:
+    """V P^-1 for each of n matrices: (n, k, d) and (n, d, d) -> (n, k, d), differentiable in both.
+
+    A matrix that is singular in float64 too is refused.
     """
-    if values.ndim != 2 or matrix.shape != 2 * values.shape[-1:]:
+    if values.ndim != 3 or matrices.shape != (len(values), *2 * values.shape[-1:]):
         raise EnfoldError(
-            f"values (k, d) are divided by a matrix (d, d), got {tuple(values.shape)} and {tuple(matrix.shape)}: "
-            "give one row a unit"
+            f"values (k, d) are divided by a matrix (d, d), got {tuple(values.shape[1:])} and "
+            f"{tuple(matrices.shape[1:])}, {len(values)} and {len(matrices)} of them: give one row a unit"
         )
-    found: Tensor = _Divide.apply(values, matrix, name)  # type: ignore[no-untyped-call]
+    found: Tensor = _Divide.apply(values, matrices, name)  # type: ignore[no-untyped-call]
     return found
-
-
-def divide_each(values: Tensor, matrices: Tensor) -> Tensor:
-    """V P^-1 for each of n matrices: (n, k, d) and (n, d, d) -> (n, k, d)."""
-    names = [f"matrix {index} of {len(matrices)}" for index in range(len(matrices))]
-    return torch.stack([divide(*each) for each in zip(values, matrices, names, strict=True)])
 
 
 def condition(matrices: Tensor) -> Tensor:
@@ -43,40 +43,68 @@ def condition(matrices: Tensor) -> Tensor:
     return torch.stack([values[0] / values[-1] for values in found])
 
 
+class _Factors:
+    """LU of each of n matrices, in the precision that it takes."""
+
+    def __init__(self, matrices: Tensor, name: str) -> None:
+        self.matrices = matrices
+        smallest = self._factorise()
+        if not smallest > len(matrices[0]) * torch.finfo(matrices.dtype).eps:
+            self.matrices = matrices.double()
+            smallest = self._factorise()
+        if not smallest > len(matrices[0]) * torch.finfo(self.matrices.dtype).eps:
+            raise EnfoldError(
+                f"a soft permutation must be invertible, but {name} is singular (its smallest pivot is {smallest:.1e} "
+                f"of the largest): {REMEDY}"
+            )
+
+    def _factorise(self) -> float:
+        """The smallest pivot over the largest, the least of all matrices; 0 where there is none."""
+        found = [torch.linalg.lu_factor_ex(matrix) for matrix in self.matrices]
+        self.factors = [(factors, pivots) for factors, pivots, _ in found]
+        diagonals = torch.stack([factors.diagonal() for factors, _ in self.factors]).abs()
+        return float((diagonals.amin(-1) / diagonals.amax(-1)).nan_to_num(0.0).min()) if diagonals.numel() else 1.0
+
+    def solve(self, values: Tensor, *, transposed: bool = False) -> Tensor:
+        """X with X P = V, or X Pᵀ = V, for each."""
+        wide = values.to(self.matrices.dtype)
+        found = torch.stack(
+            [
+                torch.linalg.lu_solve(*own, each, left=False, adjoint=transposed)
+                for own, each in zip(self.factors, wide, strict=True)
+            ]
+        )
+        matrices = self.matrices.mT if transposed else self.matrices
+        right = solves(found, matrices, wide)
+        if not bool(right.all()):
+            for index in (~right).nonzero()[:, 0].tolist():
+                found[index] = by_least_squares(wide[index], matrices[index])
+        return found.to(values.dtype)
+
+
 class _Divide(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, matrix: Tensor, name: str) -> Tensor:
-        factors, pivots, info = torch.linalg.lu_factor_ex(matrix)
-        diagonal = factors.diagonal().abs()
-        smallest = float(diagonal.min() / diagonal.max()) if len(diagonal) else 1.0
-        if int(info) or not smallest > len(diagonal) * torch.finfo(matrix.dtype).eps:
-            raise EnfoldError(
-                f"a soft permutation must be invertible, but {name} is singular to the precision of {matrix.dtype} "
-                f"(its smallest pivot is {smallest:.1e} of the largest): {REMEDY}"
-            )
-        found: Tensor = torch.linalg.lu_solve(factors, pivots, values, left=False)
-        if not solves(found, matrix, values):
-            found = by_least_squares(values, matrix)
-        ctx.save_for_backward(factors, pivots, matrix, found)
+    def forward(ctx: Any, values: Tensor, matrices: Tensor, name: str) -> Tensor:
+        ctx.factors = _Factors(matrices, name)
+        found: Tensor = ctx.factors.solve(values)
+        ctx.save_for_backward(found)
         return found
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        factors, pivots, matrix, found = ctx.saved_tensors
-        of_values = torch.linalg.lu_solve(factors, pivots, grads[0], left=False, adjoint=True)
-        if not solves(of_values, matrix.mT, grads[0]):
-            of_values = by_least_squares(grads[0], matrix.mT)
-        of_matrix = -(found.mT @ of_values) if ctx.needs_input_grad[1] else None
-        return of_values, of_matrix, None
+        (found,) = ctx.saved_tensors
+        of_values = ctx.factors.solve(grads[0], transposed=True)
+        of_matrices = -(found.mT @ of_values) if ctx.needs_input_grad[1] else None
+        return of_values, of_matrices, None
 
 
-def solves(found: Tensor, matrix: Tensor, values: Tensor) -> bool:
-    """Whether X P = V holds for the sum of the rows, up to what rounding may do."""
-    whole, sizes = found.sum(0), found.abs().sum(0)
-    error = (whole @ matrix - values.sum(0)).abs().max()
-    rounding = len(matrix) * torch.finfo(matrix.dtype).eps
-    allowed = 10 * rounding * (sizes @ matrix.abs()).max()
-    return bool(error <= allowed + torch.finfo(matrix.dtype).tiny)
+def solves(found: Tensor, matrices: Tensor, values: Tensor) -> Tensor:
+    """Whether X P = V holds for the sum of the rows, up to what rounding may do, for each: (n, k, d) -> (n,)."""
+    whole, sizes = found.sum(-2, keepdim=True), found.abs().sum(-2, keepdim=True)
+    error = (whole @ matrices - values.sum(-2, keepdim=True)).abs().amax((-1, -2))
+    rounding = matrices.shape[-1] * torch.finfo(matrices.dtype).eps
+    allowed = 10 * rounding * (sizes @ matrices.abs()).amax((-1, -2))
+    return error <= allowed + torch.finfo(matrices.dtype).tiny
 
 
 def by_least_squares(values: Tensor, matrix: Tensor) -> Tensor:
