@@ -19,6 +19,7 @@ from enfold.run import RunDirectory
 from enfold.run.execute import cells
 from enfold.run.recipe import make_recipe
 from enfold.run.results import evaluate_cell, summarise
+from enfold.run.stages import Cell
 from enfold.store import versions
 
 CLASSES, TEST, VALIDATION = 4, 150, 120
@@ -49,6 +50,41 @@ def _cost(ratio: float) -> dict[str, Any]:
     return {"parameters": 1000, "bytes": 4000, "flops": 2e6 * ratio, "latency": seconds, "ratios": ratios}
 
 
+def _write_answers(cell: Cell) -> None:
+    """What every model says, and that it was made."""
+    test, validation = cell.data.test.labels, cell.data.validation.labels
+    for number, (label, sharpness) in enumerate(SHARPNESS.items()):
+        members, seed = 3 if label == "ensemble" else 1, 100 * cell.seed + number
+        parts = {
+            "test": _said(test, members, sharpness, seed),
+            "validation": _said(validation, members, sharpness, seed + 50),
+        }
+        cell.run.write_predictions(label, parts)
+        kind = {"ensemble": "members/members", "control": "controls/control"}.get(label, f"folds/{label}")
+        file = cell.run.path / f"{kind}.safetensors"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch(), file.with_suffix(".json").write_text("{}")
+        cell.run.log("started", stage=kind, seed=cell.seed)
+        cell.run.log("finished", stage=kind, seed=cell.seed, seconds=12.5)
+
+
+def _write_history(cell: Cell) -> None:
+    epochs = [
+        {
+            "epoch": number,
+            "train_loss": [1.0 / (number + 1)] * 3,
+            "validation_nll": [1.2 / (number + 1)] * 3,
+            "validation_accuracy": [0.6] * 3,
+            "ensemble_nll": 1.0 / (number + 1),
+            "learning_rate": 0.1,
+            "seconds": 2.0,
+            "steps": 5,
+        }
+        for number in range(3)
+    ]
+    cell.run.write_json("members/history.json", {"epochs": epochs, "chosen": [3, 3, 3]})
+
+
 def write_run(path: Path, data: Path, seeds: tuple[int, ...] = (0, 1), **changes: Any) -> Path:
     """A finished run of three members, two folds and a control."""
     content = {
@@ -66,37 +102,10 @@ def write_run(path: Path, data: Path, seeds: tuple[int, ...] = (0, 1), **changes
     run = RunDirectory.create(path, recipe)
     results = []
     for cell in cells(run, recipe):
-        test, validation = cell.data.test.labels, cell.data.validation.labels
-        for number, (label, sharpness) in enumerate(SHARPNESS.items()):
-            members, seed = 3 if label == "ensemble" else 1, 100 * cell.seed + number
-            parts = {
-                "test": _said(test, members, sharpness, seed),
-                "validation": _said(validation, members, sharpness, seed + 50),
-            }
-            cell.run.write_predictions(label, parts)
-            kind = {"ensemble": "members/members", "control": "controls/control"}.get(label, f"folds/{label}")
-            file = cell.run.path / f"{kind}.safetensors"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.touch(), file.with_suffix(".json").write_text("{}")
-            cell.run.log("started", stage=kind, seed=cell.seed)
-            cell.run.log("finished", stage=kind, seed=cell.seed, seconds=12.5)
-        epochs = [
-            {
-                "epoch": number,
-                "train_loss": [1.0 / (number + 1)] * 3,
-                "validation_nll": [1.2 / (number + 1)] * 3,
-                "validation_accuracy": [0.6] * 3,
-                "ensemble_nll": 1.0 / (number + 1),
-                "learning_rate": 0.1,
-                "seconds": 2.0,
-                "steps": 5,
-            }
-            for number in range(3)
-        ]
-        cell.run.write_json("members/history.json", {"epochs": epochs, "chosen": [3, 3, 3]})
-        cell.run.write_json(
-            "cost.json", {**{each: _cost(1.0) for each in ("mean member", *SHARPNESS)}, "ensemble": _cost(3.0)}
-        )
+        _write_answers(cell)
+        _write_history(cell)
+        costs = {each: _cost(1.0) for each in ("mean member", *SHARPNESS)}
+        cell.run.write_json("cost.json", {**costs, "ensemble": _cost(3.0)})
         results.append(evaluate_cell(cell, {label: nn.Identity() for label in SHARPNESS}))
     summary = {
         "name": recipe.name,

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from browser import CHROMIUM, Browser
 from enfold.data.ood import noise
+from enfold.errors import EnfoldError
 from enfold.landscape.many import chosen_examples, each, parameters_of, predictions
 from enfold.landscape.plane import diversity_points
 from enfold.landscape.trajectory import cosine_matrix
@@ -111,6 +112,17 @@ def test_every_part_is_computed_and_true_and_can_be_drawn(run: Path, tmp_path: P
     _are_at_odds(arrays["outside"], said, members, cell)
     for name, (content, tensors) in parts.items():
         _can_be_drawn(name, content, {key: np.asarray(tensor) for key, tensor in tensors.items()})
+
+
+def test_a_network_whose_units_cannot_be_matched_has_the_other_paths(run, tmp_path, monkeypatch) -> None:
+    def unknown(*_: Any) -> None:
+        raise EnfoldError("nothing may be permuted: use another network")
+
+    monkeypatch.setattr(views, "matched", unknown)
+    with pytest.warns(UserWarning, match="the matched path is left out: nothing may be permuted"):
+        study(cell_in(run), tmp_path / "out", Asked(only=("paths",), examples=20))
+    facts = stored_parts(tmp_path / "out")["paths"][0]["facts"]
+    assert facts["paths"] == ["straight", "bezier", "tunnel", "share: batch_ensemble"]
 
 
 def _are_at_odds(found: dict[str, torch.Tensor], said: Predictions, members: Any, cell: Cell) -> None:

@@ -5,6 +5,7 @@ Work is counted in examples that one network is asked about; a step of training 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -203,8 +204,8 @@ def walk(scene: Scene) -> Found:
     try:
         other = matched(scene.network, first, second, scene.data)
         found["matched"] = along(scene.network, straight(first, other), asked, **asking)
-    except EnfoldError:
-        pass  # what may be permuted in this network is not known: the other paths do without
+    except EnfoldError as problem:
+        warnings.warn(f"the matched path is left out: {problem}", stacklevel=2)
     plan = {"seed": scene.cell.seed, "device": scene.cell.device}
     curve = bezier(scene.network, first, second, scene.data, BEZIER.replace(**plan))
     found["bezier"] = along(scene.network, curve.path(), asked, **asking)
