@@ -187,6 +187,7 @@ def test_bad_settings_are_refused_before_anything():
         ({"temperature": 0.0}, "temperatures must be above 0, got 0.0"),
         ({"final_temperature": -1.0}, "temperatures must be above 0, got -1.0"),
         ({"matched": 0.0}, "matched must be above 0"),
+        ({"ridge": -0.1}, "the ridge must be 0 or more, got -0.1"),
         ({"iterations": 0}, "iterations must be 1 or more"),
         ({"alpha": 2.0}, r"alpha must be in \[0, 1\], got 2.0"),
         ({"order": "random"}, "the order must be one of sequential, joint, got 'random'"),

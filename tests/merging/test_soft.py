@@ -14,6 +14,7 @@ from enfold.members import Stacked
 from enfold.merging.lazy import Lazy
 from enfold.merging.sinkhorn import sinkhorn
 from enfold.merging.soft import Balance, SoftAverage, mixed
+from enfold.merging.solve import condition
 from enfold.merging.states import states_of
 from enfold.symmetry import permute, symmetries
 
@@ -129,6 +130,15 @@ def test_every_group_of_every_member_has_its_own_matrices(widths):
     for k, (matrix, expected) in enumerate(zip(found, alone, strict=True)):
         torch.testing.assert_close(matrix, expected, rtol=1e-12, atol=1e-12)
         assert not any(len(matrix) == len(other) and torch.allclose(matrix, other, rtol=0.1) for other in found[:k])
+
+
+def test_a_ridge_keeps_sums_and_moves_matrices_away_from_singular_ones():
+    costs = [[0.01 * each for each in own] for own in random_costs(2)]  # almost uniform
+    plain, ridged = (model_of([mlp(0)] * 3, costs, balance=Balance(ridge=ridge)).matrices() for ridge in (0.0, 0.5))
+    for own, other in zip(plain, ridged, strict=True):
+        torch.testing.assert_close(other, (own + 0.5 * torch.eye(own.shape[-1])) / 1.5, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(other.sum(-1), torch.ones_like(other[..., 0]))
+        assert float(condition(other).max()) < 4 < 100 < float(condition(own).min())
 
 
 @some_widths

@@ -68,6 +68,7 @@ class PermAVG(Composable):
     tolerance: float = 1e-6  # iterations end when all rows sum to 1 so nearly
     gradient: Gradient = "unrolled"  # of the iterations as they were, or implicit: of their limit
     warm: bool = False  # iterations start where those of the last step ended, so that few are needed
+    ridge: float = 0.0  # ε of (P + ε I) / (1 + ε) in the place of P, farther from a singular matrix
     matched: float | None = None  # start at so many times the permutations of weight matching; None: at C = I
     order: LearningOrder = "sequential"  # members are added one after the other, or joint: all at once
     universe: bool = False  # the first member is aligned too, to what all have in common
@@ -88,6 +89,10 @@ class PermAVG(Composable):
             raise EnfoldError(
                 f"iterations must be 1 or more and the tolerance 0 or more, got {self.iterations} and "
                 f"{self.tolerance}: 100 and 1e-6 are usual"
+            )
+        if not 0 <= self.ridge < math.inf:
+            raise EnfoldError(
+                f"the ridge must be 0 or more, got {self.ridge}: 0.1 keeps matrices far from singular ones"
             )
         if not 0 <= self.alpha <= 1:
             raise EnfoldError(f"alpha must be in [0, 1], got {self.alpha}: 1 is the ensemble alone, 0 the labels alone")
@@ -177,7 +182,7 @@ class PermAVG(Composable):
             settled,
             gains,
             temperature=self.temperature,
-            balance=Balance(self.iterations, self.tolerance, self.gradient, self.warm),
+            balance=Balance(self.iterations, self.tolerance, self.gradient, self.warm, self.ridge),
         )
 
     def _loss(self, members: Members, data: Data, answers: Path | None) -> Objective:

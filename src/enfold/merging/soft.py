@@ -37,6 +37,7 @@ class Balance:
     tolerance: float = 0.0
     gradient: Gradient = "unrolled"
     warm: bool = False  # iterations start where those of the last step ended
+    ridge: float = 0.0  # ε of (P + ε I) / (1 + ε), which is doubly stochastic too, and farther from a singular matrix
 
 
 def mixed(state: State, groups: Sequence[Group], matrices: Sequence[Tensor]) -> State:
@@ -154,6 +155,8 @@ class SoftAverage(Members):
             with torch.no_grad():
                 for index, part in zip(indices, columns.split(self.learned), strict=True):
                     self.get_buffer(f"columns{index}").copy_(part)
+        if how.ridge:
+            matrices = torch.lerp(torch.eye(matrices.shape[-1]).to(matrices), matrices, 1 / (1 + how.ridge))
         parts: tuple[Tensor, ...] = matrices.split(self.learned)
         return parts
 

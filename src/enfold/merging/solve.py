@@ -15,7 +15,7 @@ from torch import Tensor
 
 from enfold.errors import EnfoldError
 
-REMEDY = "lower the temperature, start from a matching (matched=12), or use members in float64"
+REMEDY = "lower the temperature, start from a matching (matched=12), or add a ridge (ridge=0.1)"
 
 
 def divide(values: Tensor, matrix: Tensor, name: str = "the matrix") -> Tensor:
