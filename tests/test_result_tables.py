@@ -120,6 +120,18 @@ def test_a_table_of_every_number_of_members_is_one_for_each_data_set_and_kind_of
     assert "briefly trained members**; NLL" not in page, "no table without rows"
 
 
+def test_two_and_six_members_stand_side_by_side_where_both_metrics_are_known():
+    rows = [
+        row("cifar10-2/perm-avg-2", accuracy=both(0.57, 0.5), nll=both(None, 1.5)),
+        row("cifar10-2/perm-avg-best-6", accuracy=both(None, 0.625), nll=both(None, 1.25)),
+        row("cifar10-2/kd-6", accuracy=both(0.5, 0.6)),
+    ]
+    judged = content("permavg-table", ("cifar10-2", "cifar10-2-brief"), rows=rows, claims=[])
+    first, _, only = maker.scaling_of(judged).splitlines()
+    assert first.startswith("| accuracy (%) / NLL, converged members | a member |")
+    assert only == "| cifar10, 2 layers | - | - | - | 50.00 / 1.500 | - | - | 62.50 / 1.250 | - | - |"
+
+
 def test_no_results_are_one_line(tmp_path):
     assert shown(tmp_path).splitlines()[1:-1] == ["None are kept in `results/` yet."]
 

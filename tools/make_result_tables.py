@@ -6,6 +6,7 @@ what `enfold reproduce` found.
 <!-- foreign foreign-networks --> ... <!-- end -->   what may be permuted in networks of other packages
 <!-- speed bench-shares --> ... <!-- end -->         what shares cost, and each of them in one line
 <!-- merged cifar10-merging --> ... <!-- end -->     merges and barriers by the width of networks
+<!-- scaling reproduce-permavg-table --> ... <!-- end -->   permAVG of two and of six beside what it is held against
 <!-- reproduced reproduce-* --> ... <!-- end -->     of every file of such a name; rows and claims know them too
 """
 
@@ -13,16 +14,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cells import Content, spread, table
-from enfold.report.reproduced import MARKS, both, notes, verdicts
+from cells import METRICS, Content, both_of, shown, spread, table
+from enfold.report.reproduced import MARKS, notes, verdicts
+from grid_tables import GRID, grid_claims, grid_rows, scaling_of
 from measured_tables import foreign_of, merged_of, speed_of
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
-KINDS_OF_MARKS = "rows|claims|outside|foreign|merged|speed|reproduced"
+KINDS_OF_MARKS = "rows|claims|outside|foreign|merged|scaling|speed|reproduced"
 MARK = re.compile(rf"(<!-- ({KINDS_OF_MARKS}) ([\w.*-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Cell = tuple[str, str, str, float, int]  # heading, group of a row, its key, scale, digits
 
@@ -93,6 +95,7 @@ TITLES = {
     "published": "permAVG as published, 20 epochs of batches of 256",
     "published-64": "the same, batches of 64",
     "published-5-epochs": "the same, 5 epochs of batches of 256, as all below",
+    "ridge": "the same, a ridge of 0.1",
     "matched-12": "matched start, 12",
     "matched-4": "matched start, 4, as all below",
     "sequential": "one member after the other, an epoch each",
@@ -102,6 +105,7 @@ TITLES = {
     "annealed": "temperature to 0.3",
     "dirichlet": "random weights of the average",
     "projected": "permutations at the end",
+    "projected-repaired": "the same, REPAIR",
     "annealed-projected": "temperature to 0.3, permutations at the end",
     "few-iterations": "20 iterations, potentials kept",
     "lone-student": "lone student: KD, temperature 1",
@@ -113,30 +117,6 @@ TITLES = {
     "be-tie-mean": "BatchEnsemble student, head by head, tie 0.1 of the mean",
     "be-tie": "BatchEnsemble student, head by head, tie 0.1 of the sum",
 }
-METRICS = {  # name, scale, digits of the published values in claims and of ours
-    "accuracy": ("accuracy (%)", 100, 1, 2),
-    "nll": ("NLL", 1, 3, 3),
-    "ece": ("ECE (%)", 100, 1, 2),
-    "cnll": ("cNLL", 1, 3, 3),
-    "cece": ("cECE (%)", 100, 1, 2),
-    "diversity": ("diversity", 1, 2, 2),
-    "disagreement": ("disagreement (%)", 100, 1, 2),
-    "corrupted accuracy": ("corrupted: accuracy (%)", 100, 1, 2),
-    "corrupted nll": ("corrupted: NLL", 1, 3, 3),
-    "corrupted ece": ("corrupted: ECE (%)", 100, 1, 2),
-    "error": ("error (%)", 100, 1, 2),
-}
-GRID = "permavg-table"  # rows of every number of members, in runs called DATA-LAYERS, or DATA-LAYERS-brief
-SIZES = range(2, 7)
-METHODS = {  # of a grid: the row of so many members, and what it is called
-    "ensemble of {}": "ensemble",
-    "mean member of ensemble of {}": "a member",
-    "perm-avg-{}": "permAVG",
-    "perm-avg-best-{}": "permAVG at its best",
-    "kd-{}": "student",
-    "average-tuned-{}": "plain average, trained on",
-}
-KINDS = {"": "converged members", "-brief": "briefly trained members"}
 
 
 def rows_of(name: str, content: Content) -> str:
@@ -265,12 +245,12 @@ def reproduced_rows(content: Content) -> str:
         return grid_rows(content)
     models = [row for row in content["rows"] if row["label"].count("/") < 2]
     metrics = list(dict.fromkeys(metric for row in models for metric in row["metrics"]))
-    lines = [["ours (published)", *(_shown(metric)[0] for metric in metrics)]]
-    lines += [[_called(row), *(_both(row["metrics"].get(metric), metric) for metric in metrics)] for row in models]
+    lines = [["ours (published)", *(shown(metric)[0] for metric in metrics)]]
+    lines += [[_called(row), *(both_of(row["metrics"].get(metric), metric) for metric in metrics)] for row in models]
     found = [["found", "metric", "ours (published)"]]
     for row in content["rows"]:
         if row not in models:
-            found += [[row["row"], _shown(metric)[0], _both(both, metric)] for metric, both in row["metrics"].items()]
+            found += [[row["row"], shown(metric)[0], both_of(both, metric)] for metric, both in row["metrics"].items()]
     return "\n".join(table(each) for each in (lines, found) if len(each) > 1)
 
 
@@ -281,62 +261,7 @@ def _called(row: Content) -> str:
     return name
 
 
-def _shown(metric: str) -> tuple[str, float, int]:
-    name, scale, _, digits = METRICS.get(metric, (metric, 1, 3, 3))
-    return name, scale, digits
-
-
-def _both(found: Content | None, metric: str) -> str:
-    return both(found, *_shown(metric)[1:])
-
-
-def grid_rows(content: Content) -> str:
-    """A table for each data set, kind of members and metric: layers and methods by numbers of members."""
-    tables = []
-    for data, kind, runs in _grids(content):
-        for metric in ("accuracy", "nll"):
-            heading = METRICS[metric][0]
-            found = {row["label"]: row["metrics"].get(metric) for row in content["rows"]}
-            lines = [["layers", f"{heading}: ours (published)", *(f"M = {size}" for size in SIZES)]]
-            for run, layers in runs.items():
-                for pattern, method in METHODS.items():
-                    cells = [_both(found.get(f"{run}/{pattern.format(size)}"), metric) for size in SIZES]
-                    if any(cell != "-" for cell in cells):
-                        lines.append([layers, method, *cells])
-            if len(lines) == 1:
-                continue
-            controls = [f"{n} layers {_both(found.get(f'{run}/control'), metric)}" for run, n in runs.items()]
-            tables.append(
-                f"**{data}, {KINDS[kind]}**; {heading} of a member trained on: {', '.join(controls)}\n\n"
-                f"{table(lines, left=2)}"
-            )
-    return "\n".join(tables)
-
-
-def grid_claims(content: Content) -> str:
-    """One line a sentence, with a mark for each run that it is said of."""
-    said: dict[str, dict[str, str]] = {}
-    for claim in content["claims"]:
-        run, _, sentence = claim["says"].partition(": ")
-        said.setdefault(sentence, {})[run] = MARKS[claim["verdict"]]
-    runs = list(content["runs"])
-    lines = [["", *runs], *([sentence, *(marks.get(run, "") for run in runs)] for sentence, marks in said.items())]
-    legend = ", ".join(f"{mark} {verdict}" for verdict, mark in MARKS.items())
-    return f"{legend}; differences and intervals are in the JSON file.\n\n{table(lines)}"
-
-
-def _grids(content: Content) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """Data set, kind of members, and the runs of them with the number of layers of each."""
-    grids: dict[tuple[str, str], dict[str, str]] = {}
-    for run in content["runs"]:
-        kind = "-brief" if run.endswith("-brief") else ""
-        data, _, layers = run.removesuffix(kind).rpartition("-")
-        grids.setdefault((data, kind), {})[run] = layers
-    for (data, kind), runs in grids.items():
-        yield data, kind, runs
-
-
-MADE = {"foreign": foreign_of, "outside": outside_of, "merged": merged_of, "speed": speed_of}
+MADE = {"foreign": foreign_of, "outside": outside_of, "merged": merged_of, "scaling": scaling_of, "speed": speed_of}
 
 
 def filled(page: str, results: Path = RESULTS) -> str:
