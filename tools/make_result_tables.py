@@ -93,7 +93,6 @@ TITLES = {
     "matched-average": "matched, averaged",
     "matched-average-repaired": "the same, REPAIR",
     "published": "permAVG as published, 20 epochs of batches of 256",
-    "published-64": "the same, batches of 64",
     "published-5-epochs": "the same, 5 epochs of batches of 256, as all below",
     "ridge": "the same, a ridge of 0.1",
     "matched-12": "matched start, 12",
