@@ -16,7 +16,8 @@ from enfold.folding import mean_state
 from enfold.members import Stacked
 from enfold.merging import softness
 from enfold.merging.aligning import Steps, watch
-from enfold.merging.states import Unaligned
+from enfold.merging.soft import mixed
+from enfold.merging.states import Unaligned, mean_of, states_of
 from enfold.networks import MLP
 from enfold.symmetry import permute, symmetries
 from enfold.train import CrossEntropy, Plan
@@ -84,7 +85,10 @@ def test_the_determinant_keeps_its_sign_so_odd_permutations_are_out_of_reach_fro
 def test_the_published_settings_are_the_defaults():
     fold = PermAVG()
     assert (fold.temperature, fold.iterations, fold.matched, fold.gradient) == (1.0, 100, None, "unrolled")
+    assert (fold.order, fold.alpha, fold.ridge, fold.warm, fold.mixing) == ("sequential", 0.0, 0.0, False, "equal")
+    assert (fold.universe, fold.gain, fold.project, fold.final_temperature) == (False, False, False, None)
     plan = published()
+    assert (plan.weight_decay, plan.label_smoothing, plan.clip_norm) == (0.0, 0.0, None)
     assert (plan.epochs, plan.optimizer, plan.learning_rate, plan.schedule) == (20, "adam", 0.1, "cosine")
     assert fold.plan == plan
 
@@ -112,6 +116,20 @@ def test_members_are_added_one_after_the_other_and_settled_ones_stay(members, da
     assert [len(each) for each in universe.all_matrices()] == [3]
     joint = PermAVG(plan=SHORT, order="joint").learned(members, data)
     assert joint.learned == 3
+
+
+def test_in_a_universe_the_first_member_is_mixed_too_and_so_are_its_weights(members, data):
+    fold = PermAVG(plan=SHORT, universe=True, order="joint", matched=2.0)
+    model = fold.learned(members[:3], data)
+    states = states_of(members[:3])
+    mixed_ones = [
+        mixed(state, model.groups, [each[index] for each in model.all_matrices()]) for index, state in enumerate(states)
+    ]
+    expected = mean_of(mixed_ones)
+    for name, parameter in fold(members[:3], data).named_parameters():  # statistics are measured
+        torch.testing.assert_close(parameter, expected[name], rtol=1e-4, atol=1e-5)
+    assert len(model.scores[0]) == 3
+    assert not torch.allclose(model.scores[0][0], 2 * torch.eye(6)), "the first member's are learned too"
 
 
 def test_it_resumes_in_a_later_stage_to_the_same_bits(members, data, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -137,6 +138,8 @@ def test_equal_members_and_one_member_have_nothing_to_learn() -> None:
     for few in (members, Stacked([members.member(0)] * 2)):
         with pytest.raises(EnfoldError, match="members that differ"):
             learned_alignment(few, data, SHORT)
+    with pytest.raises(EnfoldError, match="to the first member, got permAVG with universe, gain: leave"):
+        learned_alignment(members, data, replace(SHORT, universe=True, gain=True))
 
 
 def test_naive_averages_are_of_the_first_members() -> None:

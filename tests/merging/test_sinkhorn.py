@@ -97,6 +97,30 @@ def test_it_goes_on_from_where_it_was():
     torch.testing.assert_close(went_on, sinkhorn(scores, 50)[0], rtol=1e-9, atol=1e-12)
 
 
+def test_from_a_start_the_unrolled_gradient_is_that_of_the_iterations_that_are_left():
+    scores = draws(6, 6).requires_grad_()
+    wanted = draws(6, 6, seed=3)
+    start = sinkhorn(scores.detach(), 500, 1e-14)[1]
+
+    def gradient(**how):
+        return torch.autograd.grad((sinkhorn(scores, start=start, **how)[0] * wanted).sum(), scores)[0]
+
+    left = literal(scores - start, 1)
+    expected = torch.autograd.grad((left * wanted).sum(), scores)[0]
+    torch.testing.assert_close(gradient(iterations=1), expected)
+    limit = gradient(iterations=1, gradient="implicit")
+    errors = [float((gradient(iterations=count) - limit).norm()) for count in (1, 3, 100)]
+    assert errors[0] > errors[1] > errors[2]
+    assert errors[2] < 1e-8 * float(limit.norm()) < errors[0]
+
+
+def test_gradients_of_gradients_are_refused():
+    scores = draws(4, 4).requires_grad_()
+    first = torch.autograd.grad(sinkhorn(scores)[0].square().sum(), scores, create_graph=True)[0].sum()
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.backward()
+
+
 def test_the_implicit_gradient_is_that_of_the_limit():
     scores = draws(2, 5, 5, scale=2.0).requires_grad_()
     weights = draws(2, 5, 5, seed=3)

@@ -13,7 +13,7 @@ from enfold.folding import mean_state
 from enfold.members import Stacked
 from enfold.merging.lazy import Lazy
 from enfold.merging.sinkhorn import sinkhorn
-from enfold.merging.soft import Balance, SoftAverage, mixed
+from enfold.merging.soft import Balance, SoftAverage, mixed, nearest_permutations
 from enfold.merging.solve import condition
 from enfold.merging.states import states_of
 from enfold.symmetry import permute, symmetries
@@ -112,6 +112,46 @@ def test_weights_are_used_factor_by_factor_where_rows_are_few(monkeypatch):
     assert weight.shape == (5, 7)
 
 
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def first(self, inputs: Tensor) -> Tensor:
+        return F.linear(inputs, self.a.weight * 0.5, self.a.bias)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.b(torch.relu(self.first(inputs)))
+
+
+class Named(Scaled):
+    def first(self, inputs: Tensor) -> Tensor:
+        return F.linear(inputs, weight=self.a.weight, bias=self.a.bias)
+
+
+class Joined(Scaled):
+    def first(self, inputs: Tensor) -> Tensor:
+        return F.linear(inputs, torch.cat([self.a.weight, self.a.weight]))[:, :6]
+
+
+class Sliced(Scaled):
+    def first(self, inputs: Tensor) -> Tensor:
+        return F.linear(inputs, -self.a.weight[:], self.a.bias) / (1 + (self.b.weight**2).mean())
+
+
+@pytest.mark.parametrize("kind", [Scaled, Named, Joined, Sliced])
+def test_a_network_may_do_with_weights_what_tensors_can(kind):
+    networks = [kind().double() for _ in range(2)]
+    costs = random_costs(1, (6,))
+    inputs = torch.randn(1, 4, dtype=torch.float64)
+    model = model_of(networks, costs).train()
+    assert model.lazy
+    found = model(inputs)[0]
+    torch.testing.assert_close(found, model.eval()(inputs)[0])
+    found.sum().backward()
+    assert bool((model.scores[0].grad != 0).any())
+
+
 def test_gradients_reach_the_costs_alone_and_there_are_as_many_as_published():
     networks = [mlp(seed) for seed in range(3)]
     model = model_of(networks, random_costs(2))
@@ -135,8 +175,9 @@ def test_every_group_of_every_member_has_its_own_matrices(widths):
 def test_a_ridge_keeps_sums_and_moves_matrices_away_from_singular_ones():
     costs = [[0.01 * each for each in own] for own in random_costs(2)]  # almost uniform
     plain, ridged = (model_of([mlp(0)] * 3, costs, balance=Balance(ridge=ridge)).matrices() for ridge in (0.0, 0.5))
-    for own, other in zip(plain, ridged, strict=True):
-        torch.testing.assert_close(other, (own + 0.5 * torch.eye(own.shape[-1])) / 1.5, rtol=1e-12, atol=1e-12)
+    starts = [nearest_permutations(torch.stack(each)) for each in zip(*costs, strict=True)]
+    for own, other, permutation in zip(plain, ridged, starts, strict=True):
+        torch.testing.assert_close(other, (own + 0.5 * permutation) / 1.5, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(other.sum(-1), torch.ones_like(other[..., 0]))
         assert float(condition(other).max()) < 4 < 100 < float(condition(own).min())
 

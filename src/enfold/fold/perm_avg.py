@@ -23,7 +23,8 @@ starts at c times the permutations of weight matching, odd ones too; 10 to 14 is
 
 Differs from the thesis: any network whose symmetries are found, not MLPs alone, and what is proved to be no symmetry
 stays as it is; systems are solved instead of inverses formed; iterations end when rows sum to 1 within `tolerance`;
-members equal to the last bit have one P, and those equal to the first none. Its batch size is not known.
+members equal to the last bit have one P, and those equal to the first none; the epoch that is best on validation data
+is kept, as in all of enfold's trainings (`select`). Its batch size is not known.
 """
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ class PermAVG(Composable):
     final_temperature: float | None = None  # τ goes to it, by one factor a step; None: it stays
     iterations: int = 100  # of Sinkhorn, at most
     tolerance: float = 1e-6  # iterations end when all rows sum to 1 so nearly
-    gradient: Gradient = "unrolled"  # of the iterations as they were, or implicit: of their limit
-    warm: bool = False  # iterations start where those of the last step ended, so that few are needed
-    ridge: float = 0.0  # ε of (P + ε I) / (1 + ε) in the place of P, farther from a singular matrix
+    gradient: Gradient = "unrolled"  # of the iterations that were run, or implicit: of their limit
+    warm: bool = False  # iterations start where those of the last step ended: fewer are run, and unrolled
+    ridge: float = 0.0  # ε of (P + ε Π) / (1 + ε) in the place of P, Π the permutation at the start: better conditioned
     matched: float | None = None  # start at so many times the permutations of weight matching; None: at C = I
     order: LearningOrder = "sequential"  # members are added one after the other, or joint: all at once
     universe: bool = False  # the first member is aligned too, to what all have in common

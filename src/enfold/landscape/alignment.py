@@ -108,6 +108,12 @@ class SweepPoint:
 
 def learned_alignment(members: Members, data: Data, fold: PermAVG, *, checkpoint: Path | None = None) -> Aligned:
     """The members with the soft permutations that permAVG learns; training goes on from `checkpoint`."""
+    beyond = [name for name in ("universe", "gain", "project") if getattr(fold, name)]
+    if beyond:
+        raise EnfoldError(
+            f"alignment is that of soft permutations to the first member, got permAVG with {', '.join(beyond)}: leave "
+            "that out"
+        )
     if len(distinct(members)[0]) < max(members.num_members, 2):
         raise EnfoldError(
             f"alignment needs 2 or more members that differ, got {members.num_members} of which "

@@ -26,6 +26,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from enfold.errors import EnfoldError
 
@@ -44,7 +45,8 @@ def sinkhorn(
     """Doubly stochastic matrices, (..., d, d), and the g of equation (1), (..., d), from which one may start again.
 
     It stops before `iterations` where all rows sum to 1 within the tolerance; the gradient stops where nothing is
-    left of it to rounding. `start` is a g of before; no gradient goes there.
+    left of it to rounding. `start` is a g of before; no gradient goes there, so that the unrolled one, of the few
+    iterations that are left, is an approximation of the limit's, which the implicit one is.
     """
     if scores.ndim < 2 or scores.shape[-1] != scores.shape[-2]:
         raise EnfoldError(
@@ -149,6 +151,7 @@ class _Balance(torch.autograd.Function):
         return matrices, columns
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         scores, matrices = ctx.saved_tensors
         q = matrices * grads[0]

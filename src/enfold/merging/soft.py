@@ -37,7 +37,7 @@ class Balance:
     tolerance: float = 0.0
     gradient: Gradient = "unrolled"
     warm: bool = False  # iterations start where those of the last step ended
-    ridge: float = 0.0  # ε of (P + ε I) / (1 + ε), which is doubly stochastic too, and farther from a singular matrix
+    ridge: float = 0.0  # ε of (P + ε Π) / (1 + ε), Π the permutation nearest to the scores at the start
 
 
 def mixed(state: State, groups: Sequence[Group], matrices: Sequence[Tensor]) -> State:
@@ -117,6 +117,8 @@ class SoftAverage(Members):
         self.gains = nn.ParameterList([nn.Parameter(each.clone()) for each in gains])
         for index in range(len(groups)):
             self.register_buffer(f"settled{index}", settled[index].clone())
+            if self.balance.ridge:
+                self.register_buffer(f"anchor{index}", nearest_permutations(scores[index]), persistent=False)
             if self.balance.warm:
                 self.register_buffer(f"columns{index}", scores[index].new_zeros(scores[index].shape[:2]))
         self.held = Tree(self._statistics(states, weights))
@@ -135,7 +137,14 @@ class SoftAverage(Members):
         return {name: tensor.unsqueeze(0).clone() for name, tensor in mean_of(buffers, weights).items()}
 
     def matrices(self) -> list[Tensor]:
-        """The learned soft permutations, (members, d, d) for each group; groups of one width are balanced at once."""
+        """The learned soft permutations, (members, d, d) for each group."""
+        found, ridge = self.balanced(), self.balance.ridge
+        if not ridge:
+            return found
+        return [(each + ridge * self.get_buffer(f"anchor{k}")) / (1 + ridge) for k, each in enumerate(found)]
+
+    def balanced(self) -> list[Tensor]:
+        """The same without a ridge; groups of one width are balanced at once."""
         widths: dict[int, list[int]] = {}
         for index, group in enumerate(self.groups):
             widths.setdefault(group.size, []).append(index)
@@ -155,8 +164,6 @@ class SoftAverage(Members):
             with torch.no_grad():
                 for index, part in zip(indices, columns.split(self.learned), strict=True):
                     self.get_buffer(f"columns{index}").copy_(part)
-        if how.ridge:
-            matrices = torch.lerp(torch.eye(matrices.shape[-1]).to(matrices), matrices, 1 / (1 + how.ridge))
         parts: tuple[Tensor, ...] = matrices.split(self.learned)
         return parts
 
@@ -212,7 +219,7 @@ class SoftAverage(Members):
         for index in range(len(self.groups)):
             settled = self.get_buffer(f"settled{index}")
             settled.copy_(nearest_permutations(settled))
-        return self.average([nearest_permutations(each) for each in self.matrices()])
+        return self.average([nearest_permutations(each) for each in self.balanced()])
 
     @torch.no_grad()
     def measure_statistics(self, data: Data) -> None:
@@ -231,8 +238,12 @@ class SoftAverage(Members):
         state: dict[str, Any] = {name: tensor[0] for name, tensor in self.held.state().items()}
         state |= self.average(matrices, without=self.lazy)
         state |= {name: self._lazily(name, matrices) for name in self.lazy}
-        with self.skeleton.holding(state) as network:
-            return member_logits(network, inputs[0] if each else inputs)
+        try:
+            with self.skeleton.holding(state) as network:
+                return member_logits(network, inputs[0] if each else inputs)
+        except Exception:  # the network's code may do with a weight what only tensors can: then it is given them
+            self.lazy = {}
+            return super()._run(inputs, each=each)
 
     def _lazily(self, name: str, matrices: Sequence[Tensor]) -> Lazy:
         left, right = self.lazy[name]

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from enfold.errors import EnfoldError
 
@@ -26,7 +27,7 @@ def divide(values: Tensor, matrix: Tensor, name: str = "the matrix") -> Tensor:
 def divide_each(values: Tensor, matrices: Tensor, name: str = "a matrix") -> Tensor:
     """V P^-1 for each of n matrices: (n, k, d) and (n, d, d) -> (n, k, d), differentiable in both.
 
-    A matrix that is singular in float64 too is refused.
+    A matrix whose inverse is rounding alone is refused.
     """
     if values.ndim != 3 or matrices.shape != (len(values), *2 * values.shape[-1:]):
         raise EnfoldError(
@@ -47,15 +48,18 @@ class _Factors:
     """LU of each of n matrices, in the precision that it takes."""
 
     def __init__(self, matrices: Tensor, name: str) -> None:
+        rounding = torch.finfo(matrices.dtype).eps
+        least = matrices.shape[-1] * rounding
         self.matrices = matrices
         smallest = self._factorise()
-        if not smallest > len(matrices[0]) * torch.finfo(matrices.dtype).eps:
+        if not smallest > least and matrices.dtype != torch.float64:
+            least = rounding  # of the numbers as they were given: below it, there is nothing right in the inverse
             self.matrices = matrices.double()
             smallest = self._factorise()
-        if not smallest > len(matrices[0]) * torch.finfo(self.matrices.dtype).eps:
+        if not smallest > least:
             raise EnfoldError(
-                f"a soft permutation must be invertible, but {name} is singular (its smallest pivot is {smallest:.1e} "
-                f"of the largest): {REMEDY}"
+                f"a soft permutation must be invertible, but {name} is singular to the precision of {matrices.dtype} "
+                f"(its smallest pivot is {smallest:.1e} of the largest): {REMEDY}"
             )
 
     def _factorise(self) -> float:
@@ -91,6 +95,7 @@ class _Divide(torch.autograd.Function):
         return found
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         (found,) = ctx.saved_tensors
         of_values = ctx.factors.solve(grads[0], transposed=True)
