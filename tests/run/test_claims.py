@@ -116,6 +116,21 @@ def test_a_row_that_one_seed_lacks_is_not_run(tmp_path: Path) -> None:
     assert found["claims"][0]["verdict"] == "held"
 
 
+def test_a_fold_of_some_seeds_is_compared_in_these(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [0, 1, 2])
+    recipe = parse_recipe(
+        "name: planted\nmembers: 3\nseeds: [0, 1, 2]\nfolds: [{method: average, label: low, seeds: [0, 2]}]"
+    )
+    (run.cell(1).path / "predictions/low.safetensors").unlink()
+    claim = judge(run, recipe, parse_claims(CLAIMS), replicates=50)["claims"][2]
+    assert claim["verdict"] == "not held"
+    sides = [[predictions(100 + seed, 1.0, common=1.5) for seed in (0, 2)], [predictions(seed, 2.0) for seed in (0, 2)]]
+    low, many = ([accuracy(each) for each in side] for side in sides)
+    assert claim["first"]["ours"]["values"] == pytest.approx(low)
+    assert len(claim["second"]["ours"]["values"]) == 3
+    assert claim["difference"]["values"] == pytest.approx([a - b for a, b in zip(low, many, strict=True)])
+
+
 def test_one_seed_is_judged_by_its_examples(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [5])
     found = judge(run, run.recipe(), parse_claims(CLAIMS), replicates=300)

@@ -158,6 +158,7 @@ def test_a_method_with_a_plan_of_its_own_keeps_it_and_its_control_trains_as_netw
     [
         ("{method: average, first: 4}", "there are 3"),
         ("{method: average, first: 0}", "greater than or equal to 1"),
+        ("{method: average, seeds: [7]}", "'average' is of seeds [7], none of which the run has: choose among [0]"),
         ("{method: average, then: [zip_it]}", "repair"),
         ("{method: average, then: [{method: repair, kind: paint}]}", "rescale"),
         ("{method: average, then: [{method: distill, tau: 2}]}", "no setting 'tau'"),
@@ -169,3 +170,16 @@ def test_a_wrong_route_is_refused_with_its_line(enfold, recipe_file, tmp_path, f
     assert done.code == 2
     assert said in done.err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_fold_may_be_of_some_seeds_and_its_row_is_theirs(enfold, recipe_file, tmp_path):
+    folds = "seeds: [0, 1]\nfolds: [average, {method: average, label: of-one, first: 1, seeds: [1]}]\n"
+    done = enfold("run", with_folds(recipe_file, folds), tmp_path / "out", "--json")
+    assert done.code == 0, done.err
+    rows = json.loads(done.out)["rows"]
+    assert [len(rows[label]["scores"]["accuracy"]["values"]) for label in ("average", "of-one")] == [2, 1]
+    there = [(tmp_path / f"out/seed-{seed}/folds/of-one.safetensors").is_file() for seed in (0, 1)]
+    assert there == [False, True]
+    assert enfold("run", recipe_file, tmp_path / "out", "--resume").code == 0
+    shown = enfold("report", tmp_path / "out")
+    assert shown.code == 0, shown.err

@@ -187,8 +187,9 @@ def _judged(
     try:
         first, second = (evidence.row(label, claim.metric) for label in labels)
         found = None
-        if first is not None and second is not None:
-            found = _difference(first, second, claim.metric, replicates, level, seed)
+        shared = set(first.seeds) & set(second.seeds) if first is not None and second is not None else set()
+        if first is not None and second is not None and shared:
+            found = _difference(first.of(shared), second.of(shared), claim.metric, replicates, level, seed)
     except EnfoldError as error:
         raise EnfoldError(f"the claim '{claim.says}' cannot be judged: {error}") from error
     sides = [

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -61,11 +61,22 @@ class Place:
 
 @dataclass(frozen=True)
 class Row:
-    """A metric of one row in every seed, and the predictions that it is of, if it is of any."""
+    """A metric of one row in every seed that has it, and the predictions that it is of, if it is of any."""
 
     values: list[float]
+    seeds: tuple[int, ...]
     said: list[Predictions] | None = None
     of_mean_member: bool = False
+
+    def of(self, seeds: Collection[int]) -> Row:
+        """The same of these seeds alone."""
+        kept = [index for index, seed in enumerate(self.seeds) if seed in seeds]
+        return replace(
+            self,
+            values=[self.values[index] for index in kept],
+            seeds=tuple(self.seeds[index] for index in kept),
+            said=None if self.said is None else [self.said[index] for index in kept],
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Mean and deviation over seeds, as JSON holds them."""
@@ -90,29 +101,37 @@ class Evidence:
         place = Place.of(label)
         if place.run not in self._runs:
             return None
+        seeds = tuple(cell.seed for cell in self._cells(place))
         if place.path or metric in CORRUPTED:
             of_seeds = [_at(tree, place.path) for tree in self._trees(place, metric)]
             numbers = [each for each in of_seeds if each is not None]
-            return Row(numbers) if numbers and len(numbers) == len(of_seeds) else None
+            return Row(numbers, seeds) if numbers and len(numbers) == len(of_seeds) else None
         said = self._stored(place, metric in CALIBRATED)
         if said is None:
             return None
         name = CALIBRATED.get(metric, metric)
         values = [metric_value(name, each, of_mean_member=place.of_mean_member) for each in said]
-        return Row(values, said, place.of_mean_member)
+        return Row(values, seeds, said, place.of_mean_member)
+
+    def _cells(self, place: Place) -> list[Cell]:
+        """The seeds that have the row, or that ought to."""
+        run = self._runs[place.run]
+        missing = {fold.label: fold.seeds for fold in run[0].recipe.folds if fold.seeds is not None} if run else {}
+        return [cell for cell in run if cell.seed in missing.get(place.file, (cell.seed,))]
 
     def _trees(self, place: Place, metric: str) -> list[Any]:
         if place.path:
             return [tree.get(place.file) for tree in self._found.get(place.run, ())]
         label = MEAN_MEMBER if place.of_mean_member and place.file == "ensemble" else place.file
-        stored = [cell.run.path / "results.json" for cell in self._runs[place.run]]
+        own = self._cells(place)
+        stored = [cell.run.path / "results.json" for cell in own]
         if place.first is not None or not all(file.is_file() for file in stored):
             return []
-        rows = [cell.run.read_json("results.json")["rows"] for cell in self._runs[place.run]]
+        rows = [cell.run.read_json("results.json")["rows"] for cell in own]
         return [(each.get(label, {}).get("corrupted") or {}).get(CORRUPTED[metric]) for each in rows]
 
     def _read(self, place: Place, calibrated: bool) -> list[Predictions] | None:
-        asked = [cell.run.read_predictions(place.file) for cell in self._runs[place.run]]
+        asked = [cell.run.read_predictions(place.file) for cell in self._cells(place)]
         needed = {"test", "validation"} if calibrated else {"test"}
         found = [parts for parts in asked if parts is not None and parts.keys() >= needed]
         if len(found) < len(asked) or (place.first or 1) > min(each["test"].num_members for each in found):

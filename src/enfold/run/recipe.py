@@ -89,6 +89,7 @@ class FoldSpec(MethodSpec):
     """One fold of the members, and what follows it."""
 
     first: int | None = Field(default=None, ge=1)  # of the first so many members; of all if left out
+    seeds: tuple[int, ...] | None = None  # of the run, that have this fold, as where it takes long; all if left out
     then: tuple[MethodSpec, ...] = ()  # steps: repair, or a distillation, which starts from the network before it
 
     @field_validator("then", mode="before")
@@ -235,6 +236,10 @@ class Recipe(BaseModel):
         known = all(share in self.shares for share in other.shares)
         return same and known and all(fold in self.folds for fold in other.folds)
 
+    def folds_of(self, seed: int) -> tuple[FoldSpec, ...]:
+        """The folds that this seed has."""
+        return tuple(fold for fold in self.folds if fold.seeds is None or seed in fold.seeds)
+
     def as_yaml(self) -> str:
         """The resolved recipe as a file."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
@@ -283,6 +288,11 @@ def make_recipe(content: Mapping[str, Any], where: str, lines: Mapping[tuple[Any
             raise EnfoldError(
                 f"{located.place.at(('folds', index, 'first'))}: '{fold.label}' is of the first {fold.first} members, "
                 f"but there are {recipe.members}: lower it"
+            )
+        if fold.seeds is not None and not set(fold.seeds) & set(recipe.seeds):
+            raise EnfoldError(
+                f"{located.place.at(('folds', index, 'seeds'))}: '{fold.label}' is of seeds {list(fold.seeds)}, none "
+                f"of which the run has: choose among {list(recipe.seeds)}"
             )
         for number, step in enumerate(fold.steps):
             path = ("folds", index) if not number else ("folds", index, "then", number - 1)

@@ -162,10 +162,11 @@ def _costs(cell: Cell, models: Mapping[str, nn.Module]) -> dict[str, Any]:
 
 
 def summarise(cells: list[Results]) -> dict[str, Any]:
-    """Mean and standard deviation over seeds of every score, row by row; the first seed's cost stands for all."""
+    """Mean and standard deviation over the seeds that have it of every score, row by row; the first one's cost."""
     summary: dict[str, Any] = {}
-    for label, first in cells[0].items():
-        rows = [cell[label] for cell in cells]
+    for label in dict.fromkeys(label for cell in cells for label in cell):
+        rows = [cell[label] for cell in cells if label in cell]
+        first = rows[0]
         gains = [row["gain_recovered"] for row in rows]
         summary[label] = {
             "scores": {name: _spread([row["scores"][name] for row in rows]) for name in first["scores"]},

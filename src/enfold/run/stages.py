@@ -301,7 +301,7 @@ class Cell:
             found[share.label] = self.share(share, members)
         for label, plan in self.controls().items():
             found[label] = self.control(label, plan, members)
-        for spec in self.recipe.folds:
+        for spec in self.recipe.folds_of(self.seed):
             found[spec.label] = self.fold(spec, members)
         return found
 
