@@ -129,7 +129,7 @@ def test_two_and_six_members_stand_side_by_side_where_both_metrics_are_known():
     judged = content("permavg-table", ("cifar10-2", "cifar10-2-brief"), rows=rows, claims=[])
     first, _, only = maker.scaling_of(judged).splitlines()
     assert first.startswith("| accuracy (%) / NLL, converged members | a member |")
-    assert only == "| cifar10, 2 layers | - | - | - | 50.00 / 1.500 | - | - | 62.50 / 1.250 | - | - |"
+    assert only == "| cifar10, 2 layers | - | - | - | 50.00 / 1.500 | - | - | 62.50 / 1.250 | - | - | - |"
 
 
 def test_no_results_are_one_line(tmp_path):

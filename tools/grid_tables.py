@@ -16,6 +16,7 @@ METHODS = {  # of a grid: the row of so many members, and what it is called
     "perm-avg-best-{}": "permAVG at its best",
     "kd-{}": "student",
     "average-tuned-{}": "plain average, trained on",
+    "matched-distilled-{}": "matched average, distilled",
 }
 KINDS = {"": "converged members", "-brief": "briefly trained members"}
 COMPARED = {  # permAVG of two and of six, and what it is held against
@@ -27,6 +28,7 @@ COMPARED = {  # permAVG of two and of six, and what it is held against
     "perm-avg-best-2": "at its best, of 2",
     "perm-avg-best-6": "at its best, of 6",
     "kd-6": "student of 6",
+    "matched-distilled-6": "matched average of 6, distilled",
     "average-tuned-6": "plain average of 6, trained on",
 }
 
