@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from enfold.errors import EnfoldError
 from enfold.files import atomic_path, sha256, write_json, write_text
 from enfold.seeds import derive, generator
 
@@ -27,6 +28,14 @@ def test_a_file_appears_when_it_is_complete(tmp_path):
         assert not path.exists()
     assert path.read_text() == "new"
     assert names(path.parent) == ["file.txt"]
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
+    write_text(tmp_path / "file", "no folder")
+    with pytest.raises(
+        EnfoldError, match=r"can be written, but '.*file/deep' is not .*: choose"
+    ):
+        write_text(tmp_path / "file" / "deep" / "er.txt", "lost")
 
 
 def test_an_exception_leaves_the_old_file_and_nothing_else(tmp_path):

@@ -10,11 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from enfold.errors import EnfoldError
+
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; when the block succeeds it replaces `path`, else it is removed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EnfoldError(
+            f"a folder must be one that can be written, but '{path.parent}' is not ({error.strerror}): choose another"
+        ) from error
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield temporary

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+import torch
 from torch import nn
 
 from enfold.data import Data
@@ -59,6 +60,9 @@ class Route(Composable):
         object.__setattr__(self, "steps", tuple(self.steps))
         if not self.steps:
             raise EnfoldError("a route must have at least one step, got none: begin it with a fold")
+        for step in self.steps:
+            if isinstance(step, type) or not (hasattr(step, "after") or callable(step)):
+                raise EnfoldError(f"a route is made of folds and steps, got {step!r}: write Distill() for a step")
         for step in self.steps[1:]:
             if not hasattr(step, "after"):
                 raise EnfoldError(
@@ -141,9 +145,18 @@ def mean_state(members: Members) -> State:
 
 
 def require_members(model: object, purpose: str) -> Members:
-    """Members of one architecture, which is what can be merged or started from."""
-    if isinstance(model, Members):
-        return model
-    raise EnfoldError(
-        f"{purpose} needs members of one architecture, got {type(model).__name__}: use Stacked, or give a student"
-    )
+    """Members of one architecture and of finite values, which is what can be merged or started from."""
+    if not isinstance(model, Members):
+        raise EnfoldError(
+            f"{purpose} needs members of one architecture, got {type(model).__name__}: put networks into "
+            "Stacked([...]) first, or distill into a student of its own"
+        )
+    with torch.no_grad():
+        values = model.expand()
+    for name, stacked in values.items():
+        if stacked.is_floating_point() and not bool(stacked.isfinite().all()):
+            index = int(stacked.isfinite().flatten(1).all(1).logical_not().nonzero()[0])
+            raise EnfoldError(
+                f"{purpose} needs members of finite values, but '{name}' of member {index} is not: leave that one out"
+            )
+    return model

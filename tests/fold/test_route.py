@@ -82,6 +82,9 @@ def test_what_a_route_gives_is_what_its_last_step_gives():
 
 
 def test_routes_that_cannot_be(members, data):
+    for wrong in (Distill, 3):
+        with pytest.raises(EnfoldError, match=r"made of folds and steps, got .*: write Distill\(\)"):
+            _ = WeightMatching() >> wrong
     with pytest.raises(EnfoldError, match="but Average starts from members alone: put it first"):
         Distill() >> Average()
     with pytest.raises(EnfoldError, match="must begin with a fold, got Repair"):

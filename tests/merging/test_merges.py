@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from enfold.errors import EnfoldError
 from enfold.members import Stacked
 from enfold.members.skeleton import read_state
 from enfold.merging.repair import Repair
@@ -114,6 +116,14 @@ def test_repaired_units_have_the_means_and_spreads_of_the_members(merge, kind):
             torch.testing.assert_close(seen[name][0], wanted[name][0], rtol=1e-3, atol=1e-3)
     if kind == "rescale":  # behind the first layer, means move because what comes in has moved
         torch.testing.assert_close(seen["0"][0], plain["0"][0], rtol=1e-4, atol=1e-5)
+
+
+@every_merge
+def test_a_member_that_is_not_finite_is_named(merge):
+    networks = [some_members(3).member(index) for index in range(3)]
+    networks[1].get_parameter(next(name for name, _ in networks[1].named_parameters())).data[0] = math.nan
+    with pytest.raises(EnfoldError, match=r"needs members of finite values, but '.*' of member 1 is not: leave"):
+        made(merge)(Stacked(networks), DATA)
 
 
 @every_merge

@@ -138,7 +138,7 @@ def test_a_route_and_a_fold_of_some_members_are_rows(enfold, recipe_file, tmp_pa
     expected = library.Average()(members[:2], data).state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in of_two.state_dict().items())
     told = json.loads((out / "folds" / "route.json").read_text())["about"]["then"]
-    assert told == [{"method": "repair"}, {"method": "distill"}]
+    assert told == [{"method": "repair"}, {"method": "distill", "plan": {"epochs": 2}}]
     assert rows["ensemble of 2"]["gain_recovered"]["mean"] != pytest.approx(1)  # of what all three gain
     assert rows["route"]["scores"]["accuracy"]["mean"] > 0.8
 
@@ -150,6 +150,9 @@ def test_a_method_with_a_plan_of_its_own_keeps_it_and_its_control_trains_as_netw
     assert (plan.optimizer, plan.learning_rate, plan.epochs) == ("adam", 0.1, 1)
     assert control == recipe.members_plan(1).replace(epochs=1)
     assert recipe.as_long(recipe.folds[0], seed=1) is None
+    for first, order, epochs in ((3, "sequential", 2), (3, "joint", 1), (2, "sequential", 1)):
+        changed = soft.model_copy(update={"first": first, "order": order})
+        assert recipe.as_long(changed, seed=1).epochs == epochs, "one training for each member that is added"
     assert recipe.as_long(recipe.folds[1], seed=1) == recipe.members_plan(1).replace(epochs=2)
 
 

@@ -120,6 +120,11 @@ class PermAVG(Composable):
                 reestimate(network, data)
         return network.eval()
 
+    @classmethod
+    def trainings(cls, members: int, order: LearningOrder = "sequential", **_: object) -> int:
+        """How often so many members are trained by the plan."""
+        return 1 if order == "joint" else max(members - 1, 1)
+
     def learned(
         self, members: Members, data: Data, *, checkpoint: Path | None = None, answers: Path | None = None
     ) -> SoftAverage | None:

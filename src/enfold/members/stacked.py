@@ -150,7 +150,8 @@ def _check_same(first: nn.Module, expected: State, network: nn.Module, state: St
 def _kind(module: nn.Module) -> str:
     """The class, and for torch's own layers their settings: a stride or a dropout rate leaves no trace in a shape."""
     kind = type(module)
-    settings = f"({module.extra_repr()})" if kind.__module__.startswith("torch.nn.modules.") else ""
+    said = module.extra_repr() if kind.__module__.startswith("torch.nn.modules.") else ""
+    settings = f"({said})" if said else ""
     return f"a {kind.__qualname__}{settings}"
 
 

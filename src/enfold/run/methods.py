@@ -90,6 +90,12 @@ def has_plan(name: str) -> bool:
     return name not in STEPS and "plan" in method("fold", name).fields
 
 
+def trainings(name: str, settings: Mapping[str, Any], members: int) -> int:
+    """How often a fold of so many members trains by its plan."""
+    counted = getattr(method("fold", name).kind, "trainings", None)
+    return 1 if counted is None else int(counted(members, **settings))
+
+
 def own_plan(name: str) -> dict[str, Any] | None:
     """The plan of a method that is not trained as networks are; None where the members' plan is taken."""
     chosen = {**methods("share"), **methods("fold")}.get(name.replace("-", "_"))

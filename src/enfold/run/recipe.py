@@ -15,7 +15,7 @@ from enfold.data.corruptions import KINDS, SEVERITIES, STANDARD
 from enfold.data.corruptions.suite import check_kind, check_severity
 from enfold.errors import EnfoldError
 from enfold.registry import method, nearest
-from enfold.run.methods import as_tuples, has_plan, made_fold, made_share, made_step, own_plan, step_kind
+from enfold.run.methods import as_tuples, has_plan, made_fold, made_share, made_step, own_plan, step_kind, trainings
 from enfold.run.ood import OodSpec, check_sets
 from enfold.run.wrong import Place, explained, lines_of
 from enfold.train import Plan
@@ -214,12 +214,17 @@ class Recipe(BaseModel):
 
     def as_long(self, fold: FoldSpec, seed: int, device: str = "cpu") -> Plan | None:
         """The plan by which a network is trained on the labels as long as this fold trains; None where it does not."""
-        plans = [self.method_plan(step, seed, device) for step in fold.steps if has_plan(step.method)]
-        if not plans:
+        training = [step for step in fold.steps if has_plan(step.method)]
+        if not training:
             return None
-        kept = [step for step in fold.steps if has_plan(step.method) and own_plan(step.method) is None]
+        count = fold.first or self.members
+        epochs = [
+            self.method_plan(step, seed, device).epochs * trainings(step.method, step.settings, count)
+            for step in training
+        ]
+        kept = [step for step in training if own_plan(step.method) is None]
         plan = self.method_plan(kept[-1], seed, device) if kept else self.members_plan(seed, device)
-        return plan.replace(epochs=sum(each.epochs for each in plans))
+        return plan.replace(epochs=sum(epochs))
 
     def runs_code(self) -> list[str]:
         """References to code of the user's own."""

@@ -247,9 +247,9 @@ class Cell:
                 folded: nn.Module = fold(members, self.data, checkpoint=checkpoint, answers=self.run.path / "answers")
             return folded
 
-        told: dict[str, Any] = {"fold": {"method": spec.method, **spec.settings}}
+        told: dict[str, Any] = {"fold": _told(spec)}
         if spec.then:
-            told["then"] = [{"method": step.method, **step.settings} for step in spec.then]
+            told["then"] = [_told(step) for step in spec.then]
         if isinstance(getattr(fold, "offset", None), float):
             told["dirichlet_offset"] = fold.offset  # by which Dirichlet(network, offset) reads it
         network = self._stage("folds", spec.label, make, getattr(fold, "student", None), told)
@@ -304,6 +304,11 @@ class Cell:
         for spec in self.recipe.folds_of(self.seed):
             found[spec.label] = self.fold(spec, members)
         return found
+
+
+def _told(spec: MethodSpec) -> dict[str, Any]:
+    """A method as a recipe has it."""
+    return {"method": spec.method, **spec.settings, **({"plan": spec.plan} if spec.plan else {})}
 
 
 def _require_apart(data: Data) -> None:
