@@ -193,6 +193,12 @@ def test_a_last_batch_of_one_is_left_out():
     assert [len(batch.labels) for batch in Order(batch_size=9).batches(data, epoch=0)] == [9]
 
 
+@pytest.mark.parametrize(("sizes", "used"), [([4, 4, 1], [4, 4]), ([4, 1, 3], [4, 3]), ([1, 1], [1, 1]), ([1], [1])])
+def test_a_loaders_batch_of_one_behind_larger_ones_is_left_out(sizes, used):
+    loader = [(torch.zeros(size, 2), torch.zeros(size, dtype=torch.int64)) for size in sizes]
+    assert [len(batch.labels) for batch in epoch(Order(), numbered().replace(train=loader))] == used
+
+
 def test_labels_and_inputs_are_checked_when_data_is_made():
     good = Split(torch.zeros(3, 2), torch.tensor([0, 1, 1]))
     with pytest.raises(EnfoldError, match="between 0 and num_classes - 1 = 1, but the test part has 7"):

@@ -6,10 +6,11 @@ from itertools import permutations
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
 from enfold.fold.ot_fusion import OTFusion, transport
-from planted import assert_back, planted
+from planted import NETWORKS, assert_back, planted
 
 
 @pytest.mark.parametrize("cost", ["weights", "activations"])
@@ -17,6 +18,42 @@ from planted import assert_back, planted
 def test_planted_copies_average_back(name, cost):
     members, network, data = planted(name, 3)
     assert_back(OTFusion(cost=cost, repair="none")(members, data), network, data)
+
+
+SIZES = {"first": (4, 12), "second": (12, 12), "third": (12, 12), "head": (12, 3)}
+
+
+class Chain(nn.Module):
+    """Layers without biases, registered from the last to the first."""
+
+    registered = ("head", "third", "second", "first")
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in self.registered:
+            self.add_module(name, nn.Linear(*SIZES[name], bias=False))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(torch.relu(self.third(torch.relu(self.second(torch.relu(self.first(inputs)))))))
+
+
+class Stream(Chain):
+    """The second and third layer are a residual branch; the stream waits for it, and is first to be aligned."""
+
+    registered = ("second", "third", "head", "first")
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        stream = self.first(inputs)
+        return self.head(torch.relu(stream + self.third(torch.relu(self.second(stream)))))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("make", [Chain, Stream])
+def test_layers_are_taken_from_the_input_on(monkeypatch, make, seed):
+    """In whatever order they were registered, units are compared by weights behind units that are aligned already."""
+    monkeypatch.setitem(NETWORKS, "reversed", (make, (4,)))
+    members, network, data = planted("reversed", 3, seed)
+    assert_back(OTFusion(cost="weights", repair="none")(members, data), network, data)
 
 
 def test_exact_transport_is_the_cheapest_order():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +14,7 @@ from enfold.evaluate import predict
 from enfold.fold import Average
 from enfold.fold.soup import Soup
 from enfold.members import Stacked
+from enfold.merging.repair import Correction
 from enfold.metrics import METRICS
 
 
@@ -55,15 +58,58 @@ def test_greedy_takes_what_does_no_harm():
     torch.testing.assert_close(Soup()(members, axes()).weight, 7 / 3 * GOOD)
 
 
+@pytest.mark.parametrize("repair", ["none", "reset", "repair"])
 @pytest.mark.parametrize("score", ["accuracy", "nll"])
-def test_greedy_is_never_worse_on_validation_data_than_the_best_member(members, data, score):
-    soup = Soup(score=score, repair="none")
+def test_greedy_is_never_worse_on_validation_data_than_the_best_member(members, data, score, repair):
+    soup = Soup(score=score, repair=repair)
     sign = 1 if score == "accuracy" else -1
     found, *alone = (
         sign * METRICS[score].function(predict(network, data, "validation"))
         for network in (soup(members, data), *members)
     )
     assert found >= max(alone) - 1e-6
+
+
+@pytest.fixture
+def kitchen(members) -> Stacked:
+    """A member, one close to it, and one that has diverged."""
+    return Stacked([moved(members.member(1), amount) for amount in (0.0, 0.1, 3.0)])
+
+
+@torch.no_grad()
+def moved(network: nn.Module, amount: float) -> nn.Module:
+    source = torch.Generator().manual_seed(0)
+    for parameter in network.parameters():
+        parameter.add_(amount * torch.randn(parameter.shape, generator=source))
+    return network
+
+
+@pytest.mark.parametrize("repair", get_args(Correction))
+def test_greedy_of_one_ingredient_is_that_member_with_its_statistics(kitchen, data, repair):
+    assert Soup(repair=repair).ingredients(kitchen[[0, 2]], data) == [0]
+    found, expected = Soup(repair=repair)(kitchen[[0, 2]], data).state_dict(), kitchen.member(0).state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def spreads(network: nn.Module, data: Data) -> torch.Tensor:
+    return network.inner(data.train.inputs).detach().std(0)
+
+
+@pytest.mark.parametrize("members", ["plain"], indirect=True)
+@pytest.mark.parametrize("repair", ["repair", "rescale"])
+@pytest.mark.parametrize("kind", ["greedy", "learned"])
+def test_goals_of_a_repair_are_weighted_as_the_soup_is(kitchen, data, kind, repair):
+    soup = Soup(kind=kind, repair=repair, epochs=20, learning_rate=0.5)
+    if kind == "greedy":
+        assert sorted(soup.ingredients(kitchen, data)) == [0, 1]
+        weights = torch.tensor([0.5, 0.5, 0.0])
+    else:
+        kitchen = kitchen[:2]
+        weights = soup.mixing_weights(kitchen, data)
+        assert abs(weights[0] - weights[1]) > 0.5
+    each = torch.stack([spreads(member, data) for member in kitchen])
+    torch.testing.assert_close(spreads(soup(kitchen, data), data), weights @ each, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(weights @ each, each.mean(0), rtol=1e-3)
 
 
 def test_learned_weights_go_to_those_that_help():

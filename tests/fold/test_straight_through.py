@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 from enfold.errors import EnfoldError
 from enfold.fold.straight_through import StraightThrough
@@ -50,6 +51,18 @@ def test_the_skeleton_is_left_in_its_modes(members, data, snapshot):
     modes = [part.training for part in members.skeleton.network.modules()]
     StraightThrough(epochs=1)(members, data)
     assert modes == [part.training for part in members.skeleton.network.modules()]
+
+
+@pytest.mark.parametrize("size", [13, 1])
+def test_a_loaders_batch_of_one_example(members, data, size):
+    """Behind larger ones it is left out; where all are of one, batch norm cannot be trained."""
+    loader = DataLoader(TensorDataset(data.train.inputs, data.train.labels), size)  # 40 = 3 x 13 + 1
+    fold, pair = StraightThrough(epochs=1), members[[0, 2]]
+    if size > 1:
+        fold(pair, data.replace(train=loader))
+        return
+    with pytest.raises(EnfoldError, match="batch norm trains on batches of 2 examples or more, got one of 1"):
+        fold(pair, data.replace(train=loader))
 
 
 @pytest.mark.parametrize("settings", [{"epochs": -1}, {"patience": 0}, {"batch_size": 1}, {"learning_rate": 0.0}])

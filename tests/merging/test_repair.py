@@ -174,3 +174,32 @@ def test_it_equals_batch_norms_with_the_members_means_and_spreads():
     expected = network.head(hidden)
     repair(network, list(members), data, ["hidden.0", "hidden.1", "hidden.2"])
     torch.testing.assert_close(network(inputs), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("weights", [(0.7, 0.2, 0.1), (1, 0, 2), (5, 5, 5)])
+def test_members_count_by_their_weights(weights):
+    members, data = deep(3)
+    network, inputs = Average()(members, data), data.train.inputs
+    repair(network, list(members), data, ["hidden.0", "hidden.1", "hidden.2"], weights=weights)
+    goals = [statistics(member, inputs) for member in members]
+    for layer, found in enumerate(statistics(network, inputs)):
+        for which in (0, 1):
+            expected = sum(w * goal[layer][which] for w, goal in zip(weights, goals, strict=True)) / sum(weights)
+            torch.testing.assert_close(found[which], expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["repair", "rescale"])
+def test_a_member_with_all_the_weight_stays_as_it_is(kind):
+    members, data = deep(2)
+    network = members.member(1)
+    repaired = Repair(kind, weights=(0.0, 1.0)).after(network, members, data)
+    torch.testing.assert_close(dict(repaired.state_dict()), dict(network.state_dict()), rtol=1e-4, atol=1e-5)
+    equal = Repair(kind).after(network, members, data)
+    assert not torch.allclose(equal.hidden[0].weight, network.hidden[0].weight, rtol=0.01)
+
+
+@pytest.mark.parametrize("weights", [(1.0,), (1.0, -1.0), (0.0, 0.0), (1.0, math.nan), (1.0, math.inf)])
+def test_weights_that_cannot_be(weights):
+    members, data = deep(2)
+    with pytest.raises(EnfoldError, match="weights of a repair must be one for each of the 2 members, 0 or more"):
+        Repair(weights=weights).after(members.member(0), members, data)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from enfold.data import Split
+from enfold.data import Data, Split
 from enfold.data.batches import Order
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
@@ -207,6 +207,28 @@ def test_any_iterable_is_a_part(data, make, kind, members):
     fit(reference, data.replace(train=batches(data.train)), SGD, quiet=True)
     assert states_equal(model, reference)
     assert len(history.epochs[0].validation_nll) == (members or 1)
+
+
+def ones_and(data: Data, size: int) -> Data:
+    """A loader of batches of this size and a last one of 1."""
+    whole = TensorDataset(data.train.inputs[: 2 * size + 1], data.train.labels[: 2 * size + 1])
+    return data.replace(train=DataLoader(whole, size))
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_batch_norm_trains_without_a_loaders_last_batch_of_one(data, make, capsys, members):
+    model = Stacked.make(make["normed"], members, seed=0)
+    history = fit(model, ones_and(data, 8), Plan(epochs=2))
+    assert [epoch.steps for epoch in history.epochs] == [2, 2]
+    assert "100 %  epoch 2/2" in capsys.readouterr().err
+
+
+def test_batch_norm_needs_more_than_one_example(data, make):
+    message = "batches of 2 examples or more, got one of 1: raise batch_size, or make the loader with drop_last=True"
+    for part, size in ((ones_and(data, 1), 8), (data, 1)):
+        with pytest.raises(EnfoldError, match=message):
+            fit(make["normed"](), part, Plan(epochs=1, batch_size=size), quiet=True)
+    fit(make["mlp"](), ones_and(data, 1), Plan(epochs=1), quiet=True)  # which has no batch norm
 
 
 def test_labels_of_another_integer_type(data, make):

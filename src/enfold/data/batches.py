@@ -118,13 +118,15 @@ class Order:
                 "bagging needs the training part in memory, got a loader: pass a Split, or draw inside the loader"
             )
         source = generator(self.seed, "augment", "shared", epoch)
-        empty = True
+        largest = 0
         for inputs, labels in loader:
-            empty = False
+            if len(labels) == 1 < largest:
+                continue  # as the last batch of a Split
+            largest = max(largest, len(labels))
             if transform is not None:
                 inputs = transform(inputs, source)
             yield Batch(inputs, labels.long(), augmented=True)  # a loader may augment: cache nothing
-        if empty:
+        if not largest:
             raise EnfoldError(
                 f"the training part must yield batches in every epoch, got none in epoch {epoch + 1}: "
                 "pass a DataLoader or a list, not a generator that is used up"

@@ -33,7 +33,7 @@ from enfold.merging.assign import best_order
 from enfold.merging.base import Merge
 from enfold.merging.split import by_weights_first
 from enfold.merging.states import mean_of, require_reference, states_of, units_of
-from enfold.symmetry import Axis, Group, Symmetry, soft
+from enfold.symmetry import Axis, Group, soft
 
 Cost = Literal["weights", "activations"]
 ROUNDS = 1000
@@ -68,18 +68,18 @@ class OTFusion(Merge):
         if self.cost == "activations":
             networks = [members.network(state) for state in states]
             seen = moments(networks, places, data, examples=self.examples, seed=self.seed)
-        done: set[str] = set(_names(symmetry)) - set(places)
-        for name in places:
-            group = symmetry[name]
-            incoming = _incoming(group, symmetry, done, set(members.skeleton.parameters))
+        learned, rest = set(members.skeleton.parameters), [symmetry[name] for name in places]
+        while rest:
+            group = max(rest, key=lambda one: _readiness(one, rest, learned, states[reference]))
+            ready, making = _incoming(group, rest, learned)
+            rest.remove(group)
             for index in set(range(len(states))) - {reference}:
                 if self.cost == "weights":
-                    costs = _weight_costs(states[reference], states[index], incoming)  # (1a)
+                    costs = _weight_costs(states[reference], states[index], ready or making)  # (1a)
                 else:
-                    costs = _activation_costs(seen[name], reference, index)  # (1b)
+                    costs = _activation_costs(seen[group.name], reference, index)  # (1b)
                 plan = transport(costs, self.regularisation)
                 states[index] = soft(states[index], group, plan, plan.mT)  # (3)
-            done.add(name)
         return mean_of(states)
 
 
@@ -100,17 +100,18 @@ def transport(costs: Tensor, regularisation: float = 0.0) -> Tensor:
     return logits.exp()
 
 
-def _names(symmetry: Symmetry) -> list[str]:
-    return [group.name for group in symmetry.groups]
-
-
-def _incoming(group: Group, symmetry: Symmetry, done: set[str], learned: set[str]) -> list[Axis]:
-    """The axes that make the units, of tensors in which all else is aligned; if there are none, all that make them."""
-    waiting = {
-        axis.name for other in symmetry.groups if other is not group and other.name not in done for axis in other.axes
-    }
+def _incoming(group: Group, rest: Sequence[Group], learned: set[str]) -> tuple[list[Axis], list[Axis]]:
+    """The axes that make the units: those of tensors in which all else is aligned, and all."""
+    waiting = {axis.name for other in rest if other is not group for axis in other.axes}
     making = [axis for axis in group.axes if axis.role != "consumes" and axis.name in learned]
-    return [axis for axis in making if axis.name not in waiting] or making
+    return [axis for axis in making if axis.name not in waiting], making
+
+
+def _readiness(group: Group, rest: Sequence[Group], learned: set[str], state: State) -> tuple[bool, int]:
+    """From the input on: a group behind aligned ones alone is first; a residual stream, which waits for what waits for
+    it, comes before what has no more than biases and scales ready."""
+    ready, making = _incoming(group, rest, learned)
+    return ready == making, sum(axis.units_first(state[axis.name])[0].numel() for axis in ready)
 
 
 def _weight_costs(fixed: State, state: State, axes: Sequence[Axis]) -> Tensor:

@@ -9,37 +9,40 @@ M. Wortsman, G. Ilharco, S. Y. Gadre, R. Roelofs, R. Gontijo-Lopes, A. S. Morcos
 S. Kornblith, L. Schmidt: Model soups: averaging weights of multiple fine-tuned models improves accuracy without
 increasing inference time, ICML 2022, arXiv:2203.05482.
 
-Greedy and learned soups look at the validation part alone, so a greedy soup is never worse on it than the best member.
+Greedy and learned soups look at the validation part alone, so a greedy soup is never worse on it than the best member;
+of one ingredient, it is that member. What REPAIR aims at is weighted as the soup is.
 Members that were trained apart are no ingredients: their units are in different orders (see weight_matching).
 
 Differs from the paper: members may also be ordered by their NLL; batch-norm statistics are measured again on the
-training part, in a greedy soup before each taste; the temperature β is dropped after training, as there is no place for
-it in the network. The learned soup's settings are those of the public code.
+training part, or hidden units repaired, in a greedy soup before each taste; the temperature β is dropped after
+training, as there is no place for it in the network. The learned soup's settings are those of the public code.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from enfold.data import Data
 from enfold.data.dataset import evaluation_batches, has_examples
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
+from enfold.folding import require_members
 from enfold.members import Members, State
 from enfold.members.engines import image_layout
 from enfold.members.outputs import logits_of
 from enfold.merging.base import Merge
+from enfold.merging.repair import corrected
 from enfold.merging.states import mean_of, states_of
 from enfold.metrics import METRICS
 from enfold.modes import evaluating
-from enfold.train.batch_norm import reestimate
 
 Kind = Literal["uniform", "greedy", "learned"]
 Score = Literal["accuracy", "nll"]
@@ -66,39 +69,48 @@ class Soup(Merge):
                 f"{self.epochs}, {self.batch_size} and {self.learning_rate}: 5, 256 and 0.05 are usual"
             )
 
-    def merged(self, members: Members, data: Data, checkpoint: Path | None) -> State:
-        """The soup's values."""
-        states = states_of(members)
-        if self.kind == "uniform":
-            return mean_of(states)  # (1)
+    def __call__(
+        self, members: Members, data: Data, *, checkpoint: Path | None = None, answers: Path | None = None
+    ) -> nn.Module:
+        """One network; a soup of one ingredient is that member as it is."""
+        members = require_members(members, self.purpose)
+        if self.kind == "uniform" or members.num_members == 1:
+            return super().__call__(members, data)
         if not has_examples(data.validation):
             raise EnfoldError(
                 f"a {self.kind} soup is chosen on validation data, got none: pass a validation part, or use a uniform "
                 "soup"
             )
         if self.kind == "greedy":
-            return mean_of([states[index] for index in self.ingredients(members, data)])
-        return mean_of(states, self.mixing_weights(members, data).tolist())
+            return self._of(self.ingredients(members, data), members, data)
+        weights = self.mixing_weights(members, data).tolist()
+        network = members.network(mean_of(states_of(members), weights))  # (3)
+        return corrected(network, members, data, self.repair, seed=self.seed, weights=weights).eval()
+
+    def merged(self, members: Members, data: Data, checkpoint: Path | None) -> State:
+        """All members in equal parts, equation (1)."""
+        return mean_of(states_of(members))
+
+    def _of(self, ingredients: Sequence[int], members: Members, data: Data) -> nn.Module:
+        """The uniform soup of these members."""
+        return replace(self, kind="uniform")(members[ingredients], data)
 
     def ingredients(self, members: Members, data: Data) -> list[int]:
         """The members in a greedy soup, in the order in which they were added, equation (2)."""
-        states = states_of(members)
-        alone = [self._taste(members, state, data, fits=True) for state in states]
-        order = sorted(range(len(states)), key=lambda index: -alone[index])
+
+        def taste(*ingredients: int) -> float:
+            """The validation score, the higher the better."""
+            value = METRICS[self.score].function(predict(self._of(ingredients, members, data), data, "validation"))
+            return value if self.score == "accuracy" else -value
+
+        alone = [taste(index) for index in range(members.num_members)]
+        order = sorted(range(len(alone)), key=lambda index: -alone[index])
         chosen, best = [order[0]], alone[order[0]]
         for index in order[1:]:
-            score = self._taste(members, mean_of([states[one] for one in (*chosen, index)]), data, fits=False)
+            score = taste(*chosen, index)
             if score >= best:
                 chosen, best = [*chosen, index], score
         return chosen
-
-    def _taste(self, members: Members, state: State, data: Data, *, fits: bool) -> float:
-        """The validation score, the higher the better; a member's own batch-norm statistics fit already."""
-        network = members.network(state)
-        if not fits and self.repair != "none":
-            reestimate(network, data, seed=self.seed)
-        value = METRICS[self.score].function(predict(network, data, "validation"))
-        return value if self.score == "accuracy" else -value
 
     def mixing_weights(self, members: Members, data: Data) -> Tensor:
         """α of equation (3), (M,); members are in eval mode, so that nothing else moves."""

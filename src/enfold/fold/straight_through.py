@@ -40,6 +40,7 @@ from enfold.merging.base import Alignment
 from enfold.merging.states import require_reference
 from enfold.modes import evaluating
 from enfold.symmetry import Symmetry, matched_to
+from enfold.train.batch_norm import several_examples
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class StraightThrough(Alignment):
         """Each member in the order of equation (4)."""
         fixed = states[require_reference(self.reference, len(states))]
         found = []
-        with evaluating(members.skeleton.network), _own_statistics(members):
+        with evaluating(members.skeleton.network), _own_statistics(members), several_examples():
             for state in states:
                 found.append(state if state is fixed else self._learned(fixed, state, symmetry, members, data))
         return found

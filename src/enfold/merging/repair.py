@@ -1,6 +1,6 @@
 """REPAIR: hidden units of a merged network get the means and spreads that they had in the members.
 
-    goal:   μ* = (1/M) Σ_m μ_m,   σ* = (1/M) Σ_m σ_m        of each unit before its non-linearity                 (1)
+    goal:   μ* = Σ_m α_m μ_m,   σ* = Σ_m α_m σ_m            of each unit before its non-linearity; α_m = 1/M      (1)
     layer:  x' = μ* + σ* (x - μ) / σ                        repair                                                (2a)
             x' = μ  + σ* (x - μ) / σ                        rescale                                               (2b)
     folded: w' = w σ*/σ,   b' = (b - μ) σ*/σ + μ*  (or μ)                                                         (3)
@@ -11,13 +11,15 @@ networks go silent. Batch norms undo it when their statistics are measured again
 K. Jordan, H. Sedghi, O. Saukh, R. Entezari, B. Neyshabur: REPAIR: REnormalizing Permuted Activations for Interpolation
 Repair, ICLR 2023, arXiv:2211.08403.
 
-Differs from the paper: any number of members; spreads are of the whole training part, not a mean over batches; linear
-and convolution layers whose units are hidden by proof are corrected, where their weights are not tied or computed; one
-without a bias is only rescaled, so that the network keeps its parameters; a unit that never moves is only shifted.
+Differs from the paper: any number of members, with weights α of their own if wanted; spreads are of the whole training
+part, not a mean over batches; linear and convolution layers whose units are hidden by proof are corrected, where their
+weights are not tied or computed; one without a bias is only rescaled, so that the network keeps its parameters; a unit
+that never moves is only shifted.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -51,6 +53,7 @@ class Repair(Composable):
 
     kind: Correction = "repair"  # repair: means and spreads, rescale: spreads alone, reset: batch norm alone
     seed: int = 0  # of the order of the data and of matching
+    weights: tuple[float, ...] | None = None  # α of equation (1), as they were merged, in any unit; None: all the same
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Correction):
@@ -68,12 +71,18 @@ class Repair(Composable):
         answers: Path | None = None,
     ) -> nn.Module:
         """A corrected copy; members are matched to the network first, unit by unit."""
-        return corrected(copied(network), members, data, self.kind, seed=self.seed).eval()
+        return corrected(copied(network), members, data, self.kind, seed=self.seed, weights=self.weights).eval()
 
 
 @torch.no_grad()
 def corrected(
-    network: nn.Module, members: Members, data: Data, kind: Correction = "repair", *, seed: int = 0
+    network: nn.Module,
+    members: Members,
+    data: Data,
+    kind: Correction = "repair",
+    *,
+    seed: int = 0,
+    weights: Sequence[float] | None = None,
 ) -> nn.Module:
     """The network, corrected in place; members' units are put in the orders that are nearest to the network's."""
     if kind == "none":
@@ -85,7 +94,7 @@ def corrected(
         if names:
             own = {name: tensor.detach() for name, tensor in read_state(network).items()}
             states = [_nearest(own, state, symmetry, members, seed) for state in states_of(members)]
-            repair(network, [members.network(state) for state in states], data, names, kind, seed=seed)
+            repair(network, [members.network(state) for state in states], data, names, kind, seed=seed, weights=weights)
     reestimate(network, data, seed=seed)
     return network
 
@@ -122,19 +131,33 @@ def repair(
     kind: Correction = "repair",
     *,
     seed: int = 0,
+    weights: Sequence[float] | None = None,
 ) -> None:
     """Correct the layers of these names in place; members are plain networks with their units in the same order."""
+    alpha = _shares(weights, len(members))
     seen = [_statistics(member, data, names, seed) for member in members]
-    goals = {name: _mean([one[name] for one in seen]) for name in seen[0]}  # (1)
+    goals = {name: _mean([one[name] for one in seen], alpha) for name in seen[0]}  # (1)
     found = _statistics(network, data, list(goals), seed, goals, kind)
     for name, (mean, spread) in found.items():
         scale, shift = _correction(mean, spread, *goals[name], kind)
         _fold(network.get_submodule(name), scale, shift)
 
 
-def _mean(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    means, spreads = zip(*parts, strict=True)
-    return torch.stack(means).mean(0), torch.stack(spreads).mean(0)
+def _shares(weights: Sequence[float] | None, count: int) -> Tensor:
+    """α of equation (1), (M,)."""
+    given = torch.tensor([1.0] * count if weights is None else weights, dtype=torch.float64)
+    if len(given) != count or not bool((given >= 0).all()) or not 0 < float(given.sum()) < math.inf:
+        raise EnfoldError(
+            f"the weights of a repair must be one for each of the {count} members, 0 or more and not all 0, got "
+            f"{given.tolist()}: give those with which members were merged, or none if all are the same"
+        )
+    return given / given.sum()
+
+
+def _mean(parts: Sequence[tuple[Tensor, Tensor]], alpha: Tensor) -> tuple[Tensor, Tensor]:
+    means, spreads = (torch.stack(each) for each in zip(*parts, strict=True))
+    alpha = alpha.to(means.device)
+    return alpha @ means, alpha @ spreads
 
 
 def _correction(mean: Tensor, spread: Tensor, goal: Tensor, wanted: Tensor, kind: Correction) -> tuple[Tensor, Tensor]:

@@ -43,6 +43,20 @@ def reestimate(network: nn.Module, data: Data, *, batch_size: int = 256, seed: i
         )
 
 
+@contextmanager
+def several_examples() -> Iterator[None]:
+    """Torch's error about the variance of one example in a block that trains, with the remedy."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise EnfoldError(
+            "batch norm trains on batches of 2 examples or more, got one of 1: raise batch_size, or make the loader "
+            "with drop_last=True"
+        ) from error
+
+
 def _layers(network: nn.Module) -> list[_BatchNorm]:
     return [layer for layer in network.modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats]
 

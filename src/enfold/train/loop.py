@@ -27,6 +27,7 @@ from enfold.predictions import Predictions
 from enfold.progress import ProgressBar, progress
 from enfold.seeds import derive
 from enfold.train.backward import backward
+from enfold.train.batch_norm import several_examples
 from enfold.train.checkpoint import load_checkpoint, save_checkpoint
 from enfold.train.diversity import warn_if_alike
 from enfold.train.follow import Follower
@@ -171,6 +172,7 @@ class Fit:
                 losses.append(self._step(batch.to(self.plan.device), epoch, number))
                 sizes.append(batch.labels.shape[-1])
                 bar.advance(1)
+        bar.advance((self.order.steps(self.data.train) or len(sizes)) - len(sizes))  # what was left out
         record = self._record(epoch, _mean(losses, sizes), started, len(sizes))
         self.history.epochs.append(record)
         if self.chooses:
@@ -199,7 +201,8 @@ class Fit:
         noise = [derive(self.plan.seed, "noise", member, epoch, number) for member in self.members]
         moment = Moment(derive(self.plan.seed, "moment", epoch, number), self._progress(epoch, number))
         try:
-            losses = backward(self.model, batch, self.objective, _precision(self.plan), self.scaler, noise, moment)
+            with several_examples():
+                losses = backward(self.model, batch, self.objective, _precision(self.plan), self.scaler, noise, moment)
         except Exception as error:
             if not number:
                 refuse_shape(self.model, batch.inputs[0] if batch.own else batch.inputs, error)
