@@ -32,9 +32,7 @@ def test_a_file_appears_when_it_is_complete(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
     write_text(tmp_path / "file", "no folder")
-    with pytest.raises(
-        EnfoldError, match=r"can be written, but '.*file/deep' is not .*: choose"
-    ):
+    with pytest.raises(EnfoldError, match=r"can be written, but '.*file/deep' is not .*: choose"):
         write_text(tmp_path / "file" / "deep" / "er.txt", "lost")
 
 

@@ -114,6 +114,9 @@ def train(
     data: Annotated[str, typer.Option(help="A name (see `enfold data`), a path, or module:function.")] = "fashion-mini",
     network: Annotated[str, typer.Option(help="mlp, resnet20, ..., or file.py:function.")] = "mlp",
     members: Annotated[int, typer.Option(help="How many.")] = 4,
+    checkpoints: Annotated[
+        str | None, typer.Option(help="Members you have already, as a pattern of their files: none are trained.")
+    ] = None,
     overrides: Overrides = None,
     seeds: Seeds = None,
     device: Device = "cpu",
@@ -121,10 +124,13 @@ def train(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train members into a new run directory; fold and evaluate them with the next verbs."""
+    """Train members into a new run directory, or bring yours; fold and evaluate them with the next verbs."""
+    from enfold.members.checkpoints import matching_files
     from enfold.run.recipe import apply_override, make_recipe
 
     content: dict[str, Any] = {"data": {"source": data}, "network": network, "members": members}
+    if checkpoints is not None:
+        content |= {"checkpoints": checkpoints, "members": len(matching_files(checkpoints))}
     for change in [*(overrides or ()), *([f"seeds={list(seeds)}"] if seeds else [])]:
         apply_override(content, change)
     recipe = make_recipe(content, "the command line")

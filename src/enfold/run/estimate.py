@@ -53,7 +53,8 @@ def estimate(recipe: Recipe, device: str = "cpu") -> Estimate:
     of_network = _step_seconds(members[:1], cell, alone)
     fold_plans = [long for fold in recipe.folds if (long := recipe.as_long(fold, 0)) is not None]
     extra = [*fold_plans, *cell.controls().values()]
-    seconds = _steps(cell, plan) * of_members + sum(_steps(cell, each) * of_network for each in extra)
+    trained = 0 if recipe.checkpoints else 1
+    seconds = trained * _steps(cell, plan) * of_members + sum(_steps(cell, each) * of_network for each in extra)
     for spec in recipe.shares:
         share, own = cell.chosen_share(spec), recipe.method_plan(spec, 0, device)
         network = cell.network_of(spec)()
@@ -70,7 +71,7 @@ def estimate(recipe: Recipe, device: str = "cpu") -> Estimate:
         memory,
         of_members,
         of_network,
-        (1 + len(extra) + len(recipe.shares)) * len(recipe.seeds),
+        (trained + len(extra) + len(recipe.shares)) * len(recipe.seeds),
     )
 
 

@@ -127,6 +127,7 @@ class Recipe(BaseModel):
     data: DataSpec = DataSpec()
     network: str | dict[str, Any] = "mlp"
     members: int = 4
+    checkpoints: str | None = None  # of members that were trained elsewhere, as a pattern: none are trained then
     seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
     sizes: tuple[int, ...] = ()  # also evaluate the first so many members as an ensemble
     plan: dict[str, Any] = Field(default_factory=dict)
@@ -142,6 +143,13 @@ class Recipe(BaseModel):
     @classmethod
     def _trajectory_by_word(cls, value: Any) -> Any:
         return ({} if value else None) if isinstance(value, bool) else value
+
+    @field_validator("trajectory")
+    @classmethod
+    def _trajectory_of_a_training(cls, value: TrajectorySpec | None, info: ValidationInfo) -> TrajectorySpec | None:
+        if value is not None and info.data.get("checkpoints") is not None:
+            raise ValueError("a trajectory is kept while members are trained, and these come from checkpoints")
+        return value
 
     @field_validator("data", mode="before")
     @classmethod

@@ -78,6 +78,8 @@ class Cell:
         """Data and network must fit before anything is written: two inputs are run through the network."""
         inputs = example_input(self.data).expand(2, *self.data.shape)
         self._check_one("the network", self.make_network, inputs)
+        if not self.run.is_done("members", "members"):
+            self._brought()
         if self.recipe.corruptions is not None:
             self._check_corruptions(self.recipe.corruptions)
         _require_apart(self.data)
@@ -182,10 +184,25 @@ class Cell:
         self.run.log("finished", stage=f"{kind}/{label}", seed=self.seed, seconds=time.perf_counter() - started)
         return model.eval()
 
+    def _brought(self) -> Stacked | None:
+        """Members that were trained elsewhere, if the recipe names their files."""
+        if self.recipe.checkpoints is None:
+            return None
+        found = Stacked.load(self.recipe.checkpoints, self.make_network)
+        if found.num_members != self.recipe.members:
+            raise EnfoldError(
+                f"there must be a checkpoint for each of the {self.recipe.members} members, got {found.num_members} "
+                f"files of '{self.recipe.checkpoints}': set members: {found.num_members}"
+            )
+        return found
+
     def members(self) -> Stacked:
         """The trained members."""
 
         def make(checkpoint: Path) -> nn.Module:
+            brought = self._brought()
+            if brought is not None:
+                return brought
             members = Stacked.make(self.make_network, self.recipe.members, seed=self.seed)
             title = f"seed {self.seed}: {self.recipe.members} members"
             plan = self.recipe.members_plan(self.seed, self.device)
