@@ -117,7 +117,7 @@ def test_equal_members_fold_to_themselves(fold, members, data):
 
 @every_fold
 def test_different_architectures_are_refused_by_name(fold, networks, data):
-    with pytest.raises(EnfoldError, match=r"needs members of one architecture, got Mixed: use Stacked"):
+    with pytest.raises(EnfoldError, match=r"needs members of one architecture, got Mixed: put networks into"):
         made(fold)(Mixed([networks["plain"](), networks["normed"]()]), data)
 
 

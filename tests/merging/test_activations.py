@@ -145,6 +145,6 @@ def test_units_of_layers_that_are_not_called_are_matched_by_weights(fold, monkey
 def test_a_member_whose_units_are_not_finite_is_named(fold):
     members, _, data = planted("shallow", 3)
     with torch.no_grad():
-        next(tensor for name, tensor in members.named_parameters() if "hidden" in name)[2] = torch.nan
+        next(tensor for name, tensor in members.named_parameters() if "hidden" in name)[2] = 1e38  # finite itself
     with pytest.raises(EnfoldError, match=r"those of 'hidden.0' in member 2 are not: leave it out"):
         fold(members, data)
