@@ -51,6 +51,11 @@ def convolutional() -> nn.Module:
     )  # fmt: skip
 
 
+def normed() -> nn.Module:
+    """A norm over channels and their places."""
+    return nn.Sequential(nn.Conv2d(3, 6, 3), nn.LayerNorm([6, 6, 6]), nn.ReLU(), nn.Flatten(), nn.Linear(216, 3))
+
+
 def residual() -> nn.Module:
     """Residual streams with batch norm."""
     return ResNet(depth=8, width=4, num_classes=3)
@@ -60,6 +65,7 @@ NETWORKS = {
     "shallow": (shallow, (4,)),
     "deep": (deep, (4,)),
     "convolutional": (convolutional, (3, 8, 8)),
+    "normed": (normed, (3, 8, 8)),
     "residual": (residual, (3, 8, 8)),
 }
 

@@ -13,6 +13,7 @@ from torch import nn
 from enfold.data import Data
 from enfold.errors import EnfoldError
 from enfold.members import Members, State
+from enfold.modes import refuse_inference_mode
 
 
 class Fold(Protocol):
@@ -151,6 +152,7 @@ def require_members(model: object, purpose: str) -> Members:
             f"{purpose} needs members of one architecture, got {type(model).__name__}: put networks into "
             "Stacked([...]) first, or distill into a student of its own"
         )
+    refuse_inference_mode(purpose)
     with torch.no_grad():
         values = model.expand()
     for name, stacked in values.items():

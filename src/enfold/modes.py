@@ -1,11 +1,20 @@
-"""Train and eval mode, put back afterwards exactly as they were, module by module."""
+"""Train and eval mode, put back afterwards exactly as they were, module by module; and torch's inference mode."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import nn
+
+from enfold.errors import EnfoldError
+
+
+def refuse_inference_mode(what: str) -> None:
+    """Networks that are made or trained in inference mode could never learn again."""
+    if torch.is_inference_mode_enabled():
+        raise EnfoldError(f"{what} needs gradients, got a call inside torch.inference_mode(): call it outside of it")
 
 
 @contextmanager

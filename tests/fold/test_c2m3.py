@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
 from enfold.errors import EnfoldError
-from enfold.fold.c2m3 import C2M3
+from enfold.fold.c2m3 import C2M3, _between, _Universe
 from enfold.fold.weight_matching import WeightMatching
 from enfold.members import Stacked
 from enfold.networks import ViT
@@ -31,6 +33,29 @@ def order_of(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
 def test_planted_copies_average_back(name):
     members, network, data = planted(name, 3)
     assert_back(C2M3(repair="none")(members, data), network, data)
+
+
+def test_copies_are_found_from_their_own_orders_by_steps_of_the_best_length():
+    """All members move at once: with whole steps they would pass each other by."""
+    members, network, data = planted("deep", 3)
+    assert_back(C2M3(init="identity", repair="none")(members, data), network, data)
+
+
+def test_each_step_is_the_best_on_its_way(monkeypatch):
+    ways, true = [], _Universe.gradient
+
+    def spied(universe, matrices):
+        slopes = true(universe, matrices)
+        ways.append((matrices, universe.hard(universe.rounded(slopes)), universe.value))
+        return slopes
+
+    monkeypatch.setattr(_Universe, "gradient", spied)
+    members, _, data = planted("deep", 3)
+    C2M3(init="identity").matched(members, data)
+    reached = [value(matrices) for matrices, _, value in ways]
+    for (here, towards, value), (_, found) in zip(ways, pairwise(reached), strict=False):
+        assert found >= max(value(_between(here, towards, step / 20)) for step in range(21)) - 1e-9
+    assert len(ways) > 2
 
 
 @pytest.mark.parametrize("start", ["matched", "identity", "uniform"])

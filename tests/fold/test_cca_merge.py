@@ -48,6 +48,14 @@ def test_any_linear_map_is_undone_without_gamma():
     torch.testing.assert_close(back, mix.T, rtol=1e-4, atol=1e-4)
 
 
+def test_gamma_is_a_part_of_the_mean_variance():
+    """Variances of 4 and 1 have a mean of 2.5, so that 0.4 adds 1 to each; of units a thousand times as large, too."""
+    one = torch.eye(3).double()
+    for scale in (1.0, 1e6):
+        forth, _ = canonical_map(4 * scale * one, scale * one, scale * one, 0.4)
+        torch.testing.assert_close(forth, (5 / 2) ** 0.5 * one)
+
+
 def test_linear_networks_in_other_coordinates_average_back(data):
     """Hidden units mixed by any matrix: no order of them would do."""
     torch.manual_seed(0)

@@ -8,8 +8,9 @@ import torch
 from enfold.errors import EnfoldError
 from enfold.fold.merge_many import MergeMany
 from enfold.fold.weight_matching import WeightMatching
+from enfold.folding import mean_state
 from enfold.members import Stacked
-from planted import assert_back, planted
+from planted import NETWORKS, assert_back, drawn, pixels, planted
 
 
 def distances(members: Stacked) -> float:
@@ -40,6 +41,17 @@ def test_two_members_with_one_hidden_layer_are_matched_as_to_a_reference(members
     assert distances(MergeMany().matched(pair, data)) == pytest.approx(
         distances(WeightMatching().matched(pair, data)), rel=1e-5
     )
+
+
+def test_in_the_end_each_member_is_matched_to_the_mean_of_the_others():
+    """One hidden layer has one optimum, so that matching again moves nothing."""
+    make, shape = NETWORKS["shallow"]
+    members, data = Stacked([drawn(make, seed) for seed in range(4)]), pixels(shape)
+    matched = MergeMany().matched(members, data)
+    for index in range(4):
+        others = matched[[other for other in range(4) if other != index]]
+        pair = Stacked([others.network(mean_state(others)), matched.member(index)])
+        torch.testing.assert_close(dict(WeightMatching().matched(pair, data).state_dict()), dict(pair.state_dict()))
 
 
 @pytest.mark.parametrize("fold", [MergeMany, WeightMatching])

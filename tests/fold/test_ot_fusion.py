@@ -14,7 +14,7 @@ from planted import NETWORKS, assert_back, planted
 
 
 @pytest.mark.parametrize("cost", ["weights", "activations"])
-@pytest.mark.parametrize("name", ["shallow", "deep", "convolutional", "residual"])
+@pytest.mark.parametrize("name", ["shallow", "deep", "convolutional", "normed", "residual"])
 def test_planted_copies_average_back(name, cost):
     members, network, data = planted(name, 3)
     assert_back(OTFusion(cost=cost, repair="none")(members, data), network, data)

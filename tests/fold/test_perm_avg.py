@@ -170,19 +170,20 @@ def test_temperature_and_weights_follow_the_training(members, data):
     assert not torch.allclose(model.eval()(inputs), training)  # in eval mode members count alike
 
 
+@pytest.mark.parametrize("members", ["plain", "normed"], indirect=True)
 def test_a_projection_averages_permuted_members(members, data):
     members = members[:2]
     network = PermAVG(plan=SHORT, project=True, reestimate_batch_norm=False)(members, data)
-    if not isinstance(dict(members.member(0).named_modules()).get("norm"), nn.BatchNorm1d):
-        first, second = (member.inner.weight.detach() for member in members.networks())
-        permuted = 2 * network.inner.weight.detach() - first
-        distances = torch.cdist(permuted, second)
-        assert float(distances.min(1).values.max()) < 1e-5
-        assert sorted(distances.argmin(1).tolist()) == list(range(6))
-    assert network(data.test.inputs).shape == (30, 3)
+    (first, second), folded = members.networks(), network.inner.weight.detach()
+    order = torch.cdist(2 * folded - first.inner.weight.detach(), second.inner.weight.detach()).argmin(1)
+    assert sorted(order.tolist()) == list(range(6))
+    torch.testing.assert_close(folded, (first.inner.weight + second.inner.weight[order]).detach() / 2)
+    torch.testing.assert_close(
+        network.head.weight.detach(), (first.head.weight + second.head.weight[:, order]).detach() / 2
+    )
 
 
-def test_gains_are_learned_and_scale_what_is_produced(members, data):
+def test_gains_are_learned_and_scale_what_is_handed_on(members, data):
     model = PermAVG(plan=SHORT, gain=True).learned(members[:2], data)
     assert float((model.gains[0].detach() - 1).abs().max()) > 0.01
     with torch.no_grad():
@@ -190,14 +191,41 @@ def test_gains_are_learned_and_scale_what_is_produced(members, data):
         doubled = model.average(model.matrices())
         model.gains[0].fill_(1.0)
         plain = model.average(model.matrices())
-    torch.testing.assert_close(doubled["inner.weight"], 2 * plain["inner.weight"])
-    torch.testing.assert_close(doubled["head.weight"], plain["head.weight"])
+    torch.testing.assert_close(doubled["inner.weight"], plain["inner.weight"])
+    torch.testing.assert_close(doubled["head.weight"], 2 * plain["head.weight"])
 
 
 def test_it_learns_from_the_ensemble(members, data, tmp_path):
     alone, taught = (PermAVG(plan=SHORT, alpha=a)(members, data, answers=tmp_path) for a in (0.0, 1.0))
     assert not torch.equal(alone(data.test.inputs), taught(data.test.inputs))
     assert list(tmp_path.glob("*.safetensors"))  # what the members said was kept
+
+
+@pytest.mark.parametrize("members", ["plain"], indirect=True)
+def test_a_step_goes_down_the_mixture_of_the_labels_and_the_ensembles_loss(members, data):
+    """One step of plain SGD on all data is the slope of the loss, which is written out here."""
+    plan = Plan(epochs=1, batch_size=40, optimizer="sgd", learning_rate=0.1, momentum=0.0, weight_decay=0.0)
+    fold, pair = PermAVG(plan=plan.replace(schedule="constant", select="last"), alpha=0.3), members[:2]
+    start = dataclasses.replace(fold, plan=plan.replace(epochs=0)).learned(pair, data)
+    logits, teacher = start(data.train.inputs)[0], pair(data.train.inputs).detach().softmax(-1).mean(0)
+    ensembles = F.kl_div(logits.log_softmax(-1), teacher, reduction="batchmean")
+    loss = 0.7 * F.cross_entropy(logits, data.train.labels) + 0.3 * ensembles
+    (slope,) = torch.autograd.grad(loss, start.scores[0])
+    expected = start.scores[0].detach() - 0.1 * slope
+    torch.testing.assert_close(fold.learned(pair, data).scores[0].detach(), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("members", ["plain"], indirect=True)
+@pytest.mark.parametrize("order", ["sequential", "joint"])
+def test_equal_members_share_a_permutation_and_count_as_often_as_they_are_there(members, data, order):
+    fold, given = PermAVG(plan=SHORT, order=order), Stacked([members.member(index) for index in (0, 1, 1, 0, 0, 2)])
+    model, (first, second, third) = fold.learned(given, data), states_of(members[:3])
+    (matrices,) = model.all_matrices()
+    assert len(matrices) == 2
+    second, third = mixed(second, model.groups, matrices[:1]), mixed(third, model.groups, matrices[1:])
+    expected = mean_of([first, second, second, first, first, third])
+    for name, parameter in fold(given, data).named_parameters():
+        torch.testing.assert_close(parameter.detach(), expected[name], rtol=1e-4, atol=1e-5)
 
 
 def test_bad_settings_are_refused_before_anything():

@@ -121,6 +121,12 @@ def test_learned_weights_go_to_those_that_help():
     torch.testing.assert_close(soup.weight, weights[0] * GOOD + weights[1] * BAD - weights[2] * GOOD)
 
 
+def test_learned_weights_ask_for_directions_as_a_temperature_takes_care_of_lengths():
+    """The first member is right but so unsure that, without β, one that is half wrong has the lower loss."""
+    members = Stacked([linear(0.1 * GOOD), linear(GOOD + BAD)])
+    assert Soup(kind="learned", epochs=60).mixing_weights(members, axes())[0] > 0.5
+
+
 def test_an_untrained_learned_soup_is_uniform(members, data):
     learned, uniform = (Soup(kind=kind, epochs=0)(members, data).state_dict() for kind in ("learned", "uniform"))
     torch.testing.assert_close(dict(learned), dict(uniform))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
 from enfold.errors import EnfoldError
@@ -12,6 +13,8 @@ from enfold.fold.straight_through import StraightThrough
 from enfold.fold.weight_matching import WeightMatching
 from enfold.folding import mean_state
 from enfold.members import Stacked
+from enfold.merging.states import states_of
+from enfold.symmetry import matched_to
 from planted import assert_back, planted
 
 
@@ -45,6 +48,34 @@ def test_the_loss_half_way_falls(members, data):
 def test_patience_and_epochs_end_it(members, data):
     short, long = (StraightThrough(learning_rate=1.0, epochs=n).matched(members[[0, 2]], data) for n in (1, 20))
     assert midpoint_loss(long, data) <= midpoint_loss(short, data)
+
+
+def test_the_best_order_is_kept_and_not_the_last_one(members, data):
+    """At such a rate the loss falls in the first epoch and rises in the second."""
+    folds = [StraightThrough(learning_rate=10.0, epochs=epochs) for epochs in (0, 1, 2, 3)]
+    losses = [midpoint_loss(fold.matched(members[[0, 2]], data), data) for fold in folds]
+    assert losses[0] > losses[-1]
+    assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.parametrize("members", ["plain"], indirect=True)
+def test_a_step_goes_down_the_slope_in_the_member_that_is_moved(members, data, monkeypatch):
+    """Half of the slope at the mid-point, as the member is half of it."""
+    goals, results = [], []
+
+    def spied(goal, *args, **settings):
+        goals.append({name: tensor.clone() for name, tensor in goal.items()})
+        results.append(matched_to(goal, *args, **settings))
+        return results[-1]
+
+    monkeypatch.setattr("enfold.fold.straight_through.matched_to", spied)
+    pair = members[:2]
+    StraightThrough(epochs=1, learning_rate=0.5).matched(pair, data)  # all data are one batch
+    fixed, moved = states_of(pair)[0], {name: tensor.requires_grad_() for name, tensor in results[0].items()}
+    midpoint = {name: (tensor + moved[name]) / 2 for name, tensor in fixed.items()}
+    loss = F.cross_entropy(functional_call(pair.member(0), midpoint, (data.train.inputs,)), data.train.labels)
+    slopes = dict(zip(moved, torch.autograd.grad(loss, list(moved.values())), strict=True))
+    torch.testing.assert_close(goals[-1], {name: tensor - 0.5 * slopes[name] for name, tensor in fixed.items()})
 
 
 def test_the_skeleton_is_left_in_its_modes(members, data, snapshot):

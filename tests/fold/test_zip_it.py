@@ -54,6 +54,19 @@ def test_one_unit_of_each_of_three_members_comes_together():
     assert together(zipped(likeness(pairs, 6), 3, budget=1.0)) == [[0, 2, 4], [1, 3, 5]]
 
 
+def test_a_merged_unit_is_as_like_another_as_the_less_like_of_its_two():
+    """0 and 3 are merged first; 4 is like 0 alone, so that 1 is nearer to it."""
+    likes = likeness({(0, 3): 0.9, (0, 4): 0.8, (3, 4): 0.1, (1, 4): 0.5, (2, 5): 0.4}, 6)
+    assert together(zipped(likes, 2, discount=1.0, budget=1.0)) == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_a_budget_is_a_part_of_the_units_that_a_member_loses():
+    """Each of two members loses 2 of its 4 units: half of them is one, so that 2 and 3 stay apart though alike."""
+    likes = likeness({(0, 1): 0.9, (2, 3): 0.8, (2, 6): 0.5, (3, 7): 0.5, (4, 5): 0.4}, 8)
+    assert together(zipped(likes, 2, budget=0.5)) == [[0, 1], [2, 6], [3, 7], [4, 5]]
+    assert [2, 3] in together(zipped(likes, 2, budget=1.0))
+
+
 @pytest.mark.parametrize("count", [2, 3, 5])
 @pytest.mark.parametrize("budget", [0.0, 0.125, 1.0])
 def test_every_unit_is_in_one_unit_and_as_many_are_left_as_a_member_has(count, budget):

@@ -66,6 +66,22 @@ def test_only_so_many_examples_are_seen():
         moments([network], watched(network, symmetry), data, examples=0)
 
 
+@pytest.mark.parametrize("size", [1, 16, 250])
+def test_examples_are_counted_whatever_the_batches_of_a_loader(size):
+    make, shape = NETWORKS["shallow"]
+    network, data = drawn(make), pixels(shape, count=300)
+    symmetry, part = symmetries(network, data.train.inputs[:2]), data.train
+    loader = [(part.inputs[k : k + size], part.labels[k : k + size]) for k in range(0, 300, size)]
+    found = moments([network], watched(network, symmetry), data.replace(train=loader), examples=200)
+    assert found["hidden.0"].counts == [200.0]
+
+
+@pytest.mark.parametrize("fold", [OTFusion(cost="activations"), ActivationMatching(watch="outputs")])
+def test_channels_of_a_layer_norm_over_their_places_are_seen_as_channels(fold):
+    members, network, data = planted("normed", 3)
+    assert_back(fold(members, data), network, data)
+
+
 def test_units_that_never_move_are_alike_and_like_no_other():
     network = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
     with torch.no_grad():

@@ -203,3 +203,10 @@ def test_weights_that_cannot_be(weights):
     members, data = deep(2)
     with pytest.raises(EnfoldError, match="weights of a repair must be one for each of the 2 members, 0 or more"):
         Repair(weights=weights).after(members.member(0), members, data)
+
+
+def test_batches_of_one_have_no_spread_to_repair():
+    members, data = deep(2)
+    ones = data.replace(train=[(data.train.inputs[k : k + 1], data.train.labels[k : k + 1]) for k in range(4)])
+    with pytest.raises(EnfoldError, match="batches of at least 2 examples, got none in the training part: pass more"):
+        Repair().after(Average()(members, data), members, ones)

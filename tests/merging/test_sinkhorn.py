@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from enfold.errors import EnfoldError
 from enfold.merging import sinkhorn, softness
+
+module = sys.modules["enfold.merging.sinkhorn"]  # the function has its name
 
 
 def literal(scores: Tensor, iterations: int) -> Tensor:
@@ -90,6 +93,15 @@ def test_a_tolerance_stops_early_and_changes_no_more_than_itself():
     assert float((one.sum(-1) - 1).abs().max()) > 1e-6
 
 
+def test_a_tolerance_below_rounding_is_rounding(monkeypatch):
+    scores, products = draws(4, 20, 20).float(), []
+    own = module._by_rows
+    monkeypatch.setattr(module, "_by_rows", lambda *given: products.append(1) or own(*given))
+    found, _ = sinkhorn(scores, 100, 1e-12)
+    assert len(products) < 100
+    torch.testing.assert_close(found, sinkhorn(scores, 100)[0], rtol=0, atol=1e-6)
+
+
 def test_it_goes_on_from_where_it_was():
     scores = draws(2, 8, 8, scale=5.0)
     _, columns = sinkhorn(scores, 30)
@@ -148,5 +160,6 @@ def test_bad_inputs_are_refused():
         sinkhorn(torch.zeros(2, 3))
     with pytest.raises(EnfoldError, match="1 iteration or more"):
         sinkhorn(torch.zeros(2, 2), 0)
+    assert torch.equal(sinkhorn(torch.eye(3), 2.5)[0], sinkhorn(torch.eye(3), 3)[0]), "it ends"
     with pytest.raises(EnfoldError, match="must be one of unrolled, implicit, got 'exact'"):
         sinkhorn(torch.zeros(2, 2), gradient="exact")

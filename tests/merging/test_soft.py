@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from enfold.fold import PermAVG
 from enfold.folding import mean_state
 from enfold.members import Stacked
 from enfold.merging.lazy import Lazy
@@ -95,6 +96,27 @@ def test_it_equals_algorithm_one(tau, rows, widths):
     for k, scores in enumerate(model.scores):
         gradients = torch.stack([own[k].grad for own in costs])
         torch.testing.assert_close(scores.grad, gradients, rtol=1e-8, atol=1e-10)
+
+
+def test_the_tolerance_by_default_changes_nothing_that_is_seen():
+    networks, costs = [mlp(seed, (64, 32)) for seed in range(3)], random_costs(2, (64, 32))
+    inputs = torch.randn(9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    found = model_of(networks, costs, balance=Balance(100, PermAVG().tolerance))(inputs)[0]
+    torch.testing.assert_close(found, algorithm_one(networks, costs, inputs, 1.0), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "between", [nn.ReLU(), nn.LayerNorm(6), nn.Sequential(nn.PReLU(6), nn.BatchNorm1d(6))], ids=str
+)
+def test_a_gain_is_one_factor_of_what_a_unit_hands_on(between):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 6), between, nn.Linear(6, 3)).eval()
+    members, inputs = Stacked([network, network]), torch.randn(5, 4)
+    group = symmetries(network, inputs[:2]).groups
+    scores, gain = [30 * torch.eye(6).unsqueeze(0)], torch.rand(6) + 0.5
+    model = SoftAverage(members, states_of(members), [0.5, 0.5], group, scores, [scores[0][:0]], [gain]).eval()
+    expected = network[2](network[1](network[0](inputs)) * gain)
+    torch.testing.assert_close(model(inputs)[0], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_weights_are_used_factor_by_factor_where_rows_are_few(monkeypatch):

@@ -1,13 +1,18 @@
 """Networks that can be looked at in part: merged there, and the user is told; not at all: refused."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
 
-from enfold import EnfoldError, Stacked
+from enfold import EnfoldError, Plan, Stacked, fit
 from enfold.data import Data, Split
-from enfold.fold import WeightMatching
+from enfold.fold import PermAVG, WeightMatching
 from enfold.merging.states import Unaligned
+
+PLAN = Plan(epochs=1, optimizer="adam", learning_rate=0.1, batch_size=4)
 
 
 class Deciding(nn.Module):
@@ -47,3 +52,78 @@ def test_a_network_of_which_nothing_is_known_is_refused(data: Data) -> None:
     members = Stacked.make(lambda: Deciding(nn.Linear(4, 6)), 2)
     with pytest.raises(EnfoldError, match="decides by a value: use average or a distillation for it"):
         WeightMatching()(members, data)
+
+
+class Summing(nn.Module):
+    """Units that are summed up one after the other have an order."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.cumsum(inputs, -1)
+
+
+@pytest.mark.parametrize("fold", [WeightMatching(repair="none"), PermAVG(plan=PLAN)])
+def test_units_that_an_operation_keeps_in_order_are_told_of(data: Data, fold: WeightMatching | PermAVG) -> None:
+    members = Stacked.make(
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 6), Summing(), nn.Linear(6, 3)), 2
+    )
+    with pytest.warns(Unaligned, match=r"the units of '2.weight' are fixed \(of aten.cumsum in '3'\): print symm"):
+        fold(members, data)
+
+
+def test_where_an_operation_keeps_all_units_in_order_nothing_is_merged(data: Data) -> None:
+    members = Stacked.make(lambda: nn.Sequential(nn.Linear(4, 6), Summing(), nn.Linear(6, 3)), 2)
+    with pytest.raises(EnfoldError, match=r"'0.weight' are fixed \(of aten.cumsum in '1'\): use average or a dist"):
+        WeightMatching()(members, data)
+
+
+def two_layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def spectral() -> nn.Module:
+    return nn.Sequential(parametrizations.spectral_norm(nn.Linear(4, 6)), nn.ReLU(), nn.Linear(6, 3))
+
+
+def pruned() -> nn.Module:
+    network = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    prune.l1_unstructured(network[0], "weight", amount=0.3)
+    return network
+
+
+@pytest.mark.parametrize("make", [spectral, pruned])
+def test_weights_that_are_computed_from_others_are_averaged_by_perm_avg_with_a_warning(data: Data, make) -> None:
+    with pytest.warns(Unaligned, match="are fixed"):
+        PermAVG(plan=PLAN)(Stacked.make(make, 2), data)
+
+
+def test_a_bare_layer_has_nothing_to_align(data: Data) -> None:
+    members = Stacked.make(lambda: nn.Linear(4, 3), 2)
+    torch.testing.assert_close(WeightMatching()(members, data).weight, members.expand()["weight"].mean(0))
+
+
+@pytest.mark.parametrize("index", [2, 1.5])
+def test_a_reference_that_is_no_member(data: Data, index: float) -> None:
+    with pytest.raises(EnfoldError, match=f"one of the 2 members, got {index}: use 0 to 1"):
+        WeightMatching(reference=index)(Stacked.make(two_layers, 2), data)  # type: ignore[arg-type]
+
+
+def test_members_of_other_statistics_alone_are_measured_again(data: Data) -> None:
+    network = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    other = copy.deepcopy(network)
+    other[1].running_mean += 1.0
+    found = PermAVG(plan=PLAN)(Stacked([network, other]), data)
+    torch.testing.assert_close(found[1].running_mean, network[0](data.train.inputs).mean(0), rtol=1e-4, atol=1e-5)
+    assert torch.equal(PermAVG(plan=PLAN)(Stacked([other, other]), data)[1].running_mean, other[1].running_mean)
+
+
+def test_gradients_are_switched_on_and_inference_mode_is_refused(data: Data) -> None:
+    members = Stacked.make(two_layers, 2)
+    expected = PermAVG(plan=PLAN)(members, data)[0].weight
+    with torch.no_grad():
+        torch.testing.assert_close(PermAVG(plan=PLAN)(members, data)[0].weight, expected, rtol=0, atol=0)
+    with torch.inference_mode():
+        for fold in (PermAVG(plan=PLAN), WeightMatching()):
+            with pytest.raises(EnfoldError, match=r"needs gradients, got a call inside torch.inference_mode\(\)"):
+                fold(members, data)
+        with pytest.raises(EnfoldError, match="training needs gradients"):
+            fit(nn.Linear(4, 3), data, Plan(epochs=1))

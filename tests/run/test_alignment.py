@@ -92,6 +92,8 @@ WRONG = [
     (("--points", 1), "two ends"),
     (("--set", "colour=red"), "colour"),
     (("--set", "plan.colour=red"), "no key 'colour'"),
+    (("--set", "plan.epochs=2.5"), "the command line: 'epochs' of the plan must be a whole number, got '2.5'"),
+    (("--set", "iterations=2.5"), "the command line: 'iterations' must be a whole number, got '2.5'"),
 ]
 
 

@@ -236,3 +236,15 @@ def test_a_buffer_in_float64_is_no_reason_to_refuse_a_network():
     network = Calls(forward, first=nn.Linear(4, 6), head=nn.Linear(6, 3))
     network.register_buffer("mean", torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64))
     assert [group.name for group in symmetries(network, torch.randn(2, 4)).groups] == ["first"]
+
+
+def test_both_halves_of_a_gated_layer_are_permuted_alike():
+    network = nn.Sequential(nn.Linear(4, 12), nn.GLU(), nn.Linear(6, 5), nn.GLU(dim=-2), nn.Linear(5, 3))
+    (gated, _) = symmetries(network, torch.randn(2, 8, 4)).groups
+    assert [str(axis) for axis in gated.axes] == [
+        "0.weight[0]",
+        "0.weight[0] from 6",
+        "0.bias[0]",
+        "0.bias[0] from 6",
+        "2.weight[1]",
+    ]

@@ -43,7 +43,7 @@ from enfold.errors import EnfoldError
 from enfold.fold.distill import Distill
 from enfold.folding import Composable, mean_state, require_members
 from enfold.members import Members, State
-from enfold.merging.aligning import Mixing, Steps, distinct, identities, matchings, soft_symmetry, watch
+from enfold.merging.aligning import Mixing, Steps, all_equal, distinct, identities, matchings, soft_symmetry, watch
 from enfold.merging.sinkhorn import Gradient
 from enfold.merging.soft import Balance, SoftAverage
 from enfold.modes import evaluating
@@ -66,7 +66,7 @@ class PermAVG(Composable):
     temperature: float = 1.0  # τ of equation (1)
     final_temperature: float | None = None  # τ goes to it, by one factor a step; None: it stays
     iterations: int = 100  # of Sinkhorn, at most
-    tolerance: float = 1e-6  # iterations end when all rows sum to 1 so nearly
+    tolerance: float = 1e-8  # iterations end when all rows sum to 1 so nearly, or to rounding
     gradient: Gradient = "unrolled"  # of the iterations that were run, or implicit: of their limit
     warm: bool = False  # iterations start where those of the last step ended: fewer are run, and unrolled
     ridge: float = 0.0  # ε of (P + ε Π) / (1 + ε) in the place of P, Π the permutation at the start: better conditioned
@@ -89,7 +89,7 @@ class PermAVG(Composable):
         if self.iterations < 1 or not self.tolerance >= 0:
             raise EnfoldError(
                 f"iterations must be 1 or more and the tolerance 0 or more, got {self.iterations} and "
-                f"{self.tolerance}: 100 and 1e-6 are usual"
+                f"{self.tolerance}: 100 and 1e-8 are usual"
             )
         if not 0 <= self.ridge < math.inf:
             raise EnfoldError(
@@ -107,9 +107,10 @@ class PermAVG(Composable):
     ) -> nn.Module:
         """One network; a single member is returned as it is."""
         members = require_members(members, "permAVG")
-        if len(distinct(members)[0]) == 1:
+        if all_equal(members):
             return members.member(0).eval()
-        model = self.learned(members, data, checkpoint=checkpoint, answers=answers)
+        one = len(distinct(members)[0]) == 1  # there is nothing to align but statistics to measure
+        model = None if one else self.learned(members, data, checkpoint=checkpoint, answers=answers)
         with torch.no_grad():
             if model is None:
                 network = members.network(mean_state(members))

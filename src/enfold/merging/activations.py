@@ -10,17 +10,16 @@ what a flatten put into one unit are more samples of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from enfold.data import Data
-from enfold.data.batches import Order
+from enfold.data.batches import Batch, Order
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 from enfold.merging.layers import channel_axis, consumed_axis, produced_axis, shows_outputs
@@ -157,8 +156,8 @@ def moments(
     if examples < 1:
         raise EnfoldError(f"units are watched on examples, got examples={examples}: pass 1 or more")
     gathered: dict[tuple[str, int], tuple[float, Tensor, Tensor]] = {}
-    for number, batch in enumerate(islice(Order(BATCH, seed=seed).batches(data, epoch=0), -(-examples // BATCH))):
-        for key, units in _units(networks, places, batch.inputs[: examples - number * BATCH]).items():
+    for inputs in _first(examples, Order(BATCH, seed=seed).batches(data, epoch=0)):
+        for key, units in _units(networks, places, inputs).items():
             values = units.double().cpu()
             part = (float(values.shape[1]), values.sum(1), values @ values.mT)
             held = gathered.get(key)
@@ -175,6 +174,15 @@ def moments(
         one.sums.append(total)
         one.products.append(product)
     return found
+
+
+def _first(examples: int, batches: Iterable[Batch]) -> Iterator[Tensor]:
+    """Inputs of so many examples; a loader's batches are of any size."""
+    for batch in batches:
+        yield batch.inputs[:examples]
+        examples -= len(batch.inputs)
+        if examples <= 0:
+            return
 
 
 def _units(

@@ -16,12 +16,18 @@ from enfold.errors import EnfoldError
 from enfold.members import Members, State
 from enfold.merging.soft import SoftAverage
 from enfold.merging.solve import REMEDY, condition
-from enfold.merging.states import example_of, say_unaligned, states_of
+from enfold.merging.states import example_of, say_unaligned, states_of, why_unaligned
 from enfold.seeds import generator
 from enfold.symmetry import Group, Symmetry, symmetries, weight_matching
 from enfold.train.objective import ByBatch, Moment, Objective
 
 Mixing = Literal["equal", "dirichlet"]
+
+
+def all_equal(members: Members) -> bool:
+    """Whether members are the same to the last bit, statistics and other buffers too."""
+    first, *others = states_of(members)
+    return all(torch.equal(tensor, other[name]) for other in others for name, tensor in first.items())
 
 
 def distinct(members: Members) -> tuple[list[State], list[int]]:
@@ -43,12 +49,14 @@ def distinct(members: Members) -> tuple[list[State], list[int]]:
 def soft_symmetry(members: Members, data: Data, seed: int) -> Symmetry:
     """The groups that may be mixed; where some may not, or nothing is known, a warning says so."""
     with torch.random.fork_rng(devices=[]):  # a loader of the user's own may draw
-        found = symmetries(members.member(0), example_of(data), seed=seed)
+        network = members.member(0)
+        found = symmetries(network, example_of(data), seed=seed)
     soft = tuple(group for group in found.groups if all(axis.role != "both" for axis in group.axes))
     _require_solvable(soft, states_of(members)[0])
     left = [group.name for group in found.groups if group not in soft]
-    if left or not soft or found.note:
-        reason = found.note or (f"tied weights make and take those of {', '.join(left)}" if left else "none is free")
+    reason = why_unaligned(network, found)
+    if left or not soft or reason:
+        reason = reason or (f"tied weights make and take those of {', '.join(left)}" if left else "none is free")
         what = "some units are" if soft else "no unit is aligned, and all are"
         say_unaligned(what, reason)
     return Symmetry(soft, found.fixed, found.note)
@@ -56,11 +64,10 @@ def soft_symmetry(members: Members, data: Data, seed: int) -> Symmetry:
 
 def _require_solvable(groups: Sequence[Group], state: State) -> None:
     kinds = {state[axis.name].dtype for group in groups for axis in group.axes if axis.name in state}
-    unfit = kinds - {torch.float32, torch.float64}
-    if unfit:
+    for kind in kinds - {torch.float32, torch.float64}:
         raise EnfoldError(
-            f"soft permutations are inverted, which takes members in float32 or float64, got {unfit.pop()}: use "
-            "members.float()"
+            f"soft permutations are inverted, which takes members in float32 or float64, got {kind}: use "
+            f"{'weight_matching' if kind.is_complex else 'members.float()'}"
         )
 
 

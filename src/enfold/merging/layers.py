@@ -26,6 +26,8 @@ def channel_axis(layer: nn.Module, value: Tensor) -> int:
     """The axis of an input or output along which the units lie."""
     if isinstance(layer, _ConvNd):
         return value.ndim - 1 - len(layer.kernel_size)
+    if isinstance(layer, nn.LayerNorm):  # of channels and their places, as of channels alone
+        return value.ndim - len(layer.normalized_shape)
     return 1 if isinstance(layer, NORMS) else value.ndim - 1
 
 

@@ -32,10 +32,10 @@ class Terms:
 
     def applied(self, rows: Tensor) -> Tensor:
         """(rows, in) -> (rows, out)."""
-        mixed = rows.expand(len(self.given), -1, -1)
-        if self.right is not None:
-            mixed = divide_each(mixed, self.right.mT, self.name)
-        found = mixed @ self.given.mT
+        if self.right is None:  # one product for all n, which reads the rows once
+            found = (rows @ self.given.flatten(0, 1).mT).unflatten(1, self.given.shape[:2]).movedim(1, 0)
+        else:
+            found = divide_each(rows.expand(len(self.given), -1, -1), self.right.mT, self.name) @ self.given.mT
         return self._summed(found if self.left is None else found @ self.left.mT)
 
     def product(self) -> Tensor:
@@ -92,7 +92,9 @@ def lazy_weights(skeleton: Skeleton, groups: Sequence[Group]) -> dict[str, tuple
     for module in skeleton.network.modules():
         if type(module) is not nn.Linear:
             continue
-        name = skeleton.names_in(module)["weight"]
+        name = skeleton.names_in(module).get("weight")
+        if name is None:
+            continue  # it is computed from others: pruned, or of a norm and a direction
         axes = [(k, axis) for k, group in enumerate(groups) for axis in group.axes if axis.name == name]
         left = [k for k, axis in axes if axis.axis == 0 and _whole(axis, module.out_features, "produces")]
         right = [k for k, axis in axes if axis.axis == 1 and _whole(axis, module.in_features, "consumes")]

@@ -222,6 +222,10 @@ def _statistics(
             if goals is not None and len(batch.labels) < 2:
                 continue  # there is no spread in one example
             member_logits(network, batch.inputs.to(device))
+    if names and not sums:
+        raise EnfoldError(
+            "a repair measures spreads on batches of at least 2 examples, got none in the training part: pass more"
+        )
     return {name: _moments(part) for name, part in sums.items()}
 
 

@@ -31,6 +31,7 @@ from torch.autograd.function import once_differentiable
 from enfold.errors import EnfoldError
 
 Gradient = Literal["unrolled", "implicit"]
+ROUNDING = 8  # of a row's sum, in units of the last place
 SMALL = 1e-12  # float32 ends at 1e38, and products of two scalings, summed over the iterations, must stay inside
 
 
@@ -44,7 +45,8 @@ def sinkhorn(
 ) -> tuple[Tensor, Tensor]:
     """Doubly stochastic matrices, (..., d, d), and the g of equation (1), (..., d), from which one may start again.
 
-    It stops before `iterations` where all rows sum to 1 within the tolerance; the gradient stops where nothing is
+    It stops before `iterations` where all rows sum to 1 within the tolerance, or within rounding if that is more; the
+    gradient stops where nothing is
     left of it to rounding. `start` is a g of before; no gradient goes there, so that the unrolled one, of the few
     iterations that are left, is an approximation of the limit's, which the implicit one is.
     """
@@ -118,10 +120,12 @@ def _iterate(scores: Tensor, begin: Tensor, iterations: int, tolerance: float) -
     """All iterations, in as few segments as their range allows."""
     segments = [_Segment.scaled(scores, begin)]
     done = 0
+    if tolerance:
+        tolerance = max(tolerance, ROUNDING * torch.finfo(scores.dtype).eps)
     while True:
         now = segments[-1]
         sums = _by_rows(now.kernel, now.b[-1])
-        if done == iterations or (tolerance and done and _row_error(now, sums) < tolerance):
+        if done >= iterations or (tolerance and done and _row_error(now, sums) < tolerance):
             return segments
         a = sums.reciprocal()
         columns = _by_columns(now.kernel, a)

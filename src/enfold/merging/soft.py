@@ -208,7 +208,7 @@ class SoftAverage(Members):
         for weight, state in zip(weights[1:], states[1:], strict=True):
             found = {name: torch.add(found[name], state[name], alpha=weight) for name in names}
         for group, gain in zip(self.groups if self.gains else (), self.gains, strict=True):
-            for axis in (axis for axis in group.axes if axis.role == "produces" and axis.name in found):
+            for axis in (axis for axis in group.axes if axis.role == "consumes" and axis.name in found):
                 units = axis.units_first(found[axis.name])
                 found[axis.name] = axis.with_units(found[axis.name], units * gain.view(-1, *[1] * (units.ndim - 1)))
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -12,7 +13,11 @@ from torch import Tensor, nn
 from enfold.data import Data, Split
 from enfold.errors import EnfoldError
 from enfold.members import Members, State
+from enfold.merging.layers import PRODUCERS, produced_axis
 from enfold.symmetry import Symmetry, symmetries
+
+OF_LAYER = re.compile(r"\.?(parametrizations\.weight\.original\d?|weight(_orig|_v)?)$")  # behind a layer's name
+EXPECTED = ("they are the network's", "the outputs do not depend", "a part of it is", "it is a sequence", "it numbers")
 
 
 class Unaligned(UserWarning):
@@ -52,14 +57,27 @@ def units_of(network: nn.Module, data: Data, seed: int = 0) -> Symmetry:
     with torch.random.fork_rng(devices=[]):  # a loader of the user's own may draw
         example = example_of(data)
     symmetry = symmetries(network, example, seed=seed)
-    if symmetry.note and not symmetry.groups:
+    reason = why_unaligned(network, symmetry)
+    if reason and not symmetry.groups:
         raise EnfoldError(
             f"members are merged where the symmetries of their network are known, but in this {type(network).__name__} "
-            f"{symmetry.note}: use average or a distillation for it"
+            f"{reason}: use average or a distillation for it"
         )
-    if symmetry.note:
-        say_unaligned("some units are", symmetry.note)
+    if reason:
+        say_unaligned("some units are", reason)
     return symmetry
+
+
+def why_unaligned(network: nn.Module, symmetry: Symmetry) -> str:
+    """What keeps the units of some layer in their order, if it is nothing that every network has; else nothing."""
+    if symmetry.note:
+        return symmetry.note
+    modules = dict(network.named_modules(remove_duplicate=False))
+    for one in symmetry.fixed:
+        layer = modules.get(OF_LAYER.sub("", one.name))
+        if isinstance(layer, PRODUCERS) and one.axis == produced_axis(layer) and not one.reason.startswith(EXPECTED):
+            return f"the units of '{one.name}' are fixed ({one.reason})"
+    return ""
 
 
 def say_unaligned(what: str, reason: str) -> None:
@@ -73,6 +91,6 @@ def say_unaligned(what: str, reason: str) -> None:
 
 def require_reference(index: int, num_members: int) -> int:
     """The member whose order the others take, if there is one of that number."""
-    if not 0 <= index < num_members:
+    if not isinstance(index, int) or not 0 <= index < num_members:
         raise EnfoldError(f"the reference is one of the {num_members} members, got {index}: use 0 to {num_members - 1}")
     return index

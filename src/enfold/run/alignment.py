@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -47,6 +48,7 @@ from enfold.registry import nearest
 from enfold.run.methods import as_tuples, made_fold
 from enfold.run.recipe import apply_override
 from enfold.run.stages import Cell
+from enfold.run.wrong import Place, explained
 from enfold.seeds import generator
 from enfold.train import Plan
 
@@ -90,11 +92,17 @@ def chosen_fold(cell: Cell, temperature: float, epochs: int | None, changes: Seq
     for change in changes:
         apply_override(settings, change)
     plan = {**settings.pop("plan"), **({} if epochs is None else {"epochs": epochs})}
-    own = dict(seed=cell.seed, device=cell.device, **{key: as_tuples(value) for key, value in plan.items()})
+    own = {key: as_tuples(value) for key, value in plan.items()}
     unknown = next((key for key in plan if key not in Plan.__dataclass_fields__), None)
     if unknown is not None:
         raise EnfoldError(f"a plan has no key '{unknown}'{nearest(unknown, Plan.__dataclass_fields__)}: see Plan")
-    fold: PermAVG = made_fold("perm_avg", settings, plan=published().replace(**own))
+    path: tuple[str, ...] = ("plan",)
+    try:
+        chosen = TypeAdapter(Plan).validate_python({**vars(published()), **own})
+        path = ()
+        fold: PermAVG = made_fold("perm_avg", settings, plan=chosen.replace(seed=cell.seed, device=cell.device))
+    except ValidationError as error:
+        raise explained(error, Place("the command line", {}, settings), PermAVG, path) from error
     return fold
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from enfold.symmetry.elementwise import pointwise
 from enfold.symmetry.space import ONE, Term
 from enfold.symmetry.walk import NOWHERE, Place, Value, Values, Walk, one_of, rule
 
@@ -150,6 +151,14 @@ def split(walk: Walk, x: Value, _: object = None, dim: int = 0) -> tuple[Value, 
         return tuple(unsqueeze(walk, select(walk, x, dim, index), dim) for index in range(len(sizes)))
     parts = walk.space.pieces(x.terms[dim], sizes, walk.why)
     return tuple(Value((*x.terms[:dim], part, *x.terms[dim + 1 :]), x.origins, x.data) for part in parts)
+
+
+@rule("glu")
+def glu(walk: Walk, x: Value, dim: int = -1) -> Value:
+    """Half of an axis, times a gate of the other half."""
+    dim %= x.ndim
+    halves = walk.space.pieces(x.terms[dim], [walk.sizes[dim]] * 2, walk.why)
+    return pointwise(walk, *(Value((*x.terms[:dim], half, *x.terms[dim + 1 :]), x.origins, x.data) for half in halves))
 
 
 @rule("cat", "concat")

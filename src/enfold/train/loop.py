@@ -23,6 +23,7 @@ from enfold.evaluate import predict
 from enfold.members import Members, trained_members
 from enfold.members.shapes import refuse_shape
 from enfold.metrics import accuracy, nll, per_member
+from enfold.modes import refuse_inference_mode
 from enfold.predictions import Predictions
 from enfold.progress import ProgressBar, progress
 from enfold.seeds import derive
@@ -59,13 +60,15 @@ def fit(
     model what is looked at on validation data in its place, such as the one network that members will become. `keep`
     is a folder for the networks after every epoch, or a `Trajectory` that says which.
     """
+    refuse_inference_mode("training")
     plan, share = plan or Plan(), getattr(model, "share", None)
     if share is not None:  # a method says what its training needs, whoever trains it
         plan = share.adapted(plan)
         objective = objective or share.objective(plan)
     file = Path(checkpoint) if checkpoint else None
     kept = Trajectory(keep) if isinstance(keep, str | Path) else keep
-    return Fit(model, data, plan, objective, file, judged, kept).run(on_epoch, title, quiet)
+    with torch.enable_grad():
+        return Fit(model, data, plan, objective, file, judged, kept).run(on_epoch, title, quiet)
 
 
 class Fit:
