@@ -43,6 +43,20 @@ class Terms:
         found = self.given if self.left is None else self.left @ self.given
         return self._summed(found if self.right is None else divide_each(found, self.right, self.name))
 
+    def work(self, rows: int) -> int:
+        """Multiplications of `applied` for each n."""
+        _, outputs, width = self.given.shape
+        return rows * (self._mixes(self.right) * width**2 + width * outputs + self._mixes(self.left) * outputs**2)
+
+    def work_of_product(self) -> int:
+        """Multiplications of `product` for each n."""
+        _, outputs, width = self.given.shape
+        return outputs * width * (self._mixes(self.right) * width + self._mixes(self.left) * outputs)
+
+    @staticmethod
+    def _mixes(matrices: Tensor | None) -> bool:
+        return matrices is not None
+
     def _summed(self, each: Tensor) -> Tensor:
         return (self.factors @ each.flatten(1)).view(each.shape[1:])
 
@@ -61,9 +75,9 @@ class Lazy:
     def linear(self, inputs: Tensor, bias: Tensor | None = None) -> Tensor:
         """x W̄ᵀ + b, the cheaper way."""
         outputs, width = self.constant.shape
-        if inputs.numel() // max(width, 1) * (outputs + width) >= outputs * width:
-            return F.linear(inputs, self.tensor, bias)
         rows = inputs.reshape(-1, width)
+        if self.terms.work(len(rows)) >= self.terms.work_of_product():
+            return F.linear(inputs, self.tensor, bias)
         found = F.linear(rows, self.constant, bias) + self.terms.applied(rows)
         return found.view(*inputs.shape[:-1], outputs)
 
