@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import make_result_tables as maker
+from join_records import joined
 
 
 @pytest.mark.parametrize("page", maker.pages(), ids=lambda page: page.stem)
@@ -106,10 +107,12 @@ def test_a_table_of_every_number_of_members_is_one_for_each_data_set_and_kind_of
     runs = ("cifar10-2", "cifar10-3", "cifar10-2-brief")
     page = shown(tmp_path, content("permavg-table", runs, rows=rows, claims=judged))
     for line in (
-        "**cifar10, converged members**; accuracy (%) of a member trained on: 2 layers 55.00 ± 1.00, 3 layers -",
+        "**cifar10, converged members**; seeds: 2 layers 3, 3 layers 3; "
+        "accuracy (%) of a member trained on: 2 layers 55.00 ± 1.00, 3 layers -",
         "| 2 | permAVG | 50.00 ± 1.00 (57.55) | 40.00 ± 1.00 (57.37) | - | - | - |",
         "| 3 | ensemble | - | - | - | - | 60.00 ± 1.00 (61.72) |",
-        "**cifar10, converged members**; NLL of a member trained on: 2 layers 1.500 ± 0.010, 3 layers -",
+        "**cifar10, converged members**; seeds: 2 layers 3, 3 layers 3; "
+        "NLL of a member trained on: 2 layers 1.500 ± 0.010, 3 layers -",
         "| 2 | student | 1.250 ± 0.010 | - | - | - | - |",
         "**cifar10, briefly trained members**",
         "| 2 | student | - | - | 30.00 ± 1.00 (56.97) | - | - |",
@@ -152,3 +155,23 @@ def test_merges_have_a_line_for_each_network_and_a_dash_for_what_was_not_run():
         "| narrow | 10.0 ± 1.0 | - | 20.0 ± 1.0 | - | 50.0 ± 1.0 | - | - | - |",
         "| narrow | 30.0 ± 1.0 | 20.0 ± 1.0 | - | - | - |",
     ]
+
+
+def test_runs_of_a_table_that_were_made_apart_are_joined():
+    def part(run: str, mean: float, verdict: str, changes: list[str]) -> dict[str, object]:
+        rows = [row(f"{name}/kd-2", accuracy={"published": 0.9, "ours": None}) for name in ("a", "b")]
+        rows[run == "b"] = row(f"{run}/kd-2", accuracy=both(0.9, mean))
+        claims = [claim(name, verdict if name == run else "not run") for name in ("a", "b")]
+        counts = {"held": 1, "not held": 0, "within noise": 0, "not run": 1}
+        made = {run: {"seeds": [0]}}
+        about = {"changes": changes, "only": [run], "runs": made, "figures": [], "verdicts": counts, "seconds": 1.0}
+        return {"name": "x", "scale": "laptop", "versions": {}, "seeds": [0], "rows": rows, "claims": claims, **about}
+
+    parts = [part("a", 0.5, "held", []), part("b", 0.6, "within noise", ["seeds=[0]"])]
+    found = joined(parts)
+    assert [each["metrics"]["accuracy"]["ours"]["mean"] for each in found["rows"]] == [0.5, 0.6]
+    assert [each["verdict"] for each in found["claims"]] == ["held", "within noise"]
+    assert found["verdicts"] == {"held": 1, "not held": 0, "within noise": 1, "not run": 0}
+    assert (found["changes"], list(found["runs"]), found["seconds"]) == (["seeds=[0] of b"], ["a", "b"], 2.0)
+    with pytest.raises(SystemExit, match="of different runs"):
+        joined([parts[0], parts[0]])

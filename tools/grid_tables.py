@@ -49,8 +49,12 @@ def grid_rows(content: Content) -> str:
             if len(lines) == 1:
                 continue
             controls = [f"{n} layers {both_of(found.get(f'{run}/control'), metric)}" for run, n in runs.items()]
+            seeds = [
+                f"{n} layers {len(content['runs'][run].get('seeds', content['seeds']))}" for run, n in runs.items()
+            ]
             tables.append(
-                f"**{data}, {KINDS[kind]}**; {heading} of a member trained on: {', '.join(controls)}\n\n"
+                f"**{data}, {KINDS[kind]}**; seeds: {', '.join(seeds)}; {heading} of a member trained on: "
+                f"{', '.join(controls)}\n\n"
                 f"{table(lines, left=2)}"
             )
     return "\n".join(tables)

@@ -233,7 +233,8 @@ def overview(contents: Sequence[Content]) -> str:
         counts = (str(content["verdicts"][verdict]) for verdict in MARKS)
         link = f"[{content['date']}](../results/reproduce-{name}.json)"
         told = [f"[{name}](#{name})", content["title"], "; ".join(data), "; ".join(networks)]
-        lines.append([*told, str(len(content["seeds"])), *counts, link])
+        seeds = sorted({len(run.get("seeds", content["seeds"])) for run in runs})
+        lines.append([*told, " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))), *counts, link])
     return table(lines, left=4)
 
 
