@@ -3,7 +3,8 @@
     enfold run recipes/cifar10-merging.yaml runs/resnet-8 --set network.width=8
     python tools/collect_merging.py runs/resnet-8 ...
 
-The barrier is what the network halfway between two members loses to the mean accuracy of members.
+Networks that are in the file already and not among the runs stay there. The barrier is what the network halfway between
+two members loses to the mean accuracy of members.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ def collected(run: Path) -> dict[str, Any]:
     members = rows["mean member"]["scores"]["accuracy"]["values"]
     return {
         "network": summary["recipe"]["network"],
+        "plan": summary["recipe"]["plan"],
+        "seeds": summary["seeds"],
         "rows": {label: {key: row["scores"][key] for key in KEPT} for label, row in rows.items()},
         "barriers": {label: _below(members, rows[label]["scores"]["accuracy"]["values"]) for label in HALFWAY},
     }
@@ -35,7 +38,11 @@ def collected(run: Path) -> dict[str, Any]:
 
 def _below(members: list[float], merged: list[float]) -> dict[str, Any]:
     values = [one - other for one, other in zip(members, merged, strict=True)]
-    return {"mean": statistics.mean(values), "std": statistics.stdev(values), "values": values}
+    return {
+        "mean": statistics.mean(values),
+        "std": statistics.stdev(values) if len(values) > 1 else None,
+        "values": values,
+    }
 
 
 if __name__ == "__main__":
@@ -46,7 +53,7 @@ if __name__ == "__main__":
         "date": time.strftime("%Y-%m-%d"),
         **{key: first[key] for key in ("seeds", "versions", "recipe")},
     }
-    write_json(
-        Path(__file__).parent.parent / "results" / "cifar10-merging.json",
-        {**about, "networks": {path.name: collected(path) for path in paths}},
-    )
+    file = Path(__file__).parent.parent / "results" / "cifar10-merging.json"
+    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else about
+    networks = {**known.get("networks", {}), **{path.name: collected(path) for path in paths}}
+    write_json(file, {**known, "date": about["date"], "networks": networks})
