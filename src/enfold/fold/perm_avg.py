@@ -92,9 +92,7 @@ class PermAVG(Composable):
                 f"{self.tolerance}: 100 and 1e-8 are usual"
             )
         if not 0 <= self.ridge < math.inf:
-            raise EnfoldError(
-                f"the ridge must be 0 or more, got {self.ridge}: 0.1 keeps matrices far from singular ones"
-            )
+            raise EnfoldError(f"the ridge must be 0 or more, got {self.ridge}: 0.1 keeps matrices well conditioned")
         if not 0 <= self.alpha <= 1:
             raise EnfoldError(f"alpha must be in [0, 1], got {self.alpha}: 1 is the ensemble alone, 0 the labels alone")
         for name, kind in (("gradient", Gradient), ("order", LearningOrder), ("mixing", Mixing)):
@@ -109,8 +107,7 @@ class PermAVG(Composable):
         members = require_members(members, "permAVG")
         if all_equal(members):
             return members.member(0).eval()
-        one = len(distinct(members)[0]) == 1  # there is nothing to align but statistics to measure
-        model = None if one else self.learned(members, data, checkpoint=checkpoint, answers=answers)
+        model = self.learned(members, data, checkpoint=checkpoint, answers=answers)
         with torch.no_grad():
             if model is None:
                 network = members.network(mean_state(members))
@@ -129,10 +126,10 @@ class PermAVG(Composable):
     def learned(
         self, members: Members, data: Data, *, checkpoint: Path | None = None, answers: Path | None = None
     ) -> SoftAverage | None:
-        """The members in their soft permutations (`all_matrices`); None where nothing may be permuted."""
+        """The members in their soft permutations (`all_matrices`); None where nothing is to be permuted."""
         states, counts = distinct(members)
         symmetry = soft_symmetry(members, data, self.plan.seed)
-        if not symmetry.groups:
+        if not symmetry.groups or len(states) == 1:  # of members that differ in statistics alone
             return None
         stages = self._stages(len(states))
         files = [_beside(checkpoint, last) if last < len(states) else checkpoint for _, last in stages]
