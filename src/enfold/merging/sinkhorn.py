@@ -46,9 +46,9 @@ def sinkhorn(
     """Doubly stochastic matrices, (..., d, d), and the g of equation (1), (..., d), from which one may start again.
 
     It stops before `iterations` where all rows sum to 1 within the tolerance, or within rounding if that is more; the
-    gradient stops where nothing is
-    left of it to rounding. `start` is a g of before; no gradient goes there, so that the unrolled one, of the few
-    iterations that are left, is an approximation of the limit's, which the implicit one is.
+    gradient stops where nothing is left of it to rounding. `start` is a g of before; no gradient goes there, so that
+    the unrolled one, of the few iterations that are left, is an approximation of the limit's, which the implicit one
+    is.
     """
     if scores.ndim < 2 or scores.shape[-1] != scores.shape[-2]:
         raise EnfoldError(

@@ -96,13 +96,15 @@ def chosen_fold(cell: Cell, temperature: float, epochs: int | None, changes: Seq
     unknown = next((key for key in plan if key not in Plan.__dataclass_fields__), None)
     if unknown is not None:
         raise EnfoldError(f"a plan has no key '{unknown}'{nearest(unknown, Plan.__dataclass_fields__)}: see Plan")
-    path: tuple[str, ...] = ("plan",)
+    place = Place("the command line", {}, settings)
     try:
         chosen = TypeAdapter(Plan).validate_python({**vars(published()), **own})
-        path = ()
+    except ValidationError as error:
+        raise explained(error, place, Plan, ("plan",)) from error
+    try:
         fold: PermAVG = made_fold("perm_avg", settings, plan=chosen.replace(seed=cell.seed, device=cell.device))
     except ValidationError as error:
-        raise explained(error, Place("the command line", {}, settings), PermAVG, path) from error
+        raise explained(error, place, PermAVG) from error
     return fold
 
 
