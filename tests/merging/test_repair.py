@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from enfold import merging
+from enfold.data import Data
 from enfold.errors import EnfoldError
 from enfold.fold import Average
 from enfold.fold.weight_matching import WeightMatching
@@ -205,8 +207,31 @@ def test_weights_that_cannot_be(weights):
         Repair(weights=weights).after(members.member(0), members, data)
 
 
-def test_batches_of_one_have_no_spread_to_repair():
+def in_batches(data: Data, size: int) -> Data:
+    inputs, labels = data.train.inputs.split(size), data.train.labels.split(size)
+    return data.replace(train=list(zip(inputs, labels, strict=True)))
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_small_batches_are_taken_together(size):
     members, data = deep(2)
-    ones = data.replace(train=[(data.train.inputs[k : k + 1], data.train.labels[k : k + 1]) for k in range(4)])
+    network = Average()(members, data)
+    whole, pooled = (Repair().after(network, members, each) for each in (data, in_batches(data, size)))
+    torch.testing.assert_close(dict(pooled.state_dict()), dict(whole.state_dict()), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["repair", "rescale"])
+def test_a_member_needs_no_repair_whatever_a_batch_holds(kind, monkeypatch):
+    """While layers are measured, those before them are held to what the members do with the same batch."""
+    monkeypatch.setattr(merging.repair, "BATCH", 3)
+    members, data = deep(1)
+    network = members.member(0)
+    repaired = Repair(kind).after(network, Stacked([network] * 2), data)
+    torch.testing.assert_close(dict(repaired.state_dict()), dict(network.state_dict()), rtol=1e-5, atol=1e-6)
+
+
+def test_one_example_has_no_spread_to_repair():
+    members, data = deep(2)
+    ones = data.replace(train=[(data.train.inputs[:1], data.train.labels[:1])])
     with pytest.raises(EnfoldError, match="batches of at least 2 examples, got none in the training part: pass more"):
         Repair().after(Average()(members, data), members, ones)

@@ -12,17 +12,19 @@ K. Jordan, H. Sedghi, O. Saukh, R. Entezari, B. Neyshabur: REPAIR: REnormalizing
 Repair, ICLR 2023, arXiv:2211.08403.
 
 Differs from the paper: any number of members, with weights α of their own if wanted; spreads are of the whole training
-part, not a mean over batches; linear and convolution layers whose units are hidden by proof are corrected, where their
-weights are not tied or computed; one without a bias is only rescaled, so that the network keeps its parameters; a unit
-that never moves is only shifted.
+part, not a mean over batches; while a layer is measured, those before it are corrected by what the members do with the
+same batch; linear and convolution layers whose units are hidden by proof are corrected, where their weights are not
+tied or computed; one without a bias is only rescaled, so that the network keeps its parameters; a unit that never moves
+is only shifted.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -31,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from enfold.data import Data
-from enfold.data.batches import Order
+from enfold.data.batches import Batch, Order
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 from enfold.folding import Composable, require_members
@@ -45,6 +47,9 @@ from enfold.train.batch_norm import reestimate
 
 Correction = Literal["none", "reset", "repair", "rescale"]
 SILENT = 1e-6  # a spread below this part of the goal's is rounding
+BATCH = 256
+Sums = list[Tensor]  # how many numbers, their sums by unit, and those of their squares
+Goal = tuple[Tensor, Tensor]  # means and spreads
 
 
 @dataclass(frozen=True)
@@ -135,12 +140,22 @@ def repair(
 ) -> None:
     """Correct the layers of these names in place; members are plain networks with their units in the same order."""
     alpha = _shares(weights, len(members))
-    seen = [_statistics(member, data, names, seed) for member in members]
-    goals = {name: _mean([one[name] for one in seen], alpha) for name in seen[0]}  # (1)
-    found = _statistics(network, data, list(goals), seed, goals, kind)
-    for name, (mean, spread) in found.items():
-        scale, shift = _correction(mean, spread, *goals[name], kind)
-        _fold(network.get_submodule(name), scale, shift)
+    device = next(network.parameters()).device
+    with ExitStack() as stack:
+        seen = [stack.enter_context(_watched(member, names)) for member in members]
+        own = stack.enter_context(_watched(network, names))
+        stack.enter_context(_normalising(network))
+        for inputs in _pooled(Order(BATCH, seed=seed).batches(data, epoch=0), device):
+            for watch in seen:
+                watch.run(inputs)
+            own.run(inputs, partial(_goals, [watch.calls for watch in seen], alpha), kind)
+    if names and not any(watch.sums for watch in seen):
+        raise EnfoldError(
+            "a repair measures spreads on batches of at least 2 examples, got none in the training part: pass more"
+        )
+    for name, sums in own.sums.items():
+        goal = _mean([_moments(watch.sums[name]) for watch in seen], alpha)  # (1)
+        _fold(network.get_submodule(name), *_correction(*_moments(sums), *goal, kind))
 
 
 def _shares(weights: Sequence[float] | None, count: int) -> Tensor:
@@ -177,56 +192,74 @@ def _fold(layer: nn.Module, scale: Tensor, shift: Tensor) -> None:
         bias.mul_(scale.to(bias)).add_(shift.to(bias))
 
 
-Statistics = dict[str, tuple[Tensor, Tensor]]
+class _Watch:
+    """Sums of each unit of one network's layers before anything is done to it: those of a pass by call, and of all."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
+        self.sums: dict[str, Sums] = {}
+        self.calls: dict[str, list[Sums]] = {}
+        self.goals: Callable[[str, int], Goal] | None = None
+        self.kind: Correction = "repair"
+
+    def run(self, inputs: Tensor, goals: Callable[[str, int], Goal] | None = None, kind: Correction = "repair") -> None:
+        """One batch; with goals for each call of a layer, what goes on from it is corrected, so that the next layers
+        are measured behind layers that are right."""
+        self.calls, self.goals, self.kind = {}, goals, kind
+        member_logits(self.network, inputs)
+
+    def see(self, name: str, layer: nn.Module, output: Tensor) -> Tensor:
+        axis = channel_axis(layer, output)
+        units = output.movedim(axis, 0).flatten(1).double()  # (units, everything else)
+        part = [torch.tensor(float(units.shape[1])), units.sum(1), units.square().sum(1)]
+        self.sums[name] = [a + b for a, b in zip(self.sums[name], part, strict=True)] if name in self.sums else part
+        calls = self.calls.setdefault(name, [])
+        calls.append(part)
+        if self.goals is None:
+            return output
+        scale, shift = _correction(*_moments(part), *self.goals(name, len(calls) - 1), self.kind)
+        shape = [1] * output.ndim
+        shape[axis] = -1
+        without = layer.bias is None  # its mean cannot be moved later
+        return output * scale.to(output).view(shape) + (0 if without else shift.to(output).view(shape))
 
 
-def _statistics(
-    network: nn.Module,
-    data: Data,
-    names: Sequence[str],
-    seed: int,
-    goals: Mapping[str, tuple[Tensor, Tensor]] | None = None,
-    kind: Correction = "repair",
-) -> Statistics:
-    """Each unit's mean and spread before anything is done to it, by layer, over one pass of the training part.
+def _goals(seen: Sequence[Mapping[str, Sequence[Sums]]], alpha: Tensor, name: str, call: int) -> Goal:
+    """Equation (1) for one call of a layer with one batch: a network that is as its members are is not changed."""
+    return _mean([_moments(calls[name][min(call, len(calls[name]) - 1)]) for calls in seen], alpha)
 
-    With goals, what goes on from a layer is corrected by the batch's own statistics, and batch norms use theirs, so
-    that the next layers are measured behind layers that are right.
-    """
-    sums: dict[str, list[Tensor]] = {}
 
-    def watching(name: str) -> Callable[[nn.Module, object, Tensor], Tensor]:
-        def watch(layer: nn.Module, _: object, output: Tensor) -> Tensor:
-            axis = channel_axis(layer, output)
-            units = output.movedim(axis, 0).flatten(1).double()  # (units, everything else)
-            part = [torch.tensor(float(units.shape[1])), units.sum(1), units.square().sum(1)]
-            sums[name] = [a + b for a, b in zip(sums[name], part, strict=True)] if name in sums else part
-            if goals is None or name not in goals:
-                return output
-            scale, shift = _correction(*_moments(part), *goals[name], kind)
-            shape = [1] * output.ndim
-            shape[axis] = -1
-            without = layer.bias is None  # its mean cannot be moved later
-            return output * scale.to(output).view(shape) + (0 if without else shift.to(output).view(shape))
+@contextmanager
+def _watched(network: nn.Module, names: Sequence[str]) -> Iterator[_Watch]:
+    watch = _Watch(network)
 
-        return watch
+    def hook(name: str) -> Callable[[nn.Module, object, Tensor], Tensor]:
+        return lambda layer, _, output: watch.see(name, layer, output)
 
-    device = next(network.parameters()).device
     with ExitStack() as stack:
         stack.enter_context(evaluating(network))
-        if goals is not None:
-            stack.enter_context(_normalising(network))
         for name in names:
-            stack.callback(network.get_submodule(name).register_forward_hook(watching(name)).remove)
-        for batch in Order(256, seed=seed).batches(data, epoch=0):
-            if goals is not None and len(batch.labels) < 2:
-                continue  # there is no spread in one example
-            member_logits(network, batch.inputs.to(device))
-    if names and not sums:
-        raise EnfoldError(
-            "a repair measures spreads on batches of at least 2 examples, got none in the training part: pass more"
-        )
-    return {name: _moments(part) for name, part in sums.items()}
+            stack.callback(network.get_submodule(name).register_forward_hook(hook(name)).remove)
+        yield watch
+
+
+def _pooled(batches: Iterable[Batch], device: torch.device) -> Iterator[Tensor]:
+    """Inputs of at least BATCH examples where their shapes allow, since the spread of few is not that of many."""
+    held: list[Tensor] = []
+    for batch in batches:
+        if held and held[0].shape[1:] != batch.inputs.shape[1:]:
+            yield from _several(held)
+            held = []
+        held.append(batch.inputs.to(device))
+        if sum(map(len, held)) >= BATCH:
+            yield torch.cat(held)
+            held = []
+    yield from _several(held)
+
+
+def _several(held: Sequence[Tensor]) -> Iterator[Tensor]:
+    if sum(map(len, held)) > 1:  # there is no spread in one example
+        yield torch.cat(list(held))
 
 
 @contextmanager
