@@ -250,7 +250,9 @@ def test_members_of_different_shapes_are_refused(data):
 
 
 def test_a_singular_matrix_says_what_to_change(members, data):
-    with pytest.raises(EnfoldError, match=r"must be invertible.*lower the temperature, start from a matching"):
+    with pytest.raises(
+        EnfoldError, match=r"must be invertible.*lower the temperature or the learning rate, start from a matching"
+    ):
         PermAVG(temperature=1e9, plan=SHORT)(members[:2], data)
 
 

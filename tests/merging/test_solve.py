@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -83,6 +84,14 @@ def test_a_matrix_that_is_singular_to_float32_alone_is_divided_by_in_float64():
     given = torch.autograd.grad(found.sum(), [values, matrices])
     for own, right in zip(given, torch.autograd.grad(expected.sum(), [values, matrices]), strict=True):
         torch.testing.assert_close(own, right, rtol=1e-5, atol=1e-5 * float(right.abs().max()))
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+def test_a_matrix_that_is_not_finite_is_not_called_singular(odd):
+    matrix = torch.eye(3)
+    matrix[1, 2] = odd
+    with pytest.raises(EnfoldError, match=f"must be finite, but that of 'fc' holds {odd}: lower the learning rate"):
+        divide(torch.ones(1, 3), matrix, "that of 'fc'")
 
 
 def test_a_singular_matrix_is_refused_with_what_to_change():

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from enfold.errors import EnfoldError
 
-REMEDY = "lower the temperature, start from a matching (matched=12), or add a ridge (ridge=0.1)"
+REMEDY = "lower the temperature or the learning rate, start from a matching (matched=12), or add a ridge (ridge=0.1)"
 
 
 def divide(values: Tensor, matrix: Tensor, name: str = "the matrix") -> Tensor:
@@ -44,6 +44,20 @@ def condition(matrices: Tensor) -> Tensor:
     return torch.stack([values[0] / values[-1] for values in found])
 
 
+class Singular(EnfoldError):
+    """A matrix has no inverse, or none that is more than rounding."""
+
+
+def _refused(matrices: Tensor, name: str, smallest: float) -> EnfoldError:
+    odd = matrices[~matrices.isfinite()]
+    if len(odd):
+        return EnfoldError(f"a soft permutation must be finite, but {name} holds {odd[0]}: lower the learning rate")
+    return Singular(
+        f"a soft permutation must be invertible, but {name} is singular to the precision of {matrices.dtype} "
+        f"(its smallest pivot is {smallest:.1e} of the largest): {REMEDY}"
+    )
+
+
 class _Factors:
     """LU of each of n matrices, in the precision that it takes."""
 
@@ -57,10 +71,7 @@ class _Factors:
             self.matrices = matrices.double()
             smallest = self._factorise()
         if not smallest > least:
-            raise EnfoldError(
-                f"a soft permutation must be invertible, but {name} is singular to the precision of {matrices.dtype} "
-                f"(its smallest pivot is {smallest:.1e} of the largest): {REMEDY}"
-            )
+            raise _refused(matrices, name, smallest)
 
     def _factorise(self) -> float:
         """The smallest pivot over the largest, the least of all matrices; 0 where there is none."""
