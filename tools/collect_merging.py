@@ -4,7 +4,7 @@
     python tools/collect_merging.py runs/resnet-8 ...
 
 Networks that are in the file already and not among the runs stay there. The barrier is what the network halfway between
-two members loses to the mean accuracy of members.
+two members loses to their mean accuracy.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from enfold.files import write_json
+from enfold.run.directory import RunDirectory
+from enfold.run.evidence import MEAN_MEMBER, Evidence
+from enfold.run.execute import cells
 from measured_tables import HALFWAY
 
 KEPT = ("accuracy", "nll")
@@ -26,18 +29,21 @@ def collected(run: Path) -> dict[str, Any]:
     """One run: its network, accuracy and NLL of every row, and barriers."""
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     rows = summary["rows"]
-    members = rows["mean member"]["scores"]["accuracy"]["values"]
+    opened = RunDirectory.open(run)
+    ends = Evidence({"": cells(opened, opened.recipe())}).row(f"{MEAN_MEMBER} of ensemble of 2", "accuracy")
+    if ends is None:
+        raise SystemExit(f"'{run}' must hold predictions of all its seeds: make them by enfold evaluate {run}")
     return {
         "network": summary["recipe"]["network"],
         "plan": summary["recipe"]["plan"],
         "seeds": summary["seeds"],
         "rows": {label: {key: row["scores"][key] for key in KEPT} for label, row in rows.items()},
-        "barriers": {label: _below(members, rows[label]["scores"]["accuracy"]["values"]) for label in HALFWAY},
+        "barriers": {label: _below(ends.values, rows[label]["scores"]["accuracy"]["values"]) for label in HALFWAY},
     }
 
 
-def _below(members: list[float], merged: list[float]) -> dict[str, Any]:
-    values = [one - other for one, other in zip(members, merged, strict=True)]
+def _below(ends: list[float], merged: list[float]) -> dict[str, Any]:
+    values = [one - other for one, other in zip(ends, merged, strict=True)]
     return {
         "mean": statistics.mean(values),
         "std": statistics.stdev(values) if len(values) > 1 else None,
