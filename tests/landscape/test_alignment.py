@@ -168,6 +168,17 @@ def test_a_temperature_with_singular_matrices_is_told_as_failed() -> None:
     assert "singular" in str(found.failed)
 
 
+def test_what_is_wrong_is_no_singular_matrix() -> None:
+    members, data = random_members("shallow", 2)
+    beyond = PermAVG(plan=published().replace(epochs=0), universe=True)
+    with pytest.raises(EnfoldError, match="got permAVG with universe: leave"):
+        temperature_sweep(members, data, beyond, (1.0,))
+    with pytest.raises(EnfoldError, match="got permAVG with universe: leave"):
+        planted_recovery(members, data, beyond, 0.0)
+    hot = replace(beyond, universe=False, temperature=1e9)
+    assert planted_recovery(members, data, hot, 0.0).recovered["permAVG"] is None
+
+
 def test_the_planted_pair_is_one_function_until_there_is_noise() -> None:
     members, data = random_members("convolutional", 1)
     for noise, same in ((0.0, True), (1.0, False)):

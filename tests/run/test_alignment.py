@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from enfold.errors import MissingExtra
 from enfold.report import alignment as figures
 from enfold.run import alignment
 
@@ -81,6 +82,31 @@ def test_settings_points_that_are_added_and_damaged_files(enfold, run: Path, dra
     assert len(json.loads((run / "elsewhere" / "sweep.json").read_text())["found"]) == 1
 
 
+def test_only_files_that_are_there_are_named(enfold, run: Path, drawn, monkeypatch) -> None:
+    def said(part: str) -> str:
+        done = enfold("alignment", run, *QUICK, "--only", part)
+        assert done.code == 0, done.err
+        return done.out.splitlines()[-1].removeprefix(f"written to {run / 'alignment'}: ")
+
+    assert said("planted") == "a .json file a part, figures as .svg and .png"
+    assert not (run / "alignment/matrices.safetensors").exists()
+    assert said("matrices") == "a .json file a part, matrices.safetensors, figures as .svg and .png"
+
+    def missing(*ignored: object, **settings: object) -> None:
+        raise MissingExtra("matplotlib", "report", "drawing")
+
+    monkeypatch.setattr(figures, "write_figure", missing)
+    assert said("matrices") == "a .json file a part, matrices.safetensors"
+
+
+def test_singular_is_what_became_singular(enfold, run: Path, drawn) -> None:
+    done = enfold("alignment", run, *QUICK[:4], "--only", "sweep", "--temperatures", "1e9,1", "--json")
+    assert done.code == 0, done.err
+    hot, usual = json.loads(done.out)["parts"]["sweep"]
+    assert "is singular to the precision of" in hot["failed"]
+    assert usual["failed"] is None
+
+
 WRONG = [
     (("--members", 4), "2 to 3 of the run's members"),
     (("--only", "row"), "no part 'row'"),
@@ -94,6 +120,11 @@ WRONG = [
     (("--set", "plan.colour=red"), "no key 'colour'"),
     (("--set", "plan.epochs=2.5"), "the command line: 'epochs' of the plan must be a whole number, got '2.5'"),
     (("--set", "iterations=2.5"), "the command line: 'iterations' must be a whole number, got '2.5'"),
+    (("--set", "plan=3"), "the command line: 'plan' must be a mapping, got '3'"),
+    (("--set", "plan=3", "--epochs", 1), "the command line: 'plan' must be a mapping, got '3'"),
+    (("--set", "universe=true", "--only", "planted"), "got permAVG with universe: leave that out"),
+    (("--set", "gain=true", "--only", "sweep", "--temperatures", "5,2"), "got permAVG with gain: leave that out"),
+    (("--set", "project=true"), "got permAVG with project: leave that out"),
 ]
 
 

@@ -174,6 +174,10 @@ def _unknown_network(tmp_path: Path, data: Path) -> list[object]:
     return ["train", tmp_path / "out", "--data", data, "--network", "resnet21"]
 
 
+def _name_with_a_key(tmp_path: Path, data: Path) -> list[object]:
+    return ["train", tmp_path / "out", "--data", data, "--set", "network.widths=[32,32]"]
+
+
 def _unknown_device(tmp_path: Path, data: Path) -> list[object]:
     return ["train", tmp_path / "out", "--data", data, "--device", "tpu"]
 
@@ -189,6 +193,7 @@ def _unknown_device(tmp_path: Path, data: Path) -> list[object]:
         (_unknown_method, ["line 2", "averag", "did you mean 'average'"]),
         (_typo, ["line 4", "epocs", "did you mean 'epochs'"]),
         (_unknown_network, ["resnet21", "resnet20"]),
+        (_name_with_a_key, ["--set 'network={name: mlp, widths: [32, 32]}'"]),
         (_unknown_device, ["tpu", "cpu"]),
     ],
 )

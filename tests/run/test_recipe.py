@@ -70,6 +70,34 @@ def test_wrong_overrides(override: str) -> None:
         parse_recipe("name: run\n", overrides=[override])
 
 
+@pytest.mark.parametrize(
+    ("override", "remedy"),
+    [
+        ("network.widths=[32,32]", "but network is 'mlp': write  --set 'network={name: mlp, widths: [32, 32]}'"),
+        ("network.options.bias=false", "--set 'network={name: mlp, options: {bias: false}}'"),
+        ("data.train_size=100", "but data is 'digits': write  --set 'data={source: digits, train_size: 100}'"),
+        ("ood.0.size=8", "but ood.0 is 'mnist': write  --set 'ood.0={source: mnist, size: 8}'"),
+        ("folds.0.repair=none", "--set 'folds.0={method: average, repair: none}'"),
+        ("folds.1.share.rank=2", "--set 'folds.1.share={method: batch_ensemble, rank: 2}'"),
+        ("folds.1.then.0.kind=reset", "--set 'folds.1.then.0={method: repair, kind: reset}'"),
+        ("members.x=3", "but members is 4: set members itself"),
+        ("name.x=3", "but name is 'run': set name itself"),
+        ("folds.2.repair=none", "but folds is a list of 2: choose a place from 0 to 1"),
+        ("folds.first.repair=none", "but folds is a list of 2: choose a place from 0 to 1"),
+        ("shares.0=swag", "but shares is an empty list: set shares itself"),
+    ],
+)
+def test_an_override_that_has_no_place_is_told_another(override: str, remedy: str) -> None:
+    text = (
+        "name: run\nmembers: 4\nnetwork: mlp\ndata: digits\nood: [mnist]\nshares: []\n"
+        "folds: [average, {method: distill, share: batch_ensemble, then: [repair]}]\n"
+    )
+    with pytest.raises(EnfoldError) as raised:
+        parse_recipe(text, overrides=[override])
+    assert f"got '{override}', {remedy}" in str(raised.value) or str(raised.value).endswith(remedy)
+    assert "\n" not in str(raised.value)
+
+
 SHARE = "name: x\nshares:\n  - method: METHOD\n    label: mine\n    LINE\n"
 
 
@@ -122,3 +150,26 @@ def test_a_value_of_another_type_is_one_sentence(text: str, says: str) -> None:
     with pytest.raises(EnfoldError) as raised:
         parse_recipe(text, "r.yaml")
     assert str(raised.value) == says
+
+
+@pytest.mark.parametrize("text", ["1e-3", "1E-3", "1.e-3", "0.1e-2", ".1e-2"])
+def test_numbers_are_written_as_in_python(text: str) -> None:
+    """YAML 1.1 reads 1e-3 as text."""
+    for made in (
+        parse_recipe(f"data: digits\nplan: {{learning_rate: {text}}}"),
+        parse_recipe("data: digits", overrides=[f"plan.learning_rate={text}"]),
+    ):
+        assert made.plan["learning_rate"] == 0.001
+        assert parse_recipe(made.as_yaml()).plan == made.plan
+
+
+def test_text_that_looks_like_a_number_stays_text() -> None:
+    made = parse_recipe("data: digits\nname: '1e3'")
+    assert made.name == parse_recipe(made.as_yaml()).name == "1e3"
+
+
+def test_a_number_in_quotes_says_what_to_do() -> None:
+    with pytest.raises(
+        EnfoldError, match=r"'learning_rate' of the plan must not be text, got '0.001': leave out the qu"
+    ):
+        parse_recipe("data: digits", overrides=["plan.learning_rate='0.001'"])

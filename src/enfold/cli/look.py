@@ -65,7 +65,7 @@ def alignment(
     from enfold.report.alignment import alignment_figures
     from enfold.report.alignment_table import alignment_tables
     from enfold.run import open_run
-    from enfold.run.alignment import PARTS, Asked, chosen_fold, stored_matrices, study
+    from enfold.run.alignment import MATRICES, PARTS, Asked, chosen_fold, stored_matrices, study
     from enfold.run.analyses import home
     from enfold.run.execute import cell_of
 
@@ -77,14 +77,16 @@ def alignment(
     cell = cell_of(opened, recipe, seed, device)
     folder = home("alignment", cell, out)
     found = study(cell, folder, asked, chosen_fold(cell, temperature, epochs, overrides or ()))
-    figures = drawn(lambda: alignment_figures(found, stored_matrices(folder), folder))
+    matrices = stored_matrices(folder)
+    figures = drawn(lambda: alignment_figures(found, matrices, folder))
     if as_json:
         print_json({"run": str(opened.path), "seed": cell.seed, "parts": found, "figures": [str(f) for f in figures]})
         return
     terminal = console()
     for table in alignment_tables(found):
         terminal.print(table)
-    terminal.print(f"written to {folder}: a .json file a part, matrices.safetensors, figures as .svg and .png")
+    files = {"a .json file a part": True, MATRICES: matrices, "figures as .svg and .png": figures}
+    terminal.print(f"written to {folder}: {', '.join(name for name, there in files.items() if there)}")
 
 
 def report(

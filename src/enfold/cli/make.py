@@ -126,7 +126,8 @@ def train(
 ) -> None:
     """Train members into a new run directory, or bring yours; fold and evaluate them with the next verbs."""
     from enfold.members.checkpoints import matching_files
-    from enfold.run.recipe import apply_override, make_recipe
+    from enfold.run.override import apply_override
+    from enfold.run.recipe import make_recipe
 
     content: dict[str, Any] = {"data": {"source": data}, "network": network, "members": members}
     if checkpoints is not None:
@@ -202,7 +203,7 @@ def _add(
 ) -> None:
     from enfold.cli.preflight import check_device, require_trust
     from enfold.run import add_method, execute, open_run
-    from enfold.run.recipe import apply_override
+    from enfold.run.override import apply_override
 
     opened, _ = open_run(run_directory)
     content: dict[str, Any] = {"method": method.replace("-", "_"), "label": label or method}
@@ -210,7 +211,7 @@ def _add(
         apply_override(content, change)
     check_device(device)
     require_trust(opened.recipe(), trust_code, run_directory)
-    recipe = add_method(opened, room, content)
+    recipe = add_method(opened, room, content, device=device)
     _report(opened.path, execute(opened, recipe, device=device), as_json)
 
 

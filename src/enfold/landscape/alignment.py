@@ -30,6 +30,7 @@ from enfold.members import Members, State
 from enfold.merging import condition, softness
 from enfold.merging.aligning import distinct, soft_symmetry
 from enfold.merging.soft import mixed
+from enfold.merging.solve import Singular
 from enfold.merging.states import mean_of, states_of
 from enfold.metrics import accuracy, nll
 from enfold.symmetry import Group
@@ -106,14 +107,19 @@ class SweepPoint:
     failed: str | None = None
 
 
-def learned_alignment(members: Members, data: Data, fold: PermAVG, *, checkpoint: Path | None = None) -> Aligned:
-    """The members with the soft permutations that permAVG learns; training goes on from `checkpoint`."""
+def require_soft(fold: PermAVG) -> None:
+    """Refuse a permAVG that does more than bring members to the first one by soft permutations."""
     beyond = [name for name in ("universe", "gain", "project") if getattr(fold, name)]
     if beyond:
         raise EnfoldError(
             f"alignment is that of soft permutations to the first member, got permAVG with {', '.join(beyond)}: leave "
             "that out"
         )
+
+
+def learned_alignment(members: Members, data: Data, fold: PermAVG, *, checkpoint: Path | None = None) -> Aligned:
+    """The members with the soft permutations that permAVG learns; training goes on from `checkpoint`."""
+    require_soft(fold)
     if len(distinct(members)[0]) < max(members.num_members, 2):
         raise EnfoldError(
             f"alignment needs 2 or more members that differ, got {members.num_members} of which "
@@ -251,7 +257,7 @@ def temperature_point(members: Members, data: Data, fold: PermAVG, temperature: 
     try:
         with warnings.catch_warnings(action="ignore"):  # ill-conditioned matrices are what a sweep is there to see
             return point_of(learned_alignment(members, data, replace(fold, temperature=temperature)), data, temperature)
-    except EnfoldError as error:
+    except Singular as error:
         return SweepPoint(temperature, failed=str(error))
 
 

@@ -32,6 +32,7 @@ from enfold.landscape.alignment import (
 from enfold.members import Members, Stacked, State
 from enfold.members.initialise import initialised
 from enfold.merging.aligning import soft_symmetry
+from enfold.merging.solve import Singular
 from enfold.merging.states import states_of
 from enfold.metrics import accuracy
 from enfold.seeds import generator
@@ -103,7 +104,7 @@ def _recovered_by(fold: PermAVG, pair: Members, data: Data, wanted: Mapping[str,
     try:
         with warnings.catch_warnings(action="ignore"):  # what is asked is which entries are largest
             found = learned_alignment(pair, data, fold)
-    except EnfoldError:
+    except Singular:
         return None
     orders = {group.name: each[0].argmax(1) for group, each in zip(found.groups, found.matrices, strict=True)}
     return _recovered(orders, wanted)

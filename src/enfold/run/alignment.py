@@ -35,6 +35,7 @@ from enfold.landscape.alignment import (
     naive_averages,
     plain,
     point_of,
+    require_soft,
     row_statistics,
     temperature_point,
 )
@@ -46,7 +47,7 @@ from enfold.metrics import accuracy, nll
 from enfold.progress import progress
 from enfold.registry import nearest
 from enfold.run.methods import as_tuples, made_fold
-from enfold.run.recipe import apply_override
+from enfold.run.override import apply_override
 from enfold.run.stages import Cell
 from enfold.run.wrong import Place, explained
 from enfold.seeds import generator
@@ -91,21 +92,30 @@ def chosen_fold(cell: Cell, temperature: float, epochs: int | None, changes: Seq
     settings: dict[str, Any] = {"temperature": temperature, "plan": {}}
     for change in changes:
         apply_override(settings, change)
-    plan = {**settings.pop("plan"), **({} if epochs is None else {"epochs": epochs})}
-    own = {key: as_tuples(value) for key, value in plan.items()}
-    unknown = next((key for key in plan if key not in Plan.__dataclass_fields__), None)
-    if unknown is not None:
-        raise EnfoldError(f"a plan has no key '{unknown}'{nearest(unknown, Plan.__dataclass_fields__)}: see Plan")
     place = Place("the command line", {}, settings)
+    plan = _chosen_plan(settings.pop("plan"), epochs, place).replace(seed=cell.seed, device=cell.device)
     try:
-        chosen = TypeAdapter(Plan).validate_python({**vars(published()), **own})
-    except ValidationError as error:
-        raise explained(error, place, Plan, ("plan",)) from error
-    try:
-        fold: PermAVG = made_fold("perm_avg", settings, plan=chosen.replace(seed=cell.seed, device=cell.device))
+        fold: PermAVG = made_fold("perm_avg", settings, plan=plan)
     except ValidationError as error:
         raise explained(error, place, PermAVG) from error
+    require_soft(fold)
     return fold
+
+
+def _chosen_plan(changes: Any, epochs: int | None, place: Place) -> Plan:
+    try:
+        given = TypeAdapter(dict[str, dict[str, Any]]).validate_python({"plan": changes})["plan"]
+    except ValidationError as error:
+        raise explained(error, place, Plan) from error
+    own = given if epochs is None else {**given, "epochs": epochs}
+    unknown = next((key for key in own if key not in Plan.__dataclass_fields__), None)
+    if unknown is not None:
+        raise EnfoldError(f"a plan has no key '{unknown}'{nearest(unknown, Plan.__dataclass_fields__)}: see Plan")
+    values = {key: as_tuples(value) for key, value in own.items()}
+    try:
+        return TypeAdapter(Plan).validate_python({**vars(published()), **values})
+    except ValidationError as error:
+        raise explained(error, place, Plan, ("plan",)) from error
 
 
 def study(cell: Cell, folder: Path, asked: Asked, fold: PermAVG) -> dict[str, Any]:

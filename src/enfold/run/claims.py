@@ -29,6 +29,7 @@ from enfold.run.directory import RunDirectory
 from enfold.run.evidence import CALIBRATED, CORRUPTED, Evidence, Place, Row
 from enfold.run.execute import cells
 from enfold.run.recipe import Recipe
+from enfold.run.yaml_text import read_yaml
 from enfold.store import versions
 
 NOT_RUN = "not run"
@@ -97,7 +98,7 @@ def parse_claims(text: str, where: str = "the claims") -> Claims:
 def parse_as(kind: type[Kind], text: str, where: str) -> Kind:
     """The same for a file that says more than claims."""
     try:
-        content = yaml.safe_load(text)
+        content = read_yaml(text)
     except yaml.YAMLError as error:
         raise EnfoldError(f"'{where}' must be YAML, but it cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):

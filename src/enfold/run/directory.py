@@ -84,10 +84,23 @@ class RunDirectory:
         """Where a training that is under way keeps its state."""
         return self.path / kind / f"{label}.checkpoint.safetensors"
 
+    def checkpoint_files(self, kind: str, label: str) -> list[Path]:
+        """That, and those of trainings that go before it."""
+        last = self.checkpoint_file(kind, label)
+        return [last, *last.parent.glob(f"{last.stem}-*{last.suffix}")]
+
     def is_done(self, kind: str, label: str) -> bool:
         """Whether the model's stage is finished: its manifest is written last."""
         file = self.model_file(kind, label)
         return file.is_file() and file.with_suffix(".json").is_file()
+
+    def discard(self, kind: str, label: str) -> None:
+        """Remove a model, and before it all that is made from it."""
+        model = self.model_file(kind, label)
+        derived = [self.path / room / f"{label}.safetensors" for room in ("predictions", "ood")]
+        history = self.path / "histories" / kind / f"{label}.json"
+        for file in (*derived, history, *self.checkpoint_files(kind, label), model.with_suffix(".json"), model):
+            file.unlink(missing_ok=True)
 
     def write_json(self, name: str, content: Any) -> None:
         """Write a result."""

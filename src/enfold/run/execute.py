@@ -7,10 +7,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from enfold.errors import EnfoldError
+from enfold.members import Stacked
 from enfold.run.directory import RunDirectory
-from enfold.run.recipe import Recipe, make_recipe
-from enfold.run.results import Results, evaluate_cell, summarise
+from enfold.run.recipe import FoldSpec, Recipe, ShareSpec, make_recipe
+from enfold.run.results import Results, evaluate_cell, forget, predictions_of, summarise
 from enfold.run.stages import Cell
 from enfold.store import versions
 
@@ -55,27 +58,69 @@ def execute(run: RunDirectory, recipe: Recipe, *, device: str = "cpu", train_onl
     return summary
 
 
-def add_method(run: RunDirectory, room: str, spec: dict[str, Any]) -> Recipe:
-    """The run's recipe with one more share or fold, checked and written; a label that is there already is refused."""
-    key = f"{room}s"
-    recipe = run.recipe()
-    content = recipe.model_dump(mode="json")
-    added = getattr(make_recipe({**content, "shares": [], "folds": [], key: [spec]}, "the command line"), key)[0]
-    known = [each for each in (*recipe.shares, *recipe.folds) if each.label == added.label]
-    if known and known[0] != added:
+def add_method(run: RunDirectory, room: str, spec: dict[str, Any], *, device: str = "cpu") -> Recipe:
+    """The run's recipe with one more share or fold, which is made and asked for its predictions.
+
+    One that fails leaves the run without it; one that was interrupted goes on. Before it is made for any seed, another
+    may take its label.
+    """
+    key, recipe = f"{room}s", run.recipe()
+    alone = {**recipe.model_dump(mode="json"), "shares": [], "folds": [], key: [spec]}
+    added: ShareSpec | FoldSpec = getattr(make_recipe(alone, "the command line"), key)[0]
+    without, extended = _without(recipe, added.label), recipe
+    if added not in getattr(recipe, key):
+        _require_free(run, recipe, added.label)
+        content = without.model_dump(mode="json")
+        extended = make_recipe({**content, key: [*content[key], spec]}, str(run.recipe_file))
+    parts = [cell for cell in cells(run, extended, device) if (key, added.label) in cell.wanted()]
+    if extended is recipe and all(cell.run.is_done(key, added.label) for cell in parts):
+        return recipe
+    _check(parts[0], added)
+    parts[0].members()  # these and the data are not the method's: they are refused before anything is written
+    _rewrite(run, recipe, extended)
+    for cell in parts:
+        members = cell.members()
+        try:
+            predictions_of(cell, added.label, _made(cell, added, members))
+        except EnfoldError:
+            _rewrite(run, extended, without)
+            raise
+    return extended
+
+
+def _require_free(run: RunDirectory, recipe: Recipe, label: str) -> None:
+    """No share or fold that is made already has this label."""
+    stages = [(cell, kind) for cell in cells(run, recipe) for kind, name in cell.wanted() if name == label]
+    if any(cell.run.is_done(kind, label) for cell, kind in stages):
         labels = [each.label for each in (*recipe.shares, *recipe.folds)]
-        free = next(name for number in count(2) if (name := f"{added.label}-{number}") not in labels)
+        free = next(name for number in count(2) if (name := f"{label}-{number}") not in labels)
         raise EnfoldError(
-            f"every share and fold of a run must have its own label, got '{added.label}' again, changed, beside "
+            f"every share and fold of a run must have its own label, got '{label}' again, changed, beside "
             f"{', '.join(labels)}: add --label {free}"
         )
-    if known:
-        return recipe
-    cell = cells(run, recipe)[0]
-    cell.check_share(added) if room == "share" else cell.check_fold(added)
-    extended = make_recipe({**content, key: [*content[key], spec]}, str(run.recipe_file))
-    run.write_recipe(extended)
-    return extended
+
+
+def _without(recipe: Recipe, label: str) -> Recipe:
+    others = {key: tuple(each for each in getattr(recipe, key) if each.label != label) for key in ("shares", "folds")}
+    return recipe.model_copy(update=others)
+
+
+def _rewrite(run: RunDirectory, before: Recipe, after: Recipe) -> None:
+    """Put one recipe in the place of another; what was made by the first and is not in the second is removed."""
+    for old, new in zip(cells(run, before), cells(run, after), strict=True):
+        kept = new.wanted()
+        for stage, spec in old.wanted().items():
+            if kept.get(stage) != spec:  # also a control that has another's number now
+                forget(old, *stage)
+    run.write_recipe(after)
+
+
+def _check(cell: Cell, spec: ShareSpec | FoldSpec) -> None:
+    cell.check_share(spec) if isinstance(spec, ShareSpec) else cell.check_fold(spec)
+
+
+def _made(cell: Cell, spec: ShareSpec | FoldSpec, members: Stacked) -> nn.Module:
+    return cell.share(spec, members) if isinstance(spec, ShareSpec) else cell.fold(spec, members)
 
 
 def open_run(path: Path) -> tuple[RunDirectory, Recipe]:

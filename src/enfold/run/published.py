@@ -15,7 +15,6 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import yaml
 from pydantic import Field
 
 from enfold.data import catalogue
@@ -24,7 +23,9 @@ from enfold.registry import nearest
 from enfold.run.claims import Claims, Written, judge, parse_as, read_claims
 from enfold.run.directory import RunDirectory
 from enfold.run.evidence import Place
-from enfold.run.recipe import Recipe, apply_override, make_recipe
+from enfold.run.override import apply_override
+from enfold.run.recipe import Recipe, make_recipe
+from enfold.run.yaml_text import read_yaml
 
 ScaleName = Literal["smoke", "laptop", "paper"]
 SCALES: tuple[ScaleName, ...] = get_args(ScaleName)
@@ -141,7 +142,7 @@ def _contents(name: str, scale: str) -> dict[str, dict[str, Any]]:
     for run, spec in reproduction(name).runs.items():
         if run in chosen.instead or (chosen.only and run not in chosen.only):
             continue
-        base = yaml.safe_load(_room().joinpath("recipes", f"{spec.recipe}.yaml").read_text(encoding="utf-8"))
+        base = read_yaml(_room().joinpath("recipes", f"{spec.recipe}.yaml").read_text(encoding="utf-8"))
         content = {"name": f"{run}-{spec.recipe}", **base["recipe"]}
         own = [change for pattern, change in chosen.runs.items() if fnmatch(run, pattern)]
         for change in (spec.change, base["scales"].get(scale, {}), chosen.change, *own):

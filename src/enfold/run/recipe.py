@@ -17,7 +17,9 @@ from enfold.errors import EnfoldError
 from enfold.registry import method, nearest
 from enfold.run.methods import as_tuples, has_plan, made_fold, made_share, made_step, own_plan, step_kind, trainings
 from enfold.run.ood import OodSpec, check_sets
+from enfold.run.override import apply_override
 from enfold.run.wrong import Place, explained, lines_of
+from enfold.run.yaml_text import Loader, read_yaml, write_yaml
 from enfold.train import Plan
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")  # a file's name and a row's
@@ -255,7 +257,7 @@ class Recipe(BaseModel):
 
     def as_yaml(self) -> str:
         """The resolved recipe as a file."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        return write_yaml(self.model_dump(mode="json"))
 
 
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -270,8 +272,8 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 def parse_recipe(text: str, where: str = "the recipe", overrides: Sequence[str] = ()) -> Recipe:
     """A recipe from YAML text."""
     try:
-        content = yaml.safe_load(text)
-        lines = lines_of(yaml.compose(text, Loader=yaml.SafeLoader))
+        content = read_yaml(text)
+        lines = lines_of(yaml.compose(text, Loader=Loader))
     except yaml.YAMLError as error:
         raise EnfoldError(f"'{where}' must be YAML, but it cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
@@ -335,6 +337,9 @@ class _Located:
                 raise EnfoldError(f"{at}: a plan has no key '{key}'{nearest(key, known)}")
         try:
             plan = TypeAdapter(Plan).validate_python({key: as_tuples(value) for key, value in settings.items()})
+            for key, value in settings.items():
+                if isinstance(value, str) and not isinstance(getattr(plan, key), str):
+                    raise EnfoldError(f"'{key}' of the plan must not be text, got {value!r}: leave out the quotes")
             for field in ("learning_rate", "weight_decay", "label_smoothing") if num_members else ():
                 plan.per_member(field, num_members or 1)
         except ValidationError as error:
@@ -358,28 +363,3 @@ class _Located:
             raise explained(error, self.place, kind, path) from error
         except (EnfoldError, TypeError) as error:
             raise EnfoldError(f"{self.place.at(path)}: {error}") from error
-
-
-def apply_override(content: dict[str, Any], override: str) -> None:
-    """Set a dotted key: ``plan.epochs=5``; the value is read as YAML."""
-    key, equals, text = override.partition("=")
-    if not equals or not key:
-        raise EnfoldError(
-            f"an override must have the form a.b=value, got '{override}': write for example plan.epochs=5"
-        )
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise EnfoldError(
-            f"an override's value must be YAML, got '{override}': quote it, or close its brackets"
-        ) from error
-    *path, last = key.split(".")
-    place: Any = content
-    try:
-        for part in path:
-            place = place[int(part)] if isinstance(place, list) else place.setdefault(part, {})
-        place[int(last) if isinstance(place, list) else last] = value
-    except (AttributeError, TypeError, ValueError, IndexError) as error:
-        raise EnfoldError(
-            f"an override goes to a key of a mapping or a place of a list, got '{override}': look at the recipe's form"
-        ) from error

@@ -25,7 +25,7 @@ Results = dict[str, dict[str, Any]]  # row name -> its scores, gain recovered an
 
 def evaluate_cell(cell: Cell, models: Mapping[str, nn.Module]) -> Results:
     """Predict where it was not done yet, score all models, measure their cost once, and store it all."""
-    asked = {label: _predictions(cell, label, model) for label, model in models.items()}
+    asked = {label: predictions_of(cell, label, model) for label, model in models.items()}
     members = asked["ensemble"]
     mean_member = mean_member_score(members["test"], members["validation"])
     rows: Results = {
@@ -94,7 +94,19 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _predictions(cell: Cell, label: str, model: nn.Module) -> dict[str, Predictions]:
+def forget(cell: Cell, kind: str, label: str) -> None:
+    """Remove a model of a cell and all that was found of it."""
+    for name in ("results.json", "corrupted.json", "ood.json", "cost.json"):
+        if (cell.run.path / name).is_file():
+            content = cell.run.read_json(name)
+            if (content if name == "cost.json" else content["rows"]).pop(label, None) is not None:
+                cell.run.write_json(name, content)
+    cell.run.discard(kind, label)
+    cell.run.log("forgotten", stage=f"{kind}/{label}", seed=cell.seed)
+
+
+def predictions_of(cell: Cell, label: str, model: nn.Module) -> dict[str, Predictions]:
+    """What a model says of validation and test data, asked once."""
     stored = cell.run.read_predictions(label)
     if stored is None:
         stored = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +26,7 @@ from enfold.evaluate import best_member, member_logits
 from enfold.folding import Route
 from enfold.members import Stacked
 from enfold.members.initialise import initialised
+from enfold.merging.states import require_reference
 from enfold.networks import factory
 from enfold.progress import progress, titled
 from enfold.run.directory import RunDirectory
@@ -101,8 +103,15 @@ class Cell:
             official(self.data, spec.folder, kind, 1)
 
     def check_fold(self, spec: FoldSpec) -> None:
-        """A student must fit its network and its teachers: all but the training is tried, with untrained networks."""
+        """A reference must be there, and a student fit its network and its teachers.
+
+        All but the student's training is tried, with untrained networks.
+        """
         fold = self.chosen_fold(spec)
+        reference = getattr(fold.steps[0] if isinstance(fold, Route) else fold, "reference", None)
+        if reference is not None:
+            with _cannot_be(spec):
+                require_reference(reference, spec.first or self.recipe.members)
         if not isinstance(fold, Distillation) or not isinstance(self.data.train, Split):
             return
         few = self.data.replace(train=self.data.train[:8])
@@ -112,12 +121,9 @@ class Cell:
         make = self.make_network if fold.student is None else fold.student
         inputs = example_input(self.data).expand(2, *self.data.shape)
         self._check_one(f"the student of '{spec.label}'", make, inputs)
-        try:
-            with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
-                members = Stacked.make(self.make_network, self.recipe.members, seed=self.seed).eval()
-                fold.agreed(fold.begin(members, few, None, None), members, few)
-        except EnfoldError as error:
-            raise EnfoldError(f"the fold '{spec.label}' cannot be: {error}") from error
+        with _cannot_be(spec), torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
+            members = Stacked.make(self.make_network, self.recipe.members, seed=self.seed).eval()
+            fold.agreed(fold.begin(members, few, None, None), members, few)
 
     def check_share(self, spec: ShareSpec) -> None:
         """A share must fit its network and the plan."""
@@ -179,7 +185,7 @@ class Cell:
         history = stored_history(checkpoint)
         if history is not None and kind != "members":  # the members' is kept by their own stage
             self.run.write_json(f"histories/{kind}/{label}.json", history.as_dict())
-        for left in (checkpoint, *checkpoint.parent.glob(f"{checkpoint.stem}-*{checkpoint.suffix}")):
+        for left in self.run.checkpoint_files(kind, label):
             left.unlink(missing_ok=True)
         self.run.log("finished", stage=f"{kind}/{label}", seed=self.seed, seconds=time.perf_counter() - started)
         return model.eval()
@@ -310,6 +316,14 @@ class Cell:
 
         return self._stage("controls", label, make)
 
+    def wanted(self) -> dict[tuple[str, str], Any]:
+        """What is made beside the members and from them, by kind and label."""
+        return {
+            **{("shares", spec.label): spec for spec in self.recipe.shares},
+            **{("controls", label): plan for label, plan in self.controls().items()},
+            **{("folds", spec.label): spec for spec in self.recipe.folds_of(self.seed)},
+        }
+
     def models(self) -> dict[str, nn.Module]:
         """Everything the recipe asks for, made where it is missing: the members, each share, control and fold."""
         members = self.members()
@@ -321,6 +335,15 @@ class Cell:
         for spec in self.recipe.folds_of(self.seed):
             found[spec.label] = self.fold(spec, members)
         return found
+
+
+@contextmanager
+def _cannot_be(spec: FoldSpec) -> Iterator[None]:
+    """What is wrong with a fold names it."""
+    try:
+        yield
+    except EnfoldError as error:
+        raise EnfoldError(f"the fold '{spec.label}' cannot be: {error}") from error
 
 
 def _told(spec: MethodSpec) -> dict[str, Any]:

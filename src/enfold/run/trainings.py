@@ -19,7 +19,11 @@ def trainings(parts: Sequence[Cell]) -> tuple[Training, ...]:
         finished: dict[str, float | None] = {}
         for event in _log(cell.run.path / "log.jsonl"):
             stage = event.get("stage")
-            if isinstance(stage, str) and event.get("seed") == cell.seed:
+            if not isinstance(stage, str) or event.get("seed") != cell.seed:
+                continue
+            if event.get("event") == "forgotten":
+                finished.pop(stage, None)
+            else:
                 seconds = event.get("seconds") if event.get("event") == "finished" else None
                 finished[stage] = seconds if seconds is not None else finished.get(stage)
         for stage, seconds in finished.items():
