@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from enfold.data import Data, Split
 from enfold.members import Stacked
-from enfold.networks import MLP, ResNet
+from enfold.networks import MLP, ResNet, ViT
 from enfold.symmetry import Symmetry, permute, symmetries
 
 
@@ -61,12 +61,18 @@ def residual() -> nn.Module:
     return ResNet(depth=8, width=4, num_classes=3)
 
 
+def attending() -> nn.Module:
+    """Heads with units inside them."""
+    return ViT((3, 8, 8), 3, width=8, depth=2, heads=2, expansion=2)
+
+
 NETWORKS = {
     "shallow": (shallow, (4,)),
     "deep": (deep, (4,)),
     "convolutional": (convolutional, (3, 8, 8)),
     "normed": (normed, (3, 8, 8)),
     "residual": (residual, (3, 8, 8)),
+    "attending": (attending, (3, 8, 8)),
 }
 
 

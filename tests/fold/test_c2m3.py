@@ -41,7 +41,8 @@ def test_copies_are_found_from_their_own_orders_by_steps_of_the_best_length():
     assert_back(C2M3(init="identity", repair="none")(members, data), network, data)
 
 
-def test_each_step_is_the_best_on_its_way(monkeypatch):
+@pytest.mark.parametrize("name", ["deep", "attending"])
+def test_each_step_is_the_best_on_its_way(name, monkeypatch):
     ways, true = [], _Universe.gradient
 
     def spied(universe, matrices):
@@ -50,8 +51,8 @@ def test_each_step_is_the_best_on_its_way(monkeypatch):
         return slopes
 
     monkeypatch.setattr(_Universe, "gradient", spied)
-    members, _, data = planted("deep", 3)
-    C2M3(init="identity").matched(members, data)
+    members, _, data = planted(name, 3)
+    C2M3(init="identity", iterations=10).matched(members, data)
     reached = [value(matrices) for matrices, _, value in ways]
     for (here, towards, value), (_, found) in zip(ways, pairwise(reached), strict=False):
         assert found >= max(value(_between(here, towards, step / 20)) for step in range(21)) - 1e-9

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
 from enfold.fold.activation_matching import ActivationMatching
+from enfold.fold.c2m3 import C2M3
 from enfold.fold.cca_merge import CCAMerge
+from enfold.fold.merge_many import MergeMany
 from enfold.fold.ot_fusion import OTFusion
 from enfold.fold.weight_matching import WeightMatching
 from enfold.fold.zip_it import ZipIt
@@ -105,14 +107,27 @@ def test_a_residual_stream_is_seen_wherever_it_goes_in():
 
 def test_heads_are_matched_by_weights_and_the_rest_by_what_it_does():
     network, symmetry = network_and_symmetry(transformer, (3, 8, 8))
-    members = Stacked([network, drawn(transformer, 1)])
-    states, places = by_weights_first(states_of(members), symmetry, members, pixels((3, 8, 8)), 0, "inputs", 0)
+    members, data = Stacked([network, drawn(transformer, 1)]), pixels((3, 8, 8))
+    states, places = by_weights_first(states_of(members), symmetry, members, data, 0, "inputs", 0, examples=30)
     blocks = {group.name for group in symmetry.groups} - places.keys()
     assert blocks
     assert places
     moved = members.network(states[1])
     inputs = torch.randn(3, 3, 8, 8)
     torch.testing.assert_close(moved(inputs), members.member(1)(inputs), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "fold",
+    [
+        *(WeightMatching(), ActivationMatching(), MergeMany(), C2M3()),
+        *(ZipIt(), CCAMerge(), OTFusion(), OTFusion(cost="weights")),
+    ],
+    ids=lambda fold: f"{type(fold).__name__} {getattr(fold, 'cost', '')}",
+)
+def test_copies_whose_heads_and_what_is_inside_them_are_in_other_orders_average_back(fold):
+    members, network, data = planted("attending", 3)
+    assert_back(fold(members, data), network, data)
 
 
 @pytest.mark.parametrize("fold", [ActivationMatching(), WeightMatching()])

@@ -56,7 +56,9 @@ class ActivationMatching(Alignment):
     ) -> list[State]:
         """Each member in the order of equation (1)."""
         reference = require_reference(self.reference, len(states))
-        states, places = by_weights_first(states, symmetry, members, data, reference, self.watch, self.seed)
+        states, places = by_weights_first(
+            states, symmetry, members, data, reference, self.watch, self.seed, examples=self.examples
+        )
         networks = [members.network(state) for state in states]
         seen = moments(networks, places, data, examples=self.examples, seed=self.seed)
         found = []

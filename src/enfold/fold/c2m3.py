@@ -18,7 +18,6 @@ changes nothing but names; t is exact, not searched for; groups are found for an
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -98,9 +97,15 @@ class _Universe:
         names = {axis.name for group in symmetry.groups for axis in group.axes if not axis.tied_to} & learned
         self.groups = [_counted(group, names) for group in symmetry.groups]
         self.groups = [group for group in self.groups if group.axes]
-        axes = Counter(axis.name for group in self.groups for axis in group.axes)
-        self.degree = 2 * max(axes.values(), default=0)
         self.states = [{name: state[name].detach().cpu().double() for name in sorted(names)} for state in states]
+        self.degree = 2 * max(self._factors().values(), default=0)  # of (1) as a polynomial along a line
+
+    def _factors(self) -> dict[str, int]:
+        """By tensor: how many matrices one weight is multiplied by, at most; those of its other parts do not count."""
+        counts = {name: [torch.zeros(size) for size in tensor.shape] for name, tensor in self.states[0].items()}
+        for axis in (axis for group in self.groups for axis in group.axes):
+            counts[axis.name][axis.axis][axis.offset : axis.offset + axis.length] += 1
+        return {name: sum(int(along.max()) for along in axes) for name, axes in counts.items()}
 
     def identity(self) -> Matrices:
         """P = I."""

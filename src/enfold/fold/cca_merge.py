@@ -58,7 +58,9 @@ class CCAMerge(Merge):
         states = states_of(members)
         reference = require_reference(self.reference, len(states))
         symmetry = units_of(members.network(states[reference]), data, self.seed)
-        states, places = by_weights_first(states, symmetry, members, data, reference, self.watch, self.seed, mixed=True)
+        states, places = by_weights_first(
+            states, symmetry, members, data, reference, self.watch, self.seed, examples=self.examples, mixed=True
+        )
         networks = [members.network(state) for state in states]
         seen = moments(networks, places, data, examples=self.examples, seed=self.seed)
         for name, one in seen.items():

@@ -63,7 +63,9 @@ class OTFusion(Merge):
         states = states_of(members)
         reference = require_reference(self.reference, len(states))
         symmetry = units_of(members.network(states[reference]), data, self.seed)
-        states, places = by_weights_first(states, symmetry, members, data, reference, self.watch, self.seed, mixed=True)
+        states, places = by_weights_first(
+            states, symmetry, members, data, reference, self.watch, self.seed, examples=self.examples, mixed=True
+        )
         seen: dict[str, Moments] = {}
         if self.cost == "activations":
             networks = [members.network(state) for state in states]

@@ -61,7 +61,9 @@ class ZipIt(Merge):
         """Equation (4)."""
         states = states_of(members)
         symmetry = units_of(members.network(states[0]), data, self.seed)
-        states, places = by_weights_first(states, symmetry, members, data, 0, self.watch, self.seed, mixed=True)
+        states, places = by_weights_first(
+            states, symmetry, members, data, 0, self.watch, self.seed, examples=self.examples, mixed=True
+        )
         networks = [members.network(state) for state in states]
         seen = moments(networks, places, data, examples=self.examples, seed=self.seed)
         made: list[Axis] = []  # what members are put together in by Merge, and not by the mean

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from enfold.data import Data
 from enfold.members import Members, State
-from enfold.merging.activations import Place, Watched, shown, watched
+from enfold.merging.activations import Place, Watched, moments, shown, watched
+from enfold.merging.assign import best_order
 from enfold.symmetry import Group, Symmetry, permute, weight_matching
 
 
@@ -20,26 +21,36 @@ def by_weights_first(
     watch: Watched,
     seed: int,
     *,
+    examples: int,
     mixed: bool = False,
 ) -> tuple[list[State], dict[str, list[Place]]]:
     """The states with all groups matched by weights that activations cannot match, and where the others are seen.
 
     Blocks of units (heads) are matched by weights, since the units inside them may be in any order; so are groups that
-    no layer shows and, if units are to be `mixed`, those of a tensor that both produces and consumes them.
+    no layer shows and, if units are to be `mixed`, those of a tensor that both produces and consumes them. What is
+    beside them is put in the order of what it does while weights are compared, and back.
     """
     network = members.network(states[reference])
     places = shown(network, watched(network, symmetry, watch), data)
     seen = [group for group in symmetry.groups if group.name in places and not _holds_blocks(group, symmetry)]
     if mixed:
         seen = [group for group in seen if all(axis.role != "both" for axis in group.axes)]
-    rest = replace(symmetry, groups=tuple(group for group in symmetry.groups if group not in seen))
+    found = {group.name: places[group.name] for group in seen}
+    rest = [group for group in symmetry.groups if group not in seen]
+    if not rest:
+        return list(states), found
+    beside = {group.name: found[group.name] for group in seen if not any(overlap(group, other) for other in rest)}
+    others = replace(symmetry, groups=tuple(group for group in symmetry.groups if group.name not in beside))
+    likes = moments([members.network(state) for state in states], beside, data, examples=examples, seed=seed)
+    alike = {name: one.correlation() for name, one in likes.items()}
     learned = set(members.skeleton.parameters)
-    found = list(states)
-    for index, state in enumerate(states if rest.groups else ()):
-        if index != reference:
-            orders = weight_matching(states[reference], state, rest, seed=seed, learned=learned)
-            found[index] = permute(state, rest, orders)
-    return found, {group.name: places[group.name] for group in seen}
+    matched = list(states)
+    for index in set(range(len(states))) - {reference}:
+        orders = {name: best_order(likes[name].block(each, reference, index)) for name, each in alike.items()}
+        near = permute(states[index], symmetry, orders)
+        orders = weight_matching(states[reference], near, others, seed=seed, learned=learned)
+        matched[index] = permute(states[index], others, orders)
+    return matched, found
 
 
 def overlap(one: Group, other: Group) -> bool:

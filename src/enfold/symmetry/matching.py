@@ -4,19 +4,20 @@
 
 One P_g at a time, the others fixed, is a linear assignment problem on the sum over the group's axes of inner products
 unit by unit, solved exactly; a step that does not raise (1) is not taken, and the first round without one is the last.
-Running statistics follow, but do not count.
+Heads and the units inside them are one problem together (see `gains`). Running statistics follow, but do not count.
 
 S. K. Ainsworth, J. Hayase, S. Srinivasa: Git Re-Basin: Merging Models modulo Permutation Symmetries, ICLR 2023,
 arXiv:2209.04836.
 
 Differs from the paper: groups are found for any network; where a tensor has a group on two axes, (1) is quadratic in
-P_g, and the assignment of its linear part is taken only if (1) rises.
+P_g, and the assignment of its linear part is taken only if (1) rises; networks with heads are climbed twice, and the
+higher end is taken: once from the orders that are given, and once from orders in which every group was placed by those
+tensors alone whose other groups had been placed before, since the others compare units at random.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -25,8 +26,10 @@ from torch import Tensor
 from enfold.errors import EnfoldError
 from enfold.members import Members, Stacked, State
 from enfold.seeds import generator
-from enfold.symmetry.axes import Axis, Group, Symmetry
+from enfold.symmetry.axes import Group, Symmetry
 from enfold.symmetry.find import symmetries
+from enfold.symmetry.gains import Products
+from enfold.symmetry.nested import Nest, nests
 from enfold.symmetry.permute import permute, permuted
 
 ROUNDS = 100
@@ -47,36 +50,65 @@ def weight_matching(
 
     Without `learned`, all tensors count but running statistics.
     """
-    from scipy.optimize import linear_sum_assignment
-
     goal, held = (_counted(given, symmetry, learned) for given in (target, state))
     _require_same_shapes(goal, held)
-    places, products = _Places(symmetry), _Products(goal, held, symmetry)
-    source = generator(seed, "match units")
-    settled: set[int] = set()  # groups that were at their best, and nothing beside them has moved since
-    for _ in range(rounds):
-        for index in torch.randperm(len(symmetry.groups), generator=source).tolist():
-            if index in settled or not products.axes[index]:
-                settled.add(index)
-                continue
-            group, axes, gains = symmetry.groups[index], products.axes[index], products(held, index)
-            order = torch.as_tensor(linear_sum_assignment(gains.numpy(), maximize=True)[1])
-            gain = float(gains.gather(1, order.unsqueeze(1)).sum() - gains.trace())
-            threshold = torch.finfo(gains.dtype).eps * group.size * float(gains.abs().max())  # no more than rounding
-            settled.add(index)
-            if gain <= threshold:
-                continue
-            moved = permuted(held, Group(group.name, group.size, tuple(axes)), order)
-            quadratic = _is_quadratic(axes)
-            certain = not quadratic and gain > products.rounding[index]
-            if certain or _rise(goal, held, moved, axes) > threshold:
-                held = moved
-                places.move(group, order)
-                products.move(index, order)
-                settled -= products.beside[index] if quadratic else products.beside[index] - {index}
-        if len(settled) == len(symmetry.groups):
-            break
-    return places.orders(symmetry)
+    nested = nests(symmetry)
+    climb = _Climb(goal, held, symmetry, nested)
+    climb.up(rounds, generator(seed, "match units"))
+    if any(nest.inside for nest in nested):
+        other = _Climb(goal, held, symmetry, nested)
+        other.place()
+        other.up(rounds, generator(seed, "match units"))
+        climb = max(climb, other, key=lambda one: _rise(goal, held, one.held))
+    return climb.places.orders(symmetry)
+
+
+class _Climb:
+    """A way up (1) from the orders that are given, one nest of groups at a time."""
+
+    def __init__(self, goal: State, held: State, symmetry: Symmetry, nested: Sequence[Nest]) -> None:
+        self.goal, self.held = goal, held
+        self.places, self.products = _Places(symmetry), Products(goal, held, nested)
+
+    def place(self) -> None:
+        """Another start: nests are placed by what is known, first the one of which most weights are."""
+        names, rest = self.products.names, set(range(len(self.products.names)))
+        while rest:
+            known = {one: names[one].difference(*(names[other] for other in rest - {one})) for one in sorted(rest)}
+            index = max(known, key=lambda one: sum(self.goal[name].numel() for name in known[one]))
+            rest.remove(index)
+            moves = self.products.best(self.held, index, known[index]).moves
+            self._take(index, moves, _moved(self.held, moves))
+
+    def up(self, rounds: int, source: torch.Generator) -> None:
+        """Steps of one nest after another, until none raises (1)."""
+        settled = {index for index, names in enumerate(self.products.names) if not names}
+        for _ in range(rounds):  # what is settled was at its best, and nothing beside it has moved since
+            for index in torch.randperm(len(self.products.names), generator=source).tolist():
+                if index not in settled:
+                    settled.add(index)
+                    if self._step(index):
+                        settled -= self.products.beside[index]
+            if len(settled) == len(self.products.names):
+                break
+
+    def _step(self, index: int) -> bool:
+        """One nest in its best order, the others fixed; whether that raises (1)."""
+        step = self.products.best(self.held, index, self.products.names[index])
+        if step.gain <= step.noise:
+            return False
+        moved = _moved(self.held, step.moves)
+        certain = index not in self.products.beside[index] and step.gain > self.products.rounding[index]
+        if not certain and _rise(self.goal, self.held, moved) <= step.noise:
+            return False
+        self._take(index, step.moves, moved)
+        return True
+
+    def _take(self, index: int, moves: Sequence[tuple[Group, Tensor]], moved: State) -> None:
+        self.held = moved
+        for group, order in moves:
+            self.places.move(group, order)
+        self.products.move(index, moves[0][1])
 
 
 def matched_to(
@@ -139,54 +171,17 @@ def _require_same_shapes(goal: State, held: State) -> None:
             )
 
 
-class _Products:
-    """<unit i of the goal, unit j of what is held>, (units, units), over all axes of a group.
-
-    Where no other group moves a tensor, its products stay the same, in another order, and are computed once.
-    """
-
-    def __init__(self, goal: State, held: State, symmetry: Symmetry) -> None:
-        self.goal = goal
-        lengths = {name: float(goal[name].norm()) * float(held[name].norm()) for name in goal}
-        single = all(tensor.dtype == torch.float32 for state in (goal, held) for tensor in state.values())
-        inside = 1e-20 < sum(lengths.values()) < 1e20  # far from the ends of float32's range
-        self.dtype = torch.float32 if single and inside else torch.float64
-        self.axes = [[axis for axis in group.axes if axis.name in goal] for group in symmetry.groups]
-        names = [{axis.name for axis in axes} for axes in self.axes]
-        self.beside = [{k for k, other in enumerate(names) if own & other} for own in names]
-        places = Counter(axis.name for axes in self.axes for axis in axes)
-        self.moving = [[axis for axis in axes if places[axis.name] > 1] for axes in self.axes]
-        alone = [[axis for axis in axes if places[axis.name] == 1] for axes in self.axes]
-        self.fixed = [self._sum(held, own, group.size) for own, group in zip(alone, symmetry.groups, strict=True)]
-        eps = torch.finfo(self.dtype).eps  # sums that cancel out are wrong by a part of this, whatever is left of them
-        self.rounding = [100 * eps * sum(lengths[axis.name] for axis in axes) for axes in self.axes]
-
-    def __call__(self, held: State, index: int) -> Tensor:
-        """Those of one group."""
-        fixed = self.fixed[index]
-        return fixed + self._sum(held, self.moving[index], len(fixed))
-
-    def move(self, index: int, order: Tensor) -> None:
-        """Units in another order."""
-        self.fixed[index] = self.fixed[index][:, order]
-
-    def _sum(self, held: State, axes: list[Axis], size: int) -> Tensor:
-        found = torch.zeros(size, size, dtype=self.dtype)
-        for axis in axes:
-            found.addmm_(
-                axis.by_unit(self.goal[axis.name]).to(self.dtype), axis.by_unit(held[axis.name]).mT.to(self.dtype)
-            )
-        return found
+def _moved(state: State, moves: Sequence[tuple[Group, Tensor]]) -> State:
+    """The tensors that are there, with groups in other orders."""
+    for group, order in moves:
+        state = permuted(state, replace(group, axes=tuple(axis for axis in group.axes if axis.name in state)), order)
+    return state
 
 
-def _is_quadratic(axes: list[Axis]) -> bool:
-    return len({axis.name for axis in axes}) < len({(axis.name, axis.axis) for axis in axes})
-
-
-def _rise(goal: State, held: State, moved: State, axes: list[Axis]) -> float:
+def _rise(goal: State, held: State, moved: State) -> float:
     """By how much (1) is higher after a move, in float64."""
-    pairs = {axis.name: (moved[axis.name].double() - held[axis.name], goal[axis.name]) for axis in axes}
-    return sum(float((change * theirs).sum()) for change, theirs in pairs.values())
+    names = [name for name in goal if moved[name] is not held[name]]
+    return sum(float(((moved[name].double() - held[name]) * goal[name]).sum()) for name in names)
 
 
 class _Places:

@@ -1,0 +1,110 @@
+"""Gains: what unit j of one network adds to the inner product of weights in the place of unit i of another.
+
+    G[i, j] = <θ_i, θ'_j>  +  Σ over kinds of units inside  ( max over P <θ_i, P(θ'_j)>  -  <θ_i, θ'_j> )          (1)
+    order = argmax over permutations  Σ_i G[i, order(i)]                                                           (2)
+
+Units inside a unit (those of a head: of its queries and keys, of its values) are put in the order P that is best for
+the pair, so that (2) is the best order of a group and of all groups inside its units together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from enfold.members import State
+from enfold.symmetry.axes import Axis, Group
+from enfold.symmetry.nested import Nest
+
+
+@dataclass(frozen=True)
+class Step:
+    """Equation (2) of one nest."""
+
+    moves: list[tuple[Group, Tensor]]  # one after the other: the order of the units, then of what is inside each
+    gain: float  # over the order of now
+    noise: float  # a gain not above it is no more than rounding
+
+
+class Products:
+    """<unit i of the goal, unit j of what is held>, (units, units), over all axes of a group, and what follows.
+
+    Where no other group moves a tensor, its products stay the same, in another order, and are computed once.
+    """
+
+    def __init__(self, goal: State, held: State, nests: Sequence[Nest]) -> None:
+        self.goal, self.nests = goal, nests
+        lengths = {name: float(goal[name].norm()) * float(held[name].norm()) for name in goal}
+        single = all(tensor.dtype == torch.float32 for state in (goal, held) for tensor in state.values())
+        inside = 1e-20 < sum(lengths.values()) < 1e20  # far from the ends of float32's range
+        self.dtype = torch.float32 if single and inside else torch.float64
+        self.axes = [[axis for axis in nest.outer.axes if axis.name in goal] for nest in nests]
+        self.names = [{axis.name for axis in axes} for axes in self.axes]
+        self.beside = [
+            {k for k, other in enumerate(self.names) if own & other and (k != index or _is_quadratic(self.axes[k]))}
+            for index, own in enumerate(self.names)
+        ]  # nests whose products change when one has moved; its own do if a tensor has it on two axes
+        places = Counter(axis.name for nest in nests for group in nest.groups for axis in group.axes)
+        self.moving = [[axis for axis in axes if places[axis.name] > 1] for axes in self.axes]
+        alone = [[axis for axis in axes if places[axis.name] == 1] for axes in self.axes]
+        self.fixed = [self._sum(held, own, nest.outer.size) for own, nest in zip(alone, nests, strict=True)]
+        eps = torch.finfo(self.dtype).eps  # sums that cancel out are wrong by a part of this, whatever is left of them
+        self.rounding = [100 * eps * sum(lengths[axis.name] for axis in axes) for axes in self.axes]
+
+    def best(self, held: State, index: int, names: Collection[str]) -> Step:
+        """The step of one nest by these of its tensors."""
+        pairs = self.fixed[index] + self._sum(
+            held, [axis for axis in self.moving[index] if axis.name in names], len(self.fixed[index])
+        )
+        now, inside = pairs.trace(), []
+        for kind in self.nests[index].inside:
+            added, orders = self._inside(held, kind, names)
+            pairs = pairs + added  # (1)
+            inside.append((kind, orders))
+        order = assigned(pairs)  # (2)
+        moves = [(self.nests[index].outer, order)]
+        moves += [(group, best[i, order[i]]) for kind, best in inside for i, group in enumerate(kind)]
+        gain = float(pairs.gather(1, order.unsqueeze(1)).sum() - now)
+        return Step(moves, gain, torch.finfo(pairs.dtype).eps * len(order) * float(pairs.abs().max()))
+
+    def move(self, index: int, order: Tensor) -> None:
+        """Units in another order."""
+        self.fixed[index] = self.fixed[index][:, order]
+
+    def _sum(self, held: State, axes: Sequence[Axis], size: int) -> Tensor:
+        found = torch.zeros(size, size, dtype=self.dtype)
+        for axis in axes:
+            found.addmm_(
+                axis.by_unit(self.goal[axis.name]).to(self.dtype), axis.by_unit(held[axis.name]).mT.to(self.dtype)
+            )
+        return found
+
+    def _inside(self, held: State, kind: Sequence[Group], names: Collection[str]) -> tuple[Tensor, Tensor]:
+        """What one kind of units adds in (1), (units, units), and the orders P, (units, units, units inside)."""
+        ours, theirs = (
+            torch.stack([self._units(state, group, names) for group in kind]) for state in (self.goal, held)
+        )
+        products = ours.unsqueeze(1) @ theirs.mT  # (units, units, units inside, units inside)
+        orders = torch.stack([assigned(each) for each in products.flatten(0, 1)]).unflatten(0, products.shape[:2])
+        best = products.gather(3, orders.unsqueeze(3)).squeeze(3)
+        return (best - products.diagonal(dim1=2, dim2=3)).sum(2), orders
+
+    def _units(self, state: State, group: Group, names: Collection[str]) -> Tensor:
+        """(units, everything else), over all axes."""
+        along = [axis.by_unit(state[axis.name]).to(self.dtype) for axis in group.axes if axis.name in names]
+        return torch.cat([torch.zeros(group.size, 0, dtype=self.dtype), *along], dim=1)
+
+
+def _is_quadratic(axes: Sequence[Axis]) -> bool:
+    return len({axis.name for axis in axes}) < len({(axis.name, axis.axis) for axis in axes})
+
+
+def assigned(gains: Tensor) -> Tensor:
+    """The order with the largest sum of gains[k, order[k]]."""
+    from scipy.optimize import linear_sum_assignment
+
+    return torch.as_tensor(linear_sum_assignment(gains.numpy(), maximize=True)[1])

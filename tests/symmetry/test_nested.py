@@ -1,0 +1,84 @@
+"""Heads and the units inside them: which groups belong together, and the best order of all of them at once."""
+
+from itertools import permutations, product
+
+import pytest
+import torch
+from known_networks import KNOWN, made, symmetry_of
+from torch import Tensor, nn
+
+from enfold.symmetry import permute, symmetries, weight_matching
+from enfold.symmetry.gains import Products
+from enfold.symmetry.nested import nests
+
+
+@pytest.mark.parametrize(("name", "inside"), [("vit", 4), ("attention", 2), ("rotary", 1), ("mlp", 0), ("cnn", 0)])
+def test_each_head_has_the_groups_inside_it(name, inside):
+    symmetry = symmetry_of(name)
+    found = nests(symmetry)
+    assert sum(len(nest.inside) for nest in found) == inside
+    for nest in found:
+        for kind in nest.inside:
+            assert len(kind) == nest.outer.size
+            assert len({group.size for group in kind}) == 1
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_every_group_is_in_one_nest(name):
+    symmetry = symmetry_of(name)
+    names = [group.name for nest in nests(symmetry) for group in nest.groups]
+    assert sorted(names) == sorted(group.name for group in symmetry.groups)
+
+
+class Alone(nn.Module):
+    """Attention with two heads of two units, and nothing else that may be permuted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.attend(inputs, inputs, inputs)[0]
+
+
+def drawn(seed: int) -> dict[str, Tensor]:
+    source = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(t.shape, generator=source) for name, t in Alone().state_dict().items()}
+
+
+def agreement(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    return sum(float((one[name] * other[name]).sum()) for name in one)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_heads_and_what_is_inside_are_matched_as_well_as_can_be(seed):
+    symmetry = symmetries(Alone(), torch.randn(2, 3, 4))
+    assert [group.size for group in symmetry.groups] == [2] * 5
+    goal, other = drawn(seed), drawn(seed + 100)
+    ways = product(permutations(range(2)), repeat=5)
+    every = [
+        permute(other, symmetry, {g.name: torch.tensor(order) for g, order in zip(symmetry.groups, way, strict=True)})
+        for way in ways
+    ]
+    best = max(agreement(goal, state) for state in every)
+    found = permute(other, symmetry, weight_matching(goal, other, symmetry))
+    assert agreement(goal, found) == pytest.approx(best, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["vit", "packed attention", "rotary", "separable", "group norm", "resnet"])
+def test_a_step_gains_what_it_says(name):
+    network, _ = made(name)
+    symmetry, state = symmetry_of(name), {n: t.double() for n, t in network.state_dict().items() if "num_" not in n}
+    source = torch.Generator().manual_seed(3)
+    goal = {n: torch.randn(t.shape, generator=source, dtype=torch.float64) for n, t in state.items()}
+    nested = nests(symmetry)
+    products = Products(goal, state, nested)
+    for index, nest in enumerate(nested):
+        if index in products.beside[index]:
+            continue  # a tensor has the group on two axes: the gain is that of the linear part
+        step = products.best(state, index, products.names[index])
+        moved = permute(state, symmetry, {nest.outer.name: step.moves[0][1]})
+        for group, order in step.moves[1:]:
+            moved = permute(moved, symmetry, {group.name: order})
+        assert agreement(goal, moved) - agreement(goal, state) == pytest.approx(step.gain, abs=1e-9)
+        assert step.gain >= 0
