@@ -14,7 +14,18 @@ from enfold.members import Stacked
 from enfold.networks import MLP, ResNet
 from enfold.symmetry import Group, Symmetry, match, permute, symmetries, weight_matching
 
-PLAIN = ["mlp", "cnn", "residual", "projected residual", "dense", "resnet", "padded resnet", "squeezed", "text", "lstm"]
+PLAIN = [
+    "mlp",
+    "cnn",
+    "residual",
+    "projected residual",
+    "dense",
+    "resnet",
+    "padded resnet",
+    "squeezed",
+    "text",
+    "low rank",
+]
 NESTED = [
     "vit",
     "vit with a class token",
@@ -54,6 +65,29 @@ def test_planted_orders_are_recovered(name, seed):
     other = shuffled(state, symmetry, seed)
     found = permute(other, symmetry, weight_matching(state, other, symmetry))
     torch.testing.assert_close(found, state, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("widths", [[6] * 4, [8] * 10])
+def test_planted_orders_of_deep_narrow_networks_are_recovered(widths, seed):
+    torch.manual_seed(seed)
+    network = MLP(4, widths, 3)
+    symmetry, state = symmetries(network, torch.zeros(2, 4)), dict(network.state_dict())
+    other = shuffled(state, symmetry, seed)
+    found = permute(other, symmetry, weight_matching(state, other, symmetry, seed=seed))
+    torch.testing.assert_close(found, state, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_matched_already_stays_as_it_is(seed):
+    """The first layer says nothing of its units: placed by it, they are in an order of chance."""
+    torch.manual_seed(seed)
+    network = MLP(4, [6, 6, 6], 3)
+    symmetry, state = symmetries(network, torch.zeros(2, 4)), dict(network.state_dict())
+    state["hidden.0.weight"], state["hidden.0.bias"] = torch.randn(4).expand(6, 4), torch.ones(6)
+    other = {name: tensor + 1e-3 * torch.randn_like(tensor) for name, tensor in state.items()}
+    for order in weight_matching(state, other, symmetry, seed=seed).values():
+        assert torch.equal(order, torch.arange(6))
 
 
 def test_one_hidden_layer_is_matched_as_well_as_can_be():

@@ -10,9 +10,9 @@ S. K. Ainsworth, J. Hayase, S. Srinivasa: Git Re-Basin: Merging Models modulo Pe
 arXiv:2209.04836.
 
 Differs from the paper: groups are found for any network; where a tensor has a group on two axes, (1) is quadratic in
-P_g, and the assignment of its linear part is taken only if (1) rises; networks with heads are climbed twice, and the
-higher end is taken: once from the orders that are given, and once from orders in which every group was placed by those
-tensors alone whose other groups had been placed before, since the others compare units at random.
+P_g, and the assignment of its linear part is taken only if (1) rises; the start is the higher one of two: the orders
+that are given, as in the paper, and orders in which every group is placed by those tensors alone whose other groups
+were placed before it, since the others compare units at random.
 """
 
 from __future__ import annotations
@@ -52,14 +52,12 @@ def weight_matching(
     """
     goal, held = (_counted(given, symmetry, learned) for given in (target, state))
     _require_same_shapes(goal, held)
-    nested = nests(symmetry)
-    climb = _Climb(goal, held, symmetry, nested)
+    climb = _Climb(goal, held, symmetry, nests(symmetry))
+    placed = _Climb(goal, held, symmetry, nests(symmetry))
+    placed.place()
+    if _rise(goal, held, placed.held) > 0:
+        climb = placed
     climb.up(rounds, generator(seed, "match units"))
-    if any(nest.inside for nest in nested):
-        other = _Climb(goal, held, symmetry, nested)
-        other.place()
-        other.up(rounds, generator(seed, "match units"))
-        climb = max(climb, other, key=lambda one: _rise(goal, held, one.held))
     return climb.places.orders(symmetry)
 
 
@@ -71,7 +69,7 @@ class _Climb:
         self.places, self.products = _Places(symmetry), Products(goal, held, nested)
 
     def place(self) -> None:
-        """Another start: nests are placed by what is known, first the one of which most weights are."""
+        """The other start: nests are placed by what is known, first the one of which most weights are."""
         names, rest = self.products.names, set(range(len(self.products.names)))
         while rest:
             known = {one: names[one].difference(*(names[other] for other in rest - {one})) for one in sorted(rest)}
