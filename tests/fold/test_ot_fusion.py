@@ -56,6 +56,28 @@ def test_layers_are_taken_from_the_input_on(monkeypatch, make, seed):
     assert_back(OTFusion(cost="weights", repair="none")(members, data), network, data)
 
 
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.head = nn.RNN(3, 6, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.read(inputs)[0][:, -1])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_recurrent_units_are_compared_by_what_comes_from_the_inputs(monkeypatch, seed):
+    """The weights between them are in the units' own order on both sides."""
+    monkeypatch.setitem(NETWORKS, "recurrent", (Recurrent, (4, 3)))
+    members, network, data = planted("recurrent", 3, seed)
+    assert_back(OTFusion(cost="weights", repair="none")(members, data), network, data)
+
+
+def test_a_regularisation_that_is_lost_in_rounding_is_refused():
+    with pytest.raises(EnfoldError, match="leave costs finite, got 1e-310: 0 is exact transport"):
+        transport(torch.rand(4, 4, dtype=torch.float64), 1e-310)
+
+
 def test_exact_transport_is_the_cheapest_order():
     costs = torch.rand(5, 5, generator=torch.Generator().manual_seed(0)).double()
     cheapest = min(sum(float(costs[i, j]) for i, j in enumerate(order)) for order in permutations(range(5)))

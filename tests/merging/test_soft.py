@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import chain, pairwise
 
 import pytest
@@ -204,6 +205,29 @@ def test_a_ridge_keeps_sums_and_moves_matrices_away_from_singular_ones():
         torch.testing.assert_close(other, (own + 0.5 * permutation) / 1.5, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(other.sum(-1), torch.ones_like(other[..., 0]))
         assert float(condition(other).max()) < 4 < 100 < float(condition(own).min())
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_figures_of_the_published_start_are_those_of_its_closed_form(warm):
+    """S(I) = ((e - 1) I + 1 1ᵀ) / Z with Z = e + d - 1, whose eigenvalues are 1 and (e - 1) / Z."""
+    z = torch.e + 6
+    model = model_of([mlp(0, (7,)), mlp(1, (7,))], [[torch.eye(7).double()]], balance=Balance(warm=warm)).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    found = model.figures()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    row = torch.tensor([torch.e, *[1.0] * 6], dtype=torch.float64) / z
+    assert found["softness"] == pytest.approx(float(torch.special.entr(row).sum()) / math.log(7))
+    assert found["condition"] == pytest.approx(z / (torch.e - 1))
+    assert found["row error"] == pytest.approx(0, abs=1e-12)
+    assert found["columns taken"] == 1
+
+
+def test_figures_tell_of_matrices_that_are_no_permutations():
+    scores = torch.zeros(7, 7).double()
+    scores[:4, 0] = 9.0
+    found = model_of([mlp(0, (7,)), mlp(1, (7,))], [[scores]], balance=Balance(iterations=1)).figures()
+    assert found["columns taken"] < 1
+    assert found["row error"] > 0.1
 
 
 @some_widths

@@ -83,6 +83,17 @@ def test_what_is_recorded(data, make):
     assert history.chosen == []  # select="last"
 
 
+def test_figures_that_a_model_tells_are_recorded_and_shown(data, capsys):
+    class Told(nn.Linear):
+        def figures(self) -> dict[str, float]:
+            return {"largest weight": float(self.weight.detach().abs().max())}
+
+    network = Told(8, 3)
+    history = fit(network, data, Plan(epochs=2, select="last"))
+    assert history.epochs[-1].figures == network.figures() != history.epochs[0].figures
+    assert f"largest weight {network.figures()['largest weight']:.3g}" in capsys.readouterr().err
+
+
 def test_the_loss_of_an_epoch_is_the_mean_over_its_examples(data, make):
     """Fifty examples in batches of 16: the last two count as two."""
     frozen = SGD.replace(epochs=1, learning_rate=1e-30, momentum=0.0, weight_decay=0.0)

@@ -36,6 +36,7 @@ from enfold.merging.sinkhorn import sinkhorn
 from enfold.merging.split import overlap
 from enfold.seeds import generator
 from enfold.symmetry import Group, Symmetry, matched_to, permute, soft
+from enfold.symmetry.matching import real
 
 Init = Literal["matched", "identity", "uniform"]
 Matrices = list[dict[str, Tensor]]  # by member and group
@@ -97,7 +98,7 @@ class _Universe:
         names = {axis.name for group in symmetry.groups for axis in group.axes if not axis.tied_to} & learned
         self.groups = [_counted(group, names) for group in symmetry.groups]
         self.groups = [group for group in self.groups if group.axes]
-        self.states = [{name: state[name].detach().cpu().double() for name in sorted(names)} for state in states]
+        self.states = [{name: real(state[name].detach().cpu()).double() for name in sorted(names)} for state in states]
         self.degree = 2 * max(self._factors().values(), default=0)  # of (1) as a polynomial along a line
 
     def _factors(self) -> dict[str, int]:

@@ -99,12 +99,15 @@ def transport(costs: Tensor, regularisation: float = 0.0) -> Tensor:
         logits = logits - rows
         if float(rows.abs().max()) < 1e-9:
             break
+    if not bool(logits.exp().isfinite().all()):
+        raise EnfoldError(f"a regularisation must leave costs finite, got {regularisation}: 0 is exact transport")
     return logits.exp()
 
 
 def _incoming(group: Group, rest: Sequence[Group], learned: set[str]) -> tuple[list[Axis], list[Axis]]:
     """The axes that make the units: those of tensors in which all else is aligned, and all."""
     waiting = {axis.name for other in rest if other is not group for axis in other.axes}
+    waiting |= {axis.name for axis in group.axes if axis.role == "consumes"}  # recurrent: made of the units themselves
     making = [axis for axis in group.axes if axis.role != "consumes" and axis.name in learned]
     return [axis for axis in making if axis.name not in waiting], making
 

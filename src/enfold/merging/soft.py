@@ -22,9 +22,10 @@ from enfold.members import Members, State
 from enfold.members.skeleton import read_state
 from enfold.members.tree import Tree
 from enfold.merging.lazy import Lazy, Terms, lazy_weights
-from enfold.merging.sinkhorn import Gradient, sinkhorn
-from enfold.merging.solve import divide
+from enfold.merging.sinkhorn import Gradient, sinkhorn, softness
+from enfold.merging.solve import condition, divide
 from enfold.merging.states import mean_of
+from enfold.modes import evaluating
 from enfold.symmetry import Axis, Group
 from enfold.train.batch_norm import reestimate
 
@@ -172,6 +173,18 @@ class SoftAverage(Members):
         with torch.no_grad():
             learned = self.matrices()
         return [torch.cat([self.get_buffer(f"settled{i}"), each]) for i, each in enumerate(learned)]
+
+    def figures(self) -> dict[str, float]:
+        """How soft the learned matrices are, how far from doubly stochastic, from invertible, and from permutations."""
+        with torch.no_grad(), evaluating(self):
+            found = self.matrices()
+        taken = [len(matrix.argmax(-1).unique()) / len(matrix) for each in found for matrix in each]
+        return {
+            "softness": float(torch.cat([softness(each) for each in found]).mean()),
+            "row error": max(float((each.sum(-1) - 1).abs().max()) for each in found),
+            "condition": max(float(condition(each).max()) for each in found),
+            "columns taken": sum(taken) / len(taken),  # by a row's largest entry; 1 for permutations
+        }
 
     def _given(self, index: int) -> State:
         return {name: self.get_buffer(f"given{k}")[index] for k, name in enumerate(self.names)}

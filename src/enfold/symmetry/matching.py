@@ -152,12 +152,17 @@ def _counted(state: Mapping[str, Tensor], symmetry: Symmetry, learned: Collectio
                 "parameters and buffers of each network"
             )
         if (name.rsplit(".", 1)[-1] not in RUNNING) if learned is None else (name in learned):
-            found[name] = state[name].detach().cpu()
+            found[name] = real(state[name].detach().cpu())
             if found[name].dtype != torch.float32:
                 found[name] = found[name].double()
             if not bool(found[name].isfinite().all()):
                 raise EnfoldError(f"weights must be finite to be matched, but '{name}' is not: leave that network out")
     return found
+
+
+def real(tensor: Tensor) -> Tensor:
+    """Complex numbers as two real ones, along an axis behind all others: Re <a, b> is their inner product."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _require_same_shapes(goal: State, held: State) -> None:

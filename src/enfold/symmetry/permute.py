@@ -61,7 +61,7 @@ def soft(state: Mapping[str, Tensor], group: Group, matrix: Tensor, inverse: Ten
         tensor = found[axis.name]
         factor = inverse.mT if axis.role == "consumes" else matrix
         units = axis.units_first(tensor)
-        factor = factor.to(units) if units.is_floating_point() else factor
+        factor = factor.to(units) if units.is_floating_point() or units.is_complex() else factor
         found[axis.name] = axis.with_units(tensor, torch.tensordot(factor, units, dims=1))
     return found
 

@@ -13,7 +13,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-ROUGH = (torch.float32, torch.float16, torch.bfloat16)
+FINE = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
+FINE |= dict.fromkeys((torch.complex64, torch.complex32), torch.complex128)
 
 
 class Untraceable(Exception):
@@ -30,8 +31,8 @@ class _InDouble(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation with any smaller type replaced, of what it makes and of what the network's code brings."""
         kwargs = dict(kwargs or {})
-        if kwargs.get("dtype") in ROUGH:
-            kwargs["dtype"] = torch.float64
+        if kwargs.get("dtype") in FINE:
+            kwargs["dtype"] = FINE[kwargs["dtype"]]
         if not func._schema.is_mutable:
             args, kwargs = tree_map(_doubled, (args, kwargs))
         result = func(*args, **kwargs)
@@ -40,7 +41,7 @@ class _InDouble(TorchDispatchMode):
 
 
 def _doubled(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.dtype in ROUGH else value
+    return value.to(FINE[value.dtype]) if isinstance(value, Tensor) and value.dtype in FINE else value
 
 
 def in_double() -> AbstractContextManager[object]:

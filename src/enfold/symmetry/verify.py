@@ -12,7 +12,7 @@ from torch import Tensor
 from enfold.members.skeleton import Skeleton, State
 from enfold.symmetry.axes import Axis, Group
 from enfold.symmetry.permute import permuted
-from enfold.symmetry.trace import decomposed, float_outputs, in_double
+from enfold.symmetry.trace import FINE, decomposed, float_outputs, in_double
 from enfold.symmetry.walk import STATISTICS
 
 PROOFS = 6  # one random order may spare a structure that another shows
@@ -125,13 +125,14 @@ def _random_state(skeleton: Skeleton, state: State, source: torch.Generator, sca
     drawn: State = {}
     for name, tensor in state.items():
         varied = name in skeleton.parameters or name.rsplit(".", 1)[-1] in STATISTICS
-        if not tensor.is_floating_point() or not varied:
-            drawn[name] = tensor.double() if tensor.is_floating_point() else tensor.clone()
+        kind = FINE.get(tensor.dtype, tensor.dtype)
+        if not varied or kind not in FINE.values():
+            drawn[name] = tensor.to(kind, copy=True)
         elif not scale:
-            drawn[name] = tensor + 0.05 * torch.rand(tensor.shape, generator=source, dtype=torch.float64)
+            drawn[name] = tensor + 0.05 * torch.rand(tensor.shape, generator=source, dtype=kind)
         elif name in skeleton.parameters and tensor.ndim > 1:
             spread = scale * (2 / tensor.shape[1:].numel()) ** 0.5
-            drawn[name] = spread * torch.randn(tensor.shape, generator=source, dtype=torch.float64)
+            drawn[name] = spread * torch.randn(tensor.shape, generator=source, dtype=kind)
         else:
-            drawn[name] = 0.5 + torch.rand(tensor.shape, generator=source, dtype=torch.float64)
+            drawn[name] = 0.5 + torch.rand(tensor.shape, generator=source, dtype=kind)
     return drawn

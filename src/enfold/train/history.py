@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Telling(Protocol):
+    """A model that has figures of its own to tell after every epoch."""
+
+    def figures(self) -> dict[str, float]:
+        """Names and values."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +27,7 @@ class Epoch:
     learning_rate: float
     seconds: float
     steps: int = 0
+    figures: dict[str, float] = field(default_factory=dict)  # of a model that is `Telling`
 
 
 @dataclass

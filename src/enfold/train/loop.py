@@ -32,7 +32,7 @@ from enfold.train.batch_norm import several_examples
 from enfold.train.checkpoint import load_checkpoint, save_checkpoint
 from enfold.train.diversity import warn_if_alike
 from enfold.train.follow import Follower
-from enfold.train.history import Epoch, History
+from enfold.train.history import Epoch, History, Telling
 from enfold.train.objective import CrossEntropy, Moment, Objective
 from enfold.train.optimize import Optimizer
 from enfold.train.plan import Plan
@@ -249,7 +249,8 @@ class Fit:
                 ensemble,
             )
         rate = self.optimizer.inner.param_groups[0]["lr"]
-        return Epoch(epoch, train_loss, *scores, learning_rate=rate, seconds=time.perf_counter() - started, steps=steps)
+        told = self.model.figures() if isinstance(self.model, Telling) else {}
+        return Epoch(epoch, train_loss, *scores, rate, time.perf_counter() - started, steps, told)
 
     @cached_property
     def identity(self) -> str:
@@ -313,4 +314,4 @@ def _summary(record: Epoch, epochs: int) -> str:
         text += f"  validation NLL {mean:.4f}  accuracy {100 * best:.2f} %"
     if record.ensemble_nll is not None:
         text += f"  ensemble NLL {record.ensemble_nll:.4f}"
-    return text
+    return text + "".join(f"  {name} {value:.3g}" for name, value in record.figures.items())
