@@ -88,7 +88,7 @@ def test_figures_that_a_model_tells_are_recorded_and_shown(data, capsys):
         def figures(self) -> dict[str, float]:
             return {"largest weight": float(self.weight.detach().abs().max())}
 
-    network = Told(8, 3)
+    network = Told(8, data.num_classes)
     history = fit(network, data, Plan(epochs=2, select="last"))
     assert history.epochs[-1].figures == network.figures() != history.epochs[0].figures
     assert f"largest weight {network.figures()['largest weight']:.3g}" in capsys.readouterr().err
