@@ -173,5 +173,9 @@ def test_runs_of_a_table_that_were_made_apart_are_joined():
     assert [each["verdict"] for each in found["claims"]] == ["held", "within noise"]
     assert found["verdicts"] == {"held": 1, "not held": 0, "within noise": 1, "not run": 0}
     assert (found["changes"], list(found["runs"]), found["seconds"]) == (["seeds=[0] of b"], ["a", "b"], 2.0)
-    with pytest.raises(SystemExit, match="of different runs"):
-        joined([parts[0], parts[0]])
+    again = joined([found, part("b", 0.7, "held", [])])
+    assert [each["metrics"]["accuracy"]["ours"]["mean"] for each in again["rows"]] == [0.5, 0.7]
+    assert (again["changes"], [each["verdict"] for each in again["claims"]]) == ([], ["held", "held"])
+    assert again["command"] == "; ".join([*found["command"].split("; "), "enfold reproduce x OUT --only b"])
+    with pytest.raises(SystemExit, match="of one table, scale and versions"):
+        joined([parts[0], parts[1] | {"scale": "paper"}])

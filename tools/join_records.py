@@ -1,7 +1,7 @@
 """Join records of one published table whose runs were made apart: python tools/join_records.py TARGET PART PART ...
 
-Parts are NAME.json of `enfold reproduce NAME OUT --only ...`; what was not run in one is taken from another. Each run
-says its own seeds.
+Parts are NAME.json of `enfold reproduce NAME OUT --only ...`, or what was joined before. What was not run in one is
+taken from another; what was run in several is taken from the last. Each run says its own seeds.
 """
 
 from __future__ import annotations
@@ -10,41 +10,51 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from enfold.files import write_json
 
 Record = dict[str, Any]
+OF = " of "  # a change of some runs is "CHANGE of RUN, RUN"
 
 
 def joined(parts: Sequence[Record]) -> Record:
-    """One record of all runs; parts must be of one table and scale, and of different runs."""
-    first = parts[0]
+    """One record of all runs; parts must be of one table and scale."""
     same = {(part["name"], part["scale"], json.dumps(part["versions"])) for part in parts}
-    runs = [run for part in parts for run in part["runs"]]
-    if len(same) > 1 or len(set(runs)) < len(runs):
-        raise SystemExit(
-            f"parts must be of one table, scale and versions, and of different runs, got {same} and {runs}"
-        )
-    claims = [_first(each, _is_judged) for each in zip(*(part["claims"] for part in parts), strict=True)]
+    if len(same) > 1:
+        raise SystemExit(f"parts must be of one table, scale and versions, got {same}")
+    source = {run: index for index, part in enumerate(parts) for run in part["runs"]}  # the last part that has it
+    claims = [_last(each, _is_judged) for each in zip(*(part["claims"] for part in parts), strict=True)]
     rows: dict[str, list[Record]] = {}
     for row in (row for part in parts for row in part["rows"]):
         rows.setdefault(row["label"], []).append(row)
     counted = Counter(claim["verdict"] for claim in claims)
+    used = [part for index, part in enumerate(parts) if index in source.values()]
     return {
-        **first,
-        "changes": [f"{change} of {', '.join(part['runs'])}" for part in parts for change in part["changes"]],
+        "command": "; ".join(dict.fromkeys(part.get("command") or _command(part) for part in used)),
+        "date": time.strftime("%Y-%m-%d"),
+        **{key: value for key, value in parts[-1].items() if key not in ("command", "date")},
+        "changes": [change for index in range(len(parts)) for change in _changes(parts[index], index, source)],
         "only": [],
         "seeds": max((part["seeds"] for part in parts), key=len),
-        "runs": {name: run for part in parts for name, run in part["runs"].items()},
+        "runs": {run: parts[index]["runs"][run] for run, index in source.items()},
         "figures": [],
-        "rows": [_first(each, _is_ours) for each in rows.values()],
-        "verdicts": {verdict: counted[verdict] for verdict in first["verdicts"]},
-        "claims": claims,
+        "rows": [_last(each, _is_ours) for each in rows.values()],
+        "verdicts": {verdict: counted[verdict] for verdict in parts[-1]["verdicts"]},
+        "claims": [{**claim, "says": now["says"]} for claim, now in zip(claims, parts[-1]["claims"], strict=True)],
         "seconds": sum(part["seconds"] for part in parts),
     }
+
+
+def _changes(part: Record, index: int, source: dict[str, int]) -> Iterator[str]:
+    """What was changed of the runs that are taken from a part."""
+    for change in part["changes"]:
+        what, _, names = change.partition(OF)
+        runs = [run for run in (names.split(", ") if names else part["runs"]) if source[run] == index]
+        if runs:
+            yield f"{what}{OF}{', '.join(runs)}"
 
 
 def _is_judged(claim: Record) -> bool:
@@ -56,8 +66,8 @@ def _is_ours(row: Record) -> bool:
     return any(metric["ours"] is not None for metric in row["metrics"].values())
 
 
-def _first(same: Sequence[Record], is_run: Callable[[Record], bool]) -> Record:
-    return next((each for each in same if is_run(each)), same[0])
+def _last(same: Sequence[Record], is_run: Callable[[Record], bool]) -> Record:
+    return next((each for each in reversed(same) if is_run(each)), same[-1])
 
 
 def _command(part: Record) -> str:
@@ -67,6 +77,4 @@ def _command(part: Record) -> str:
 
 if __name__ == "__main__":
     target, *files = sys.argv[1:]
-    given = [json.loads(Path(file).read_text(encoding="utf-8")) for file in files]
-    about = {"command": "; ".join(map(_command, given)), "date": time.strftime("%Y-%m-%d")}
-    write_json(Path(target), {**about, **joined(given)})
+    write_json(Path(target), joined([json.loads(Path(file).read_text(encoding="utf-8")) for file in files]))
