@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from enfold.errors import EnfoldError
 from enfold.fold.activation_matching import ActivationMatching
@@ -180,6 +181,15 @@ def test_only_what_sees_its_samples_in_any_order_is_matched_by_weights():
     _, seen = by_weights_first(states_of(members), symmetry, members, data, 0, "inputs", 0, examples=30)
     assert {group.name for group in symmetry.groups} == {"embed", "tokens.0", "channels.0"}
     assert seen.keys() == {"embed", "channels.0"}
+
+
+def test_a_loader_that_draws_shows_what_is_to_be_seen():
+    members, network, data = planted("deep", 2)
+    source, part = torch.Generator().manual_seed(0), TensorDataset(data.train.inputs, data.train.labels)
+    drawing = data.replace(train=DataLoader(part, 20, shuffle=True, generator=source))
+    symmetry = symmetries(network, data.train.inputs[:2])
+    _, seen = by_weights_first(states_of(members), symmetry, members, drawing, 0, "inputs", 0, examples=30)
+    assert seen.keys() == {group.name for group in symmetry.groups}
 
 
 class Elsewhere(Routed):

@@ -148,10 +148,11 @@ def comparable(
     mixers do, if the channels moved.
     """
     seen = []
-    for one in (network, moved):
-        with torch.random.fork_rng(devices=[]):  # a loader of the user's own may draw, and so may the network
+    with torch.random.fork_rng(devices=[]):  # a loader of the user's own may draw, and so may a network
+        example = example_of(data)
+        for one in (network, moved):
             torch.default_generator.manual_seed(0)
-            seen.append(_units([one], places, example_of(data))[0])
+            seen.append(_units([one], places, example)[0])
     found: dict[str, list[Place]] = {}
     for (name, index), units in seen[0].items():
         got = seen[1].get((name, index), units[:0])
