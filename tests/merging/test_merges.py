@@ -94,6 +94,21 @@ def test_statistics_of_batch_norms_are_measured_for_the_merged_network(merge):
 
 
 @every_merge
+def test_statistics_of_instance_norms_are_measured_for_the_merged_network(merge):
+    def make() -> nn.Module:
+        norm = nn.InstanceNorm2d(6, affine=True, track_running_stats=True)
+        return nn.Sequential(
+            nn.Conv2d(3, 6, 3), norm, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)
+        )
+
+    network = made(merge)(Stacked([drawn(make, seed) for seed in range(3)]), DATA)
+    with torch.no_grad():
+        units = network[0](DATA.train.inputs)
+    torch.testing.assert_close(network[1].running_mean, units.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(network[1].running_var, units.var((2, 3)).mean(0), rtol=1e-4, atol=1e-5)
+
+
+@every_merge
 def test_a_repair_is_a_step_behind_it_or_its_option(merge):
     members = some_members(3)
     expected = Repair().after(merged(merge.name), members, DATA)
