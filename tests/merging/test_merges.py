@@ -23,7 +23,7 @@ MERGES = {name: each for name, each in methods("fold").items() if not hasattr(ea
 PLAN = Plan(epochs=1, batch_size=32, optimizer="adam", weight_decay=0.0, select="last")
 BRIEF = {"plan": PLAN, "matched": 12.0, "epochs": 2, "kind": "uniform"}  # for those that have such settings
 DATA = pixels()
-NORM, HIDDEN = "1", ("0", "4")  # the batch norm, and the convolutions, of which it follows the first
+NORM, HIDDEN = "1", ("0", "4")  # the batch norm, and the convolutions, of which it follows the first and undoes repairs
 every_merge = pytest.mark.parametrize("merge", MERGES.values(), ids=MERGES)
 
 
@@ -124,13 +124,11 @@ def test_repaired_units_have_the_means_and_spreads_of_the_members(merge, kind):
     network = Repair(kind).after(before, members, DATA)
     seen, wanted, plain = statistics(network), goals(before, members), statistics(before)
     assert_measured(network)
-    for name in HIDDEN:
-        torch.testing.assert_close(seen[name][1], wanted[name][1], rtol=1e-3, atol=1e-4)
-        assert not torch.allclose(plain[name][1], wanted[name][1], rtol=0.05)  # there was something to repair
-        if kind == "repair":
-            torch.testing.assert_close(seen[name][0], wanted[name][0], rtol=1e-3, atol=1e-3)
-    if kind == "rescale":  # behind the first layer, means move because what comes in has moved
-        torch.testing.assert_close(seen["0"][0], plain["0"][0], rtol=1e-4, atol=1e-5)
+    assert torch.equal(network[0].weight, before[0].weight)
+    assert not torch.allclose(plain["4"][1], wanted["4"][1], rtol=0.05)  # there was something to repair
+    torch.testing.assert_close(seen["4"][1], wanted["4"][1], rtol=1e-5, atol=1e-6)
+    expected = wanted["4"][0] if kind == "repair" else plain["4"][0]
+    torch.testing.assert_close(seen["4"][0], expected, rtol=1e-5, atol=1e-5)
 
 
 @every_merge
