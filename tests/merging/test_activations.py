@@ -54,6 +54,21 @@ def test_moments_are_those_of_the_units(first):
     torch.testing.assert_close(found.block(found.second(), 1, 2), (units.T @ units / 300)[12:24, 24:])
 
 
+@pytest.mark.parametrize("first", ["inputs", "outputs"])
+def test_units_are_seen_before_what_works_on_them_in_place(first):
+    def make(inplace: bool) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace), nn.Linear(5, 6), nn.ReLU(inplace), nn.Linear(6, 3))
+
+    plain, data = drawn(lambda: make(False)), pixels((4,))
+    other = make(True)
+    other.load_state_dict(plain.state_dict())
+    places = watched(plain, symmetries(plain, data.train.inputs[:2]), first)
+    expected, found = (moments([network], places, data) for network in (plain, other))
+    assert expected.keys() == found.keys() == {"0", "2"}
+    for name, one in expected.items():
+        torch.testing.assert_close(found[name].sums, one.sums)
+
+
 def test_places_of_a_map_and_a_flatten_are_samples():
     network, symmetry = network_and_symmetry(convolutional, (3, 8, 8))
     data = pixels(count=50)

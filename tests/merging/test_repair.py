@@ -448,6 +448,18 @@ def test_the_closed_form_is_that_of_the_members_spreads_and_correlations():
         torch.testing.assert_close(found.bias, scale * (bias - means) + means, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["repair", "closed_form"])
+def test_units_are_measured_before_what_works_on_them_in_place(kind):
+    def make(inplace: bool) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 9), nn.ReLU(inplace), nn.Linear(9, 8), nn.ReLU(inplace), nn.Linear(8, 3))
+
+    data, found = pixels((4,)), []
+    for inplace in (False, True):
+        members = Stacked([drawn(lambda inplace=inplace: make(inplace), seed) for seed in range(3)])
+        found.append(WeightMatching(repair=kind)(members, data))
+    torch.testing.assert_close(dict(found[1].state_dict()), dict(found[0].state_dict()))
+
+
 def refuse(*_: object) -> None:
     """Nothing may be run."""
     raise AssertionError("the merged network was run")

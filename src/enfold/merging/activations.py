@@ -242,11 +242,11 @@ def _watch(network: nn.Module, place: Place, seen: list[Tensor]) -> Callable[[],
 
     def inputs(_: nn.Module, given: tuple[Any, ...]) -> None:
         if given and isinstance(given[0], Tensor):
-            seen.append(place.units(layer, given[0]))
+            seen.append(place.units(layer, given[0]).clone())  # what comes next may work in place
 
     def outputs(_: nn.Module, __: object, value: Any) -> None:
         if isinstance(value, Tensor):
-            seen.append(place.units(layer, value))
+            seen.append(place.units(layer, value).clone())
 
     if place.side == "inputs":
         return layer.register_forward_pre_hook(inputs).remove

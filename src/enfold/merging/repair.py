@@ -40,7 +40,7 @@ from enfold.folding import Composable, require_members
 from enfold.members import Members, State
 from enfold.members.skeleton import copied, places, read_state
 from enfold.merging.layers import PRODUCERS, produced_axis, shows_outputs
-from enfold.merging.spreads import Moments, batches_of, measured, seen, seen_together, undone
+from enfold.merging.spreads import Moments, batches_of, measured, seen, undone
 from enfold.merging.states import states_of, units_of
 from enfold.symmetry import Symmetry, permute, weight_matching
 from enfold.train.batch_norm import reestimate
@@ -148,7 +148,7 @@ def repair(
     alpha = _shares(weights, len(members))
     batches = partial(batches_of, data, next(network.parameters()).device, seed)
     closed = kind == "closed_form"
-    shown = seen_together(members, names, batches(), alpha.tolist()) if closed else seen(members, names, batches())
+    shown = seen(members, names, batches(), alpha.tolist() if closed else None)
     if shown.examples < 2:
         raise EnfoldError(
             f"a repair measures spreads on 2 examples or more, got {shown.examples} in the training part: pass more"

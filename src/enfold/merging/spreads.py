@@ -19,8 +19,6 @@ from enfold.train.batch_norm import TRACKING
 BATCH = 256
 TOGETHER = 32  # examples for which what layers return is held for all networks at once
 SAME = 1e-3  # a part of the outputs' size: what norms add to variances lets them differ by less
-
-
 Moments = tuple[Tensor, Tensor]  # means and spreads, (units,) each
 
 
@@ -51,32 +49,42 @@ class Seen:
     each: list[dict[str, Sums]]  # by network and layer
     mean: dict[str, Sums] = field(default_factory=dict)  # by layer, of the weighted mean of all networks' units
     apart: set[str] = field(default_factory=set)  # layers that have no mean, because networks show other samples
-    passes: dict[tuple[tuple[str, int], ...], None] = field(default_factory=dict)  # layers in order, and their calls
+    calls: dict[tuple[str, ...], None] = field(default_factory=dict)  # of layers, in their order, as passes have them
     examples: int = 0
 
     @property
     def names(self) -> list[str]:
         """The layers that all networks call, in the order of their calls."""
-        called = dict.fromkeys(name for one in sorted(self.passes, key=len, reverse=True) for name, _ in one)
+        called = dict.fromkeys(name for order in sorted(self.calls, key=len, reverse=True) for name in order)
         return [name for name in called if all(name in sums and sums[name].count > 1 for sums in self.each)]
 
     @property
     def plain(self) -> bool:
         """Whether every pass calls the same layers in the same order, each once."""
-        return len(self.passes) == 1 and all(calls == 1 for one in self.passes for _, calls in one)
+        return len(self.calls) == 1 and all(len(set(order)) == len(order) for order in self.calls)
 
-    def add(self, index: int, calls: dict[str, list[Tensor]]) -> dict[str, Tensor]:
-        """One network's pass; what each layer returned in all calls, (units, samples)."""
-        self.passes[tuple((name, len(some)) for name, some in calls.items())] = None
-        units = {name: torch.cat(some, dim=1) for name, some in calls.items()}
-        for name, some in units.items():
-            self.each[index].setdefault(name, Sums()).add(some)
-        return units
+    def run(
+        self, index: int, network: nn.Module, names: Sequence[str], inputs: Tensor, hold: bool
+    ) -> dict[str, Tensor]:
+        """One network's pass; if it is to be held, what each layer returned in all its calls, (units, samples)."""
+        held: dict[str, Tensor] = {}
+        order: list[str] = []
+
+        def see(name: str, units: Tensor) -> None:
+            order.append(name)
+            self.each[index].setdefault(name, Sums()).add(units)
+            if hold:  # a copy: what comes next may work in place
+                held[name] = torch.cat([*([held[name]] if name in held else []), units], dim=1)
+
+        with _watched(network, names, see):
+            member_logits(network, inputs)
+        self.calls[tuple(order)] = None
+        return held
 
     def mix(self, every: Sequence[dict[str, Tensor]], weights: Sequence[float]) -> None:
         """The weighted mean of what all networks returned in a pass."""
-        for name in {name for units in every for name in units}:
-            parts = [units[name] for units in every if name in units]
+        for name in {name for held in every for name in held}:
+            parts = [held[name] for held in every if name in held]
             if len(parts) < len(every) or len({part.shape for part in parts}) > 1:
                 self.apart.add(name)
             else:
@@ -84,26 +92,20 @@ class Seen:
                 self.mean.setdefault(name, Sums()).add(mean)
 
 
-def seen(networks: Sequence[nn.Module], names: Sequence[str], batches: Iterable[Tensor]) -> Seen:
-    """All batches through all networks."""
-    found = Seen([{} for _ in networks])
-    for inputs in batches:
-        found.examples += len(inputs)
-        for index, network in enumerate(networks):
-            found.add(index, _returned(network, names, inputs))
-    return found
-
-
-def seen_together(
-    networks: Sequence[nn.Module], names: Sequence[str], batches: Iterable[Tensor], weights: Sequence[float]
+def seen(
+    networks: Sequence[nn.Module],
+    names: Sequence[str],
+    batches: Iterable[Tensor],
+    weights: Sequence[float] | None = None,
 ) -> Seen:
-    """The same, with means; few examples at a time, since all networks' layers are held."""
+    """All batches through all networks; with weights also means, a few examples at a time, since layers are held."""
     found = Seen([{} for _ in networks])
     for inputs in batches:
         found.examples += len(inputs)
-        for part in inputs.split(TOGETHER):
-            every = [found.add(index, _returned(one, names, part)) for index, one in enumerate(networks)]
-            found.mix(every, weights)
+        for part in (inputs,) if weights is None else inputs.split(TOGETHER):
+            every = [found.run(k, one, names, part, weights is not None) for k, one in enumerate(networks)]
+            if weights is not None:
+                found.mix(every, weights)
     return found
 
 
@@ -115,12 +117,12 @@ def measured(network: nn.Module, name: str, batches: Iterable[Tensor], *, once: 
     """What one layer returns; where it is called once in a pass, nothing behind it is run."""
     sums = Sums()
 
-    def see(layer: nn.Module, _: object, output: Tensor) -> None:
-        sums.add(_units(layer, output))
+    def see(_: str, units: Tensor) -> None:
+        sums.add(units)
         if once:
             raise _Enough
 
-    with evaluating(network), _hooked(network.get_submodule(name), see):
+    with _watched(network, [name], see):
         for inputs in batches:
             with suppress(_Enough):
                 member_logits(network, inputs)
@@ -172,22 +174,18 @@ def _pooled(batches: Iterable[Batch], device: torch.device) -> Iterator[Tensor]:
         yield torch.cat(held)
 
 
-def _returned(network: nn.Module, names: Sequence[str], inputs: Tensor) -> dict[str, list[Tensor]]:
-    """What each call of these layers returns, (units, samples), in the order of their first calls."""
-    found: dict[str, list[Tensor]] = {}
+@contextmanager
+def _watched(network: nn.Module, names: Sequence[str], see: Callable[[str, Tensor], None]) -> Iterator[None]:
+    """What these layers return, (units, samples), call by call."""
 
     def seeing(name: str) -> Callable[[nn.Module, object, Tensor], None]:
-        def see(layer: nn.Module, _: object, output: Tensor) -> None:
-            found.setdefault(name, []).append(_units(layer, output))
-
-        return see
+        return lambda layer, _, output: see(name, _units(layer, output))
 
     with ExitStack() as stack:
         stack.enter_context(evaluating(network))
         for name in names:
             stack.enter_context(_hooked(network.get_submodule(name), seeing(name)))
-        member_logits(network, inputs)
-    return found
+        yield
 
 
 def _units(layer: nn.Module, output: Tensor) -> Tensor:
