@@ -66,6 +66,40 @@ def attending() -> nn.Module:
     return ViT((3, 8, 8), 3, width=8, depth=2, heads=2, expansion=2)
 
 
+class Mixing(nn.Module):
+    """An MLP-Mixer: what mixes tokens takes channels as samples, whose order is a member's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(5, 6), nn.Linear(6, 3)
+        self.before_tokens, self.before_channels = nn.LayerNorm(6), nn.LayerNorm(6)
+        self.tokens = nn.Sequential(nn.Linear(4, 7), nn.GELU(), nn.Linear(7, 4))
+        self.channels = nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 6))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(B, tokens, features) -> (B, classes)."""
+        hidden = self.embed(inputs)
+        hidden = hidden + self.tokens(self.before_tokens(hidden).mT).mT
+        return self.head((hidden + self.channels(self.before_channels(hidden))).mean(1))
+
+
+class Routed(nn.Module):
+    """Each token goes to the expert that its values choose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.gate, self.head = nn.Linear(5, 6), nn.Linear(6, 2), nn.Linear(6, 3)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 6)) for _ in range(2))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(B, tokens, features) -> (B, classes)."""
+        tokens = self.embed(inputs)
+        chosen, made = self.gate(tokens).argmax(-1), torch.zeros_like(tokens)
+        for index, expert in enumerate(self.experts):
+            made[chosen == index] = expert(tokens[chosen == index])
+        return self.head((tokens + made).mean(1))
+
+
 NETWORKS = {
     "shallow": (shallow, (4,)),
     "deep": (deep, (4,)),
@@ -73,6 +107,8 @@ NETWORKS = {
     "normed": (normed, (3, 8, 8)),
     "residual": (residual, (3, 8, 8)),
     "attending": (attending, (3, 8, 8)),
+    "mixing": (Mixing, (4, 5)),
+    "routed": (Routed, (4, 5)),
 }
 
 

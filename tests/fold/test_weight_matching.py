@@ -84,5 +84,7 @@ def test_one_member_is_returned_as_it_is(members, data):
 
 
 def test_repairs_that_are_not_known_are_refused():
-    with pytest.raises(EnfoldError, match="repair must be one of none, reset, repair, rescale, got 'glue'"):
+    with pytest.raises(
+        EnfoldError, match="repair must be one of none, reset, repair, rescale, closed_form, got 'glue'"
+    ):
         WeightMatching(repair="glue")

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from enfold.errors import EnfoldError
 from enfold.fold.activation_matching import ActivationMatching
@@ -13,6 +14,8 @@ from enfold.fold.c2m3 import C2M3
 from enfold.fold.cca_merge import CCAMerge
 from enfold.fold.merge_many import MergeMany
 from enfold.fold.ot_fusion import OTFusion
+from enfold.fold.perm_avg import PermAVG
+from enfold.fold.straight_through import StraightThrough
 from enfold.fold.weight_matching import WeightMatching
 from enfold.fold.zip_it import ZipIt
 from enfold.members import Stacked
@@ -21,7 +24,8 @@ from enfold.merging.split import by_weights_first
 from enfold.merging.states import states_of
 from enfold.networks import ViT
 from enfold.symmetry import Symmetry, symmetries
-from planted import NETWORKS, assert_back, convolutional, drawn, pixels, planted
+from enfold.train import Plan
+from planted import NETWORKS, Routed, assert_back, convolutional, drawn, pixels, planted, shuffled
 
 
 def network_and_symmetry(make, shape) -> tuple[nn.Module, Symmetry]:
@@ -48,6 +52,21 @@ def test_moments_are_those_of_the_units(first):
     expected = torch.corrcoef(units.T)
     torch.testing.assert_close(found.correlation()[both], expected[both], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.block(found.second(), 1, 2), (units.T @ units / 300)[12:24, 24:])
+
+
+@pytest.mark.parametrize("first", ["inputs", "outputs"])
+def test_units_are_seen_before_what_works_on_them_in_place(first):
+    def make(inplace: bool) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace), nn.Linear(5, 6), nn.ReLU(inplace), nn.Linear(6, 3))
+
+    plain, data = drawn(lambda: make(False)), pixels((4,))
+    other = make(True)
+    other.load_state_dict(plain.state_dict())
+    places = watched(plain, symmetries(plain, data.train.inputs[:2]), first)
+    expected, found = (moments([network], places, data) for network in (plain, other))
+    assert expected.keys() == found.keys() == {"0", "2"}
+    for name, one in expected.items():
+        torch.testing.assert_close(found[name].sums, one.sums)
 
 
 def test_places_of_a_map_and_a_flatten_are_samples():
@@ -95,6 +114,31 @@ def test_units_that_never_move_are_alike_and_like_no_other():
     assert torch.equal(likes[:2, 2:], torch.zeros(2, 3).double())
 
 
+def test_units_that_stay_at_different_values_are_not_alike():
+    network = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    with torch.no_grad():
+        network[0].weight[:4] = 0.0
+        network[0].bias[:4] = torch.tensor([2.0, 3.0, 2.0 + 1e-6, -1.0])
+    symmetry = symmetries(network, torch.randn(2, 4))
+    likes = moments([network], watched(network, symmetry), pixels((4,)))["0"].correlation()
+    expected = torch.eye(4)
+    expected[0, 2] = expected[2, 0] = 1
+    assert torch.equal(likes[:4, :4], expected.double())
+
+
+@pytest.mark.parametrize("fold", [ActivationMatching(), ZipIt()])
+def test_units_that_stay_at_their_values_come_back(fold):
+    """Constant units of copies in other orders are told apart by their values."""
+    network, data = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), pixels((4,))
+    with torch.no_grad():
+        network[0].weight[:4] = 0.0
+        network[0].bias[:4] = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    symmetry = symmetries(network, data.train.inputs[:2])
+    state = {name: tensor.detach() for name, tensor in network.state_dict().items()}
+    members = Stacked([network, *(Stacked([network]).network(shuffled(state, symmetry, k)) for k in (1, 2))])
+    assert_back(fold(members, data), network, data)
+
+
 def test_a_residual_stream_is_seen_wherever_it_goes_in():
     make, shape = NETWORKS["residual"]
     network, symmetry = network_and_symmetry(make, shape)
@@ -128,6 +172,88 @@ def test_heads_are_matched_by_weights_and_the_rest_by_what_it_does():
 def test_copies_whose_heads_and_what_is_inside_them_are_in_other_orders_average_back(fold):
     members, network, data = planted("attending", 3)
     assert_back(fold(members, data), network, data)
+
+
+@pytest.mark.parametrize(
+    "fold",
+    [
+        *(WeightMatching(), MergeMany(), C2M3(), StraightThrough(), PermAVG(matched=40.0, plan=Plan(epochs=0))),
+        *(ActivationMatching(), ZipIt(), CCAMerge(), OTFusion(watch="inputs"), OTFusion(cost="weights")),
+        *(ActivationMatching(watch="outputs"), ZipIt(watch="outputs"), OTFusion()),
+    ],
+    ids=lambda fold: f"{type(fold).__name__} {getattr(fold, 'cost', '')} {getattr(fold, 'watch', '')}",
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_units_whose_samples_are_in_other_orders_average_back(fold, seed):
+    """What mixes the tokens of a mixer sees one sample a channel."""
+    members, network, data = planted("mixing", 2 if isinstance(fold, StraightThrough) else 3, seed)
+    assert_back(fold(members, data), network, data)
+
+
+def test_only_what_sees_its_samples_in_any_order_is_matched_by_weights():
+    members, network, data = planted("mixing", 2)
+    symmetry = symmetries(network, data.train.inputs[:2])
+    _, seen = by_weights_first(states_of(members), symmetry, members, data, 0, "inputs", 0, examples=30)
+    assert {group.name for group in symmetry.groups} == {"embed", "tokens.0", "channels.0"}
+    assert seen.keys() == {"embed", "channels.0"}
+
+
+def test_a_loader_that_draws_shows_what_is_to_be_seen():
+    members, network, data = planted("deep", 2)
+    source, part = torch.Generator().manual_seed(0), TensorDataset(data.train.inputs, data.train.labels)
+    drawing = data.replace(train=DataLoader(part, 20, shuffle=True, generator=source))
+    symmetry = symmetries(network, data.train.inputs[:2])
+    _, seen = by_weights_first(states_of(members), symmetry, members, drawing, 0, "inputs", 0, examples=30)
+    assert seen.keys() == {group.name for group in symmetry.groups}
+
+
+class Elsewhere(Routed):
+    """The same, with a module that chooses and calls experts of another one."""
+
+    class Chooses(nn.Module):
+        """Calls what it is given."""
+
+        def forward(self, chosen: Tensor, tokens: Tensor, experts: nn.ModuleList) -> Tensor:
+            """What the experts make of the tokens that are theirs."""
+            made = torch.zeros_like(tokens)
+            for index, expert in enumerate(experts):
+                made[chosen == index] = expert(tokens[chosen == index])
+            return made
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chooses = self.Chooses()
+        self.before = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 5))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(B, tokens, features) -> (B, classes)."""
+        tokens = self.embed(self.before(inputs))
+        made = self.chooses(self.gate(tokens).argmax(-1), tokens, self.experts)
+        return self.head((tokens + made).mean(1))
+
+
+ACTIVATIONS = [ActivationMatching(), ZipIt(), CCAMerge(), OTFusion()]
+
+
+@pytest.mark.filterwarnings("ignore::enfold.merging.states.Unaligned")
+@pytest.mark.parametrize("fold", [*ACTIVATIONS, OTFusion(cost="weights")])
+@pytest.mark.parametrize("make", [Routed, Elsewhere])
+def test_units_that_see_what_values_choose_are_matched_by_weights(fold, make, monkeypatch):
+    monkeypatch.setitem(NETWORKS, "routed", (make, (4, 5)))
+    members, network, data = planted("routed", 3)
+    assert_back(fold(members, data), network, data)
+    apart = Stacked([drawn(make, seed) for seed in range(3)])  # each routes in its own way
+    assert torch.isfinite(fold(apart, data)(data.test.inputs)).all()
+
+
+def test_what_is_inside_a_module_that_decides_or_sees_other_samples_is_not_seen():
+    copies, _, data = planted("routed", 2)  # of which the same tokens go to each expert
+    one, other = (Stacked([drawn(make, seed) for seed in range(3)]) for make in (Routed, Elsewhere))
+    for members, expected in ((copies, set()), (one, set()), (other, {"before.0", "before.2"})):
+        symmetry = symmetries(members.member(0), data.train.inputs[:2])
+        assert {"experts.0.0", "experts.1.0"} <= {group.name for group in symmetry.groups}
+        _, seen = by_weights_first(states_of(members), symmetry, members, data, 0, "inputs", 0, examples=60)
+        assert seen.keys() == expected
 
 
 @pytest.mark.parametrize("fold", [ActivationMatching(), WeightMatching()])

@@ -23,7 +23,7 @@ MERGES = {name: each for name, each in methods("fold").items() if not hasattr(ea
 PLAN = Plan(epochs=1, batch_size=32, optimizer="adam", weight_decay=0.0, select="last")
 BRIEF = {"plan": PLAN, "matched": 12.0, "epochs": 2, "kind": "uniform"}  # for those that have such settings
 DATA = pixels()
-NORM, HIDDEN = "1", ("0", "4")  # the batch norm, and the convolutions, of which it follows the first
+NORM, HIDDEN = "1", ("0", "4")  # the batch norm, and the convolutions, of which it follows the first and undoes repairs
 every_merge = pytest.mark.parametrize("merge", MERGES.values(), ids=MERGES)
 
 
@@ -94,6 +94,21 @@ def test_statistics_of_batch_norms_are_measured_for_the_merged_network(merge):
 
 
 @every_merge
+def test_statistics_of_instance_norms_are_measured_for_the_merged_network(merge):
+    def make() -> nn.Module:
+        norm = nn.InstanceNorm2d(6, affine=True, track_running_stats=True)
+        return nn.Sequential(
+            nn.Conv2d(3, 6, 3), norm, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)
+        )
+
+    network = made(merge)(Stacked([drawn(make, seed) for seed in range(3)]), DATA)
+    with torch.no_grad():
+        units = network[0](DATA.train.inputs)
+    torch.testing.assert_close(network[1].running_mean, units.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(network[1].running_var, units.var((2, 3)).mean(0), rtol=1e-4, atol=1e-5)
+
+
+@every_merge
 def test_a_repair_is_a_step_behind_it_or_its_option(merge):
     members = some_members(3)
     expected = Repair().after(merged(merge.name), members, DATA)
@@ -109,13 +124,11 @@ def test_repaired_units_have_the_means_and_spreads_of_the_members(merge, kind):
     network = Repair(kind).after(before, members, DATA)
     seen, wanted, plain = statistics(network), goals(before, members), statistics(before)
     assert_measured(network)
-    for name in HIDDEN:
-        torch.testing.assert_close(seen[name][1], wanted[name][1], rtol=1e-3, atol=1e-4)
-        assert not torch.allclose(plain[name][1], wanted[name][1], rtol=0.05)  # there was something to repair
-        if kind == "repair":
-            torch.testing.assert_close(seen[name][0], wanted[name][0], rtol=1e-3, atol=1e-3)
-    if kind == "rescale":  # behind the first layer, means move because what comes in has moved
-        torch.testing.assert_close(seen["0"][0], plain["0"][0], rtol=1e-4, atol=1e-5)
+    assert torch.equal(network[0].weight, before[0].weight)
+    assert not torch.allclose(plain["4"][1], wanted["4"][1], rtol=0.05)  # there was something to repair
+    torch.testing.assert_close(seen["4"][1], wanted["4"][1], rtol=1e-5, atol=1e-6)
+    expected = wanted["4"][0] if kind == "repair" else plain["4"][0]
+    torch.testing.assert_close(seen["4"][0], expected, rtol=1e-5, atol=1e-5)
 
 
 @every_merge

@@ -6,7 +6,9 @@ import math
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from enfold import merging
 from enfold.data import Data
@@ -15,8 +17,10 @@ from enfold.fold import Average
 from enfold.fold.weight_matching import WeightMatching
 from enfold.members import Stacked
 from enfold.merging.repair import Repair, repair, repairable
+from enfold.merging.states import mean_of, states_of
+from enfold.networks import MLP
 from enfold.symmetry import symmetries
-from planted import NETWORKS, drawn, pixels, planted
+from planted import NETWORKS, Routed, drawn, pixels, planted
 
 
 def before_activation(network: nn.Module, inputs: torch.Tensor) -> list[torch.Tensor]:
@@ -159,7 +163,9 @@ def test_the_network_before_is_left_untouched():
 
 
 def test_kinds_that_are_not_known_are_refused():
-    with pytest.raises(EnfoldError, match="kind of a repair must be one of none, reset, repair, rescale, got 'glue'"):
+    with pytest.raises(
+        EnfoldError, match="kind of a repair must be one of none, reset, repair, rescale, closed_form, got 'glue'"
+    ):
         Repair("glue")
 
 
@@ -222,8 +228,7 @@ def test_small_batches_are_taken_together(size):
 
 @pytest.mark.parametrize("kind", ["repair", "rescale"])
 def test_a_member_needs_no_repair_whatever_a_batch_holds(kind, monkeypatch):
-    """While layers are measured, those before them are held to what the members do with the same batch."""
-    monkeypatch.setattr(merging.repair, "BATCH", 3)
+    monkeypatch.setattr(merging.spreads, "BATCH", 3)
     members, data = deep(1)
     network = members.member(0)
     repaired = Repair(kind).after(network, Stacked([network] * 2), data)
@@ -233,5 +238,239 @@ def test_a_member_needs_no_repair_whatever_a_batch_holds(kind, monkeypatch):
 def test_one_example_has_no_spread_to_repair():
     members, data = deep(2)
     ones = data.replace(train=[(data.train.inputs[:1], data.train.labels[:1])])
-    with pytest.raises(EnfoldError, match="batches of at least 2 examples, got none in the training part: pass more"):
+    with pytest.raises(EnfoldError, match="spreads on 2 examples or more, got 1 in the training part: pass more"):
         Repair().after(Average()(members, data), members, ones)
+
+
+def ordered(data: Data, size: int) -> Data:
+    """Batches in which all examples are alike."""
+    order = data.train.inputs.flatten(1)[:, 0].argsort()
+    inputs, labels = data.train.inputs[order].split(size), data.train.labels[order].split(size)
+    return data.replace(train=list(zip(inputs, labels, strict=True)))
+
+
+@pytest.mark.parametrize("kind", ["repair", "rescale"])
+@pytest.mark.parametrize("sorted_by_value", [False, True])
+def test_goals_are_reached_over_all_batches_in_every_layer(kind, sorted_by_value):
+    members = Stacked([drawn(lambda: MLP(4, [12, 10, 9, 11, 10, 8], 3), seed) for seed in range(3)])
+    data = pixels((4,), 3000)
+    inputs, given = data.train.inputs, ordered(data, 300) if sorted_by_value else data
+    matched = WeightMatching().matched(members, data)
+    network, plain = (Average()(matched, data) for _ in range(2))
+    repair(network, list(matched), given, [f"hidden.{k}" for k in range(6)], kind)
+    goals = [statistics(member, inputs) for member in matched]
+    for layer, (mean, spread) in enumerate(statistics(network, inputs)):
+        wanted = [torch.stack([goal[layer][which] for goal in goals]).mean(0) for which in (0, 1)]
+        torch.testing.assert_close(spread, wanted[1], rtol=1e-5, atol=1e-6)
+        if kind == "repair":
+            torch.testing.assert_close(mean, wanted[0], rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(statistics(plain, inputs)[5][1], wanted[1], rtol=0.2)
+
+
+def test_goals_are_reached_behind_batch_norm_over_all_batches():
+    """The layer is measured behind the statistics that the network will have."""
+    layers = nn.Linear(4, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, 3)
+    members, data = Stacked([drawn(lambda: nn.Sequential(*layers), seed) for seed in range(2)]), pixels((4,), 1000)
+    matched = WeightMatching().matched(members, data)
+    network = WeightMatching(repair="repair")(members, ordered(data, 100))
+    found = network[:4](data.train.inputs).detach()
+    goals = torch.stack([member[:4](data.train.inputs).detach() for member in matched])
+    torch.testing.assert_close(found.mean(0), goals.mean((0, 1)), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.std(0), goals.std(1).mean(0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["repair", "closed_form"])
+def test_a_loader_that_draws_gives_every_pass_the_same(kind):
+    members, data = deep(1)
+    network, part = members.member(0), TensorDataset(data.train.inputs, data.train.labels)
+    drawing = data.replace(train=DataLoader(part, 20, shuffle=True, drop_last=True, collate_fn=noisy))
+    noise = torch.random.get_rng_state()
+    repaired = Repair(kind).after(network, Stacked([network] * 2), drawing)
+    torch.testing.assert_close(dict(repaired.state_dict()), dict(network.state_dict()), rtol=1e-5, atol=1e-6)
+    repair(network, [network], drawing, ["hidden.0"], kind)
+    assert torch.equal(noise, torch.random.get_rng_state())
+
+
+def noisy(examples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """A batch with augmentations."""
+    inputs, labels = (torch.stack(each) for each in zip(*examples, strict=True))
+    return inputs + torch.randn(inputs.shape), labels
+
+
+class PreActivation(nn.Module):
+    """A layer whose units go into a batch norm and past it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm, self.block, self.head = (
+            nn.Linear(4, 9),
+            nn.BatchNorm1d(9),
+            nn.Linear(9, 9),
+            nn.Linear(9, 3),
+        )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(B, 4) -> (B, 3)."""
+        hidden = self.stem(inputs)
+        return self.head(torch.relu(hidden + self.block(torch.relu(self.norm(hidden)))))
+
+
+def test_what_goes_into_a_batch_norm_is_left_to_it_only_if_it_goes_nowhere_else():
+    members, data = Stacked([drawn(PreActivation, seed) for seed in range(3)]), pixels((4,))
+    merge = WeightMatching(repair="repair")
+    goals = torch.stack([one.stem(data.train.inputs).std(0) for one in merge.matched(members, data)]).mean(0)
+    torch.testing.assert_close(merge(members, data).stem(data.train.inputs).std(0), goals, rtol=1e-5, atol=1e-6)
+
+
+class Repeated(nn.Module):
+    """A layer that sees what it makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again, self.head = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.returned: list[Tensor] = []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(B, 4) -> (B, 3)."""
+        one = self.again(torch.relu(self.first(inputs)))
+        other = self.again(torch.relu(one))
+        self.returned = [one.detach(), other.detach()]
+        return self.head(torch.relu(other))
+
+
+def test_a_layer_that_is_called_twice_has_the_goals_over_both_calls():
+    members, data = Stacked([drawn(Repeated, seed) for seed in range(3)]), pixels((4,), 600)
+    network = Average()(members, data)
+    names = ["first", "again"]
+    repair(network, list(members), data, names)
+
+    def both(one: nn.Module) -> tuple[Tensor, Tensor]:
+        one.eval()(data.train.inputs)
+        units = torch.cat(one.returned)
+        return units.mean(0), units.std(0, correction=0)
+
+    goals = [both(member) for member in members]
+    for which, found in enumerate(both(network)):
+        torch.testing.assert_close(found, torch.stack([goal[which] for goal in goals]).mean(0), rtol=1e-3, atol=1e-3)
+    member = members.member(0)
+    before = {name: tensor.clone() for name, tensor in member.state_dict().items()}
+    repair(member, [members.member(0)] * 2, data, names)
+    torch.testing.assert_close(dict(member.state_dict()), before, rtol=1e-5, atol=1e-6)
+
+
+class Skipping(Routed):
+    """Experts without tokens are not called."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(B, tokens, features) -> (B, classes)."""
+        tokens = self.embed(inputs)
+        chosen, made = self.gate(tokens).argmax(-1), torch.zeros_like(tokens)
+        for index, expert in enumerate(self.experts):
+            if bool((chosen == index).any()):
+                made[chosen == index] = expert(tokens[chosen == index])
+        return self.head((tokens + made).mean(1))
+
+
+@pytest.mark.filterwarnings("ignore::enfold.merging.states.Unaligned")
+@pytest.mark.parametrize("kind", ["repair", "rescale", "closed_form"])
+@pytest.mark.parametrize("make", [Routed, Skipping])
+def test_layers_that_some_network_does_not_call_are_left_as_they_are(make, kind):
+    """No token of one member goes to its second expert."""
+    networks, data = [drawn(make, seed) for seed in range(3)], pixels((4, 5), 600)
+    with torch.no_grad():
+        networks[1].gate.bias[1] = -100.0
+    members = Stacked(networks)
+    plain = WeightMatching(repair="none")(members, data)
+    with torch.no_grad():
+        plain.gate.bias.copy_(networks[0].gate.bias)  # the network itself calls both
+    found = Repair(kind).after(plain, members, data)
+    for name, tensor in plain.experts[1].state_dict().items():
+        assert torch.equal(found.experts[1].state_dict()[name], tensor)
+    assert torch.equal(found.experts[0][0].weight, plain.experts[0][0].weight) == (kind == "closed_form")
+
+
+class NeverCalled(nn.Module):
+    """Layers whose weights are used by others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.attention = nn.Linear(5, 6), nn.MultiheadAttention(6, 2, batch_first=True)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(B, tokens, 5) -> (B, 3)."""
+        tokens = F.linear(inputs, self.hidden.weight, self.hidden.bias)
+        return self.head(torch.relu(tokens + self.attention(tokens, tokens, tokens)[0]).mean(1))
+
+
+@pytest.mark.parametrize("kind", ["repair", "rescale", "closed_form"])
+def test_a_network_of_layers_that_are_never_called_is_returned_as_it_is(kind):
+    members, data = Stacked([drawn(NeverCalled, seed) for seed in range(2)]), pixels((4, 5))
+    plain = WeightMatching(repair="none")(members, data)
+    assert repairable(plain, symmetries(plain, data.train.inputs[:2]))
+    found = Repair(kind).after(plain, members, data)
+    assert all(torch.equal(found.state_dict()[name], tensor) for name, tensor in plain.state_dict().items())
+
+
+@pytest.mark.parametrize("weights", [None, (0.6, 0.1, 0.1, 0.2)])
+@pytest.mark.parametrize("make", [lambda: nn.Linear(4, 9), lambda: nn.Conv2d(3, 5, 3)], ids=["linear", "convolution"])
+def test_behind_the_inputs_the_closed_form_is_what_is_measured(make, weights):
+    layer = make()
+    data = pixels((4,) if isinstance(layer, nn.Linear) else (3, 8, 8), 300)
+    width = layer(data.train.inputs[:1]).numel()
+    members = Stacked(
+        [drawn(lambda: nn.Sequential(make(), nn.Flatten(), nn.ReLU(), nn.Linear(width, 3)), k) for k in range(4)]
+    )
+    mean = [1 / 4] * 4 if weights is None else weights
+    one, other, plain = (members.network(mean_of(states_of(members), mean)) for _ in range(3))
+    for network, kind in ((one, "repair"), (other, "closed_form")):
+        repair(network, list(members), data, ["0"], kind, weights=weights)
+    torch.testing.assert_close(dict(other.state_dict()), dict(one.state_dict()), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(other[0].weight, plain[0].weight, rtol=0.05)
+
+
+def test_the_closed_form_is_that_of_the_members_spreads_and_correlations():
+    """σ² = Σ_mn α_m α_n ρ_mn σ_m σ_n in every layer, and the merged network is not run."""
+    members, data = deep(3)
+    network, alpha = Average()(members, data), torch.tensor([0.5, 0.3, 0.2])
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    network.register_forward_pre_hook(refuse)
+    repair(network, list(members), data, ["hidden.0", "hidden.1", "hidden.2"], "closed_form", weights=alpha.tolist())
+    units = zip(*(before_activation(member, data.train.inputs) for member in members), strict=True)
+    for layer, each in enumerate(torch.stack(one) for one in units):  # (M, N, d)
+        spreads, means = each.std(1, correction=0), alpha @ each.mean(1)
+        correlations = torch.stack([torch.corrcoef(unit) for unit in each.movedim(2, 0)])  # (d, M, M)
+        weighted = alpha * spreads.mT  # (d, M)
+        scale = (alpha @ spreads) / torch.einsum("dm,dmn,dn->d", weighted, correlations, weighted).sqrt()
+        found = network.hidden[layer]
+        weight, bias = before[f"hidden.{layer}.weight"], before[f"hidden.{layer}.bias"]
+        torch.testing.assert_close(found.weight, scale[:, None] * weight, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(found.bias, scale * (bias - means) + means, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["repair", "closed_form"])
+def test_units_are_measured_before_what_works_on_them_in_place(kind):
+    def make(inplace: bool) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 9), nn.ReLU(inplace), nn.Linear(9, 8), nn.ReLU(inplace), nn.Linear(8, 3))
+
+    data, found = pixels((4,)), []
+    for inplace in (False, True):
+        members = Stacked([drawn(lambda inplace=inplace: make(inplace), seed) for seed in range(3)])
+        found.append(WeightMatching(repair=kind)(members, data))
+    torch.testing.assert_close(dict(found[1].state_dict()), dict(found[0].state_dict()))
+
+
+def refuse(*_: object) -> None:
+    """Nothing may be run."""
+    raise AssertionError("the merged network was run")
+
+
+def test_the_closed_form_as_an_option_and_as_a_step():
+    members, data = deep(3)
+    option = WeightMatching(repair="closed_form")(members, data)
+    step = (WeightMatching(repair="none") >> Repair("closed_form"))(members, data)
+    assert all(torch.equal(step.state_dict()[name], tensor) for name, tensor in option.state_dict().items())
+    others = (WeightMatching(repair=kind)(members, data) for kind in ("none", "repair"))
+    found, plain, goal = (statistics(network, data.train.inputs)[0][1] for network in (option, *others))
+    torch.testing.assert_close(found, goal, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(plain, goal, rtol=0.05)

@@ -70,6 +70,21 @@ def test_a_norm_that_is_called_twice_averages_both_calls():
     torch.testing.assert_close(network.norm.running_mean, (data.train.inputs.mean(0) + 10) / 2)
 
 
+@pytest.mark.parametrize("size", [1, 8])
+def test_instance_norms_that_keep_statistics_are_measured_too(size):
+    """Means over examples of each one's own mean and variance, also from batches of one."""
+    data = numbers(20, 2, 3, 3)
+    inputs, labels = data.train.inputs, data.train.labels
+    network = nn.Sequential(nn.InstanceNorm2d(2, momentum=0.3, track_running_stats=True), nn.Flatten()).double()
+    network.append(nn.Linear(18, 2).double())
+    loader = list(zip(inputs.split(size), labels.split(size), strict=True))
+    reestimate(network.eval(), data.replace(train=loader))
+    torch.testing.assert_close(network[0].running_mean, inputs.mean((0, 2, 3)))
+    torch.testing.assert_close(network[0].running_var, inputs.var((2, 3)).mean(0))
+    assert network[0].momentum == 0.3
+    assert not network[0].training
+
+
 def test_nothing_else_is_touched():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=0.3), nn.Dropout(0.9), nn.Linear(3, 2)).double()

@@ -11,7 +11,7 @@ arXiv:2209.04836 (1b); K. Jordan et al.: REPAIR, ICLR 2023, arXiv:2211.08403 (1a
 
 Differs from the papers: groups are found for any network; more than two members are all matched to the reference;
 units that are seen at several layers (residual streams) are matched at all of them together; blocks (heads) and groups
-that no layer shows are matched by weights.
+that no layer shows, or none on the same samples in all members, are matched by weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import ClassVar, Literal, get_args
 
 from enfold.data import Data
 from enfold.members import Members, State
-from enfold.merging.activations import Watched, moments
+from enfold.merging.activations import Watched
 from enfold.merging.assign import best_order
 from enfold.merging.base import Alignment
 from enfold.merging.split import by_weights_first
@@ -56,11 +56,9 @@ class ActivationMatching(Alignment):
     ) -> list[State]:
         """Each member in the order of equation (1)."""
         reference = require_reference(self.reference, len(states))
-        states, places = by_weights_first(
+        states, seen = by_weights_first(
             states, symmetry, members, data, reference, self.watch, self.seed, examples=self.examples
         )
-        networks = [members.network(state) for state in states]
-        seen = moments(networks, places, data, examples=self.examples, seed=self.seed)
         found = []
         for index, state in enumerate(states):
             orders = {}

@@ -11,8 +11,9 @@ T, so that members are no longer what they were before the mean is taken.
 S. Horoi, A. M. O. Camacho, E. Belilovsky, G. Wolf: Harmony in Diversity: Merging Neural Networks with Canonical
 Correlation Analysis, ICML 2024, arXiv:2407.05385.
 
-Differs from the paper: groups of units are found for any network; heads and groups that no layer shows are matched by
-weights, one to one; γ is relative to the mean variance of a group's units; nothing else known.
+Differs from the paper: groups of units are found for any network; heads and groups that no layer shows, or none on the
+same samples in all members, are matched by weights, one to one; γ is relative to the mean variance of a group's units;
+nothing else known.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from torch import Tensor
 from enfold.data import Data
 from enfold.errors import EnfoldError
 from enfold.members import Members, State
-from enfold.merging.activations import Watched, moments
+from enfold.merging.activations import Watched
 from enfold.merging.base import Merge
 from enfold.merging.split import by_weights_first
 from enfold.merging.states import mean_of, require_reference, states_of, units_of
@@ -58,11 +59,9 @@ class CCAMerge(Merge):
         states = states_of(members)
         reference = require_reference(self.reference, len(states))
         symmetry = units_of(members.network(states[reference]), data, self.seed)
-        states, places = by_weights_first(
+        states, seen = by_weights_first(
             states, symmetry, members, data, reference, self.watch, self.seed, examples=self.examples, mixed=True
         )
-        networks = [members.network(state) for state in states]
-        seen = moments(networks, places, data, examples=self.examples, seed=self.seed)
         for name, one in seen.items():
             covariance = one.covariance()
             for index in set(range(len(states))) - {reference}:

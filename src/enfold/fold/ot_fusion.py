@@ -11,7 +11,8 @@ S. P. Singh, M. Jaggi: Model Fusion via Optimal Transport, NeurIPS 2020, arXiv:1
 
 Differs from the paper: groups of units are found for any network; where several layers make one group (residual
 streams), those whose inputs are aligned already count, together; members of other widths are refused; blocks of units
-(heads) are matched by weights, and so is what no layer shows in (1b); ε is relative to the mean cost.
+(heads) are matched by weights before, and so is what no layer shows, or none on the same samples in all members; ε is
+relative to the mean cost.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from torch import Tensor
 from enfold.data import Data
 from enfold.errors import EnfoldError
 from enfold.members import Members, State
-from enfold.merging.activations import Moments, Watched, moments
+from enfold.merging.activations import Moments, Watched
 from enfold.merging.assign import best_order
 from enfold.merging.base import Merge
 from enfold.merging.split import by_weights_first
@@ -63,14 +64,10 @@ class OTFusion(Merge):
         states = states_of(members)
         reference = require_reference(self.reference, len(states))
         symmetry = units_of(members.network(states[reference]), data, self.seed)
-        states, places = by_weights_first(
+        states, seen = by_weights_first(
             states, symmetry, members, data, reference, self.watch, self.seed, examples=self.examples, mixed=True
         )
-        seen: dict[str, Moments] = {}
-        if self.cost == "activations":
-            networks = [members.network(state) for state in states]
-            seen = moments(networks, places, data, examples=self.examples, seed=self.seed)
-        learned, rest = set(members.skeleton.parameters), [symmetry[name] for name in places]
+        learned, rest = set(members.skeleton.parameters), [symmetry[name] for name in seen]
         while rest:
             group = max(rest, key=lambda one: _readiness(one, rest, learned, states[reference]))
             ready, making = _incoming(group, rest, learned)

@@ -28,7 +28,6 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from enfold.data import Data
 from enfold.data.batches import Order
@@ -40,7 +39,7 @@ from enfold.merging.base import Alignment
 from enfold.merging.states import require_reference
 from enfold.modes import evaluating
 from enfold.symmetry import Symmetry, matched_to
-from enfold.train.batch_norm import several_examples
+from enfold.train.batch_norm import TRACKING, several_examples
 
 
 @dataclass(frozen=True)
@@ -145,8 +144,8 @@ def _midpoint_loss(state: State, members: Members, inputs: Tensor, labels: Tenso
 
 @contextmanager
 def _own_statistics(members: Members) -> Iterator[None]:
-    """Batch norms take each batch's own statistics: those of two members do not fit their mid-point."""
+    """Norms take each batch's own statistics: those of two members do not fit their mid-point."""
     for layer in members.skeleton.network.modules():
-        if isinstance(layer, _BatchNorm):
+        if isinstance(layer, TRACKING):
             layer.training = True
     yield

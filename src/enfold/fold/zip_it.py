@@ -10,10 +10,11 @@ Members trained on different things keep features that no other member has, beca
 G. Stoica, D. Bolya, J. Bjorner, P. Ramesh, T. Hearn, J. Hoffman: ZipIt! Merging Models from Different Tasks without
 Training, ICLR 2024, arXiv:2305.03053.
 
-Differs from the paper: all layers are zipped, so that one network of the members' class is left; units that never move
-are alike; among pairs that are equally alike, those of one place are taken first; where budgets leave no pair, any is
-taken; a unit is discounted (2) once it holds M, which for two members is as in the paper, so that one unit of each may
-come together; groups of units are found for any network; heads and groups that no layer shows are matched by weights.
+Differs from the paper: all layers are zipped, so that one network of the members' class is left; units that stay at one
+value are alike; among pairs that are equally alike, those of one place are taken first; where budgets leave no pair,
+any is taken; a unit is discounted (2) once it holds M, which for two members is as in the paper, so that one unit of
+each may come together; groups of units are found for any network; heads and groups that no layer shows, or none on the
+same samples in all members, are matched by weights.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from torch import Tensor
 from enfold.data import Data
 from enfold.errors import EnfoldError
 from enfold.members import Members, State
-from enfold.merging.activations import Watched, moments
+from enfold.merging.activations import Watched
 from enfold.merging.base import Merge
 from enfold.merging.split import by_weights_first
 from enfold.merging.states import mean_of, states_of, units_of
@@ -61,11 +62,9 @@ class ZipIt(Merge):
         """Equation (4)."""
         states = states_of(members)
         symmetry = units_of(members.network(states[0]), data, self.seed)
-        states, places = by_weights_first(
+        states, seen = by_weights_first(
             states, symmetry, members, data, 0, self.watch, self.seed, examples=self.examples, mixed=True
         )
-        networks = [members.network(state) for state in states]
-        seen = moments(networks, places, data, examples=self.examples, seed=self.seed)
         made: list[Axis] = []  # what members are put together in by Merge, and not by the mean
         for name, one in seen.items():
             unmerge = zipped(one.correlation(), len(states), self.discount, self.budget)  # (M d, d)

@@ -8,7 +8,6 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from enfold.data import Data, Split
 from enfold.data.dataset import evaluation_batches
@@ -21,7 +20,7 @@ from enfold.members.skeleton import read_state
 from enfold.modes import evaluating
 from enfold.predictions import Predictions
 from enfold.seeds import generator
-from enfold.train.batch_norm import reestimate
+from enfold.train.batch_norm import TRACKING, Norm, reestimate
 
 BatchNorm = Literal["stored", "train", "reset"]
 AT_ONCE = 16  # networks in one stacked product: more do not run faster, and need more memory
@@ -76,9 +75,9 @@ class _Crowd:
                 tensor[index].copy_(state[name])
 
     @property
-    def norms(self) -> list[_BatchNorm]:
-        """The batch norms by whose mode all networks run."""
-        return [layer for layer in self.tried.skeleton.network.modules() if isinstance(layer, _BatchNorm)]
+    def norms(self) -> list[Norm]:
+        """The batch norms, and what is like them, by whose mode all networks run."""
+        return [layer for layer in self.tried.skeleton.network.modules() if isinstance(layer, TRACKING)]
 
     @torch.no_grad()
     def measure(self, data: Data) -> None:

@@ -5,12 +5,13 @@
 
 Units of a group are watched where layers take them in, behind the non-linearity, and else where they come out of a
 layer; seen at several places of a network (a residual stream is), each place counts the same. The places of a map and
-what a flatten put into one unit are more samples of it.
+what a flatten put into one unit are more samples of it. Units are compared where all networks show the same samples:
+not where the channels of another group are samples, each network's in its own order, nor where values choose them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -31,6 +32,7 @@ Watched = Literal["inputs", "outputs"]
 """Where units are watched first: as inputs of the next layers, or as outputs of the layers that make them."""
 
 COLUMNS = 4096  # of one batch at one place; more are thinned out evenly
+ROUNDING = 1e-5  # of two values that are the same
 BATCH = 128
 
 
@@ -76,8 +78,9 @@ class Moments:
         return self._mean(self._covariances())
 
     def correlation(self) -> Tensor:
-        """(M d, M d); 0 with a unit that never moves, but 1 of two of them, which say the same."""
-        return self._mean([_correlation(covariance) for covariance in self._covariances()])
+        """(M d, M d); 0 with a unit that never moves, but 1 of two of them that stay at the same value."""
+        means = [total / count for total, count in zip(self.sums, self.counts, strict=True)]
+        return self._mean([_correlation(*each) for each in zip(self._covariances(), means, strict=True)])
 
     def _covariances(self) -> list[Tensor]:
         found = []
@@ -95,12 +98,13 @@ class Moments:
         return torch.stack(parts).mean(0)
 
 
-def _correlation(covariance: Tensor) -> Tensor:
+def _correlation(covariance: Tensor, means: Tensor) -> Tensor:
     spread = covariance.diagonal().clamp_min(0).sqrt()
     still = spread == 0
     scale = torch.where(still, torch.ones_like(spread), spread)
     found = covariance / (scale[:, None] * scale)
-    found[still.unsqueeze(1) & still] = 1
+    same = (means[:, None] - means).abs() <= ROUNDING * torch.maximum(means[:, None].abs(), means.abs())
+    found[still[:, None] & still & same] = 1
     return found
 
 
@@ -135,12 +139,30 @@ def _places(group: Group, modules: dict[str, nn.Module], side: Watched) -> Itera
 
 
 @torch.no_grad()
-def shown(network: nn.Module, places: dict[str, list[Place]], data: Data) -> dict[str, list[Place]]:
-    """The places that are seen when the network runs: no layers whose weights it uses without calling them."""
-    with torch.random.fork_rng(devices=[]):  # a loader of the user's own may draw
-        seen = _units([network], places, example_of(data))
-    kept = {name: [place for k, place in enumerate(some) if (name, k) in seen] for name, some in places.items()}
-    return {name: some for name, some in kept.items() if some}
+def comparable(
+    network: nn.Module, moved: nn.Module, orders: Mapping[str, Tensor], places: dict[str, list[Place]], data: Data
+) -> dict[str, list[Place]]:
+    """The places that show the same samples of each unit after groups were put in these orders.
+
+    No layers that the network does not call, and none that take the channels of a map as samples of its places, as
+    mixers do, if the channels moved.
+    """
+    seen = []
+    with torch.random.fork_rng(devices=[]):  # a loader of the user's own may draw, and so may a network
+        example = example_of(data)
+        for one in (network, moved):
+            torch.default_generator.manual_seed(0)
+            seen.append(_units([one], places, example)[0])
+    found: dict[str, list[Place]] = {}
+    for (name, index), units in seen[0].items():
+        got = seen[1].get((name, index), units[:0])
+        if got.shape != units.shape:
+            continue
+        expected = units[orders[name]] if name in orders else units
+        near = torch.finfo(units.dtype).eps ** 0.5 * float(units.norm())
+        if not float((got - expected).norm()) > near:  # what is not finite is for `moments` to name
+            found.setdefault(name, []).append(places[name][index])
+    return found
 
 
 @torch.no_grad()
@@ -152,22 +174,30 @@ def moments(
     examples: int = 4096,
     seed: int = 0,
 ) -> dict[str, Moments]:
-    """Equation (2) by group, over so many examples of the training part, in eval mode; without groups never seen."""
+    """Equation (2) by group, over so many examples of the training part, in eval mode.
+
+    Without groups that are never seen, and without places that show some networks more samples than others.
+    """
     if examples < 1:
         raise EnfoldError(f"units are watched on examples, got examples={examples}: pass 1 or more")
     gathered: dict[tuple[str, int], tuple[float, Tensor, Tensor]] = {}
+    apart: set[tuple[str, int]] = set()
     for inputs in _first(examples, Order(BATCH, seed=seed).batches(data, epoch=0)):
-        for key, units in _units(networks, places, inputs).items():
+        seen, differing = _units(networks, places, inputs)
+        apart |= differing
+        for key, units in seen.items():
             values = units.double().cpu()
             part = (float(values.shape[1]), values.sum(1), values @ values.mT)
             held = gathered.get(key)
             gathered[key] = part if held is None else (held[0] + part[0], held[1] + part[1], held[2] + part[2])
     found: dict[str, Moments] = {}
-    for (name, _), (count, total, product) in gathered.items():
+    for (name, index), (count, total, product) in gathered.items():
+        if (name, index) in apart or not count:
+            continue
         if not bool(product.isfinite().all()):
-            index = int(product.diagonal().isfinite().logical_not().nonzero()[0]) // (len(product) // len(networks))
+            member = int(product.diagonal().isfinite().logical_not().nonzero()[0]) // (len(product) // len(networks))
             raise EnfoldError(
-                f"units are compared by finite answers, but those of '{name}' in member {index} are not: leave it out"
+                f"units are compared by finite answers, but those of '{name}' in member {member} are not: leave it out"
             )
         one = found.setdefault(name, Moments(len(networks), [], [], []))
         one.counts.append(count)
@@ -187,8 +217,9 @@ def _first(examples: int, batches: Iterable[Batch]) -> Iterator[Tensor]:
 
 def _units(
     networks: Sequence[nn.Module], places: dict[str, list[Place]], inputs: Tensor
-) -> dict[tuple[str, int], Tensor]:
-    """The units of all networks for one batch, (M d, samples), by group and place."""
+) -> tuple[dict[tuple[str, int], Tensor], set[tuple[str, int]]]:
+    """The units of all networks for one batch, (M d, samples), by group and place; and where samples are not as many
+    in all of them, as tokens that are chosen by their values."""
     every: list[dict[tuple[str, int], Tensor]] = []
     for network in networks:
         seen: dict[tuple[str, int], list[Tensor]] = {}
@@ -199,7 +230,11 @@ def _units(
                     stack.callback(_watch(network, place, seen.setdefault((name, index), [])))
             member_logits(network, inputs.to(next(network.parameters()).device))
         every.append({key: torch.cat(parts, dim=1) for key, parts in seen.items() if parts})
-    return {key: _thinned(torch.cat([one[key] for one in every])) for key in every[0]}
+    differing = {
+        key for key in set().union(*every) if len({one[key].shape[1] if key in one else 0 for one in every}) > 1
+    }
+    alike = {key: [one[key] for one in every] for key in every[0] if key not in differing}
+    return {key: _thinned(torch.cat(units)) for key, units in alike.items()}, differing
 
 
 def _watch(network: nn.Module, place: Place, seen: list[Tensor]) -> Callable[[], None]:
@@ -207,11 +242,11 @@ def _watch(network: nn.Module, place: Place, seen: list[Tensor]) -> Callable[[],
 
     def inputs(_: nn.Module, given: tuple[Any, ...]) -> None:
         if given and isinstance(given[0], Tensor):
-            seen.append(place.units(layer, given[0]))
+            seen.append(place.units(layer, given[0]).clone())  # what comes next may work in place
 
     def outputs(_: nn.Module, __: object, value: Any) -> None:
         if isinstance(value, Tensor):
-            seen.append(place.units(layer, value))
+            seen.append(place.units(layer, value).clone())
 
     if place.side == "inputs":
         return layer.register_forward_pre_hook(inputs).remove
@@ -219,5 +254,5 @@ def _watch(network: nn.Module, place: Place, seen: list[Tensor]) -> Callable[[],
 
 
 def _thinned(units: Tensor) -> Tensor:
-    step = -(-units.shape[1] // COLUMNS)
+    step = max(1, -(-units.shape[1] // COLUMNS))
     return units[:, ::step]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -59,7 +59,7 @@ def soft_symmetry(members: Members, data: Data, seed: int) -> Symmetry:
         reason = reason or (f"tied weights make and take those of {', '.join(left)}" if left else "none is free")
         what = "some units are" if soft else "no unit is aligned, and all are"
         say_unaligned(what, reason)
-    return Symmetry(soft, found.fixed, found.note)
+    return replace(found, groups=soft)
 
 
 def _require_solvable(groups: Sequence[Group], state: State) -> None:

@@ -4,25 +4,28 @@
     layer:  x' = μ* + σ* (x - μ) / σ                        repair                                                (2a)
             x' = μ  + σ* (x - μ) / σ                        rescale                                               (2b)
     folded: w' = w σ*/σ,   b' = (b - μ) σ*/σ + μ*  (or μ)                                                         (3)
+    μ, σ:   measured in the merged network, or expected of the mean of the members' units (closed_form):
+            μ = μ*,   σ² = Σ_mn α_m α_n ρ_mn σ_m σ_n        ρ_mn: correlation of the unit in two members          (4)
 
 The mean of M units with correlation ρ has the spread √((1 + (M-1) ρ) / M) of one of them, layer upon layer: merged
 networks go silent. Batch norms undo it when their statistics are measured again ("reset"), which is all they need.
+Layers are measured one after the other, each behind all that is right already, in a pass each over the training part
+that ends at the layer; the closed form takes one pass of the members alone, and is exact behind the inputs only.
 
 K. Jordan, H. Sedghi, O. Saukh, R. Entezari, B. Neyshabur: REPAIR: REnormalizing Permuted Activations for Interpolation
 Repair, ICLR 2023, arXiv:2211.08403.
 
 Differs from the paper: any number of members, with weights α of their own if wanted; spreads are of the whole training
-part, not a mean over batches; while a layer is measured, those before it are corrected by what the members do with the
-same batch; linear and convolution layers whose units are hidden by proof are corrected, where their weights are not
-tied or computed; one without a bias is only rescaled, so that the network keeps its parameters; a unit that never moves
-is only shifted.
+part, not a mean over batches, and reached in the network as it is returned; linear and convolution layers whose units
+are hidden by proof are corrected, where their weights are not tied or computed, all networks call them, and no batch
+norm undoes it; one without a bias is only rescaled, so that the network keeps its parameters; a unit that never moves
+is only shifted; layers that are called several times, or not always, are corrected in up to ten rounds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,33 +33,29 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from enfold.data import Data
-from enfold.data.batches import Batch, Order
 from enfold.errors import EnfoldError
-from enfold.evaluate import member_logits
 from enfold.folding import Composable, require_members
 from enfold.members import Members, State
 from enfold.members.skeleton import copied, places, read_state
-from enfold.merging.layers import PRODUCERS, channel_axis, produced_axis, shows_outputs
+from enfold.merging.layers import PRODUCERS, produced_axis, shows_outputs
+from enfold.merging.spreads import Moments, batches_of, measured, seen, undone
 from enfold.merging.states import states_of, units_of
-from enfold.modes import evaluating
 from enfold.symmetry import Symmetry, permute, weight_matching
 from enfold.train.batch_norm import reestimate
 
-Correction = Literal["none", "reset", "repair", "rescale"]
+Correction = Literal["none", "reset", "repair", "rescale", "closed_form"]
 SILENT = 1e-6  # a spread below this part of the goal's is rounding
-BATCH = 256
-Sums = list[Tensor]  # how many numbers, their sums by unit, and those of their squares
-Goal = tuple[Tensor, Tensor]  # means and spreads
+ROUNDS = 10  # over layers that see what they make themselves
+SETTLED = 1e-5  # a change, as a part of the spread, after which there is no other round
 
 
 @dataclass(frozen=True)
 class Repair(Composable):
     """A step of a route: the network before it with its hidden units' statistics set to the members'."""
 
-    kind: Correction = "repair"  # repair: means and spreads, rescale: spreads alone, reset: batch norm alone
+    kind: Correction = "repair"  # means and spreads; rescale: spreads; closed_form: by correlations; reset: batch norm
     seed: int = 0  # of the order of the data and of matching
     weights: tuple[float, ...] | None = None  # α of equation (1), as they were merged, in any unit; None: all the same
 
@@ -96,6 +95,10 @@ def corrected(
         members = require_members(members, "repair")
         symmetry = units_of(network, data, seed)
         names = repairable(network, symmetry)
+        if kind == "closed_form":  # what is called with other samples in each member has no correlation
+            names = [name for name in names if not symmetry.decided(name)]
+        left = undone(network, names, data, seed)
+        names = [name for name in names if name not in left]
         if names:
             own = {name: tensor.detach() for name, tensor in read_state(network).items()}
             states = [_nearest(own, state, symmetry, members, seed) for state in states_of(members)]
@@ -138,24 +141,33 @@ def repair(
     seed: int = 0,
     weights: Sequence[float] | None = None,
 ) -> None:
-    """Correct the layers of these names in place; members are plain networks with their units in the same order."""
+    """Correct the layers of these names in place; members are plain networks with their units in the same order.
+
+    Layers that some network does not call are left as they are.
+    """
     alpha = _shares(weights, len(members))
-    device = next(network.parameters()).device
-    with ExitStack() as stack:
-        seen = [stack.enter_context(_watched(member, names)) for member in members]
-        own = stack.enter_context(_watched(network, names))
-        stack.enter_context(_normalising(network))
-        for inputs in _pooled(Order(BATCH, seed=seed).batches(data, epoch=0), device):
-            for watch in seen:
-                watch.run(inputs)
-            own.run(inputs, partial(_goals, [watch.calls for watch in seen], alpha), kind)
-    if names and not any(watch.sums for watch in seen):
+    batches = partial(batches_of, data, next(network.parameters()).device, seed)
+    closed = kind == "closed_form"
+    shown = seen(members, names, batches(), alpha.tolist() if closed else None)
+    if shown.examples < 2:
         raise EnfoldError(
-            "a repair measures spreads on batches of at least 2 examples, got none in the training part: pass more"
+            f"a repair measures spreads on 2 examples or more, got {shown.examples} in the training part: pass more"
         )
-    for name, sums in own.sums.items():
-        goal = _mean([_moments(watch.sums[name]) for watch in seen], alpha)  # (1)
-        _fold(network.get_submodule(name), *_correction(*_moments(sums), *goal, kind))
+    goals = {name: _mean([sums[name].moments() for sums in shown.each], alpha) for name in shown.names}  # (1)
+    if closed:
+        for name in [name for name in goals if name not in shown.apart]:
+            _correct(network.get_submodule(name), shown.mean[name].moments(), goals[name], kind)  # (4)
+        return
+    for _ in range(1 if shown.plain else ROUNDS):
+        moved = 0.0
+        for name, goal in goals.items():
+            with torch.random.fork_rng(devices=[]):  # a loader that draws gives each pass the same
+                reestimate(network, data, seed=seed)
+            sums = measured(network, name, batches(), once=shown.plain)
+            if sums.count > 1:
+                moved = max(moved, _correct(network.get_submodule(name), sums.moments(), goal, kind))
+        if moved < SETTLED:
+            break
 
 
 def _shares(weights: Sequence[float] | None, count: int) -> Tensor:
@@ -169,17 +181,26 @@ def _shares(weights: Sequence[float] | None, count: int) -> Tensor:
     return given / given.sum()
 
 
-def _mean(parts: Sequence[tuple[Tensor, Tensor]], alpha: Tensor) -> tuple[Tensor, Tensor]:
+def _mean(parts: Sequence[Moments], alpha: Tensor) -> Moments:
     means, spreads = (torch.stack(each) for each in zip(*parts, strict=True))
     alpha = alpha.to(means.device)
     return alpha @ means, alpha @ spreads
+
+
+def _correct(layer: nn.Module, now: Moments, goal: Moments, kind: Correction) -> float:
+    """Fold a correction into the layer; how much it moves units, as a part of their spreads in the mean."""
+    scale, shift = _correction(*now, *goal, kind)
+    _fold(layer, scale, shift)
+    mean, spread = now
+    change = (scale - 1).abs() * spread + (0 if layer.bias is None else (scale * mean + shift - mean).abs())
+    return float(change.max() / spread.mean()) if float(spread.mean()) else 0.0
 
 
 def _correction(mean: Tensor, spread: Tensor, goal: Tensor, wanted: Tensor, kind: Correction) -> tuple[Tensor, Tensor]:
     """x' = scale x + shift, equation (2)."""
     moves = spread > SILENT * wanted
     scale = torch.where(moves, wanted / torch.where(moves, spread, torch.ones_like(spread)), torch.ones_like(spread))
-    return scale, (goal if kind == "repair" else mean) - scale * mean
+    return scale, (mean if kind == "rescale" else goal) - scale * mean
 
 
 def _fold(layer: nn.Module, scale: Tensor, shift: Tensor) -> None:
@@ -190,93 +211,3 @@ def _fold(layer: nn.Module, scale: Tensor, shift: Tensor) -> None:
     weight.mul_(scale.to(weight).view(shape))
     if isinstance(bias, Tensor):
         bias.mul_(scale.to(bias)).add_(shift.to(bias))
-
-
-class _Watch:
-    """Sums of each unit of one network's layers before anything is done to it: those of a pass by call, and of all."""
-
-    def __init__(self, network: nn.Module) -> None:
-        self.network = network
-        self.sums: dict[str, Sums] = {}
-        self.calls: dict[str, list[Sums]] = {}
-        self.goals: Callable[[str, int], Goal] | None = None
-        self.kind: Correction = "repair"
-
-    def run(self, inputs: Tensor, goals: Callable[[str, int], Goal] | None = None, kind: Correction = "repair") -> None:
-        """One batch; with goals for each call of a layer, what goes on from it is corrected, so that the next layers
-        are measured behind layers that are right."""
-        self.calls, self.goals, self.kind = {}, goals, kind
-        member_logits(self.network, inputs)
-
-    def see(self, name: str, layer: nn.Module, output: Tensor) -> Tensor:
-        axis = channel_axis(layer, output)
-        units = output.movedim(axis, 0).flatten(1).double()  # (units, everything else)
-        part = [torch.tensor(float(units.shape[1])), units.sum(1), units.square().sum(1)]
-        self.sums[name] = [a + b for a, b in zip(self.sums[name], part, strict=True)] if name in self.sums else part
-        calls = self.calls.setdefault(name, [])
-        calls.append(part)
-        if self.goals is None:
-            return output
-        scale, shift = _correction(*_moments(part), *self.goals(name, len(calls) - 1), self.kind)
-        shape = [1] * output.ndim
-        shape[axis] = -1
-        without = layer.bias is None  # its mean cannot be moved later
-        return output * scale.to(output).view(shape) + (0 if without else shift.to(output).view(shape))
-
-
-def _goals(seen: Sequence[Mapping[str, Sequence[Sums]]], alpha: Tensor, name: str, call: int) -> Goal:
-    """Equation (1) for one call of a layer with one batch: a network that is as its members are is not changed."""
-    return _mean([_moments(calls[name][min(call, len(calls[name]) - 1)]) for calls in seen], alpha)
-
-
-@contextmanager
-def _watched(network: nn.Module, names: Sequence[str]) -> Iterator[_Watch]:
-    watch = _Watch(network)
-
-    def hook(name: str) -> Callable[[nn.Module, object, Tensor], Tensor]:
-        return lambda layer, _, output: watch.see(name, layer, output)
-
-    with ExitStack() as stack:
-        stack.enter_context(evaluating(network))
-        for name in names:
-            stack.callback(network.get_submodule(name).register_forward_hook(hook(name)).remove)
-        yield watch
-
-
-def _pooled(batches: Iterable[Batch], device: torch.device) -> Iterator[Tensor]:
-    """Inputs of at least BATCH examples where their shapes allow, since the spread of few is not that of many."""
-    held: list[Tensor] = []
-    for batch in batches:
-        if held and held[0].shape[1:] != batch.inputs.shape[1:]:
-            yield from _several(held)
-            held = []
-        held.append(batch.inputs.to(device))
-        if sum(map(len, held)) >= BATCH:
-            yield torch.cat(held)
-            held = []
-    yield from _several(held)
-
-
-def _several(held: Sequence[Tensor]) -> Iterator[Tensor]:
-    if sum(map(len, held)) > 1:  # there is no spread in one example
-        yield torch.cat(list(held))
-
-
-@contextmanager
-def _normalising(network: nn.Module) -> Iterator[None]:
-    """Batch norms use each batch's own statistics and keep what they hold."""
-    held = {name: buffer.clone() for name, buffer in network.named_buffers()}
-    for layer in network.modules():
-        if isinstance(layer, _BatchNorm):
-            layer.training = True
-    try:
-        yield
-    finally:
-        for name, buffer in network.named_buffers():
-            buffer.copy_(held[name])
-
-
-def _moments(sums: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    count, total, squares = sums
-    mean = total / count
-    return mean, (squares / count - mean.square()).clamp_min(0).sqrt()

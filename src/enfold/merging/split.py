@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+
+import torch
 
 from enfold.data import Data
 from enfold.members import Members, State
-from enfold.merging.activations import Place, Watched, moments, shown, watched
+from enfold.merging.activations import Moments, Place, Watched, comparable, moments, watched
 from enfold.merging.assign import best_order
 from enfold.symmetry import Group, Symmetry, permute, weight_matching
 
@@ -23,34 +25,57 @@ def by_weights_first(
     *,
     examples: int,
     mixed: bool = False,
-) -> tuple[list[State], dict[str, list[Place]]]:
-    """The states with all groups matched by weights that activations cannot match, and where the others are seen.
+) -> tuple[list[State], dict[str, Moments]]:
+    """The states with all groups matched by weights that activations cannot match, and what the others do.
 
     Blocks of units (heads) are matched by weights, since the units inside them may be in any order; so are groups that
-    no layer shows and, if units are to be `mixed`, those of a tensor that both produces and consumes them. What is
-    beside them is put in the order of what it does while weights are compared, and back.
+    no layer shows, or only on samples that are in another order in each member or chosen by values, and, if units are
+    to be `mixed`, those of a tensor that both produces and consumes them. What is beside them is put in the order of
+    what it does while weights are compared, and back.
     """
-    network = members.network(states[reference])
-    places = shown(network, watched(network, symmetry, watch), data)
-    seen = [group for group in symmetry.groups if group.name in places and not _holds_blocks(group, symmetry)]
-    if mixed:
-        seen = [group for group in seen if all(axis.role != "both" for axis in group.axes)]
-    found = {group.name: places[group.name] for group in seen}
-    rest = [group for group in symmetry.groups if group not in seen]
-    if not rest:
-        return list(states), found
-    beside = {group.name: found[group.name] for group in seen if not any(overlap(group, other) for other in rest)}
+    own = states[reference]
+    places = _chosen(watched(members.network(own), symmetry, watch), symmetry, mixed)
+    places = _in_any_order(places, [symmetry[name] for name in places], own, symmetry, members, data)
+    seen = moments([members.network(state) for state in states], places, data, examples=examples, seed=seed)
+    if all(group.name in seen for group in symmetry.groups):
+        return list(states), seen
+    places = {name: places[name] for name in seen}
+    beside = _in_any_order(places, symmetry.groups, own, symmetry, members, data)
     others = replace(symmetry, groups=tuple(group for group in symmetry.groups if group.name not in beside))
-    likes = moments([members.network(state) for state in states], beside, data, examples=examples, seed=seed)
-    alike = {name: one.correlation() for name, one in likes.items()}
+    alike = {name: seen[name].correlation() for name in beside}
     learned = set(members.skeleton.parameters)
     matched = list(states)
     for index in set(range(len(states))) - {reference}:
-        orders = {name: best_order(likes[name].block(each, reference, index)) for name, each in alike.items()}
+        orders = {name: best_order(seen[name].block(each, reference, index)) for name, each in alike.items()}
         near = permute(states[index], symmetry, orders)
-        orders = weight_matching(states[reference], near, others, seed=seed, learned=learned)
+        orders = weight_matching(own, near, others, seed=seed, learned=learned)
         matched[index] = permute(states[index], others, orders)
-    return matched, found
+    return matched, moments([members.network(state) for state in matched], places, data, examples=examples, seed=seed)
+
+
+def _chosen(places: dict[str, list[Place]], symmetry: Symmetry, mixed: bool) -> dict[str, list[Place]]:
+    """Without groups that are not for activations, whatever the layers show."""
+    found = {}
+    for name, some in places.items():
+        group, outside = symmetry[name], [place for place in some if not symmetry.decided(place.layer)]
+        tied = mixed and any(axis.role == "both" for axis in group.axes)
+        if outside and not tied and not _holds_blocks(group, symmetry):
+            found[name] = outside
+    return found
+
+
+def _in_any_order(
+    places: dict[str, list[Place]],
+    groups: Iterable[Group],
+    state: State,
+    symmetry: Symmetry,
+    members: Members,
+    data: Data,
+) -> dict[str, list[Place]]:
+    """The places that show the same samples in whatever order these groups are."""
+    orders = {group.name: torch.arange(group.size).roll(1) for group in groups}
+    moved = members.network(permute(state, symmetry, orders))
+    return comparable(members.network(state), moved, orders, places, data)
 
 
 def overlap(one: Group, other: Group) -> bool:

@@ -84,6 +84,7 @@ class Symmetry:
     groups: tuple[Group, ...]
     fixed: tuple[Fixed, ...]
     note: str = ""  # what keeps the whole network from being looked at
+    deciding: tuple[str, ...] = ()  # modules that decide by values
 
     def __getitem__(self, name: str) -> Group:
         for group in self.groups:
@@ -96,6 +97,10 @@ class Symmetry:
 
     def __len__(self) -> int:
         return len(self.groups)
+
+    def decided(self, module: str) -> bool:
+        """Whether a module lies inside one that decides by values: what it is called with may be chosen."""
+        return any(not name or f"{module}.".startswith(f"{name}.") for name in self.deciding)
 
     def table(self) -> str:
         """Groups with their sizes and axes, then what is fixed and why."""

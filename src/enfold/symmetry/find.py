@@ -41,7 +41,8 @@ def symmetries(network: nn.Module, example: Tensor, *, seed: int = 0) -> Symmetr
             return _nothing(state, f"the graph cannot be recorded: {error}")
         except Unverifiable as error:
             return _nothing(state, f"nothing could be verified: {error}")
-        return replace(_verified(bench, walk, candidates(walk, _aliases(network, skeleton))), note=_decisions(walk))
+        found = _verified(bench, walk, candidates(walk, _aliases(network, skeleton)))
+        return replace(found, note=_decisions(walk), deciding=tuple(walk.decisions))
 
 
 def _running(skeleton: Skeleton, state: State, example: Tensor) -> Tensor:

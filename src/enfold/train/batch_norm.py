@@ -1,4 +1,4 @@
-"""Batch-norm statistics after the weights were edited: what is stored no longer fits, so it is measured again."""
+"""Statistics of norms after the weights were edited: what is stored no longer fits, so it is measured again."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from enfold.data import Data
 from enfold.data.batches import Order
@@ -15,24 +16,29 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 from enfold.modes import evaluating
 
+TRACKING = (_BatchNorm, _InstanceNorm)  # that may keep running statistics
+Norm = _BatchNorm | _InstanceNorm
+
 
 @torch.no_grad()
 def reestimate(network: nn.Module, data: Data, *, batch_size: int = 256, seed: int = 0) -> None:
     """Set running means and variances to their averages over one pass of the training part, in place.
 
-    Only batch norms are in train mode, so dropout draws nothing; a batch counts as much as it has examples.
+    Only batch norms, and instance norms that keep statistics, are in train mode, so dropout draws nothing; a batch
+    counts as much as it has examples.
     """
     layers = _layers(network)
     if not layers:
         return
     device = next(network.parameters()).device
+    least = 2 if any(isinstance(layer, _BatchNorm) for layer in layers) else 1  # the variance of one is undefined
     before, seen = {name: buffer.clone() for name, buffer in network.named_buffers()}, 0
     with evaluating(network), _averaging(layers):
         for layer in layers:
             layer.reset_running_stats()
             layer.train()
         for batch in Order(batch_size, seed=seed).batches(data, epoch=0):
-            if len(batch.labels) > 1:  # the variance of one example is undefined
+            if len(batch.labels) >= least:
                 member_logits(network, batch.inputs.to(device))
                 seen += 1
     if not seen:
@@ -57,18 +63,18 @@ def several_examples() -> Iterator[None]:
         ) from error
 
 
-def _layers(network: nn.Module) -> list[_BatchNorm]:
-    return [layer for layer in network.modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats]
+def _layers(network: nn.Module) -> list[Norm]:
+    return [layer for layer in network.modules() if isinstance(layer, TRACKING) and layer.track_running_stats]
 
 
 @contextmanager
-def _averaging(layers: list[_BatchNorm]) -> Iterator[None]:
+def _averaging(layers: list[Norm]) -> Iterator[None]:
     """Running statistics are the mean over all rows since the start of the block; a layer may be called repeatedly."""
     momenta = [layer.momentum for layer in layers]
     seen = [0] * len(layers)
 
     def counting(index: int) -> torch.utils.hooks.RemovableHandle:
-        def count(layer: _BatchNorm, args: tuple[Tensor, ...]) -> None:
+        def count(layer: Norm, args: tuple[Tensor, ...]) -> None:
             rows = args[0].numel() // layer.num_features
             seen[index] += rows
             layer.momentum = rows / seen[index]
