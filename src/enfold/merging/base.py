@@ -24,7 +24,7 @@ from enfold.symmetry import Symmetry
 class Merge(Composable, ABC):
     """A fold of weights: a subclass says how members are brought together."""
 
-    repair: Correction = "reset"  # the result: none, reset (batch norm measured again), repair or rescale hidden units
+    repair: Correction = "reset"  # the result: none, reset (norms measured again), or hidden units repaired
     seed: int = 0  # of all that is drawn
 
     purpose: ClassVar[str] = "a merge"
