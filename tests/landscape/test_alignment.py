@@ -31,9 +31,10 @@ from enfold.members import Stacked
 from enfold.merging.states import states_of
 from enfold.metrics import accuracy, nll
 from enfold.networks import MLP
-from enfold.symmetry import matched_to, symmetries
+from enfold.symmetry import matched_to, permute, symmetries
 from enfold.train import Plan
 from planted import NETWORKS, drawn, pixels, planted
+from symmetry.known_networks import made
 
 SHORT = PermAVG(plan=published().replace(epochs=1, batch_size=32))
 
@@ -186,6 +187,23 @@ def test_the_planted_pair_is_one_function_until_there_is_noise() -> None:
         one, other = predict(pair, data).log_probs
         assert torch.allclose(one, other, atol=1e-4) is same
         assert {name: len(order) for name, order in wanted.items()} == {g.name: g.size for g in symmetry.groups}
+
+
+@pytest.mark.parametrize("name", ["vit", "attention", "group norm", "separable", "rotary"])
+def test_what_was_planted_inside_blocks_is_undone_too(name: str) -> None:
+    network, inputs = made(name)
+    part = Split(inputs, torch.zeros(len(inputs), dtype=torch.long))
+    members, data = Stacked([network]), Data(part, part, part, 3, tuple(inputs.shape[1:]))
+    pair, symmetry, wanted = planted_pair(members, data, 0.0, seed=2)  # a seed that moves blocks
+    first, second = states_of(pair)
+    assert any(not torch.equal(first[key], second[key]) for key in first)
+    torch.testing.assert_close(permute(second, symmetry, wanted), first, rtol=0, atol=0)
+
+
+def test_a_planted_permutation_is_found_inside_heads() -> None:
+    make, shape = NETWORKS["attending"]
+    found = planted_recovery(Stacked([drawn(make, 0)]), pixels(shape), SHORT, 0.0).recovered
+    assert found["weight matching"] == found["permAVG, matched"] == 1
 
 
 def test_a_planted_permutation_is_found_without_noise_and_lost_in_it() -> None:

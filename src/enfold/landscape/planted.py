@@ -37,6 +37,7 @@ from enfold.merging.states import states_of
 from enfold.metrics import accuracy
 from enfold.seeds import generator
 from enfold.symmetry import Symmetry, matched_to, permute, weight_matching
+from enfold.symmetry.places import inverse
 from enfold.train import Plan, fit
 
 NOISES = (0.0, 1.0, 3.0, 10.0, 30.0)
@@ -83,7 +84,7 @@ def planted_pair(
         drawn = torch.randn(tensor.shape, generator=source).to(tensor) if blurred else None
         second[name] = tensor if drawn is None else tensor + noise * tensor.std(correction=0) * drawn  # (1)
     pair = Stacked([members.network(first), members.network(second)])
-    return pair, symmetry, {name: order.argsort() for name, order in orders.items()}
+    return pair, symmetry, inverse(orders, symmetry)
 
 
 def planted_recovery(members: Members, data: Data, fold: PermAVG, noise: float, *, seed: int = 0) -> Recovery:
