@@ -119,7 +119,9 @@ def test_a_row_is_what_comes_into_one_output_also_of_heads_and_gates(name, layer
     one, other = (np.moveaxis(state[key].double().numpy(), axis, 0).reshape(rows, -1) for state in states)
     assert (found.units, found.hidden) == (rows, True)
     assert found.distance.before == pytest.approx(np.linalg.norm(one - other, axis=1).mean())
-    assert found.length.before == pytest.approx((np.linalg.norm(one, axis=1) + np.linalg.norm(other, axis=1)).mean() / 2)
+    assert found.length.before == pytest.approx(
+        (np.linalg.norm(one, axis=1) + np.linalg.norm(other, axis=1)).mean() / 2
+    )
 
 
 def test_rows_that_no_group_makes_are_left_out() -> None:

@@ -33,7 +33,8 @@ from enfold.merging.aligning import distinct, soft_symmetry
 from enfold.merging.soft import mixed
 from enfold.merging.solve import Singular
 from enfold.merging.states import mean_of, states_of
-from enfold.metrics import accuracy, nll
+from enfold.metrics import accuracy, mean_member, nll
+from enfold.progress import titled
 from enfold.symmetry import Group
 from enfold.train.batch_norm import reestimate
 
@@ -247,20 +248,24 @@ def average_scores(members: Members, states: Sequence[State], data: Data) -> Sco
     return Scores(accuracy(predictions), nll(predictions))
 
 
-def naive_averages(members: Members, data: Data) -> dict[int, Scores]:
-    """The plain average of the first k members for k from 2 to M, and under 1 the mean scores of single members."""
-    states = states_of(members)
+def mean_scores(members: Members, data: Data) -> Scores:
+    """The mean member on test data."""
     said = predict(members, data, "test")
-    alone = [said.member(index) for index in range(len(states))]
-    count = len(alone)
-    mean = Scores(sum(map(accuracy, alone)) / count, sum(map(nll, alone)) / count)
-    return {1: mean, **{k: average_scores(members, states[:k], data) for k in range(2, count + 1)}}
+    return Scores(mean_member(accuracy, said), mean_member(nll, said))
+
+
+def naive_averages(members: Members, data: Data) -> dict[int, Scores]:
+    """The plain average of the first k members for k from 2 to M, and under 1 the mean member."""
+    states = states_of(members)
+    averages = {k: average_scores(members, states[:k], data) for k in range(2, len(states) + 1)}
+    return {1: mean_scores(members, data), **averages}
 
 
 def temperature_point(members: Members, data: Data, fold: PermAVG, temperature: float) -> SweepPoint:
     """permAVG learned anew at one temperature."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # ill-conditioned matrices are what a sweep is there to see
+        # ill-conditioned matrices are what a sweep is there to see
+        with warnings.catch_warnings(action="ignore"), titled(f"permAVG at temperature {temperature:g}"):
             return point_of(learned_alignment(members, data, replace(fold, temperature=temperature)), data, temperature)
     except Singular as error:
         return SweepPoint(temperature, failed=str(error))
