@@ -171,7 +171,7 @@ def row_statistics(before: Sequence[State], after: Sequence[State], groups: Sequ
 
 
 def _row_layers(state: State, groups: Sequence[Group]) -> list[tuple[str, int, list[int], bool]]:
-    """Weights with at least two axes that a group changes: the axis and places of their rows, and if these are hidden."""
+    """Weights of two axes or more that a group changes: the axis and places of their rows, and if these are hidden."""
     axes = [axis for group in groups for axis in group.axes if not axis.tied_to]
     found = []
     for name, tensor in state.items():
