@@ -2,6 +2,7 @@
 
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,10 @@ def test_figures_of_any_number_of_groups_are_readable(blocks: int) -> None:
     shown = len(drawn["matrices"].axes) // 3
     assert shown == {0: 1, 1: 4}.get(blocks, 5)
     told = drawn["matrices"].axes[-1].get_xlabel()
+    less = drawn["rows"].get_supxlabel()
+    assert less == (f"left out: {len(rows) - 60} layers between these, all in rows.json" if len(rows) > 60 else "")
+    edges = [axes.get_position() for axes in drawn["rows"].axes]
+    assert all(right.x0 - left.x1 < 0.05 for left, right in pairwise(edges)), "panels stand side by side"
     if blocks == 24:
         assert "left out: 20 layers between these and 48 kinds of blocks" in told.replace("\n", " ")
         assert len(labels) == 25, "the whole layers"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from enfold.report.alignment_units import LONGEST, evenly, kinds_of, layer_name, left_out, telling
+from enfold.report.alignment_units import LONGEST, evenly, kinds_of, layer_name, left_out, short, telling
 from symmetry.known_networks import KNOWN, symmetry_of
 
 HEADS = {
@@ -56,6 +56,8 @@ def test_evenly_is_from_the_first_to_the_last(count, most, kept) -> None:
 def test_a_number_is_called_a_layer_and_a_long_name_keeps_its_end() -> None:
     assert layer_name("3") == "layer 3"
     assert layer_name("hidden.0") == "hidden.0"
-    long = layer_name("transformer.encoder.layers.11.self_attention.in_proj_weight")
-    assert long == "….layers.11.self_attention.in_proj_weight"
-    assert len(layer_name("x" * 90)) == LONGEST + 1
+    assert short("hidden.0") == "hidden.0"
+    assert short("transformer.encoder.layers.11.self_attention.in_proj_weight") == (
+        "…layers.11.self_attention.in_proj_weight"
+    )
+    assert len(short("x" * 90)) == LONGEST + 1

@@ -12,7 +12,7 @@ import numpy as np
 
 from enfold.files import write_json
 from enfold.report.alignment_matrices import draw_matrices
-from enfold.report.alignment_units import Kind, evenly, kinds_of, layer_name, left_out, telling
+from enfold.report.alignment_units import Kind, evenly, kinds_of, layer_name, left_out, short, telling
 from enfold.report.figure import FAINT, INK, legend_above, write_figure
 from enfold.report.mechanism import arrow
 
@@ -136,7 +136,7 @@ def draw_rows(rows: Sequence[Mapping[str, Any]]) -> Any:
     from matplotlib.ticker import MaxNLocator
 
     shown = evenly(rows, LINES)
-    names = [layer_name(row["layer"]) + ("" if row["hidden"] else " (output)") for row in shown]
+    names = [short(layer_name(row["layer"])) + ("" if row["hidden"] else " (output)") for row in shown]
     figure, panels = _figure(8.5 + LETTER * max(map(len, names)), 1.7 + _height(len(shown)), 4, sharey=True)
     titles = {
         "correlation": "correlation of paired rows",
@@ -159,9 +159,9 @@ def draw_rows(rows: Sequence[Mapping[str, Any]]) -> Any:
     panels[0].set_ylim(len(shown) - 0.5, -0.5)
     marks: list[tuple[str, str, float, float]] = [("before", "|", 11, 2), ("after", "o", 7.5, 1.6)]
     handles = [Line2D([], [], ls="", marker=m, color=colour, ms=s, mew=w, label=label) for label, m, s, w in marks]
-    left = len(rows) - len(shown)
-    less = f" ({left} layers between these, left out, are in rows.json)" if left else ""
-    panels[0].set_title(f"Members' weights before and after alignment{less}", loc="left", size=11, pad=24)
+    if len(shown) < len(rows):
+        figure.supxlabel(f"left out: {len(rows) - len(shown)} layers between these, all in rows.json", size=10)
+    panels[0].set_title("Members' weights before and after alignment", loc="left", size=11, pad=24)
     legend_above(panels[0], handles, ncols=2, columnspacing=1.2, fontsize=9)
     return figure
 

@@ -30,7 +30,7 @@ class Kind:
     @property
     def name(self) -> str:
         """The layer, and that it is about blocks."""
-        return layer_name(self.layer) + (f", blocks of {self.places}" if self.places else "")
+        return short(layer_name(self.layer)) + (f", blocks of {self.places}" if self.places else "")
 
     def mean(self, values: Mapping[str, float]) -> float:
         """Over its groups."""
@@ -78,8 +78,11 @@ def left_out(kinds: Sequence[Kind], shown: Sequence[Kind], file: str) -> str:
 
 
 def layer_name(name: str) -> str:
-    """As a figure says it: layers of a Sequential have numbers for names; of a long name, its end."""
-    if len(name) <= LONGEST:
-        return f"layer {name}" if name[:1].isdigit() else name
+    """As people say it: layers of a Sequential have numbers for names."""
+    return f"layer {name}" if name[:1].isdigit() else name
+
+
+def short(name: str) -> str:
+    """Of a long name, its end."""
     end = name[-LONGEST:]
-    return "…" + end[max(end.find("."), 0) :]
+    return name if end == name else f"…{end[end.find('.') + 1 :]}"
