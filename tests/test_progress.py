@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import sys
+from contextlib import nullcontext
 
 import pytest
 
 from enfold import progress as module
-from enfold.progress import Lines, Silent, progress, titled
+from enfold.progress import Lines, Silent, part, progress, titled
 
 
 @pytest.fixture
@@ -65,6 +66,17 @@ def test_inside_a_block_the_title_is_that_of_the_block(clock, capsys):
         bar.advance(1)
         bar.say("done")
     assert capsys.readouterr().err == "seed 0: kd 100 %  done\ndistill (fresh) 100 %  done\n"
+
+
+def test_a_part_is_said_after_the_title_of_the_block_and_after_its_own(clock, capsys):
+    for block in (titled("seed 0: merge"), nullcontext()):
+        with block, part("member 3 is added"), progress("perm_avg", 1) as bar:
+            bar.advance(1)
+            bar.say("done")
+    assert capsys.readouterr().err.splitlines() == [
+        "seed 0: merge, member 3 is added 100 %  done",
+        "perm_avg, member 3 is added 100 %  done",
+    ]
 
 
 def test_quiet_says_nothing(capsys):

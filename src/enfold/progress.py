@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from typing import Protocol
 
 _title: ContextVar[str] = ContextVar("title", default="")  # of all that is shown inside a block
+_part: ContextVar[str] = ContextVar("part", default="")
 
 
 class ProgressBar(Protocol):
@@ -62,11 +63,24 @@ class Lines:
 @contextmanager
 def titled(title: str) -> Iterator[None]:
     """Inside the block, whatever is shown has this title: who asks for work knows its name better than who does it."""
-    before = _title.set(title)
+    with _set(_title, title):
+        yield
+
+
+@contextmanager
+def part(text: str) -> Iterator[None]:
+    """Inside the block, every title is followed by this: which part it is of work that is shown several times."""
+    with _set(_part, text):
+        yield
+
+
+@contextmanager
+def _set(variable: ContextVar[str], value: str) -> Iterator[None]:
+    before = variable.set(value)
     try:
         yield
     finally:
-        _title.reset(before)
+        variable.reset(before)
 
 
 @contextmanager
@@ -74,7 +88,7 @@ def progress(
     title: str, total: float | None = None, *, done: float = 0.0, quiet: bool = False
 ) -> Iterator[ProgressBar]:
     """Show how far `title` has come; what was `done` before, in another run, does not count for the time left."""
-    title = _title.get() or title
+    title = ", ".join(filter(None, (_title.get() or title, _part.get())))
     if quiet:
         yield Silent()
     elif not sys.stderr.isatty():

@@ -19,6 +19,7 @@ from enfold.merging.aligning import Steps, watch
 from enfold.merging.soft import mixed
 from enfold.merging.states import Unaligned, mean_of, states_of
 from enfold.networks import MLP
+from enfold.progress import titled
 from enfold.symmetry import permute, symmetries
 from enfold.train import CrossEntropy, Plan
 from enfold.train.objective import Moment
@@ -44,6 +45,19 @@ def planted(order: list[int]) -> tuple[Stacked, Data]:
     noisy = {name: t.detach() + 0.01 * torch.randn(t.shape, generator=generator) for name, t in state.items()}
     second.load_state_dict(noisy)
     return Stacked([first, second]), Data(part, part, part, 3, (6,))
+
+
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [("sequential", ["members 1 to 2", "member 3 is added", "member 4 is added"]), ("joint", ["members 1 to 4"])],
+)
+def test_each_training_says_whose_permutations_it_learns(order, said, capsys):
+    _, data = planted([1, 0, 2])
+    members = Stacked([MLP(6, [3], 3) for _ in range(4)])
+    with titled("seed 0: merge"):
+        PermAVG(plan=SHORT.replace(epochs=1), order=order)(members, data)
+    titles = [line.split(" 100 %")[0] for line in capsys.readouterr().err.splitlines()]
+    assert titles == [f"seed 0: merge, {part}" for part in said]
 
 
 LONGER = published().replace(epochs=40, batch_size=256, schedule="constant", select="last")

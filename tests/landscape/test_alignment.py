@@ -31,9 +31,10 @@ from enfold.members import Stacked
 from enfold.merging.states import states_of
 from enfold.metrics import accuracy, nll
 from enfold.networks import MLP
-from enfold.symmetry import matched_to, symmetries
+from enfold.symmetry import Axis, Group, matched_to, permute, symmetries
 from enfold.train import Plan
 from planted import NETWORKS, drawn, pixels, planted
+from symmetry.known_networks import made, symmetry_of
 
 SHORT = PermAVG(plan=published().replace(epochs=1, batch_size=32))
 
@@ -89,6 +90,46 @@ def test_rows_are_what_numpy_and_scipy_say_and_pairs_are_averaged() -> None:
     ]
     assert found.correlation.before == pytest.approx(np.mean(pearson))
     assert (found.layer, found.units, head.layer, head.units) == ("hidden.0", 12, "head", 3)
+
+
+# a layer of a known network, the axis of its outputs, and how many of them a group makes
+OUTPUTS = [
+    ("vit", "blocks.0.attention.query", 0, 8),
+    ("attention", "attend.in_proj_weight", 0, 24),
+    ("rotary", "q", 0, 8),
+    ("group norm", "0", 0, 6),
+    ("separable", "1", 0, 12),
+    ("cnn", "4", 1, 5),  # a transposed convolution
+    ("lstm", "cell.weight_hh_l0", 0, 20),
+    ("text", "0", 1, 6),
+    ("low rank", "left", 0, 6),
+]
+
+
+@pytest.mark.parametrize(("name", "layer", "axis", "rows"), OUTPUTS)
+def test_a_row_is_what_comes_into_one_output_also_of_heads_and_gates(name, layer, axis, rows) -> None:
+    network, _ = made(name)
+    states = [
+        {key: tensor + shift * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0))
+         for key, tensor in network.state_dict().items() if tensor.is_floating_point()}
+        for shift in (0, 1)
+    ]  # fmt: skip
+    key = layer if layer in states[0] else f"{layer}.weight"
+    found = {row.layer: row for row in row_statistics(states, states, symmetry_of(name).groups)}[layer]
+    one, other = (np.moveaxis(state[key].double().numpy(), axis, 0).reshape(rows, -1) for state in states)
+    assert (found.units, found.hidden) == (rows, True)
+    assert found.distance.before == pytest.approx(np.linalg.norm(one - other, axis=1).mean())
+    assert found.length.before == pytest.approx(
+        (np.linalg.norm(one, axis=1) + np.linalg.norm(other, axis=1)).mean() / 2
+    )
+
+
+def test_rows_that_no_group_makes_are_left_out() -> None:
+    group = Group("units", 2, (Axis("w", 0, 2, offset=1), Axis("w", 0, 2, offset=4), Axis("v", 1, 2, "consumes")))
+    weights = {"w": torch.arange(14.0).reshape(7, 2), "v": torch.ones(3, 2)}
+    found, head = row_statistics([weights] * 2, [weights] * 2, [group])
+    assert found.length.before == pytest.approx(weights["w"][[1, 2, 4, 5]].norm(dim=1).mean())
+    assert (found.units, head.units, head.hidden) == (4, 3, False)
 
 
 def test_rows_without_variance_correlate_with_equal_ones_alone() -> None:
@@ -186,6 +227,23 @@ def test_the_planted_pair_is_one_function_until_there_is_noise() -> None:
         one, other = predict(pair, data).log_probs
         assert torch.allclose(one, other, atol=1e-4) is same
         assert {name: len(order) for name, order in wanted.items()} == {g.name: g.size for g in symmetry.groups}
+
+
+@pytest.mark.parametrize("name", ["vit", "attention", "group norm", "separable", "rotary"])
+def test_what_was_planted_inside_blocks_is_undone_too(name: str) -> None:
+    network, inputs = made(name)
+    part = Split(inputs, torch.zeros(len(inputs), dtype=torch.long))
+    members, data = Stacked([network]), Data(part, part, part, 3, tuple(inputs.shape[1:]))
+    pair, symmetry, wanted = planted_pair(members, data, 0.0, seed=2)  # a seed that moves blocks
+    first, second = states_of(pair)
+    assert any(not torch.equal(first[key], second[key]) for key in first)
+    torch.testing.assert_close(permute(second, symmetry, wanted), first, rtol=0, atol=0)
+
+
+def test_a_planted_permutation_is_found_inside_heads() -> None:
+    make, shape = NETWORKS["attending"]
+    found = planted_recovery(Stacked([drawn(make, 0)]), pixels(shape), SHORT, 0.0).recovered
+    assert found["weight matching"] == found["permAVG, matched"] == 1
 
 
 def test_a_planted_permutation_is_found_without_noise_and_lost_in_it() -> None:

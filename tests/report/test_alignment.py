@@ -2,6 +2,7 @@
 
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,16 @@ import pytest
 
 from enfold.errors import MissingExtra
 from enfold.report import alignment as figures
-from enfold.report.alignment import alignment_figures, draw_line, draw_matrices, draw_planted, draw_rows, draw_sweep
+from enfold.report.alignment import (
+    alignment_figures,
+    draw_averages,
+    draw_line,
+    draw_planted,
+    draw_rows,
+    draw_softness,
+    draw_sweep,
+)
+from enfold.report.alignment_matrices import draw_matrices
 from enfold.report.alignment_table import alignment_tables, study_cells
 
 ALPHAS = [0.0, 0.5, 1.0]
@@ -48,6 +58,7 @@ FOUND: dict[str, Any] = {
         "weight matching": {"2": _scores(0.88), "3": _scores(0.87)},
         "permAVG": {"2": _scores(0.9)},
         "ensemble": {"2": _scores(0.91)},
+        "mean member": {"2": _scores(0.85)},
     },
     "sweep": SWEEP,
     "planted": [
@@ -145,7 +156,99 @@ def test_a_temperature_that_failed_is_named_and_not_drawn() -> None:
         assert [text.get_text() for text in axes.texts] == ["singular"]
         assert len(axes.lines[0].get_xdata()) == 2
     legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-    assert legend == ["permAVG", "mean member", "ensemble"]
+    assert legend == ["permAVG", "ensemble", "mean member"]
+
+
+def test_a_sweep_is_drawn_beside_the_members_that_are_merged() -> None:
+    """Not beside all: 0.9 is the mean of all members, 0.85 that of the first two."""
+    accuracies, losses, _ = draw_sweep(SWEEP, FOUND["averages"]).axes
+    assert accuracies.get_title(loc="left") == "permAVG of members 1 to 2 at several temperatures"
+    assert [line.get_ydata()[0] for line in accuracies.lines[1:3]] == pytest.approx([91, 85])
+    assert [line.get_ydata()[0] for line in losses.lines[1:3]] == pytest.approx([0.09, 0.15])
+    low, high = losses.get_ylim()
+    assert low < 0.09 < 0.15 < high
+    ensemble, mean = losses.lines[1:3]
+    assert ensemble.get_linewidth() > 2 * mean.get_linewidth(), "seen where the other lies on it"
+
+
+def _transformer(blocks: int, heads: int = 12) -> dict[str, int]:
+    units = {"embed": 64}
+    for block in range(blocks):
+        layer = f"encoder.layers.{block}.self_attention.in_proj_weight"
+        units |= {f"{layer} in blocks of 8": heads, layer: 8}
+        units |= {f"{layer} from {8 * head}": 8 for head in range(1, 3 * heads)}
+        units[f"encoder.layers.{block}.linear1"] = 96
+    return units
+
+
+def _fits(figure: Any) -> bool:
+    """Whether all that is drawn lies inside the figure."""
+    figure.draw_without_rendering()
+    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    return min(box.x0, box.y0) > -0.01 and box.x1 < width + 0.01 and box.y1 < height + 0.01
+
+
+@pytest.mark.parametrize("blocks", [0, 1, 4, 24])
+def test_figures_of_any_number_of_groups_are_readable(blocks: int) -> None:
+    units = _transformer(blocks)
+    groups = [{"group": name, "units": number, "softness": [0.5, 1.0]} for name, number in units.items()]
+    points = [{**SWEEP[0], "temperature": t, "softness": dict.fromkeys(units, 0.5)} for t in (0.1, 1.0, 10.0)]
+    rows = [_rows(name, True) for name in units]
+    drawn = {
+        "rows": draw_rows(rows),
+        "softness": draw_softness(groups),
+        "matrices": draw_matrices({name: np.eye(number) for name, number in units.items()}),
+        "sweep": draw_sweep(points, FOUND["averages"]),
+    }
+    for name, figure in drawn.items():
+        assert _fits(figure), name
+        assert max(figure.get_size_inches()) <= 16.1, name
+    labels = [label.get_text() for label in drawn["softness"].axes[0].get_yticklabels()]
+    assert labels[0] == "embed (64)"
+    shown = len(drawn["matrices"].axes) // 3
+    assert shown == {0: 1, 1: 4}.get(blocks, 5)
+    told = drawn["matrices"].axes[-1].get_xlabel()
+    less = drawn["rows"].get_supxlabel()
+    assert less == (f"left out: {len(rows) - 60} layers between these, all in rows.json" if len(rows) > 60 else "")
+    edges = [axes.get_position() for axes in drawn["rows"].axes]
+    assert all(right.x0 - left.x1 < 0.05 for left, right in pairwise(edges)), "panels stand side by side"
+    if blocks == 24:
+        assert "left out: 20 layers between these and 48 kinds of blocks" in told.replace("\n", " ")
+        assert len(labels) == 25, "the whole layers"
+    else:
+        assert ("left out" in told) is (blocks == 4)
+
+
+def test_lines_say_whose_batch_norm_statistics_they_have(tmp_path: Path, drawn: list[str]) -> None:
+    lines = FOUND["line"]["stored"]
+    modes = ("stored", "train", "reset")
+    titles = [draw_line(lines, mode).axes[0].get_title(loc="left") for mode in modes]
+    alignment_figures({"line": dict.fromkeys(modes, lines)}, {}, tmp_path)
+    listed = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))["figures"]
+    for words in (titles, [each["title"] for each in listed], [each["caption"] for each in listed]):
+        assert len(set(words)) == 3
+    assert titles[2] == "On the straight line between two members, batch-norm statistics measured again"
+    assert draw_line(lines).axes[0].get_title(loc="left") == "On the straight line between two members"
+
+
+def test_averages_say_which_points_are_not_at_their_number() -> None:
+    (axes,) = draw_averages(FOUND["averages"]).axes
+    places = {line.get_label(): line.get_xdata().tolist() for line in axes.lines}
+    assert places["permAVG"] == [1.85]
+    assert places["ensemble"] == [2.15]
+    assert "permAVG and the ensemble, of 2, stand to its left and right" in axes.get_xlabel()
+
+
+def test_the_whole_matrix_is_as_it_is_and_its_rows_are_sorted_as_the_words_say() -> None:
+    matrix = np.eye(8)[[3, 1, 0, 2, 7, 6, 5, 4]]
+    whole, rows = draw_matrices({"1": matrix}).axes[:2]
+    np.testing.assert_array_equal(whole.images[0].get_array(), matrix)
+    np.testing.assert_array_equal(rows.images[0].get_array(), np.eye(8))
+    assert (whole.get_title(loc="left"), whole.get_xlabel()) == ("layer 1\n8 units", "units of member 2")
+    assert (rows.get_title(loc="left"), rows.get_xlabel()) == (
+        "all rows, the hardest first",
+        "their columns, in the same order",
+    )
 
 
 def test_what_was_not_found_is_left_out_of_the_planted_figure() -> None:
@@ -160,6 +263,10 @@ def test_tables_have_a_cell_for_every_column_and_say_what_failed() -> None:
         assert rows
         assert {len(row) for row in rows} == {len(header)}
     by_title = {title.split(",")[0]: rows for title, _, rows in cells}
+    sweep = study_cells({"sweep": [{**SWEEP[0], "softness": dict.fromkeys(_transformer(24), 0.5)}]})[0]
+    assert len(sweep[1]) == 7
+    assert sweep[0].endswith("on test data; softness left out: 21 layers between these and 48 kinds of blocks and of "
+                             "units inside them, all in sweep.json")  # fmt: skip
     assert by_title["permAVG by temperature"][2] == ["10", "singular", "-", "-"]
     assert by_title["interpolation"][0][:5] == ["naive", "stored", "60.00", "60.00", "90.00"]
     assert by_title["accuracy on test data (%)"][2] == ["permAVG", "-", "90.00", "-"]

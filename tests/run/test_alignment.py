@@ -38,6 +38,15 @@ def test_all_parts_are_computed_kept_and_drawn_and_once_is_enough(enfold, run: P
     for word in ("rows of weights", "hidden.1", "weight matching", "softness", "planted", "different labels"):
         assert word in done.out, word
     assert set(drawn) == {"rows", "line", "softness", "matrices", "averages", "sweep", "planted", "different"}
+    titles = [line.split(" 100 %")[0] for line in done.err.splitlines() if not line.startswith("alignment")]
+    assert titles == [
+        "permAVG at temperature 1, members 1 to 2",
+        "permAVG at temperature 0.5, members 1 to 2",
+        "planted with noise 0, permAVG, members 1 to 2",
+        "planted with noise 0, permAVG, matched, members 1 to 2",
+        "different classes, permAVG, members 1 to 2",
+        "different labels, permAVG, members 1 to 2",
+    ]
     folder = run / "alignment"
     for part in alignment.PARTS:
         assert json.loads((folder / f"{part}.json").read_text())["part"] == part
@@ -51,7 +60,10 @@ def test_all_parts_are_computed_kept_and_drawn_and_once_is_enough(enfold, run: P
     again = enfold("alignment", run, *QUICK, "--json")
     assert again.code == 0, again.err
     content = json.loads(again.out)
-    assert content["parts"]["averages"]["naive"].keys() == {"1", "2", "3"}
+    averages = content["parts"]["averages"]
+    assert averages["naive"].keys() == {"1", "2", "3"}
+    assert averages["mean member"].keys() == averages["ensemble"].keys() == {"2"}, "of those that are merged"
+    assert averages["mean member"]["2"] != averages["naive"]["1"]
     assert [point["temperature"] for point in content["parts"]["sweep"]] == [0.5, 1.0]
     assert before == {file.name: file.read_bytes() for file in folder.glob("*.json")}
 
@@ -80,6 +92,17 @@ def test_settings_points_that_are_added_and_damaged_files(enfold, run: Path, dra
         assert enfold("alignment", run, *flags[2:], *sweep).code == 0
         assert asked == more
     assert len(json.loads((run / "elsewhere" / "sweep.json").read_text())["found"]) == 1
+
+
+def test_a_part_of_an_earlier_meaning_is_computed_again(enfold, run: Path, drawn) -> None:
+    rows = run / "alignment/rows.json"
+    assert enfold("alignment", run, *QUICK, "--only", "rows").code == 0
+    expected = json.loads(rows.read_text())
+    del expected["settings"]["meaning"]
+    rows.write_text(json.dumps({**expected, "found": "as it was"}))
+    done = enfold("alignment", run, *QUICK, "--only", "rows", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["parts"]["rows"] == expected["found"]
 
 
 def test_only_files_that_are_there_are_named(enfold, run: Path, drawn, monkeypatch) -> None:

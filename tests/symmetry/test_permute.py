@@ -11,6 +11,7 @@ from torch.func import functional_call
 from enfold.errors import EnfoldError
 from enfold.networks import MLP
 from enfold.symmetry import Axis, Group, permute, permuted, soft, symmetries
+from enfold.symmetry.places import inverse
 
 
 def matrix_of(order: Tensor) -> Tensor:
@@ -26,6 +27,16 @@ def test_orders_compose_and_are_undone(first, second):
     torch.testing.assert_close(both, permuted(state, group, one[two]), rtol=0, atol=0)
     back = permuted(both, group, one[two].argsort())
     torch.testing.assert_close(back, state, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_orders_of_all_groups_are_undone(name):
+    network, _ = made(name)
+    symmetry, state = symmetry_of(name), dict(network.state_dict())
+    source = torch.Generator().manual_seed(1)  # it moves the blocks of all that have any
+    orders = {group.name: torch.randperm(group.size, generator=source) for group in symmetry.groups}
+    there = permute(state, symmetry, orders)
+    torch.testing.assert_close(permute(there, symmetry, inverse(orders, symmetry)), state, rtol=0, atol=0)
 
 
 def test_a_hand_worked_axis():

@@ -42,11 +42,13 @@ def alignment(
     run_directory: Run,
     members: Annotated[int, typer.Option(help="Align the first so many.")] = 2,
     temperature: Annotated[float, typer.Option(help="Of the soft permutations.")] = 1.0,
-    epochs: Annotated[int | None, typer.Option(help="Of each learning; 20 are published.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Of permAVG (20 published); members train by RUN's plan.")] = None,
     examples: Annotated[
         int | None, typer.Option(help="Learn from so many training examples; all if not given.")
     ] = None,
-    only: Annotated[str | None, typer.Option(help="Some parts: rows,line,matrices,averages,sweep,planted.")] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Some of rows, line, matrices, averages, sweep, planted, different.")
+    ] = None,
     temperatures: Annotated[str, typer.Option(help="Of the sweep.")] = "0.1,0.5,1,5,10",
     noises: Annotated[str, typer.Option(help="Of planted permutations, in deviations of weights.")] = "0,1,3,10,30",
     points: Annotated[int, typer.Option(help="On each line.")] = 21,

@@ -47,6 +47,7 @@ from enfold.merging.aligning import Mixing, Steps, all_equal, distinct, identiti
 from enfold.merging.sinkhorn import Gradient
 from enfold.merging.soft import Balance, SoftAverage
 from enfold.modes import evaluating
+from enfold.progress import part
 from enfold.symmetry import Symmetry
 from enfold.train import CrossEntropy, Objective, Plan, fit
 from enfold.train.batch_norm import reestimate
@@ -143,11 +144,11 @@ class PermAVG(Composable):
                 if self.reestimate_batch_norm:
                     model.measure_statistics(data)
                 objective = Steps(inner, repr(self), last, ends, self.mixing)
-                fit(model, data, self.plan, objective, checkpoint=file, title=f"perm_avg (members 1 to {last})")
+                with part(f"members 1 to {last}" if first < 2 else f"member {last} is added"):
+                    fit(model, data, self.plan, objective, checkpoint=file, title="perm_avg")
                 watch(model)
-        for file in files[:-1]:
-            if file is not None:
-                file.unlink(missing_ok=True)
+        for file in filter(None, files[:-1]):
+            file.unlink(missing_ok=True)
         return model
 
     def _stages(self, count: int) -> list[tuple[int, int]]:
@@ -171,8 +172,7 @@ class PermAVG(Composable):
         like = states[0][symmetry.groups[0].axes[0].name]
         scores = identities(symmetry, len(own), like)  # (1)
         if self.matched is not None:
-            orders = matchings(states[0], own, symmetry, known, self.plan.seed, like)
-            scores = [self.matched * each for each in orders]
+            scores = [self.matched * each for each in matchings(states[0], own, symmetry, known, self.plan.seed, like)]
         settled = identities(symmetry, first if self.universe else first - 1, like)
         gains = [torch.ones(group.size).to(like) for group in symmetry.groups] if self.gain else []
         if before is not None:

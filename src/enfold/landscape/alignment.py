@@ -5,9 +5,10 @@
     correlation  mean over rows i of Pearson's r of w_i^(1) and w_i^(2)                       (3)
     softness     (1/d) Σ_i -Σ_j P_ij ln P_ij / ln d:  0 for a permutation, 1 if uniform       (4)
 
-A row is all weights that come into one unit. "Before" is as members were trained, "after" is P_l W_l P_(l-1)^-1. With
-more than two members, (1) and (3) are means over all pairs. A soft permutation averages rows, which makes them shorter
-and so nearer to each other whether they agree or not: read (1) and (2) beside the rows' lengths, which are given too.
+A row is all weights of a layer that come into one of its outputs, each place of a head or gate for itself. "Before" is
+as members were trained, "after" is P_l W_l P_(l-1)^-1. With more than two members, (1) and (3) are means over all
+pairs. A soft permutation averages rows, which makes them shorter and so nearer to each other whether they agree or not:
+read (1) and (2) beside the rows' lengths, which are given too.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from enfold.merging.aligning import distinct, soft_symmetry
 from enfold.merging.soft import mixed
 from enfold.merging.solve import Singular
 from enfold.merging.states import mean_of, states_of
-from enfold.metrics import accuracy, nll
+from enfold.metrics import accuracy, mean_member, nll
+from enfold.progress import titled
 from enfold.symmetry import Group
 from enfold.train.batch_norm import reestimate
 
@@ -77,7 +79,7 @@ class Rows:
     """Equations (1) to (3) of one layer."""
 
     layer: str
-    units: int
+    units: int  # rows
     hidden: bool  # whether its rows are aligned themselves, or only what they take in, as of the output layer
     distance: Change
     deviation: Change
@@ -150,8 +152,11 @@ def given_alignment(members: Members, data: Data, matrices: Sequence[Tensor], *,
 def row_statistics(before: Sequence[State], after: Sequence[State], groups: Sequence[Group]) -> list[Rows]:
     """Equations (1) to (3) of every layer that some group permutes, in the order of the network."""
     found = []
-    for name, by_row, hidden in _row_layers(before[0], groups):
-        old, new = (torch.stack([by_row(state[name].detach().double()) for state in each]) for each in (before, after))
+    for name, axis, places, hidden in _row_layers(before[0], groups):
+        old, new = (
+            torch.stack([state[name].detach().double().movedim(axis, 0)[places].flatten(1) for state in each])
+            for each in (before, after)
+        )
         changes = {
             what: Change(function(old), function(new))
             for what, function in (
@@ -165,22 +170,23 @@ def row_statistics(before: Sequence[State], after: Sequence[State], groups: Sequ
     return found
 
 
-def _row_layers(state: State, groups: Sequence[Group]) -> list[tuple[str, Callable[[Tensor], Tensor], bool]]:
-    """Weights with at least two axes that a group changes, how to see them as (units, ...), and if these are hidden."""
+def _row_layers(state: State, groups: Sequence[Group]) -> list[tuple[str, int, list[int], bool]]:
+    """Weights of two axes or more that a group changes: the axis and places of their rows, and if these are hidden."""
     axes = [axis for group in groups for axis in group.axes if not axis.tied_to]
-    found: list[tuple[str, Callable[[Tensor], Tensor], bool]] = []
+    found = []
     for name, tensor in state.items():
         own = [axis for axis in axes if axis.name == name]
         if not own or tensor.ndim < 2:
             continue
-        producing = next((axis for axis in own if axis.role == "produces"), None)
-        if producing is not None:
-            found.append((name, producing.by_unit, True))
+        made = [axis for axis in own if axis.role == "produces"]
+        if made:
+            output = min(axis.axis for axis in made)
+            ranges = [range(axis.offset, axis.offset + axis.length) for axis in made if axis.axis == output]
+            found.append((name, output, sorted(set().union(*ranges)), True))
         else:  # the output layer: its rows are classes, which stay in place
-            consumed = {axis.axis for axis in own}
-            free = next((axis for axis in range(tensor.ndim) if axis not in consumed), None)
+            free = next(iter(sorted(set(range(tensor.ndim)) - {axis.axis for axis in own})), None)
             if free is not None:
-                found.append((name, lambda given, free=free: given.movedim(free, 0).flatten(1), False))  # type: ignore[misc]
+                found.append((name, free, list(range(tensor.shape[free])), False))
     return found
 
 
@@ -242,20 +248,24 @@ def average_scores(members: Members, states: Sequence[State], data: Data) -> Sco
     return Scores(accuracy(predictions), nll(predictions))
 
 
-def naive_averages(members: Members, data: Data) -> dict[int, Scores]:
-    """The plain average of the first k members for k from 2 to M, and under 1 the mean scores of single members."""
-    states = states_of(members)
+def mean_scores(members: Members, data: Data) -> Scores:
+    """The mean member on test data."""
     said = predict(members, data, "test")
-    alone = [said.member(index) for index in range(len(states))]
-    count = len(alone)
-    mean = Scores(sum(map(accuracy, alone)) / count, sum(map(nll, alone)) / count)
-    return {1: mean, **{k: average_scores(members, states[:k], data) for k in range(2, count + 1)}}
+    return Scores(mean_member(accuracy, said), mean_member(nll, said))
+
+
+def naive_averages(members: Members, data: Data) -> dict[int, Scores]:
+    """The plain average of the first k members for k from 2 to M, and under 1 the mean member."""
+    states = states_of(members)
+    averages = {k: average_scores(members, states[:k], data) for k in range(2, len(states) + 1)}
+    return {1: mean_scores(members, data), **averages}
 
 
 def temperature_point(members: Members, data: Data, fold: PermAVG, temperature: float) -> SweepPoint:
     """permAVG learned anew at one temperature."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # ill-conditioned matrices are what a sweep is there to see
+        # ill-conditioned matrices are what a sweep is there to see
+        with warnings.catch_warnings(action="ignore"), titled(f"permAVG at temperature {temperature:g}"):
             return point_of(learned_alignment(members, data, replace(fold, temperature=temperature)), data, temperature)
     except Singular as error:
         return SweepPoint(temperature, failed=str(error))

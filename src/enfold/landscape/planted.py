@@ -35,8 +35,10 @@ from enfold.merging.aligning import soft_symmetry
 from enfold.merging.solve import Singular
 from enfold.merging.states import states_of
 from enfold.metrics import accuracy
+from enfold.progress import titled
 from enfold.seeds import generator
 from enfold.symmetry import Symmetry, matched_to, permute, weight_matching
+from enfold.symmetry.places import inverse
 from enfold.train import Plan, fit
 
 NOISES = (0.0, 1.0, 3.0, 10.0, 30.0)
@@ -83,7 +85,7 @@ def planted_pair(
         drawn = torch.randn(tensor.shape, generator=source).to(tensor) if blurred else None
         second[name] = tensor if drawn is None else tensor + noise * tensor.std(correction=0) * drawn  # (1)
     pair = Stacked([members.network(first), members.network(second)])
-    return pair, symmetry, {name: order.argsort() for name, order in orders.items()}
+    return pair, symmetry, inverse(orders, symmetry)
 
 
 def planted_recovery(members: Members, data: Data, fold: PermAVG, noise: float, *, seed: int = 0) -> Recovery:
@@ -91,11 +93,11 @@ def planted_recovery(members: Members, data: Data, fold: PermAVG, noise: float, 
     pair, symmetry, wanted = planted_pair(members, data, noise, seed=seed)
     first, second = states_of(pair)
     learned = set(pair.skeleton.parameters)
-    found: dict[str, float | None] = {
-        METHODS[0]: _recovered_by(replace(fold, matched=None), pair, data, wanted),
-        METHODS[1]: _recovered_by(replace(fold, matched=fold.matched or START), pair, data, wanted),
-        METHODS[2]: _recovered(weight_matching(first, second, symmetry, seed=seed, learned=learned), wanted),
-    }
+    found: dict[str, float | None] = {}
+    for name, start in ((METHODS[0], None), (METHODS[1], fold.matched or START)):
+        with titled(f"planted with noise {noise:g}, {name}"):
+            found[name] = _recovered_by(replace(fold, matched=start), pair, data, wanted)
+    found[METHODS[2]] = _recovered(weight_matching(first, second, symmetry, seed=seed, learned=learned), wanted)
     chance = len(wanted) / sum(len(order) for order in wanted.values())
     return Recovery(noise, found, chance)
 
@@ -133,7 +135,7 @@ def differently_trained(
             validation=_lesson(validation, data.num_classes, difference, index),
         )
         member, _ = initialised(network, plan.seed, index)
-        fit(member, own, plan, title=f"member {index + 1}, different {difference}")
+        fit(member, own, plan, title=f"different {difference}, training member {index + 1}")
         networks.append(member.cpu().eval())
     return Stacked(networks)
 
@@ -152,7 +154,7 @@ def different_pair(members: Stacked, data: Data, fold: PermAVG, difference: Diff
     learned = set(members.skeleton.parameters)
     matched = matched_to(first, second, symmetry, seed=fold.plan.seed, learned=learned)
     said = predict(members, data, "test")
-    with warnings.catch_warnings(action="ignore"):
+    with warnings.catch_warnings(action="ignore"), titled(f"different {difference}, permAVG"):
         aligned = learned_alignment(members, data, fold)
     states = aligned.states()
     soft = matrix_statistics(aligned.groups, aligned.matrices)

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from enfold.files import write_json
+from enfold.report.alignment_matrices import draw_matrices
+from enfold.report.alignment_units import Kind, evenly, kinds_of, layer_name, left_out, short, telling
 from enfold.report.figure import FAINT, INK, legend_above, write_figure
 from enfold.report.mechanism import arrow
 
 Part = Any  # a part of a study as JSON holds it
-Array = npt.NDArray[np.float64]
 
 # Colours that people with any colour vision tell apart (M. Okabe and K. Ito, 2008); dashes and shapes do without.
 LOOKS: dict[str, dict[str, Any]] = {
@@ -29,8 +30,16 @@ LOOKS: dict[str, dict[str, Any]] = {
 GROUPS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 SHAPES = ("o", "s", "^", "D", "v", "P")
 LOG_FROM = 10.0  # a spread of losses beyond which a linear axis hides the low ones
-WHOLE = 64  # blocks along one side of a whole matrix: of single entries of 512 x 512 nothing is seen
-ZOOM = 24  # units of a matrix shown one by one
+LETTER = 0.085  # inches of a name
+LINES = 60  # of one figure, at most
+MODES = {  # of a line with batch norm: its title, and what its caption adds
+    "stored": ("batch-norm statistics interpolated", "Batch-norm statistics are mixed as weights are, which is wrong."),
+    "train": ("batch-norm statistics of each batch", "Batch-norm statistics are those of each batch of test data."),
+    "reset": (
+        "batch-norm statistics measured again",
+        "Batch-norm statistics are measured again on training data for every mixture.",
+    ),
+}
 WORDS = {  # of a figure, in the order of a page: its title, and how to read it
     "rows": (
         "Rows of weights before and after alignment",
@@ -50,18 +59,22 @@ WORDS = {  # of a figure, in the order of a page: its title, and how to read it
     ),
     "softness": (
         "How soft the permutations are",
-        "Entropy of a row of the learned matrix over the largest possible one, by layer: 0 is a permutation, 1 mixes "
-        "all units alike and aligns nothing.",
+        "Entropy of a row of the learned matrix over the largest possible one, by layer, with the number of units: 0 "
+        "is a permutation, 1 mixes all units alike and aligns nothing. Groups of one layer, such as those inside its "
+        "heads, are dots of one line, and the number is their mean.",
     ),
     "matrices": (
         "The soft permutations",
-        "Each whole matrix in blocks, its columns sorted, then its hardest and its softest rows unit by unit. One dark "
-        "entry a row is a permutation; an even colour is a mixture of all units.",
+        "Of member 2, each whole matrix with units in the order that the members have them (of a wide layer, the "
+        "largest entry of each block), then its hardest and its softest rows, with the columns of their best entries "
+        "in the same order. One dark entry a row, on the diagonal where columns are sorted, is a permutation; an even "
+        "colour is a mixture of all units.",
     ),
     "sweep": (
         "Temperatures",
-        "Accuracy, loss and softness of the average against the temperature it was learned at: low ones give hard "
-        "permutations that learn slowly, high ones mix units until nothing is left.",
+        "Accuracy, loss and softness of the average against the temperature it was learned at, beside the mean and the "
+        "ensemble of the members that are averaged: low ones give hard permutations that learn slowly, high ones mix "
+        "units until nothing is left.",
     ),
     "planted": (
         "A planted permutation",
@@ -83,7 +96,8 @@ def alignment_figures(found: Mapping[str, Part], matrices: Mapping[str, Any], fo
         if found.get(part):
             drawings[name] = partial(draw, found[part])
     for mode, lines in found.get("line", {}).items():
-        drawings["line" if len(found["line"]) == 1 else f"line-{mode}"] = partial(draw_line, lines)
+        several = len(found["line"]) > 1
+        drawings[f"line-{mode}" if several else "line"] = partial(draw_line, lines, mode if several else None)
     if found.get("sweep"):
         drawings["sweep"] = partial(draw_sweep, found["sweep"], found.get("averages"))
     if found.get("matrices") and matrices:
@@ -93,11 +107,18 @@ def alignment_figures(found: Mapping[str, Part], matrices: Mapping[str, Any], fo
     listed = []
     order = list(WORDS)
     for name, make in sorted(drawings.items(), key=lambda named: order.index(named[0].split("-")[0])):
-        title, caption = WORDS[name.split("-")[0]]
+        title, caption = _words(name)
         written += write_figure(make, folder, name, "the figures of alignment", alt=f"{title}: {caption}")
         listed.append({"file": f"{name}.svg", "title": title, "caption": caption, "alt": f"{title}: {caption}"})
     write_json(folder / "figures.json", {"figures": listed})
     return [*written, folder / "figures.json"]
+
+
+def _words(name: str) -> tuple[str, str]:
+    """Title and caption of a figure."""
+    what, _, mode = name.partition("-")
+    title, caption = WORDS[what]
+    return (f"{title}, {MODES[mode][0]}", f"{caption} {MODES[mode][1]}") if mode else (title, caption)
 
 
 def _figure(width: float, height: float, columns: int = 1, **changes: Any) -> tuple[Any, Any]:
@@ -114,7 +135,9 @@ def draw_rows(rows: Sequence[Mapping[str, Any]]) -> Any:
     from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
 
-    figure, panels = _figure(10, 1.7 + 0.42 * len(rows), 4, sharey=True)
+    shown = evenly(rows, LINES)
+    names = [short(layer_name(row["layer"])) + ("" if row["hidden"] else " (output)") for row in shown]
+    figure, panels = _figure(8.5 + LETTER * max(map(len, names)), 1.7 + _height(len(shown)), 4, sharey=True)
     titles = {
         "correlation": "correlation of paired rows",
         "distance": "distance of paired rows",
@@ -123,25 +146,29 @@ def draw_rows(rows: Sequence[Mapping[str, Any]]) -> Any:
     }
     colour = LOOKS["permAVG"]["color"]
     for axes, (what, title) in zip(panels, titles.items(), strict=True):
-        for height, row in enumerate(rows):
+        for height, row in enumerate(shown):
             arrow(axes, height, row[what]["before"], row[what]["after"], colour, f"{what} {row['layer']}")
-        values = [value for row in rows for value in row[what].values()]
+        values = [value for row in shown for value in row[what].values()]
         axes.set_xlabel(title)
-        if min(values) > 0 and max(values) / min(values) > LOG_FROM and what != "correlation":
-            axes.set_xscale("log")
-        else:
+        if what == "correlation" or not _log_if_wide(axes, values, "x"):
             axes.set_xlim(*_limits(values))
             axes.xaxis.set_major_locator(MaxNLocator(4))
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
-    names = [row["layer"] if row["hidden"] else f"{row['layer']} (output)" for row in rows]
-    panels[0].set_yticks(range(len(rows)), names, color=INK)
-    panels[0].set_ylim(len(rows) - 0.5, -0.5)
+    panels[0].set_yticks(range(len(shown)), names, color=INK)
+    panels[0].set_ylim(len(shown) - 0.5, -0.5)
     marks: list[tuple[str, str, float, float]] = [("before", "|", 11, 2), ("after", "o", 7.5, 1.6)]
     handles = [Line2D([], [], ls="", marker=m, color=colour, ms=s, mew=w, label=label) for label, m, s, w in marks]
+    if len(shown) < len(rows):
+        figure.supxlabel(f"left out: {len(rows) - len(shown)} layers between these, all in rows.json", size=10)
     panels[0].set_title("Members' weights before and after alignment", loc="left", size=11, pad=24)
     legend_above(panels[0], handles, ncols=2, columnspacing=1.2, fontsize=9)
     return figure
+
+
+def _height(lines: int) -> float:
+    """Inches for so many lines, which are nearer to each other where there are many."""
+    return lines * min(0.42, max(0.2, 12 / lines))
 
 
 def _limits(values: Sequence[float]) -> tuple[float, float]:
@@ -151,8 +178,8 @@ def _limits(values: Sequence[float]) -> tuple[float, float]:
     return low - room, high + room
 
 
-def draw_line(lines: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Accuracy and loss between two members as they are and aligned."""
+def draw_line(lines: Mapping[str, Mapping[str, Any]], mode: str | None = None) -> Any:
+    """Accuracy and loss between two members as they are and aligned; `mode` is of batch norm."""
     figure, (left, right) = _figure(8, 3.5, 2)
     for name, line in lines.items():
         look = {**LOOKS[name], "ms": 3.5, "lw": 1.6, "label": name}
@@ -165,156 +192,128 @@ def draw_line(lines: Mapping[str, Mapping[str, Any]]) -> Any:
     left.set_ylabel("accuracy on test data (%)")
     right.set_ylabel("cross-entropy on test data (nats)")
     for axes in (left, right):
-        axes.set_xlabel("member 2  ←  part of member 1, α  →  member 1")
+        axes.set_xlabel("member 2  ←  part of member 1, α  →  member 1", size=9)
         axes.set_xlim(-0.03, 1.03)
-    left.set_title("On the straight line between two members", loc="left", size=11, pad=24)
+    how = f", {MODES[mode][0]}" if mode else ""
+    left.set_title(f"On the straight line between two members{how}", loc="left", size=11, pad=24)
     legend_above(left, left.get_legend_handles_labels()[0], ncols=3, columnspacing=1.2, fontsize=9)
     return figure
 
 
-def _log_if_wide(axes: Any, values: Sequence[float]) -> None:
+def _log_if_wide(axes: Any, values: Sequence[float], which: str = "y") -> bool:
+    """A log scale, with numbers as people write them, where a linear one would hide the low values."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    if min(values) > 0 and max(values) / min(values) > LOG_FROM:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+    if min(values) <= 0 or max(values) / min(values) <= LOG_FROM:
+        return False
+    axes.set(**{f"{which}scale": "log"})
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if max(values) / min(values) < 100 else (1.0,)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+    return True
 
 
 def draw_softness(groups: Sequence[Mapping[str, Any]]) -> Any:
-    """Softness of each group's matrices, a point for each aligned member."""
-    figure, (axes,) = _figure(6, 1.4 + 0.4 * len(groups))
-    for height, group in enumerate(groups):
-        values = group["softness"]
-        axes.plot([0, sum(values) / len(values)], [height, height], color="#cccccc", lw=1.2, zorder=1)
-        axes.plot(values, [height] * len(values), "o", color=LOOKS["permAVG"]["color"], ms=7, mec="white", mew=0.6)
-        mean = sum(values) / len(values)
-        axes.annotate(
-            f"{mean:.3f}", (max(values), height), (8, 0), textcoords="offset points", va="center", size=9, color=INK
-        )
-    axes.set_yticks(range(len(groups)), [f"{group['group']} ({group['units']})" for group in groups], color=INK)
-    axes.set_ylim(len(groups) - 0.5, -0.5)
-    axes.set_xlim(-0.02, 1.08)
+    """Softness of each kind of units, a point for each of its groups and aligned members."""
+    values = {group["group"]: group["softness"] for group in groups}
+    kinds = kinds_of({group["group"]: group["units"] for group in groups})
+    shown = telling(kinds, LINES)
+    names = [str(kind) for kind in shown]
+    figure, (axes,) = _figure(4.6 + LETTER * max(map(len, names)), 1.4 + _height(len(shown)))
+    for height, kind in enumerate(shown):
+        own = [value for name in kind.groups for value in values[name]]
+        mean = sum(own) / len(own)
+        axes.plot([0, mean], [height, height], color="#cccccc", lw=1.2, zorder=1)
+        axes.plot(own, [height] * len(own), "o", color=LOOKS["permAVG"]["color"], ms=7, mec="white", mew=0.6)
+        beside = {"textcoords": "offset points", "va": "center", "size": 9, "color": INK}
+        axes.annotate(f"{mean:.3f}", (max(own), height), (8, 0), **beside)
+    axes.set_yticks(range(len(shown)), names, color=INK)
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.set_xlim(-0.02, 1.12)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("softness: entropy of a row over its largest possible\n0: a permutation, 1: all units mixed alike")
+    less = fill(left_out(kinds, shown, "matrices.json"), 50)
+    axes.set_xlabel("softness\n0: a permutation, 1: all units mixed alike" + (f"\n{less}" if less else ""))
     axes.set_title("How soft the permutations are", loc="left", size=11)
     return figure
 
 
-def draw_matrices(matrices: Mapping[str, Array]) -> Any:
-    """Each group's matrix of the second member: whole, and its hardest and softest rows with their own columns."""
-    from matplotlib.colors import PowerNorm
-
-    figure, _ = _figure(1, 1)
-    figure.clear()
-    figure.set_size_inches(9, 0.7 + 2.75 * len(matrices))
-    panels = figure.subplots(len(matrices), 3, squeeze=False)
-    norm = PowerNorm(0.5, 0, 1)
-    for line, (name, matrix) in zip(panels, matrices.items(), strict=True):
-        hard, soft = _ends(matrix)
-        shown = {f"{name}: {len(matrix)} units": _blocks(matrix), "hardest rows": hard, "softest rows": soft}
-        for axes, (title, image) in zip(line, shown.items(), strict=True):
-            drawn = axes.imshow(image, cmap="magma_r", norm=norm, interpolation="nearest")
-            axes.set_title(title, loc="left", size=10)
-            axes.set_xticks([])
-            axes.set_yticks([])
-            axes.grid(visible=False)
-            for side in ("top", "right"):
-                axes.spines[side].set_visible(True)
-        block = _block(len(matrix))
-        line[0].set_xlabel("units of member 2" + (f"; largest of {block} × {block} each" if block > 1 else ""), size=9)
-        line[0].set_ylabel("units of member 1", size=9)
-        for axes, image in zip(line[1:], (hard, soft), strict=True):
-            axes.set_xlabel(f"{len(image)} × {len(image)} entries, columns sorted", size=9)
-    bar = figure.colorbar(drawn, ax=panels, shrink=min(1.0, 0.9 / len(matrices) + 0.2), pad=0.01)
-    bar.set_ticks([0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1])
-    bar.ax.set_yticklabels(["0", "0.01", "0.05", "0.1", "0.25", "0.5", "0.75", "1"])
-    bar.set_label("entry of the soft permutation")
-    return figure
-
-
-def _block(units: int) -> int:
-    """How many entries along a side are shown as one."""
-    return -(-units // WHOLE)
-
-
-def _blocks(matrix: Array) -> Array:
-    """The largest entry of each block, so that single ones are seen."""
-    side = _block(len(matrix))
-    count = -(-len(matrix) // side)
-    padded = np.zeros((count * side, count * side))
-    padded[: len(matrix), : len(matrix)] = matrix
-    return np.asarray(padded.reshape(count, side, count, side).max(axis=(1, 3)))
-
-
-def _ends(matrix: Array) -> tuple[Array, Array]:
-    """The rows with the largest and with the smallest highest entries; columns are those of these entries, in order."""
-    from scipy.optimize import linear_sum_assignment
-
-    rows, columns = linear_sum_assignment(matrix, maximize=True)
-    order = np.argsort(-matrix[rows, columns], kind="stable")
-    chosen = (order[:ZOOM], order[-ZOOM:])
-    hard, soft = (matrix[np.ix_(rows[each], columns[each])] for each in chosen)
-    return hard, soft
-
-
 def draw_sweep(points: Sequence[Mapping[str, Any]], averages: Mapping[str, Any] | None = None) -> Any:
     """Accuracy, NLL and softness by temperature; those that failed are named."""
-    figure, (left, middle, right) = _figure(10, 3.4, 3)
     good = [point for point in points if point["failed"] is None]
+    kinds = kinds_of(dict.fromkeys(good[0]["softness"], 0) if good else {})
+    shown = telling(kinds, len(GROUPS))
+    figure, (left, middle, right) = _figure(9.6 + LETTER * max((len(kind.name) for kind in shown), default=0), 3.4, 3)
     temperatures = [point["temperature"] for point in good]
     look = {**LOOKS["permAVG"], "ms": 6, "lw": 1.6}
     left.plot(temperatures, [100 * point["accuracy"] for point in good], **look, label="permAVG")
     middle.plot(temperatures, [point["nll"] for point in good], **look)
-    if averages:
-        _references(left, middle, averages)
-    _log_if_wide(middle, [point["nll"] for point in good] or [1.0])
-    for index, group in enumerate(good[0]["softness"] if good else ()):
-        style = {"color": GROUPS[index % len(GROUPS)], "marker": SHAPES[index % len(SHAPES)], "ms": 5.5, "lw": 1.4}
-        right.plot(temperatures, [point["softness"][group] for point in good], **style, label=group)
-    right.set_ylim(-0.03, 1.03)
+    references = _references(left, middle, averages) if averages else []
+    _log_if_wide(middle, [*(point["nll"] for point in good), *references] or [1.0])
+    _draw_softness_by_temperature(right, good, shown)
+    less = left_out(kinds, shown, "sweep.json")
+    beside = {"loc": "upper left", "bbox_to_anchor": (1.02, 1), "frameon": False, "alignment": "left"}
+    right.legend(**beside, borderpad=0, borderaxespad=0, fontsize=8, title_fontsize=8, title=fill(less, 30) or None)
     labels = ("accuracy on test data (%)", "NLL on test data (nats)", "softness")
     for axes, label in zip((left, middle, right), labels, strict=True):
         axes.set_ylabel(label)
-        axes.set_xlabel("temperature τ (log scale)")
-        axes.set_xscale("log")
-        axes.set_xticks([point["temperature"] for point in points], [f"{point['temperature']:g}" for point in points])
-        axes.minorticks_off()
-        for point in (each for each in points if each["failed"] is not None):
-            axes.axvline(point["temperature"], color=FAINT, lw=1, ls=":")
-            place = (point["temperature"], 0.5)
-            axes.text(*place, "singular", transform=axes.get_xaxis_transform(), rotation=90, size=8, color=FAINT)
-    left.set_title("permAVG at several temperatures", loc="left", size=11, pad=24)
+        _by_temperature(axes, points)
+    whose = f" of members 1 to {next(iter(averages['permAVG']))}" if averages else ""
+    left.set_title(f"permAVG{whose} at several temperatures", loc="left", size=11, pad=24)
     legend_above(left, left.get_legend_handles_labels()[0], ncols=3, columnspacing=1.0, fontsize=9)
-    legend_above(right, right.get_legend_handles_labels()[0], ncols=3, columnspacing=1.0, fontsize=8)
+    left.get_legend().set_in_layout(False)  # it may be wider than its panel
     return figure
 
 
-def _references(left: Any, middle: Any, averages: Mapping[str, Any]) -> None:
-    rows = {"mean member": averages["naive"]["1"], "ensemble": next(iter(averages["ensemble"].values()))}
-    for name, scores in rows.items():
-        look = {"color": LOOKS[name]["color"], "ls": (0, (1, 2)) if name == "ensemble" else (0, (4, 2)), "lw": 1.2}
-        left.axhline(100 * scores["accuracy"], **look, label=name)
-        middle.axhline(scores["nll"], **look)
+def _references(left: Any, middle: Any, averages: Mapping[str, Any]) -> list[float]:
+    """Lines of the members that are merged, which are seen where they are the same; their NLLs."""
+    looks = {"ensemble": {"ls": "-", "lw": 4, "alpha": 0.45}, "mean member": {"ls": (0, (4, 2)), "lw": 1.2}}
+    scores = {name: next(iter(averages[name].values())) for name in looks}
+    for name, look in looks.items():
+        left.axhline(100 * scores[name]["accuracy"], color=LOOKS[name]["color"], zorder=1.5, **look, label=name)
+        middle.axhline(scores[name]["nll"], color=LOOKS[name]["color"], zorder=1.5, **look)
+    return [each["nll"] for each in scores.values()]
+
+
+def _draw_softness_by_temperature(axes: Any, good: Sequence[Mapping[str, Any]], kinds: Sequence[Kind]) -> None:
+    temperatures = [point["temperature"] for point in good]
+    for kind, colour, marker in zip(kinds, GROUPS, SHAPES, strict=False):
+        means = [kind.mean(point["softness"]) for point in good]
+        label = kind.name + (f", mean of {len(kind.groups)}" if len(kind.groups) > 1 else "")
+        axes.plot(temperatures, means, color=colour, marker=marker, ms=5.5, lw=1.4, label=label)
+    axes.set_ylim(-0.03, 1.03)
+
+
+def _by_temperature(axes: Any, points: Sequence[Mapping[str, Any]]) -> None:
+    axes.set_xlabel("temperature τ (log scale)")
+    axes.set_xscale("log")
+    axes.set_xticks([point["temperature"] for point in points], [f"{point['temperature']:g}" for point in points])
+    axes.minorticks_off() if axes.get_yscale() == "linear" else axes.xaxis.minorticks_off()
+    for point in (each for each in points if each["failed"] is not None):
+        axes.axvline(point["temperature"], color=FAINT, lw=1, ls=":")
+        place = (point["temperature"], 0.5)
+        axes.text(*place, "singular", transform=axes.get_xaxis_transform(), rotation=90, size=8, color=FAINT)
 
 
 def draw_averages(averages: Mapping[str, Mapping[str, Any]]) -> Any:
     """Accuracy of averaged weights by the number of members."""
     figure, (axes,) = _figure(5.5, 3.5)
     alone = averages["naive"]["1"]["accuracy"]
-    for name, rows in averages.items():
+    merged = next(iter(averages["permAVG"]))
+    for name in ("naive", "weight matching", "permAVG", "ensemble"):
+        rows = averages[name]
         counts = [int(count) for count in rows]
         values = [100 * row["accuracy"] for row in rows.values()]
         if name == "weight matching":
             counts, values = [1, *counts], [100 * alone, *values]
-        single = len(rows) == 1
-        look = {**LOOKS[name], "ms": 6.5, "lw": 1.6, "ls": "" if single else LOOKS[name]["ls"]}
-        aside = {"permAVG": -0.15, "ensemble": 0.15}.get(name, 0.0) if single else 0.0  # they may be equally good
+        aside = {"permAVG": -0.15, "ensemble": 0.15}.get(name, 0.0)  # they may be equally good
+        look = {**LOOKS[name], "ms": 6.5, "lw": 1.6, "ls": "" if aside else LOOKS[name]["ls"]}
         axes.plot([count + aside for count in counts], values, **look, label=name)
     axes.set_xticks(range(1, 1 + max(int(count) for count in averages["naive"])))
-    axes.set_xlabel("members averaged (1: mean member)")
+    axes.set_xlabel(
+        f"members averaged (1: mean member)\npermAVG and the ensemble, of {merged}, stand to its left and right"
+    )
     axes.set_ylabel("accuracy on test data (%)")
     axes.set_title("Averages of members' weights", loc="left", size=11, pad=24)
     legend_above(axes, axes.get_legend_handles_labels()[0], ncols=4, columnspacing=1.0, fontsize=9)

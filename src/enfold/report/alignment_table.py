@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from enfold.report.alignment_units import kinds_of, layer_name, left_out, telling
+
 if TYPE_CHECKING:
     from rich.table import Table
 
+SOFTNESSES = 4  # columns of a sweep
 Part = Any  # a part of a study as JSON holds it
 Cells = tuple[str, Sequence[str], list[list[str]]]  # title, header, rows
 
@@ -44,7 +47,7 @@ def _rows(rows: Sequence[Mapping[str, Any]]) -> Cells:
     header = ("layer", "rows", "correlation", "distance", "length", "deviation of a weight")
     cells = [
         [
-            row["layer"] if row["hidden"] else f"{row['layer']} (output)",
+            layer_name(row["layer"]) + ("" if row["hidden"] else " (output)"),
             str(row["units"]),
             *(_change(row[what], 3) for what in ("correlation", "distance", "length")),
             _change(row["deviation"], 4),
@@ -89,7 +92,7 @@ def _matrices(groups: Sequence[Mapping[str, Any]]) -> Cells:
     header = ("units", "number", "softness, 0 to 1", "condition", "one to one (%)")
     cells = [
         [
-            group["group"],
+            layer_name(group["group"]),
             str(group["units"]),
             spread(group["softness"], 3),
             ", ".join(f"{value:.1e}" for value in group["condition"]),
@@ -112,15 +115,18 @@ def _averages(averages: Mapping[str, Mapping[str, Any]]) -> Cells:
 
 def _sweep(points: Sequence[Mapping[str, Any]]) -> Cells:
     known: Mapping[str, float] = next((point["softness"] for point in points if point["softness"]), {})
-    header = ("temperature", "accuracy (%)", "NLL (nats)", *(f"softness, {group}" for group in known))
+    kinds = kinds_of(dict.fromkeys(known, 0))
+    shown = telling(kinds, SOFTNESSES)
+    header = ("temperature", "accuracy (%)", "NLL (nats)", *(f"softness, {kind.name}" for kind in shown))
     cells = []
     for point in points:
         if point["failed"] is not None:
             cells.append([f"{point['temperature']:g}", "singular", *["-"] * (len(header) - 2)])
             continue
-        soft = [f"{point['softness'][group]:.3f}" for group in known]
+        soft = [f"{kind.mean(point['softness']):.3f}" for kind in shown]
         cells.append([f"{point['temperature']:g}", _percent(point["accuracy"]), f"{point['nll']:.4f}", *soft])
-    return "permAVG by temperature, on test data", header, cells
+    less = left_out(kinds, shown, "sweep.json")
+    return "permAVG by temperature, on test data" + (f"; softness {less}" if less else ""), header, cells
 
 
 def _planted(points: Sequence[Mapping[str, Any]]) -> Cells:

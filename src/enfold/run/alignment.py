@@ -32,6 +32,7 @@ from enfold.landscape.alignment import (
     given_alignment,
     learned_alignment,
     matrix_statistics,
+    mean_scores,
     naive_averages,
     plain,
     point_of,
@@ -44,7 +45,7 @@ from enfold.landscape.planted import NOISES, different_pair, differently_trained
 from enfold.members import Stacked, State
 from enfold.merging.states import states_of
 from enfold.metrics import accuracy, nll
-from enfold.progress import progress
+from enfold.progress import progress, titled
 from enfold.registry import nearest
 from enfold.run.methods import as_tuples, made_fold
 from enfold.run.override import apply_override
@@ -55,6 +56,8 @@ from enfold.train import Plan
 
 PARTS = ("rows", "line", "matrices", "averages", "sweep", "planted", "different")
 MATRICES = "matrices.safetensors"
+# Counted up when a part comes to hold other numbers than it did.
+MEANINGS = {"rows": 2, "averages": 2, "planted": 2, "different": 2}
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,8 @@ class _Study:
             return given_alignment(self.members, self.data, list(matrices.values()), seed=self.fold.plan.seed)
         digest = hashlib.sha256(json.dumps(self.settings).encode()).hexdigest()[:12]
         checkpoint = self.folder / f"learned-{digest}.checkpoint.safetensors"  # one of other settings is of no use
-        found = learned_alignment(self.members, self.data, self.fold, checkpoint=checkpoint)
+        with titled(f"permAVG at temperature {self.fold.temperature:g}"):
+            found = learned_alignment(self.members, self.data, self.fold, checkpoint=checkpoint)
         values = {
             f"{k:03d} {g.name}": m.contiguous()
             for k, (g, m) in enumerate(zip(found.groups, found.matrices, strict=True))
@@ -232,6 +236,7 @@ class _Study:
                 "weight matching": {k: average_scores(self.everyone, matched[:k], self.data) for k in counts},
                 "permAVG": {self.asked.members: average_scores(self.members, self.aligned.states(), self.data)},
                 "ensemble": {self.asked.members: Scores(accuracy(said), nll(said))},
+                "mean member": {self.asked.members: mean_scores(self.members, self.data)},
             }
 
         return self._part("averages", {"all": self.cell.recipe.members}, make)
@@ -267,7 +272,7 @@ class _Study:
         )
 
     def _part(self, name: str, more: dict[str, Any], make: Callable[[], Any]) -> Any:
-        settings = {**self.settings, **more}
+        settings = self._settings(name, more)
         stored = self._stored(name, settings)
         if stored is None:
             stored = plain(make())
@@ -278,13 +283,18 @@ class _Study:
         self, name: str, key: str, values: Sequence[Any], make: Callable[[Any], Any], more: dict[str, Any] | None = None
     ) -> list[Any]:
         """A part that is kept point by point; points of other values stay where they are."""
-        settings = {**self.settings, **(more or {})}
+        settings = self._settings(name, more or {})
         stored: list[Any] = self._stored(name, settings) or []
         for value in values:
             if all(each[key] != value for each in stored):
                 stored.append(plain(make(value)))
                 self._write(name, settings, stored)
         return [each for value in values for each in stored if each[key] == value]
+
+    def _settings(self, name: str, more: dict[str, Any]) -> dict[str, Any]:
+        """All that a part depends on; one of an earlier meaning is computed again."""
+        meaning = {"meaning": MEANINGS[name]} if name in MEANINGS else {}
+        return {**self.settings, **more, **meaning}
 
     def _stored(self, name: str, settings: dict[str, Any]) -> Any:
         """What was found with the same settings; what was found with others is of no use."""

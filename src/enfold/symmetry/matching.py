@@ -31,6 +31,7 @@ from enfold.symmetry.find import symmetries
 from enfold.symmetry.gains import Products
 from enfold.symmetry.nested import Nest, nests
 from enfold.symmetry.permute import permute, permuted
+from enfold.symmetry.places import Places
 
 ROUNDS = 100
 RUNNING = ("running_mean", "running_var", "running_std")
@@ -66,7 +67,7 @@ class _Climb:
 
     def __init__(self, goal: State, held: State, symmetry: Symmetry, nested: Sequence[Nest]) -> None:
         self.goal, self.held = goal, held
-        self.places, self.products = _Places(symmetry), Products(goal, held, nested)
+        self.places, self.products = Places(symmetry), Products(goal, held, nested)
 
     def place(self) -> None:
         """The other start: nests are placed by what is known, first the one of which most weights are."""
@@ -185,36 +186,3 @@ def _rise(goal: State, held: State, moved: State) -> float:
     """By how much (1) is higher after a move, in float64."""
     names = [name for name in goal if moved[name] is not held[name]]
     return sum(float(((moved[name].double() - held[name]) * goal[name]).sum()) for name in names)
-
-
-class _Places:
-    """Where each place of each axis came from: moves inside and of blocks are put into one order a group by it."""
-
-    def __init__(self, symmetry: Symmetry) -> None:
-        self.now = self._start(symmetry)
-
-    @staticmethod
-    def _start(symmetry: Symmetry) -> dict[tuple[str, int], Tensor]:
-        ends: dict[tuple[str, int], int] = {}
-        for group in symmetry.groups:
-            for axis in group.axes:
-                key = (axis.name, axis.axis)
-                ends[key] = max(ends.get(key, 0), axis.offset + axis.length)
-        return {key: torch.arange(end) for key, end in ends.items()}
-
-    def move(self, group: Group, order: Tensor) -> None:
-        """Units in another order."""
-        for axis in group.axes:
-            key, flat = (axis.name, axis.axis), replace(axis, axis=0)
-            self.now[key] = flat.with_units(self.now[key], flat.units_first(self.now[key])[order])
-
-    def orders(self, symmetry: Symmetry) -> dict[str, Tensor]:
-        """What `permute` needs to get here; a group of blocks comes before the groups inside its blocks."""
-        found, here = {}, _Places(symmetry)
-        for group in symmetry.groups:
-            axis = replace(group.axes[0], axis=0)
-            key = (axis.name, group.axes[0].axis)
-            ours, wanted = (axis.by_unit(places[key]).sort(1).values[:, 0] for places in (here.now, self.now))
-            found[group.name] = (wanted.unsqueeze(1) == ours).long().argmax(1)
-            here.move(group, found[group.name])
-        return found
