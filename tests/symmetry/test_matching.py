@@ -24,6 +24,12 @@ NESTED = [
     "rotary",
     "separable",
     "group norm",
+    "grouped queries",
+    "interleaved keys",
+    "expanded keys",
+    "one head of keys",
+    "experts",
+    "experts by einsum",
 ]
 
 

@@ -8,6 +8,7 @@ from known_networks import KNOWN, made, symmetry_of
 from torch import Tensor, nn
 
 from enfold.symmetry import permute, symmetries, weight_matching
+from enfold.symmetry.climb import climbed
 from enfold.symmetry.gains import Products
 from enfold.symmetry.nested import nests
 
@@ -65,14 +66,16 @@ def test_heads_and_what_is_inside_are_matched_as_well_as_can_be(seed):
     assert agreement(goal, found) == pytest.approx(best, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["vit", "packed attention", "rotary", "separable", "group norm", "resnet"])
+@pytest.mark.parametrize(
+    "name", ["vit", "packed attention", "rotary", "separable", "resnet", "grouped queries", "experts"]
+)
 def test_a_step_gains_what_it_says(name):
     network, _ = made(name)
     symmetry, state = symmetry_of(name), {n: t.double() for n, t in network.state_dict().items() if "num_" not in n}
     source = torch.Generator().manual_seed(3)
     goal = {n: torch.randn(t.shape, generator=source, dtype=torch.float64) for n, t in state.items()}
     nested = nests(symmetry)
-    products = Products(goal, state, nested)
+    products = Products(goal, state, nested, climbed)
     for index, nest in enumerate(nested):
         if index in products.beside[index]:
             continue  # a tensor has the group on two axes: the gain is that of the linear part

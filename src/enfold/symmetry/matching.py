@@ -17,22 +17,18 @@ tensors alone whose other groups had been placed before, since the others compar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
 
 from enfold.errors import EnfoldError
 from enfold.members import Members, Stacked, State
-from enfold.seeds import generator
-from enfold.symmetry.axes import Group, Symmetry
+from enfold.symmetry.axes import Symmetry
+from enfold.symmetry.climb import ROUNDS, climbed
 from enfold.symmetry.find import symmetries
-from enfold.symmetry.gains import Products
-from enfold.symmetry.nested import Nest, nests
-from enfold.symmetry.permute import permute, permuted
+from enfold.symmetry.permute import permute
 
-ROUNDS = 100
 RUNNING = ("running_mean", "running_var", "running_std")
 
 
@@ -52,63 +48,7 @@ def weight_matching(
     """
     goal, held = (_counted(given, symmetry, learned) for given in (target, state))
     _require_same_shapes(goal, held)
-    nested = nests(symmetry)
-    climb = _Climb(goal, held, symmetry, nested)
-    climb.up(rounds, generator(seed, "match units"))
-    if any(nest.inside for nest in nested):
-        other = _Climb(goal, held, symmetry, nested)
-        other.place()
-        other.up(rounds, generator(seed, "match units"))
-        climb = max(climb, other, key=lambda one: _rise(goal, held, one.held))
-    return climb.places.orders(symmetry)
-
-
-class _Climb:
-    """A way up (1) from the orders that are given, one nest of groups at a time."""
-
-    def __init__(self, goal: State, held: State, symmetry: Symmetry, nested: Sequence[Nest]) -> None:
-        self.goal, self.held = goal, held
-        self.places, self.products = _Places(symmetry), Products(goal, held, nested)
-
-    def place(self) -> None:
-        """Another start: nests are placed by what is known, first the one of which most weights are."""
-        names, rest = self.products.names, set(range(len(self.products.names)))
-        while rest:
-            known = {one: names[one].difference(*(names[other] for other in rest - {one})) for one in sorted(rest)}
-            index = max(known, key=lambda one: sum(self.goal[name].numel() for name in known[one]))
-            rest.remove(index)
-            moves = self.products.best(self.held, index, known[index]).moves
-            self._take(index, moves, _moved(self.held, moves))
-
-    def up(self, rounds: int, source: torch.Generator) -> None:
-        """Steps of one nest after another, until none raises (1)."""
-        settled = {index for index, names in enumerate(self.products.names) if not names}
-        for _ in range(rounds):  # what is settled was at its best, and nothing beside it has moved since
-            for index in torch.randperm(len(self.products.names), generator=source).tolist():
-                if index not in settled:
-                    settled.add(index)
-                    if self._step(index):
-                        settled -= self.products.beside[index]
-            if len(settled) == len(self.products.names):
-                break
-
-    def _step(self, index: int) -> bool:
-        """One nest in its best order, the others fixed; whether that raises (1)."""
-        step = self.products.best(self.held, index, self.products.names[index])
-        if step.gain <= step.noise:
-            return False
-        moved = _moved(self.held, step.moves)
-        certain = index not in self.products.beside[index] and step.gain > self.products.rounding[index]
-        if not certain and _rise(self.goal, self.held, moved) <= step.noise:
-            return False
-        self._take(index, step.moves, moved)
-        return True
-
-    def _take(self, index: int, moves: Sequence[tuple[Group, Tensor]], moved: State) -> None:
-        self.held = moved
-        for group, order in moves:
-            self.places.move(group, order)
-        self.products.move(index, moves[0][1])
+    return climbed(goal, held, symmetry, seed=seed, rounds=rounds)
 
 
 def matched_to(
@@ -169,49 +109,3 @@ def _require_same_shapes(goal: State, held: State) -> None:
                 f"networks must have the same shapes to be matched, but '{name}' is {tuple(tensor.shape)} in one and "
                 f"{tuple(held[name].shape)} in the other: use networks of one architecture"
             )
-
-
-def _moved(state: State, moves: Sequence[tuple[Group, Tensor]]) -> State:
-    """The tensors that are there, with groups in other orders."""
-    for group, order in moves:
-        state = permuted(state, replace(group, axes=tuple(axis for axis in group.axes if axis.name in state)), order)
-    return state
-
-
-def _rise(goal: State, held: State, moved: State) -> float:
-    """By how much (1) is higher after a move, in float64."""
-    names = [name for name in goal if moved[name] is not held[name]]
-    return sum(float(((moved[name].double() - held[name]) * goal[name]).sum()) for name in names)
-
-
-class _Places:
-    """Where each place of each axis came from: moves inside and of blocks are put into one order a group by it."""
-
-    def __init__(self, symmetry: Symmetry) -> None:
-        self.now = self._start(symmetry)
-
-    @staticmethod
-    def _start(symmetry: Symmetry) -> dict[tuple[str, int], Tensor]:
-        ends: dict[tuple[str, int], int] = {}
-        for group in symmetry.groups:
-            for axis in group.axes:
-                key = (axis.name, axis.axis)
-                ends[key] = max(ends.get(key, 0), axis.offset + axis.length)
-        return {key: torch.arange(end) for key, end in ends.items()}
-
-    def move(self, group: Group, order: Tensor) -> None:
-        """Units in another order."""
-        for axis in group.axes:
-            key, flat = (axis.name, axis.axis), replace(axis, axis=0)
-            self.now[key] = flat.with_units(self.now[key], flat.units_first(self.now[key])[order])
-
-    def orders(self, symmetry: Symmetry) -> dict[str, Tensor]:
-        """What `permute` needs to get here; a group of blocks comes before the groups inside its blocks."""
-        found, here = {}, _Places(symmetry)
-        for group in symmetry.groups:
-            axis = replace(group.axes[0], axis=0)
-            key = (axis.name, group.axes[0].axis)
-            ours, wanted = (axis.by_unit(places[key]).sort(1).values[:, 0] for places in (here.now, self.now))
-            found[group.name] = (wanted.unsqueeze(1) == ours).long().argmax(1)
-            here.move(group, found[group.name])
-        return found

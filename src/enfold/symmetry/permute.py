@@ -70,7 +70,8 @@ def _present(state: Mapping[str, Tensor], group: Group) -> Iterator[Axis]:
     for axis in group.axes:
         if axis.name in state:
             shape = tuple(state[axis.name].shape)
-            if axis.axis >= len(shape) or axis.offset + axis.length > shape[axis.axis]:
+            ends = {axis.axis: axis.offset + axis.length} | {other: start + n for other, start, n in axis.within}
+            if any(other >= len(shape) or end > shape[other] for other, end in ends.items()):
                 raise EnfoldError(
                     f"a state must have the shapes of the network whose symmetry it is, but '{axis.name}' is {shape} "
                     f"and axis {axis.axis} must hold {axis.offset + axis.length}: find its own network's symmetries"
