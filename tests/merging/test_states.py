@@ -70,6 +70,20 @@ def test_units_that_an_operation_keeps_in_order_are_told_of(data: Data, fold: We
         fold(members, data)
 
 
+class Blocks(nn.Module):
+    """Two blocks of units that are added to each other: what is in one order in both is found, and no more."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        both = inputs.unflatten(-1, (2, 3))
+        return (both + both.flip(-2)).flatten(-2)
+
+
+def test_units_that_have_one_order_in_all_blocks_are_told_of(data: Data) -> None:
+    members = Stacked.make(lambda: nn.Sequential(nn.Linear(4, 6), Blocks(), nn.ReLU(), nn.Linear(6, 3)), 2)
+    with pytest.warns(Unaligned, match=r"the units of '0.weight' are fixed \(all its blocks have one order of units"):
+        WeightMatching(repair="none")(members, data)
+
+
 def test_where_an_operation_keeps_all_units_in_order_nothing_is_merged(data: Data) -> None:
     members = Stacked.make(lambda: nn.Sequential(nn.Linear(4, 6), Summing(), nn.Linear(6, 3)), 2)
     with pytest.raises(EnfoldError, match=r"'0.weight' are fixed \(of aten.cumsum in '1'\): use average or a dist"):

@@ -132,7 +132,7 @@ def shared_keys(form: str, keys: int = 2, share: int = 2) -> nn.Module:
 
 
 def experts(form: str) -> nn.Module:
-    """Experts as one tensor, (experts, in, out), all run and weighed by a gate."""
+    """Experts as one tensor, (experts, in, out) or (in, out, experts), all run and weighed by a gate."""
 
     def forward(net: Calls, x: Tensor) -> Tensor:
         x = net.embed(x)
@@ -140,10 +140,15 @@ def experts(form: str) -> nn.Module:
         if form == "einsum":
             hidden = torch.relu(torch.einsum("td,edf->tef", x, net.up) + net.bias)
             return net.head(x + torch.einsum("te,tef,efd->td", weights, hidden, net.down))
+        if form == "last":
+            hidden = torch.relu(torch.einsum("td,dfe->tfe", x, net.up) + net.bias)
+            return net.head(x + torch.einsum("te,tfe,fde->td", weights, hidden, net.down))
         hidden = torch.relu(torch.baddbmm(net.bias[:, None], x.expand(3, *x.shape), net.up))
         return net.head(x + (weights.T[..., None] * torch.bmm(hidden, net.down)).sum(0))
 
     shapes = {"up": (3, 6, 5), "bias": (3, 5), "down": (3, 5, 6)}
+    if form == "last":
+        shapes = {name: (*shape[1:], 3) for name, shape in shapes.items()}
     parts = {name: nn.Parameter(torch.randn(shape)) for name, shape in shapes.items()}
     return Calls(forward, embed=nn.Linear(4, 6), gate=nn.Linear(6, 3), head=nn.Linear(6, 2), **parts)
 
@@ -237,6 +242,7 @@ KNOWN: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[int]]] = {
     "one head of keys": (lambda: shared_keys("flag", 1, 4), (3, 4), [3, 3, 4, 8]),
     "experts": (lambda: experts("bmm"), (4,), [3, 5, 5, 5, 6]),
     "experts by einsum": (lambda: experts("einsum"), (4,), [3, 5, 5, 5, 6]),
+    "experts last": (lambda: experts("last"), (4,), [3, 5, 5, 5, 6]),
     "text": (text, (4,), [5, 6]),
     "filled in place": (filled_in_place, (4,), [3, 4]),
     "lstm": (lambda: recurrent(nn.LSTM), (3, 4), [5]),

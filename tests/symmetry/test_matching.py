@@ -30,6 +30,7 @@ NESTED = [
     "one head of keys",
     "experts",
     "experts by einsum",
+    "experts last",
 ]
 
 

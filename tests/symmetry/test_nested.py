@@ -13,7 +13,13 @@ from enfold.symmetry.gains import Products
 from enfold.symmetry.nested import nests
 
 
-@pytest.mark.parametrize(("name", "inside"), [("vit", 4), ("attention", 2), ("rotary", 1), ("mlp", 0), ("cnn", 0)])
+@pytest.mark.parametrize(
+    ("name", "inside"),
+    [
+        ("vit", 4), ("attention", 2), ("rotary", 1), ("mlp", 0), ("cnn", 0), ("grouped queries", 3),
+        ("one head of keys", 0), ("experts", 1), ("experts last", 1), ("separable", 5),
+    ],
+)  # fmt: skip
 def test_each_head_has_the_groups_inside_it(name, inside):
     symmetry = symmetry_of(name)
     found = nests(symmetry)
@@ -29,6 +35,26 @@ def test_every_group_is_in_one_nest(name):
     symmetry = symmetry_of(name)
     names = [group.name for nest in nests(symmetry) for group in nest.groups]
     assert sorted(names) == sorted(group.name for group in symmetry.groups)
+
+
+def test_what_is_inside_a_unit_may_be_blocks_again():
+    (nest,) = (nest for nest in nests(symmetry_of("separable")) if nest.inside)  # groups of a grouped convolution
+    channels, *rest = nests(nest.each)  # of the first convolution; each of them is two of the second
+    assert (channels.outer.size, [kind[0].size for kind in channels.inside]) == (3, [2])
+    assert [one.outer.size for one in rest] == [4]
+
+
+@pytest.mark.parametrize("name", ["grouped queries", "experts", "packed attention"])
+def test_a_unit_is_the_same_weights_wherever_it_lies(name):
+    state = dict(made(name)[0].state_dict())
+    (nest,) = (nest for nest in nests(symmetry_of(name)) if nest.inside)
+    last = nest.outer.size - 1
+    there = permute(state, symmetry_of(name), {nest.outer.name: torch.arange(nest.outer.size).flip(0)})
+    for kind, group in zip(nest.inside, nest.each, strict=True):
+        order = torch.arange(group.size).flip(0)
+        outside = permute(state, symmetry_of(name), {kind[last].name: order})
+        inside = permute(nest.unit(there, 0, state), nest.each, {group.name: order})
+        torch.testing.assert_close(inside, nest.unit(outside, last, state), rtol=0, atol=0)
 
 
 class Alone(nn.Module):

@@ -86,7 +86,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Fixed:
-    """An axis of a tensor whose places, or some of them, may not be permuted, and why."""
+    """An axis of a tensor whose places, or some of them, may not be permuted, or only in blocks alike, and why."""
 
     name: str
     axis: int

@@ -18,7 +18,7 @@ from enfold.seeds import generator
 from enfold.symmetry.axes import Axis, Group, Symmetry
 from enfold.symmetry.gains import Products, rise
 from enfold.symmetry.nested import Nest, nests
-from enfold.symmetry.permute import permuted
+from enfold.symmetry.permute import reordered
 
 ROUNDS = 100
 
@@ -86,9 +86,8 @@ class _Climb:
 
 def _moved(state: State, moves: Sequence[tuple[Group, Tensor]]) -> State:
     """The tensors that are there, with groups in other orders."""
-    for group, order in moves:
-        state = permuted(state, replace(group, axes=tuple(axis for axis in group.axes if axis.name in state)), order)
-    return state
+    present = ((group, tuple(axis for axis in group.axes if axis.name in state), order) for group, order in moves)
+    return reordered(state, ((replace(group, axes=axes), order) for group, axes, order in present))
 
 
 class _Places:

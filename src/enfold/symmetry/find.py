@@ -19,7 +19,7 @@ from enfold.symmetry.verify import Bench, Unverifiable, run
 from enfold.symmetry.walk import Place, Walk
 
 CHANGED = "a random order along it changes the outputs"
-ALIKE = "its units are in blocks that have one order, as one of their own could not be verified"
+ALIKE = "all its blocks have one order of units, as one for each could not be verified"
 UNREACHED = "the outputs do not depend on it"
 
 

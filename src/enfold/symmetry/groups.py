@@ -33,6 +33,11 @@ class _Found:
     index: int
     terms: tuple[Term, ...]  # of the tensor
 
+    @property
+    def taken_apart(self) -> bool:
+        """Whether places of another axis of the tensor are used one by one, as experts in a loop are."""
+        return any(() in term and len(term) > 1 for axis, term in enumerate(self.terms) if axis != self.place[1])
+
 
 def candidates(walk: Walk, aliases: dict[str, list[str]]) -> list[Candidate]:
     """One for each label that is free: in the order in which the tensors are listed, but blocks before their units."""
@@ -82,10 +87,11 @@ def _blocks(walk: Walk, found: Mapping[int, Sequence[_Found]]) -> dict[int, list
 
 
 def _candidate(walk: Walk, places: Sequence[_Found], blocks: Sequence[int], aliases: dict[str, list[str]]) -> Candidate:
-    """Blocks that lie across the units, inside of each, are not told apart."""
+    """Blocks that lie across the units, inside of each, are not told apart; nor are places taken one by one."""
     clear = [outer for outer in blocks if not any(outer in place.product[place.index :] for place in places)]
     ways = [clear, *([outer] for outer in reversed(clear) if len(clear) > 1), *([()] if clear else [])]
-    return Candidate(tuple(_way(walk, places, way, aliases) for way in ways), len(clear) < len(blocks))
+    alike = len(clear) < len(blocks) or all(place.taken_apart for place in places)
+    return Candidate(tuple(_way(walk, places, way, aliases) for way in ways), alike)
 
 
 def _way(
