@@ -78,9 +78,27 @@ class Blocks(nn.Module):
         return (both + both.flip(-2)).flatten(-2)
 
 
-def test_units_that_have_one_order_in_all_blocks_are_told_of(data: Data) -> None:
-    members = Stacked.make(lambda: nn.Sequential(nn.Linear(4, 6), Blocks(), nn.ReLU(), nn.Linear(6, 3)), 2)
-    with pytest.warns(Unaligned, match=r"the units of '0.weight' are fixed \(all its blocks have one order of units"):
+class OneByOne(nn.Module):
+    """Experts in one tensor that are run one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.randn(2, 4, 5)), nn.Parameter(torch.randn(2, 5, 3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.stack([torch.relu(inputs @ self.up[k]) @ self.down[k] for k in range(2)]).sum(0)
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: nn.Sequential(nn.Linear(4, 6), Blocks(), nn.ReLU(), nn.Linear(6, 3)), "0.weight"),
+        (OneByOne, "up"),
+    ],
+)
+def test_units_that_have_one_order_in_all_blocks_are_told_of(data: Data, make, named: str) -> None:
+    members = Stacked.make(make, 2)
+    with pytest.warns(Unaligned, match=rf"the units of '{named}' are fixed \(all its blocks have one order of units"):
         WeightMatching(repair="none")(members, data)
 
 

@@ -113,12 +113,12 @@ def _turned(x: Tensor, angle: Tensor) -> Tensor:
     return torch.cat([one * angle.cos() - two * angle.sin(), one * angle.sin() + two * angle.cos()], -1)
 
 
-def shared_keys(form: str, keys: int = 2, share: int = 2) -> nn.Module:
+def shared_keys(form: str, keys: int = 2, share: int = 2, units: int = 3, width: int = 8) -> nn.Module:
     """Grouped queries: several heads of queries share one of keys and values."""
 
     def forward(net: Calls, x: Tensor) -> Tensor:
         x = net.embed(x)
-        query, key, value = (layer(x).unflatten(-1, (-1, 3)).transpose(1, 2) for layer in (net.q, net.k, net.v))
+        query, key, value = (layer(x).unflatten(-1, (-1, units)).transpose(1, 2) for layer in (net.q, net.k, net.v))
         if form == "interleave":
             key, value = (part.repeat_interleave(share, 1) for part in (key, value))
         if form == "expand":
@@ -126,9 +126,9 @@ def shared_keys(form: str, keys: int = 2, share: int = 2) -> nn.Module:
         y = F.scaled_dot_product_attention(query, key, value, enable_gqa=form == "flag")
         return net.head((x + net.out(y.transpose(1, 2).flatten(2))).mean(1))
 
-    heads = keys * share
-    parts = {"q": nn.Linear(8, 3 * heads), "k": nn.Linear(8, 3 * keys), "v": nn.Linear(8, 3 * keys)}
-    return Calls(forward, embed=nn.Linear(4, 8), **parts, out=nn.Linear(3 * heads, 8), head=nn.Linear(8, 3))
+    queries, keys = keys * share * units, keys * units
+    parts = {"q": nn.Linear(width, queries), "k": nn.Linear(width, keys), "v": nn.Linear(width, keys)}
+    return Calls(forward, embed=nn.Linear(4, width), **parts, out=nn.Linear(queries, width), head=nn.Linear(width, 3))
 
 
 def experts(form: str) -> nn.Module:
@@ -144,9 +144,12 @@ def experts(form: str) -> nn.Module:
             hidden = torch.relu(torch.einsum("td,dfe->tfe", x, net.up) + net.bias)
             return net.head(x + torch.einsum("te,tfe,fde->td", weights, hidden, net.down))
         hidden = torch.relu(torch.baddbmm(net.bias[:, None], x.expand(3, *x.shape), net.up))
+        if form == "blocks":
+            hidden = F.layer_norm(hidden.unflatten(-1, (2, 4)), [4]).flatten(-2)
         return net.head(x + (weights.T[..., None] * torch.bmm(hidden, net.down)).sum(0))
 
-    shapes = {"up": (3, 6, 5), "bias": (3, 5), "down": (3, 5, 6)}
+    width = 8 if form == "blocks" else 5
+    shapes = {"up": (3, 6, width), "bias": (3, width), "down": (3, width, 6)}
     if form == "last":
         shapes = {name: (*shape[1:], 3) for name, shape in shapes.items()}
     parts = {name: nn.Parameter(torch.randn(shape)) for name, shape in shapes.items()}
@@ -243,6 +246,7 @@ KNOWN: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[int]]] = {
     "experts": (lambda: experts("bmm"), (4,), [3, 5, 5, 5, 6]),
     "experts by einsum": (lambda: experts("einsum"), (4,), [3, 5, 5, 5, 6]),
     "experts last": (lambda: experts("last"), (4,), [3, 5, 5, 5, 6]),
+    "experts of blocks": (lambda: experts("blocks"), (4,), [2, 2, 2, 3, *[4] * 6, 6]),
     "text": (text, (4,), [5, 6]),
     "filled in place": (filled_in_place, (4,), [3, 4]),
     "lstm": (lambda: recurrent(nn.LSTM), (3, 4), [5]),

@@ -1,5 +1,6 @@
 """Heads and the units inside them: which groups belong together, and the best order of all of them at once."""
 
+from dataclasses import replace
 from itertools import permutations, product
 
 import pytest
@@ -17,7 +18,7 @@ from enfold.symmetry.nested import nests
     ("name", "inside"),
     [
         ("vit", 4), ("attention", 2), ("rotary", 1), ("mlp", 0), ("cnn", 0), ("grouped queries", 3),
-        ("one head of keys", 0), ("experts", 1), ("experts last", 1), ("separable", 5),
+        ("one head of keys", 0), ("experts", 1), ("experts last", 1), ("separable", 5), ("experts of blocks", 3),
     ],
 )  # fmt: skip
 def test_each_head_has_the_groups_inside_it(name, inside):
@@ -42,6 +43,17 @@ def test_what_is_inside_a_unit_may_be_blocks_again():
     channels, *rest = nests(nest.each)  # of the first convolution; each of them is two of the second
     assert (channels.outer.size, [kind[0].size for kind in channels.inside]) == (3, [2])
     assert [one.outer.size for one in rest] == [4]
+
+
+def test_blocks_of_one_expert_hold_no_units_of_another():
+    symmetry = symmetry_of("experts of blocks")
+    apart = replace(symmetry, groups=tuple(group for group in symmetry.groups if group.size != 3))
+    found = [nest for nest in nests(apart) if nest.inside]
+    assert len(found) == 3
+    assert all(
+        {axis.within for axis in nest.outer.axes} == {axis.within for one in nest.groups for axis in one.axes}
+        for nest in found
+    )
 
 
 @pytest.mark.parametrize("name", ["grouped queries", "experts", "packed attention"])

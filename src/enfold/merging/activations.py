@@ -124,7 +124,7 @@ def _places(group: Group, modules: dict[str, nn.Module], side: Watched) -> Itera
     for axis in group.axes:
         name, _, kind = axis.name.rpartition(".")
         layer = modules.get(name)
-        if layer is None or kind != "weight" or axis.within:
+        if layer is None or kind != "weight":
             continue
         wanted = consumed_axis(layer) if side == "inputs" else produced_axis(layer) if shows_outputs(layer) else None
         role = "consumes" if side == "inputs" else "produces"

@@ -119,5 +119,4 @@ def lazy_weights(skeleton: Skeleton, groups: Sequence[Group]) -> dict[str, tuple
 
 
 def _whole(axis: Axis, units: int, role: str) -> bool:
-    shape = (axis.size, axis.outer, axis.inner, axis.within)
-    return axis.role == role and axis.tied_to is None and shape == (units, 1, 1, ())
+    return axis.role == role and axis.tied_to is None and (axis.size, axis.outer, axis.inner) == (units, 1, 1)

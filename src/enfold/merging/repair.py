@@ -113,7 +113,7 @@ def repairable(network: nn.Module, symmetry: Symmetry) -> list[str]:
     """The names of the layers that are corrected: all their units are hidden, and their weights are their own."""
     hidden: dict[tuple[str, int], set[int]] = {}
     for group in symmetry.groups:
-        for axis in (axis for axis in group.axes if not axis.within):
+        for axis in group.axes:
             hidden.setdefault((axis.name, axis.axis), set()).update(range(axis.offset, axis.offset + axis.length))
     alone = {name for name, where in places(network)[0].items() if len(where) == 1}
     found = []

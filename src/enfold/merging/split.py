@@ -59,16 +59,10 @@ def overlap(one: Group, other: Group) -> bool:
 
 
 def _meet(one: Axis, other: Axis) -> bool:
-    if one.name != other.name or not (one.axis == other.axis or _parts(one, other) or _parts(other, one)):
+    if one.name != other.name or (one.span(other.axis) is None and other.span(one.axis) is None):
         return False
     spans = [(one.span(axis), other.span(axis)) for axis in {one.axis, other.axis, *(k for k, _, _ in one.within)}]
     return all(a is None or b is None or (a[0] < sum(b) and b[0] < sum(a)) for a, b in spans)
-
-
-def _parts(one: Axis, other: Axis) -> bool:
-    """Whether units along the first go in and out of the part of the tensor in which the other is."""
-    span = other.span(one.axis)
-    return span is not None and not (span[0] <= one.offset and one.offset + one.length <= sum(span))
 
 
 def _holds_blocks(group: Group, symmetry: Symmetry) -> bool:
