@@ -92,7 +92,8 @@ def _verified(bench: Bench, walk: Walk, proposed: list[Candidate]) -> Symmetry:
     refused: dict[Place, str] = {}
 
     def refuse(groups: tuple[Group, ...], reason: str) -> None:
-        refused.update({(axis.name, axis.axis): reason for group in groups for axis in group.axes})
+        for axis in (axis for group in groups for axis in group.axes):
+            refused.setdefault((axis.name, axis.axis), reason)
 
     reached = bench.reached([candidate.ways[0][0] for candidate in proposed])
     for candidate, reaches in zip(proposed, reached, strict=True):

@@ -156,7 +156,7 @@ def named(groups: Iterable[Group]) -> list[Group]:
 
 
 def fixed_axes(walk: Walk, groups: Iterable[Group], refused: Mapping[Place, str]) -> list[Fixed]:
-    """All axes of which some places are in no group, or of which a group was refused, or blocks cannot be permuted."""
+    """All axes of which some places are in no group, a group was refused, or blocks of free units are fixed."""
     covered: dict[Place, set[int]] = {}
     for group in groups:
         for axis in group.axes:
@@ -167,7 +167,7 @@ def fixed_axes(walk: Walk, groups: Iterable[Group], refused: Mapping[Place, str]
         for number, term in enumerate(value.terms):
             place, normal = (name, number), walk.space.normal(term)
             reasons = [[walk.space.reason(label) for label in product] for product in normal]
-            over = next((why for each in reasons for why in each if why and each[-1] is None), None)
+            over = next((why for each in reasons for k, why in enumerate(each) if why and None in each[k:]), None)
             if len(covered.get(place, ())) < walk.space.size(term) > 1 or place in refused or over:
                 fixed = next((why for each in reasons for why in each if why), "a part of it is a single place")
                 found.append(Fixed(name, number, refused.get(place) or over or fixed))

@@ -103,7 +103,7 @@ def convolution(
 
 
 def _grouped(walk: Walk, channels: Term, weight: Value, groups: int, transposed: bool) -> tuple[Term, Term]:
-    """Groups are permuted as wholes; inside them, channels alike in all groups."""
+    """Groups are permuted as wholes, and channels inside them."""
     space = walk.space
     number, inner = space.free(groups), space.free(space.size(channels) // groups)
     walk.unify(space.times([number, inner]), channels)

@@ -277,7 +277,7 @@ class Walk(TorchDispatchMode):
     def alongside(self) -> dict[int, set[int]]:
         """By label, the labels that are along wherever it is: in each of their places it may have its own order."""
         found: dict[int, set[int]] = {}
-        for terms in self._mixed | {value.terms for value in self._values.values()}:
+        for terms in self._mixed | {value.terms for value in (*self.tensors.values(), *self._values.values())}:
             normal = [self.space.normal(term) for term in terms]
             for axis, products in enumerate(normal):
                 others = {label for k, one in enumerate(normal) if k != axis and len(one) == 1 for label in one[0]}
