@@ -100,6 +100,38 @@ class Routed(nn.Module):
         return self.head((tokens + made).mean(1))
 
 
+class Sharing(nn.Module):
+    """Four heads of queries, of which two share one of keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.query, self.key, self.value, self.out = (
+            nn.Linear(8, 12),
+            nn.Linear(8, 6),
+            nn.Linear(8, 6),
+            nn.Linear(12, 8),
+        )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        x = self.embed(inputs)
+        parts = (layer(x).unflatten(-1, (-1, 3)).transpose(1, 2) for layer in (self.query, self.key, self.value))
+        seen = nn.functional.scaled_dot_product_attention(*parts, enable_gqa=True)
+        return self.head((x + self.out(seen.transpose(1, 2).flatten(2))).mean(1))
+
+
+class Experts(nn.Module):
+    """Three experts in one tensor, weighed by a gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(4, 3), *(nn.Parameter(torch.randn(3, *s)) for s in ((4, 5), (5, 3)))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.relu(torch.einsum("td,edf->tef", inputs, self.up))
+        return torch.einsum("te,tef,efd->td", self.gate(inputs).softmax(-1), hidden, self.down)
+
+
 NETWORKS = {
     "shallow": (shallow, (4,)),
     "deep": (deep, (4,)),
@@ -109,6 +141,8 @@ NETWORKS = {
     "attending": (attending, (3, 8, 8)),
     "mixing": (Mixing, (4, 5)),
     "routed": (Routed, (4, 5)),
+    "sharing": (Sharing, (3, 4)),
+    "experts": (Experts, (4,)),
 }
 
 

@@ -15,7 +15,10 @@ from planted import assert_back, planted
 
 @pytest.mark.parametrize(
     ("name", "watch"),
-    [("shallow", "outputs"), ("deep", "inputs"), ("convolutional", "outputs"), ("residual", "inputs")],
+    [
+        *(("shallow", "outputs"), ("deep", "inputs"), ("convolutional", "outputs"), ("residual", "inputs")),
+        *(("sharing", "inputs"), ("sharing", "outputs"), ("experts", "inputs")),
+    ],
 )
 def test_planted_copies_average_back(name, watch):
     members, network, data = planted(name, 3)

@@ -19,7 +19,7 @@ def spread(members: Stacked) -> float:
     return sum(float((tensor[1:] - tensor[:1]).detach().square().sum()) for tensor in state.values())
 
 
-@pytest.mark.parametrize("name", ["shallow", "deep", "convolutional", "normed", "residual"])
+@pytest.mark.parametrize("name", ["shallow", "deep", "convolutional", "normed", "residual", "sharing", "experts"])
 def test_planted_copies_average_back(name):
     members, network, data = planted(name, 3)
     assert_back(WeightMatching(repair="none")(members, data), network, data)

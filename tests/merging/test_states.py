@@ -70,6 +70,38 @@ def test_units_that_an_operation_keeps_in_order_are_told_of(data: Data, fold: We
         fold(members, data)
 
 
+class Blocks(nn.Module):
+    """Two blocks of units that are added to each other: what is in one order in both is found, and no more."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        both = inputs.unflatten(-1, (2, 3))
+        return (both + both.flip(-2)).flatten(-2)
+
+
+class OneByOne(nn.Module):
+    """Experts in one tensor that are run one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.randn(2, 4, 5)), nn.Parameter(torch.randn(2, 5, 3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.stack([torch.relu(inputs @ self.up[k]) @ self.down[k] for k in range(2)]).sum(0)
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: nn.Sequential(nn.Linear(4, 6), Blocks(), nn.ReLU(), nn.Linear(6, 3)), "0.weight"),
+        (OneByOne, "up"),
+    ],
+)
+def test_units_that_have_one_order_in_all_blocks_are_told_of(data: Data, make, named: str) -> None:
+    members = Stacked.make(make, 2)
+    with pytest.warns(Unaligned, match=rf"the units of '{named}' are fixed \(all its blocks have one order of units"):
+        WeightMatching(repair="none")(members, data)
+
+
 def test_where_an_operation_keeps_all_units_in_order_nothing_is_merged(data: Data) -> None:
     members = Stacked.make(lambda: nn.Sequential(nn.Linear(4, 6), Summing(), nn.Linear(6, 3)), 2)
     with pytest.raises(EnfoldError, match=r"'0.weight' are fixed \(of aten.cumsum in '1'\): use average or a dist"):

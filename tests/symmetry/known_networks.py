@@ -113,6 +113,49 @@ def _turned(x: Tensor, angle: Tensor) -> Tensor:
     return torch.cat([one * angle.cos() - two * angle.sin(), one * angle.sin() + two * angle.cos()], -1)
 
 
+def shared_keys(form: str, keys: int = 2, share: int = 2, units: int = 3, width: int = 8) -> nn.Module:
+    """Grouped queries: several heads of queries share one of keys and values."""
+
+    def forward(net: Calls, x: Tensor) -> Tensor:
+        x = net.embed(x)
+        query, key, value = (layer(x).unflatten(-1, (-1, units)).transpose(1, 2) for layer in (net.q, net.k, net.v))
+        if form == "interleave":
+            key, value = (part.repeat_interleave(share, 1) for part in (key, value))
+        if form == "expand":
+            key, value = (part[:, :, None].expand(-1, -1, share, -1, -1).flatten(1, 2) for part in (key, value))
+        y = F.scaled_dot_product_attention(query, key, value, enable_gqa=form == "flag")
+        return net.head((x + net.out(y.transpose(1, 2).flatten(2))).mean(1))
+
+    queries, keys = keys * share * units, keys * units
+    parts = {"q": nn.Linear(width, queries), "k": nn.Linear(width, keys), "v": nn.Linear(width, keys)}
+    return Calls(forward, embed=nn.Linear(4, width), **parts, out=nn.Linear(queries, width), head=nn.Linear(width, 3))
+
+
+def experts(form: str) -> nn.Module:
+    """Experts as one tensor, (experts, in, out) or (in, out, experts), all run and weighed by a gate."""
+
+    def forward(net: Calls, x: Tensor) -> Tensor:
+        x = net.embed(x)
+        weights = net.gate(x).softmax(-1)
+        if form == "einsum":
+            hidden = torch.relu(torch.einsum("td,edf->tef", x, net.up) + net.bias)
+            return net.head(x + torch.einsum("te,tef,efd->td", weights, hidden, net.down))
+        if form == "last":
+            hidden = torch.relu(torch.einsum("td,dfe->tfe", x, net.up) + net.bias)
+            return net.head(x + torch.einsum("te,tfe,fde->td", weights, hidden, net.down))
+        hidden = torch.relu(torch.baddbmm(net.bias[:, None], x.expand(3, *x.shape), net.up))
+        if form == "blocks":
+            hidden = F.layer_norm(hidden.unflatten(-1, (2, 4)), [4]).flatten(-2)
+        return net.head(x + (weights.T[..., None] * torch.bmm(hidden, net.down)).sum(0))
+
+    width = 8 if form == "blocks" else 5
+    shapes = {"up": (3, 6, width), "bias": (3, width), "down": (3, width, 6)}
+    if form == "last":
+        shapes = {name: (*shape[1:], 3) for name, shape in shapes.items()}
+    parts = {name: nn.Parameter(torch.randn(shape)) for name, shape in shapes.items()}
+    return Calls(forward, embed=nn.Linear(4, 6), gate=nn.Linear(6, 3), head=nn.Linear(6, 2), **parts)
+
+
 def text() -> nn.Module:
     return nn.Sequential(nn.Embedding(11, 6), nn.Flatten(), nn.Linear(24, 5), nn.ReLU(), nn.Linear(5, 3))
 
@@ -182,7 +225,7 @@ KNOWN: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[int]]] = {
     "medium cnn": (lambda: MediumCNN((3, 8, 8), 4, channels=(4, 6)), (3, 8, 8), [4, 6]),
     "group norm": (group_norm, (2, 6), [2, 3, 3]),
     "channel norm": (channel_norm, (2, 5, 5), [6]),
-    "separable": (separable, (2, 5, 5), [2, 2, 2, 2, 3, 4, 4]),
+    "separable": (separable, (2, 5, 5), [*[2] * 7, 3, 3, 4, 4]),
     "residual": (lambda: residual(False), (4,), [5, 6]),
     "projected residual": (lambda: residual(True), (4,), [5, 6, 7]),
     "dense": (dense, (2, 5, 5), [3, 4, 5]),
@@ -196,6 +239,14 @@ KNOWN: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[int]]] = {
     "encoder": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (3, 8), [2, 4, 4, 4, 4, 16]),
     "packed attention": (packed_attention, (3, 4), [2, 4, 4, 4, 4, 8]),
     "rotary": (rotary, (3, 4), [2, 4, 4]),
+    "grouped queries": (lambda: shared_keys("flag"), (3, 4), [2, 2, 2, *[3] * 4, 8]),
+    "interleaved keys": (lambda: shared_keys("interleave"), (3, 4), [2, 2, 2, *[3] * 4, 8]),
+    "expanded keys": (lambda: shared_keys("expand", 3, 4), (3, 4), [*[3] * 7, 4, 4, 4, 8]),
+    "one head of keys": (lambda: shared_keys("flag", 1, 4), (3, 4), [3, 3, 4, 8]),
+    "experts": (lambda: experts("bmm"), (4,), [3, 5, 5, 5, 6]),
+    "experts by einsum": (lambda: experts("einsum"), (4,), [3, 5, 5, 5, 6]),
+    "experts last": (lambda: experts("last"), (4,), [3, 5, 5, 5, 6]),
+    "experts of blocks": (lambda: experts("blocks"), (4,), [2, 2, 2, 3, *[4] * 6, 6]),
     "text": (text, (4,), [5, 6]),
     "filled in place": (filled_in_place, (4,), [3, 4]),
     "lstm": (lambda: recurrent(nn.LSTM), (3, 4), [5]),

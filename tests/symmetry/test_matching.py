@@ -4,7 +4,7 @@ from itertools import permutations
 
 import pytest
 import torch
-from known_networks import KNOWN, made, symmetry_of
+from known_networks import KNOWN, made, shared_keys, symmetry_of
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -38,6 +38,14 @@ NESTED = [
     "rotary",
     "separable",
     "group norm",
+    "grouped queries",
+    "interleaved keys",
+    "expanded keys",
+    "one head of keys",
+    "experts",
+    "experts by einsum",
+    "experts last",
+    "experts of blocks",
 ]
 
 
@@ -117,6 +125,19 @@ def test_complex_weights_are_matched_by_both_their_parts(fold):
     torch.testing.assert_close(found, state, rtol=0, atol=0)
     members = Stacked([network, Stacked([network]).network(other)])
     assert_back(fold(members, pixels((4,))), network, pixels((4,)))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_heads_that_share_all_keys_are_recovered_under_noise(seed):
+    """Queries are most of the weights, and compared at random while their heads are in other orders."""
+    torch.manual_seed(seed)
+    network = shared_keys("flag", 1, share=16, units=16, width=32)
+    symmetry, state = symmetries(network, torch.zeros(2, 3, 4)), dict(network.state_dict())
+    other = shuffled(state, symmetry, seed)
+    source = torch.Generator().manual_seed(seed)
+    noisy = {name: t + t.std() * torch.randn(t.shape, generator=source) for name, t in other.items()}
+    found = permute(other, symmetry, weight_matching(state, noisy, symmetry))
+    torch.testing.assert_close(found, state, rtol=0, atol=0)
 
 
 def test_one_hidden_layer_is_matched_as_well_as_can_be():

@@ -1,5 +1,6 @@
 """Heads and the units inside them: which groups belong together, and the best order of all of them at once."""
 
+from dataclasses import replace
 from itertools import permutations, product
 
 import pytest
@@ -8,11 +9,18 @@ from known_networks import KNOWN, made, symmetry_of
 from torch import Tensor, nn
 
 from enfold.symmetry import permute, symmetries, weight_matching
+from enfold.symmetry.climb import climbed
 from enfold.symmetry.gains import Products
 from enfold.symmetry.nested import nests
 
 
-@pytest.mark.parametrize(("name", "inside"), [("vit", 4), ("attention", 2), ("rotary", 1), ("mlp", 0), ("cnn", 0)])
+@pytest.mark.parametrize(
+    ("name", "inside"),
+    [
+        ("vit", 4), ("attention", 2), ("rotary", 1), ("mlp", 0), ("cnn", 0), ("grouped queries", 3),
+        ("one head of keys", 0), ("experts", 1), ("experts last", 1), ("separable", 5), ("experts of blocks", 3),
+    ],
+)  # fmt: skip
 def test_each_head_has_the_groups_inside_it(name, inside):
     symmetry = symmetry_of(name)
     found = nests(symmetry)
@@ -28,6 +36,37 @@ def test_every_group_is_in_one_nest(name):
     symmetry = symmetry_of(name)
     names = [group.name for nest in nests(symmetry) for group in nest.groups]
     assert sorted(names) == sorted(group.name for group in symmetry.groups)
+
+
+def test_what_is_inside_a_unit_may_be_blocks_again():
+    (nest,) = (nest for nest in nests(symmetry_of("separable")) if nest.inside)  # groups of a grouped convolution
+    channels, *rest = nests(nest.each)  # of the first convolution; each of them is two of the second
+    assert (channels.outer.size, [kind[0].size for kind in channels.inside]) == (3, [2])
+    assert [one.outer.size for one in rest] == [4]
+
+
+def test_blocks_of_one_expert_hold_no_units_of_another():
+    symmetry = symmetry_of("experts of blocks")
+    apart = replace(symmetry, groups=tuple(group for group in symmetry.groups if group.size != 3))
+    found = [nest for nest in nests(apart) if nest.inside]
+    assert len(found) == 3
+    assert all(
+        {axis.within for axis in nest.outer.axes} == {axis.within for one in nest.groups for axis in one.axes}
+        for nest in found
+    )
+
+
+@pytest.mark.parametrize("name", ["grouped queries", "experts", "packed attention"])
+def test_a_unit_is_the_same_weights_wherever_it_lies(name):
+    state = dict(made(name)[0].state_dict())
+    (nest,) = (nest for nest in nests(symmetry_of(name)) if nest.inside)
+    last = nest.outer.size - 1
+    there = permute(state, symmetry_of(name), {nest.outer.name: torch.arange(nest.outer.size).flip(0)})
+    for kind, group in zip(nest.inside, nest.each, strict=True):
+        order = torch.arange(group.size).flip(0)
+        outside = permute(state, symmetry_of(name), {kind[last].name: order})
+        inside = permute(nest.unit(there, 0, state), nest.each, {group.name: order})
+        torch.testing.assert_close(inside, nest.unit(outside, last, state), rtol=0, atol=0)
 
 
 class Alone(nn.Module):
@@ -65,14 +104,16 @@ def test_heads_and_what_is_inside_are_matched_as_well_as_can_be(seed):
     assert agreement(goal, found) == pytest.approx(best, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["vit", "packed attention", "rotary", "separable", "group norm", "resnet"])
+@pytest.mark.parametrize(
+    "name", ["vit", "packed attention", "rotary", "separable", "resnet", "grouped queries", "experts"]
+)
 def test_a_step_gains_what_it_says(name):
     network, _ = made(name)
     symmetry, state = symmetry_of(name), {n: t.double() for n, t in network.state_dict().items() if "num_" not in n}
     source = torch.Generator().manual_seed(3)
     goal = {n: torch.randn(t.shape, generator=source, dtype=torch.float64) for n, t in state.items()}
     nested = nests(symmetry)
-    products = Products(goal, state, nested)
+    products = Products(goal, state, nested, climbed)
     for index, nest in enumerate(nested):
         if index in products.beside[index]:
             continue  # a tensor has the group on two axes: the gain is that of the linear part

@@ -13,6 +13,9 @@ from torch import Tensor, nn
 
 from enfold.members import Stacked
 from enfold.symmetry import Symmetry, match, permute, symmetries
+from enfold.symmetry.find import ALIKE, CHANGED
+from enfold.symmetry.verify import Bench
+from enfold.symmetry.walk import Walk
 
 
 def found_in(network: nn.Module, inputs: Tensor) -> Symmetry:
@@ -42,6 +45,94 @@ def test_a_mask_by_head_is_permuted_with_the_heads():
     (heads,) = (group for group in symmetry.groups if "mask" in {axis.name for axis in group.axes})
     assert heads.size == 2
     assert {"q.weight", "k.weight", "v.weight", "out.weight"} <= {axis.name for axis in heads.axes}
+
+
+def attending(forward: Callable[..., Tensor], keys: int = 2) -> nn.Module:
+    layers = {"q": nn.Linear(3, 8), "k": nn.Linear(3, 4 * keys), "v": nn.Linear(3, 4 * keys)}
+    return Calls(forward, **layers, out=nn.Linear(8, 2))
+
+
+def heads_across(net: Calls, x: Tensor) -> Tensor:
+    """Units before heads."""
+    q, k, v = (layer(x).unflatten(-1, (4, 2)).permute(0, 3, 1, 2) for layer in (net.q, net.k, net.v))
+    return net.out(F.scaled_dot_product_attention(q, k, v).permute(0, 2, 3, 1).flatten(2))
+
+
+def heads_flipped(net: Calls, x: Tensor) -> Tensor:
+    q, k, v = (layer(x).unflatten(-1, (2, 4)).transpose(1, 2) for layer in (net.q, net.k, net.v))
+    return net.out(F.scaled_dot_product_attention(q, k, v).flip(1).transpose(1, 2).flatten(2))
+
+
+def test_heads_that_are_fixed_are_named_though_units_inside_them_are_free():
+    symmetry = found_in(attending(heads_flipped), torch.randn(2, 5, 3))
+    assert {group.size for group in symmetry.groups} == {4}
+    reasons = {fixed.reason for fixed in symmetry.fixed if (fixed.name, fixed.axis) == ("q.weight", 0)}
+    assert reasons == {"of aten.flip in the network itself"}
+
+
+def test_heads_that_are_refused_are_named_though_units_inside_them_are_free(monkeypatch):
+    from enfold.symmetry import products
+
+    def forward(net: Calls, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).unflatten(-1, (-1, 2)).transpose(1, 2) for layer in (net.q, net.k, net.v))
+        return net.out(F.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2))
+
+    monkeypatch.setattr(products, "_shared", lambda walk, queries, keys: queries)  # as if no two belonged together
+    symmetry = found_in(attending(forward), torch.randn(2, 5, 3))
+    assert {group.size for group in symmetry.groups} == {2}
+    reasons = {fixed.name: fixed.reason for fixed in symmetry.fixed if fixed.name != "out.weight"}
+    assert {reasons[name] for name in ("q.bias", "k.bias", "v.bias")} == {CHANGED}
+
+
+def test_sizes_that_do_not_fit_are_fixed():
+    walk = Walk()
+    one, other = walk.space.free(4), walk.space.free(6)
+    walk.unify(one, other)
+    assert walk.space.reason(one[0][0]) == walk.space.reason(other[0][0]) == walk.why
+
+
+def blocks_flipped(net: Calls, x: Tensor) -> Tensor:
+    x = net.first(x).unflatten(1, (2, 3))
+    return net.head(torch.relu(x + x.flip(1)).flatten(1))
+
+
+def experts_one_by_one(net: Calls, x: Tensor) -> Tensor:
+    hidden = [torch.relu(x @ net.up[index]) @ net.down[index] for index in range(3)]
+    return net.head(torch.stack(hidden).sum(0))
+
+
+@pytest.mark.parametrize(
+    ("forward", "named"),
+    [
+        (blocks_flipped, {"first.weight[0]", "first.bias[0]", "head.weight[1]"}),
+        (experts_one_by_one, {"up[2]", "down[1]"}),
+    ],
+)
+def test_units_with_one_order_in_all_blocks_are_named(forward, named):
+    parts = {"up": nn.Parameter(torch.randn(3, 4, 5)), "down": nn.Parameter(torch.randn(3, 5, 6))}
+    network = Calls(forward, first=nn.Linear(4, 6), head=nn.Linear(6, 2), **parts)
+    symmetry = found_in(network, torch.randn(2, 4))
+    assert {f"{fixed.name}[{fixed.axis}]" for fixed in symmetry.fixed if fixed.reason == ALIKE} == named
+
+
+def test_heads_that_lie_across_their_units_are_named():
+    symmetry = found_in(attending(heads_across), torch.randn(2, 5, 3))
+    assert sorted(group.size for group in symmetry.groups) == [2, 4, 4]
+    assert {fixed.name for fixed in symmetry.fixed if fixed.reason == ALIKE} >= {"q.weight", "v.weight", "out.weight"}
+
+
+@pytest.mark.parametrize("mix", [lambda x: x.softmax(1), lambda x: F.layer_norm(x.mT, [2]).mT], ids=["softmax", "norm"])
+def test_blocks_that_are_mixed_are_known_to_have_one_order(mix, monkeypatch):
+    """It is not what is left when a proof has failed, which takes one of each group by itself."""
+    proofs, true = [], Bench.holds
+    monkeypatch.setattr(Bench, "holds", lambda bench, groups: proofs.append(true(bench, groups)) or proofs[-1])
+    network = Calls(
+        lambda net, x: net.head(mix(net.first(x).unflatten(1, (2, 3))).flatten(1)),
+        first=nn.Linear(4, 6),
+        head=nn.Linear(6, 2),
+    )
+    assert sorted(group.size for group in found_in(network, torch.randn(2, 4)).groups) == [2, 3]
+    assert proofs == [True]
 
 
 def test_two_groups_of_two_units_that_hold_only_together_are_told_apart(monkeypatch):

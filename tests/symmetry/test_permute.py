@@ -48,6 +48,16 @@ def test_a_hand_worked_axis():
     assert tensor[1] == 0  # the state is left as it was
 
 
+def test_units_within_a_part_of_another_axis():
+    axis = Axis("w", 1, 2, within=((0, 1, 1),))
+    tensor = torch.tensor([[0, 1], [2, 3], [4, 5]])
+    assert axis.by_unit(tensor).tolist() == [[2], [3]]
+    found = permuted({"w": tensor}, Group("units", 2, (axis,)), torch.tensor([1, 0]))
+    assert found["w"].tolist() == [[0, 1], [3, 2], [4, 5]]
+    with pytest.raises(EnfoldError, match=r"'w' is \(1, 2\)"):
+        permuted({"w": tensor[:1]}, Group("units", 2, (axis,)), torch.tensor([1, 0]))
+
+
 @pytest.mark.parametrize("name", [name for name in KNOWN if name != "tied readout"])
 def test_soft_with_a_permutation_matrix_is_hard(name):
     network, _ = made(name)

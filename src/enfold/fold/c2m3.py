@@ -103,10 +103,10 @@ class _Universe:
 
     def _factors(self) -> dict[str, int]:
         """By tensor: how many matrices one weight is multiplied by, at most; those of its other parts do not count."""
-        counts = {name: [torch.zeros(size) for size in tensor.shape] for name, tensor in self.states[0].items()}
+        counts = {name: torch.zeros(tensor.shape, dtype=torch.uint8) for name, tensor in self.states[0].items()}
         for axis in (axis for group in self.groups for axis in group.axes):
-            counts[axis.name][axis.axis][axis.offset : axis.offset + axis.length] += 1
-        return {name: sum(int(along.max()) for along in axes) for name, axes in counts.items()}
+            axis.units_first(counts[axis.name]).add_(1)
+        return {name: int(count.max()) for name, count in counts.items()}
 
     def identity(self) -> Matrices:
         """P = I."""

@@ -11,7 +11,7 @@ from enfold.data import Data
 from enfold.members import Members, State
 from enfold.merging.activations import Moments, Place, Watched, comparable, moments, watched
 from enfold.merging.assign import best_order
-from enfold.symmetry import Group, Symmetry, permute, weight_matching
+from enfold.symmetry import Axis, Group, Symmetry, permute, weight_matching
 
 
 def by_weights_first(
@@ -80,13 +80,14 @@ def _in_any_order(
 
 def overlap(one: Group, other: Group) -> bool:
     """Whether two groups order the same places of a tensor: blocks, and units inside them."""
-    return one.name != other.name and any(
-        (axis.name, axis.axis) == (also.name, also.axis)
-        and also.offset < axis.offset + axis.length
-        and axis.offset < also.offset + also.length
-        for axis in one.axes
-        for also in other.axes
-    )
+    return one.name != other.name and any(_meet(axis, also) for axis in one.axes for also in other.axes)
+
+
+def _meet(one: Axis, other: Axis) -> bool:
+    if one.name != other.name or (one.span(other.axis) is None and other.span(one.axis) is None):
+        return False
+    spans = [(one.span(axis), other.span(axis)) for axis in {one.axis, other.axis, *(k for k, _, _ in one.within)}]
+    return all(a is None or b is None or (a[0] < sum(b) and b[0] < sum(a)) for a, b in spans)
 
 
 def _holds_blocks(group: Group, symmetry: Symmetry) -> bool:
@@ -96,4 +97,8 @@ def _holds_blocks(group: Group, symmetry: Symmetry) -> bool:
 
 def _per_unit(group: Group, other: Group) -> bool:
     inner = {(axis.name, axis.axis): axis.inner for axis in group.axes}
-    return any(axis.size * axis.inner <= inner.get((axis.name, axis.axis), 0) for axis in other.axes)
+    return any(
+        length <= inner.get((axis.name, number), 0)
+        for axis in other.axes
+        for number, length in ((axis.axis, axis.size * axis.inner), *((k, length) for k, _, length in axis.within))
+    )

@@ -15,6 +15,7 @@ from enfold.errors import EnfoldError
 from enfold.members import Members, State
 from enfold.merging.layers import PRODUCERS, produced_axis
 from enfold.symmetry import Symmetry, symmetries
+from enfold.symmetry.find import ALIKE, CHANGED
 
 OF_LAYER = re.compile(r"\.?(parametrizations\.weight\.original\d?|weight(_orig|_v)?)$")  # behind a layer's name
 EXPECTED = ("they are the network's", "the outputs do not depend", "a part of it is", "it is a sequence", "it numbers")
@@ -75,7 +76,8 @@ def why_unaligned(network: nn.Module, symmetry: Symmetry) -> str:
     modules = dict(network.named_modules(remove_duplicate=False))
     for one in symmetry.fixed:
         layer = modules.get(OF_LAYER.sub("", one.name))
-        if isinstance(layer, PRODUCERS) and one.axis == produced_axis(layer) and not one.reason.startswith(EXPECTED):
+        produced = isinstance(layer, PRODUCERS) and one.axis == produced_axis(layer)
+        if one.reason in (ALIKE, CHANGED) or (produced and not one.reason.startswith(EXPECTED)):
             return f"the units of '{one.name}' are fixed ({one.reason})"
     return ""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor
@@ -15,8 +15,9 @@ Role = Literal["produces", "consumes", "both"]
 class Axis:
     """Units along one axis of a tensor: from `offset` on, the axis is outer x units x inner places.
 
-    After a flatten, `inner` is the number of places of one channel. An axis that produces units is multiplied by P, one
-    that consumes them by P^-1; one of a tied tensor may do both.
+    After a flatten, `inner` is the number of places of one channel. Units of one expert of many lie `within` a part of
+    the other axes. An axis that produces units is multiplied by P, one that consumes them by P^-1; one of a tied tensor
+    may do both.
     """
 
     name: str  # in the network's state
@@ -26,12 +27,19 @@ class Axis:
     offset: int = 0
     outer: int = 1
     inner: int = 1
+    within: tuple[tuple[int, int, int], ...] = ()  # (axis, start, length): of other axes, these places only
     tied_to: str | None = None  # the first name of the same tensor; a state may hold one of them or both
 
     @property
     def length(self) -> int:
         """How many places of the axis belong to the units."""
         return self.outer * self.size * self.inner
+
+    def span(self, axis: int) -> tuple[int, int] | None:
+        """The start and the length of what belongs to the units along an axis of the tensor; None if it is all."""
+        if axis == self.axis:
+            return self.offset, self.length
+        return next(((start, length) for other, start, length in self.within if other == axis), None)
 
     def by_unit(self, tensor: Tensor) -> Tensor:
         """(units, everything else)."""
@@ -40,11 +48,17 @@ class Axis:
     def units_first(self, tensor: Tensor) -> Tensor:
         """(units, outer, inner, *the other axes), a view."""
         part = tensor.narrow(self.axis, self.offset, self.length)
+        for axis, start, length in self.within:
+            part = part.narrow(axis, start, length)
         units: Tensor = part.unflatten(self.axis, (self.outer, self.size, self.inner))
         return units.movedim((self.axis + 1, self.axis, self.axis + 2), (0, 1, 2))
 
     def with_units(self, tensor: Tensor, units: Tensor) -> Tensor:
         """The tensor with other values at its units, given as `units_first` gives them."""
+        if self.within:
+            (axis, start, length), *rest = self.within
+            part = replace(self, within=tuple(rest)).with_units(tensor.narrow(axis, start, length), units)
+            return tensor.slice_scatter(part, axis, start, start + length)
         part = units.movedim((0, 1, 2), (self.axis + 1, self.axis, self.axis + 2)).flatten(self.axis, self.axis + 2)
         if self.length == tensor.shape[self.axis]:
             return part
@@ -56,6 +70,8 @@ class Axis:
             where += f" from {self.offset}"
         if self.outer > 1:
             where += f", {self.outer} times"
+        for axis, start, length in self.within:
+            where += f" at {start}" + (f" to {start + length - 1}" if length > 1 else "") + f" of [{axis}]"
         return where + (f", {self.inner} places each" if self.inner > 1 else "")
 
 
@@ -70,7 +86,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Fixed:
-    """An axis of a tensor whose places, or some of them, may not be permuted, and why."""
+    """An axis of a tensor whose places, or some of them, may not be permuted, or only in blocks alike, and why."""
 
     name: str
     axis: int

@@ -99,8 +99,9 @@ def _kept(
 
 
 @rule("_softmax", "_log_softmax", "softmax", "log_softmax", "_safe_softmax")
-def softmax(walk: Walk, x: Value, *_: object, **__: object) -> Value:
+def softmax(walk: Walk, x: Value, dim: int, *_: object, **__: object) -> Value:
     """A softmax follows any order of what it normalises."""
+    walk.mixing(x, [dim])
     return pointwise(walk, x)
 
 

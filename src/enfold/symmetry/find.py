@@ -13,12 +13,13 @@ from enfold.modes import evaluating
 from enfold.seeds import generator
 from enfold.symmetry import elementwise, moves, products  # noqa: F401 - they say what each operation does
 from enfold.symmetry.axes import Fixed, Group, Symmetry
-from enfold.symmetry.groups import Candidate, candidates, fixed_axes
+from enfold.symmetry.groups import Candidate, candidates, fixed_axes, named
 from enfold.symmetry.trace import Untraceable
 from enfold.symmetry.verify import Bench, Unverifiable, run
 from enfold.symmetry.walk import Place, Walk
 
 CHANGED = "a random order along it changes the outputs"
+ALIKE = "all its blocks have one order of units, as one for each could not be verified"
 UNREACHED = "the outputs do not depend on it"
 
 
@@ -92,20 +93,22 @@ def _verified(bench: Bench, walk: Walk, proposed: list[Candidate]) -> Symmetry:
     refused: dict[Place, str] = {}
 
     def refuse(groups: tuple[Group, ...], reason: str) -> None:
-        refused.update({(axis.name, axis.axis): reason for group in groups for axis in group.axes})
+        for axis in (axis for group in groups for axis in group.axes):
+            refused.setdefault((axis.name, axis.axis), reason)
 
-    groups: list[Group] = []
-    reached = bench.reached([candidate.groups[0] for candidate in proposed])
+    reached = bench.reached([candidate.ways[0][0] for candidate in proposed])
     for candidate, reaches in zip(proposed, reached, strict=True):
         if not reaches:
-            refuse(candidate.groups, UNREACHED)
+            refuse(candidate.ways[0], UNREACHED)
     proposed = [candidate for candidate, reaches in zip(proposed, reached, strict=True) if reaches]
-    if bench.holds([group for candidate in proposed for group in candidate.groups]):
-        groups = [group for candidate in proposed for group in candidate.groups]
-    else:
-        for candidate in proposed:
-            chosen = next((g for g in (candidate.groups, candidate.instead) if g and bench.holds(g)), ())
-            groups += chosen
-            if not chosen:
-                refuse(candidate.groups, CHANGED)
-    return Symmetry(tuple(groups), tuple(fixed_axes(walk, groups, refused)))
+    groups: list[Group] = []
+    whole = bench.holds([group for candidate in proposed for group in candidate.ways[0]])
+    for candidate in proposed:
+        way = 0 if whole else next((k for k, way in enumerate(candidate.ways) if bench.holds(way)), None)
+        if way is None:
+            refuse(candidate.ways[0], CHANGED)
+            continue
+        groups += candidate.ways[way]
+        if way or candidate.alike:
+            refuse(candidate.ways[way], ALIKE)
+    return Symmetry(tuple(named(groups)), tuple(fixed_axes(walk, groups, refused)))

@@ -4,21 +4,30 @@
     order = argmax over permutations  Σ_i G[i, order(i)]                                                           (2)
 
 Units inside a unit (those of a head: of its queries and keys, of its values) are put in the order P that is best for
-the pair, so that (2) is the best order of a group and of all groups inside its units together.
+the pair, so that (2) is the best order of a group and of all groups inside its units together. Where several groups
+inside a unit are along the same weights (heads of queries that share a head of keys, and the units of both), P is
+climbed for each pair as for a network.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from enfold.members import State
-from enfold.symmetry.axes import Axis, Group
+from enfold.symmetry.axes import Axis, Group, Symmetry
 from enfold.symmetry.nested import Nest
+from enfold.symmetry.permute import permute
+
+Climb = Callable[[State, State, Symmetry], dict[str, Tensor]]
+"""Orders, for `permute`, that bring the second state near to the first."""
+
+Inside = tuple[float, list[Tensor]]
+"""What the best orders inside a unit add, and these, one a kind."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +45,8 @@ class Products:
     Where no other group moves a tensor, its products stay the same, in another order, and are computed once.
     """
 
-    def __init__(self, goal: State, held: State, nests: Sequence[Nest]) -> None:
-        self.goal, self.nests = goal, nests
+    def __init__(self, goal: State, held: State, nests: Sequence[Nest], climb: Climb) -> None:
+        self.goal, self.nests, self.climb = goal, nests, climb
         lengths = {name: float(goal[name].norm()) * float(held[name].norm()) for name in goal}
         single = all(tensor.dtype == torch.float32 for state in (goal, held) for tensor in state.values())
         inside = 1e-20 < sum(lengths.values()) < 1e20  # far from the ends of float32's range
@@ -60,14 +69,14 @@ class Products:
         pairs = self.fixed[index] + self._sum(
             held, [axis for axis in self.moving[index] if axis.name in names], len(self.fixed[index])
         )
-        now, inside = pairs.trace(), []
-        for kind in self.nests[index].inside:
-            added, orders = self._inside(held, kind, names)
-            pairs = pairs + added  # (1)
-            inside.append((kind, orders))
+        nest, now, inside = self.nests[index], pairs.trace(), []
+        if nest.inside:
+            inside = self._coupled(held, nest, names) if nest.coupled else self._apart(held, nest, names)
+            pairs = pairs + torch.tensor([[gain for gain, _ in row] for row in inside], dtype=self.dtype)  # (1)
         order = assigned(pairs)  # (2)
-        moves = [(self.nests[index].outer, order)]
-        moves += [(group, best[i, order[i]]) for kind, best in inside for i, group in enumerate(kind)]
+        moves = [(nest.outer, order)]
+        for i, row in enumerate(inside):
+            moves += [(kind[i], best) for kind, best in zip(nest.inside, row[order[i]][1], strict=True)]
         gain = float(pairs.gather(1, order.unsqueeze(1)).sum() - now)
         return Step(moves, gain, torch.finfo(pairs.dtype).eps * len(order) * float(pairs.abs().max()))
 
@@ -83,20 +92,47 @@ class Products:
             )
         return found
 
-    def _inside(self, held: State, kind: Sequence[Group], names: Collection[str]) -> tuple[Tensor, Tensor]:
-        """What one kind of units adds in (1), (units, units), and the orders P, (units, units, units inside)."""
+    def _apart(self, held: State, nest: Nest, names: Collection[str]) -> list[list[Inside]]:
+        """For each pair of units: what is inside, one kind at a time."""
         ours, theirs = (
-            torch.stack([self._units(state, group, names) for group in kind]) for state in (self.goal, held)
+            [[self._units(state, kind[i], names) for kind in nest.inside] for i in range(nest.outer.size)]
+            for state in (self.goal, held)
         )
-        products = ours.unsqueeze(1) @ theirs.mT  # (units, units, units inside, units inside)
-        orders = torch.stack([assigned(each) for each in products.flatten(0, 1)]).unflatten(0, products.shape[:2])
-        best = products.gather(3, orders.unsqueeze(3)).squeeze(3)
-        return (best - products.diagonal(dim1=2, dim2=3)).sum(2), orders
+        return [[_best(one, other) for other in theirs] for one in ours]
+
+    def _coupled(self, held: State, nest: Nest, names: Collection[str]) -> list[list[Inside]]:
+        """For each pair of units: what is inside, all kinds together."""
+        ours, theirs = ([nest.unit(state, i, names) for i in range(nest.outer.size)] for state in (self.goal, held))
+        known = [replace(group, axes=tuple(axis for axis in group.axes if axis.name in ours[0])) for group in nest.each]
+        each = Symmetry(tuple(group for group in known if group.axes), ())
+
+        def climbed(one: State, other: State) -> Inside:
+            orders = self.climb(one, other, each)
+            gain = rise(one, other, permute(other, each, orders))
+            return gain, [orders.get(group.name, torch.arange(group.size)) for group in nest.each]
+
+        return [[climbed(one, other) for other in theirs] for one in ours]
 
     def _units(self, state: State, group: Group, names: Collection[str]) -> Tensor:
         """(units, everything else), over all axes."""
         along = [axis.by_unit(state[axis.name]).to(self.dtype) for axis in group.axes if axis.name in names]
         return torch.cat([torch.zeros(group.size, 0, dtype=self.dtype), *along], dim=1)
+
+
+def _best(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> Inside:
+    """The best order of each kind by itself; of its units, (units inside, everything else)."""
+    gain, orders = 0.0, []
+    for one, other in zip(ours, theirs, strict=True):
+        products = one @ other.mT
+        orders.append(assigned(products))
+        gain += float((products.gather(1, orders[-1].unsqueeze(1)).squeeze(1) - products.diagonal()).sum())
+    return gain, orders
+
+
+def rise(goal: State, held: State, moved: State) -> float:
+    """By how much the inner product with the goal is higher after a move, in float64."""
+    names = [name for name in goal if moved[name] is not held[name]]
+    return sum(float(((moved[name].double() - held[name]) * goal[name]).sum()) for name in names)
 
 
 def _is_quadratic(axes: Sequence[Axis]) -> bool:

@@ -2,93 +2,161 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product as every
 
 from enfold.symmetry.axes import Axis, Fixed, Group, Role
-from enfold.symmetry.space import Product
+from enfold.symmetry.space import Product, Term
 from enfold.symmetry.walk import Place, Walk
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Groups of one label; `instead` is coarser, where units inside blocks were taken to be independent."""
+    """Groups of one label, in several ways: each is coarser than those before it.
 
-    groups: tuple[Group, ...]
-    instead: tuple[Group, ...] = ()
+    First units have an order of their own in each block in which they lie, last one in all blocks.
+    """
+
+    ways: tuple[tuple[Group, ...], ...]
+    alike: bool = False  # also the first has one order in blocks that might have their own
 
 
 @dataclass(frozen=True)
 class _Found:
-    axis: Axis
-    left: int | None  # the label of the blocks in which the units lie
-    blocks: int
+    """A label along an axis of a tensor."""
+
+    place: Place
+    role: Role
+    offset: int
+    product: Product  # in which it is, and where
+    index: int
+    terms: tuple[Term, ...]  # of the tensor
+
+    @property
+    def taken_apart(self) -> bool:
+        """Whether places of another axis of the tensor are used one by one, as experts in a loop are."""
+        return any(() in term and len(term) > 1 for axis, term in enumerate(self.terms) if axis != self.place[1])
 
 
 def candidates(walk: Walk, aliases: dict[str, list[str]]) -> list[Candidate]:
-    """One for each label that is free, in the order in which the tensors are listed."""
+    """One for each label that is free: in the order in which the tensors are listed, but blocks before their units."""
     found: dict[int, list[_Found]] = {}
     for name, value in walk.tensors.items():
-        for axis, term in enumerate(value.terms):
+        terms = tuple(walk.space.normal(term) for term in value.terms)
+        for axis, term in enumerate(terms):
             offset = 0
-            for product in walk.space.normal(term):
+            for product in term:
                 for index, label in enumerate(product):
-                    if walk.space.reason(label) is None:
-                        place = _found(walk, product, index, (name, axis), offset)
-                        found.setdefault(label, []).append(place)
+                    place = _Found((name, axis), _role(walk, (name, axis)), offset, product, index, terms)
+                    found.setdefault(label, []).append(place)
                 offset += walk.space.places(product)
-    names: set[str] = set()
-    return [_candidate(places, aliases, names) for places in found.values()]
+    blocks = _blocks(walk, found)
+    listed: dict[int, Candidate] = {}
+
+    def add(label: int) -> None:
+        if walk.space.reason(label) is None and label not in listed:
+            for outer in blocks[label]:
+                add(outer)
+            listed[label] = _candidate(walk, found[label], blocks[label], aliases)
+
+    for label in found:
+        add(label)
+    return list(listed.values())
 
 
-def _found(walk: Walk, product: Product, index: int, place: Place, offset: int) -> _Found:
-    space = walk.space
-    size, outer, inner = (
-        space.places(part) for part in (product[index : index + 1], product[:index], product[index + 1 :])
+def _role(walk: Walk, place: Place) -> Role:
+    if place in walk.consumed:
+        return "both" if place in walk.produced else "consumes"
+    return "produces"
+
+
+def _blocks(walk: Walk, found: Mapping[int, Sequence[_Found]]) -> dict[int, list[int]]:
+    """By label, the labels of blocks in which its units lie everywhere; of two that lie so, the first is outside."""
+    along = walk.alongside()
+    first = {label: number for number, label in enumerate(found)}
+
+    def outside(label: int, outer: int) -> bool:
+        return walk.space.reason(outer) is not None or label not in along[outer] or first[outer] < first[label]
+
+    return {
+        label: sorted((one for one in along[label] & first.keys() if outside(label, one)), key=first.__getitem__)
+        for label in found
+        if walk.space.reason(label) is None
+    }
+
+
+def _candidate(walk: Walk, places: Sequence[_Found], blocks: Sequence[int], aliases: dict[str, list[str]]) -> Candidate:
+    """Blocks that lie across the units, inside of each, are not told apart; nor are places taken one by one."""
+    clear = [outer for outer in blocks if not any(outer in place.product[place.index :] for place in places)]
+    ways = [clear, *([outer] for outer in reversed(clear) if len(clear) > 1), *([()] if clear else [])]
+    alike = len(clear) < len(blocks) or all(place.taken_apart for place in places)
+    return Candidate(tuple(_way(walk, places, way, aliases) for way in ways), alike)
+
+
+def _way(
+    walk: Walk, places: Sequence[_Found], blocks: Sequence[int], aliases: dict[str, list[str]]
+) -> tuple[Group, ...]:
+    """A group for each place of these blocks."""
+    groups: list[Group] = []
+    for block in every(*(range(walk.space.places((label,))) for label in blocks)):
+        axes = [axis for place in places for axis in _axes(walk, place, dict(zip(blocks, block, strict=True)))]
+        tied = [replace(axis, name=alias, tied_to=axis.name) for axis in axes for alias in aliases.get(axis.name, [])]
+        groups.append(Group(str(len(groups)), axes[0].size, (*axes, *tied)))
+    return tuple(groups)
+
+
+def _axes(walk: Walk, found: _Found, block: Mapping[int, int]) -> list[Axis]:
+    """The units at one place of each of some blocks."""
+    space, (name, number) = walk.space, found.place
+    size, inner = (
+        space.places(part) for part in (found.product[found.index : found.index + 1], found.product[found.index + 1 :])
     )
-    role: Role = "consumes" if place in walk.consumed else "produces"
-    if place in walk.consumed and place in walk.produced:
-        role = "both"
-    left = product[index - 1] if index else None
-    blocks = space.places((left,)) if left is not None else 1
-    return _Found(Axis(*place, size, role, offset, outer, inner), left, blocks)
+    starts, outer = _parts(walk, found.product[: found.index], block)
+    others = []
+    for axis, term in enumerate(found.terms):
+        if axis != number and len(term) == 1 and not block.keys().isdisjoint(term[0]):
+            begins, length = _parts(walk, term[0], block)
+            others.append([(axis, begin, length) for begin in begins])
+    return [
+        Axis(name, number, size, found.role, found.offset + start * size * inner, outer, inner, within)
+        for start in starts
+        for within in every(*others)
+    ]
 
 
-def _candidate(places: list[_Found], aliases: dict[str, list[str]], names: set[str]) -> Candidate:
-    whole = _group([place.axis for place in places], aliases, names)
-    if places[0].left is None or len({place.left for place in places}) > 1:
-        return Candidate((whole,))
-    names.discard(whole.name)
-    inside = []
-    for block in range(places[0].blocks):
-        axes = [axis for place in places for axis in _in_block(place, block)]
-        inside.append(_group(axes, aliases, names))
-    return Candidate(tuple(inside), (whole,))
+def _parts(walk: Walk, product: Product, block: Mapping[int, int]) -> tuple[list[int], int]:
+    """Where the parts of a product begin that lie at these places of its labels, and their length."""
+    starts, length = [0], walk.space.places(product)
+    last = max((index for index, label in enumerate(product) if label in block), default=-1)
+    for label in product[: last + 1]:
+        size = walk.space.places((label,))
+        length //= size
+        chosen: Iterable[int] = [block[label]] if label in block else range(size)
+        starts = [start + place * length for start in starts for place in chosen]
+    return starts, length
 
 
-def _in_block(place: _Found, block: int) -> list[Axis]:
-    """The units of one block only: once for each repetition of all blocks."""
-    axis = place.axis
-    stride = axis.size * axis.inner
-    starts = [axis.offset + (outer * place.blocks + block) * stride for outer in range(axis.outer // place.blocks)]
-    return [replace(axis, offset=start, outer=1) for start in starts]
+def named(groups: Iterable[Group]) -> list[Group]:
+    """The groups with names by the first of their tensors that produces their units."""
+    found: dict[str, Group] = {}
+    for group in groups:
+        first = next((axis for axis in group.axes if axis.role != "consumes"), group.axes[0])
+        name = first.name.removesuffix(".weight").removesuffix(".bias")
+        if first.inner > 1:
+            name += f" in blocks of {first.inner}"
+        if first.within:
+            name += " at " + ", ".join(str(start) for _, start, _ in first.within)
+        if first.offset or first.outer > 1 or name in found:
+            name += f" from {first.offset}"
+        while name in found:
+            name += "'"
+        found[name] = replace(group, name=name)
+    return list(found.values())
 
 
-def _group(axes: list[Axis], aliases: dict[str, list[str]], names: set[str]) -> Group:
-    first = next((axis for axis in axes if axis.role != "consumes"), axes[0])
-    name = first.name.removesuffix(".weight").removesuffix(".bias")
-    if first.inner > 1:
-        name += f" in blocks of {first.inner}"
-    if first.offset or first.outer > 1 or any(f"{name}" == known for known in names):
-        name += f" from {first.offset}"
-    while name in names:
-        name += "'"
-    names.add(name)
-    tied = [replace(axis, name=alias, tied_to=axis.name) for axis in axes for alias in aliases.get(axis.name, [])]
-    return Group(name, first.size, (*axes, *tied))
-
-
-def fixed_axes(walk: Walk, groups: list[Group], refused: dict[Place, str]) -> list[Fixed]:
-    """All axes with more than one place of which some are in no group."""
+def fixed_axes(walk: Walk, groups: Iterable[Group], refused: Mapping[Place, str]) -> list[Fixed]:
+    """All axes of which some places are in no group, a group was refused, or blocks of free units are fixed."""
     covered: dict[Place, set[int]] = {}
     for group in groups:
         for axis in group.axes:
@@ -97,15 +165,10 @@ def fixed_axes(walk: Walk, groups: list[Group], refused: dict[Place, str]) -> li
     found = []
     for name, value in walk.tensors.items():
         for number, term in enumerate(value.terms):
-            size = walk.space.size(term)
-            if size > 1 and len(covered.get((name, number), ())) < size:
-                labels = [label for product in walk.space.normal(term) for label in product]
-                reasons = [reason for label in labels if (reason := walk.space.reason(label)) is not None]
-                found.append(
-                    Fixed(
-                        name,
-                        number,
-                        refused.get((name, number)) or next(iter(reasons), "a part of it is a single place"),
-                    )
-                )
+            place, normal = (name, number), walk.space.normal(term)
+            reasons = [[walk.space.reason(label) for label in product] for product in normal]
+            over = next((why for each in reasons for k, why in enumerate(each) if why and None in each[k:]), None)
+            if len(covered.get(place, ())) < walk.space.size(term) > 1 or place in refused or over:
+                fixed = next((why for each in reasons for why in each if why), "a part of it is a single place")
+                found.append(Fixed(name, number, refused.get(place) or over or fixed))
     return found

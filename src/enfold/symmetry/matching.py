@@ -17,23 +17,18 @@ were placed before it, since the others compare units at random.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
 
 from enfold.errors import EnfoldError
 from enfold.members import Members, Stacked, State
-from enfold.seeds import generator
-from enfold.symmetry.axes import Group, Symmetry
+from enfold.symmetry.axes import Symmetry
+from enfold.symmetry.climb import ROUNDS, climbed
 from enfold.symmetry.find import symmetries
-from enfold.symmetry.gains import Products
-from enfold.symmetry.nested import Nest, nests
-from enfold.symmetry.permute import permute, permuted
-from enfold.symmetry.places import Places
+from enfold.symmetry.permute import permute
 
-ROUNDS = 100
 RUNNING = ("running_mean", "running_var", "running_std")
 
 
@@ -53,61 +48,7 @@ def weight_matching(
     """
     goal, held = (_counted(given, symmetry, learned) for given in (target, state))
     _require_same_shapes(goal, held)
-    climb = _Climb(goal, held, symmetry, nests(symmetry))
-    placed = _Climb(goal, held, symmetry, nests(symmetry))
-    placed.place()
-    if _rise(goal, held, placed.held) > 0:
-        climb = placed
-    climb.up(rounds, generator(seed, "match units"))
-    return climb.places.orders(symmetry)
-
-
-class _Climb:
-    """A way up (1) from the orders that are given, one nest of groups at a time."""
-
-    def __init__(self, goal: State, held: State, symmetry: Symmetry, nested: Sequence[Nest]) -> None:
-        self.goal, self.held = goal, held
-        self.places, self.products = Places(symmetry), Products(goal, held, nested)
-
-    def place(self) -> None:
-        """The other start: nests are placed by what is known, first the one of which most weights are."""
-        names, rest = self.products.names, set(range(len(self.products.names)))
-        while rest:
-            known = {one: names[one].difference(*(names[other] for other in rest - {one})) for one in sorted(rest)}
-            index = max(known, key=lambda one: sum(self.goal[name].numel() for name in known[one]))
-            rest.remove(index)
-            moves = self.products.best(self.held, index, known[index]).moves
-            self._take(index, moves, _moved(self.held, moves))
-
-    def up(self, rounds: int, source: torch.Generator) -> None:
-        """Steps of one nest after another, until none raises (1)."""
-        settled = {index for index, names in enumerate(self.products.names) if not names}
-        for _ in range(rounds):  # what is settled was at its best, and nothing beside it has moved since
-            for index in torch.randperm(len(self.products.names), generator=source).tolist():
-                if index not in settled:
-                    settled.add(index)
-                    if self._step(index):
-                        settled -= self.products.beside[index]
-            if len(settled) == len(self.products.names):
-                break
-
-    def _step(self, index: int) -> bool:
-        """One nest in its best order, the others fixed; whether that raises (1)."""
-        step = self.products.best(self.held, index, self.products.names[index])
-        if step.gain <= step.noise:
-            return False
-        moved = _moved(self.held, step.moves)
-        certain = index not in self.products.beside[index] and step.gain > self.products.rounding[index]
-        if not certain and _rise(self.goal, self.held, moved) <= step.noise:
-            return False
-        self._take(index, step.moves, moved)
-        return True
-
-    def _take(self, index: int, moves: Sequence[tuple[Group, Tensor]], moved: State) -> None:
-        self.held = moved
-        for group, order in moves:
-            self.places.move(group, order)
-        self.products.move(index, moves[0][1])
+    return climbed(goal, held, symmetry, seed=seed, rounds=rounds)
 
 
 def matched_to(
@@ -173,16 +114,3 @@ def _require_same_shapes(goal: State, held: State) -> None:
                 f"networks must have the same shapes to be matched, but '{name}' is {tuple(tensor.shape)} in one and "
                 f"{tuple(held[name].shape)} in the other: use networks of one architecture"
             )
-
-
-def _moved(state: State, moves: Sequence[tuple[Group, Tensor]]) -> State:
-    """The tensors that are there, with groups in other orders."""
-    for group, order in moves:
-        state = permuted(state, replace(group, axes=tuple(axis for axis in group.axes if axis.name in state)), order)
-    return state
-
-
-def _rise(goal: State, held: State, moved: State) -> float:
-    """By how much (1) is higher after a move, in float64."""
-    names = [name for name in goal if moved[name] is not held[name]]
-    return sum(float(((moved[name].double() - held[name]) * goal[name]).sum()) for name in names)

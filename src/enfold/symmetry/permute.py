@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -14,17 +14,32 @@ from enfold.symmetry.axes import Axis, Group, Symmetry
 
 def permuted(state: Mapping[str, Tensor], group: Group, order: Tensor) -> State:
     """The state with unit order[k] of the group in place k; nothing is changed in place."""
+    return reordered(state, [(group, order)])
+
+
+def reordered(state: Mapping[str, Tensor], moves: Iterable[tuple[Group, Tensor]]) -> State:
+    """The state with one group after the other in an order; each tensor is copied once, however many blocks it has."""
+    found, copied = dict(state), set[str]()
+    for group, order in moves:
+        _require_order(group, order)
+        for axis in _present(found, group):
+            tensor = found[axis.name]
+            units = axis.units_first(tensor).index_select(0, order.to(tensor.device))
+            if axis.name in copied:
+                axis.units_first(tensor).copy_(units)
+            else:
+                found[axis.name] = axis.with_units(tensor, units)
+                copied.add(axis.name)
+    return found
+
+
+def _require_order(group: Group, order: Tensor) -> None:
     places = torch.arange(group.size)
     if order.is_floating_point() or order.shape != (group.size,) or not torch.equal(order.cpu().sort().values, places):
         raise EnfoldError(
             f"an order of the group '{group.name}' must hold each of 0 to {group.size - 1} once, got "
             f"{tuple(order.shape)} values of {order.dtype}: use torch.randperm({group.size}) or the like"
         )
-    found = dict(state)
-    for axis in _present(found, group):
-        tensor = found[axis.name]
-        found[axis.name] = axis.with_units(tensor, axis.units_first(tensor).index_select(0, order.to(tensor.device)))
-    return found
 
 
 def permute(state: Mapping[str, Tensor], symmetry: Symmetry, orders: Mapping[str, Tensor]) -> State:
@@ -32,11 +47,7 @@ def permute(state: Mapping[str, Tensor], symmetry: Symmetry, orders: Mapping[str
     unknown = sorted(orders.keys() - {group.name for group in symmetry.groups})
     if unknown:
         raise EnfoldError(f"orders must be of groups of the symmetry, got '{unknown[0]}': print(symmetry) lists them")
-    found = dict(state)
-    for group in symmetry.groups:
-        if group.name in orders:
-            found = permuted(found, group, orders[group.name])
-    return found
+    return reordered(state, ((group, orders[group.name]) for group in symmetry.groups if group.name in orders))
 
 
 def soft(state: Mapping[str, Tensor], group: Group, matrix: Tensor, inverse: Tensor) -> State:
@@ -70,7 +81,8 @@ def _present(state: Mapping[str, Tensor], group: Group) -> Iterator[Axis]:
     for axis in group.axes:
         if axis.name in state:
             shape = tuple(state[axis.name].shape)
-            if axis.axis >= len(shape) or axis.offset + axis.length > shape[axis.axis]:
+            ends = {axis.axis: axis.offset + axis.length} | {other: start + n for other, start, n in axis.within}
+            if any(other >= len(shape) or end > shape[other] for other, end in ends.items()):
                 raise EnfoldError(
                     f"a state must have the shapes of the network whose symmetry it is, but '{axis.name}' is {shape} "
                     f"and axis {axis.axis} must hold {axis.offset + axis.length}: find its own network's symmetries"

@@ -103,7 +103,7 @@ def convolution(
 
 
 def _grouped(walk: Walk, channels: Term, weight: Value, groups: int, transposed: bool) -> tuple[Term, Term]:
-    """Groups are permuted as wholes; inside them, channels alike in all groups."""
+    """Groups are permuted as wholes, and channels inside them."""
     space = walk.space
     number, inner = space.free(groups), space.free(space.size(channels) // groups)
     walk.unify(space.times([number, inner]), channels)
@@ -128,8 +128,9 @@ def batch_norm(walk: Walk, x: Value, *others: object) -> tuple[Value, ...]:
 
 
 @rule("native_layer_norm", "_fused_rms_norm", "rms_norm", "layer_norm")
-def layer_norm(walk: Walk, x: Value, _: object, *others: object) -> tuple[Value, ...] | Value:
+def layer_norm(walk: Walk, x: Value, sizes: Sequence[int], *others: object) -> tuple[Value, ...] | Value:
     """Scale and shift go with the axes that are normed."""
+    walk.mixing(x, range(-len(sizes), 0))
     for other in others:
         if isinstance(other, Value):
             for axis in range(1, other.ndim + 1):
@@ -137,7 +138,7 @@ def layer_norm(walk: Walk, x: Value, _: object, *others: object) -> tuple[Value,
             walk.producing(other)
     walk.producing(x)
     found = Value(x.terms, (NOWHERE,) * x.ndim)
-    rest = tuple(walk.new("of statistics", sizes) for sizes in walk.all_sizes[1:])
+    rest = tuple(walk.new("of statistics", shape) for shape in walk.all_sizes[1:])
     return (found, *rest) if rest else found
 
 
@@ -185,7 +186,7 @@ def attention(
     walk.unify(query.terms[-1], key.terms[-1])
     walk.unify(key.terms[-2], value.terms[-2])
     lead = [
-        walk.unify(walk.unify(q, k), v)
+        _shared(walk, _shared(walk, q, k), v)
         for q, k, v in zip(query.terms[:-2], key.terms[:-2], value.terms[:-2], strict=True)
     ]
     if attn_mask is not None:
@@ -196,6 +197,15 @@ def attention(
     found = Value((*lead, query.terms[-2], value.terms[-1]), (NOWHERE,) * query.ndim)
     others = tuple(walk.new(walk.why, sizes) for sizes in walk.all_sizes[1:])
     return (found, *others) if others else found
+
+
+def _shared(walk: Walk, queries: Term, keys: Term) -> Term:
+    """Heads of queries; where there are fewer of keys, each is shared by neighbours."""
+    few, many = walk.space.size(keys), walk.space.size(queries)
+    if few in (1, many) or many % few:
+        return walk.unify(queries, keys)
+    walk.unify(walk.space.split(queries, [few, many // few], walk.why)[0], keys)
+    return queries
 
 
 Values_ = Value | tuple[Value, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from enfold.members.skeleton import Skeleton, State
 from enfold.symmetry.axes import Axis, Group
-from enfold.symmetry.permute import permuted
+from enfold.symmetry.permute import permuted, reordered
 from enfold.symmetry.trace import FINE, decomposed, float_outputs, in_double
 from enfold.symmetry.walk import STATISTICS
 
@@ -56,13 +56,16 @@ class Bench:
         Groups of two units have one order each: two of them that hold only together are told apart by moving, in proof
         k + 1, those with bit k in their number.
         """
-        numbers = {group.name: number for number, group in enumerate((g for g in groups if g.size == 2), start=1)}
+        pairs = [index for index, group in enumerate(groups) if group.size == 2]
+        numbers = {index: number for number, index in enumerate(pairs, start=1)}
         for proof in range(max(PROOFS, 1 + len(numbers).bit_length())):
-            state: Mapping[str, Tensor] = self.state
-            for group in groups:
-                if not proof or group.name not in numbers or numbers[group.name] >> (proof - 1) & 1:
-                    state = permuted(state, group, self._order(group.size))
-            if not self._same(run(self.skeleton, dict(state), self.inputs)):
+            moved = (
+                group
+                for index, group in enumerate(groups)
+                if not proof or index not in numbers or numbers[index] >> (proof - 1) & 1
+            )
+            state = reordered(self.state, ((group, self._order(group.size)) for group in moved))
+            if not self._same(run(self.skeleton, state, self.inputs)):
                 return False
         return True
 

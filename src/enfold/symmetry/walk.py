@@ -94,6 +94,7 @@ class Walk(TorchDispatchMode):
         self._running: list[str] = []
         self._touched: dict[str, list[Tensor]] = {}  # by each module itself, not by those that it calls
         self._uniform: set[int] = set()  # memory that holds one value everywhere
+        self._mixed: set[tuple[Term, ...]] = set()  # what is left where an operation mixes the places of an axis
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -268,10 +269,31 @@ class Walk(TorchDispatchMode):
         """Units along this axis of parameters go into them."""
         self.consumed |= value.origins[axis]
 
+    def mixing(self, value: Value, axes: Sequence[int]) -> None:
+        """Places along these axes are mixed, so what lies along the others has one order in all of them."""
+        mixed = {axis % value.ndim for axis in axes}
+        self._mixed.add(tuple(term for axis, term in enumerate(value.terms) if axis not in mixed))
+
+    def alongside(self) -> dict[int, set[int]]:
+        """By label, the labels that are along wherever it is: in each of their places it may have its own order."""
+        found: dict[int, set[int]] = {}
+        for terms in self._mixed | {value.terms for value in (*self.tensors.values(), *self._values.values())}:
+            normal = [self.space.normal(term) for term in terms]
+            for axis, products in enumerate(normal):
+                others = {label for k, one in enumerate(normal) if k != axis and len(one) == 1 for label in one[0]}
+                for product in products:
+                    for label in product:
+                        near = others.union(product) - {label}
+                        found[label] = near & found.get(label, near)
+        return found
+
     def unify(self, one: Term, other: Term) -> Term:
         """Two axes that an operation sees as one; of a single place there may be any number."""
         sizes = self.space.size(one), self.space.size(other)
         if sizes[0] != sizes[1]:
+            if 1 not in sizes:
+                self.space.fix(one, self.why)
+                self.space.fix(other, self.why)
             return other if sizes[0] == 1 else one
         self.space.unify(one, other, self.why)
         return one
