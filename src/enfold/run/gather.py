@@ -52,7 +52,7 @@ def _gather(run: RunDirectory, recipe: Recipe, label: str | None) -> Content:
     }
     said = {name: each for name, each in said.items() if asked and len(each) == len(asked)}
     comparison = Comparison({name: [parts["test"] for parts in each] for name, each in said.items()}, recipe.sizes)
-    controls = _controls(parts[0], recipe)
+    controls = recipe.controlled()
     headline = _headline(recipe, summary, said, controls, comparison, label)
     return Content(
         name=recipe.name,
@@ -100,13 +100,6 @@ def _seed(cell: Cell, labels: list[str]) -> Seed:
         for name in ("corrupted", "ood")
     }
     return Seed(cell.seed, cell.run.path, predictions, **kept)
-
-
-def _controls(cell: Cell, recipe: Recipe) -> dict[str, str]:
-    """Which control was trained as long as which fold."""
-    plans = cell.controls()
-    asked = {fold.label: recipe.as_long(fold, cell.seed, cell.device) for fold in recipe.folds}
-    return {fold: label for fold, plan in asked.items() for label, own in plans.items() if own == plan}
 
 
 def _headline(

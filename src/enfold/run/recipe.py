@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -136,6 +137,7 @@ class Recipe(BaseModel):
     shares: tuple[ShareSpec, ...] = ()
     folds: tuple[FoldSpec, ...] = ()
     control: bool = True  # a control for every plan that a fold trains by
+    control_names: dict[str, str] = Field(default_factory=dict)  # of folds by label; numbered where left out
     cost: bool = True
     corruptions: CorruptionSpec | None = None
     ood: tuple[OodSpec, ...] = ()  # sets from outside
@@ -213,6 +215,17 @@ class Recipe(BaseModel):
             raise ValueError(f"every share and fold must have its own label, got '{twice[0]}' twice: add label: ...")
         return value
 
+    @field_validator("control_names")
+    @classmethod
+    def _controls_are_named_so(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        folds = [fold.label for fold in info.data.get("folds", ())]
+        for fold, name in value.items():
+            if fold not in folds or not LABEL.fullmatch(name) or name.split("-")[0] != "control":
+                raise ValueError(
+                    f"they are 'control' or begin with 'control-', each of a fold by its label, got {fold}: {name}"
+                )
+        return value
+
     def members_plan(self, seed: int, device: str = "cpu") -> Plan:
         """The members' plan for one seed."""
         return Plan(**{**self.plan, "seed": seed, "device": device})
@@ -236,6 +249,30 @@ class Recipe(BaseModel):
         plan = self.method_plan(kept[-1], seed, device) if kept else self.members_plan(seed, device)
         return plan.replace(epochs=sum(epochs))
 
+    def controls(self, seed: int, device: str = "cpu") -> dict[str, Plan]:
+        """One control for each plan that a fold trains by, under the name that is given for it or the next free."""
+        found: dict[str, Plan] = {}
+        names = (f"control-{number}" if number > 1 else "control" for number in count(1))
+        free = (name for name in names if name not in self.control_names.values())
+        for fold in self.folds if self.control else ():
+            plan = self.as_long(fold, seed, device)
+            if plan is None or plan in found.values():
+                continue
+            name = self.control_names.get(fold.label) or next(free)
+            if name in found:
+                raise EnfoldError(
+                    f"a control is trained as long as its folds, but '{fold.label}' is trained otherwise than others "
+                    f"of '{name}': give it another of the control_names, or none"
+                )
+            found[name] = plan
+        return found
+
+    def controlled(self) -> dict[str, str]:
+        """Which control is trained as long as which fold."""
+        plans = self.controls(seed := self.seeds[0])
+        asked = {fold.label: self.as_long(fold, seed) for fold in self.folds}
+        return {fold: label for fold, plan in asked.items() for label, own in plans.items() if own == plan}
+
     def runs_code(self) -> list[str]:
         """References to code of the user's own."""
         others = [share.network or "" for share in self.shares]
@@ -246,7 +283,7 @@ class Recipe(BaseModel):
 
     def extends(self, other: Recipe) -> bool:
         """Whether this is the other recipe, or that with more shares and folds."""
-        none: dict[str, Any] = {"shares": (), "folds": (), "corruptions": None, "ood": ()}
+        none: dict[str, Any] = {"shares": (), "folds": (), "control_names": {}, "corruptions": None, "ood": ()}
         same = self.model_copy(update=none) == other.model_copy(update=none)
         known = all(share in self.shares for share in other.shares)
         return same and known and all(fold in self.folds for fold in other.folds)
@@ -314,6 +351,7 @@ def make_recipe(content: Mapping[str, Any], where: str, lines: Mapping[tuple[Any
             located.method("fold", step, path)
             if has_plan(step.method):
                 located.plan({**(own_plan(step.method) or recipe.plan), **step.plan}, (*path, "plan"), 1)
+    recipe.controls(recipe.seeds[0])
     too_many = [size for size in recipe.sizes if not 1 <= size <= recipe.members]
     if too_many:
         raise EnfoldError(f"{where}: sizes must lie between 1 and the {recipe.members} members, got {too_many[0]}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -299,13 +299,7 @@ class Cell:
 
     def controls(self) -> dict[str, Plan]:
         """One control for each plan that a fold trains by."""
-        plans: list[Plan] = []
-        for fold in self.recipe.folds:
-            plan = self.recipe.as_long(fold, self.seed, self.device)
-            if plan is not None and plan not in plans:
-                plans.append(plan)
-        names = ["control", *(f"control-{number}" for number in range(2, len(plans) + 1))]
-        return dict(zip(names, plans, strict=False)) if self.recipe.control else {}
+        return self.recipe.controls(self.seed, self.device)
 
     def control(self, label: str, plan: Plan, members: Stacked) -> nn.Module:
         """A member trained as long as the folds with that plan."""
@@ -324,16 +318,17 @@ class Cell:
             **{("folds", spec.label): spec for spec in self.recipe.folds_of(self.seed)},
         }
 
-    def models(self) -> dict[str, nn.Module]:
-        """Everything the recipe asks for, made where it is missing: the members, each share, control and fold."""
+    def models(self, without: Collection[str] = ()) -> dict[str, nn.Module]:
+        """Everything the recipe asks for, made where it is missing: the members, each share, control and fold.
+
+        Those of the labels in `without` are left out.
+        """
         members = self.members()
+        make: dict[str, Callable[[Any, Stacked], nn.Module]] = {"shares": self.share, "folds": self.fold}
         found: dict[str, nn.Module] = {"ensemble": members}
-        for share in self.recipe.shares:
-            found[share.label] = self.share(share, members)
-        for label, plan in self.controls().items():
-            found[label] = self.control(label, plan, members)
-        for spec in self.recipe.folds_of(self.seed):
-            found[spec.label] = self.fold(spec, members)
+        for (kind, label), spec in self.wanted().items():
+            if label not in without:
+                found[label] = make[kind](spec, members) if kind in make else self.control(label, spec, members)
         return found
 
 
