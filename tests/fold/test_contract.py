@@ -125,7 +125,7 @@ def test_different_architectures_are_refused_by_name(fold, networks, data):
 def test_a_checkpoint_is_taken_and_the_result_is_the_same(fold, members, data, tmp_path):
     file = tmp_path / "fold.safetensors"
     expected = made(fold)(members, data, checkpoint=file)
-    assert file.exists() == trains(fold)
+    assert file.exists() or not trains(fold)
     assert states_equal(expected, made(fold)(members, data, checkpoint=file))
     if trains(fold):
         assert states_equal(expected, made(fold)(members, data))
