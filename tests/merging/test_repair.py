@@ -159,7 +159,7 @@ def test_the_network_before_is_left_untouched():
 
 
 def test_kinds_that_are_not_known_are_refused():
-    with pytest.raises(EnfoldError, match="kind of a repair must be one of none, reset, repair, rescale, got 'glue'"):
+    with pytest.raises(EnfoldError, match="the kind must be one of none, reset, repair, rescale, got 'glue'"):
         Repair("glue")
 
 

@@ -165,7 +165,7 @@ def test_a_method_with_a_plan_of_its_own_keeps_it_and_its_control_trains_as_netw
         ("{method: average, then: [zip_it]}", "repair"),
         ("{method: average, then: [{method: repair, kind: paint}]}", "rescale"),
         ("{method: average, then: [{method: distill, tau: 2}]}", "no setting 'tau'"),
-        ("{method: repair}", "no fold 'repair'"),
+        ("{method: repair}", "no fold 'repair', which is a step: let it follow a fold, as then: [repair]"),
     ],
 )
 def test_a_wrong_route_is_refused_with_its_line(enfold, recipe_file, tmp_path, fold, said):

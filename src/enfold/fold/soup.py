@@ -24,7 +24,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +34,7 @@ from enfold.data import Data
 from enfold.data.dataset import evaluation_batches, has_examples
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
-from enfold.folding import require_members
+from enfold.folding import require_data, require_members
 from enfold.members import Members, State
 from enfold.members.engines import image_layout
 from enfold.members.outputs import logits_of
@@ -59,7 +59,6 @@ class Soup(Merge):
     batch_size: int = 256  # learned
 
     purpose: ClassVar[str] = "a soup"
-    choices: ClassVar[dict[str, tuple[str, ...]]] = {"kind": get_args(Kind), "score": get_args(Score)}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,6 +73,7 @@ class Soup(Merge):
     ) -> nn.Module:
         """One network; a soup of one ingredient is that member as it is."""
         members = require_members(members, self.purpose)
+        require_data(data, self.purpose)
         if self.kind == "uniform" or members.num_members == 1:
             return super().__call__(members, data)
         if not has_examples(data.validation):

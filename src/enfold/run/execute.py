@@ -14,8 +14,9 @@ from enfold.errors import EnfoldError
 from enfold.members import Stacked
 from enfold.registry import nearest
 from enfold.run.directory import RunDirectory
-from enfold.run.recipe import FoldSpec, Recipe, ShareSpec, make_recipe
+from enfold.run.recipe import Recipe, make_recipe
 from enfold.run.results import Results, evaluate_cell, forget, predictions_of, summarise
+from enfold.run.specs import FoldSpec, ShareSpec
 from enfold.run.stages import Cell
 from enfold.store import versions
 

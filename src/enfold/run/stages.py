@@ -32,7 +32,8 @@ from enfold.progress import progress, titled
 from enfold.run.directory import RunDirectory
 from enfold.run.methods import made_fold, made_share, made_step
 from enfold.run.ood import made_set
-from enfold.run.recipe import CorruptionSpec, FoldSpec, MethodSpec, Recipe, ShareSpec
+from enfold.run.recipe import Recipe
+from enfold.run.specs import CorruptionSpec, FoldSpec, MethodSpec, ShareSpec
 from enfold.sharing.searching import Fewer
 from enfold.shift import images_of, official
 from enfold.store import load, save
@@ -40,6 +41,7 @@ from enfold.train import Plan, Trajectory, fit
 from enfold.train.checkpoint import stored_history
 from enfold.train.diversity import Alike
 from enfold.train.loop import Fit
+from enfold.usercode import told
 
 
 @dataclass(frozen=True)
@@ -146,8 +148,7 @@ class Cell:
         except EnfoldError:
             raise
         except Exception as error:  # the user's own code: anything may be raised
-            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
-            raise EnfoldError(f"{what} must {wanted}, but it fails ({reason}): mend the network") from error
+            raise EnfoldError(f"{what} must {wanted}, but it fails with {told(error)}: mend the network") from error
         if shape != (2, self.data.num_classes):
             raise EnfoldError(f"{what} must {wanted}, got {shape[1:]}: change its last layer")
 
