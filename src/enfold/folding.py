@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -42,6 +44,27 @@ class Step(Protocol):
         answers: Path | None = None,
     ) -> nn.Module:
         """Another network; the one given and the members are left untouched."""
+
+
+_notes: ContextVar[dict[str, Any] | None] = ContextVar("notes", default=None)
+
+
+@contextmanager
+def noted() -> Iterator[dict[str, Any]]:
+    """Inside the block, what folds find out while they work is kept in the dictionary, to be stored with the result."""
+    notes: dict[str, Any] = {}
+    before = _notes.set(notes)
+    try:
+        yield notes
+    finally:
+        _notes.reset(before)
+
+
+def note(**found: Any) -> None:
+    """Tell whoever asked for the fold what was found; plain values."""
+    notes = _notes.get()
+    if notes is not None:
+        notes.update(found)
 
 
 class Composable:

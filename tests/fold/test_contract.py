@@ -42,7 +42,9 @@ every_fold = pytest.mark.parametrize("fold", FOLDS.values(), ids=FOLDS)
 to_one_network = [fold for fold in FOLDS.values() if gives_one_network(fold)]
 every_fold_to_one_network = pytest.mark.parametrize("fold", to_one_network, ids=[fold.name for fold in to_one_network])
 pytestmark = pytest.mark.filterwarnings(  # two epochs on forty points, and members that are equal on purpose
-    "ignore::enfold.train.diversity.Alike", "ignore::enfold.fold.latent_be.SameTargets"
+    "ignore::enfold.fold.soup.Alone",
+    "ignore::enfold.train.diversity.Alike",
+    "ignore::enfold.fold.latent_be.SameTargets",
 )
 
 

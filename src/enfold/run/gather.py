@@ -110,7 +110,10 @@ def _headline(
     comparison: Comparison,
     label: str | None,
 ) -> Headline | None:
-    """The one network, else the share, with the lowest NLL on validation data, or the one asked for."""
+    """The one network, else the share, with the lowest NLL on validation data, or the one asked for.
+
+    A fold that has a member's own weights is none.
+    """
     rows = summary["rows"]
     folds = [fold.label for fold in recipe.folds if fold.label in said]
     shares = [share.label for share in recipe.shares if share.label in said]
@@ -119,8 +122,9 @@ def _headline(
             f"a model to ship must be an evaluated fold or share of the run, got '{label}'"
             f"{nearest(label, [*folds, *shares]) or ': the run has ' + (', '.join([*folds, *shares]) or 'none')}"
         )
-    alone = [fold for fold in folds if said[fold][0]["test"].num_members == 1]
-    candidates = [label] if label else alone or folds or shares
+    made = [fold for fold in folds if "member" not in rows[fold]]  # not a member as it was
+    alone = [fold for fold in made if said[fold][0]["test"].num_members == 1]
+    candidates = [label] if label else alone or made or shares
     if not candidates:
         return None
     chosen = min(candidates, key=lambda each: sum(nll(parts["validation"]) for parts in said[each]))

@@ -23,7 +23,8 @@ from enfold.data.ood import Outside
 from enfold.distilling import Distillation
 from enfold.errors import EnfoldError
 from enfold.evaluate import best_member, member_logits
-from enfold.folding import Route
+from enfold.fold.soup import Alone
+from enfold.folding import Route, noted
 from enfold.members import Stacked
 from enfold.members.initialise import initialised
 from enfold.merging.states import require_reference
@@ -179,7 +180,7 @@ class Cell:
         started = time.perf_counter()
         self.run.log("started", stage=f"{kind}/{label}", seed=self.seed)
         with warnings.catch_warnings():
-            for notice in (Alike, Fewer):  # with the results, from the stored predictions and members
+            for notice in (Alike, Alone, Fewer):  # with the results, from what is stored
                 warnings.simplefilter("ignore", notice)
             model = make(checkpoint)
         save(model, file, about={**self.about, **(told or {})})
@@ -266,12 +267,14 @@ class Cell:
         """One fold of the members."""
         fold, members = self.chosen_fold(spec), members[: spec.first]
 
+        told: dict[str, Any] = {"fold": _told(spec)}
+
         def make(checkpoint: Path) -> nn.Module:
-            with titled(f"seed {self.seed}: {spec.label}"):
+            with titled(f"seed {self.seed}: {spec.label}"), noted() as found:
                 folded: nn.Module = fold(members, self.data, checkpoint=checkpoint, answers=self.run.path / "answers")
+            told.update(found)
             return folded
 
-        told: dict[str, Any] = {"fold": _told(spec)}
         if spec.then:
             told["then"] = [_told(step) for step in spec.then]
         if isinstance(getattr(fold, "offset", None), float):
