@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -14,6 +16,7 @@ from enfold.data import Data
 from enfold.errors import EnfoldError
 from enfold.members import Members, State
 from enfold.modes import refuse_inference_mode
+from enfold.settings import require_types
 
 
 class Fold(Protocol):
@@ -43,8 +46,32 @@ class Step(Protocol):
         """Another network; the one given and the members are left untouched."""
 
 
+_notes: ContextVar[dict[str, Any] | None] = ContextVar("notes", default=None)
+
+
+@contextmanager
+def noted() -> Iterator[dict[str, Any]]:
+    """Inside the block, what folds find out while they work is kept in the dictionary, to be stored with the result."""
+    notes: dict[str, Any] = {}
+    before = _notes.set(notes)
+    try:
+        yield notes
+    finally:
+        _notes.reset(before)
+
+
+def note(**found: Any) -> None:
+    """Tell whoever asked for the fold what was found; plain values."""
+    notes = _notes.get()
+    if notes is not None:
+        notes.update(found)
+
+
 class Composable:
-    """What `>>` joins to a route."""
+    """What `>>` joins to a route: a dataclass, whose settings are of the types that they are declared with."""
+
+    def __post_init__(self) -> None:
+        require_types(self)
 
     def __rshift__(self, step: Step) -> Route:
         """This first, then the step: ``WeightMatching() >> Repair() >> Distill()``."""
@@ -120,6 +147,7 @@ class Route(Composable):
     def _file(self, checkpoint: Path | None, index: int) -> Path | None:
         if checkpoint is None or index == len(self.steps) - 1:
             return checkpoint
+        checkpoint = Path(checkpoint)
         return checkpoint.with_name(f"{checkpoint.stem}-{index}{checkpoint.suffix}")
 
     @property
@@ -143,6 +171,15 @@ def mean_state(members: Members) -> State:
         name: stacked.mean(dim=0) if stacked.is_floating_point() or stacked.is_complex() else stacked[0]
         for name, stacked in members.expand().items()
     }
+
+
+def require_data(data: object, purpose: str) -> None:
+    """Three parts with what is known of them, not one part alone."""
+    if not isinstance(data, Data):
+        raise EnfoldError(
+            f"{purpose} needs data with its parts, got {type(data).__name__}: pass "
+            "enfold.Data(train, validation, test, num_classes, shape), of which each part may be a DataLoader"
+        )
 
 
 def require_members(model: object, purpose: str) -> Members:

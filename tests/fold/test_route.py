@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from enfold.errors import EnfoldError
 from enfold.fold import Average, Distill
 from enfold.fold.hydra_distillation import HydraDistillation
 from enfold.fold.latent_be import LatentBE
+from enfold.fold.perm_avg import PermAVG
+from enfold.fold.soup import Soup
+from enfold.fold.straight_through import StraightThrough
 from enfold.fold.weight_matching import WeightMatching
 from enfold.folding import Route
 from enfold.members import Mixed
@@ -89,6 +93,10 @@ def test_routes_that_cannot_be(members, data):
         Distill() >> Average()
     with pytest.raises(EnfoldError, match="must begin with a fold, got Repair"):
         (Repair() >> Distill())(members, data)
+    with pytest.raises(
+        EnfoldError, match=r"which needs a network before it: write WeightMatching\(\) >> Repair\(\), or"
+    ):
+        Repair()(members, data)
     with pytest.raises(EnfoldError, match="at least one step"):
         Route(())
     with pytest.raises(EnfoldError, match="has a student of its own: leave student out"):
@@ -97,3 +105,19 @@ def test_routes_that_cannot_be(members, data):
         (WeightMatching() >> Repair())(Mixed([torch.nn.Linear(4, 3)]), data)
     with pytest.raises(EnfoldError, match="must begin with a step, got Average"):
         (Average() >> Repair()).after(torch.nn.Linear(4, 3), members, data)
+
+
+@pytest.mark.parametrize(
+    "fold", [WeightMatching(), PermAVG(), Soup(), Distill(), WeightMatching() >> Repair(), WeightMatching().matched]
+)
+def test_a_loader_alone_is_no_data(members, data, fold):
+    loader = DataLoader(TensorDataset(data.train.inputs, data.train.labels), 8)
+    with pytest.raises(EnfoldError, match=r"needs data with its parts, got DataLoader: pass enfold.Data\(train, "):
+        fold(members, loader)
+
+
+@pytest.mark.parametrize("fold", [PermAVG(plan=PLAN), StraightThrough(epochs=1), Distill(plan=PLAN) >> Repair()])
+def test_a_checkpoint_may_be_given_as_text(members, data, tmp_path, fold):
+    expected = fold(members[:3], data)
+    assert same(fold(members[:3], data, checkpoint=str(tmp_path / "fold.safetensors")), expected)
+    assert list(tmp_path.iterdir())

@@ -12,10 +12,13 @@ from enfold.data import Data, Split
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.fold import Average
-from enfold.fold.soup import Soup
+from enfold.fold.soup import Alone, Soup
+from enfold.folding import noted
 from enfold.members import Stacked
 from enfold.merging.repair import Correction
 from enfold.metrics import METRICS
+
+pytestmark = pytest.mark.filterwarnings("ignore::enfold.fold.soup.Alone")
 
 
 def linear(weight: torch.Tensor) -> nn.Linear:
@@ -164,3 +167,25 @@ def test_the_test_part_is_not_looked_at(members, data):
 def test_settings_that_cannot_be(settings, message):
     with pytest.raises(EnfoldError, match=message):
         Soup(**settings)
+
+
+def test_a_greedy_soup_of_one_member_says_so(kitchen, data):
+    with pytest.warns(Alone, match="the soup is member 0 alone: with any other its validation accuracy is worse"):
+        Soup()(kitchen[[0, 2]], data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("uniform", {"0": 1 / 3, "1": 1 / 3, "2": 1 / 3}), ("greedy", {"0": 0.5, "1": 0.5})],
+)
+def test_which_members_are_in_it_is_noted(kitchen, data, kind, expected):
+    with noted() as found:
+        Soup(kind=kind)(kitchen, data)
+    assert found == {"ingredients": expected}
+
+
+def test_the_weights_of_a_learned_soup_are_noted(kitchen, data):
+    soup = Soup(kind="learned", epochs=1)
+    with noted() as found:
+        soup(kitchen, data)
+    assert list(found["ingredients"].values()) == soup.mixing_weights(kitchen, data).tolist()

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
+import enfold.train.descent as descent
 from enfold.errors import EnfoldError
 from enfold.fold.straight_through import StraightThrough
 from enfold.fold.weight_matching import WeightMatching
@@ -15,6 +16,7 @@ from enfold.folding import mean_state
 from enfold.members import Stacked
 from enfold.merging.states import states_of
 from enfold.symmetry import matched_to
+from enfold.train.checkpoint import stored_history
 from planted import assert_back, planted
 
 
@@ -75,13 +77,53 @@ def test_a_step_goes_down_the_slope_in_the_member_that_is_moved(members, data, m
     midpoint = {name: (tensor + moved[name]) / 2 for name, tensor in fixed.items()}
     loss = F.cross_entropy(functional_call(pair.member(0), midpoint, (data.train.inputs,)), data.train.labels)
     slopes = dict(zip(moved, torch.autograd.grad(loss, list(moved.values())), strict=True))
-    torch.testing.assert_close(goals[-1], {name: tensor - 0.5 * slopes[name] for name, tensor in fixed.items()})
+    torch.testing.assert_close(goals[-2], {name: tensor - 0.5 * slopes[name] for name, tensor in fixed.items()})
 
 
 def test_the_skeleton_is_left_in_its_modes(members, data, snapshot):
     modes = [part.training for part in members.skeleton.network.modules()]
     StraightThrough(epochs=1)(members, data)
     assert modes == [part.training for part in members.skeleton.network.modules()]
+
+
+def stopped_at(number: int, monkeypatch) -> None:
+    """Ctrl-C after so many checkpoints are written."""
+    written, save = [], descent.save_checkpoint
+
+    def stop(*given: object) -> None:
+        save(*given)
+        written.append(given)
+        if len(written) == number:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(descent, "save_checkpoint", stop)
+
+
+@pytest.mark.parametrize("loader", [False, True])
+@pytest.mark.parametrize("number", [1, 3, 5])
+def test_it_goes_on_from_its_last_epoch_to_the_same_bits(members, data, tmp_path, monkeypatch, number, loader, capsys):
+    if loader:
+        shuffled = DataLoader(TensorDataset(data.train.inputs, data.train.labels), 16, shuffle=True)
+        data = data.replace(train=shuffled)
+    fold, file = StraightThrough(learning_rate=1.0, batch_size=16, epochs=3), tmp_path / "st.safetensors"
+    expected = fold.matched(members[:3], data).state_dict()
+    with monkeypatch.context() as patched:
+        stopped_at(number, patched)
+        with pytest.raises(KeyboardInterrupt):
+            fold.matched(members[:3], data, checkpoint=file)
+    capsys.readouterr()
+    found = fold.matched(members[:3], data, checkpoint=file).state_dict()
+    assert "epoch 3/3  loss " in capsys.readouterr().err
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert [path.name for path in tmp_path.iterdir()] == ["st.safetensors"]
+    assert len(stored_history(file).epochs) == 3, "of the last member"
+
+
+def test_a_checkpoint_of_other_settings_is_refused(members, data, tmp_path):
+    file = tmp_path / "st.safetensors"
+    StraightThrough(epochs=1)(members[[0, 2]], data, checkpoint=file)
+    with pytest.raises(EnfoldError, match="is of another plan, model or data"):
+        StraightThrough(epochs=2)(members[[0, 2]], data, checkpoint=file)
 
 
 @pytest.mark.parametrize("size", [13, 1])

@@ -37,7 +37,14 @@ def test_stacked_products_are_hand_worked():
         ([nn.Linear(2, 2), nn.Bilinear(2, 2, 2)], "member 0 has a Linear.* and member 1 a Bilinear.*: use Mixed"),
         ([nn.Linear(2, 2), nn.Linear(2, 3)], r"out_features=2.*member 1 a Linear\(.*out_features=3"),
         ([nn.Linear(2, 2), nn.Linear(2, 2, bias=False)], "bias=True.*bias=False"),
-        ([nn.Linear(2, 2), nn.Linear(2, 2).double()], r"'weight' is \(2, 2\) in member 0 and .*float64"),
+        (
+            [nn.Linear(2, 2), nn.Linear(2, 2).double()],
+            r"same types of numbers, but 'weight' is torch\.float32 in member 0 and torch\.float64 in member 1: conv",
+        ),
+        (
+            [nn.Linear(2, 2), nn.Linear(2, 2, device="meta")],
+            r"same device, but 'weight' is cpu in member 0 and meta in member 1: move it with network\.to\(\"cpu\"\)",
+        ),
         (
             [nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2), nn.ReLU())],
             "in '1' member 0 has nothing and member 1 a ReLU",

@@ -164,7 +164,7 @@ def test_the_network_before_is_left_untouched():
 
 def test_kinds_that_are_not_known_are_refused():
     with pytest.raises(
-        EnfoldError, match="kind of a repair must be one of none, reset, repair, rescale, closed_form, got 'glue'"
+        EnfoldError, match="the kind must be one of none, reset, repair, rescale, closed_form, got 'glue'"
     ):
         Repair("glue")
 

@@ -133,9 +133,12 @@ def test_a_bare_layer_has_nothing_to_align(data: Data) -> None:
     torch.testing.assert_close(WeightMatching()(members, data).weight, members.expand()["weight"].mean(0))
 
 
-@pytest.mark.parametrize("index", [2, 1.5])
-def test_a_reference_that_is_no_member(data: Data, index: float) -> None:
-    with pytest.raises(EnfoldError, match=f"one of the 2 members, got {index}: use 0 to 1"):
+@pytest.mark.parametrize(
+    ("index", "says"),
+    [(2, "one of the 2 members, got 2: use 0 to 1"), (1.5, "the reference must be a whole number, got 1.5")],
+)
+def test_a_reference_that_is_no_member(data: Data, index: float, says: str) -> None:
+    with pytest.raises(EnfoldError, match=says):
         WeightMatching(reference=index)(Stacked.make(two_layers, 2), data)  # type: ignore[arg-type]
 
 

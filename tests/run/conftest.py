@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import enfold.train.loop as loop
 from enfold.cli import main
 
 RECIPE = """\
@@ -115,5 +116,25 @@ def enfold(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
             main()
         printed = capsys.readouterr()
         return Outcome(int(stopped.value.code or 0), printed.out, printed.err)
+
+    return call
+
+
+@pytest.fixture
+def interrupted(enfold, monkeypatch):
+    """Run the command line and stop it by Ctrl-C at the checkpoint of that number."""
+
+    def call(number: int, *arguments: object) -> None:
+        left, save = [number], loop.save_checkpoint
+
+        def stop(*given: object) -> None:
+            left[0] -= 1
+            if not left[0]:
+                raise KeyboardInterrupt
+            save(*given)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(loop, "save_checkpoint", stop)
+            assert enfold(*arguments).code == 130
 
     return call

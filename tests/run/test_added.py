@@ -28,26 +28,6 @@ def stages(run: Path) -> list[str]:
     return [training.stage for training in trainings(cells(opened, opened.recipe()))]
 
 
-@pytest.fixture
-def interrupted(enfold, monkeypatch):
-    """Run the command line and stop it by Ctrl-C at the checkpoint of that number."""
-
-    def call(number: int, *arguments: object) -> None:
-        left, save = [number], loop.save_checkpoint
-
-        def stop(*given: object) -> None:
-            left[0] -= 1
-            if not left[0]:
-                raise KeyboardInterrupt
-            save(*given)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(loop, "save_checkpoint", stop)
-            assert enfold(*arguments).code == 130
-
-    return call
-
-
 def test_a_fold_that_fails_leaves_the_run_as_it_was_and_its_remedy_can_be_applied(enfold, finished):
     before, known = whole(finished), stages(finished)
     refused = enfold("fold", finished, *HOT, "--set", "temperature=1e9")
@@ -135,7 +115,7 @@ def test_an_interrupted_fold_may_be_given_other_settings(enfold, finished, inter
     """Its checkpoint is not taken, nor the control that was trained as long."""
     pending = ("fold", finished, "distill", "--label", "new")
     interrupted(2, *pending, "--set", "temperature=4", "--set", "plan.epochs=2")
-    interrupted(3, "evaluate", finished)  # after its control
+    interrupted(3, "run", finished / "recipe.yaml", finished, "--resume")  # after its control
     assert (finished / "controls/control-2.safetensors").exists()
     done = enfold(*pending, "--set", "start=fresh", "--set", "plan.epochs=1", "--json")
     assert done.code == 0, done.err

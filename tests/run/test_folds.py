@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import enfold as library
+from enfold.report.headline import headline
+from enfold.run.gather import gather
 
 FOLDS = """
 folds:
@@ -165,7 +167,7 @@ def test_a_method_with_a_plan_of_its_own_keeps_it_and_its_control_trains_as_netw
         ("{method: average, then: [zip_it]}", "repair"),
         ("{method: average, then: [{method: repair, kind: paint}]}", "rescale"),
         ("{method: average, then: [{method: distill, tau: 2}]}", "no setting 'tau'"),
-        ("{method: repair}", "no fold 'repair'"),
+        ("{method: repair}", "no fold 'repair', which is a step: let it follow a fold, as then: [repair]"),
     ],
 )
 def test_a_wrong_route_is_refused_with_its_line(enfold, recipe_file, tmp_path, fold, said):
@@ -186,3 +188,22 @@ def test_a_fold_may_be_of_some_seeds_and_its_row_is_theirs(enfold, recipe_file, 
     assert enfold("run", recipe_file, tmp_path / "out", "--resume").code == 0
     shown = enfold("report", tmp_path / "out")
     assert shown.code == 0, shown.err
+
+
+def test_a_fold_that_is_a_member_as_it_was_says_so_and_makes_no_headline(enfold, finished):
+    done = enfold("fold", finished, "soup", "--set", "score=nll")
+    assert done.code == 0, done.err
+    about = json.loads((finished / "folds/soup.json").read_text())["about"]
+    assert list(about["ingredients"].values()) == [1.0]
+    member = next(iter(about["ingredients"]))
+    assert f"enfold: soup: it is member {member} alone: its weights are that member's" in done.err
+    rows = json.loads((finished / "summary.json").read_text())["rows"]
+    assert {label for label, row in rows.items() if "member" in row} == {"soup"}
+    for label in ("average", "distill-fresh"):
+        assert gather(finished).headline.label != "soup"
+        assert enfold("drop", finished, label).code == 0
+    content = gather(finished)
+    assert content.headline is None
+    assert "the weights of soup are a member's own" in headline(content).sentence
+    asked = gather(finished, label="soup")
+    assert f"soup has the weights of member {member}, unchanged." in headline(asked).remarks

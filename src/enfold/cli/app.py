@@ -51,6 +51,7 @@ VERBS = (
     make.share,
     make.fold,
     make.evaluate,
+    make.drop,
     look.claims,
     look.report,
     look.card,

@@ -12,6 +12,7 @@ import torch
 from enfold.data import catalogue, check
 from enfold.errors import EnfoldError
 from enfold.registry import ROOMS, Method, methods, nearest
+from enfold.run.methods import STEPS
 from enfold.settings import default_of, meanings
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ PACKAGES = (  # package, extra, what it gives
 
 
 def method_rows() -> list[dict[str, Any]]:
-    """Every method with its idea and the names of its settings."""
-    found = [each for room in ROOMS for each in methods(room).values()]
+    """Every method, and every step that only follows a fold, with its idea and the names of its settings."""
+    found = _methods().values()
     return [{"name": each.name, "room": each.room, "idea": each.idea, "settings": list(each.fields)} for each in found]
 
 
@@ -77,11 +78,15 @@ def paper_of(name: str) -> str:
 
 
 def _method(name: str) -> Method:
-    known = {each: room for room in ROOMS for each in methods(room)}
-    key = name.replace("-", "_")
+    known, key = _methods(), name.replace("-", "_")
     if key not in known:
         raise EnfoldError(f"there is no method '{name}'{nearest(key, known)}: choose one of {', '.join(known)}")
-    return methods(known[key])[key]
+    return known[key]
+
+
+def _methods() -> dict[str, Method]:
+    steps = {name: Method(name, "step", kind) for name, kind in STEPS.items()}
+    return {name: each for room in ROOMS for name, each in methods(room).items()} | steps
 
 
 def data_rows(name: str | None = None) -> list[dict[str, Any]]:

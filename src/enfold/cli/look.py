@@ -193,7 +193,8 @@ def methods(
     if as_json:
         print_json(row)
         return
-    print(f"{row['name']} ({row['room']}): {row['idea']}\n\n{paper_of(name)}\n")
+    use = f", which follows a fold: --set then=[{row['name']}]" if row["room"] == "step" else ""
+    print(f"{row['name']} ({row['room']}{use}): {row['idea']}\n\n{paper_of(name)}\n")
     console().print(method_table(row))
 
 

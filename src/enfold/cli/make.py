@@ -22,10 +22,10 @@ from enfold.cli.options import (
     Settings,
     Trust,
     console,
-    drawn,
     print_json,
     words,
 )
+from enfold.cli.show import draw, report
 
 
 def demo(
@@ -177,17 +177,41 @@ def evaluate(
     as_json: AsJson = False,
     trust_code: Trust = False,
 ) -> None:
-    """Evaluate every model of a run on test data; what is there already is not computed again."""
+    """Evaluate every model that a run has on test data; what is there already is not computed again.
+
+    What was interrupted is named and left as it is: `enfold run RUN/recipe.yaml RUN --resume` finishes it.
+    """
     from enfold.cli.preflight import check_device, require_trust
     from enfold.run import execute, open_run
 
     check_device(device)
     opened, recipe = open_run(run_directory)
     require_trust(recipe, trust_code, run_directory)
-    summary = execute(opened, recipe, device=device)
+    summary = execute(opened, recipe, device=device, only=())
     if figures:
-        _draw(opened.path)
-    _report(opened.path, summary, as_json)
+        draw(opened.path)
+    report(opened, summary, as_json)
+
+
+def drop(
+    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run.")],
+    label: Annotated[str, typer.Argument(help="The name of its row: of a share or a fold, finished or interrupted.")],
+    as_json: AsJson = False,
+) -> None:
+    """Remove one share or fold from a run: its weights, checkpoints, predictions and rows.
+
+    Its control goes with it, unless another fold is compared with that too. Members, and all other models, stay as
+    they are. There is no way back but making it again.
+    """
+    from enfold.run import RunDirectory, drop_method
+
+    opened = RunDirectory.open(run_directory)
+    summary = drop_method(opened, label)
+    print(f"enfold: '{label}' was dropped from {opened.path}", file=sys.stderr)
+    if summary is not None:
+        report(opened, summary, as_json)
+    elif as_json:
+        print_json({"run": str(opened.path), "dropped": label})
 
 
 def _add(
@@ -212,7 +236,7 @@ def _add(
     check_device(device)
     require_trust(opened.recipe(), trust_code, run_directory)
     recipe = add_method(opened, room, content, device=device)
-    _report(opened.path, execute(opened, recipe, device=device), as_json)
+    report(opened, execute(opened, recipe, device=device, only=[content["label"]]), as_json)
 
 
 def _run(
@@ -227,7 +251,7 @@ def _run(
 ) -> None:
     from enfold.cli.preflight import check_device
     from enfold.run import RunDirectory, execute
-    from enfold.run.execute import cells
+    from enfold.run.execute import cells, train
 
     check_device(device)
     if dry_run:
@@ -239,42 +263,11 @@ def _run(
     cell = cells(RunDirectory(out), recipe, device)[0]
     cell.check()
     opened = RunDirectory.create(out, recipe, resume=resume)
-    summary = execute(opened, opened.recipe(), device=device, train_only=train_only)
-    if train_only and as_json:
-        print_json({"run": str(opened.path), "members": recipe.members, "seeds": list(recipe.seeds)})
-    elif train_only:
-        print(f"members in {opened.path}: go on with  enfold fold {opened.path} distill  or  enfold share ...")
-    else:
-        _report(opened.path, summary, as_json)
-
-
-def _draw(path: Path) -> None:
-    from enfold.report.doubt_blocks import FOLDER, doubt_figures
-    from enfold.run.gather import gather
-
-    if written := drawn(lambda: doubt_figures(gather(path), path / FOLDER)):
-        print(f"{len(written) // 2} figures as .svg and .png written to {path / FOLDER}", file=sys.stderr)
-
-
-def _report(path: Path, summary: dict[str, Any], as_json: bool) -> None:
-    from enfold.files import write_text
-    from enfold.report.figure import quality_cost
-    from enfold.report.table import LEGEND, markdown_table, terminal_table
-
-    write_text(path / "table.md", markdown_table(summary) + f"\n{LEGEND}.\n")
-    if any(row.get("cost") for row in summary["rows"].values()):
-        drawn(lambda: quality_cost(summary, path))
-    for label, row in summary["rows"].items():
-        if row.get("warning"):
-            print(f"enfold: {label}: {row['warning']}", file=sys.stderr)
-    for name, told in (summary["rows"].get("ensemble", {}).get("ood") or {}).items():
-        print(f"enfold: {name}: {told['examples']:,} images from outside; {told['adapted']}", file=sys.stderr)
-    if as_json:
-        print_json(summary)
+    if not train_only:
+        report(opened, execute(opened, opened.recipe(), device=device), as_json)
         return
-    terminal = console()
-    terminal.print(terminal_table(summary))
-    terminal.print(LEGEND, style="dim")
-    terminal.print(
-        f"written to {path}: table.md, summary.json, quality-cost.svg, weights under members/, shares/ and folds/"
-    )
+    train(opened, opened.recipe(), device=device)
+    if as_json:
+        print_json({"run": str(opened.path), "members": recipe.members, "seeds": list(recipe.seeds)})
+    else:
+        print(f"members in {opened.path}: go on with  enfold fold {opened.path} distill  or  enfold share ...")

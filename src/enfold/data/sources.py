@@ -17,7 +17,7 @@ from enfold.data.official import CIFAR10, CIFAR100, FASHION_MNIST, MNIST
 from enfold.data.parts import Parts, assemble, resplit_data, without
 from enfold.data.source import Source
 from enfold.errors import EnfoldError, closest
-from enfold.usercode import resolve
+from enfold.usercode import call, resolve
 
 SOURCES: dict[str, Source] = {
     source.name: source for source in (FASHION_MINI, DIGITS, FASHION_MNIST, MNIST, CIFAR10, CIFAR100)
@@ -138,7 +138,7 @@ def _read_path(path: Path, size: int | tuple[int, int] | None) -> Parts:
 
 def _own(reference: str) -> Data:
     make = resolve(reference)
-    data = make() if callable(make) else make
+    data = call(reference, make) if callable(make) else make
     if not isinstance(data, Data):
         raise EnfoldError(
             f"'{reference}' must be a function without arguments that returns enfold.data.Data, got "

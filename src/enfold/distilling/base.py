@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from enfold.distilling.start import Start, begin
 from enfold.distilling.teacher import Teacher
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
-from enfold.folding import Composable, require_members
+from enfold.folding import Composable, require_data, require_members
 from enfold.members import trained_members
 from enfold.members.skeleton import copied
 from enfold.modes import evaluating
@@ -46,21 +46,16 @@ class Distillation(Composable, ABC):
     tie_over: Literal["sum", "mean"] = "mean"  # over the weights of a layer; a sum pulls far harder
     plan: Plan = field(default_factory=Plan)  # how the student is trained
 
-    choices: ClassVar[dict[str, tuple[str, ...]]] = {}  # of a subclass's own settings
     expected: ClassVar[tuple[type[Warning], ...]] = ()  # warnings of training that are no fault of this method
     one_network: ClassVar[bool] = True  # whether the result is one network unless a share is asked for
 
     def __post_init__(self) -> None:
         self._require_kinds()
+        super().__post_init__()
         if not 0 <= self.alpha <= 1:
             raise EnfoldError(f"alpha must be in [0, 1], got {self.alpha}: 1 is the teachers alone, 0 the labels alone")
         if not 0 < self.temperature < math.inf:
             raise EnfoldError(f"the temperature must be above 0, got {self.temperature}: 1 softens nothing")
-        for name, choices in {"start": get_args(Start), "tie_over": ("sum", "mean"), **self.choices}.items():
-            if getattr(self, name) not in choices and (name, getattr(self, name)) != ("start", None):
-                raise EnfoldError(
-                    f"the {name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}: choose one"
-                )
         if not 0 <= self.tie < math.inf:
             raise EnfoldError(f"the tie must be 0 or more, got {self.tie}: 0.01, 0.1 and 1 are usual, 0 is none")
         if self.tie and self.student_share(1) is None:
@@ -156,6 +151,7 @@ class Distillation(Composable, ABC):
 
         Answers about data that stay the same are computed once, and kept in the folder `answers` if it is given.
         """
+        require_data(data, "a distillation")
         return self.finish(self.learned(members, data, checkpoint=checkpoint, answers=answers), data)
 
     def learned(

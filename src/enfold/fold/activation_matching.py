@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 from enfold.data import Data
 from enfold.members import Members, State
@@ -44,7 +44,6 @@ class ActivationMatching(Alignment):
 
     purpose: ClassVar[str] = "activation matching"
     least: ClassVar[dict[str, float]] = {"reference": 0, "examples": 1}
-    choices: ClassVar[dict[str, tuple[str, ...]]] = {"likeness": get_args(Likeness), "watch": get_args(Watched)}
 
     def ordered(
         self,

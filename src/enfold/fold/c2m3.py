@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -54,7 +54,6 @@ class C2M3(Alignment):
 
     purpose: ClassVar[str] = "C2M3"
     least: ClassVar[dict[str, float]] = {"iterations": 0, "patience": 1, "gain": 0}
-    choices: ClassVar[dict[str, tuple[str, ...]]] = {"init": get_args(Init)}
 
     def ordered(
         self,

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -47,7 +47,6 @@ class CCAMerge(Merge):
 
     purpose: ClassVar[str] = "CCA-Merge"
     least: ClassVar[dict[str, float]] = {"reference": 0, "examples": 1}
-    choices: ClassVar[dict[str, tuple[str, ...]]] = {"watch": get_args(Watched)}
 
     def __post_init__(self) -> None:
         super().__post_init__()

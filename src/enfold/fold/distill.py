@@ -23,7 +23,7 @@ see the same batches; nothing else known.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -45,8 +45,6 @@ class Distill(Distillation):
 
     reduction: Reduction = "mean_softened_probs"  # which mean of the teachers
     fit: Fitted = "members"  # of a share: each member is to be like the teachers' mean, or only their own mean
-
-    choices: ClassVar[dict[str, tuple[str, ...]]] = {"reduction": get_args(Reduction), "fit": get_args(Fitted)}
 
     def target(self, logits: Tensor) -> Tensor:
         """p_t(τ) of T teachers, as the divergence takes it: (T, N, C) -> (N, C + 1)."""

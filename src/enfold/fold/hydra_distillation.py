@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Literal
 
 from torch import nn
 
@@ -44,10 +44,8 @@ class HydraDistillation(OneToOne):
     start: Start | None = "fresh"  # of the body and its first head
     split: str | None = None  # path of the first module of the head; None: the last layer
     noise: float = 0.1  # sets the copies of the head apart, relative to the size of each tensor
-    body: str = "trained"  # in the second step: trained on, or frozen
+    body: Literal["trained", "frozen"] = "trained"  # in the second step: trained on, or frozen
     first_epochs: int | None = None  # of the first step; None: as many as the plan has
-
-    choices: ClassVar[dict[str, tuple[str, ...]]] = {"body": ("trained", "frozen")}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -77,9 +77,6 @@ class LatentBE(OneToOne):
 
     expected: ClassVar[tuple[type[Warning], ...]] = (Alike,)  # members near each other are what can be folded
     one_network: ClassVar[bool] = True
-    choices: ClassVar[dict[str, tuple[str, ...]]] = {
-        "fold": get_args(How), "batch_norm": get_args(NormChoice), "bias": get_args(Bias),
-    }  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,7 +21,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -52,7 +52,6 @@ class OTFusion(Merge):
 
     purpose: ClassVar[str] = "OT-Fusion"
     least: ClassVar[dict[str, float]] = {"reference": 0, "examples": 1}
-    choices: ClassVar[dict[str, tuple[str, ...]]] = {"cost": get_args(Cost), "watch": get_args(Watched)}
 
     def __post_init__(self) -> None:
         super().__post_init__()

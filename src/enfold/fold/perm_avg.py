@@ -33,7 +33,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import nn
@@ -41,7 +41,7 @@ from torch import nn
 from enfold.data import Data
 from enfold.errors import EnfoldError
 from enfold.fold.distill import Distill
-from enfold.folding import Composable, mean_state, require_members
+from enfold.folding import Composable, mean_state, require_data, require_members
 from enfold.members import Members, State
 from enfold.merging.aligning import Mixing, Steps, all_equal, distinct, identities, matchings, soft_symmetry, watch
 from enfold.merging.sinkhorn import Gradient
@@ -82,6 +82,7 @@ class PermAVG(Composable):
     plan: Plan = field(default_factory=published)  # how C is learned, for each member that is added
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         ends = (self.temperature, self.temperature if self.final_temperature is None else self.final_temperature)
         if not all(0 < temperature < math.inf for temperature in ends):
             raise EnfoldError(f"temperatures must be above 0, got {min(ends)}: 1 is the published one")
@@ -96,16 +97,13 @@ class PermAVG(Composable):
             raise EnfoldError(f"the ridge must be 0 or more, got {self.ridge}: 0.1 keeps matrices well conditioned")
         if not 0 <= self.alpha <= 1:
             raise EnfoldError(f"alpha must be in [0, 1], got {self.alpha}: 1 is the ensemble alone, 0 the labels alone")
-        for name, kind in (("gradient", Gradient), ("order", LearningOrder), ("mixing", Mixing)):
-            if getattr(self, name) not in get_args(kind):
-                choices, given = ", ".join(get_args(kind)), getattr(self, name)
-                raise EnfoldError(f"the {name} must be one of {choices}, got {given!r}: choose one")
 
     def __call__(
         self, members: Members, data: Data, *, checkpoint: Path | None = None, answers: Path | None = None
     ) -> nn.Module:
         """One network; a single member is returned as it is."""
         members = require_members(members, "permAVG")
+        require_data(data, "permAVG")
         if all_equal(members):
             return members.member(0).eval()
         model = self.learned(members, data, checkpoint=checkpoint, answers=answers)
@@ -129,6 +127,7 @@ class PermAVG(Composable):
     ) -> SoftAverage | None:
         """The members in their soft permutations (`all_matrices`); None where nothing is to be permuted."""
         states, counts = distinct(members)
+        checkpoint = checkpoint and Path(checkpoint)
         symmetry = soft_symmetry(members, data, self.plan.seed)
         if not symmetry.groups or len(states) == 1:  # of members that differ in statistics alone
             return None
@@ -197,4 +196,4 @@ class PermAVG(Composable):
 
 
 def _beside(checkpoint: Path | None, stage: int) -> Path | None:
-    return None if checkpoint is None else checkpoint.with_name(f"{checkpoint.stem}-{stage}{checkpoint.suffix}")
+    return checkpoint and checkpoint.with_name(f"{checkpoint.stem}-{stage}{checkpoint.suffix}")

@@ -33,7 +33,7 @@ of the distribution. The student may start from a member, and may be a share. No
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -55,8 +55,6 @@ class ProxyEnD2(DirichletStudent):
     direction: Direction = "reverse"  # of the divergence from the proxy: reverse or forward
     offset: float = 1.0  # added to the student's concentrations
     target_offset: float = 1.0  # added to the proxy's concentrations
-
-    choices: ClassVar[dict[str, tuple[str, ...]]] = {"direction": get_args(Direction)}
 
     def __post_init__(self) -> None:
         super().__post_init__()

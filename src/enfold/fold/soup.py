@@ -21,10 +21,11 @@ training, as there is no place for it in the network. The learned soup's setting
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +35,7 @@ from enfold.data import Data
 from enfold.data.dataset import evaluation_batches, has_examples
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
-from enfold.folding import require_members
+from enfold.folding import note, require_data, require_members
 from enfold.members import Members, State
 from enfold.members.engines import image_layout
 from enfold.members.outputs import logits_of
@@ -48,6 +49,10 @@ Kind = Literal["uniform", "greedy", "learned"]
 Score = Literal["accuracy", "nll"]
 
 
+class Alone(UserWarning):
+    """A greedy soup has one ingredient."""
+
+
 @dataclass(frozen=True)
 class Soup(Merge):
     """The mean of members that were fine-tuned from one network."""
@@ -59,7 +64,6 @@ class Soup(Merge):
     batch_size: int = 256  # learned
 
     purpose: ClassVar[str] = "a soup"
-    choices: ClassVar[dict[str, tuple[str, ...]]] = {"kind": get_args(Kind), "score": get_args(Score)}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,7 +78,9 @@ class Soup(Merge):
     ) -> nn.Module:
         """One network; a soup of one ingredient is that member as it is."""
         members = require_members(members, self.purpose)
+        require_data(data, self.purpose)
         if self.kind == "uniform" or members.num_members == 1:
+            note(ingredients=_parts([1 / members.num_members] * members.num_members))
             return super().__call__(members, data)
         if not has_examples(data.validation):
             raise EnfoldError(
@@ -82,8 +88,19 @@ class Soup(Merge):
                 "soup"
             )
         if self.kind == "greedy":
-            return self._of(self.ingredients(members, data), members, data)
+            chosen = self.ingredients(members, data)
+            if len(chosen) == 1:
+                warnings.warn(
+                    f"the soup is member {chosen[0]} alone: with any other its validation {self.score} is worse, as of "
+                    "members that were not fine-tuned from one network (see weight_matching)",
+                    Alone,
+                    stacklevel=2,
+                )
+            network = self._of(chosen, members, data)
+            note(ingredients=_parts([(k in chosen) / len(chosen) for k in range(members.num_members)]))
+            return network
         weights = self.mixing_weights(members, data).tolist()
+        note(ingredients=_parts(weights))
         network = members.network(mean_of(states_of(members), weights))  # (3)
         return corrected(network, members, data, self.repair, seed=self.seed, weights=weights).eval()
 
@@ -129,6 +146,11 @@ class Soup(Merge):
                         raw.grad, beta.grad = torch.autograd.grad(loss, [raw, beta])
                     optimizer.step()
         return raw.detach().softmax(0)
+
+
+def _parts(weights: Sequence[float]) -> dict[str, float]:
+    """The members in a soup, by number, and their weights."""
+    return {str(index): weight for index, weight in enumerate(weights) if weight}
 
 
 def _mixed(members: Members, stacked: State, weights: Tensor) -> State:

@@ -19,7 +19,7 @@ members that differ by nothing but an order are not trained; batch norms use eac
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +27,10 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from enfold.data import Data
-from enfold.data.batches import Order
+from enfold.data.batches import Batch, Order
 from enfold.errors import EnfoldError
 from enfold.members import Members, State
 from enfold.members.engines import image_layout
@@ -38,8 +38,11 @@ from enfold.members.outputs import logits_of
 from enfold.merging.base import Alignment
 from enfold.merging.states import require_reference
 from enfold.modes import evaluating
+from enfold.seeds import derive
 from enfold.symmetry import Symmetry, matched_to
+from enfold.train import Plan
 from enfold.train.batch_norm import TRACKING, several_examples
+from enfold.train.descent import Descent
 
 
 @dataclass(frozen=True)
@@ -75,47 +78,69 @@ class StraightThrough(Alignment):
     ) -> list[State]:
         """Each member in the order of equation (4)."""
         fixed = states[require_reference(self.reference, len(states))]
-        found = []
+        moved = [index for index, state in enumerate(states) if state is not fixed]
+        files = {index: checkpoint and _beside(checkpoint, index) for index in moved[:-1]} | {moved[-1]: checkpoint}
+        found = list(states)
         with evaluating(members.skeleton.network), _own_statistics(members), several_examples():
-            for state in states:
-                found.append(state if state is fixed else self._learned(fixed, state, symmetry, members, data))
+            for index, file in files.items():
+                found[index] = _Pair(self, fixed, states[index], symmetry, members, data).learned(index, file)
+        for file in list(files.values())[:-1]:
+            if file is not None:
+                file.unlink(missing_ok=True)
         return found
 
-    def _learned(self, fixed: State, state: State, symmetry: Symmetry, members: Members, data: Data) -> State:
-        names = list(members.skeleton.parameters)
 
-        def matched(goal: State) -> State:
-            return matched_to(goal, state, symmetry, seed=self.seed, learned=set(names))  # (1)
+@dataclass(frozen=True)
+class _Pair:
+    """A member whose order is learned, and the reference."""
 
-        best = first = matched(fixed)
-        if all(torch.equal(first[name], fixed[name]) for name in names):
-            return best
-        free = {name: fixed[name].clone() for name in names}
-        optimizer = torch.optim.SGD(list(free.values()), lr=self.learning_rate, momentum=self.momentum)
-        lowest, stalls, now = self._loss(fixed, first, members, data), 0, first
-        for epoch in range(self.epochs):
-            for batch in Order(self.batch_size, seed=self.seed).batches(data, epoch):
-                now = matched({**fixed, **free})
-                slopes = _slopes(fixed, now, members, batch.inputs, batch.labels)
-                for tensor, slope in zip(free.values(), slopes, strict=True):
-                    tensor.grad = slope
-                optimizer.step()  # (3)
-            now = matched({**fixed, **free})
-            loss = self._loss(fixed, now, members, data)
-            stalls = 0 if loss < lowest else stalls + 1
-            if loss < lowest:
-                best, lowest = now, loss
-            if stalls >= self.patience:
-                break
-        return best
+    fold: StraightThrough
+    fixed: State
+    state: State
+    symmetry: Symmetry
+    members: Members
+    data: Data
 
-    def _loss(self, fixed: State, moved: State, members: Members, data: Data) -> float:
+    def learned(self, index: int, file: Path | None) -> State:
+        """The member of that number in its order; what is needed to go on is written after every epoch."""
+        free = nn.ParameterList([self.fixed[name].clone() for name in self.names])
+        first = self.matched(free)
+        if all(torch.equal(first[name], self.fixed[name]) for name in self.names):
+            return first
+        settings = self.fold
+        plan = Plan(settings.epochs, settings.batch_size, "sgd", settings.learning_rate, settings.momentum)
+        plan = plan.replace(nesterov=False, weight_decay=0.0, patience=settings.patience)
+        descent = Descent(free, plan, f"{settings!r}, member {index}, {self.data.source}", file)
+        steps = Order(settings.batch_size).steps(self.data.train)
+        told = f"member {index}: "
+        for epoch in descent.epochs(lambda: self.loss(self.matched(free)), steps, "straight_through", told):
+            for batch in self.batches(epoch):
+                slopes = _slopes(self.fixed, self.matched(free), self.members, batch.inputs, batch.labels)
+                descent.step(slopes)  # (3)
+        return self.matched(free)
+
+    @property
+    def names(self) -> list[str]:
+        """What is learned."""
+        return list(self.members.skeleton.parameters)
+
+    def matched(self, free: Iterable[Tensor]) -> State:
+        """Equation (1)."""
+        goal = {**self.fixed, **{name: tensor.detach() for name, tensor in zip(self.names, free, strict=True)}}
+        return matched_to(goal, self.state, self.symmetry, seed=self.fold.seed, learned=set(self.names))
+
+    def loss(self, moved: State) -> float:
         """The mean of equation (2) over the training part."""
         total, count = 0.0, 0
-        for batch in Order(self.batch_size, seed=self.seed).batches(data, epoch=0):
-            loss = _midpoint_loss(_midpoint(fixed, moved), members, batch.inputs, batch.labels)
+        for batch in self.batches(epoch=0):
+            loss = _midpoint_loss(_midpoint(self.fixed, moved), self.members, batch.inputs, batch.labels)
             total, count = total + float(loss) * len(batch.labels), count + len(batch.labels)
         return total / count
+
+    def batches(self, epoch: int) -> Iterator[Batch]:
+        """The training part, in the same order whenever that epoch is asked for."""
+        torch.manual_seed(derive(self.fold.seed, "loader", epoch))  # what a loader of the user's own shuffles by
+        return Order(self.fold.batch_size, seed=self.fold.seed).batches(self.data, epoch)
 
 
 def _midpoint(one: State, other: State) -> State:
@@ -149,3 +174,7 @@ def _own_statistics(members: Members) -> Iterator[None]:
         if isinstance(layer, TRACKING):
             layer.training = True
     yield
+
+
+def _beside(checkpoint: Path, index: int) -> Path:
+    return checkpoint.with_name(f"{checkpoint.stem}-{index}{checkpoint.suffix}")

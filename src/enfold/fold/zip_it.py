@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -50,7 +50,6 @@ class ZipIt(Merge):
 
     purpose: ClassVar[str] = "ZipIt"
     least: ClassVar[dict[str, float]] = {"examples": 1}
-    choices: ClassVar[dict[str, tuple[str, ...]]] = {"watch": get_args(Watched)}
 
     def __post_init__(self) -> None:
         super().__post_init__()

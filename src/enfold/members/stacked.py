@@ -138,12 +138,17 @@ def _check_same(first: nn.Module, expected: State, network: nn.Module, state: St
             f"all members must have the same parameters, but member {index} differs in '{unequal[0]}': {remedy}"
         )
     for name, tensor in expected.items():
-        shapes = [_shape(tensor), _shape(state[name])]
-        if shapes[0] != shapes[1]:
-            raise EnfoldError(
-                f"all members must have the same shapes, but '{name}' is {shapes[0]} in member 0 and {shapes[1]} in "
-                f"member {index}: {remedy}"
-            )
+        other = state[name]
+        for what, ours_is, theirs_is, mend in (
+            ("shapes", tuple(tensor.shape), tuple(other.shape), remedy),
+            ("types of numbers", tensor.dtype, other.dtype, f"convert it with network.to({tensor.dtype})"),
+            ("device", tensor.device, other.device, f'move it with network.to("{tensor.device}")'),
+        ):
+            if ours_is != theirs_is:
+                raise EnfoldError(
+                    f"all members must have the same {what}, but '{name}' is {ours_is} in member 0 and {theirs_is} in "
+                    f"member {index}: {mend}"
+                )
     _check_constants(ours, theirs, index)
 
 
@@ -153,11 +158,6 @@ def _kind(module: nn.Module) -> str:
     said = module.extra_repr() if kind.__module__.startswith("torch.nn.modules.") else ""
     settings = f"({said})" if said else ""
     return f"a {kind.__qualname__}{settings}"
-
-
-def _shape(tensor: Tensor) -> str:
-    extra = "" if tensor.dtype == torch.float32 and tensor.device.type == "cpu" else f" {tensor.dtype} {tensor.device}"
-    return f"{tuple(tensor.shape)}{extra}"
 
 
 def _check_constants(ours: dict[str, nn.Module], theirs: dict[str, nn.Module], index: int) -> None:

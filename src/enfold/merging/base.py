@@ -6,14 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 import torch
 from torch import nn
 
 from enfold.data import Data
 from enfold.errors import EnfoldError
-from enfold.folding import Composable, require_members
+from enfold.folding import Composable, require_data, require_members
 from enfold.members import Members, Stacked, State
 from enfold.merging.repair import Correction, corrected
 from enfold.merging.states import mean_of, states_of, units_of
@@ -28,14 +28,10 @@ class Merge(Composable, ABC):
     seed: int = 0  # of all that is drawn
 
     purpose: ClassVar[str] = "a merge"
-    choices: ClassVar[dict[str, tuple[str, ...]]] = {}  # of a subclass's own settings
-    least: ClassVar[dict[str, float]] = {}  # and what its numbers must not be below
+    least: ClassVar[dict[str, float]] = {}  # what a subclass's own numbers must not be below
 
     def __post_init__(self) -> None:
-        for name, choices in {"repair": get_args(Correction), **self.choices}.items():
-            if getattr(self, name) not in choices:
-                given = getattr(self, name)
-                raise EnfoldError(f"{name} must be one of {', '.join(choices)}, got {given!r}: choose one")
+        super().__post_init__()
         for name, least in self.least.items():
             if not getattr(self, name) >= least:
                 raise EnfoldError(
@@ -47,6 +43,7 @@ class Merge(Composable, ABC):
     ) -> nn.Module:
         """One network; a single member is returned as it is."""
         members = require_members(members, self.purpose)
+        require_data(data, self.purpose)
         if members.num_members == 1:
             return members.member(0).eval()
         network = members.network(self.merged(members, data, checkpoint))
@@ -68,6 +65,8 @@ class Alignment(Merge, ABC):
     def matched(self, members: Members, data: Data, *, checkpoint: Path | None = None) -> Stacked:
         """The members in the orders in which they are averaged; each computes what it did."""
         members = require_members(members, self.purpose)
+        require_data(data, self.purpose)
+        checkpoint = None if checkpoint is None else Path(checkpoint)
         states = states_of(members)
         symmetry = units_of(members.network(states[0]), data, self.seed)
         if symmetry.groups and len(states) > 1:

@@ -29,14 +29,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from enfold.data import Data
 from enfold.errors import EnfoldError
-from enfold.folding import Composable, require_members
+from enfold.folding import Composable, require_data, require_members
 from enfold.members import Members, State
 from enfold.members.skeleton import copied, places, read_state
 from enfold.merging.layers import PRODUCERS, produced_axis, shows_outputs
@@ -59,11 +59,12 @@ class Repair(Composable):
     seed: int = 0  # of the order of the data and of matching
     weights: tuple[float, ...] | None = None  # α of equation (1), as they were merged, in any unit; None: all the same
 
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(Correction):
-            raise EnfoldError(
-                f"the kind of a repair must be one of {', '.join(get_args(Correction))}, got {self.kind!r}: choose one"
-            )
+    def __call__(self, *_: object, **__: object) -> nn.Module:
+        """Refused: there is nothing to repair in members."""
+        raise EnfoldError(
+            "a route must begin with a fold, got Repair, which needs a network before it: write WeightMatching() >> "
+            "Repair(), or give it one as Repair().after(network, members, data)"
+        )
 
     def after(
         self,
@@ -75,6 +76,7 @@ class Repair(Composable):
         answers: Path | None = None,
     ) -> nn.Module:
         """A corrected copy; members are matched to the network first, unit by unit."""
+        require_data(data, "repair")
         return corrected(copied(network), members, data, self.kind, seed=self.seed, weights=self.weights).eval()
 
 

@@ -116,7 +116,9 @@ def _own(reference: str, arguments: dict[str, Any], known: dict[str, Any]) -> Ca
 
 
 def _made(reference: str, function: Callable[[], Any]) -> nn.Module:
-    network = function()
+    from enfold.usercode import call
+
+    network = call(reference, function)
     if not isinstance(network, nn.Module):
         raise EnfoldError(
             f"{reference!r} must return a torch.nn.Module, got {type(network).__name__}: return the network itself"

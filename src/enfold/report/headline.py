@@ -41,7 +41,10 @@ def _sentence(content: Content) -> str:
     if found is None:
         shift = content.differences.get("ensemble", {}).get("nll")
         words = "" if shift is None else f" NLL changes by {' '.join(signed(shift, 1, 4))} nats."
-        return f"An ensemble of {members} beside its mean member; nothing is folded yet.{words}"
+        members_alone = [label for label, row in content.rows.items() if "member" in row]
+        own = f"the weights of {', '.join(members_alone)} are a member's own"
+        folded = own if members_alone else "nothing is folded yet"
+        return f"An ensemble of {members} beside its mean member; {folded}.{words}"
     what = "One network" if found.members == 1 else f"{found.members} members in one model"
     if content.rows[found.label].get("gain_recovered") is None:
         return f"{what}, {found.label}: the ensemble of {members} has no gain over its mean member that could be kept."
@@ -75,6 +78,8 @@ def _remarks(content: Content) -> list[str]:
         remarks.append(f"Ensemble minus {ONE}: {shown} nats of NLL {interval}.")
     if found is None:
         return remarks
+    if "member" in content.rows[found.label]:
+        remarks.append(f"{found.label} has the weights of member {content.rows[found.label]['member'][0]}, unchanged.")
     if found.to_control is not None:
         shown, interval = signed(found.to_control, 1, 4)
         verdict = ": the control is better" if found.to_control.lower > 0 else ", which is within noise"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ from torch import nn
 
 from enfold.errors import EnfoldError
 from enfold.members import Stacked
+from enfold.registry import nearest
 from enfold.run.directory import RunDirectory
-from enfold.run.recipe import FoldSpec, Recipe, ShareSpec, make_recipe
+from enfold.run.recipe import Recipe, make_recipe
 from enfold.run.results import Results, evaluate_cell, forget, predictions_of, summarise
+from enfold.run.specs import FoldSpec, ShareSpec
 from enfold.run.stages import Cell
 from enfold.store import versions
 
@@ -36,16 +39,33 @@ def cell_of(run: RunDirectory, recipe: Recipe, seed: int | None, device: str = "
     )
 
 
-def execute(run: RunDirectory, recipe: Recipe, *, device: str = "cpu", train_only: bool = False) -> dict[str, Any]:
-    """Everything that is still to do, and the summary; with `train_only` the members alone."""
-    results: list[Results] = []
+def execute(
+    run: RunDirectory, recipe: Recipe, *, device: str = "cpu", only: Collection[str] | None = None
+) -> dict[str, Any]:
+    """Everything that is still to do, and the summary.
+
+    With `only`, of the shares and folds these are made, with their controls, and others are evaluated if they are
+    there for all of their seeds.
+    """
+    parts = cells(run, recipe, device)
+    made = None if only is None else {*only, *(recipe.controlled().get(label) for label in only)}
+    left = () if made is None else [label for label in unfinished(run, recipe) if label not in made]
+    return _summarised(run, recipe, [evaluate_cell(cell, cell.models(without=left)) for cell in parts])
+
+
+def train(run: RunDirectory, recipe: Recipe, *, device: str = "cpu") -> None:
+    """The members alone."""
     for cell in cells(run, recipe, device):
-        if train_only:
-            cell.members()
-        else:
-            results.append(evaluate_cell(cell, cell.models()))
-    if train_only:
-        return {}
+        cell.members()
+
+
+def unfinished(run: RunDirectory, recipe: Recipe) -> list[str]:
+    """The shares, controls and folds that are asked for and not made yet for all of their seeds."""
+    stages = [(cell.run, kind, label) for cell in cells(run, recipe) for kind, label in cell.wanted()]
+    return list(dict.fromkeys(label for part, kind, label in stages if not part.is_done(kind, label)))
+
+
+def _summarised(run: RunDirectory, recipe: Recipe, results: list[Results]) -> dict[str, Any]:
     summary = {
         "name": recipe.name,
         "date": time.strftime("%Y-%m-%d"),
@@ -65,7 +85,7 @@ def add_method(run: RunDirectory, room: str, spec: dict[str, Any], *, device: st
     may take its label.
     """
     key, recipe = f"{room}s", run.recipe()
-    alone = {**recipe.model_dump(mode="json"), "shares": [], "folds": [], key: [spec]}
+    alone = {**recipe.model_dump(mode="json"), "shares": [], "folds": [], "control_names": {}, key: [spec]}
     added: ShareSpec | FoldSpec = getattr(make_recipe(alone, "the command line"), key)[0]
     without, extended = _without(recipe, added.label), recipe
     if added not in getattr(recipe, key):
@@ -88,6 +108,31 @@ def add_method(run: RunDirectory, room: str, spec: dict[str, Any], *, device: st
     return extended
 
 
+def drop_method(run: RunDirectory, label: str) -> dict[str, Any] | None:
+    """Remove a share or fold, and its control if it is no other's; the summary without it, if there was one.
+
+    Stopped half-way, it has left the method unfinished, and can be done again.
+    """
+    recipe = run.recipe()
+    known = [each.label for each in (*recipe.shares, *recipe.folds)]
+    if label not in known:
+        of = [fold for fold, control in recipe.controlled().items() if control == label]
+        instead = f", which is the control of {', '.join(of)}: drop that" if of else nearest(label, known)
+        raise EnfoldError(
+            f"what can be dropped is one of the run's shares and folds, {', '.join(known) or 'of which it has none'}, "
+            f"got '{label}'{instead or ': correct the label'}"
+        )
+    without, named = _without(recipe, label), recipe.controlled()
+    renumbered = {fold: named[fold] for fold, control in without.controlled().items() if control != named[fold]}
+    without = without.model_copy(update={"control_names": {**without.control_names, **renumbered}})
+    (run.path / "summary.json").unlink(missing_ok=True)  # until it is written anew, reports read each seed's results
+    _rewrite(run, recipe, without)
+    parts = [cell.run for cell in cells(run, without)]
+    if not all((part.path / "results.json").is_file() for part in parts):
+        return None
+    return _summarised(run, without, [part.read_json("results.json")["rows"] for part in parts])
+
+
 def _require_free(run: RunDirectory, recipe: Recipe, label: str) -> None:
     """No share or fold that is made already has this label."""
     stages = [(cell, kind) for cell in cells(run, recipe) for kind, name in cell.wanted() if name == label]
@@ -101,7 +146,10 @@ def _require_free(run: RunDirectory, recipe: Recipe, label: str) -> None:
 
 
 def _without(recipe: Recipe, label: str) -> Recipe:
-    others = {key: tuple(each for each in getattr(recipe, key) if each.label != label) for key in ("shares", "folds")}
+    others: dict[str, Any] = {
+        key: tuple(each for each in getattr(recipe, key) if each.label != label) for key in ("shares", "folds")
+    }
+    others["control_names"] = {fold: name for fold, name in recipe.control_names.items() if fold != label}
     return recipe.model_copy(update=others)
 
 

@@ -52,7 +52,7 @@ def _gather(run: RunDirectory, recipe: Recipe, label: str | None) -> Content:
     }
     said = {name: each for name, each in said.items() if asked and len(each) == len(asked)}
     comparison = Comparison({name: [parts["test"] for parts in each] for name, each in said.items()}, recipe.sizes)
-    controls = _controls(parts[0], recipe)
+    controls = recipe.controlled()
     headline = _headline(recipe, summary, said, controls, comparison, label)
     return Content(
         name=recipe.name,
@@ -102,13 +102,6 @@ def _seed(cell: Cell, labels: list[str]) -> Seed:
     return Seed(cell.seed, cell.run.path, predictions, **kept)
 
 
-def _controls(cell: Cell, recipe: Recipe) -> dict[str, str]:
-    """Which control was trained as long as which fold."""
-    plans = cell.controls()
-    asked = {fold.label: recipe.as_long(fold, cell.seed, cell.device) for fold in recipe.folds}
-    return {fold: label for fold, plan in asked.items() for label, own in plans.items() if own == plan}
-
-
 def _headline(
     recipe: Recipe,
     summary: Mapping[str, Any],
@@ -117,7 +110,10 @@ def _headline(
     comparison: Comparison,
     label: str | None,
 ) -> Headline | None:
-    """The one network, else the share, with the lowest NLL on validation data, or the one asked for."""
+    """The one network, else the share, with the lowest NLL on validation data, or the one asked for.
+
+    A fold that has a member's own weights is none.
+    """
     rows = summary["rows"]
     folds = [fold.label for fold in recipe.folds if fold.label in said]
     shares = [share.label for share in recipe.shares if share.label in said]
@@ -126,8 +122,9 @@ def _headline(
             f"a model to ship must be an evaluated fold or share of the run, got '{label}'"
             f"{nearest(label, [*folds, *shares]) or ': the run has ' + (', '.join([*folds, *shares]) or 'none')}"
         )
-    alone = [fold for fold in folds if said[fold][0]["test"].num_members == 1]
-    candidates = [label] if label else alone or folds or shares
+    made = [fold for fold in folds if "member" not in rows[fold]]  # not a member as it was
+    alone = [fold for fold in made if said[fold][0]["test"].num_members == 1]
+    candidates = [label] if label else alone or made or shares
     if not candidates:
         return None
     chosen = min(candidates, key=lambda each: sum(nll(parts["validation"]) for parts in said[each]))

@@ -72,11 +72,15 @@ STEPS: dict[str, type[Any]] = {"repair": Repair}  # what can only follow a fold
 
 def step_kind(name: str) -> type[Any]:
     """The class of what follows a fold in a route."""
-    kind: type[Any] = STEPS[name] if name in STEPS else method("fold", name).kind
-    if not hasattr(kind, "after"):
-        able = ", ".join([*STEPS, *(each for each, other in methods("fold").items() if hasattr(other.kind, "after"))])
-        raise EnfoldError(f"what follows a fold starts from its network, got '{name}': choose one of {able}")
-    return kind
+    folds = methods("fold")
+    able = {**STEPS, **{each: fold.kind for each, fold in folds.items() if hasattr(fold.kind, "after")}}
+    key = name.replace("-", "_")
+    if key not in able:
+        meant = "" if key in folds else nearest(key, able)
+        raise EnfoldError(
+            f"what follows a fold starts from its network, got '{name}'{meant}: choose one of {', '.join(able)}"
+        )
+    return able[key]
 
 
 def made_step(name: str, settings: Mapping[str, Any], **given: Any) -> Any:

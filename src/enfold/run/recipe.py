@@ -5,119 +5,35 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
-from enfold.data.corruptions import KINDS, SEVERITIES, STANDARD
-from enfold.data.corruptions.suite import check_kind, check_severity
 from enfold.errors import EnfoldError
 from enfold.registry import method, nearest
-from enfold.run.methods import as_tuples, has_plan, made_fold, made_share, made_step, own_plan, step_kind, trainings
+from enfold.run.methods import (
+    STEPS,
+    as_tuples,
+    has_plan,
+    made_fold,
+    made_share,
+    made_step,
+    own_plan,
+    step_kind,
+    trainings,
+)
 from enfold.run.ood import OodSpec, check_sets
 from enfold.run.override import apply_override
+from enfold.run.specs import CorruptionSpec, DataSpec, FoldSpec, MethodSpec, ShareSpec, TrajectorySpec, labelled
 from enfold.run.wrong import Place, explained, lines_of
 from enfold.run.yaml_text import Loader, read_yaml, write_yaml
 from enfold.train import Plan
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")  # a file's name and a row's
 RESERVED = ("mean", "member", "members", "ensemble", "control")
-
-
-class DataSpec(BaseModel):
-    """Where the data comes from and how much of it is used."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    source: str = "fashion-mini"
-    train_size: int | float | None = None
-    validation: int | float | None = None
-    size: int | None = None  # images of a folder are resized to it
-    seed: int = 0
-    exclude_classes: tuple[int, ...] = ()  # left out of all parts, the others numbered anew
-
-
-class CorruptionSpec(BaseModel):
-    """Corrupted copies of the test part on which all models are scored too, enfold's own or the official ones."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    folder: str | None = None  # of the official CIFAR-10-C or CIFAR-100-C, in place of enfold's own
-    kinds: tuple[str, ...] | Literal["standard", "all"] = "standard"
-    severities: tuple[int, ...] = SEVERITIES
-    examples: int | None = Field(default=None, ge=1)  # so many of the test part; all if left out
-    seed: int = 0  # of enfold's own
-
-    @field_validator("kinds", "severities")
-    @classmethod
-    def _known(cls, value: Any) -> Any:
-        for each in () if isinstance(value, str) else value:
-            (check_kind if isinstance(each, str) else check_severity)(each)
-        return value
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The kinds by name."""
-        named = {"standard": STANDARD, "all": KINDS}
-        return named[self.kinds] if isinstance(self.kinds, str) else self.kinds
-
-
-class TrajectorySpec(BaseModel):
-    """Which networks that the members' training passes through are kept."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    every: int = Field(default=1, ge=1)  # epochs
-
-
-class MethodSpec(BaseModel):
-    """A method, the name of its row, and its settings; `plan` changes the members' plan."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    method: str
-    label: str
-    plan: dict[str, Any] = Field(default_factory=dict)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What is given to the method beside its plan."""
-        return dict(self.__pydantic_extra__ or {})
-
-
-class FoldSpec(MethodSpec):
-    """One fold of the members, and what follows it."""
-
-    first: int | None = Field(default=None, ge=1)  # of the first so many members; of all if left out
-    seeds: tuple[int, ...] | None = None  # of the run, that have this fold, as where it takes long; all if left out
-    then: tuple[MethodSpec, ...] = ()  # steps: repair, or a distillation, which starts from the network before it
-
-    @field_validator("then", mode="before")
-    @classmethod
-    def _steps_by_name(cls, value: Any) -> Any:
-        return labelled(value)
-
-    @property
-    def steps(self) -> tuple[MethodSpec, ...]:
-        """The fold itself, then what follows it."""
-        return (self, *self.then)
-
-
-def labelled(value: Any) -> Any:
-    """Methods that are given by name as mappings, each with the label that its row has."""
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        return value
-    listed = [{"method": each} if isinstance(each, str) else each for each in value]
-    return [{"label": each.get("method"), **each} if isinstance(each, Mapping) else each for each in listed]
-
-
-class ShareSpec(MethodSpec):
-    """One share, trained beside the members: from a fresh network, or on from the best member."""
-
-    from_member: bool = False
-    network: str | dict[str, Any] | None = None  # another than the members'
 
 
 class Recipe(BaseModel):
@@ -136,6 +52,7 @@ class Recipe(BaseModel):
     shares: tuple[ShareSpec, ...] = ()
     folds: tuple[FoldSpec, ...] = ()
     control: bool = True  # a control for every plan that a fold trains by
+    control_names: dict[str, str] = Field(default_factory=dict)  # of folds by label; numbered where left out
     cost: bool = True
     corruptions: CorruptionSpec | None = None
     ood: tuple[OodSpec, ...] = ()  # sets from outside
@@ -213,6 +130,17 @@ class Recipe(BaseModel):
             raise ValueError(f"every share and fold must have its own label, got '{twice[0]}' twice: add label: ...")
         return value
 
+    @field_validator("control_names")
+    @classmethod
+    def _controls_are_named_so(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        folds = [fold.label for fold in info.data.get("folds", ())]
+        for fold, name in value.items():
+            if fold not in folds or not LABEL.fullmatch(name) or name.split("-")[0] != "control":
+                raise ValueError(
+                    f"they are 'control' or begin with 'control-', each of a fold by its label, got {fold}: {name}"
+                )
+        return value
+
     def members_plan(self, seed: int, device: str = "cpu") -> Plan:
         """The members' plan for one seed."""
         return Plan(**{**self.plan, "seed": seed, "device": device})
@@ -236,6 +164,30 @@ class Recipe(BaseModel):
         plan = self.method_plan(kept[-1], seed, device) if kept else self.members_plan(seed, device)
         return plan.replace(epochs=sum(epochs))
 
+    def controls(self, seed: int, device: str = "cpu") -> dict[str, Plan]:
+        """One control for each plan that a fold trains by, under the name that is given for it or the next free."""
+        found: dict[str, Plan] = {}
+        names = (f"control-{number}" if number > 1 else "control" for number in count(1))
+        free = (name for name in names if name not in self.control_names.values())
+        for fold in self.folds if self.control else ():
+            plan = self.as_long(fold, seed, device)
+            if plan is None or plan in found.values():
+                continue
+            name = self.control_names.get(fold.label) or next(free)
+            if name in found:
+                raise EnfoldError(
+                    f"a control is trained as long as its folds, but '{fold.label}' is trained otherwise than others "
+                    f"of '{name}': give it another of the control_names, or none"
+                )
+            found[name] = plan
+        return found
+
+    def controlled(self) -> dict[str, str]:
+        """Which control is trained as long as which fold."""
+        plans = self.controls(seed := self.seeds[0])
+        asked = {fold.label: self.as_long(fold, seed) for fold in self.folds}
+        return {fold: label for fold, plan in asked.items() for label, own in plans.items() if own == plan}
+
     def runs_code(self) -> list[str]:
         """References to code of the user's own."""
         others = [share.network or "" for share in self.shares]
@@ -246,7 +198,7 @@ class Recipe(BaseModel):
 
     def extends(self, other: Recipe) -> bool:
         """Whether this is the other recipe, or that with more shares and folds."""
-        none: dict[str, Any] = {"shares": (), "folds": (), "corruptions": None, "ood": ()}
+        none: dict[str, Any] = {"shares": (), "folds": (), "control_names": {}, "corruptions": None, "ood": ()}
         same = self.model_copy(update=none) == other.model_copy(update=none)
         known = all(share in self.shares for share in other.shares)
         return same and known and all(fold in self.folds for fold in other.folds)
@@ -314,6 +266,7 @@ def make_recipe(content: Mapping[str, Any], where: str, lines: Mapping[tuple[Any
             located.method("fold", step, path)
             if has_plan(step.method):
                 located.plan({**(own_plan(step.method) or recipe.plan), **step.plan}, (*path, "plan"), 1)
+    recipe.controls(recipe.seeds[0])
     too_many = [size for size in recipe.sizes if not 1 <= size <= recipe.members]
     if too_many:
         raise EnfoldError(f"{where}: sizes must lie between 1 and the {recipe.members} members, got {too_many[0]}")
@@ -350,6 +303,10 @@ class _Located:
     def method(self, room: str, spec: MethodSpec, path: tuple[Any, ...]) -> None:
         try:
             step = "then" in path
+            if spec.method in STEPS and not step:
+                raise EnfoldError(
+                    f"there is no {room} '{spec.method}', which is a step: let it follow a fold, as then: [repair]"
+                )
             kind = step_kind(spec.method) if step else method(room, spec.method).kind
             known = [field.name for field in dataclasses.fields(kind) if field.name != "plan"]
             for key in spec.settings:

@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import torch
 from torch import nn
 
 from enfold.cost import measure
 from enfold.evaluate import mean_member_score, predict, recovered, score
+from enfold.members import Members
 from enfold.metrics import accuracy, disagreement, nll, normalised_disagreement, pairwise_kl, per_member
 from enfold.predictions import Predictions
 from enfold.run.doubt import doubts, mean_doubts, outside_rows, own_uncertainty
@@ -40,6 +42,8 @@ def evaluate_cell(cell: Cell, models: Mapping[str, nn.Module]) -> Results:
     for label in list(models)[1:]:
         rows[label] = {"scores": score(**asked[label]), **_spread_out(asked[label], models[label], notices.get(label))}
     folded = {spec.label: spec.first for spec in cell.recipe.folds}  # a fold of some is compared with these
+    for label in folded.keys() & models.keys():
+        rows[label] |= _alone(rows[label], models[label], models["ensemble"])
     compared = {size: _compared(members["test"], size) for size in {None, *folded.values()}}
     for label, row in rows.items():
         gain = recovered(row["scores"], *compared[folded.get(label)])
@@ -87,6 +91,18 @@ def _spread_out(asked: Mapping[str, Predictions], model: nn.Module, notice: str 
         }
     }
     return {**found, **told}
+
+
+def _alone(row: Mapping[str, Any], model: nn.Module, members: nn.Module) -> dict[str, Any]:
+    """Of a fold that has one member's weights, which one that is, and a warning."""
+    own, known = dict(model.named_parameters()), members.expand() if isinstance(members, Members) else {}
+    if not isinstance(members, Members) or own.keys() != members.skeleton.parameters.keys():
+        return {}
+    for index in range(members.num_members):
+        if all(torch.equal(tensor, known[name][index]) for name, tensor in own.items()):
+            told = f"it is member {index} alone: its weights are that member's"
+            return {"member": index, "warning": "; ".join([told, *filter(None, [row.get("warning")])])}
+    return {}
 
 
 def _finite(value: float) -> float | None:
@@ -188,6 +204,8 @@ def summarise(cells: list[Results]) -> dict[str, Any]:
         for key in ("corrupted", "diversity", "selective", "uncertainty", "ood"):
             if all(key in row for row in rows):
                 summary[label][key] = _spread_tree([row[key] for row in rows])
+        if all("member" in row for row in rows):
+            summary[label]["member"] = [row["member"] for row in rows]
         warnings = [row["warning"] for row in rows if "warning" in row]
         if warnings:
             summary[label]["warning"] = warnings[0]

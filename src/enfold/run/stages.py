@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +23,8 @@ from enfold.data.ood import Outside
 from enfold.distilling import Distillation
 from enfold.errors import EnfoldError
 from enfold.evaluate import best_member, member_logits
-from enfold.folding import Route
+from enfold.fold.soup import Alone
+from enfold.folding import Route, noted
 from enfold.members import Stacked
 from enfold.members.initialise import initialised
 from enfold.merging.states import require_reference
@@ -32,7 +33,8 @@ from enfold.progress import progress, titled
 from enfold.run.directory import RunDirectory
 from enfold.run.methods import made_fold, made_share, made_step
 from enfold.run.ood import made_set
-from enfold.run.recipe import CorruptionSpec, FoldSpec, MethodSpec, Recipe, ShareSpec
+from enfold.run.recipe import Recipe
+from enfold.run.specs import CorruptionSpec, FoldSpec, MethodSpec, ShareSpec
 from enfold.sharing.searching import Fewer
 from enfold.shift import images_of, official
 from enfold.store import load, save
@@ -40,6 +42,7 @@ from enfold.train import Plan, Trajectory, fit
 from enfold.train.checkpoint import stored_history
 from enfold.train.diversity import Alike
 from enfold.train.loop import Fit
+from enfold.usercode import told
 
 
 @dataclass(frozen=True)
@@ -146,8 +149,7 @@ class Cell:
         except EnfoldError:
             raise
         except Exception as error:  # the user's own code: anything may be raised
-            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
-            raise EnfoldError(f"{what} must {wanted}, but it fails ({reason}): mend the network") from error
+            raise EnfoldError(f"{what} must {wanted}, but it fails with {told(error)}: mend the network") from error
         if shape != (2, self.data.num_classes):
             raise EnfoldError(f"{what} must {wanted}, got {shape[1:]}: change its last layer")
 
@@ -178,7 +180,7 @@ class Cell:
         started = time.perf_counter()
         self.run.log("started", stage=f"{kind}/{label}", seed=self.seed)
         with warnings.catch_warnings():
-            for notice in (Alike, Fewer):  # with the results, from the stored predictions and members
+            for notice in (Alike, Alone, Fewer):  # with the results, from what is stored
                 warnings.simplefilter("ignore", notice)
             model = make(checkpoint)
         save(model, file, about={**self.about, **(told or {})})
@@ -265,12 +267,14 @@ class Cell:
         """One fold of the members."""
         fold, members = self.chosen_fold(spec), members[: spec.first]
 
+        told: dict[str, Any] = {"fold": _told(spec)}
+
         def make(checkpoint: Path) -> nn.Module:
-            with titled(f"seed {self.seed}: {spec.label}"):
+            with titled(f"seed {self.seed}: {spec.label}"), noted() as found:
                 folded: nn.Module = fold(members, self.data, checkpoint=checkpoint, answers=self.run.path / "answers")
+            told.update(found)
             return folded
 
-        told: dict[str, Any] = {"fold": _told(spec)}
         if spec.then:
             told["then"] = [_told(step) for step in spec.then]
         if isinstance(getattr(fold, "offset", None), float):
@@ -299,13 +303,7 @@ class Cell:
 
     def controls(self) -> dict[str, Plan]:
         """One control for each plan that a fold trains by."""
-        plans: list[Plan] = []
-        for fold in self.recipe.folds:
-            plan = self.recipe.as_long(fold, self.seed, self.device)
-            if plan is not None and plan not in plans:
-                plans.append(plan)
-        names = ["control", *(f"control-{number}" for number in range(2, len(plans) + 1))]
-        return dict(zip(names, plans, strict=False)) if self.recipe.control else {}
+        return self.recipe.controls(self.seed, self.device)
 
     def control(self, label: str, plan: Plan, members: Stacked) -> nn.Module:
         """A member trained as long as the folds with that plan."""
@@ -324,16 +322,17 @@ class Cell:
             **{("folds", spec.label): spec for spec in self.recipe.folds_of(self.seed)},
         }
 
-    def models(self) -> dict[str, nn.Module]:
-        """Everything the recipe asks for, made where it is missing: the members, each share, control and fold."""
+    def models(self, without: Collection[str] = ()) -> dict[str, nn.Module]:
+        """Everything the recipe asks for, made where it is missing: the members, each share, control and fold.
+
+        Those of the labels in `without` are left out.
+        """
         members = self.members()
+        make: dict[str, Callable[[Any, Stacked], nn.Module]] = {"shares": self.share, "folds": self.fold}
         found: dict[str, nn.Module] = {"ensemble": members}
-        for share in self.recipe.shares:
-            found[share.label] = self.share(share, members)
-        for label, plan in self.controls().items():
-            found[label] = self.control(label, plan, members)
-        for spec in self.recipe.folds_of(self.seed):
-            found[spec.label] = self.fold(spec, members)
+        for (kind, label), spec in self.wanted().items():
+            if label not in without:
+                found[label] = make[kind](spec, members) if kind in make else self.control(label, spec, members)
         return found
 
 

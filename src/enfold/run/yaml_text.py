@@ -21,11 +21,16 @@ class Dumper(yaml.SafeDumper):
 
 for each in (Loader, Dumper):
     each.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+.0123456789"))
+for _first, _resolvers in Loader.yaml_implicit_resolvers.items():  # nothing here is a date: 2024-02-30 is a text
+    _resolvers[:] = [(tag, pattern) for tag, pattern in _resolvers if tag != "tag:yaml.org,2002:timestamp"]
 
 
 def read_yaml(text: str) -> Any:
     """What a text says; yaml.YAMLError if it is none."""
-    return yaml.load(text, Loader=Loader)  # noqa: S506, it is a safe loader
+    try:
+        return yaml.load(text, Loader=Loader)  # noqa: S506, it is a safe loader
+    except ValueError as error:  # of what looks like a number and is none, as 0b_
+        raise yaml.YAMLError(str(error)) from error
 
 
 def write_yaml(content: Any, *, in_one_line: bool = False) -> str:

@@ -1,0 +1,64 @@
+"""What verbs show of a run: its table, what is to be told of it, and the commands that go on from there."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from enfold.cli.options import console, drawn, print_json
+
+if TYPE_CHECKING:
+    from enfold.run import RunDirectory
+
+
+def report(run: RunDirectory, summary: dict[str, Any], as_json: bool) -> None:
+    """Write the table and the figure of a summary, and print it."""
+    from enfold.files import write_text
+    from enfold.report.figure import quality_cost
+    from enfold.report.table import LEGEND, markdown_table, terminal_table
+
+    write_text(run.path / "table.md", markdown_table(summary) + f"\n{LEGEND}.\n")
+    if any(row.get("cost") for row in summary["rows"].values()):
+        drawn(lambda: quality_cost(summary, run.path))
+    _tell(run, summary)
+    if as_json:
+        print_json(summary)
+        return
+    terminal = console()
+    terminal.print(terminal_table(summary))
+    terminal.print(LEGEND, style="dim")
+    terminal.print(
+        f"written to {run.path}: table.md, summary.json, quality-cost.svg, weights under members/, shares/ and folds/"
+    )
+
+
+def draw(path: Path) -> None:
+    """The figures of what models say of their own certainty."""
+    from enfold.report.doubt_blocks import FOLDER, doubt_figures
+    from enfold.run.gather import gather
+
+    if written := drawn(lambda: doubt_figures(gather(path), path / FOLDER)):
+        print(f"{len(written) // 2} figures as .svg and .png written to {path / FOLDER}", file=sys.stderr)
+
+
+def _tell(run: RunDirectory, summary: dict[str, Any]) -> None:
+    """Warnings, what sets from outside are, and what the run lacks still."""
+    lines = [f"{label}: {row['warning']}" for label, row in summary["rows"].items() if row.get("warning")]
+    for name, told in (summary["rows"].get("ensemble", {}).get("ood") or {}).items():
+        lines.append(f"{name}: {told['examples']:,} images from outside; {told['adapted']}")
+    for line in (*lines, *_unfinished(run)):
+        print(f"enfold: {line}", file=sys.stderr)
+
+
+def _unfinished(run: RunDirectory) -> list[str]:
+    """One line about methods that were interrupted, if there are any: how to finish or drop them."""
+    from enfold.run.execute import unfinished
+
+    recipe = run.recipe()
+    left = unfinished(run, recipe)
+    own = [each.label for each in (*recipe.shares, *recipe.folds) if each.label in left]
+    finish = shlex.join(["enfold", "run", str(run.recipe_file), str(run.path), "--resume"])
+    drop = f", or drop with  {shlex.join(['enfold', 'drop', str(run.path), own[0]])}" if own else ""
+    return [f"not finished yet: {', '.join(left)}: finish with  {finish}{drop}"] if left else []

@@ -1,0 +1,81 @@
+"""What is wrong in code and files of the user's own is one sentence that says where."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from enfold.run.yaml_text import read_yaml
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "def boom():\n"
+        "    return torch.zeros(2, 3) @ torch.zeros(2)\n"
+        "def factory(shape, num_classes):\n"
+        "    layers = []\n"
+        "    return nn.Linear(layers[0], num_classes)\n"
+        "class Broken(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.layer = nn.Linear(16, 4)\n"
+        "    def forward(self, x):\n"
+        "        return self.layer(x)\n"
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--data", "OWN:boom"], "'OWN:boom' must run without an error, got RuntimeError: "),
+        (["--data", "OWN:boom"], " (line 4 of OWN): mend it there"),
+        (["--network", "OWN:factory"], "got IndexError: list index out of range (line 7 of OWN): mend it there"),
+        (["--network", "OWN:Broken"], "the network must take inputs of shape (1, 4, 4)"),
+        (["--network", "OWN:Broken"], " (line 13 of OWN): mend the network"),
+    ],
+)
+def test_where_the_users_own_code_fails_is_said(enfold, own, small_data, tmp_path, options, says):
+    options = [option.replace("OWN", str(own)) for option in options]
+    data = [] if "--data" in options else ["--data", small_data]
+    done = enfold("train", tmp_path / "out", *data, *options)
+    assert (done.code, done.err.count("\n")) == (2, 1), done.err
+    assert says.replace("OWN", str(own)) in done.err
+    assert ("inputs" in done.err) == ("Broken" in options[1])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [("repiar", "got 'repiar', did you mean 'repair'?: choose one of repair, "), ("zip_it", "got 'zip_it': choose")],
+)
+def test_a_wrong_step_names_the_right_ones(enfold, finished, step, says):
+    done = enfold("fold", finished, "average", "--label", "other", "--set", f"then=[{step}]")
+    assert (done.code, says in done.err) == (2, True), done.err
+    assert "weight_matching" not in done.err, "which is no step"
+
+
+def test_a_step_is_explained_as_methods_are(enfold):
+    shown = enfold("methods", "repair")
+    assert shown.code == 0, shown.err
+    assert all(word in shown.out for word in ("repair (step, ", "then=[repair]", "K. Jordan", "weights"))
+    assert json.loads(enfold("methods", "repair", "--json").out)["room"] == "step"
+
+
+@pytest.mark.parametrize("value", ["2020-13-45", "2020-12-24"])
+def test_there_are_no_dates(enfold, tmp_path, small_data, value):
+    done = enfold("train", tmp_path / "out", "--data", small_data, "--set", f"plan.epochs={value}")
+    assert done.code == 2
+    assert f"'epochs' of the plan must be a whole number, got '{value}'" in done.err
+
+
+def test_what_looks_like_a_number_and_is_none(enfold, tmp_path, small_data):
+    with pytest.raises(yaml.YAMLError):
+        read_yaml("0b_")
+    done = enfold("train", tmp_path / "out", "--data", small_data, "--set", "plan.epochs=0b_")
+    assert (done.code, "an override's value must be YAML" in done.err) == (2, True)
