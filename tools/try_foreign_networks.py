@@ -267,7 +267,7 @@ def share_of(network: nn.Module, symmetry: Symmetry) -> float:
     """How much of all parameters some group moves."""
     moved = {name: torch.zeros(tensor.shape, dtype=torch.bool) for name, tensor in network.named_parameters()}
     for axis in (axis for group in symmetry.groups for axis in group.axes if axis.name in moved):
-        moved[axis.name].narrow(axis.axis, axis.offset, axis.length).fill_(True)
+        axis.units_first(moved[axis.name]).fill_(True)
     return sum(int(mask.sum()) for mask in moved.values()) / sum(mask.numel() for mask in moved.values())
 
 

@@ -63,6 +63,17 @@ def separable() -> nn.Module:
     )  # fmt: skip
 
 
+def grouped_residual() -> nn.Module:
+    """A grouped convolution inside a residual stream, whose groups are thus those of the stream."""
+
+    def forward(net: Calls, x: Tensor) -> Tensor:
+        x = torch.relu(net.first(x))
+        return net.head((x + net.second(torch.relu(net.grouped(x)))).mean((2, 3)))
+
+    parts = {"grouped": nn.Conv2d(6, 8, 3, padding=1, groups=2), "second": nn.Conv2d(8, 6, 1)}
+    return Calls(forward, first=nn.Conv2d(3, 6, 1), **parts, head=nn.Linear(6, 3))
+
+
 def channel_norm() -> nn.Module:
     def forward(net: Calls, x: Tensor) -> Tensor:
         x = net.norm(net.first(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
@@ -226,6 +237,7 @@ KNOWN: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[int]]] = {
     "group norm": (group_norm, (2, 6), [2, 3, 3]),
     "channel norm": (channel_norm, (2, 5, 5), [6]),
     "separable": (separable, (2, 5, 5), [*[2] * 7, 3, 3, 4, 4]),
+    "grouped residual": (grouped_residual, (3, 5, 5), [2, 3, 3, 4, 4]),
     "residual": (lambda: residual(False), (4,), [5, 6]),
     "projected residual": (lambda: residual(True), (4,), [5, 6, 7]),
     "dense": (dense, (2, 5, 5), [3, 4, 5]),

@@ -37,6 +37,7 @@ NESTED = [
     "packed attention",
     "rotary",
     "separable",
+    "grouped residual",
     "group norm",
     "grouped queries",
     "interleaved keys",

@@ -33,6 +33,16 @@ class _Found:
     index: int
     terms: tuple[Term, ...]  # of the tensor
 
+    def axis_of(self, outer: int) -> int | None:
+        """The axis that tells blocks apart: its own if they are outside there, else another; None if it is not clear."""
+        if outer in self.product:
+            clear = self.product.count(outer) == self.product[: self.index].count(outer) == 1
+            return self.place[1] if clear else None
+        found = [
+            axis for axis, term in enumerate(self.terms) for product in term for label in product if label == outer
+        ]
+        return found[0] if len(found) == 1 else None
+
     @property
     def taken_apart(self) -> bool:
         """Whether places of another axis of the tensor are used one by one, as experts in a loop are."""
@@ -88,7 +98,7 @@ def _blocks(walk: Walk, found: Mapping[int, Sequence[_Found]]) -> dict[int, list
 
 def _candidate(walk: Walk, places: Sequence[_Found], blocks: Sequence[int], aliases: dict[str, list[str]]) -> Candidate:
     """Blocks that lie across the units, inside of each, are not told apart; nor are places taken one by one."""
-    clear = [outer for outer in blocks if not any(outer in place.product[place.index :] for place in places)]
+    clear = [outer for outer in blocks if all(place.axis_of(outer) is not None for place in places)]
     ways = [clear, *([outer] for outer in reversed(clear) if len(clear) > 1), *([()] if clear else [])]
     alike = len(clear) < len(blocks) or all(place.taken_apart for place in places)
     return Candidate(tuple(_way(walk, places, way, aliases) for way in ways), alike)
@@ -114,10 +124,11 @@ def _axes(walk: Walk, found: _Found, block: Mapping[int, int]) -> list[Axis]:
     )
     starts, outer = _parts(walk, found.product[: found.index], block)
     others = []
-    for axis, term in enumerate(found.terms):
-        if axis != number and len(term) == 1 and not block.keys().isdisjoint(term[0]):
-            begins, length = _parts(walk, term[0], block)
-            others.append([(axis, begin, length) for begin in begins])
+    for axis in sorted({axis for outer in block if (axis := found.axis_of(outer)) not in (None, number)}):
+        begins, length = _parts(
+            walk, found.terms[axis][0], {o: k for o, k in block.items() if found.axis_of(o) == axis}
+        )
+        others.append([(axis, begin, length) for begin in begins])
     return [
         Axis(name, number, size, found.role, found.offset + start * size * inner, outer, inner, within)
         for start in starts
