@@ -34,7 +34,7 @@ class _Found:
     terms: tuple[Term, ...]  # of the tensor
 
     def axis_of(self, outer: int) -> int | None:
-        """The axis that tells blocks apart: its own if they are outside there, else another; None if it is not clear."""
+        """The axis that tells blocks apart: its own if they are outside there, else another; None if unclear."""
         if outer in self.product:
             clear = self.product.count(outer) == self.product[: self.index].count(outer) == 1
             return self.place[1] if clear else None
