@@ -107,6 +107,19 @@ def packed_attention() -> nn.Module:
     return Calls(forward, embed=nn.Linear(4, 8), norm=nn.LayerNorm(8), **parts)
 
 
+def relative() -> nn.Module:
+    """Two heads over keys of positions, which are repeated for every example."""
+
+    def forward(net: Calls, x: Tensor) -> Tensor:
+        query = net.query(x).unflatten(-1, (2, 3)).transpose(1, 2).flatten(0, 1)
+        key = net.key(net.places.weight).unflatten(-1, (2, 3)).transpose(0, 1).repeat(len(x), 1, 1)
+        scores = (query @ key.mT).softmax(-1).unflatten(0, (len(x), 2))
+        return net.head(scores.mean(2).flatten(1))
+
+    parts = {"query": nn.Linear(4, 6), "key": nn.Linear(4, 6), "head": nn.Linear(10, 3)}
+    return Calls(forward, places=nn.Linear(4, 5, bias=False), **parts)
+
+
 def rotary() -> nn.Module:
     """Heads whose places are turned in pairs: only whole heads of queries and keys are free."""
 
@@ -250,6 +263,7 @@ KNOWN: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[int]]] = {
     "attention": (attention, (3, 8), [2, 4, 4, 4, 4]),
     "encoder": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (3, 8), [2, 4, 4, 4, 4, 16]),
     "packed attention": (packed_attention, (3, 4), [2, 4, 4, 4, 4, 8]),
+    "relative": (relative, (3, 4), [2, 3, 3, 4, 5]),
     "rotary": (rotary, (3, 4), [2, 4, 4]),
     "grouped queries": (lambda: shared_keys("flag"), (3, 4), [2, 2, 2, *[3] * 4, 8]),
     "interleaved keys": (lambda: shared_keys("interleave"), (3, 4), [2, 2, 2, *[3] * 4, 8]),

@@ -35,6 +35,7 @@ NESTED = [
     "attention",
     "encoder",
     "packed attention",
+    "relative",
     "rotary",
     "separable",
     "grouped residual",

@@ -280,7 +280,7 @@ class Walk(TorchDispatchMode):
         for terms in self._mixed | {value.terms for value in (*self.tensors.values(), *self._values.values())}:
             normal = [self.space.normal(term) for term in terms]
             for axis, products in enumerate(normal):
-                others = {label for k, one in enumerate(normal) if k != axis and len(one) == 1 for label in one[0]}
+                others = {label for k, one in enumerate(normal) if k != axis for label in _everywhere(one)}
                 for product in products:
                     for label in product:
                         near = others.union(product) - {label}
@@ -297,6 +297,12 @@ class Walk(TorchDispatchMode):
             return other if sizes[0] == 1 else one
         self.space.unify(one, other, self.why)
         return one
+
+
+def _everywhere(term: Term) -> set[int]:
+    """The labels that all parts of an axis have: what is repeated, one behind the other, too."""
+    first, *rest = (set(product) for product in term)
+    return first.intersection(*rest)
 
 
 def _values_in(given: Any) -> list[Value]:
