@@ -20,11 +20,11 @@ from pathlib import Path
 from cells import METRICS, Content, both_of, shown, spread, table
 from enfold.report.reproduced import MARKS, notes, verdicts
 from grid_tables import GRID, grid_claims, grid_rows, scaling_of
-from measured_tables import foreign_of, merged_of, speed_of
+from measured_tables import clipping_of, foreign_of, merged_of, speed_of
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
-KINDS_OF_MARKS = "rows|claims|outside|foreign|merged|scaling|speed|reproduced"
+KINDS_OF_MARKS = "rows|claims|clipping|outside|foreign|merged|scaling|speed|reproduced"
 MARK = re.compile(rf"(<!-- ({KINDS_OF_MARKS}) ([\w.*-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Cell = tuple[str, str, str, float, int]  # heading, group of a row, its key, scale, digits
 
@@ -272,7 +272,14 @@ def _called(row: Content) -> str:
     return name
 
 
-MADE = {"foreign": foreign_of, "outside": outside_of, "merged": merged_of, "scaling": scaling_of, "speed": speed_of}
+MADE = {
+    "clipping": clipping_of,
+    "foreign": foreign_of,
+    "outside": outside_of,
+    "merged": merged_of,
+    "scaling": scaling_of,
+    "speed": speed_of,
+}
 
 
 def filled(page: str, results: Path = RESULTS) -> str:

@@ -68,6 +68,14 @@ def merged_of(content: Content) -> str:
     return "\n".join([*parts, table(lines)])
 
 
+def clipping_of(content: Content) -> str:
+    """One line a way to learn: where the matrices end, and what the average is worth."""
+    heads = ["permAVG as published, of 2", "accuracy (%)", "NLL", "softness", "largest condition number"]
+    kinds = (("accuracy", 100, 1), ("nll", 1, 3), ("softness", 1, 2), ("condition", 1, 0))
+    settings = content["settings"].items()
+    return table([heads, *([name, *(spread(found[key], *how) for key, *how in kinds)] for name, found in settings)])
+
+
 def speed_of(content: Content) -> str:
     """Ratios to one network: BatchEnsemble beside a loop with quartiles, then medians of every share."""
     tables = content["tables"]
