@@ -68,7 +68,7 @@ def run(
     changes = [*(overrides or ()), *([f"seeds={list(seeds)}"] if seeds else [])]
     loaded = read_recipe(recipe, changes)
     require_trust(loaded, trust_code, recipe)
-    _run(loaded, out, device, resume=resume, as_json=as_json, dry_run=dry_run)
+    _run(loaded, out, device, resume=resume, as_json=as_json, dry_run=dry_run, beside=recipe.parent)
 
 
 def reproduce(
@@ -248,6 +248,7 @@ def _run(
     as_json: bool = False,
     dry_run: bool = False,
     train_only: bool = False,
+    beside: Path | None = None,
 ) -> None:
     from enfold.cli.preflight import check_device
     from enfold.run import RunDirectory, execute
@@ -257,12 +258,12 @@ def _run(
     if dry_run:
         from enfold.run.estimate import estimate
 
-        found = estimate(recipe, device)
+        found = estimate(recipe, device, beside)
         print_json(dataclasses.asdict(found)) if as_json else print(found)
         return
-    cell = cells(RunDirectory(out), recipe, device)[0]
+    cell = cells(RunDirectory(out, beside), recipe, device)[0]
     cell.check()
-    opened = RunDirectory.create(out, recipe, resume=resume)
+    opened = RunDirectory.create(out, recipe, resume=resume, beside=beside)
     if not train_only:
         report(opened, execute(opened, opened.recipe(), device=device), as_json)
         return
@@ -270,4 +271,5 @@ def _run(
     if as_json:
         print_json({"run": str(opened.path), "members": recipe.members, "seeds": list(recipe.seeds)})
     else:
-        print(f"members in {opened.path}: go on with  enfold fold {opened.path} distill  or  enfold share ...")
+        fold, share = (recipe.command(*verb) for verb in (("fold", out, "distill"), ("share", out, "batch_ensemble")))
+        print(f"members in {out}: go on with  {fold}  or  {share}")

@@ -59,6 +59,6 @@ def _unfinished(run: RunDirectory) -> list[str]:
     recipe = run.recipe()
     left = unfinished(run, recipe)
     own = [each.label for each in (*recipe.shares, *recipe.folds) if each.label in left]
-    finish = shlex.join(["enfold", "run", str(run.recipe_file), str(run.path), "--resume"])
+    finish = recipe.command("run", run.recipe_file, run.path, "--resume")
     drop = f", or drop with  {shlex.join(['enfold', 'drop', str(run.path), own[0]])}" if own else ""
     return [f"not finished yet: {', '.join(left)}: finish with  {finish}{drop}"] if left else []

@@ -177,8 +177,8 @@ def open_run(path: Path) -> tuple[RunDirectory, Recipe]:
     recipe = run.recipe()
     for cell in cells(run, recipe):
         if not cell.run.is_done("members", "members"):
+            finish = recipe.command("run", run.recipe_file, run.path, "--resume")
             raise EnfoldError(
-                f"a run must have trained members to go on from, but '{cell.run.path}' has none: "
-                "finish it with  enfold run RECIPE OUT --resume"
+                f"a run must have trained members to go on from, but '{cell.run.path}' has none: finish with  {finish}"
             )
     return run, recipe

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -195,6 +196,11 @@ class Recipe(BaseModel):
         sets = [each.source or "" for each in self.ood]
         names = [str(spec.get("name", "")) if isinstance(spec, Mapping) else str(spec) for spec in specs]
         return [reference for reference in (*names, self.data.source, *sets) if ":" in reference]
+
+    def command(self, *words: object) -> str:
+        """What to type to go on with a run of this recipe, as it must be typed."""
+        trust = ["--trust-code"] if self.runs_code() else []
+        return shlex.join(["enfold", *map(str, words), *trust])
 
     def extends(self, other: Recipe) -> bool:
         """Whether this is the other recipe, or that with more shares and folds."""

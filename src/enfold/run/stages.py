@@ -42,7 +42,7 @@ from enfold.train import Plan, Trajectory, fit
 from enfold.train.checkpoint import stored_history
 from enfold.train.diversity import Alike
 from enfold.train.loop import Fit
-from enfold.usercode import told
+from enfold.usercode import looking_in, told
 
 
 @dataclass(frozen=True)
@@ -58,26 +58,33 @@ class Cell:
     def data(self) -> Data:
         """The recipe's data; the same split for every seed."""
         spec = self.recipe.data
-        return load_data(
-            spec.source,
-            train_size=spec.train_size,
-            validation=spec.validation,
-            size=spec.size,
-            seed=spec.seed,
-            exclude_classes=spec.exclude_classes,
-        )
+        with looking_in(self.run.places):
+            return load_data(
+                spec.source,
+                train_size=spec.train_size,
+                validation=spec.validation,
+                size=spec.size,
+                seed=spec.seed,
+                exclude_classes=spec.exclude_classes,
+            )
 
     @cached_property
     def outside(self) -> tuple[Outside, ...]:
         """The recipe's sets from outside, as its network is shown them."""
         spec = self.recipe.data
-        everything = load_data(spec.source, size=spec.size).test if spec.exclude_classes else self.data.test
-        return tuple(made_set(each, self.data, everything) for each in self.recipe.ood)
+        with looking_in(self.run.places):
+            everything = load_data(spec.source, size=spec.size).test if spec.exclude_classes else self.data.test
+            return tuple(made_set(each, self.data, everything) for each in self.recipe.ood)
 
     @cached_property
     def make_network(self) -> Callable[[], nn.Module]:
         """The recipe's network, made anew at each call."""
-        return factory(self.recipe.network, self.data.shape, self.data.num_classes)
+        return self.maker(self.recipe.network)
+
+    def maker(self, spec: str | Mapping[str, Any]) -> Callable[[], nn.Module]:
+        """What makes the network of a spec for the recipe's data."""
+        with looking_in(self.run.places):
+            return factory(spec, self.data.shape, self.data.num_classes)
 
     def check(self) -> None:
         """Data and network must fit before anything is written: two inputs are run through the network."""
@@ -251,7 +258,7 @@ class Cell:
         """What makes the share's network: the recipe's, or its own."""
         if spec.network is None:
             return self.make_network
-        return factory(spec.network, self.data.shape, self.data.num_classes)
+        return self.maker(spec.network)
 
     def chosen_share(self, spec: ShareSpec) -> Any:
         """The method with its settings; the recipe's number of members and the cell's seed where it has none given."""
@@ -291,7 +298,7 @@ class Cell:
 
         def given(step: MethodSpec) -> dict[str, Any]:
             return {
-                "network": lambda each: factory(each, self.data.shape, self.data.num_classes),
+                "network": self.maker,
                 "plan": self.recipe.method_plan(step, self.seed, self.device),
                 "members": spec.first or self.recipe.members,
                 "seed": self.seed,
