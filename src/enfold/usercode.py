@@ -25,18 +25,23 @@ _places: ContextVar[tuple[Path, ...]] = ContextVar("places", default=())
 
 
 @contextmanager
-def looking_in(places: Sequence[Path]) -> Iterator[None]:
+def looking_in(folders: Sequence[Path]) -> Iterator[None]:
     """Inside the block, what is named by a relative path is looked for in these folders, the first that has it."""
-    before = _places.set(tuple(places))
+    before = _places.set(tuple(folders))
     try:
         yield
     finally:
         _places.reset(before)
 
 
+def places() -> tuple[Path, ...]:
+    """The folders that are looked in, of which the current one is the only one unless others are asked for."""
+    return _places.get() or (Path(),)
+
+
 def found(path: Path) -> Path:
     """The file or folder where it is; the path as it is given where there is none."""
-    return next((place / path for place in _places.get() if (place / path).exists()), path)
+    return next((place / path for place in places() if (place / path).exists()), path)
 
 
 def searched() -> str:
@@ -45,7 +50,7 @@ def searched() -> str:
 
 
 def _folders() -> list[Path]:
-    return list(dict.fromkeys(place.resolve() for place in _places.get() or (Path(),)))
+    return list(dict.fromkeys(place.resolve() for place in places()))
 
 
 def resolve(reference: str) -> Any:

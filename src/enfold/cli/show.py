@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from enfold.cli.options import console, drawn, print_json
 
 if TYPE_CHECKING:
-    from enfold.run import RunDirectory
+    from enfold.run import Recipe, RunDirectory
 
 
 def report(run: RunDirectory, summary: dict[str, Any], as_json: bool) -> None:
@@ -32,6 +32,26 @@ def report(run: RunDirectory, summary: dict[str, Any], as_json: bool) -> None:
     terminal.print(
         f"written to {run.path}: table.md, summary.json, quality-cost.svg, weights under members/, shares/ and folds/"
     )
+
+
+def tell_members(recipe: Recipe, brought: dict[str, Any]) -> None:
+    """Which file is which member, with how it does on validation data, and whether there is anything to merge."""
+    lines = [
+        f"member {each['member']} is {each['file']}: validation accuracy {100 * each['accuracy']:.2f} %, "
+        f"NLL {each['nll']:.4f}"
+        for each in brought.get("files", ())
+    ]
+    if lines:
+        lines.append(
+            "a member that was better where it was trained saw its inputs in another form there: normalisation, "
+            "order of classes"
+        )
+    if brought.get("left_out"):
+        lines.append(f"of more files the first {recipe.members} were taken, not {', '.join(brought['left_out'])}")
+    if recipe.members == 1:
+        lines.append("there is one member alone: a merge of it is that member")
+    for line in lines:
+        print(f"enfold: {line}", file=sys.stderr)
 
 
 def draw(path: Path) -> None:

@@ -12,13 +12,14 @@ from torch import nn
 
 from enfold.errors import EnfoldError
 from enfold.members import Stacked
+from enfold.metrics import accuracy, nll, per_member
 from enfold.registry import nearest
 from enfold.run.directory import RunDirectory
 from enfold.run.recipe import Recipe, make_recipe
 from enfold.run.results import Results, evaluate_cell, forget, predictions_of, summarise
 from enfold.run.specs import FoldSpec, ShareSpec
 from enfold.run.stages import Cell
-from enfold.store import versions
+from enfold.store import read_manifest, versions
 
 
 def cells(run: RunDirectory, recipe: Recipe, device: str = "cpu") -> list[Cell]:
@@ -57,6 +58,24 @@ def train(run: RunDirectory, recipe: Recipe, *, device: str = "cpu") -> None:
     """The members alone."""
     for cell in cells(run, recipe, device):
         cell.members()
+
+
+def brought(run: RunDirectory, recipe: Recipe, *, device: str = "cpu") -> dict[str, Any]:
+    """The files of a run whose members came from files, with each one's scores on validation data, and those left out.
+
+    A member that saw its inputs in another form where it was trained is told by its scores.
+    """
+    cell = cells(run, recipe, device)[0]
+    if recipe.checkpoints is None:
+        return {}
+    about = read_manifest(cell.run.model_file("members", "members"))["about"]
+    said = predictions_of(cell, "ensemble", cell.members())["validation"]
+    scores = [per_member(metric, said).tolist() for metric in (accuracy, nll)]
+    files = [
+        {"member": index, "file": file, "accuracy": right, "nll": loss}
+        for index, (file, right, loss) in enumerate(zip(about.get("files", ()), *scores, strict=False))
+    ]
+    return {"files": files, "left_out": about.get("left_out", [])}
 
 
 def unfinished(run: RunDirectory, recipe: Recipe) -> list[str]:

@@ -26,6 +26,7 @@ from enfold.evaluate import best_member, member_logits
 from enfold.fold.soup import Alone
 from enfold.folding import Route, noted
 from enfold.members import Stacked
+from enfold.members.checkpoints import matching_files
 from enfold.members.initialise import initialised
 from enfold.merging.states import require_reference
 from enfold.networks import factory
@@ -199,25 +200,32 @@ class Cell:
         self.run.log("finished", stage=f"{kind}/{label}", seed=self.seed, seconds=time.perf_counter() - started)
         return model.eval()
 
-    def _brought(self) -> Stacked | None:
-        """Members that were trained elsewhere, if the recipe names their files."""
+    def _brought(self) -> tuple[Stacked, dict[str, list[str]]] | None:
+        """Members that were trained elsewhere, if the recipe names their files, and which file is which.
+
+        They are the first so many in order of name.
+        """
         if self.recipe.checkpoints is None:
             return None
-        found = Stacked.load(self.recipe.checkpoints, self.make_network)
-        if found.num_members != self.recipe.members:
+        with looking_in(self.run.places):
+            files, wanted = matching_files(self.recipe.checkpoints), self.recipe.members
+        if len(files) < wanted:
             raise EnfoldError(
-                f"there must be a checkpoint for each of the {self.recipe.members} members, got {found.num_members} "
-                f"files of '{self.recipe.checkpoints}': set members: {found.num_members}"
+                f"there must be a checkpoint for each of the {wanted} members, got {len(files)} files of "
+                f"'{self.recipe.checkpoints}': leave members out, or set it to {len(files)}"
             )
-        return found
+        told = {"files": [str(file) for file in files[:wanted]], "left_out": [str(file) for file in files[wanted:]]}
+        return Stacked.load(files[:wanted], self.make_network), told
 
     def members(self) -> Stacked:
         """The trained members."""
+        told: dict[str, Any] = {}
 
         def make(checkpoint: Path) -> nn.Module:
             brought = self._brought()
             if brought is not None:
-                return brought
+                told.update(brought[1])
+                return brought[0]
             members = Stacked.make(self.make_network, self.recipe.members, seed=self.seed)
             title = f"seed {self.seed}: {self.recipe.members} members"
             plan = self.recipe.members_plan(self.seed, self.device)
@@ -226,7 +234,7 @@ class Cell:
             self.run.write_json("members/history.json", history.as_dict())
             return members
 
-        members = self._stage("members", "members", make)
+        members = self._stage("members", "members", make, told=told)
         if not isinstance(members, Stacked):
             raise TypeError("members are stored as Stacked")
         return members.to(self.device)
