@@ -130,7 +130,7 @@ def train(
     from enfold.run.override import apply_override
     from enfold.run.recipe import make_recipe
 
-    content: dict[str, Any] = {"data": {"source": data}, "network": network}
+    content: dict[str, Any] = {"name": out.resolve().name, "data": {"source": data}, "network": network}
     given = {"members": members, "checkpoints": checkpoints}
     content |= {key: value for key, value in given.items() if value is not None}
     for change in [*(overrides or ()), *([f"seeds={list(seeds)}"] if seeds else [])]:

@@ -17,9 +17,10 @@ def report(run: RunDirectory, summary: dict[str, Any], as_json: bool) -> None:
     """Write the table and the figure of a summary, and print it."""
     from enfold.files import write_text
     from enfold.report.figure import quality_cost
-    from enfold.report.table import LEGEND, markdown_table, terminal_table
+    from enfold.report.table import LEGEND, markdown_table, notes, terminal_table
 
-    write_text(run.path / "table.md", markdown_table(summary) + f"\n{LEGEND}.\n")
+    below = [*notes(summary), LEGEND]
+    write_text(run.path / "table.md", markdown_table(summary) + "".join(f"\n{line}.\n" for line in below))
     if any(row.get("cost") for row in summary["rows"].values()):
         drawn(lambda: quality_cost(summary, run.path))
     _tell(run, summary)
@@ -28,7 +29,8 @@ def report(run: RunDirectory, summary: dict[str, Any], as_json: bool) -> None:
         return
     terminal = console()
     terminal.print(terminal_table(summary))
-    terminal.print(LEGEND, style="dim")
+    for line in below:
+        terminal.print(line, style="dim")
     terminal.print(
         f"written to {run.path}: table.md, summary.json, quality-cost.svg, weights under members/, shares/ and folds/"
     )

@@ -91,6 +91,7 @@ def _summarised(run: RunDirectory, recipe: Recipe, results: list[Results]) -> di
         "seeds": list(recipe.seeds),
         "versions": versions(),
         "recipe": recipe.model_dump(mode="json"),
+        "controls": recipe.controlled(),
         "rows": summarise(results),
     }
     run.write_json("summary.json", summary)

@@ -205,8 +205,9 @@ class Recipe(BaseModel):
         return shlex.join(["enfold", *map(str, words), *trust])
 
     def extends(self, other: Recipe) -> bool:
-        """Whether this is the other recipe, or that with more shares and folds."""
-        none: dict[str, Any] = {"shares": (), "folds": (), "control_names": {}, "corruptions": None, "ood": ()}
+        """Whether this is the other recipe, whatever its name, or that with more shares and folds."""
+        names: dict[str, Any] = {"name": "", "control_names": {}}
+        none = {**names, "shares": (), "folds": (), "corruptions": None, "ood": ()}
         same = self.model_copy(update=none) == other.model_copy(update=none)
         known = all(share in self.shares for share in other.shares)
         return same and known and all(fold in self.folds for fold in other.folds)
