@@ -131,7 +131,7 @@ def _read_path(path: Path, size: int | tuple[int, int] | None) -> Parts:
     if path.suffix != ".npz":
         raise EnfoldError(
             f"data must be a name, an .npz file, a folder of images or module:function, got the file '{path}': "
-            "save it as .npz, or write a function that returns enfold.data.Data"
+            "save it as .npz, or write a function that returns enfold.Data"
         )
     return read_npz(path)
 
@@ -141,7 +141,7 @@ def _own(reference: str) -> Data:
     data = call(reference, make) if callable(make) else make
     if not isinstance(data, Data):
         raise EnfoldError(
-            f"'{reference}' must be a function without arguments that returns enfold.data.Data, got "
+            f"'{reference}' must be a function without arguments that returns enfold.Data, got "
             f"{type(data).__name__}: build one with Data(train, validation, test, num_classes, shape)"
         )
     for name in ("train", "validation", "test"):
