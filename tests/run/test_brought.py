@@ -89,6 +89,13 @@ def test_members_are_the_first_files_and_all_without_a_number(enfold, given, tmp
         assert (done.code, (tmp_path / "none").exists()) == (2, False)
 
 
+def test_files_are_stored_as_they_were_given(enfold, given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert enfold("train", "runs/here", *given, "--checkpoints", "mine-*.pt").code == 0
+    about = json.loads(Path("runs/here/members/members.json").read_text())["about"]
+    assert about["files"] == ["mine-0.pt", "mine-1.pt", "mine-2.pt"]
+
+
 def test_one_member_is_nothing_to_merge(enfold, given, tmp_path):
     done = enfold("train", tmp_path / "one", *given, "--checkpoints", tmp_path / "mine-1.pt")
     assert (done.code, "there is one member alone: a merge of it is that member" in done.err) == (0, True)

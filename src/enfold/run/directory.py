@@ -64,7 +64,7 @@ class RunDirectory:
 
         Of a recipe's file, its own folder counts as where it was made. Kept relative to the run, as both may be moved.
         """
-        made_in = [self.home / each for each in self._manifest().get("made_in", ())]
+        made_in = [Path(os.path.normpath(self.home / each)) for each in self._manifest().get("made_in", ())]
         return [*made_in, Path(), *([self.beside] if self.beside else []), self.home]
 
     def _manifest(self) -> dict[str, Any]:
