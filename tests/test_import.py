@@ -66,3 +66,15 @@ def test_every_public_name_is_there():
     assert missing == []
     assert set(enfold.__all__) <= set(dir(enfold))
     assert not hasattr(enfold, "nothing_of_this_name")
+
+
+def test_data_of_the_users_own_is_built_from_public_names():
+    """As an error says that asks for it."""
+    import torch
+
+    import enfold
+
+    part = enfold.Split(torch.zeros(4, 3), torch.tensor([0, 1, 0, 1]))
+    data = enfold.Data(part, part, part, num_classes=2, shape=(3,))
+    assert isinstance(data, enfold.data.Data)
+    assert {"Data", "Split"} <= set(enfold.__all__)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from enfold import data, metrics, networks
 from enfold.cost import Cost, measure
+from enfold.data import Data, Split
 from enfold.errors import EnfoldError
 from enfold.evaluate import Row, evaluate, predict, score
 from enfold.members import Members, Mixed, Predictor, Stacked, State
@@ -96,6 +97,7 @@ __all__ = [
     "ConfODS",
     "Control",
     "Cost",
+    "Data",
     "Dirichlet",
     "Distill",
     "EnD2",
@@ -132,6 +134,7 @@ __all__ = [
     "Row",
     "SnapshotEnsembles",
     "Soup",
+    "Split",
     "Stacked",
     "State",
     "StraightThrough",

@@ -8,8 +8,9 @@ import importlib.util
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,38 @@ from enfold.errors import EnfoldError
 
 INSTALLED = [path for name, path in sysconfig.get_paths().items() if name.endswith("lib")]
 OTHERS = ("<frozen", str(Path(__file__).parent), *INSTALLED)  # code that is not the user's own lies there
+
+
+_places: ContextVar[tuple[Path, ...]] = ContextVar("places", default=())
+
+
+@contextmanager
+def looking_in(folders: Sequence[Path]) -> Iterator[None]:
+    """Inside the block, what is named by a relative path is looked for in these folders, the first that has it."""
+    before = _places.set(tuple(folders))
+    try:
+        yield
+    finally:
+        _places.reset(before)
+
+
+def places() -> tuple[Path, ...]:
+    """The folders that are looked in, of which the current one is the only one unless others are asked for."""
+    return _places.get() or (Path(),)
+
+
+def found(path: Path) -> Path:
+    """The file or folder where it is; the path as it is given where there is none."""
+    return next((place / path for place in places() if (place / path).exists()), path)
+
+
+def searched() -> str:
+    """The folders that are looked in, as words."""
+    return " or ".join(str(place) for place in _folders())
+
+
+def _folders() -> list[Path]:
+    return list(dict.fromkeys(place.resolve() for place in places()))
 
 
 def resolve(reference: str) -> Any:
@@ -40,13 +73,13 @@ def resolve(reference: str) -> Any:
 
 
 def _from_module(name: str) -> ModuleType:
-    with _importable(Path.cwd()):
+    with _importable(_folders()):
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name and (name == error.name or name.startswith(f"{error.name}.")):
                 raise EnfoldError(
-                    f"there must be a module '{name}' in the current folder or installed, got none: "
+                    f"there must be a module '{name}' that is installed or lies in {searched()}, got none: "
                     "correct its name, or give the path of its file as path/file.py:name"
                 ) from error
             raise _failure(name, error) from error
@@ -55,8 +88,9 @@ def _from_module(name: str) -> ModuleType:
 
 
 def _from_file(path: Path) -> ModuleType:
+    path = found(path)
     if not path.is_file():
-        raise EnfoldError(f"there must be a Python file at '{path}', got none in {Path.cwd()}: correct the path")
+        raise EnfoldError(f"there must be a Python file at '{path}', got none in {searched()}: correct the path")
     path = path.resolve()
     # The name holds path and content: the same file gives the same classes again, an edited one gives new ones.
     digest = hashlib.sha256(str(path).encode() + b"\0" + path.read_bytes()).hexdigest()[:12]
@@ -69,7 +103,7 @@ def _from_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up while it is being executed
     try:
-        with _importable(path.parent):
+        with _importable([path.parent]):
             spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
@@ -78,13 +112,14 @@ def _from_file(path: Path) -> ModuleType:
 
 
 @contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    entry = str(folder)
-    sys.path.insert(0, entry)
+def _importable(folders: Sequence[Path]) -> Iterator[None]:
+    entries = [str(folder) for folder in folders]
+    sys.path[:0] = entries
     try:
         yield
     finally:
-        sys.path.remove(entry)
+        for entry in entries:
+            sys.path.remove(entry)
 
 
 def call(reference: str, function: Callable[[], Any]) -> Any:

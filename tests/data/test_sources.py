@@ -272,7 +272,7 @@ def test_the_users_own_data_can_be_split_again(own):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("wrong", {}, r"must be a function without arguments that returns enfold\.data\.Data, got list"),
+        ("wrong", {}, r"must be a function without arguments that returns enfold\.Data, got list"),
         ("negative", {}, "but the test part has -1"),
         ("loader", {"train_size": 5}, "need tensors in memory, got list as the train part"),
         ("data", {"size": 3}, "size= is for folders"),

@@ -119,6 +119,13 @@ def test_it_goes_on_from_its_last_epoch_to_the_same_bits(members, data, tmp_path
     assert len(stored_history(file).epochs) == 3, "of the last member"
 
 
+def test_an_end_before_the_last_epoch_is_told(members, data, capsys):
+    StraightThrough(learning_rate=1e-9, patience=2)(members[[0, 2]], data)  # too small a rate for another order
+    shown = capsys.readouterr().err
+    assert "straight_through 100 %  member 1: no lower loss than " in shown
+    assert shown.endswith(" since epoch 0\n")
+
+
 def test_a_checkpoint_of_other_settings_is_refused(members, data, tmp_path):
     file = tmp_path / "st.safetensors"
     StraightThrough(epochs=1)(members[[0, 2]], data, checkpoint=file)

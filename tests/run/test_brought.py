@@ -1,10 +1,13 @@
 """Members that were trained elsewhere, brought into a run."""
 
+import json
 from pathlib import Path
 
+import pytest
 import torch
 
 import enfold as library
+from enfold.run import RunDirectory
 
 
 def test_members_that_are_brought_are_a_run_like_any_other(enfold, finished: Path, small_data: Path, tmp_path) -> None:
@@ -26,10 +29,75 @@ def test_members_that_are_brought_are_a_run_like_any_other(enfold, finished: Pat
         assert done.code == 0, done.err
     for changes, says in (
         (["--checkpoints", str(tmp_path / "none-*.pt")], "must match at least one file"),
-        (["--set", f"checkpoints={tmp_path}/one.pt"], "a checkpoint for each of the 4 members, got 1 files"),
+        (["--set", f"checkpoints={tmp_path}/one.pt", "--members", "4"], "each of the 4 members, got 1 files"),
         (["--set", f"checkpoints={tmp_path}/one.pt", "--set", "trajectory=true"], "these come from checkpoints"),
     ):
         torch.save(networks[0].state_dict(), tmp_path / "one.pt")
         done = enfold("train", tmp_path / "other", *given, *changes)
         assert (done.code, says in done.err) == (2, True), done.err
         assert not (tmp_path / "other").exists()
+
+
+@pytest.fixture
+def given(finished: Path, small_data: Path, tmp_path: Path) -> list[object]:
+    """Three files of members, and what a run of them is told beside."""
+    networks = library.load(finished / "members/members.safetensors", library.networks.MLP(16, [16], 4)).networks()
+    for index, network in enumerate(networks):
+        torch.save(network.state_dict(), tmp_path / f"mine-{index}.pt")
+    return ["--data", small_data, "--set", "data.validation=60", "--set", "network={name: mlp, widths: [16]}"]
+
+
+def test_each_file_is_told_with_its_scores(enfold, given, tmp_path, small_data):
+    """So that one that was trained on other inputs is seen at once."""
+    spoilt = torch.load(tmp_path / "mine-1.pt", weights_only=True)
+    first = next(iter(spoilt))
+    torch.save({**spoilt, first: -spoilt[first]}, tmp_path / "mine-1.pt")  # as if pixels had the other sign
+    out = tmp_path / "brought"
+    done = enfold("train", out, *given, "--checkpoints", tmp_path / "mine-*.pt", "--json")
+    assert done.code == 0, done.err
+    files = json.loads(done.out)["files"]
+    assert [each["file"] for each in files] == [str(tmp_path / f"mine-{index}.pt") for index in range(3)]
+    assert json.loads((out / "members/members.json").read_text())["about"]["files"] == [f["file"] for f in files]
+    assert files[1]["accuracy"] < 0.6 < min(files[0]["accuracy"], files[2]["accuracy"])
+    data = library.data.load(str(small_data), validation=60)
+    members = library.load(out / "members/members.safetensors", library.networks.MLP(16, [16], 4))
+    said = library.predict(members.member(2), data, "validation")
+    assert files[2]["nll"] == pytest.approx(library.metrics.nll(said), rel=1e-5)
+    told = f"enfold: member 1 is {tmp_path}/mine-1.pt: validation accuracy {100 * files[1]['accuracy']:.2f} %, NLL "
+    assert told in done.err
+    assert "saw its inputs in another form there" in done.err
+
+
+def test_members_are_the_first_files_and_all_without_a_number(enfold, given, tmp_path):
+    pattern = tmp_path / "mine-*.pt"
+    done = enfold("train", tmp_path / "two", *given, "--checkpoints", pattern, "--members", 2)
+    assert done.code == 0, done.err
+    assert f"enfold: of more files the first 2 were taken, not {tmp_path / 'mine-2.pt'}" in done.err
+    about = json.loads((tmp_path / "two/members/members.json").read_text())["about"]
+    assert [Path(file).name for file in about["files"]] == ["mine-0.pt", "mine-1.pt"]
+    settings = f"{{source: {given[1]}, validation: 60}}\nnetwork: {{name: mlp, widths: [16]}}\ncost: false"
+    (tmp_path / "r.yaml").write_text(f"data: {settings}\ncheckpoints: mine-*.pt\n")
+    for dry in (["--dry-run"], []):
+        done = enfold("run", tmp_path / "r.yaml", tmp_path / "all", *dry)
+        assert done.code == 0, done.err
+    assert "member 2 is " in done.err
+    assert RunDirectory.open(tmp_path / "all").recipe().members == 3
+    (tmp_path / "r.yaml").write_text(f"data: {settings}\ncheckpoints: mine-*.pt\nmembers: 4\n")
+    for dry in (["--dry-run"], []):
+        done = enfold("run", tmp_path / "r.yaml", tmp_path / "none", *dry)
+        assert "got 3 files of 'mine-*.pt': leave members out, or set it to 3" in done.err
+        assert (done.code, (tmp_path / "none").exists()) == (2, False)
+
+
+def test_files_are_stored_as_they_were_given(enfold, given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert enfold("train", "runs/here", *given, "--checkpoints", "mine-*.pt").code == 0
+    about = json.loads(Path("runs/here/members/members.json").read_text())["about"]
+    assert about["files"] == ["mine-0.pt", "mine-1.pt", "mine-2.pt"]
+
+
+def test_one_member_is_nothing_to_merge(enfold, given, tmp_path):
+    done = enfold("train", tmp_path / "one", *given, "--checkpoints", tmp_path / "mine-1.pt")
+    assert (done.code, "there is one member alone: a merge of it is that member" in done.err) == (0, True)
+    done = enfold("fold", tmp_path / "one", "weight_matching")
+    assert (done.code, "weight_matching: it is member 0 alone" in done.err) == (0, True), done.err

@@ -53,7 +53,8 @@ def test_verbs_one_by_one_give_what_run_gives(enfold, finished: Path, tmp_path: 
     flags = [part for setting in settings for part in ("--set", setting)]
     network = ("--set", "network={name: mlp, widths: [16]}")
     assert enfold("train", steps, "--data", small_data, "--members", 3, *flags, *network).code == 0
-    assert enfold("fold", steps, "average").code == 0
+    folded = enfold("fold", steps, "average")
+    assert (folded.code, folded.out.startswith("steps: test data, 1 seed")) == (0, True)
     shown = enfold("fold", steps, "distill", "--label", "distill-fresh", "--set", "start=fresh", "--json")
     assert shown.code == 0, shown.err
     rows = json.loads(shown.out)["rows"]

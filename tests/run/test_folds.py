@@ -9,6 +9,7 @@ import torch
 
 import enfold as library
 from enfold.report.headline import headline
+from enfold.report.table import notes
 from enfold.run.gather import gather
 
 FOLDS = """
@@ -143,6 +144,25 @@ def test_a_route_and_a_fold_of_some_members_are_rows(enfold, recipe_file, tmp_pa
     assert told == [{"method": "repair"}, {"method": "distill", "plan": {"epochs": 2}}]
     assert rows["ensemble of 2"]["gain_recovered"]["mean"] != pytest.approx(1)  # of what all three gain
     assert rows["route"]["scores"]["accuracy"]["mean"] > 0.8
+
+
+def test_what_the_names_of_rows_do_not_say_is_said_below_the_table(enfold, recipe_file, tmp_path):
+    out, file = tmp_path / "out", with_folds(recipe_file, ROUTES)
+    file.write_text(file.read_text().replace("sizes: [2, 3]", "sizes: [3]"))
+    done = enfold("run", file, out)
+    assert done.code == 0, done.err
+    shown = " ".join(done.out.split())
+    for line in (
+        "control: the best member, trained on as long as route",
+        "control-2: the best member, trained on as long as soft",
+        "of-two, route, soft: folded from the first 2 members, and the gain is that of their ensemble, which has no"
+        " row",
+    ):
+        assert line in shown
+        assert f"{line}.\n" in (out / "table.md").read_text()
+    summary = json.loads((out / "summary.json").read_text())
+    summary["rows"]["ensemble of 2"] = summary["rows"]["ensemble"]
+    assert "of their ensemble, the row ensemble of 2" in notes(summary)[-1]
 
 
 def test_a_method_with_a_plan_of_its_own_keeps_it_and_its_control_trains_as_networks_do(recipe_file):

@@ -25,7 +25,7 @@ from enfold.cli.options import (
     print_json,
     words,
 )
-from enfold.cli.show import draw, report
+from enfold.cli.show import draw, report, tell_members
 
 
 def demo(
@@ -68,7 +68,7 @@ def run(
     changes = [*(overrides or ()), *([f"seeds={list(seeds)}"] if seeds else [])]
     loaded = read_recipe(recipe, changes)
     require_trust(loaded, trust_code, recipe)
-    _run(loaded, out, device, resume=resume, as_json=as_json, dry_run=dry_run)
+    _run(loaded, out, device, resume=resume, as_json=as_json, dry_run=dry_run, beside=recipe.parent)
 
 
 def reproduce(
@@ -113,7 +113,9 @@ def train(
     out: Out,
     data: Annotated[str, typer.Option(help="A name (see `enfold data`), a path, or module:function.")] = "fashion-mini",
     network: Annotated[str, typer.Option(help="mlp, resnet20, ..., or file.py:function.")] = "mlp",
-    members: Annotated[int, typer.Option(help="How many.")] = 4,
+    members: Annotated[
+        int | None, typer.Option(help="How many; 4, or of checkpoints the first so many: all if not given.")
+    ] = None,
     checkpoints: Annotated[
         str | None, typer.Option(help="Members you have already, as a pattern of their files: none are trained.")
     ] = None,
@@ -125,13 +127,12 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train members into a new run directory, or bring yours; fold and evaluate them with the next verbs."""
-    from enfold.members.checkpoints import matching_files
     from enfold.run.override import apply_override
     from enfold.run.recipe import make_recipe
 
-    content: dict[str, Any] = {"data": {"source": data}, "network": network, "members": members}
-    if checkpoints is not None:
-        content |= {"checkpoints": checkpoints, "members": len(matching_files(checkpoints))}
+    content: dict[str, Any] = {"name": out.resolve().name, "data": {"source": data}, "network": network}
+    given = {"members": members, "checkpoints": checkpoints}
+    content |= {key: value for key, value in given.items() if value is not None}
     for change in [*(overrides or ()), *([f"seeds={list(seeds)}"] if seeds else [])]:
         apply_override(content, change)
     recipe = make_recipe(content, "the command line")
@@ -248,26 +249,29 @@ def _run(
     as_json: bool = False,
     dry_run: bool = False,
     train_only: bool = False,
+    beside: Path | None = None,
 ) -> None:
     from enfold.cli.preflight import check_device
     from enfold.run import RunDirectory, execute
-    from enfold.run.execute import cells, train
+    from enfold.run.execute import brought, cells, train
 
     check_device(device)
+    cells(RunDirectory(out, beside), recipe, device)[0].check()
     if dry_run:
         from enfold.run.estimate import estimate
 
-        found = estimate(recipe, device)
+        found = estimate(recipe, device, beside)
         print_json(dataclasses.asdict(found)) if as_json else print(found)
         return
-    cell = cells(RunDirectory(out), recipe, device)[0]
-    cell.check()
-    opened = RunDirectory.create(out, recipe, resume=resume)
+    opened = RunDirectory.create(out, recipe, resume=resume, beside=beside)
+    if train_only or recipe.checkpoints is not None:
+        train(opened, opened.recipe(), device=device)
+        tell_members(recipe, files := brought(opened, opened.recipe(), device=device))
     if not train_only:
         report(opened, execute(opened, opened.recipe(), device=device), as_json)
-        return
-    train(opened, opened.recipe(), device=device)
-    if as_json:
-        print_json({"run": str(opened.path), "members": recipe.members, "seeds": list(recipe.seeds)})
+    elif as_json:
+        told = {"run": str(opened.path), "members": recipe.members, "seeds": list(recipe.seeds)}
+        print_json({**told, **files})
     else:
-        print(f"members in {opened.path}: go on with  enfold fold {opened.path} distill  or  enfold share ...")
+        fold, share = (recipe.command(*verb) for verb in (("fold", out, "distill"), ("share", out, "batch_ensemble")))
+        print(f"members in {out}: go on with  {fold}  or  {share}")

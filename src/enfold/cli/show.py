@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 from enfold.cli.options import console, drawn, print_json
 
 if TYPE_CHECKING:
-    from enfold.run import RunDirectory
+    from enfold.run import Recipe, RunDirectory
 
 
 def report(run: RunDirectory, summary: dict[str, Any], as_json: bool) -> None:
     """Write the table and the figure of a summary, and print it."""
     from enfold.files import write_text
     from enfold.report.figure import quality_cost
-    from enfold.report.table import LEGEND, markdown_table, terminal_table
+    from enfold.report.table import LEGEND, markdown_table, notes, terminal_table
 
-    write_text(run.path / "table.md", markdown_table(summary) + f"\n{LEGEND}.\n")
+    below = [*notes(summary), LEGEND]
+    write_text(run.path / "table.md", markdown_table(summary) + "".join(f"\n{line}.\n" for line in below))
     if any(row.get("cost") for row in summary["rows"].values()):
         drawn(lambda: quality_cost(summary, run.path))
     _tell(run, summary)
@@ -28,10 +29,31 @@ def report(run: RunDirectory, summary: dict[str, Any], as_json: bool) -> None:
         return
     terminal = console()
     terminal.print(terminal_table(summary))
-    terminal.print(LEGEND, style="dim")
+    for line in below:
+        terminal.print(line, style="dim")
     terminal.print(
         f"written to {run.path}: table.md, summary.json, quality-cost.svg, weights under members/, shares/ and folds/"
     )
+
+
+def tell_members(recipe: Recipe, brought: dict[str, Any]) -> None:
+    """Which file is which member, with how it does on validation data, and whether there is anything to merge."""
+    lines = [
+        f"member {each['member']} is {each['file']}: validation accuracy {100 * each['accuracy']:.2f} %, "
+        f"NLL {each['nll']:.4f}"
+        for each in brought.get("files", ())
+    ]
+    if lines:
+        lines.append(
+            "a member that was better where it was trained saw its inputs in another form there: normalisation, "
+            "order of classes"
+        )
+    if brought.get("left_out"):
+        lines.append(f"of more files the first {recipe.members} were taken, not {', '.join(brought['left_out'])}")
+    if recipe.members == 1:
+        lines.append("there is one member alone: a merge of it is that member")
+    for line in lines:
+        print(f"enfold: {line}", file=sys.stderr)
 
 
 def draw(path: Path) -> None:
@@ -59,6 +81,6 @@ def _unfinished(run: RunDirectory) -> list[str]:
     recipe = run.recipe()
     left = unfinished(run, recipe)
     own = [each.label for each in (*recipe.shares, *recipe.folds) if each.label in left]
-    finish = shlex.join(["enfold", "run", str(run.recipe_file), str(run.path), "--resume"])
+    finish = recipe.command("run", run.recipe_file, run.path, "--resume")
     drop = f", or drop with  {shlex.join(['enfold', 'drop', str(run.path), own[0]])}" if own else ""
     return [f"not finished yet: {', '.join(left)}: finish with  {finish}{drop}"] if left else []

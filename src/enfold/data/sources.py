@@ -17,7 +17,7 @@ from enfold.data.official import CIFAR10, CIFAR100, FASHION_MNIST, MNIST
 from enfold.data.parts import Parts, assemble, resplit_data, without
 from enfold.data.source import Source
 from enfold.errors import EnfoldError, closest
-from enfold.usercode import call, resolve
+from enfold.usercode import call, found, resolve, searched
 
 SOURCES: dict[str, Source] = {
     source.name: source for source in (FASHION_MINI, DIGITS, FASHION_MNIST, MNIST, CIFAR10, CIFAR100)
@@ -67,14 +67,14 @@ def load(
         if path is None:
             raise EnfoldError(source.absence(place))
         return assemble(source.read(path), **chosen, exclude_classes=exclude_classes)
-    path = Path(name_or_path).expanduser()
+    path = found(Path(name_or_path).expanduser())
     if path.exists():
         return assemble(_read_path(path, size), **chosen, exclude_classes=exclude_classes)
     if isinstance(name_or_path, str) and ":" in name_or_path:
         _refuse_size(size, name_or_path)
         return resplit_data(without(_own(name_or_path), exclude_classes), **chosen)
     if isinstance(name_or_path, Path) or path.suffix or len(path.parts) > 1:
-        raise EnfoldError(f"there must be a file or folder at '{path}', got none in {Path.cwd()}: correct the path")
+        raise EnfoldError(f"there must be a file or folder at '{path}', got none in {searched()}: correct the path")
     raise _unknown(name_or_path)
 
 
@@ -131,7 +131,7 @@ def _read_path(path: Path, size: int | tuple[int, int] | None) -> Parts:
     if path.suffix != ".npz":
         raise EnfoldError(
             f"data must be a name, an .npz file, a folder of images or module:function, got the file '{path}': "
-            "save it as .npz, or write a function that returns enfold.data.Data"
+            "save it as .npz, or write a function that returns enfold.Data"
         )
     return read_npz(path)
 
@@ -141,7 +141,7 @@ def _own(reference: str) -> Data:
     data = call(reference, make) if callable(make) else make
     if not isinstance(data, Data):
         raise EnfoldError(
-            f"'{reference}' must be a function without arguments that returns enfold.data.Data, got "
+            f"'{reference}' must be a function without arguments that returns enfold.Data, got "
             f"{type(data).__name__}: build one with Data(train, validation, test, num_classes, shape)"
         )
     for name in ("train", "validation", "test"):

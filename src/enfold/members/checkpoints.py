@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
 from enfold.members.initialise import blank
+from enfold.usercode import places, searched
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "network", "net", "module", "weights", "params")
 PREFIXES = ("module.", "_orig_mod.", "model.", "network.", "net.")
@@ -24,18 +25,27 @@ PREFIXES = ("module.", "_orig_mod.", "model.", "network.", "net.")
 def matching_files(files: str | Path | Sequence[str | Path]) -> list[Path]:
     """The files of a pattern, in order of name, or the given list; each must exist."""
     if isinstance(files, str | Path):
-        if Path(files).is_file():  # a name may hold brackets
-            return [Path(files)]
-        found = sorted(path for name in glob.glob(str(files), recursive=True) if (path := Path(name)).is_file())
-        if not found:
-            raise EnfoldError(f"a checkpoint pattern must match at least one file, got '{files}': check the path")
-        return found
+        for place in places():
+            found = _matching(place, str(files))
+            if found:
+                return found
+        raise EnfoldError(
+            f"a checkpoint pattern must match at least one file, got '{files}', which has none in {searched()}: check "
+            "the path"
+        )
     paths = [Path(name) for name in files]
     missing = [path for path in paths if not path.is_file()]
     if missing or not paths:
         what = f"'{missing[0]}' is not a file" if missing else "the list is empty"
         raise EnfoldError(f"checkpoints must be files that exist, but {what}: check the path")
     return paths
+
+
+def _matching(place: Path, files: str) -> list[Path]:
+    if (place / files).is_file():  # a name may hold brackets
+        return [place / files]
+    pattern = str(Path(glob.escape(str(place))) / files)
+    return sorted(path for name in glob.glob(pattern, recursive=True) if (path := Path(name)).is_file())
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:

@@ -32,7 +32,7 @@ def model_card(content: Content) -> str:
     if found is None:
         raise EnfoldError(
             f"a model card is about an evaluated fold or share, but '{content.folder}' has none: "
-            f"make one with  enfold fold {content.folder} distill"
+            f"make one with  enfold fold {content.folder} distill{content.trust}"
         )
     parts = [
         f"# {_plain(found.label)}, from the run {_plain(content.name)}",

@@ -133,6 +133,7 @@ class Content:
     examples: Examples | None = None
     doubt: Doubt | None = None
     claims: tuple[Mapping[str, Any], ...] = ()
+    trust: str = ""  # behind commands that go on with the run, where it is of code of the user's own
 
     @property
     def rows(self) -> Mapping[str, Any]:

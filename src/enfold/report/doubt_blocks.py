@@ -57,7 +57,7 @@ def doubt_figures(content: Content, folder: Path) -> list[Path]:
     if not drawings:
         raise EnfoldError(
             f"figures are drawn of what was evaluated, got a run without predictions in '{content.folder}': run  "
-            f"enfold evaluate {content.folder}"
+            f"enfold evaluate {content.folder}{content.trust}"
         )
     written: list[Path] = []
     listed = []

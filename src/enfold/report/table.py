@@ -93,6 +93,24 @@ def markdown_table(summary: Mapping[str, Any]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
+def notes(summary: Mapping[str, Any]) -> list[str]:
+    """What the names of rows do not say: whose control a control is, and which ensemble a fold of some is held to."""
+    found = []
+    folds = [fold for fold in summary.get("recipe", {}).get("folds", ()) if fold["label"] in summary["rows"]]
+    of = summary.get("controls", {})
+    for control in dict.fromkeys(of[fold["label"]] for fold in folds if fold["label"] in of):
+        own = [fold["label"] for fold in folds if of.get(fold["label"]) == control]
+        found.append(f"{control}: the best member, trained on as long as {', '.join(own)}")
+    for first in dict.fromkeys(fold["first"] for fold in folds if fold.get("first")):
+        few = [fold["label"] for fold in folds if fold.get("first") == first]
+        row = f"ensemble of {first}"
+        beside = f"the row {row}" if row in summary["rows"] else "which has no row"
+        found.append(
+            f"{', '.join(few)}: folded from the first {first} members, and the gain is that of their ensemble, {beside}"
+        )
+    return found
+
+
 LEGEND = (
     "diversity: how often two members disagree, over the error of one; "
     "gain recovered: how much of the ensemble's gain in NLL over its mean member one network keeps; "

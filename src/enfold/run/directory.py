@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,17 +25,20 @@ FORMAT = 1
 class RunDirectory:
     """Where one run keeps its recipe, weights, predictions, metrics and log."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, beside: Path | None = None, home: Path | None = None) -> None:
+        self.path, self.home = path, home or path
+        self.beside = beside  # the folder of the recipe's file
 
     @classmethod
-    def create(cls, path: Path, recipe: Recipe, *, resume: bool = False) -> RunDirectory:
+    def create(cls, path: Path, recipe: Recipe, *, resume: bool = False, beside: Path | None = None) -> RunDirectory:
         """A new run, or with `resume` the same one again; another run's directory is refused."""
-        run = cls(path)
+        run = cls(path, beside)
         if not run.manifest_file.exists():
             if path.exists() and (not path.is_dir() or any(not _is_leftover(file) for file in path.iterdir())):
                 raise EnfoldError(f"a run needs an empty or new folder, got '{path}': choose another")
-            write_json(run.manifest_file, {"format": FORMAT, "name": recipe.name, "versions": versions()})
+            made_in = [relative(place, path) for place in run.places[:-1]]
+            told = {"format": FORMAT, "name": recipe.name, "versions": versions(), "made_in": made_in}
+            write_json(run.manifest_file, told)
         elif not resume:
             raise EnfoldError(f"'{path}' already holds a run: add --resume to go on with it, or choose another folder")
         if not run.recipe_file.exists():  # a run is one from its manifest on, wherever it was stopped
@@ -53,6 +57,21 @@ class RunDirectory:
             raise EnfoldError(f"a run directory holds run.json and recipe.yaml, but '{path}' does not: check the path")
         run.read_json("run.json")
         return run
+
+    @property
+    def places(self) -> list[Path]:
+        """Where files that the recipe names are looked for: where the run was made, the current folder, and the run's.
+
+        Of a recipe's file, its own folder counts as where it was made. Kept relative to the run, as both may be moved.
+        """
+        made_in = [Path(os.path.normpath(self.home / each)) for each in self._manifest().get("made_in", ())]
+        return [*made_in, Path(), *([self.beside] if self.beside else []), self.home]
+
+    def _manifest(self) -> dict[str, Any]:
+        try:
+            return dict(json.loads((self.home / "run.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError):  # not made yet, or of no use here
+            return {}
 
     @property
     def recipe_file(self) -> Path:
@@ -74,7 +93,7 @@ class RunDirectory:
 
     def cell(self, seed: int) -> RunDirectory:
         """The part of the run for one seed."""
-        return RunDirectory(self.path / f"seed-{seed}")
+        return RunDirectory(self.path / f"seed-{seed}", self.beside, self.home)
 
     def model_file(self, kind: str, label: str) -> Path:
         """Where a model's weights are."""
@@ -142,6 +161,14 @@ class RunDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / "log.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def relative(place: Path, start: Path) -> str:
+    """The way from one folder to another; the whole path where there is none, as between drives."""
+    try:
+        return Path(os.path.relpath(place, start)).as_posix()
+    except ValueError:
+        return place.resolve().as_posix()
 
 
 def _is_leftover(file: Path) -> bool:

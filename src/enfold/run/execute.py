@@ -12,13 +12,14 @@ from torch import nn
 
 from enfold.errors import EnfoldError
 from enfold.members import Stacked
+from enfold.metrics import accuracy, nll, per_member
 from enfold.registry import nearest
 from enfold.run.directory import RunDirectory
 from enfold.run.recipe import Recipe, make_recipe
 from enfold.run.results import Results, evaluate_cell, forget, predictions_of, summarise
 from enfold.run.specs import FoldSpec, ShareSpec
 from enfold.run.stages import Cell
-from enfold.store import versions
+from enfold.store import read_manifest, versions
 
 
 def cells(run: RunDirectory, recipe: Recipe, device: str = "cpu") -> list[Cell]:
@@ -59,6 +60,24 @@ def train(run: RunDirectory, recipe: Recipe, *, device: str = "cpu") -> None:
         cell.members()
 
 
+def brought(run: RunDirectory, recipe: Recipe, *, device: str = "cpu") -> dict[str, Any]:
+    """The files of a run whose members came from files, with each one's scores on validation data, and those left out.
+
+    A member that saw its inputs in another form where it was trained is told by its scores.
+    """
+    cell = cells(run, recipe, device)[0]
+    if recipe.checkpoints is None:
+        return {}
+    about = read_manifest(cell.run.model_file("members", "members"))["about"]
+    said = predictions_of(cell, "ensemble", cell.members())["validation"]
+    scores = [per_member(metric, said).tolist() for metric in (accuracy, nll)]
+    files = [
+        {"member": index, "file": file, "accuracy": right, "nll": loss}
+        for index, (file, right, loss) in enumerate(zip(about.get("files", ()), *scores, strict=False))
+    ]
+    return {"files": files, "left_out": about.get("left_out", [])}
+
+
 def unfinished(run: RunDirectory, recipe: Recipe) -> list[str]:
     """The shares, controls and folds that are asked for and not made yet for all of their seeds."""
     stages = [(cell.run, kind, label) for cell in cells(run, recipe) for kind, label in cell.wanted()]
@@ -72,6 +91,7 @@ def _summarised(run: RunDirectory, recipe: Recipe, results: list[Results]) -> di
         "seeds": list(recipe.seeds),
         "versions": versions(),
         "recipe": recipe.model_dump(mode="json"),
+        "controls": recipe.controlled(),
         "rows": summarise(results),
     }
     run.write_json("summary.json", summary)
@@ -177,8 +197,8 @@ def open_run(path: Path) -> tuple[RunDirectory, Recipe]:
     recipe = run.recipe()
     for cell in cells(run, recipe):
         if not cell.run.is_done("members", "members"):
+            finish = recipe.command("run", run.recipe_file, run.path, "--resume")
             raise EnfoldError(
-                f"a run must have trained members to go on from, but '{cell.run.path}' has none: "
-                "finish it with  enfold run RECIPE OUT --resume"
+                f"a run must have trained members to go on from, but '{cell.run.path}' has none: finish with  {finish}"
             )
     return run, recipe

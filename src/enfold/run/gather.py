@@ -23,6 +23,7 @@ from enfold.run.recipe import Recipe
 from enfold.run.results import summarise
 from enfold.run.stages import Cell
 from enfold.run.trainings import trainings
+from enfold.usercode import looking_in
 
 SHOWN = 12  # examples
 NEEDED = {"accuracy", "nll", "ece", "brier"}
@@ -37,7 +38,7 @@ def gather(path: Path, *, label: str | None = None) -> Content:
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:  # any file may hold anything
         raise EnfoldError(
             f"'{path}' must hold results as enfold writes them, but one of its files does not "
-            f"({type(error).__name__}: {error}): write them anew with  enfold evaluate {path}"
+            f"({type(error).__name__}: {error}): write them anew with  {recipe.command('evaluate', path)}"
         ) from error
 
 
@@ -57,6 +58,7 @@ def _gather(run: RunDirectory, recipe: Recipe, label: str | None) -> Content:
     return Content(
         name=recipe.name,
         folder=run.path,
+        trust=" --trust-code" if recipe.runs_code() else "",
         summary=summary,
         recipe=run.recipe_file.read_text(encoding="utf-8"),
         versions=summary.get("versions") or run.read_json("run.json")["versions"],
@@ -65,7 +67,7 @@ def _gather(run: RunDirectory, recipe: Recipe, label: str | None) -> Content:
         differences=comparison.to_mean_member(summary["rows"]),
         controls={fold: control for fold, control in controls.items() if control in summary["rows"]},
         headline=headline,
-        examples=_examples(recipe, seeds, headline),
+        examples=_examples(run, recipe, seeds, headline),
         doubt=doubt_of(seeds, headline),
         claims=tuple(_claims(run)),
     )
@@ -145,7 +147,7 @@ def _headline(
     )
 
 
-def _examples(recipe: Recipe, seeds: tuple[Seed, ...], headline: Headline | None) -> Examples | None:
+def _examples(run: RunDirectory, recipe: Recipe, seeds: tuple[Seed, ...], headline: Headline | None) -> Examples | None:
     """Where the ensemble and the headline's model differ most, in total variation, for the first seed."""
     if headline is None:
         return None
@@ -153,7 +155,8 @@ def _examples(recipe: Recipe, seeds: tuple[Seed, ...], headline: Headline | None
     teacher, fold = (seed.predictions[name]["test"].mean() for name in ("ensemble", headline.label))
     first, second = (each.log_probs[0].exp() for each in (teacher, fold))  # (N, C)
     distance = (first - second).abs().sum(-1) / 2
-    data, notice = _data(recipe, teacher.labels)
+    with looking_in(run.places):
+        data, notice = _data(recipe, teacher.labels)
     found = []
     for index in distance.argsort(descending=True, stable=True)[:SHOWN].tolist():
         image = _image(data, index) if data is not None else None

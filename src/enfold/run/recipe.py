@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
 from enfold.errors import EnfoldError
+from enfold.members.checkpoints import matching_files
 from enfold.registry import method, nearest
 from enfold.run.methods import (
     STEPS,
@@ -31,6 +33,7 @@ from enfold.run.specs import CorruptionSpec, DataSpec, FoldSpec, MethodSpec, Sha
 from enfold.run.wrong import Place, explained, lines_of
 from enfold.run.yaml_text import Loader, read_yaml, write_yaml
 from enfold.train import Plan
+from enfold.usercode import looking_in
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")  # a file's name and a row's
 RESERVED = ("mean", "member", "members", "ensemble", "control")
@@ -44,7 +47,7 @@ class Recipe(BaseModel):
     name: str = "run"
     data: DataSpec = DataSpec()
     network: str | dict[str, Any] = "mlp"
-    members: int = 4
+    members: int = 4  # of checkpoints: the first so many, all if left out
     checkpoints: str | None = None  # of members that were trained elsewhere, as a pattern: none are trained then
     seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
     sizes: tuple[int, ...] = ()  # also evaluate the first so many members as an ensemble
@@ -196,9 +199,15 @@ class Recipe(BaseModel):
         names = [str(spec.get("name", "")) if isinstance(spec, Mapping) else str(spec) for spec in specs]
         return [reference for reference in (*names, self.data.source, *sets) if ":" in reference]
 
+    def command(self, *words: object) -> str:
+        """What to type to go on with a run of this recipe, as it must be typed."""
+        trust = ["--trust-code"] if self.runs_code() else []
+        return shlex.join(["enfold", *map(str, words), *trust])
+
     def extends(self, other: Recipe) -> bool:
-        """Whether this is the other recipe, or that with more shares and folds."""
-        none: dict[str, Any] = {"shares": (), "folds": (), "control_names": {}, "corruptions": None, "ood": ()}
+        """Whether this is the other recipe, whatever its name, or that with more shares and folds."""
+        names: dict[str, Any] = {"name": "", "control_names": {}}
+        none = {**names, "shares": (), "folds": (), "corruptions": None, "ood": ()}
         same = self.model_copy(update=none) == other.model_copy(update=none)
         known = all(share in self.shares for share in other.shares)
         return same and known and all(fold in self.folds for fold in other.folds)
@@ -218,7 +227,8 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise EnfoldError(f"a recipe must be a readable YAML file, got '{path}' ({error}): check the path") from error
-    return parse_recipe(text, str(path), overrides)
+    with looking_in([Path(), path.parent]):
+        return parse_recipe(text, str(path), overrides)
 
 
 def parse_recipe(text: str, where: str = "the recipe", overrides: Sequence[str] = ()) -> Recipe:
@@ -237,6 +247,8 @@ def parse_recipe(text: str, where: str = "the recipe", overrides: Sequence[str] 
 
 def make_recipe(content: Mapping[str, Any], where: str, lines: Mapping[tuple[Any, ...], int] | None = None) -> Recipe:
     """Validate a recipe's content; all its plans and folds are checked too."""
+    if isinstance(content.get("checkpoints"), str) and "members" not in content:
+        content = {**content, "members": len(matching_files(content["checkpoints"]))}
     try:
         recipe = Recipe.model_validate(content)
     except ValidationError as error:
@@ -251,21 +263,7 @@ def make_recipe(content: Mapping[str, Any], where: str, lines: Mapping[tuple[Any
         located.method("share", share, ("shares", index))
         located.plan({**recipe.plan, **share.plan}, ("shares", index, "plan"), None)
     for index, fold in enumerate(recipe.folds):
-        if fold.first is not None and fold.first > recipe.members:
-            raise EnfoldError(
-                f"{located.place.at(('folds', index, 'first'))}: '{fold.label}' is of the first {fold.first} members, "
-                f"but there are {recipe.members}: lower it"
-            )
-        if fold.seeds is not None and not set(fold.seeds) & set(recipe.seeds):
-            raise EnfoldError(
-                f"{located.place.at(('folds', index, 'seeds'))}: '{fold.label}' is of seeds {list(fold.seeds)}, none "
-                f"of which the run has: choose among {list(recipe.seeds)}"
-            )
-        for number, step in enumerate(fold.steps):
-            path = ("folds", index) if not number else ("folds", index, "then", number - 1)
-            located.method("fold", step, path)
-            if has_plan(step.method):
-                located.plan({**(own_plan(step.method) or recipe.plan), **step.plan}, (*path, "plan"), 1)
+        located.fold(recipe, fold, ("folds", index))
     recipe.controls(recipe.seeds[0])
     too_many = [size for size in recipe.sizes if not 1 <= size <= recipe.members]
     if too_many:
@@ -320,3 +318,20 @@ class _Located:
             raise explained(error, self.place, kind, path) from error
         except (EnfoldError, TypeError) as error:
             raise EnfoldError(f"{self.place.at(path)}: {error}") from error
+
+    def fold(self, recipe: Recipe, fold: FoldSpec, path: tuple[Any, ...]) -> None:
+        if fold.first is not None and fold.first > recipe.members:
+            raise EnfoldError(
+                f"{self.place.at((*path, 'first'))}: '{fold.label}' is of the first {fold.first} members, but there "
+                f"are {recipe.members}: lower it"
+            )
+        if fold.seeds is not None and not set(fold.seeds) & set(recipe.seeds):
+            raise EnfoldError(
+                f"{self.place.at((*path, 'seeds'))}: '{fold.label}' is of seeds {list(fold.seeds)}, none of which the "
+                f"run has: choose among {list(recipe.seeds)}"
+            )
+        for number, step in enumerate(fold.steps):
+            own = path if not number else (*path, "then", number - 1)
+            self.method("fold", step, own)
+            if has_plan(step.method):
+                self.plan({**(own_plan(step.method) or recipe.plan), **step.plan}, (*own, "plan"), 1)

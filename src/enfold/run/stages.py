@@ -26,6 +26,7 @@ from enfold.evaluate import best_member, member_logits
 from enfold.fold.soup import Alone
 from enfold.folding import Route, noted
 from enfold.members import Stacked
+from enfold.members.checkpoints import matching_files
 from enfold.members.initialise import initialised
 from enfold.merging.states import require_reference
 from enfold.networks import factory
@@ -42,7 +43,7 @@ from enfold.train import Plan, Trajectory, fit
 from enfold.train.checkpoint import stored_history
 from enfold.train.diversity import Alike
 from enfold.train.loop import Fit
-from enfold.usercode import told
+from enfold.usercode import looking_in, told
 
 
 @dataclass(frozen=True)
@@ -58,26 +59,33 @@ class Cell:
     def data(self) -> Data:
         """The recipe's data; the same split for every seed."""
         spec = self.recipe.data
-        return load_data(
-            spec.source,
-            train_size=spec.train_size,
-            validation=spec.validation,
-            size=spec.size,
-            seed=spec.seed,
-            exclude_classes=spec.exclude_classes,
-        )
+        with looking_in(self.run.places):
+            return load_data(
+                spec.source,
+                train_size=spec.train_size,
+                validation=spec.validation,
+                size=spec.size,
+                seed=spec.seed,
+                exclude_classes=spec.exclude_classes,
+            )
 
     @cached_property
     def outside(self) -> tuple[Outside, ...]:
         """The recipe's sets from outside, as its network is shown them."""
         spec = self.recipe.data
-        everything = load_data(spec.source, size=spec.size).test if spec.exclude_classes else self.data.test
-        return tuple(made_set(each, self.data, everything) for each in self.recipe.ood)
+        with looking_in(self.run.places):
+            everything = load_data(spec.source, size=spec.size).test if spec.exclude_classes else self.data.test
+            return tuple(made_set(each, self.data, everything) for each in self.recipe.ood)
 
     @cached_property
     def make_network(self) -> Callable[[], nn.Module]:
         """The recipe's network, made anew at each call."""
-        return factory(self.recipe.network, self.data.shape, self.data.num_classes)
+        return self.maker(self.recipe.network)
+
+    def maker(self, spec: str | Mapping[str, Any]) -> Callable[[], nn.Module]:
+        """What makes the network of a spec for the recipe's data."""
+        with looking_in(self.run.places):
+            return factory(spec, self.data.shape, self.data.num_classes)
 
     def check(self) -> None:
         """Data and network must fit before anything is written: two inputs are run through the network."""
@@ -192,25 +200,32 @@ class Cell:
         self.run.log("finished", stage=f"{kind}/{label}", seed=self.seed, seconds=time.perf_counter() - started)
         return model.eval()
 
-    def _brought(self) -> Stacked | None:
-        """Members that were trained elsewhere, if the recipe names their files."""
+    def _brought(self) -> tuple[Stacked, dict[str, list[str]]] | None:
+        """Members that were trained elsewhere, if the recipe names their files, and which file is which.
+
+        They are the first so many in order of name.
+        """
         if self.recipe.checkpoints is None:
             return None
-        found = Stacked.load(self.recipe.checkpoints, self.make_network)
-        if found.num_members != self.recipe.members:
+        with looking_in(self.run.places):
+            files, wanted = matching_files(self.recipe.checkpoints), self.recipe.members
+        if len(files) < wanted:
             raise EnfoldError(
-                f"there must be a checkpoint for each of the {self.recipe.members} members, got {found.num_members} "
-                f"files of '{self.recipe.checkpoints}': set members: {found.num_members}"
+                f"there must be a checkpoint for each of the {wanted} members, got {len(files)} files of "
+                f"'{self.recipe.checkpoints}': leave members out, or set it to {len(files)}"
             )
-        return found
+        told = {"files": [str(file) for file in files[:wanted]], "left_out": [str(file) for file in files[wanted:]]}
+        return Stacked.load(files[:wanted], self.make_network), told
 
     def members(self) -> Stacked:
         """The trained members."""
+        told: dict[str, Any] = {}
 
         def make(checkpoint: Path) -> nn.Module:
             brought = self._brought()
             if brought is not None:
-                return brought
+                told.update(brought[1])
+                return brought[0]
             members = Stacked.make(self.make_network, self.recipe.members, seed=self.seed)
             title = f"seed {self.seed}: {self.recipe.members} members"
             plan = self.recipe.members_plan(self.seed, self.device)
@@ -219,7 +234,7 @@ class Cell:
             self.run.write_json("members/history.json", history.as_dict())
             return members
 
-        members = self._stage("members", "members", make)
+        members = self._stage("members", "members", make, told=told)
         if not isinstance(members, Stacked):
             raise TypeError("members are stored as Stacked")
         return members.to(self.device)
@@ -251,7 +266,7 @@ class Cell:
         """What makes the share's network: the recipe's, or its own."""
         if spec.network is None:
             return self.make_network
-        return factory(spec.network, self.data.shape, self.data.num_classes)
+        return self.maker(spec.network)
 
     def chosen_share(self, spec: ShareSpec) -> Any:
         """The method with its settings; the recipe's number of members and the cell's seed where it has none given."""
@@ -291,7 +306,7 @@ class Cell:
 
         def given(step: MethodSpec) -> dict[str, Any]:
             return {
-                "network": lambda each: factory(each, self.data.shape, self.data.num_classes),
+                "network": self.maker,
                 "plan": self.recipe.method_plan(step, self.seed, self.device),
                 "members": spec.first or self.recipe.members,
                 "seed": self.seed,

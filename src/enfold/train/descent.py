@@ -43,6 +43,10 @@ class Descent:
         with progress(title, total, done=(steps or 0) * done) as self.bar:
             for epoch in range(done, self.plan.epochs):
                 if self.selection.finished(epoch):
+                    self.bar.advance((steps or 0) * (self.plan.epochs - epoch))
+                    self.bar.say(
+                        f"{of}no lower loss than {self.selection.nll[0]:.4f} since epoch {self.selection.epoch[0]}"
+                    )
                     break
                 started, self.steps = time.perf_counter(), 0
                 yield epoch
