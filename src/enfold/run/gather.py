@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from enfold.data import Data, Split
-from enfold.data import load as load_data
 from enfold.errors import EnfoldError
 from enfold.metrics import gain_recovered, nll
 from enfold.predictions import Predictions
@@ -172,15 +171,7 @@ def _data(recipe: Recipe, labels: torch.Tensor) -> tuple[Data | None, str]:
     if ":" in spec.source:
         return None, "no code is run for a report, so the inputs are not shown"
     try:
-        data = load_data(
-            spec.source,
-            train_size=spec.train_size,
-            validation=spec.validation,
-            size=spec.size,
-            seed=spec.seed,
-            exclude_classes=spec.exclude_classes,
-            download=False,
-        )
+        data = spec.load(download=False)
     except EnfoldError:
         return None, f"the data '{spec.source}' are not at hand, so the inputs are not shown"
     if not isinstance(data.test, Split) or not torch.equal(data.test.labels, labels):

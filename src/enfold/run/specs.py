@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from enfold.data import Data
+from enfold.data import load as load_data
 from enfold.data.corruptions import KINDS, SEVERITIES, STANDARD
 from enfold.data.corruptions.suite import check_kind, check_severity
 
@@ -22,6 +24,11 @@ class DataSpec(BaseModel):
     size: int | None = None  # images of a folder are resized to it
     seed: int = 0
     exclude_classes: tuple[int, ...] = ()  # left out of all parts, the others numbered anew
+
+    def load(self, *, download: bool = True) -> Data:
+        """The data; the same split wherever it is asked for."""
+        chosen = {name: getattr(self, name) for name in type(self).model_fields if name != "source"}
+        return load_data(self.source, download=download, **chosen)
 
 
 class CorruptionSpec(BaseModel):

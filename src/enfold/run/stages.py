@@ -58,16 +58,8 @@ class Cell:
     @cached_property
     def data(self) -> Data:
         """The recipe's data; the same split for every seed."""
-        spec = self.recipe.data
         with looking_in(self.run.places):
-            return load_data(
-                spec.source,
-                train_size=spec.train_size,
-                validation=spec.validation,
-                size=spec.size,
-                seed=spec.seed,
-                exclude_classes=spec.exclude_classes,
-            )
+            return self.recipe.data.load()
 
     @cached_property
     def outside(self) -> tuple[Outside, ...]:
