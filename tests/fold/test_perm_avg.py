@@ -16,7 +16,7 @@ from enfold.folding import mean_state
 from enfold.members import Stacked
 from enfold.merging import softness
 from enfold.merging.aligning import Steps, watch
-from enfold.merging.soft import mixed
+from enfold.merging.soft import SoftAverage, mixed
 from enfold.merging.states import Unaligned, mean_of, states_of
 from enfold.networks import MLP
 from enfold.progress import titled
@@ -25,6 +25,11 @@ from enfold.train import CrossEntropy, Plan
 from enfold.train.objective import Moment
 
 SHORT = Plan(epochs=2, batch_size=16, optimizer="adam", learning_rate=0.1, weight_decay=0.0, select="last")
+
+
+def learned(fold: PermAVG, members: Stacked, data: Data) -> SoftAverage | None:
+    members, symmetry = fold.ready(members, data)
+    return fold.learned(members, data, symmetry)
 
 
 def planted(order: list[int]) -> tuple[Stacked, Data]:
@@ -70,7 +75,7 @@ def accuracy(logits: Tensor, data: Data) -> float:
 @pytest.mark.parametrize("order", [[1, 0, 2], [1, 2, 0]], ids=["odd", "even"])
 def test_a_planted_permutation_is_found_from_a_matching_and_kept_by_learning(order):
     members, data = planted(order)
-    model = PermAVG(plan=LONGER, iterations=20, matched=10.0).learned(members, data)
+    model = learned(PermAVG(plan=LONGER, iterations=20, matched=10.0), members, data)
     assert model.all_matrices()[0][0].argmax(1).tolist() == torch.tensor(order).argsort().tolist()
     assert float(softness(model.all_matrices()[0]).max()) < 0.5
     naive = members.network(mean_state(members))
@@ -92,7 +97,7 @@ def test_learning_from_the_identity_beats_its_start_and_the_plain_average(settin
 
 def test_the_determinant_keeps_its_sign_so_odd_permutations_are_out_of_reach_from_the_identity():
     members, data = planted([1, 0, 2])
-    (matrices,) = PermAVG(plan=LONGER, iterations=20).learned(members, data).all_matrices()
+    (matrices,) = learned(PermAVG(plan=LONGER, iterations=20), members, data).all_matrices()
     assert float(torch.linalg.det(matrices[0])) > 0
 
 
@@ -121,20 +126,20 @@ def test_two_members_are_the_same_in_order_and_jointly(members, data):
 
 
 def test_members_are_added_one_after_the_other_and_settled_ones_stay(members, data):
-    short, longer = (PermAVG(plan=SHORT).learned(members[:count], data) for count in (2, 3))
+    short, longer = (learned(PermAVG(plan=SHORT), members[:count], data) for count in (2, 3))
     for first, both in zip(short.all_matrices(), longer.all_matrices(), strict=True):
         assert both.shape[0] == 2
         torch.testing.assert_close(both[:1], first)
     assert longer.get_buffer("weights").tolist() == [1 / 3] * 3
-    universe = PermAVG(plan=SHORT, universe=True).learned(members[:3], data)
+    universe = learned(PermAVG(plan=SHORT, universe=True), members[:3], data)
     assert [len(each) for each in universe.all_matrices()] == [3]
-    joint = PermAVG(plan=SHORT, order="joint").learned(members, data)
+    joint = learned(PermAVG(plan=SHORT, order="joint"), members, data)
     assert joint.learned == 3
 
 
 def test_in_a_universe_the_first_member_is_mixed_too_and_so_are_its_weights(members, data):
     fold = PermAVG(plan=SHORT, universe=True, order="joint", matched=2.0)
-    model = fold.learned(members[:3], data)
+    model = learned(fold, members[:3], data)
     states = states_of(members[:3])
     mixed_ones = [
         mixed(state, model.groups, [each[index] for each in model.all_matrices()]) for index, state in enumerate(states)
@@ -170,7 +175,7 @@ def test_it_resumes_in_a_later_stage_to_the_same_bits(members, data, tmp_path, m
 
 
 def test_temperature_and_weights_follow_the_training(members, data):
-    model = PermAVG(plan=SHORT).learned(members[:3], data).train()
+    model = learned(PermAVG(plan=SHORT), members[:3], data).train()
     steps = Steps(CrossEntropy(), "", 3, (1.0, 0.1), "dirichlet")
     drawn = []
     for progress in (0.0, 0.5, 1.0):
@@ -198,7 +203,7 @@ def test_a_projection_averages_permuted_members(members, data):
 
 
 def test_gains_are_learned_and_scale_what_is_handed_on(members, data):
-    model = PermAVG(plan=SHORT, gain=True).learned(members[:2], data)
+    model = learned(PermAVG(plan=SHORT, gain=True), members[:2], data)
     assert float((model.gains[0].detach() - 1).abs().max()) > 0.01
     with torch.no_grad():
         model.gains[0].fill_(2.0)
@@ -220,20 +225,20 @@ def test_a_step_goes_down_the_mixture_of_the_labels_and_the_ensembles_loss(membe
     """One step of plain SGD on all data is the slope of the loss, which is written out here."""
     plan = Plan(epochs=1, batch_size=40, optimizer="sgd", learning_rate=0.1, momentum=0.0, weight_decay=0.0)
     fold, pair = PermAVG(plan=plan.replace(schedule="constant", select="last"), alpha=0.3), members[:2]
-    start = dataclasses.replace(fold, plan=plan.replace(epochs=0)).learned(pair, data)
+    start = learned(dataclasses.replace(fold, plan=plan.replace(epochs=0)), pair, data)
     logits, teacher = start(data.train.inputs)[0], pair(data.train.inputs).detach().softmax(-1).mean(0)
     ensembles = F.kl_div(logits.log_softmax(-1), teacher, reduction="batchmean")
     loss = 0.7 * F.cross_entropy(logits, data.train.labels) + 0.3 * ensembles
     (slope,) = torch.autograd.grad(loss, start.scores[0])
     expected = start.scores[0].detach() - 0.1 * slope
-    torch.testing.assert_close(fold.learned(pair, data).scores[0].detach(), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(learned(fold, pair, data).scores[0].detach(), expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("members", ["plain"], indirect=True)
 @pytest.mark.parametrize("order", ["sequential", "joint"])
 def test_equal_members_share_a_permutation_and_count_as_often_as_they_are_there(members, data, order):
     fold, given = PermAVG(plan=SHORT, order=order), Stacked([members.member(index) for index in (0, 1, 1, 0, 0, 2)])
-    model, (first, second, third) = fold.learned(given, data), states_of(members[:3])
+    model, (first, second, third) = learned(fold, given, data), states_of(members[:3])
     (matrices,) = model.all_matrices()
     assert len(matrices) == 2
     second, third = mixed(second, model.groups, matrices[:1]), mixed(third, model.groups, matrices[1:])
@@ -271,7 +276,7 @@ def test_a_singular_matrix_says_what_to_change(members, data):
 
 
 def test_matrices_near_to_singular_ones_are_watched(members, data):
-    model = PermAVG(plan=SHORT).learned(members[:2], data)
+    model = learned(PermAVG(plan=SHORT), members[:2], data)
     with torch.no_grad():
         for scores in model.scores:
             scores.mul_(1e-6)
@@ -297,6 +302,34 @@ def test_a_network_that_cannot_be_followed_is_averaged_and_the_user_is_told(data
         network = PermAVG(plan=SHORT)(members, data)
     for name, mean in mean_state(members).items():
         torch.testing.assert_close(network.state_dict()[name], mean)
+
+
+class Tied(nn.Module):
+    """A weight that makes units and takes them, and units of its own before the classes."""
+
+    def __init__(self, free: int = 0) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 6)
+        self.free = nn.Sequential(nn.Linear(4, free), nn.ReLU()) if free else nn.Identity()
+        self.head = nn.Linear(free or 4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.relu(self.inner(inputs))
+        logits: Tensor = self.head(self.free(F.linear(hidden, self.inner.weight.t())))
+        return logits
+
+
+@pytest.mark.parametrize("free", [0, 5])
+def test_units_of_tied_weights_stay_unless_matched_and_are_then_put_in_order(data, free):
+    first, second, inputs = Tied(free), Tied(free), data.test.inputs
+    symmetry = symmetries(first, inputs[:2])
+    orders = {group.name: torch.randperm(group.size) for group in symmetry.groups}
+    second.load_state_dict(permute(first.state_dict(), symmetry, orders))
+    members = Stacked([first, second])
+    with pytest.warns(Unaligned, match=r"averaged as they are, because tied weights make and take those of \S+: print"):
+        PermAVG(plan=SHORT)(members, data)
+    network = PermAVG(plan=SHORT.replace(epochs=0), matched=40.0)(members, data)
+    torch.testing.assert_close(network(inputs), first(inputs), rtol=1e-4, atol=1e-5)
 
 
 def test_half_precision_is_refused_with_what_to_do(data):

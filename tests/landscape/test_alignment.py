@@ -161,10 +161,10 @@ def test_learned_states_average_to_what_the_fold_gives_and_are_found_again_from_
     folded = predict(SHORT(members, data), data)
     scores = average_scores(members, states, data)
     assert scores.nll == pytest.approx(nll(folded), rel=1e-4)
-    again = given_alignment(members, data, found.matrices)
+    again = given_alignment(members, data, SHORT, found.matrices)
     torch.testing.assert_close(again.states(), states, rtol=0, atol=0)
     with pytest.raises(EnfoldError, match="one matrix a group"):
-        given_alignment(members, data, found.matrices[:1])
+        given_alignment(members, data, SHORT, found.matrices[:1])
 
 
 def test_identities_align_nothing() -> None:

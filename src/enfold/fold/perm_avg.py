@@ -19,7 +19,8 @@ member 3 is added at weights of 1/3, only its C are learned, and so on. Two memb
 
 S(I/τ) is no identity: for τ = 1 and wide layers it is almost uniform, and the start is not the plain average. Only P of
 positive determinant can be reached from there: between them and others P is singular, and P^-1 without bound. `matched`
-starts at c times the permutations of weight matching, odd ones too; 10 to 14 is near to them.
+starts at c times the permutations of weight matching, odd ones too; 10 to 14 is near to them. Tied weights that make
+and take the same units need P^-1 = Pᵀ, which is true of permutations alone: `matched` puts these units in order once.
 
 Differs from the thesis: any network whose symmetries are found, not MLPs alone, and what is proved to be no symmetry
 stays as it is; systems are solved instead of inverses formed; iterations end when rows sum to 1 within `tolerance`;
@@ -43,7 +44,7 @@ from enfold.errors import EnfoldError
 from enfold.fold.distill import Distill
 from enfold.folding import Composable, mean_state, require_data, require_members
 from enfold.members import Members, State
-from enfold.merging.aligning import Mixing, Steps, all_equal, distinct, identities, matchings, soft_symmetry, watch
+from enfold.merging.aligning import Mixing, Steps, all_equal, distinct, identities, matchings, mixable, watch
 from enfold.merging.sinkhorn import Gradient
 from enfold.merging.soft import Balance, SoftAverage
 from enfold.modes import evaluating
@@ -106,7 +107,8 @@ class PermAVG(Composable):
         require_data(data, "permAVG")
         if all_equal(members):
             return members.member(0).eval()
-        model = self.learned(members, data, checkpoint=checkpoint, answers=answers)
+        members, symmetry = self.ready(members, data)
+        model = self.learned(members, data, symmetry, checkpoint=checkpoint, answers=answers)
         with torch.no_grad():
             if model is None:
                 network = members.network(mean_state(members))
@@ -122,13 +124,22 @@ class PermAVG(Composable):
         """How often so many members are trained by the plan."""
         return 1 if order == "joint" else max(members - 1, 1)
 
+    def ready(self, members: Members, data: Data) -> tuple[Members, Symmetry]:
+        """What is learned from: the members, units that only permutations may move in order, and what may be mixed."""
+        return mixable(members, data, self.plan.seed, matched=self.matched is not None)
+
     def learned(
-        self, members: Members, data: Data, *, checkpoint: Path | None = None, answers: Path | None = None
+        self,
+        members: Members,
+        data: Data,
+        symmetry: Symmetry,
+        *,
+        checkpoint: Path | None = None,
+        answers: Path | None = None,
     ) -> SoftAverage | None:
-        """The members in their soft permutations (`all_matrices`); None where nothing is to be permuted."""
+        """The members of `ready` in their soft permutations (`all_matrices`); None where nothing is to be permuted."""
         states, counts = distinct(members)
         checkpoint = checkpoint and Path(checkpoint)
-        symmetry = soft_symmetry(members, data, self.plan.seed)
         if not symmetry.groups or len(states) == 1:  # of members that differ in statistics alone
             return None
         stages = self._stages(len(states))

@@ -29,7 +29,7 @@ from enfold.evaluate import predict
 from enfold.fold.perm_avg import PermAVG
 from enfold.members import Members, State
 from enfold.merging import condition, softness
-from enfold.merging.aligning import distinct, soft_symmetry
+from enfold.merging.aligning import distinct
 from enfold.merging.soft import mixed
 from enfold.merging.solve import Singular
 from enfold.merging.states import mean_of, states_of
@@ -127,7 +127,8 @@ def learned_alignment(members: Members, data: Data, fold: PermAVG, *, checkpoint
             f"alignment needs 2 or more members that differ, got {members.num_members} of which "
             f"{len(distinct(members)[0])} differ: choose others"
         )
-    model = fold.learned(members, data, checkpoint=checkpoint)
+    members, symmetry = fold.ready(members, data)
+    model = fold.learned(members, data, symmetry, checkpoint=checkpoint)
     if model is None:
         raise EnfoldError(
             f"alignment needs hidden units that may be permuted, but {type(members.skeleton.network).__name__} has "
@@ -136,9 +137,10 @@ def learned_alignment(members: Members, data: Data, fold: PermAVG, *, checkpoint
     return Aligned(members, model.groups, [each.cpu() for each in model.all_matrices()])
 
 
-def given_alignment(members: Members, data: Data, matrices: Sequence[Tensor], *, seed: int = 0) -> Aligned:
-    """The members with matrices that were learned before, in the order of the groups."""
-    groups = soft_symmetry(members, data, seed).groups
+def given_alignment(members: Members, data: Data, fold: PermAVG, matrices: Sequence[Tensor]) -> Aligned:
+    """The members with matrices that such a permAVG learned before, in the order of the groups."""
+    members, symmetry = fold.ready(members, data)
+    groups = symmetry.groups
     expected = [(members.num_members - 1, group.size, group.size) for group in groups]
     if [tuple(each.shape) for each in matrices] != expected:
         raise EnfoldError(

@@ -31,7 +31,7 @@ from enfold.landscape.alignment import (
 )
 from enfold.members import Members, Stacked, State
 from enfold.members.initialise import initialised
-from enfold.merging.aligning import soft_symmetry
+from enfold.merging.aligning import mixable
 from enfold.merging.solve import Singular
 from enfold.merging.states import states_of
 from enfold.metrics import accuracy
@@ -74,7 +74,7 @@ def planted_pair(
     members: Members, data: Data, noise: float, *, seed: int = 0
 ) -> tuple[Stacked, Symmetry, dict[str, Tensor]]:
     """Equation (1) from the first member: both networks, what was permuted, and the orders that undo it, by group."""
-    symmetry = soft_symmetry(members, data, seed)
+    _, symmetry = mixable(members, data, seed)
     source = generator(seed, "plant")
     first = states_of(members)[0]
     orders = {group.name: torch.randperm(group.size, generator=source) for group in symmetry.groups}
@@ -150,7 +150,7 @@ def _lesson(split: Split, num_classes: int, difference: Difference, index: int) 
 def different_pair(members: Stacked, data: Data, fold: PermAVG, difference: Difference) -> DifferentPair:
     """What alignment does with members of `differently_trained`; permAVG learns on all classes and true labels."""
     first, second = states_of(members)
-    symmetry = soft_symmetry(members, data, fold.plan.seed)
+    _, symmetry = mixable(members, data, fold.plan.seed)
     learned = set(members.skeleton.parameters)
     matched = matched_to(first, second, symmetry, seed=fold.plan.seed, learned=learned)
     said = predict(members, data, "test")

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from enfold.data import Data
 from enfold.data.batches import Batch
 from enfold.errors import EnfoldError
-from enfold.members import Members, State
+from enfold.members import Members, Stacked, State
 from enfold.merging.soft import SoftAverage
 from enfold.merging.solve import REMEDY, condition
 from enfold.merging.states import example_of, say_unaligned, states_of, why_unaligned
 from enfold.seeds import generator
-from enfold.symmetry import Group, Symmetry, symmetries, weight_matching
+from enfold.symmetry import Group, Symmetry, permute, symmetries, weight_matching
 from enfold.train.objective import ByBatch, Moment, Objective
 
 Mixing = Literal["equal", "dirichlet"]
@@ -46,20 +46,38 @@ def distinct(members: Members) -> tuple[list[State], list[int]]:
     return states, counts
 
 
-def soft_symmetry(members: Members, data: Data, seed: int) -> Symmetry:
-    """The groups that may be mixed; where some may not, or nothing is known, a warning says so."""
+def mixable(members: Members, data: Data, seed: int, *, matched: bool = False) -> tuple[Members, Symmetry]:
+    """The members, and the groups of their units that may be mixed; a warning tells of units that may not.
+
+    No matrix but a permutation keeps the two uses of a tied weight together. If `matched`, the units that it makes and
+    takes are put in the first member's order by weight matching; else they stay as they are.
+    """
     with torch.random.fork_rng(devices=[]):  # a loader of the user's own may draw
         network = members.member(0)
         found = symmetries(network, example_of(data), seed=seed)
-    soft = tuple(group for group in found.groups if all(axis.role != "both" for axis in group.axes))
+    tied = [group for group in found.groups if any(axis.role == "both" for axis in group.axes)]
+    soft = tuple(group for group in found.groups if group not in tied)
     _require_solvable(soft, states_of(members)[0])
-    left = [group.name for group in found.groups if group not in soft]
     reason = why_unaligned(network, found)
-    if left or not soft or reason:
-        reason = reason or (f"tied weights make and take those of {', '.join(left)}" if left else "none is free")
-        what = "some units are" if soft else "no unit is aligned, and all are"
-        say_unaligned(what, reason)
-    return replace(found, groups=soft)
+    if tied and matched:
+        members = _in_order(members, found, tied, seed)
+    elif tied:
+        reason = reason or f"tied weights make and take those of {', '.join(group.name for group in tied)}"
+    if reason or not found.groups:
+        what = "some units are" if soft or (tied and matched) else "no unit is aligned, and all are"
+        say_unaligned(what, reason or "none is free")
+    return members, replace(found, groups=soft)
+
+
+def _in_order(members: Members, symmetry: Symmetry, groups: Sequence[Group], seed: int) -> Stacked:
+    """The members with the units of these groups in the orders that are nearest to the first one's."""
+    learned, names = set(members.skeleton.parameters), {group.name for group in groups}
+    first, *others = states_of(members)
+    states = [first]
+    for state in others:
+        orders = weight_matching(first, state, symmetry, seed=seed, learned=learned)
+        states.append(permute(state, symmetry, {name: order for name, order in orders.items() if name in names}))
+    return Stacked([members.network(state) for state in states], members.engine_name)
 
 
 def _require_solvable(groups: Sequence[Group], state: State) -> None:

@@ -174,7 +174,7 @@ class _Study:
         file = self.folder / MATRICES
         settings, matrices = _read_matrices(file)
         if matrices and settings == self.settings:
-            return given_alignment(self.members, self.data, list(matrices.values()), seed=self.fold.plan.seed)
+            return given_alignment(self.members, self.data, self.fold, list(matrices.values()))
         digest = hashlib.sha256(json.dumps(self.settings).encode()).hexdigest()[:12]
         checkpoint = self.folder / f"learned-{digest}.checkpoint.safetensors"  # one of other settings is of no use
         with titled(f"permAVG at temperature {self.fold.temperature:g}"):
