@@ -319,3 +319,22 @@ def test_measured_latency_ratio_with_a_fake_clock(monkeypatch: pytest.MonkeyPatc
 def test_wrong_measurements_are_refused(reference: str, batch_sizes: tuple[int, ...], message: str) -> None:
     with pytest.raises(EnfoldError, match=message):
         cost.measure({"one": nn.Identity()}, reference, torch.zeros(2), batch_sizes=batch_sizes)
+
+
+class Normed(nn.Module):
+    """A norm of a bare weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.norm = nn.Parameter(torch.randn(2, 4)), nn.LayerNorm(4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs @ self.norm(self.query).t()
+
+
+@pytest.mark.parametrize("make", [lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 2, bias=False)), Normed])
+def test_flops_where_modules_are_called_with_weights(make: Callable[[], nn.Module]) -> None:
+    network = make()
+    with torch.inference_mode():
+        assert cost.flops(network, torch.randn(3, 4)) == (2 * 4 * 2)
+    assert all(parameter.requires_grad for parameter in network.parameters())

@@ -34,9 +34,7 @@ def collected(run: Path) -> dict[str, Any]:
     if ends is None:
         raise SystemExit(f"'{run}' must hold predictions of all its seeds: make them by enfold evaluate {run}")
     return {
-        "network": summary["recipe"]["network"],
-        "plan": summary["recipe"]["plan"],
-        "seeds": summary["seeds"],
+        **{key: summary[key] for key in ("recipe", "seeds", "versions")},
         "rows": {label: {key: row["scores"][key] for key in KEPT} for label, row in rows.items()},
         "barriers": {label: _below(ends.values, rows[label]["scores"]["accuracy"]["values"]) for label in HALFWAY},
     }
@@ -53,13 +51,10 @@ def _below(ends: list[float], merged: list[float]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     paths = [Path(each) for each in sys.argv[1:]]
-    first = json.loads((paths[0] / "summary.json").read_text(encoding="utf-8"))
-    about = {
-        "command": "enfold run recipes/cifar10-merging.yaml RUN --set network.width=W (and plain convolutions)",
-        "date": time.strftime("%Y-%m-%d"),
-        **{key: first[key] for key in ("seeds", "versions", "recipe")},
-    }
     file = Path(__file__).parent.parent / "results" / "cifar10-merging.json"
-    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else about
-    networks = {**known.get("networks", {}), **{path.name: collected(path) for path in paths}}
-    write_json(file, {**known, "date": about["date"], "networks": networks})
+    known = json.loads(file.read_text(encoding="utf-8"))["networks"] if file.exists() else {}
+    about = {
+        "command": "enfold run recipes/cifar10-merging.yaml RUN, with what is set of the recipe for each network",
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    write_json(file, {**about, "networks": {**known, **{path.name: collected(path) for path in paths}}})

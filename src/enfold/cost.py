@@ -106,11 +106,23 @@ def flops(module: nn.Module, inputs: Tensor) -> int:
     members' weights, is shared by its examples.
     """
     counter = FlopCounterMode(display=False, custom_mapping=_MORE_FORMULAS)
-    with evaluating(module), torch.no_grad(), _attention_in_the_open():
+    with evaluating(module), _frozen(module), torch.no_grad(), _attention_in_the_open():
         module(inputs)  # engines are chosen and compared in the first call, once and for all
         with counter:
             module(inputs)
     return round(counter.get_total_flops() / len(inputs))
+
+
+@contextmanager
+def _frozen(module: nn.Module) -> Iterator[None]:
+    """PyTorch's counter asks for the gradient's graph of what modules are called with, which a bare weight has not."""
+    learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    module.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in learned:
+            parameter.requires_grad_()
 
 
 def _attention_flops(query: torch.Size, key: torch.Size, value: torch.Size, *_: object, **__: object) -> int:

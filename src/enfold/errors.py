@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+WITHIN = ("enfold.", "functools", "torch.utils._contextlib")  # modules whose lines tell a user nothing
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
@@ -28,3 +31,11 @@ class NonFiniteLoss(EnfoldError):
 
 class WrongShape(EnfoldError, RuntimeError):
     """Inputs of a shape that a network cannot take."""
+
+
+def level_outside() -> int:
+    """The `stacklevel` of a warning that is to point to the line outside of enfold which led to it."""
+    level, frame = 0, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(WITHIN):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from enfold.data import Data
-from enfold.errors import EnfoldError
+from enfold.errors import EnfoldError, level_outside
 from enfold.members import Members, State
 from enfold.modes import refuse_inference_mode
 from enfold.settings import require_types
@@ -109,8 +110,12 @@ class Route(Composable):
                 "merge first, for example WeightMatching()"
             )
         first = cast("Fold", fold)
-        network = first(members, data, checkpoint=self._file(checkpoint, 0), answers=answers)
-        return self._followed(network, members, data, checkpoint, answers, start=1)
+        with noted() as found:
+            network = first(members, data, checkpoint=self._file(checkpoint, 0), answers=answers)
+        note(**found)
+        parts = found.get("ingredients", {})  # of a soup: what follows is about what is in it
+        route = replace(self, steps=tuple(_after_soup(step, parts, members.num_members) for step in self.steps))
+        return (route if parts else self)._followed(network, members, data, checkpoint, answers, start=1)
 
     def after(
         self,
@@ -161,6 +166,13 @@ class Route(Composable):
         return network if said is None else said(network)
 
 
+def _after_soup(step: Any, parts: Mapping[str, float], count: int) -> Any:
+    """A step that is told with which weights members were merged, if it asks for them and has none."""
+    if getattr(step, "weights", ()) is not None:
+        return step
+    return replace(step, weights=tuple(parts.get(str(index), 0.0) for index in range(count)))
+
+
 def _steps(one: object) -> tuple[object, ...]:
     return one.steps if isinstance(one, Route) else (one,)
 
@@ -182,8 +194,18 @@ def require_data(data: object, purpose: str) -> None:
         )
 
 
-def require_members(model: object, purpose: str) -> Members:
-    """Members of one architecture and of finite values, which is what can be merged or started from."""
+STATISTICS = ("running_mean", "running_var", "running_std", "num_batches_tracked")
+
+
+class Unlike(UserWarning):
+    """Members differ in buffers that have no mean."""
+
+
+def require_members(model: object, purpose: str, *, averaged: bool = False) -> Members:
+    """Members of one architecture and of finite values, which is what can be merged or started from.
+
+    Where they are to be averaged, a warning tells of buffers that differ and are no running statistics.
+    """
     if not isinstance(model, Members):
         raise EnfoldError(
             f"{purpose} needs members of one architecture, got {type(model).__name__}: put networks into "
@@ -198,4 +220,20 @@ def require_members(model: object, purpose: str) -> Members:
             raise EnfoldError(
                 f"{purpose} needs members of finite values, but '{name}' of member {index} is not: leave that one out"
             )
+    if averaged:
+        _say_unlike({name: values[name] for name in model.skeleton.buffers if name in values})
     return model
+
+
+def _say_unlike(buffers: State) -> None:
+    """Statistics are measured again or have a mean; masks, and vectors that others are computed from, have not."""
+    differ = (name for name, stacked in buffers.items() if not bool((stacked == stacked[:1]).all()))
+    name = next((name for name in differ if name.rsplit(".", 1)[-1] not in STATISTICS), None)
+    if name is not None:
+        warnings.warn(
+            f"buffers other than running statistics should be the same in all members to be averaged, but '{name}' "
+            "differs: if weights are made by it, store these instead (torch.nn.utils.prune.remove, "
+            "parametrize.remove_parametrizations)",
+            Unlike,
+            stacklevel=level_outside(),
+        )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from enfold.data import Data, Split
 from enfold.errors import EnfoldError
 from enfold.fold.perm_avg import PermAVG, published
+from enfold.fold.straight_through import StraightThrough
 from enfold.folding import mean_state
 from enfold.members import Stacked
 from enfold.merging import softness
@@ -337,3 +338,20 @@ def test_half_precision_is_refused_with_what_to_do(data):
         EnfoldError, match=r"takes members in float32 or float64, got torch.bfloat16: use members.float"
     ):
         PermAVG(plan=SHORT)(Stacked([MLP(4, [6], 3).bfloat16() for _ in range(2)]), data)
+
+
+@pytest.mark.parametrize("fold", [PermAVG(plan=SHORT), StraightThrough(epochs=2, batch_size=8)], ids=["soft", "hard"])
+def test_a_checkpoint_of_other_members_is_refused(members, data, tmp_path, fold):
+    fold(members[:2], data, checkpoint=tmp_path / "c.safetensors")
+    with pytest.raises(EnfoldError, match="can only continue"):
+        fold(members[[0, 2]], data, checkpoint=tmp_path / "c.safetensors")
+
+
+def test_matrices_are_balanced_in_full_precision_also_where_training_is_not(members, data):
+    model = learned(PermAVG(plan=SHORT), members[:2], data).train()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        (matrix,) = model.matrices()
+        average = model.average([matrix])
+    torch.testing.assert_close(matrix.sum(-1), torch.ones_like(matrix.sum(-1)))
+    for name, expected in model.average(model.matrices()).items():
+        torch.testing.assert_close(average[name], expected)

@@ -15,7 +15,7 @@ from enfold.fold import Average
 from enfold.fold.soup import Alone, Soup
 from enfold.folding import noted
 from enfold.members import Stacked
-from enfold.merging.repair import Correction
+from enfold.merging.repair import Correction, Repair
 from enfold.metrics import METRICS
 
 pytestmark = pytest.mark.filterwarnings("ignore::enfold.fold.soup.Alone")
@@ -189,3 +189,13 @@ def test_the_weights_of_a_learned_soup_are_noted(kitchen, data):
     with noted() as found:
         soup(kitchen, data)
     assert list(found["ingredients"].values()) == soup.mixing_weights(kitchen, data).tolist()
+
+
+@pytest.mark.parametrize("kind", ["greedy", "learned"])
+def test_a_repair_that_follows_knows_what_is_in_it(kitchen, data, kind):
+    within = Soup(kind=kind, repair="repair")(kitchen, data)
+    with noted() as found:
+        behind = (Soup(kind=kind, repair="none") >> Repair())(kitchen, data)
+    assert found["ingredients"], "what the first step says is passed on"
+    for name, tensor in within.state_dict().items():
+        torch.testing.assert_close(behind.state_dict()[name], tensor)

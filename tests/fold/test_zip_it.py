@@ -114,3 +114,8 @@ def test_of_a_tensor_that_is_merged_in_part_the_rest_is_a_mean(monkeypatch):
     monkeypatch.setitem(NETWORKS, "partly hidden", (PartlyHidden, (4,)))
     members, network, data = planted("partly hidden", 3)
     assert_back(ZipIt()(members, data), network, data)
+
+
+def test_without_any_likeness_merged_units_are_merged_again_only_where_nothing_else_is_left():
+    pairs = {(0, 2): 0.9, (1, 3): -0.1, (0, 1): 0.1, (0, 3): 0.1, (1, 2): 0.1, (2, 3): 0.1}
+    assert together(zipped(likeness(pairs, 4), 2, discount=0.0, budget=1.0)) == [[0, 2], [1, 3]]

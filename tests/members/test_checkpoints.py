@@ -8,6 +8,7 @@ from safetensors.torch import save_file, save_model
 from torch import nn
 
 from enfold import EnfoldError, Stacked
+from enfold.folding import require_members
 from enfold.members.checkpoints import WRAPPERS, matching_files
 from zoo import ZOO, population, vectors
 
@@ -74,6 +75,16 @@ def test_a_file_that_holds_tied_tensors_once_is_complete(name, tmp_path):
         save_model(network, str(tmp_path / f"{index}.safetensors"))
     members = Stacked.load(tmp_path / "*.safetensors", ZOO[name].make)
     torch.testing.assert_close(members.eval()(vectors(4)), torch.stack([net.eval()(vectors(4)) for net in networks]))
+
+
+def test_a_file_that_holds_no_number_is_read_and_its_network_refused_by_name(tmp_path):
+    network = nn.Linear(2, 2)
+    with torch.no_grad():
+        network.weight[0, 0] = torch.nan
+    torch.save(network.state_dict(), tmp_path / "one.pt")
+    members = Stacked.load([tmp_path / "one.pt"] * 2, nn.Linear(2, 2))
+    with pytest.raises(EnfoldError, match="'weight' of member 0 is not: leave that one out"):
+        require_members(members, "the average")
 
 
 def test_tied_tensors_that_differ_in_the_file_are_refused(tmp_path):

@@ -9,7 +9,8 @@ from torch.nn.utils import parametrizations, prune
 
 from enfold import EnfoldError, Plan, Stacked, fit
 from enfold.data import Data, Split
-from enfold.fold import PermAVG, WeightMatching
+from enfold.fold import C2M3, ActivationMatching, CCAMerge, OTFusion, PermAVG, WeightMatching, ZipIt
+from enfold.folding import Unlike
 from enfold.merging.states import Unaligned
 
 PLAN = Plan(epochs=1, optimizer="adam", learning_rate=0.1, batch_size=4)
@@ -124,8 +125,12 @@ def pruned() -> nn.Module:
 
 @pytest.mark.parametrize("make", [spectral, pruned])
 def test_weights_that_are_computed_from_others_are_averaged_by_perm_avg_with_a_warning(data: Data, make) -> None:
-    with pytest.warns(Unaligned, match="are fixed"):
+    with (
+        pytest.warns(Unlike, match=r"'0\S+' differs: if weights are made by it") as told,
+        pytest.warns(Unaligned, match="are fixed"),
+    ):
         PermAVG(plan=PLAN)(Stacked.make(make, 2), data)
+    assert told[0].filename == __file__, "the warning points at the user's line"
 
 
 def test_a_bare_layer_has_nothing_to_align(data: Data) -> None:
@@ -162,3 +167,70 @@ def test_gradients_are_switched_on_and_inference_mode_is_refused(data: Data) -> 
                 fold(members, data)
         with pytest.raises(EnfoldError, match="training needs gradients"):
             fit(nn.Linear(4, 3), data, Plan(epochs=1))
+
+
+class Telling(nn.Module):
+    """A network that gives its features beside the logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> dict[str, Tensor]:
+        hidden = torch.relu(self.inner(inputs))
+        return {"logits": self.head(hidden), "features": hidden}
+
+
+MATCHING = [
+    WeightMatching(),
+    ActivationMatching(),
+    ZipIt(),
+    CCAMerge(),
+    OTFusion(),
+    C2M3(),
+    PermAVG(plan=PLAN.replace(epochs=0), matched=40.0),
+]
+
+
+@pytest.mark.parametrize("fold", MATCHING, ids=lambda fold: type(fold).__name__)
+def test_units_are_matched_by_logits_also_where_a_network_gives_them_too(data: Data, fold: WeightMatching) -> None:
+    network, turned = Telling(), Telling()
+    order = torch.tensor([3, 0, 4, 1, 2, 5])
+    state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    for name, axis in (("inner.weight", 0), ("inner.bias", 0), ("head.weight", 1)):
+        state[name] = state[name].index_select(axis, order)
+    turned.load_state_dict(state)
+    merged = fold(Stacked([network, turned]), data)
+    found, expected = (one(data.test.inputs)["logits"] for one in (merged, network))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+class Own(nn.Module):
+    """Weights of the user's own, in no layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(6, 4)), nn.Parameter(torch.randn(3, 6))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.relu(inputs @ self.first.t()).cumsum(1) @ self.second.t()
+
+
+def test_units_of_weights_in_no_layer_are_told_of_too(data: Data) -> None:
+    with pytest.raises(EnfoldError, match=r"the units of 'first' are fixed \(of aten.cumsum"):
+        WeightMatching()(Stacked.make(Own, 2), data)
+
+
+@pytest.mark.parametrize(
+    ("train", "says"),
+    [
+        (Split(torch.zeros(0, 4), torch.zeros(0, dtype=torch.long)), "got none: pass at least one"),
+        ([], "got none: pass at least one"),
+        (iter(()), "must yield batches, got none"),
+        ([{"inputs": torch.zeros(2, 4)}], "must yield pairs of inputs and labels, got dict"),
+    ],
+    ids=["split", "list", "iterator", "dictionaries"],
+)
+def test_a_training_part_without_examples(data: Data, train: object, says: str) -> None:
+    with pytest.raises(EnfoldError, match=says):
+        WeightMatching()(Stacked.make(two_layers, 2), data.replace(train=train))

@@ -47,6 +47,7 @@ def test_overrides() -> None:
         ("folds: [average, average]\n", r"every share and fold must have its own label, got 'average' twice"),
         ("folds: [swag]\n", r"a fold is asked for, but 'swag' is a share: use enfold share RUN swag, or shares: in"),
         ("shares: [distill]\n", r"a share is asked for, but 'distill' is a fold: use enfold fold RUN distill"),
+        ("folds: [{method: soup, plan: {epochs: 1}}]\n", r"line 1: 'soup' is not trained by a plan: leave it out"),
         ("sizes: [9]\n", r"sizes must lie between 1 and the 4 members, got 9"),
         ("data: {sources: x}\n", r"there is no key 'sources', did you mean 'source'"),
         ("seeds: [1, 1]\n", r"every seed must be given once"),

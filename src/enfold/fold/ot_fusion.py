@@ -35,6 +35,7 @@ from enfold.merging.base import Merge
 from enfold.merging.split import by_weights_first
 from enfold.merging.states import mean_of, require_reference, states_of, units_of
 from enfold.symmetry import Axis, Group, soft
+from enfold.symmetry.matching import real
 
 Cost = Literal["weights", "activations"]
 ROUNDS = 1000
@@ -117,7 +118,7 @@ def _readiness(group: Group, rest: Sequence[Group], learned: set[str], state: St
 
 def _weight_costs(fixed: State, state: State, axes: Sequence[Axis]) -> Tensor:
     ours, theirs = (
-        torch.cat([axis.by_unit(one[axis.name]).detach().cpu().double() for axis in axes], dim=1)
+        torch.cat([real(axis.by_unit(one[axis.name]).detach().cpu()).flatten(1).double() for axis in axes], dim=1)
         for one in (fixed, state)
     )
     return torch.cdist(ours, theirs).square()

@@ -47,6 +47,7 @@ from enfold.members import Members, State
 from enfold.merging.aligning import Mixing, Steps, all_equal, distinct, identities, matchings, mixable, watch
 from enfold.merging.sinkhorn import Gradient
 from enfold.merging.soft import Balance, SoftAverage
+from enfold.merging.states import digest
 from enfold.modes import evaluating
 from enfold.progress import part
 from enfold.symmetry import Symmetry
@@ -103,7 +104,7 @@ class PermAVG(Composable):
         self, members: Members, data: Data, *, checkpoint: Path | None = None, answers: Path | None = None
     ) -> nn.Module:
         """One network; a single member is returned as it is."""
-        members = require_members(members, "permAVG")
+        members = require_members(members, "permAVG", averaged=True)
         require_data(data, "permAVG")
         if all_equal(members):
             return members.member(0).eval()
@@ -153,7 +154,7 @@ class PermAVG(Composable):
                 model = self._stage(members, states[:last], counts[:last], symmetry, first, model)
                 if self.reestimate_batch_norm:
                     model.measure_statistics(data)
-                objective = Steps(inner, repr(self), last, ends, self.mixing)
+                objective = Steps(inner, f"{self!r} of {digest(states[:last])}", last, ends, self.mixing)
                 with part(f"members 1 to {last}" if first < 2 else f"member {last} is added"):
                     fit(model, data, self.plan, objective, checkpoint=file, title="perm_avg")
                 watch(model)

@@ -36,7 +36,7 @@ from enfold.members import Members, State
 from enfold.members.engines import image_layout
 from enfold.members.outputs import logits_of
 from enfold.merging.base import Alignment
-from enfold.merging.states import require_reference
+from enfold.merging.states import digest, require_reference
 from enfold.modes import evaluating
 from enfold.seeds import derive
 from enfold.symmetry import Symmetry, matched_to
@@ -110,7 +110,8 @@ class _Pair:
         settings = self.fold
         plan = Plan(settings.epochs, settings.batch_size, "sgd", settings.learning_rate, settings.momentum)
         plan = plan.replace(nesterov=False, weight_decay=0.0, patience=settings.patience)
-        descent = Descent(free, plan, f"{settings!r}, member {index}, {self.data.source}", file)
+        identity = f"{settings!r}, member {index}, {self.data.source}, {digest([self.fixed, self.state])}"
+        descent = Descent(free, plan, identity, file)
         steps = Order(settings.batch_size).steps(self.data.train)
         told = f"member {index}: "
         for epoch in descent.epochs(lambda: self.loss(self.matched(free)), steps, "straight_through", told):

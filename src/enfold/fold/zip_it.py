@@ -37,6 +37,7 @@ from enfold.merging.states import mean_of, states_of, units_of
 from enfold.symmetry import Axis, soft
 
 SAME_PLACE = 1e-9  # added to the likeness of two members' units of one place
+LAST = -1e3  # the likeness of units that are merged only where nothing else is left
 
 
 @dataclass(frozen=True)
@@ -119,8 +120,9 @@ class _Pairs:
     def merge(self, row: int, column: int) -> None:
         """The second goes into the first."""
         self.held[row] += self.held[column]
-        factor = self.discount if self.held[row] >= self.full else 1.0
-        merged = torch.minimum(self.likes[row], self.likes[column]) * factor  # (2)
+        merged = torch.minimum(self.likes[row], self.likes[column])  # (2)
+        if self.held[row] >= self.full:
+            merged = merged * self.discount if self.discount else torch.full_like(merged, LAST)
         self.likes[row] = self.likes[:, row] = merged
         both = self.allowed[row] & self.allowed[column]
         self.allowed[row] = self.allowed[:, row] = both

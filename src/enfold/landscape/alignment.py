@@ -178,7 +178,7 @@ def _row_layers(state: State, groups: Sequence[Group]) -> list[tuple[str, int, l
     found = []
     for name, tensor in state.items():
         own = [axis for axis in axes if axis.name == name]
-        if not own or tensor.ndim < 2:
+        if not own or tensor.ndim < 2 or max(tensor.shape) == tensor.numel():  # a row of one weight tells nothing
             continue
         made = [axis for axis in own if axis.role == "produces"]
         if made:

@@ -118,13 +118,17 @@ def with_ties(state: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tens
     first: dict[int, str] = {}
     own = network.state_dict(keep_vars=True)
     for name, tensor in own.items():
-        if name in state and not torch.equal(state[name], state[first.setdefault(id(tensor), name)]):
+        if name in state and not _same(state[name], state[first.setdefault(id(tensor), name)]):
             raise EnfoldError(
                 f"'{first[id(tensor)]}' and '{name}' are one tensor in the network {type(network).__name__}, but "
                 "differ in the checkpoint: give the network that it was saved from"
             )
     tied = {name: state[first[id(tensor)]] for name, tensor in own.items() if id(tensor) in first}
     return {**tied, **state}
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one is other or torch.equal(one, other)
 
 
 def _without_prefix(state: dict[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:

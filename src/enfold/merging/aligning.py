@@ -54,7 +54,7 @@ def mixable(members: Members, data: Data, seed: int, *, matched: bool = False) -
     """
     with torch.random.fork_rng(devices=[]):  # a loader of the user's own may draw
         network = members.member(0)
-        found = symmetries(network, example_of(data), seed=seed)
+        found = symmetries(network, example_of(data), seed=seed, logits_only=True)
     tied = [group for group in found.groups if any(axis.role == "both" for axis in group.axes)]
     soft = tuple(group for group in found.groups if group not in tied)
     _require_solvable(soft, states_of(members)[0])
@@ -109,7 +109,7 @@ class Steps:
     """A loss, after the temperature and the weights of a step are set; a checkpoint belongs to one fold and stage."""
 
     inner: Objective
-    fold: str  # what the fold is, for the checkpoint
+    fold: str  # what the fold is, and of which members, for the checkpoint
     stage: int  # members that are averaged
     temperatures: tuple[float, float]  # at the start and at the end
     mixing: Mixing = "equal"

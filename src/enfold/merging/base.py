@@ -42,7 +42,7 @@ class Merge(Composable, ABC):
         self, members: Members, data: Data, *, checkpoint: Path | None = None, answers: Path | None = None
     ) -> nn.Module:
         """One network; a single member is returned as it is."""
-        members = require_members(members, self.purpose)
+        members = require_members(members, self.purpose, averaged=True)
         require_data(data, self.purpose)
         if members.num_members == 1:
             return members.member(0).eval()

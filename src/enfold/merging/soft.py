@@ -139,7 +139,8 @@ class SoftAverage(Members):
 
     def matrices(self) -> list[Tensor]:
         """The learned soft permutations, (members, d, d) for each group."""
-        found, ridge = self.balanced(), self.balance.ridge
+        with torch.autocast(self.scores[0].device.type, enabled=False):  # what few digits leave is not balanced
+            found, ridge = self.balanced(), self.balance.ridge
         if not ridge:
             return found
         return [(each + ridge * self.get_buffer(f"anchor{k}")) / (1 + ridge) for k, each in enumerate(found)]
@@ -211,7 +212,10 @@ class SoftAverage(Members):
 
     def average(self, matrices: Sequence[Tensor], without: Collection[str] = ()) -> State:
         """Equation (1) for the parameters but some, with these matrices for the learned members."""
-        names = [name for name in self.names if name not in without]
+        with torch.autocast(self.scores[0].device.type, enabled=False):
+            return self._average(matrices, [name for name in self.names if name not in without])
+
+    def _average(self, matrices: Sequence[Tensor], names: Sequence[str]) -> State:
         states = list(self._constant())
         for index, own in enumerate(zip(*(each.unbind() for each in matrices), strict=True), start=len(states)):
             given = self._given(index)
@@ -245,7 +249,8 @@ class SoftAverage(Members):
 
     def _run(self, inputs: Tensor, *, each: bool) -> Tensor:
         """In training, linear layers use their weights factor by factor where a batch is small for them."""
-        if not (self.training and self.lazy and torch.is_grad_enabled()):
+        whole = torch.is_autocast_enabled(inputs.device.type)  # factors would be rounded one by one
+        if whole or not (self.training and self.lazy and torch.is_grad_enabled()):
             return super()._run(inputs, each=each)
         matrices = self.matrices()
         state: dict[str, Any] = {name: tensor[0] for name, tensor in self.held.state().items()}

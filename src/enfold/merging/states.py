@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from enfold.data import Data, Split
-from enfold.errors import EnfoldError
+from enfold.data.dataset import has_examples
+from enfold.errors import EnfoldError, level_outside
 from enfold.members import Members, State
 from enfold.merging.layers import PRODUCERS, produced_axis
 from enfold.symmetry import Symmetry, symmetries
@@ -32,6 +33,16 @@ def states_of(members: Members) -> list[State]:
     return [{name: tensor[index] for name, tensor in stacked.items()} for index in range(members.num_members)]
 
 
+def digest(states: Sequence[State]) -> str:
+    """What tells these values from all others: a checkpoint belongs to them."""
+    found = hashlib.sha256()
+    for state in states:
+        for name, tensor in state.items():
+            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
 @torch.no_grad()
 def mean_of(states: Sequence[State], weights: Sequence[float] | None = None) -> State:
     """The mean; counters and index buffers, which have no mean, are the first state's."""
@@ -48,16 +59,24 @@ def mean_of(states: Sequence[State], weights: Sequence[float] | None = None) -> 
 
 def example_of(data: Data) -> Tensor:
     """Two training inputs as a network sees them."""
+    if not has_examples(data.train):
+        raise EnfoldError("merging looks at examples of the training part, got none: pass at least one")
     if isinstance(data.train, Split):
         return data.prepare(data.train.inputs[:2])
-    return torch.as_tensor(next(iter(data.train))[0][:2])
+    for batch in data.train:
+        if not isinstance(batch, tuple | list):
+            raise EnfoldError(
+                f"the training part must yield pairs of inputs and labels, got {type(batch).__name__}: wrap the loader"
+            )
+        return torch.as_tensor(batch[0][:2])
+    raise EnfoldError("the training part must yield batches, got none: pass a DataLoader or a list")
 
 
 def units_of(network: nn.Module, data: Data, seed: int = 0) -> Symmetry:
     """What may be permuted in the network; a warning tells of what could not be looked at, an error if that is all."""
     with torch.random.fork_rng(devices=[]):  # a loader of the user's own may draw
         example = example_of(data)
-    symmetry = symmetries(network, example, seed=seed)
+    symmetry = symmetries(network, example, seed=seed, logits_only=True)
     reason = why_unaligned(network, symmetry)
     if reason and not symmetry.groups:
         raise EnfoldError(
@@ -74,21 +93,29 @@ def why_unaligned(network: nn.Module, symmetry: Symmetry) -> str:
     if symmetry.note:
         return symmetry.note
     modules = dict(network.named_modules(remove_duplicate=False))
+    moved = {axis.name for group in symmetry.groups for axis in group.axes}
     for one in symmetry.fixed:
         layer = modules.get(OF_LAYER.sub("", one.name))
         produced = isinstance(layer, PRODUCERS) and one.axis == produced_axis(layer)
+        if one.name not in moved and _is_bare(one.name, modules):  # which axis makes units is not known
+            produced = one.reason.startswith("of ")
         if one.reason in (ALIKE, CHANGED) or (produced and not one.reason.startswith(EXPECTED)):
             return f"the units of '{one.name}' are fixed ({one.reason})"
     return ""
 
 
+def _is_bare(name: str, modules: Mapping[str, nn.Module]) -> bool:
+    """Whether it is a weight that a module of the user's own holds."""
+    owner, _, key = name.rpartition(".")
+    module = modules.get(owner)
+    weight = None if module is None else module._parameters.get(key)
+    return weight is not None and weight.ndim > 1 and not type(module).__module__.startswith("torch.nn")
+
+
 def say_unaligned(what: str, reason: str) -> None:
     """Warn, at the line outside of enfold, that units are averaged without having been brought into one order."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("enfold."):
-        level, frame = level + 1, frame.f_back
     told = f"{what} averaged as they are, because {reason}: print symmetries(network, example) to see them"
-    warnings.warn(told, Unaligned, stacklevel=level)
+    warnings.warn(told, Unaligned, stacklevel=level_outside())
 
 
 def require_reference(index: int, num_members: int) -> int:

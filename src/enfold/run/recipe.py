@@ -333,5 +333,9 @@ class _Located:
         for number, step in enumerate(fold.steps):
             own = path if not number else (*path, "then", number - 1)
             self.method("fold", step, own)
+            if step.plan and not has_plan(step.method):
+                raise EnfoldError(
+                    f"{self.place.at((*own, 'plan'))}: '{step.method}' is not trained by a plan: leave it out"
+                )
             if has_plan(step.method):
                 self.plan({**(own_plan(step.method) or recipe.plan), **step.plan}, (*own, "plan"), 1)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
+from enfold.members.outputs import logits_of
 from enfold.members.skeleton import Skeleton, State, read_state
 from enfold.modes import evaluating
 from enfold.seeds import generator
@@ -23,14 +24,16 @@ ALIKE = "all its blocks have one order of units, as one for each could not be ve
 UNREACHED = "the outputs do not depend on it"
 
 
-def symmetries(network: nn.Module, example: Tensor, *, seed: int = 0) -> Symmetry:
+def symmetries(network: nn.Module, example: Tensor, *, seed: int = 0, logits_only: bool = False) -> Symmetry:
     """Which axes of which parameters and buffers may be permuted together, each group verified in float64.
 
     `example` is a small batch, (B, ...), whose values do not matter unless they are whole numbers. Where a module
-    decides by values, groups are those inside the modules that it calls, and `note` says why. The network is left as
-    it is.
+    decides by values, groups are those inside the modules that it calls, and `note` says why. With `logits_only`, what
+    else the network returns, such as its features, may come in another order. The network is left as it is.
     """
     skeleton = Skeleton(network)
+    if logits_only:
+        skeleton.network.register_forward_hook(_logits)
     state = {name: tensor.detach().cpu() for name, tensor in read_state(network).items()}
     with evaluating(skeleton.network), torch.random.fork_rng(devices=[]):
         example = _running(skeleton, state, example)
@@ -46,6 +49,11 @@ def symmetries(network: nn.Module, example: Tensor, *, seed: int = 0) -> Symmetr
         return replace(found, note=_decisions(walk), deciding=tuple(walk.decisions))
 
 
+def _logits(_: nn.Module, __: object, output: object) -> object:
+    """What networks are judged by."""
+    return logits_of(output)
+
+
 def _running(skeleton: Skeleton, state: State, example: Tensor) -> Tensor:
     """The example on the CPU, if the network takes it."""
     if not isinstance(example, Tensor) or not example.ndim or not len(example):
@@ -55,6 +63,8 @@ def _running(skeleton: Skeleton, state: State, example: Tensor) -> Tensor:
     example = example.detach().cpu().to(numbers if example.is_floating_point() else example.dtype)
     try:
         run(skeleton, state, example, exact=False)
+    except EnfoldError:
+        raise
     except Exception as error:
         message = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise EnfoldError(

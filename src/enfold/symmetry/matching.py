@@ -73,7 +73,7 @@ def match(members: Members, *, example: Tensor, seed: int = 0) -> Stacked:
     stacked = {name: tensor.detach() for name, tensor in members.expand().items()}
     states = [{name: tensor[index] for name, tensor in stacked.items()} for index in range(members.num_members)]
     network = members.network(states[0])
-    symmetry = symmetries(network, example, seed=seed)
+    symmetry = symmetries(network, example, seed=seed, logits_only=True)
     if symmetry.note and not symmetry.groups:
         raise EnfoldError(
             f"hidden units are matched in networks whose symmetries are known, but in this {type(network).__name__} "
