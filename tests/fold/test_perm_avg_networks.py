@@ -55,12 +55,12 @@ def copies(network: nn.Module, count: int) -> tuple[Stacked, Symmetry, list[Tens
 
 
 def written_out(state: State, symmetry: Symmetry, matrices: list[Tensor]) -> State:
-    """P along the axes of outputs and P^-1 along those of inputs, (out, in, ...), as matrices of all their places."""
+    """P along the axes of outputs, P^-1 along those of inputs, (out, in, ...), and of keys: matrices of all places."""
     found = dict(state)
     for group, matrix in zip(symmetry.groups, matrices, strict=True):
         for axis in group.axes:
             tensor = found[axis.name]
-            part = torch.linalg.inv(matrix).mT if axis.axis == 1 else matrix
+            part = torch.linalg.inv(matrix).mT if axis.axis == 1 or axis.role == "meets" else matrix
             for_places = torch.kron(torch.kron(torch.eye(axis.outer), part), torch.eye(axis.inner))
             before, behind = axis.offset, tensor.shape[axis.axis] - axis.offset - len(for_places)
             whole = torch.block_diag(torch.eye(before), for_places, torch.eye(behind))

@@ -72,7 +72,7 @@ class ZipIt(Merge):
             for index, state in enumerate(states):
                 rows = slice(index * one.size, (index + 1) * one.size)
                 states[index] = soft(state, symmetry[name], merge[:, rows], unmerge[rows])
-            made += [axis for axis in symmetry[name].axes if axis.role != "consumes"]
+            made += [axis for axis in symmetry[name].axes if not axis.divided]
         return _joined(states, made)
 
 

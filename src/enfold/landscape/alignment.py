@@ -180,7 +180,7 @@ def _row_layers(state: State, groups: Sequence[Group]) -> list[tuple[str, int, l
         own = [axis for axis in axes if axis.name == name]
         if not own or tensor.ndim < 2 or max(tensor.shape) == tensor.numel():  # a row of one weight tells nothing
             continue
-        made = [axis for axis in own if axis.role == "produces"]
+        made = [axis for axis in own if axis.role in ("produces", "meets")]
         if made:
             output = min(axis.axis for axis in made)
             ranges = [range(axis.offset, axis.offset + axis.length) for axis in made if axis.axis == output]

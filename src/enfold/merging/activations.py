@@ -131,9 +131,9 @@ def _places(group: Group, modules: dict[str, nn.Module], side: Watched) -> Itera
         if layer is None or kind != "weight":
             continue
         wanted = consumed_axis(layer) if side == "inputs" else produced_axis(layer) if shows_outputs(layer) else None
-        role = "consumes" if side == "inputs" else "produces"
+        roles = ("consumes", "both") if side == "inputs" else ("produces", "meets", "both")
         along = replace(axis, axis=0)
-        if axis.axis == wanted and axis.role in (role, "both") and (name, along) not in seen:
+        if axis.axis == wanted and axis.role in roles and (name, along) not in seen:
             seen.add((name, along))
             yield Place(name, side, along)
 

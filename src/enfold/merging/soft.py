@@ -46,10 +46,9 @@ def mixed(state: State, groups: Sequence[Group], matrices: Sequence[Tensor]) -> 
     found = dict(state)
     for group, matrix in zip(groups, matrices, strict=True):
         present = [axis for axis in group.axes if axis.name in found]  # not the other names of tied tensors
-        producing = [axis for axis in present if axis.role == "produces"]
-        consuming = [axis for axis in present if axis.role == "consumes"]
-        _apply(found, producing, partial(torch.matmul, matrix))
-        _apply(found, consuming, partial(_taken_apart, matrix, f"that of '{group.name}'"))
+        _apply(found, [axis for axis in present if not axis.divided], partial(torch.matmul, matrix))
+        divided = [axis for axis in present if axis.divided]
+        _apply(found, divided, partial(_taken_apart, matrix, f"that of '{group.name}'"))
     return found
 
 
@@ -225,7 +224,7 @@ class SoftAverage(Members):
         for weight, state in zip(weights[1:], states[1:], strict=True):
             found = {name: torch.add(found[name], state[name], alpha=weight) for name in names}
         for group, gain in zip(self.groups if self.gains else (), self.gains, strict=True):
-            for axis in (axis for axis in group.axes if axis.role == "consumes" and axis.name in found):
+            for axis in (axis for axis in group.axes if axis.divided and axis.name in found):
                 units = axis.units_first(found[axis.name])
                 found[axis.name] = axis.with_units(found[axis.name], units * gain.view(-1, *[1] * (units.ndim - 1)))
         return found

@@ -8,7 +8,8 @@ from typing import Literal
 
 from torch import Tensor
 
-Role = Literal["produces", "consumes", "both"]
+Role = Literal["produces", "consumes", "meets", "both"]
+ARROWS: dict[Role, str] = {"produces": "->", "consumes": "<-", "meets": "<>", "both": "->"}
 
 
 @dataclass(frozen=True)
@@ -16,8 +17,8 @@ class Axis:
     """Units along one axis of a tensor: from `offset` on, the axis is outer x units x inner places.
 
     After a flatten, `inner` is the number of places of one channel. Units of one expert of many lie `within` a part of
-    the other axes. An axis that produces units is multiplied by P, one that consumes them by P^-1; one of a tied tensor
-    may do both.
+    the other axes. An axis that produces units is multiplied by P, one that consumes them by P^-1, and so is one whose
+    units meet theirs in a product, as keys meet queries; one of a tied tensor may do both.
     """
 
     name: str  # in the network's state
@@ -34,6 +35,11 @@ class Axis:
     def length(self) -> int:
         """How many places of the axis belong to the units."""
         return self.outer * self.size * self.inner
+
+    @property
+    def divided(self) -> bool:
+        """Whether it is P^-1 that the axis is multiplied by."""
+        return self.role in ("consumes", "meets")
 
     def span(self, axis: int) -> tuple[int, int] | None:
         """The start and the length of what belongs to the units along an axis of the tensor; None if it is all."""
@@ -122,7 +128,7 @@ class Symmetry:
         """Groups with their sizes and axes, then what is fixed and why."""
         rows = [["group", "units", "axes"]]
         for group in self.groups:
-            axes = [f"{axis} {'<-' if axis.role == 'consumes' else '->'}" for axis in group.axes if not axis.tied_to]
+            axes = [f"{axis} {ARROWS[axis.role]}" for axis in group.axes if not axis.tied_to]
             rows += [[group.name, str(group.size), axes[0]], *(["", "", axis] for axis in axes[1:])]
         widths = [max(len(row[column]) for row in rows) for column in range(2)]
         lines = [f"{row[0].ljust(widths[0])}  {row[1].rjust(widths[1])}  {row[2]}" for row in rows]

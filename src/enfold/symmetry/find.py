@@ -15,6 +15,7 @@ from enfold.seeds import generator
 from enfold.symmetry import elementwise, moves, products  # noqa: F401 - they say what each operation does
 from enfold.symmetry.axes import Fixed, Group, Symmetry
 from enfold.symmetry.groups import Candidate, candidates, fixed_axes, named
+from enfold.symmetry.meet import meeting
 from enfold.symmetry.trace import Untraceable
 from enfold.symmetry.verify import Bench, Unverifiable, run
 from enfold.symmetry.walk import Place, Walk
@@ -121,4 +122,4 @@ def _verified(bench: Bench, walk: Walk, proposed: list[Candidate]) -> Symmetry:
         groups += candidate.ways[way]
         if way or candidate.alike:
             refuse(candidate.ways[way], ALIKE)
-    return Symmetry(tuple(named(groups)), tuple(fixed_axes(walk, groups, refused)))
+    return Symmetry(tuple(named(meeting(bench, groups))), tuple(fixed_axes(walk, groups, refused)))

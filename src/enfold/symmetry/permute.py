@@ -70,7 +70,7 @@ def soft(state: Mapping[str, Tensor], group: Group, matrix: Tensor, inverse: Ten
     found = dict(state)
     for axis in _present(found, group):
         tensor = found[axis.name]
-        factor = inverse.mT if axis.role == "consumes" else matrix
+        factor = inverse.mT if axis.divided else matrix
         units = axis.units_first(tensor)
         factor = factor.to(units) if units.is_floating_point() or units.is_complex() else factor
         found[axis.name] = axis.with_units(tensor, torch.tensordot(factor, units, dims=1))

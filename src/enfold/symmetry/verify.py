@@ -11,7 +11,7 @@ from torch import Tensor
 
 from enfold.members.skeleton import Skeleton, State
 from enfold.symmetry.axes import Axis, Group
-from enfold.symmetry.permute import permuted, reordered
+from enfold.symmetry.permute import permuted, reordered, soft
 from enfold.symmetry.trace import FINE, decomposed, float_outputs, in_double
 from enfold.symmetry.walk import STATISTICS
 
@@ -68,6 +68,15 @@ class Bench:
             if not self._same(run(self.skeleton, state, self.inputs)):
                 return False
         return True
+
+    def mixes(self, groups: Sequence[Group]) -> bool:
+        """Whether random matrices, on each axis as its role says, leave the outputs as they are."""
+        state = self.state
+        for group in groups:
+            noise = torch.randn(group.size, group.size, generator=self.source, dtype=torch.float64)
+            matrix = torch.eye(group.size, dtype=torch.float64) + 0.5 * noise / group.size**0.5
+            state = soft(state, group, matrix, torch.linalg.inv(matrix))
+        return self._same(run(self.skeleton, state, self.inputs))
 
     def _order(self, size: int) -> Tensor:
         while True:

@@ -1,0 +1,60 @@
+"""Units that meet: what two weights make is multiplied unit by unit and summed up, as queries and keys are.
+
+    qᵀ k = (P q)ᵀ (P^-ᵀ k)                                                                    (1)
+
+No weight consumes such units. Permutations move both sides alike, and any other matrix P keeps (1) if one of the sides
+is multiplied by P^-ᵀ. Which one meets the other is not read from the graph, but tried: with random matrices the outputs
+must stay as they are, which they do not where something is between the two and the product, as a norm or a rotation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
+
+from enfold.symmetry.axes import Axis, Group
+from enfold.symmetry.verify import Bench
+
+MOST = 16  # layers of a group whose sides are looked for
+FEW = 4  # layers of which all divisions into two sides are tried; of more, one layer against the others
+
+
+def meeting(bench: Bench, groups: Sequence[Group]) -> list[Group]:
+    """The groups, with the role of those axes that meet the others."""
+    kinds: dict[tuple[str, ...], list[int]] = {}
+    for index, group in enumerate(groups):
+        if all(axis.role == "produces" for axis in group.axes) and 2 <= len(_layers(group)) <= MOST:
+            alike = tuple(re.sub(r"\d+", "#", name) for name, _ in _layers(group))  # of all blocks of a network
+            kinds.setdefault(alike, []).append(index)
+    found = list(groups)
+    for indices in kinds.values():
+        for side in _sides(len(_layers(groups[indices[0]]))):
+            tried = [_met(groups[index], side) for index in indices]
+            if bench.mixes(tried):
+                found = [dict(zip(indices, tried, strict=True)).get(index, one) for index, one in enumerate(found)]
+                break
+    return found
+
+
+def _layers(group: Group) -> list[tuple[str, int]]:
+    """What makes the units: a layer, or a part of one, by name and place."""
+    return list(dict.fromkeys(_layer(axis) for axis in group.axes if axis.tied_to is None))
+
+
+def _layer(axis: Axis) -> tuple[str, int]:
+    return re.sub(r"\.?(weight|bias)$", "", axis.tied_to or axis.name), axis.offset
+
+
+def _sides(layers: int) -> Iterator[tuple[int, ...]]:
+    """One of two sides, of which each holds at least one: the last layer first."""
+    for size in range(1, layers // 2 + 1 if layers <= FEW else 2):
+        yield from combinations(range(layers - 1, -1, -1), size)
+
+
+def _met(group: Group, side: Sequence[int]) -> Group:
+    layers = _layers(group)
+    chosen = {layers[index] for index in side}
+    axes = (replace(axis, role="meets") if _layer(axis) in chosen else axis for axis in group.axes)
+    return replace(group, axes=tuple(axes))

@@ -1,0 +1,75 @@
+"""Units that meet in a product: matrices other than permutations keep it, if one side is divided by them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from enfold.members.skeleton import read_state
+from enfold.merging.soft import mixed
+from enfold.symmetry import Symmetry, symmetries
+
+
+class Attention(nn.Module):
+    """Two heads; with `shared`, one of keys and values for both; with `between`, something before they meet."""
+
+    def __init__(self, between: nn.Module | None = None, shared: bool = False) -> None:
+        super().__init__()
+        self.heads = 1 if shared else 2
+        self.query, self.out, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.key, self.value = nn.Linear(8, 4 * self.heads), nn.Linear(8, 4 * self.heads)
+        self.between = nn.Identity() if between is None else between
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        queries, keys, values = (
+            layer(inputs).unflatten(-1, (-1, 4)).transpose(1, 2) for layer in (self.query, self.key, self.value)
+        )
+        weights = (self.between(queries) @ self.between(keys).mT).softmax(-1)
+        return self.head(self.out((weights @ values).transpose(1, 2).flatten(2)).mean(1))
+
+
+class Packed(nn.Module):
+    """Torch's own, with queries, keys and values in one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.head = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.attention(inputs, inputs, inputs, need_weights=False)[0].mean(1))
+
+
+EXAMPLE = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def met(symmetry: Symmetry) -> list[str]:
+    """The groups in which some axis meets the others."""
+    return [group.name for group in symmetry if any(axis.role == "meets" for axis in group.axes)]
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (Attention, ["query", "query from 4"]),
+        (lambda: Attention(shared=True), ["query from 0"]),
+        (Packed, ["attention.in_proj_weight", "attention.in_proj_weight from 4"]),
+    ],
+    ids=["heads", "shared", "packed"],
+)
+def test_any_matrix_keeps_what_the_units_are_for(make, names):
+    network = make().double().eval()
+    symmetry = symmetries(network, EXAMPLE)
+    assert met(symmetry) == names
+    groups = [symmetry[name] for name in names]
+    matrices = [torch.eye(group.size) + 0.3 * torch.rand(group.size, group.size) for group in groups]
+    expected = network(EXAMPLE)
+    network.load_state_dict(mixed(read_state(network), groups, [matrix.double() for matrix in matrices]))
+    torch.testing.assert_close(network(EXAMPLE), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("between", [nn.LayerNorm(4, elementwise_affine=False), nn.Tanh()], ids=["norm", "tanh"])
+def test_where_something_is_between_permutations_alone_keep_it(between):
+    symmetry = symmetries(Attention(between), EXAMPLE)
+    assert not met(symmetry)
+    assert {axis.role for axis in symmetry["query"].axes} == {"produces"}
