@@ -263,7 +263,8 @@ def test_weights_that_are_drawn_count_in_training_alone(rows):
     model = model_of(networks, random_costs(2))
     inputs = torch.randn(rows, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     first, *others = states_of(Stacked(networks))
-    aligned = [mixed(state, model.groups, own) for state, own in zip(others, zip(*model.matrices()), strict=True)]
+    matrices = zip(*model.matrices(), strict=True)
+    aligned = [mixed(state, model.groups, own) for state, own in zip(others, matrices, strict=True)]
     equal, weighted = (
         torch.func.functional_call(networks[0], mean_of([first, *aligned], weights), (inputs,))
         for weights in (None, drawn)
