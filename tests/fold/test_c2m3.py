@@ -87,6 +87,35 @@ def test_the_objective_is_never_below_its_start(start, count):
     assert objective(found) > objective(members)
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_orders_that_are_worse_than_the_members_own_are_not_taken(noise):
+    """Without a step, those of a uniform start are random."""
+    make, shape = NETWORKS["deep"]
+    networks, data = [drawn(make) for _ in range(3)], pixels(shape)
+    source = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in (parameter for network in networks for parameter in network.parameters()):
+            parameter.add_(noise * torch.randn(parameter.shape, generator=source))
+    members = Stacked(networks)
+    found = C2M3(init="uniform", iterations=0).matched(members, data)
+    for name, tensor in members.expand().items():
+        assert torch.equal(found.expand()[name], tensor)
+
+
+def test_it_stops_after_as_many_steps_of_little_gain_as_it_has_patience_for(monkeypatch):
+    steps, true = [], _Universe.gradient
+    monkeypatch.setattr(_Universe, "gradient", lambda *given: steps.append(1) or true(*given))
+    members, _, data = planted("deep", 3)
+
+    def taken(**settings: float) -> int:
+        steps.clear()
+        C2M3(init="identity", **settings).matched(members, data)
+        return len(steps)
+
+    assert [taken(gain=1e9, patience=patience) for patience in (1, 2, 3)] == [1, 2, 3]  # any gain is little
+    assert taken(gain=0, patience=1) == taken(gain=0, patience=200) > 3
+
+
 def test_all_members_together_do_better_than_pairs_with_one():
     make, shape = NETWORKS["shallow"]
     members, data = Stacked([drawn(make, seed) for seed in range(5)]), pixels(shape)

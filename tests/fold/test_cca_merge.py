@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -9,7 +10,7 @@ from torch import nn
 from enfold.errors import EnfoldError
 from enfold.fold.cca_merge import CCAMerge, canonical_map
 from enfold.members import Stacked
-from planted import assert_back, planted
+from planted import NETWORKS, assert_back, drawn, pixels, planted
 
 
 def covariances(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -71,6 +72,32 @@ def test_linear_networks_in_other_coordinates_average_back(data):
     folded = CCAMerge(gamma=1e-10)(Stacked([network, other]), data.replace(train=train))
     torch.testing.assert_close(folded[0].weight, network[0].weight, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(folded[1].weight, network[1].weight, rtol=1e-4, atol=1e-5)
+
+
+def root(matrix: np.ndarray, power: float) -> np.ndarray:
+    values, axes = np.linalg.eigh(matrix)
+    return (axes * values**power) @ axes.T
+
+
+def test_units_are_mapped_by_the_canonical_correlations_of_what_they_do_around_their_means():
+    """Equations (1) to (4) by numpy; units behind a ReLU have means that are as large as their spreads."""
+    make, shape = NETWORKS["shallow"]
+    networks, data = [drawn(make, seed) for seed in range(2)], pixels(shape)
+    (w, b, v, c), (other_w, other_b, other_v, other_c) = (
+        [parameter.detach().double().numpy() for parameter in network.parameters()] for network in networks
+    )
+    inputs = data.train.inputs.double().numpy()
+    x, y = np.maximum(inputs @ w.T + b, 0), np.maximum(inputs @ other_w.T + other_b, 0)
+    assert (x.mean(0) ** 2).sum() > 0.5 * x.var(0).sum()
+    covariance = np.cov(x.T, y.T, bias=True)
+    xx, xy, yy = covariance[:12, :12], covariance[:12, 12:], covariance[12:, 12:]
+    ridge = 0.1 * (np.trace(xx) + np.trace(yy)) / 24 * np.eye(12)
+    u, _, vt = np.linalg.svd(root(xx + ridge, -0.5) @ xy @ root(yy + ridge, -0.5))
+    there = root(xx + ridge, 0.5) @ u @ vt @ root(yy + ridge, -0.5)
+    expected = w + there @ other_w, b + there @ other_b, v + other_v @ np.linalg.inv(there), c + other_c
+    folded = CCAMerge(gamma=0.1, repair="none")(Stacked(networks), data)
+    for parameter, double in zip(folded.parameters(), expected, strict=True):
+        np.testing.assert_allclose(parameter.detach().numpy(), double / 2, rtol=1e-3, atol=1e-4)
 
 
 def test_units_that_never_fire_do_no_harm(data):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from itertools import permutations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
 from enfold.fold.ot_fusion import OTFusion, transport
-from planted import NETWORKS, assert_back, planted
+from enfold.members import Stacked
+from planted import NETWORKS, assert_back, drawn, pixels, planted
 
 
 @pytest.mark.parametrize("cost", ["weights", "activations"])
@@ -95,6 +97,36 @@ def test_soft_transport_keeps_its_sums_and_hardens():
     assert entropies == sorted(entropies, reverse=True)
     torch.testing.assert_close(transport(costs, 1e-3), transport(costs), rtol=0, atol=1e-2)
     torch.testing.assert_close(transport(costs, 1e6), torch.full((6, 6), 1 / 6).double(), rtol=1e-3, atol=1e-4)
+
+
+def literal(costs: np.ndarray, regularisation: float) -> np.ndarray:
+    """d T of equation (2), by scaling rows and columns of exp(-D / ε) in turns."""
+    kernel = np.exp(-costs / (regularisation * costs.mean()))
+    for _ in range(2000):
+        kernel /= kernel.sum(0)
+        kernel /= kernel.sum(1, keepdims=True)
+    return kernel
+
+
+@pytest.mark.parametrize("cost", ["weights", "activations"])
+def test_soft_transport_is_at_the_squares_of_distances(cost):
+    make, shape = NETWORKS["shallow"]
+    networks, data = [drawn(make, seed) for seed in range(2)], pixels(shape)
+    (w, b, v, c), (other_w, other_b, other_v, other_c) = (
+        [parameter.detach().double().numpy() for parameter in network.parameters()] for network in networks
+    )
+    if cost == "weights":
+        ours, theirs = np.c_[w, b], np.c_[other_w, other_b]
+    else:  # of the 60 examples; each counts 1/60, of which the relative ε knows nothing
+        inputs = data.train.inputs.double().numpy()
+        ours, theirs = (inputs @ w.T + b).T, (inputs @ other_w.T + other_b).T
+    squares = np.square(ours[:, None] - theirs).sum(-1)
+    plan, rooted = literal(squares, 0.2), literal(np.sqrt(squares), 0.2)
+    assert np.abs(plan - rooted).max() > 0.1
+    folded = OTFusion(cost=cost, regularisation=0.2, repair="none")(Stacked(networks), data)
+    expected = w + plan @ other_w, b + plan @ other_b, v + other_v @ plan.T, c + other_c
+    for parameter, double in zip(folded.parameters(), expected, strict=True):
+        np.testing.assert_allclose(parameter.detach().numpy(), double / 2, rtol=1e-4, atol=1e-5)
 
 
 def test_nearly_hard_transport_is_the_exact_one():

@@ -17,12 +17,12 @@ from enfold.folding import mean_state
 from enfold.members import Stacked
 from enfold.merging import softness
 from enfold.merging.aligning import Steps, watch
-from enfold.merging.soft import SoftAverage, mixed
+from enfold.merging.soft import SoftAverage, mixed, nearest_permutations
 from enfold.merging.states import Unaligned, mean_of, states_of
 from enfold.networks import MLP
 from enfold.progress import titled
 from enfold.symmetry import permute, symmetries
-from enfold.train import CrossEntropy, Plan
+from enfold.train import CrossEntropy, Plan, fit
 from enfold.train.objective import Moment
 
 SHORT = Plan(epochs=2, batch_size=16, optimizer="adam", learning_rate=0.1, weight_decay=0.0, select="last")
@@ -175,8 +175,12 @@ def test_it_resumes_in_a_later_stage_to_the_same_bits(members, data, tmp_path, m
         dataclasses.replace(fold, temperature=0.9)(members, data, checkpoint=file)
 
 
+@pytest.mark.parametrize("members", ["plain"], indirect=True)
 def test_temperature_and_weights_follow_the_training(members, data):
     model = learned(PermAVG(plan=SHORT), members[:3], data).train()
+    inputs = data.test.inputs
+    torch.testing.assert_close(model(inputs), model.eval()(inputs))  # nothing is drawn yet
+    model.train()
     steps = Steps(CrossEntropy(), "", 3, (1.0, 0.1), "dirichlet")
     drawn = []
     for progress in (0.0, 0.5, 1.0):
@@ -185,7 +189,6 @@ def test_temperature_and_weights_follow_the_training(members, data):
         drawn.append(model.drawn)
     assert all(sum(weights) == pytest.approx(1.0) and min(weights) > 0 for weights in drawn)
     assert drawn[0] != drawn[1]
-    inputs = data.test.inputs
     training = model(inputs)
     assert not torch.allclose(model.eval()(inputs), training)  # in eval mode members count alike
 
@@ -201,6 +204,37 @@ def test_a_projection_averages_permuted_members(members, data):
     torch.testing.assert_close(
         network.head.weight.detach(), (first.head.weight + second.head.weight[:, order]).detach() / 2
     )
+
+
+@pytest.mark.parametrize("members", ["plain"], indirect=True)
+def test_a_projection_is_of_settled_matrices_too(members, data):
+    fold, given = PermAVG(plan=SHORT, project=True), members[:3]
+    model = learned(fold, given, data)
+    (matrices,) = model.all_matrices()
+    assert model.num_settled == 1
+    assert float(softness(matrices).min()) > 0.5
+    first, *others = states_of(given)
+    hard = nearest_permutations(matrices)
+    expected = mean_of([first, *(mixed(one, model.groups, [each]) for one, each in zip(others, hard, strict=True))])
+    for name, parameter in fold(given, data).named_parameters():
+        torch.testing.assert_close(parameter.detach(), expected[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("members", ["plain"], indirect=True)
+def test_gains_go_on_when_a_member_is_added(members, data, monkeypatch):
+    gains = []
+
+    def spied(model, *given, **settings):
+        gains.append(model.gains[0].detach().clone())
+        fit(model, *given, **settings)
+        gains.append(model.gains[0].detach().clone())
+
+    monkeypatch.setattr("enfold.fold.perm_avg.fit", spied)
+    learned(PermAVG(plan=SHORT, gain=True), members[:3], data)
+    start, settled, taken, end = gains
+    torch.testing.assert_close(start, torch.ones(6))
+    assert torch.equal(taken, settled)
+    assert all(float((one - other).abs().max()) > 0.01 for one, other in ((start, settled), (taken, end)))
 
 
 def test_gains_are_learned_and_scale_what_is_handed_on(members, data):

@@ -14,6 +14,7 @@ from scipy import stats
 from enfold.data import Data, Split
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
+from enfold.fold import Average
 from enfold.fold.perm_avg import PermAVG, published
 from enfold.landscape.alignment import (
     Aligned,
@@ -193,6 +194,13 @@ def test_naive_averages_are_of_the_first_members() -> None:
     assert found[3] != found[2]
 
 
+def test_an_average_is_scored_with_batch_norm_statistics_that_fit_it() -> None:
+    members, data = random_members("convolutional", 2)
+    right, stale = (nll(predict(Average(fits)(members, data), data)) for fits in (True, False))
+    assert average_scores(members, states_of(members), data).nll == pytest.approx(right)
+    assert right != pytest.approx(stale, rel=0.02)
+
+
 def test_a_sweep_goes_from_hard_to_soft_and_is_plain_data() -> None:
     members, data = random_members("shallow", 2)
     still = PermAVG(plan=published().replace(epochs=0), matched=1.0)
@@ -227,6 +235,21 @@ def test_the_planted_pair_is_one_function_until_there_is_noise() -> None:
         one, other = predict(pair, data).log_probs
         assert torch.allclose(one, other, atol=1e-4) is same
         assert {name: len(order) for name, order in wanted.items()} == {g.name: g.size for g in symmetry.groups}
+
+
+def test_planted_noise_is_in_units_of_each_tensors_deviation() -> None:
+    members, data = random_members("deep", 1)
+    with torch.no_grad():
+        for scale, parameter in zip((0.1, 1.0, 30.0, 300.0), members.parameters(), strict=False):
+            parameter.mul_(scale)
+    pair, symmetry, wanted = planted_pair(members, data, 2.0, seed=3)
+    first, second = states_of(pair)
+    back = permute(second, symmetry, wanted)
+    draws = {name: (back[name] - tensor) / (2.0 * tensor.std(correction=0)) for name, tensor in first.items()}
+    assert {name: float(draw.std()) for name, draw in draws.items() if draw.numel() > 40} == {
+        f"hidden.{layer}.weight": pytest.approx(1, abs=0.25) for layer in range(3)
+    }
+    assert float(torch.cat([draw.flatten() for draw in draws.values()]).std()) == pytest.approx(1, abs=0.1)
 
 
 @pytest.mark.parametrize("name", ["vit", "attention", "group norm", "separable", "rotary"])

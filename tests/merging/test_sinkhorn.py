@@ -142,6 +142,17 @@ def test_the_implicit_gradient_is_that_of_the_limit():
     torch.testing.assert_close(implicit, unrolled, rtol=1e-7, atol=1e-9)
 
 
+def test_the_implicit_gradient_of_large_matrices_is_that_of_the_limit_to_many_digits():
+    """There are more directions to solve in than steps that a lax precision would take."""
+    scores, weights = draws(2, 32, 32, scale=3.0).requires_grad_(), draws(2, 32, 32, seed=3)
+    limits = []
+    for gradient in ("unrolled", "implicit"):
+        found, _ = sinkhorn(scores, 2000, 1e-15, gradient=gradient)
+        limits += torch.autograd.grad((weights * found).sum(), scores)
+    error = float((limits[1] - limits[0]).norm() / limits[0].norm())
+    assert error < 1e-10
+
+
 @pytest.mark.parametrize("gradient", ["unrolled", "implicit"])
 def test_gradcheck(gradient):
     scores = draws(2, 4, 4).requires_grad_()

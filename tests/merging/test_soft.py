@@ -17,7 +17,7 @@ from enfold.merging.lazy import Lazy
 from enfold.merging.sinkhorn import sinkhorn
 from enfold.merging.soft import Balance, SoftAverage, mixed, nearest_permutations
 from enfold.merging.solve import condition
-from enfold.merging.states import states_of
+from enfold.merging.states import mean_of, states_of
 from enfold.symmetry import permute, symmetries
 
 WIDTHS = (7, 5)
@@ -246,6 +246,34 @@ def test_the_warm_implicit_form_is_the_same_function_in_the_limit(widths):
         strict=True,
     ):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+
+
+def test_in_training_warm_iterations_start_where_the_last_ones_ended_and_else_nothing_is_kept():
+    costs = random_costs(2)
+    model = model_of([mlp(seed) for seed in range(3)], costs, balance=Balance(1, warm=True))
+    for training, done in ((True, 1), (True, 2), (True, 3), (False, 4), (False, 4), (True, 4)):
+        expected = [sinkhorn(torch.stack(each), done)[0] for each in zip(*costs, strict=True)]
+        torch.testing.assert_close(model.train(training).matrices(), expected, rtol=1e-12, atol=1e-14)
+    assert not torch.allclose(expected[0], sinkhorn(torch.stack([own[0] for own in costs]), 1)[0], rtol=0.01)
+
+
+@pytest.mark.parametrize("rows", [1, 9])  # factor by factor, and folded
+def test_weights_that_are_drawn_count_in_training_alone(rows):
+    networks, drawn = [mlp(seed) for seed in range(3)], [0.7, 0.1, 0.2]
+    model = model_of(networks, random_costs(2))
+    inputs = torch.randn(rows, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    first, *others = states_of(Stacked(networks))
+    matrices = zip(*model.matrices(), strict=True)
+    aligned = [mixed(state, model.groups, own) for state, own in zip(others, matrices, strict=True)]
+    equal, weighted = (
+        torch.func.functional_call(networks[0], mean_of([first, *aligned], weights), (inputs,))
+        for weights in (None, drawn)
+    )
+    torch.testing.assert_close(model.train()(inputs)[0], equal)
+    model.drawn = drawn
+    torch.testing.assert_close(model(inputs)[0], weighted)
+    torch.testing.assert_close(model.eval()(inputs)[0], equal)
+    assert not torch.allclose(equal, weighted, rtol=0.01)
 
 
 def test_identity_matrices_give_the_plain_average_and_a_hard_permutation_undoes_itself():

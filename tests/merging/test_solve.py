@@ -10,7 +10,7 @@ import torch
 
 from enfold.errors import EnfoldError
 from enfold.merging import condition, divide, divide_each, sinkhorn
-from enfold.merging.solve import by_least_squares, solves
+from enfold.merging.solve import Singular, by_least_squares, solves
 
 
 @pytest.fixture
@@ -84,6 +84,17 @@ def test_a_matrix_that_is_singular_to_float32_alone_is_divided_by_in_float64():
     given = torch.autograd.grad(found.sum(), [values, matrices])
     for own, right in zip(given, torch.autograd.grad(expected.sum(), [values, matrices]), strict=True):
         torch.testing.assert_close(own, right, rtol=1e-5, atol=1e-5 * float(right.abs().max()))
+
+
+def test_a_float64_matrix_whose_inverse_is_rounding_is_refused_though_no_pivot_is_zero():
+    matrix, values = torch.eye(40, dtype=torch.float64), torch.ones(2, 40, dtype=torch.float64)
+    for smallest, refused in ((2.0**-40, False), (2.0**-51, True)):  # the second is below 40 eps
+        matrix[:2, :2] = torch.tensor([[1.0, 1.0], [1.0, 1.0 + smallest]], dtype=torch.float64)
+        if refused:
+            with pytest.raises(Singular, match=r"that of 'fc' is singular to the precision of torch.float64.*4.4e-16"):
+                divide(values, matrix, "that of 'fc'")
+        else:
+            torch.testing.assert_close(divide(values, matrix) @ matrix, values)
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf])
