@@ -11,7 +11,8 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.landscape.line import Line, barrier, excess, interpolation
 from enfold.members import Stacked
-from enfold.merging.states import states_of
+from enfold.merging.repair import repair, repairable
+from enfold.merging.states import mean_of, states_of
 from enfold.metrics import accuracy, nll
 from enfold.symmetry import matched_to, symmetries
 from enfold.train.batch_norm import reestimate
@@ -99,6 +100,23 @@ def test_statistics_of_a_batch_do_not_tell_its_class_in_sorted_data() -> None:
     several = [data.replace(test=each) for each in (test, test[order])]
     plain, by_class = (line_of(members, each, points=2, batch_norm="train") for each in several)
     torch.testing.assert_close(plain.loss, by_class.loss, rtol=2e-2, atol=0)
+
+
+@pytest.mark.parametrize("name", ["deep", "convolutional"])
+def test_a_repaired_line_has_its_ends_and_in_the_middle_the_repaired_average(name: str) -> None:
+    members, data = two(name)
+    first, second = states_of(members)
+    line = line_of(members, data, points=5, repair=True)
+    if name == "deep":  # where no statistics are stored that would not fit
+        losses = [nll(predict(members.member(index), data)) for index in (1, 0)]
+        assert line.loss[[0, -1]].tolist() == pytest.approx(losses, rel=1e-4)
+    network = members.network(mean_of([first, second], [0.25, 0.75]))
+    names = repairable(network, symmetries(network, data.prepare(data.train.inputs[:2])))
+    repair(network, list(members), data, names, weights=(0.25, 0.75))
+    reestimate(network, data)
+    assert names
+    assert float(line.loss[1]) == pytest.approx(nll(predict(network, data)), rel=1e-4)
+    assert abs(float(line.loss[1] - line_of(members, data, points=5).loss[1])) > 5e-4
 
 
 def test_the_barrier_of_a_parabola() -> None:

@@ -37,7 +37,8 @@ def test_all_parts_are_computed_kept_and_drawn_and_once_is_enough(enfold, run: P
     assert done.code == 0, done.err
     for word in ("rows of weights", "hidden.1", "weight matching", "softness", "planted", "different labels"):
         assert word in done.out, word
-    assert set(drawn) == {"rows", "line", "softness", "matrices", "averages", "sweep", "planted", "different"}
+    parts = {"rows", "line", "line-repair", "softness", "matrices", "averages", "sweep", "planted", "different"}
+    assert set(drawn) == parts
     titles = [line.split(" 100 %")[0] for line in done.err.splitlines() if not line.startswith("alignment")]
     assert titles == [
         "permAVG at temperature 1, members 1 to 2",

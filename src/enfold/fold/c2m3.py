@@ -11,9 +11,10 @@ D. Crisostomi, M. Fumero, D. Baieri, F. Bernard, E. Rodolà: C²M³: Cycle-Consi
 arXiv:2405.17897.
 
 Differs from the paper: it may start from members matched to the first one, and does by default, since from the members'
-own orders (init="identity") all members move at once and copies in other orders are not always found; the best
-permutations seen are kept, so that (1) never ends below its start; the universe is written in member 0's order, which
-changes nothing but names; t is exact, not searched for; groups are found for any network.
+own orders (init="identity") all members move at once and copies in other orders are not always found; permutations
+that end below the start in (1) are not taken; the universe is written in member 0's order, which changes nothing but
+names; t is exact, not searched for; a gain counts as a part of (1), not in its own units; groups are found for any
+network.
 """
 
 from __future__ import annotations

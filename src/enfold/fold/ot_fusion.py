@@ -12,7 +12,7 @@ S. P. Singh, M. Jaggi: Model Fusion via Optimal Transport, NeurIPS 2020, arXiv:1
 Differs from the paper: groups of units are found for any network; where several layers make one group (residual
 streams), those whose inputs are aligned already count, together; members of other widths are refused; blocks of units
 (heads) are matched by weights before, and so is what no layer shows, or none on the same samples in all members; ε is
-relative to the mean cost.
+relative to the mean cost, which is squared, where the authors' commands take the distance itself.
 """
 
 from __future__ import annotations

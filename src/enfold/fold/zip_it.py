@@ -14,7 +14,7 @@ Differs from the paper: all layers are zipped, so that one network of the member
 value are alike; among pairs that are equally alike, those of one place are taken first; where budgets leave no pair,
 any is taken; a unit is discounted (2) once it holds M, which for two members is as in the paper, so that one unit of
 each may come together; groups of units are found for any network; heads and groups that no layer shows, or none on the
-same samples in all members, are matched by weights.
+same samples in all members, are matched by weights; a budget below one merge allows none.
 """
 
 from __future__ import annotations

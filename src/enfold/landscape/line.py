@@ -5,7 +5,7 @@
 
 Weights between two networks have other activations than both, so batch norm's stored statistics, interpolated, are
 wrong there. They may be taken as they are ("stored"), from each batch ("train") or measured again on the training part
-for every α ("reset").
+for every α ("reset"). All hidden units may be given the ends' means and spreads for every α (`repair`).
 
 J. Frankle, G. K. Dziugaite, D. Roy, M. Carbin: Linear Mode Connectivity and the Lottery Ticket Hypothesis, ICML 2020,
 arXiv:1912.05671. The barrier (2) is that of R. Entezari et al., ICLR 2022, arXiv:2110.06296.
@@ -13,6 +13,7 @@ arXiv:1912.05671. The barrier (2) is that of R. Entezari et al., ICLR 2022, arXi
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -22,9 +23,13 @@ from enfold.data import Data
 from enfold.errors import EnfoldError
 from enfold.evaluate import PartName
 from enfold.landscape.many import BatchNorm, answers, mixture, require_batch_norm
-from enfold.members import State
+from enfold.members import Stacked, State
 from enfold.members.skeleton import read_state
+from enfold.merging.repair import repair as correct_units
+from enfold.merging.repair import repairable
+from enfold.merging.states import units_of
 from enfold.metrics import accuracy, nll, per_member
+from enfold.train.batch_norm import reestimate
 
 
 @dataclass(frozen=True)
@@ -60,20 +65,38 @@ def interpolation(
     points: int = 21,
     part: PartName = "test",
     batch_norm: BatchNorm = "stored",
+    repair: bool = False,
 ) -> Line:
     """Loss and accuracy of the networks on the line between two states, as many at once as memory allows.
 
-    `network` says what the states are values of; it is left untouched.
+    `network` says what the states are values of; it is left untouched. With `repair`, batch norms are measured again.
     """
     _check(read_state(network), first, second, points, batch_norm)
     alphas = torch.linspace(0, 1, points, dtype=torch.float64)
+    states: Iterator[State]
     states = (mixture([first, second], torch.stack([alpha, 1 - alpha])) for alpha in alphas)  # (1)
+    if repair:
+        states, batch_norm = _repaired(network, first, second, alphas, states, data), "stored"
     loss, correct, examples = [], [], 0
     for said in answers(network, states, data, part=part, batch_norm=batch_norm):
         loss.append(per_member(nll, said))
         correct.append(per_member(accuracy, said))
         examples = len(said)
     return Line(alphas, torch.cat(loss), examples * torch.cat(loss), torch.cat(correct))
+
+
+def _repaired(
+    network: nn.Module, first: State, second: State, alphas: Tensor, states: Iterable[State], data: Data
+) -> Iterator[State]:
+    """Every state of the line with the statistics of the ends, unit by unit, in the same proportions."""
+    model = Stacked([network])
+    names = repairable(network, units_of(network, data))
+    ends = [model.network(end) for end in (first, second)]
+    for alpha, state in zip(alphas.tolist(), states, strict=True):
+        one = model.network(state)
+        correct_units(one, ends, data, names, weights=(alpha, 1 - alpha))
+        reestimate(one, data)
+        yield read_state(one)
 
 
 def barrier(line: Line) -> dict[str, Barrier]:

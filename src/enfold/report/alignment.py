@@ -34,6 +34,10 @@ LETTER = 0.085  # inches of a name
 LINES = 60  # of one figure, at most
 MODES = {  # of a line with batch norm: its title, and what its caption adds
     "stored": ("batch-norm statistics interpolated", "Batch-norm statistics are mixed as weights are, which is wrong."),
+    "repair": (
+        "hidden units repaired",
+        "Hidden units of every mixture have the means and spreads of the two members, by REPAIR.",
+    ),
     "train": ("batch-norm statistics of each batch", "Batch-norm statistics are those of each batch of test data."),
     "reset": (
         "batch-norm statistics measured again",
@@ -96,8 +100,8 @@ def alignment_figures(found: Mapping[str, Part], matrices: Mapping[str, Any], fo
         if found.get(part):
             drawings[name] = partial(draw, found[part])
     for mode, lines in found.get("line", {}).items():
-        several = len(found["line"]) > 1
-        drawings[f"line-{mode}" if several else "line"] = partial(draw_line, lines, mode if several else None)
+        plain = mode == "stored" and not found["line"].keys() & {"train", "reset"}  # no batch norm: nothing is stored
+        drawings["line" if plain else f"line-{mode}"] = partial(draw_line, lines, None if plain else mode)
     if found.get("sweep"):
         drawings["sweep"] = partial(draw_sweep, found["sweep"], found.get("averages"))
     if found.get("matrices") and matrices:

@@ -60,7 +60,7 @@ def _rows(rows: Sequence[Mapping[str, Any]]) -> Cells:
 def _line(modes: Mapping[str, Mapping[str, Any]]) -> Cells:
     header = (
         "line between members 1 and 2",
-        "batch norm",
+        "statistics",
         "accuracy, worst (%)",
         "middle (%)",
         "best (%)",

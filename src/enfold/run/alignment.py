@@ -203,12 +203,12 @@ class _Study:
         return self._part("matrices", {}, lambda: matrix_statistics(self.aligned.groups, self.aligned.matrices))
 
     def line(self) -> Any:
-        """Between members 1 and 2 as they are, matched by weights, and aligned by permAVG; by batch-norm mode."""
+        """Between members 1 and 2 as they are, matched by weights, aligned by permAVG; by treatment of statistics."""
 
         def make() -> Any:
             network = self.members.member(0)
             first, *_ = states_of(self.members)
-            modes = ("stored", "train", "reset") if _has_batch_norm(network) else ("stored",)
+            modes = ("stored", "train", "reset") if _has_batch_norm(network) else ("stored", "repair")
             return {
                 mode: {name: self._line(network, first, end, mode) for name, end in self._ends().items()}
                 for mode in modes
@@ -221,7 +221,8 @@ class _Study:
         return {"naive": states_of(self.members)[1], "weight matching": matched, "permAVG": self.aligned.states()[1]}
 
     def _line(self, network: nn.Module, first: State, second: State, mode: Any) -> dict[str, Any]:
-        found = interpolation(network, first, second, self.data, points=self.asked.points, batch_norm=mode)
+        how = {"repair": True} if mode == "repair" else {"batch_norm": mode}
+        found = interpolation(network, first, second, self.data, points=self.asked.points, **how)
         return {**found.as_dict(), "barrier": plain(barrier(found))}
 
     def averages(self) -> Any:
