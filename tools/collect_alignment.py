@@ -1,0 +1,27 @@
+"""Write results/alignment.json, the numbers that docs/alignment.md quotes, from a run that was studied:
+
+    enfold run recipes/fashion-mlp.yaml runs/fashion --set 'seeds=[0]' --set 'folds=[]' --set cost=false
+    enfold alignment runs/fashion --set matched=12 --epochs 2 --examples 2560
+    python tools/collect_alignment.py runs/fashion
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from enfold.files import write_json
+
+if __name__ == "__main__":
+    run = Path(sys.argv[1])
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    parts = [json.loads(file.read_text(encoding="utf-8")) for file in sorted((run / "alignment").glob("*.json"))]
+    about = {
+        "command": "enfold alignment RUN --set matched=12 --epochs 2 --examples 2560",
+        "date": time.strftime("%Y-%m-%d"),
+        **{key: summary[key] for key in ("seeds", "versions", "recipe")},
+    }
+    found = {part.pop("part"): part for part in parts if "part" in part}
+    write_json(Path(__file__).parent.parent / "results" / "alignment.json", {**about, "parts": found})
