@@ -18,6 +18,7 @@ METHODS = {  # of a grid: the row of so many members, and what it is called
     "average-tuned-{}": "plain average, trained on",
     "matched-distilled-{}": "matched average, distilled",
 }
+ONE_SEED = "¹"
 KINDS = {"": "converged members", "-brief": "briefly trained members"}
 COMPARED = {  # permAVG of two and of six, and what it is held against
     "mean member of ensemble of 6": "a member",
@@ -65,11 +66,13 @@ def grid_claims(content: Content) -> str:
     said: dict[str, dict[str, str]] = {}
     for claim in content["claims"]:
         run, _, sentence = claim["says"].partition(": ")
-        said.setdefault(sentence, {})[run] = MARKS[claim["verdict"]]
+        alone = len((claim.get("difference") or {}).get("values", [])) == 1
+        said.setdefault(sentence, {})[run] = MARKS[claim["verdict"]] + ONE_SEED * alone
     runs = list(content["runs"])
     lines = [["", *runs], *([sentence, *(marks.get(run, "") for run in runs)] for sentence, marks in said.items())]
     legend = ", ".join(f"{mark} {verdict}" for verdict, mark in MARKS.items())
-    return f"{legend}; differences and intervals are in the JSON file.\n\n{table(lines)}"
+    once = f"{ONE_SEED} of one seed, so that the interval is over test examples alone"
+    return f"{legend}; {once}; differences and intervals are in the JSON file.\n\n{table(lines)}"
 
 
 def _grids(content: Content) -> Iterator[tuple[str, str, dict[str, str]]]:
