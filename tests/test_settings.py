@@ -95,3 +95,9 @@ def test_types_of_all_kinds():
     for ends in ((1, 2), (1,), "ab"):
         with pytest.raises(library.EnfoldError, match="the ends must be a tuple"):
             Pair(1, ends)
+
+
+def test_values_to_choose_from_are_told():
+    said = meanings(library.WeightMatching)["repair"]
+    assert said.endswith("(one of none, reset, repair, rescale, closed_form)")
+    assert "(one of" not in meanings(library.Soup)["kind"], "they are told already"

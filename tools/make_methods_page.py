@@ -33,6 +33,7 @@ def settings(method: Method) -> list[str]:
     lines, said = [], meanings(method.kind)
     for name, field in method.fields.items():
         kind = f"`{field.type}`".replace(" | None`", " or None`").replace("|", "\\|")
+        kind = "a choice" if "(one of " in said[name] else kind
         lines.append(f"| `{name}` | `{default_of(field)}` | {kind} | {said[name]} |")
     return lines
 

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 import io
+import re
 import textwrap
 import tokenize
 from collections.abc import Callable
@@ -36,7 +37,16 @@ def meanings(kind: type[Any]) -> dict[str, str]:
             said |= _comments(parent)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     common = {**COMMON, "num_members": OWN_NUMBER} if has_own_number(kind) else COMMON
-    return {name: said.get(name) or common.get(name, "") for name in fields}
+    hints = get_type_hints(kind)
+    return {name: _with_choices(said.get(name) or common.get(name, ""), hints[name]) for name in fields}
+
+
+def _with_choices(meaning: str, hint: Any) -> str:
+    """What a setting means, and the values that it may have, if not all of them are told."""
+    choices = [value for part in (hint, *get_args(hint)) if get_origin(part) is Literal for value in get_args(part)]
+    if all(re.search(rf"\b{re.escape(str(value))}\b", meaning) for value in choices):
+        return meaning
+    return f"{meaning} (one of {', '.join(map(str, choices))})".lstrip()
 
 
 def has_own_number(kind: type[Any]) -> bool:

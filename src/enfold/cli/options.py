@@ -24,7 +24,12 @@ Trust = Annotated[
 Out = Annotated[Path, typer.Argument(help="The run directory.")]
 Label = Annotated[str | None, typer.Option(help="The name of its row; the method's name if not given.")]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="A setting of the method: --set rank=2 --set plan.epochs=5")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="A setting of the method: --set rank=2 --set plan.epochs=5; of a fold also --set first=2, of the first "
+        "members alone, and --set then=[repair], what follows.",
+    ),
 ]
 Seed = Annotated[int | None, typer.Option(help="Of a run of several; the first if not given.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run with trained members.")]
