@@ -11,7 +11,7 @@ from enfold.errors import EnfoldError
 from enfold.members.skeleton import Skeleton, State, read_state
 from enfold.modes import evaluating
 from enfold.seeds import generator
-from enfold.symmetry import elementwise, moves, products  # noqa: F401 - they say what each operation does
+from enfold.symmetry import elementwise, indices, matrices, moves, patches, products  # noqa: F401 - they are the rules
 from enfold.symmetry.axes import Fixed, Group, Symmetry
 from enfold.symmetry.groups import Candidate, candidates, fixed_axes, named
 from enfold.symmetry.trace import Untraceable
