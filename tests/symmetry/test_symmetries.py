@@ -138,7 +138,7 @@ def summed_up(net: Calls, x: Tensor) -> Tensor:
         (flipped, "of aten.flip in the network itself"),
         (scaled, "the buffer is a constant"),
         (counted, "of aten.arange in the network itself"),
-        (chosen, "of aten.gather in the network itself"),
+        (chosen, "of aten.mul in the network itself"),
         (summed_up, "of aten.cumsum in the network itself"),
     ],
 )

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from enfold.symmetry.space import ONE
-from enfold.symmetry.walk import NOWHERE, Place, Value, Values, Walk, one_of, rule
+from enfold.symmetry.walk import NOWHERE, Value, Values, Walk, one_of, rule
+
+PLACED = ("max", "min", "median", "nanmedian", "mode", "kthvalue")  # they also say where they found it
 
 
 @rule("pointwise", "where", "masked_fill", "addcmul", "addcdiv", "lerp", "_to_copy", "dropout", "gelu", "to")
@@ -14,6 +16,7 @@ from enfold.symmetry.walk import NOWHERE, Place, Value, Values, Walk, one_of, ru
     "clone", "alias", "detach", "contiguous", "lift_fresh", "lift_fresh_copy", "native_dropout", "copy_to", "add_relu"
 )
 @rule("hardtanh", "leaky_relu", "elu", "celu", "selu", "softplus", "_prelu_kernel", "prelu", "log_sigmoid_forward")
+@rule("complex", "polar", "_conj", "_conj_physical", "_neg_view", "resolve_conj", "resolve_neg")
 @rule("cumsum_free", "rsub", "sub", "add", "mul", "div", "pow", "bitwise_and", "type_as", "hardswish", "hardsigmoid")
 def pointwise(walk: Walk, *args: object, **_: object) -> Value:
     """Axes are aligned at the end, and where neither has a single place they are permuted alike."""
@@ -32,7 +35,8 @@ def pointwise(walk: Walk, *args: object, **_: object) -> Value:
 
 
 @rule("sum", "mean", "amax", "amin", "var", "std", "prod", "logsumexp", "linalg_vector_norm", "any", "all", "norm")
-@rule("max", "min", "var_mean", "std_mean", "aminmax")
+@rule("max", "min", "var_mean", "std_mean", "aminmax", "median", "nanmedian", "mode", "kthvalue", "nansum")
+@rule("count_nonzero")
 def reduced(walk: Walk, x: Value, *args: object, **kwargs: object) -> Values:
     """What is reduced does not depend on the order; axes that stay keep their labels."""
     sizes = walk.all_sizes
@@ -46,8 +50,9 @@ def reduced(walk: Walk, x: Value, *args: object, **kwargs: object) -> Values:
     found = Value(terms, origins, x.data)
     if len(sizes) == 1:
         return found
-    if walk.name in ("max", "min"):  # the second is where it was found
-        return found, replace(found, numbers=x.terms[_dim(args, kwargs) % x.ndim], data=True, constant=False)
+    if walk.name in PLACED:  # the second is where it was found
+        dim = _dim(args[1:] if walk.name == "kthvalue" else args, kwargs)
+        return found, replace(found, numbers=x.terms[dim % x.ndim], data=True, constant=False)
     return (found,) * len(sizes)
 
 
@@ -86,8 +91,8 @@ def _kept(
     walk: Walk, x: Value, sizes: Sequence[int], args: Sequence[object], kwargs: dict[str, object]
 ) -> list[int | None] | None:
     """For each axis of the result, the axis that it was; None for an axis that was reduced to one place."""
-    at = 1 if walk.name in ("linalg_vector_norm", "norm") else 0
-    dims = args[at] if len(args) > at else kwargs.get("dim")
+    at = 1 if walk.name in ("linalg_vector_norm", "norm", "kthvalue") else 0
+    dims = args[at] if len(args) > at else kwargs.get("dim", -1 if walk.name in ("kthvalue", "mode") else None)
     chosen = [dims] if isinstance(dims, int) and not isinstance(dims, bool) else dims
     if not isinstance(chosen, list | tuple) or not chosen:
         chosen = range(x.ndim)
@@ -114,19 +119,22 @@ def softmax(walk: Walk, x: Value, dim: int, *_: object, **__: object) -> Value:
     "upsample_bicubic2d",
     "adaptive_avg_pool2d",
 )
-@rule("_upsample_nearest_exact2d", "_upsample_bilinear2d_aa", "grid_sampler_2d")
+@rule("_upsample_nearest_exact2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "grid_sampler_2d")
+@rule("tril", "triu", "linalg_cholesky_ex", "linalg_qr")
 def over_two(walk: Walk, x: Value, *others: object, **_: object) -> Values:
     """Two axes at the end are moved over, and fixed."""
     return _moved_over(walk, x, 2, others)
 
 
 @rule("max_pool1d", "avg_pool1d", "adaptive_avg_pool1d", "reflection_pad1d", "upsample_nearest1d", "upsample_linear1d")
+@rule("replication_pad1d", "_upsample_nearest_exact1d")
 def over_one(walk: Walk, x: Value, *others: object, **_: object) -> Values:
     """The last axis is moved over, and fixed."""
     return _moved_over(walk, x, 1, others)
 
 
 @rule("max_pool3d_with_indices", "avg_pool3d", "_adaptive_avg_pool3d", "upsample_nearest3d", "adaptive_max_pool3d")
+@rule("reflection_pad3d", "replication_pad3d", "_upsample_nearest_exact3d", "upsample_trilinear3d", "grid_sampler_3d")
 def over_three(walk: Walk, x: Value, *others: object, **_: object) -> Values:
     """Three axes at the end are moved over, and fixed."""
     return _moved_over(walk, x, 3, others)
@@ -139,43 +147,73 @@ def _moved_over(walk: Walk, x: Value, number: int, others: Sequence[object]) -> 
     moved = tuple(walk.space.fixed(size, walk.why) for size in walk.sizes[-number:])
     found = Value((*x.terms[:-number], *moved), (NOWHERE,) * x.ndim)
     walk.producing(x)
-    several = len(walk.all_sizes) > 1
-    return (found, *(walk.new(walk.why, sizes) for sizes in walk.all_sizes[1:])) if several else found
+    rest = (found if sizes == walk.sizes else walk.new(walk.why, sizes) for sizes in walk.all_sizes[1:])
+    return (found, *rest) if len(walk.all_sizes) > 1 else found
 
 
-@rule("flip", "roll", "cumsum", "cumprod", "logcumsumexp", "index_select", "argsort", "renorm", "diff")
-def along(walk: Walk, x: Value, *args: object, **_: object) -> Value:
+@rule("max_unpool2d", "max_unpool3d")
+def unpooled(walk: Walk, x: Value, places: Value, *_: object) -> Values:
+    """Values are put back to where they were found among the places that pooling moved over."""
+    return _moved_over(walk, pointwise(walk, x, places), 3 if walk.name.endswith("3d") else 2, ())
+
+
+@rule("rrelu_with_noise")
+def rrelu(walk: Walk, x: Value, noise: Value, *args: object, **kwargs: object) -> Values:
+    """Without training it is a leaky ReLU, and the noise is not looked at."""
+    training = args[2] if len(args) > 2 else kwargs.get("training", False)
+    return walk.unknown(x, noise) if training else pointwise(walk, x)
+
+
+@rule("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "dist")
+def compared(walk: Walk, *args: object, **_: object) -> Value:
+    """Differences one by one, or one number for all of them."""
+    found = pointwise(walk, *args)
+    return found if walk.sizes else Value((), (), found.data)
+
+
+@rule("bucketize")
+def bucketed(walk: Walk, x: Value, bounds: Value, **_: object) -> Value:
+    """Where each value lies between bounds, which have an order."""
+    walk.fix(bounds, walk.why)
+    return pointwise(walk, x)
+
+
+@rule("renorm")
+def renormed(walk: Walk, x: Value, p: float, dim: int, *_: object) -> Value:
+    """Each place of one axis is scaled by the norm of what it holds."""
+    walk.mixing(x, [axis for axis in range(x.ndim) if axis != dim % x.ndim])
+    return pointwise(walk, x)
+
+
+@rule("linalg_cross")
+def cross(walk: Walk, x: Value, y: Value, *, dim: int = -1) -> Value:
+    """Three places of one axis, which are fixed; along the others both are permuted alike."""
+    found = pointwise(walk, x, y)
+    walk.space.fix(found.terms[dim], walk.why)
+    return found
+
+
+@rule("_fft_r2c", "_fft_c2c", "_fft_c2r")
+def transformed(walk: Walk, x: Value, dims: Sequence[int], *_: object) -> Values:
+    """Axes that are transformed are mixed, and fixed; the others stay."""
+    walk.mixing(x, dims)
+    return along(walk, x, dims)
+
+
+@rule("flip", "roll", "cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "argsort", "diff", "index_fill")
+def along(walk: Walk, x: Value, *args: object, **_: object) -> Values:
     """Axes that are named are moved along, and fixed; the others stay."""
     named = args[-1] if walk.name == "roll" else args[0] if args else None
-    found = [named] if isinstance(named, int) else named if isinstance(named, list | tuple) else []
-    dims = {int(dim) % x.ndim for dim in found or range(x.ndim)}
+    chosen = [named] if isinstance(named, int) else named if isinstance(named, list | tuple) else []
+    dims = {int(dim) % x.ndim for dim in chosen or range(x.ndim)}
     terms = list(x.terms)
     for axis, size in enumerate(walk.sizes):
         if axis in dims or walk.space.size(terms[axis]) != size:
             walk.space.fix(terms[axis], walk.why)
             terms[axis] = walk.space.fixed(size, walk.why)
-    return Value(tuple(terms), x.origins if not x.data else (NOWHERE,) * x.ndim, x.data)
-
-
-@rule("index")
-def indexed(walk: Walk, x: Value, indices: Sequence[Value | None]) -> Value:
-    """Axes that are indexed are fixed; the others stay, if those were neighbours."""
-    chosen = [axis for axis, index in enumerate(indices) if index is not None]
-    walk.fix([index for index in indices if index is not None], walk.why)
-    for axis in chosen:
-        walk.space.fix(x.terms[axis], walk.why)
-    if chosen != list(range(chosen[0], chosen[-1] + 1)):
-        walk.fix(x, walk.why)
-        return walk.new(walk.why, walk.sizes)
-    new = len(walk.sizes) - (x.ndim - len(chosen))
-    first, behind = chosen[0], chosen[-1] + 1
-    made = tuple(walk.space.fixed(size, walk.why) for size in walk.sizes[first : first + new])
-    origins: tuple[frozenset[Place], ...] = (*x.origins[:first], *((NOWHERE,) * new), *x.origins[behind:])
-    if x.data or one_of([index for index in indices if index is not None]):
-        walk.producing(x)
-        origins = (NOWHERE,) * len(walk.sizes)
-        return Value((*x.terms[:first], *made, *x.terms[behind:]), origins)
-    return Value((*x.terms[:first], *made, *x.terms[behind:]), origins, x.data)
+    walk.fix([one for one in args if isinstance(one, Value)], walk.why)
+    found = Value(tuple(terms), x.origins if not x.data else (NOWHERE,) * x.ndim, x.data)
+    return (found,) * len(walk.all_sizes) if len(walk.all_sizes) > 1 else found
 
 
 @rule("full", "zeros", "ones", "full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full", "empty")

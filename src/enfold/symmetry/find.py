@@ -12,7 +12,7 @@ from enfold.members.outputs import logits_of
 from enfold.members.skeleton import Skeleton, State, read_state
 from enfold.modes import evaluating
 from enfold.seeds import generator
-from enfold.symmetry import elementwise, moves, products  # noqa: F401 - they say what each operation does
+from enfold.symmetry import elementwise, indices, matrices, moves, patches, products  # noqa: F401 - they are the rules
 from enfold.symmetry.axes import Fixed, Group, Symmetry
 from enfold.symmetry.groups import Candidate, candidates, fixed_axes, named
 from enfold.symmetry.meet import meeting

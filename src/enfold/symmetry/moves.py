@@ -11,11 +11,16 @@ from enfold.symmetry.walk import NOWHERE, Place, Value, Values, Walk, one_of, ru
 
 @rule("view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten", "view_copy", "_reshape_copy")
 def reshape(walk: Walk, x: Value, *_: object) -> Value:
+    """The axes that the operation gives."""
+    return reshaped(walk, x, walk.sizes)
+
+
+def reshaped(walk: Walk, x: Value, wanted_sizes: Sequence[int]) -> Value:
     """Neighbouring axes are merged until they have as many places as some of the new ones."""
     terms: list[Term] = []
     origins: list[frozenset[Place]] = []
     old = [(term, origin) for term, origin in zip(x.terms, x.origins, strict=True) if walk.space.size(term) != 1]
-    sizes = list(walk.sizes)
+    sizes = list(wanted_sizes)
     if 0 in sizes:
         return walk.new(walk.why, sizes)
     while sizes:
@@ -113,7 +118,7 @@ def repeat(walk: Walk, x: Value, times: Sequence[int]) -> Value:
 
 @rule("slice", "slice_copy", "narrow")
 def slice_(walk: Walk, x: Value, dim: int = 0, start: int | None = 0, end: int | None = None, step: int = 1) -> Value:
-    """A part of an axis is cut off; every second place and the like are not followed."""
+    """A part of an axis is cut off; of every second place and the like, pairs are permuted as wholes."""
     term, dim = x.terms[dim], dim % x.ndim
     size, new = walk.space.size(term), walk.sizes[dim]
     if size == new:
@@ -121,10 +126,26 @@ def slice_(walk: Walk, x: Value, dim: int = 0, start: int | None = 0, end: int |
     start = min(max((start or 0) + (size if (start or 0) < 0 else 0), 0), size)
     if step == 1:
         found = walk.space.pieces(term, [start, new, size - start - new], walk.why)[1]
+    elif size % step == 0 and start < step and new == size // step > 1:
+        found, inner = walk.space.split(term, [new, step], walk.why)
+        walk.space.fix(inner, walk.why)
     else:
         walk.space.fix(term, walk.why)
         found = walk.space.fixed(new, walk.why)
     return Value((*x.terms[:dim], found, *x.terms[dim + 1 :]), x.origins, x.data)
+
+
+@rule("view_as_real", "view_as_real_copy")
+def as_real(walk: Walk, x: Value) -> Value:
+    """Real and imaginary parts beside each other along a new axis."""
+    return Value((*x.terms, walk.space.fixed(2, walk.why)), (*x.origins, NOWHERE), x.data)
+
+
+@rule("view_as_complex", "view_as_complex_copy")
+def as_complex(walk: Walk, x: Value) -> Value:
+    """Two places of the last axis are one number."""
+    walk.space.fix(x.terms[-1], walk.why)
+    return Value(x.terms[:-1], x.origins[:-1], x.data)
 
 
 @rule("select", "select_copy")
@@ -218,21 +239,6 @@ def written(walk: Walk, x: Value, source: object = None, *args: int) -> Value:
         walk.producing(x)
         walk.producing(source)
     return Value(x.terms, (NOWHERE,) * x.ndim, x.data or source.data)
-
-
-@rule("index_add", "index_copy")
-def at_indices(walk: Walk, x: Value, dim: int, index: Value, source: Value, **_: object) -> Value:
-    """Values put at numbered places of one axis, which is fixed; along the others both are permuted alike."""
-    walk.fix(index, walk.why)
-    for axis, (one, other) in enumerate(zip(x.terms, source.terms, strict=True)):
-        if axis == dim % x.ndim:
-            walk.space.fix(one, walk.why)
-            walk.space.fix(other, walk.why)
-        else:
-            walk.unify(one, other)
-    walk.producing(x)
-    walk.producing(source)
-    return Value(x.terms, (NOWHERE,) * x.ndim)
 
 
 def slice_like(walk: Walk, x: Value, args: Sequence[int | None]) -> Value:

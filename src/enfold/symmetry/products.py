@@ -1,19 +1,21 @@
-"""Rules of operations that contract axes or norm them: matrix products, convolutions, norms, embedding, attention."""
+"""Rules of operations that contract axes or norm them: matrix products, distances, convolutions, norms, attention."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from enfold.symmetry.elementwise import pointwise
-from enfold.symmetry.space import Term
-from enfold.symmetry.walk import NOWHERE, Value, Walk, rule
+from enfold.symmetry.moves import transpose, unsqueeze
+from enfold.symmetry.space import ONE, Term
+from enfold.symmetry.walk import NOWHERE, Value, Walk, one_of, rule
 
 
 @rule("mm", "bmm", "matmul")
 def product(walk: Walk, left: Value, right: Value, **_: object) -> Value:
     """(..., n, k) x (..., k, m): k is permuted alike in both and goes."""
     walk.unify(left.terms[-1], right.terms[-2])
-    lead = [walk.unify(a, b) for a, b in zip(left.terms[:-2], right.terms[:-2], strict=True)]
+    lead = [walk.unify(a, b) for a, b in zip_longest(left.terms[-3::-1], right.terms[-3::-1], fillvalue=ONE)][::-1]
     _consume(walk, left, right)
     origins = [NOWHERE] * len(lead) + [left.origins[-2], right.origins[-1]]
     data = left.data or right.data
@@ -33,13 +35,56 @@ def _consume(walk: Walk, left: Value, right: Value) -> None:
         walk.producing(left, [left.ndim - 1])
 
 
-@rule("addmm", "baddbmm")
+@rule("addmm", "baddbmm", "_sparse_addmm")
 def add_product(walk: Walk, bias: Value, left: Value, right: Value, **_: object) -> Value:
     """A product and a sum."""
     return pointwise(walk, bias, product(walk, left, right))
 
 
-@rule("mv", "dot")
+@rule("addbmm")
+def add_products(walk: Walk, bias: Value, left: Value, right: Value, **_: object) -> Value:
+    """A sum of products."""
+    found = product(walk, left, right)
+    return pointwise(walk, bias, Value(found.terms[1:], found.origins[1:], found.data))
+
+
+@rule("_cdist_forward", "_euclidean_dist", "cdist")
+def distances(walk: Walk, left: Value, right: Value, *_: object) -> Value:
+    """(..., n, k) and (..., m, k): k is permuted alike in both and goes, as in a product."""
+    return product(walk, left, transpose(walk, right, -2, -1))
+
+
+@rule("_pdist_forward")
+def pair_distances(walk: Walk, x: Value, *_: object) -> Value:
+    """Pairs of rows are numbered; columns may be in any order."""
+    walk.space.fix(x.terms[0], walk.why)
+    walk.producing(x)
+    return walk.new(walk.why, walk.sizes)
+
+
+@rule("_trilinear")
+def trilinear(
+    walk: Walk, first: Value, second: Value, third: Value, *axes: Sequence[int], unroll_dim: int = 1
+) -> Value:
+    """Three factors that are given the axes that they lack; some of all are summed over, where weights consume."""
+    values = []
+    for value, lacking in zip((first, second, third), axes, strict=False):
+        for dim in sorted(lacking):
+            value = unsqueeze(walk, value, dim)
+        values.append(value)
+    ndim, summed = values[0].ndim, axes[3]
+    terms = [ONE] * ndim
+    for value in values:
+        terms = [walk.unify(one, other) for one, other in zip(terms, value.terms, strict=True)]
+        if not value.data:
+            walk.producing(value, [axis for axis in range(ndim) if axis not in summed])
+            for axis in summed:
+                walk.consuming(value, axis)
+    kept = tuple(term for axis, term in enumerate(terms) if axis not in summed)
+    return Value(kept, (NOWHERE,) * len(kept), one_of(values))
+
+
+@rule("mv", "dot", "vdot")
 def vector_product(walk: Walk, left: Value, right: Value) -> Value:
     """A matrix or vector and a vector."""
     walk.unify(left.terms[-1], right.terms[0])
@@ -47,7 +92,20 @@ def vector_product(walk: Walk, left: Value, right: Value) -> Value:
     if not (left.data and right.data):
         walk.consuming(weight, weight.ndim - 1)
         walk.producing(weight, range(weight.ndim - 1))
-    return Value(left.terms[:-1], (NOWHERE,) * (left.ndim - 1), data=True)
+    data = left.data or right.data
+    return Value(left.terms[:-1], (NOWHERE,) * (left.ndim - 1) if data else left.origins[:-1], data)
+
+
+@rule("addmv")
+def add_vector_product(walk: Walk, bias: Value, matrix: Value, vector: Value, **_: object) -> Value:
+    """A product with a vector and a sum."""
+    return pointwise(walk, bias, vector_product(walk, matrix, vector))
+
+
+@rule("addr")
+def add_outer(walk: Walk, bias: Value, rows: Value, columns: Value, **_: object) -> Value:
+    """Every product of two vectors' values, and a sum."""
+    return pointwise(walk, bias, unsqueeze(walk, rows, 1), columns)
 
 
 @rule("linear")
@@ -155,26 +213,6 @@ def group_norm(
             walk.producing(other)
     walk.producing(x)
     return (Value(x.terms, (NOWHERE,) * x.ndim), *(walk.new("of statistics", s) for s in walk.all_sizes[1:]))
-
-
-@rule("embedding")
-def embedding(walk: Walk, weight: Value, indices: Value, *_: object) -> Value:
-    """Rows are numbered by the input; columns are units."""
-    walk.space.fix(weight.terms[0], "the network's inputs number them")
-    walk.producing(weight)
-    terms = (*indices.terms, weight.terms[1])
-    return Value(terms, (NOWHERE,) * len(terms), indices.data)
-
-
-@rule("_embedding_bag_forward_only", "_embedding_bag", "embedding_bag")
-def embedding_bag(walk: Walk, weight: Value, indices: Value, *rest: object) -> tuple[Value, ...]:
-    """Rows are numbered by the input; columns are units."""
-    walk.space.fix(weight.terms[0], "the network's inputs number them")
-    walk.fix([indices, *rest], walk.why)
-    walk.producing(weight)
-    sizes = walk.all_sizes
-    bags = Value((walk.space.fixed(sizes[0][0], walk.why), weight.terms[1]), (NOWHERE,) * 2)
-    return (bags, *(walk.new(walk.why, shape) for shape in sizes[1:]))
 
 
 @rule("_scaled_dot_product_flash_attention_for_cpu", "scaled_dot_product_attention")

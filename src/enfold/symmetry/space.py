@@ -34,7 +34,7 @@ class Space:
 
     def free(self, size: int) -> Term:
         """An axis that may be permuted as far as is known."""
-        return (self._new(size),)
+        return (self._new(size, None if size else "it has no places"),)
 
     def fixed(self, size: int, reason: str) -> Term:
         """An axis whose order matters."""

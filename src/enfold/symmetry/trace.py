@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -121,8 +122,18 @@ def naming_modules(network: nn.Module, running: list[str], passed: Passed, left:
         yield
 
 
+def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor | None:
+    if num_classes < 1:
+        return None  # their number depends on the values
+    nowhere = torch.zeros((*tensor.shape, num_classes), dtype=tensor.dtype, device=tensor.device)
+    return nowhere.scatter(-1, tensor.unsqueeze(-1), 1)
+
+
 class Reading(TorchFunctionMode):
-    """Tells when a network's code reads a tensor past torch: as a list or as an array."""
+    """Tells when a network's code reads a tensor past torch: as a list or as an array.
+
+    One-hot vectors are made without a look at the values, which they are else checked by.
+    """
 
     METHODS = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
 
@@ -134,4 +145,8 @@ class Reading(TorchFunctionMode):
         """Run it, and tell."""
         if func in self.METHODS:
             self.read(args[0])
+        if func is F.one_hot:
+            made = _one_hot(*args, **(kwargs or {}))
+            if made is not None:
+                return made
         return func(*args, **(kwargs or {}))

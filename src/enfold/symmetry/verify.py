@@ -118,7 +118,7 @@ class Bench:
 
 
 def _moves(gradient: Tensor | None) -> bool:
-    return gradient is not None and bool(gradient.abs().max() > 0)
+    return gradient is not None and bool((gradient != 0).any())
 
 
 def run(skeleton: Skeleton, state: State, inputs: Tensor, *, grad: bool = False, exact: bool = True) -> Tensor:
@@ -144,7 +144,7 @@ def _random_state(skeleton: Skeleton, state: State, source: torch.Generator, sca
         elif not scale:
             drawn[name] = tensor + 0.05 * torch.rand(tensor.shape, generator=source, dtype=kind)
         elif name in skeleton.parameters and tensor.ndim > 1:
-            spread = scale * (2 / tensor.shape[1:].numel()) ** 0.5
+            spread = scale * (2 / max(tensor.shape[1:].numel(), 1)) ** 0.5
             drawn[name] = spread * torch.randn(tensor.shape, generator=source, dtype=COARSE[kind]).to(kind)
         else:
             drawn[name] = 0.5 + torch.rand(tensor.shape, generator=source, dtype=kind)

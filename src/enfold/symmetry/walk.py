@@ -41,6 +41,11 @@ STATISTICS = (
     "beta",
 )  # buffers like parameters
 FILLS = ("full", "zeros", "ones", "full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full")
+MOVING = (
+    *("view", "_unsafe_view", "expand", "squeeze", "unsqueeze", "permute", "transpose", "t", "select", "slice"),
+    *("clone", "detach", "alias", "_to_copy"),
+)  # what numbers an axis still does behind these
+NUMBERED = ("gather", "index", "index_select", "embedding", "scatter", "scatter_add")  # their rules follow numbers
 VALUES = ("_local_scalar_dense", "equal", "is_nonzero", "allclose")  # operations that give Python a value
 
 
@@ -138,9 +143,11 @@ class Walk(TorchDispatchMode):
         if _gives_python_a_value(func, self.name, args) and not all(value.constant for value in _values_in(given)):
             self._decides(f"aten.{self.name}")
         self._touch(self._module, (args, kwargs))
-        for value in _values_in(given):
-            if value.numbers is not None:
-                self.space.fix(value.numbers, self.why)
+        numbers = [value.numbers for value in _values_in(given) if value.numbers is not None]
+        if self.name.removesuffix("_") not in (*MOVING, *NUMBERED):
+            for term in numbers:
+                self.space.fix(term, self.why)
+        carried = numbers[0] if numbers and self.name in MOVING else None
         found = RULES.get(self.name) or RULES.get(self.name.removesuffix("_"))
         if found is None and torch.Tag.pointwise in func.tags:
             found = RULES["pointwise"]
@@ -161,7 +168,7 @@ class Walk(TorchDispatchMode):
             constant = all(value.constant for value in _values_in(given))
             for tensor, value in zip(returned, labels, strict=False):
                 if isinstance(tensor, Tensor):
-                    made = self._checked(tensor, value, given)
+                    made = replace(self._checked(tensor, value, given), numbers=carried or value.numbers)
                     self._hold(tensor, replace(made, data=False, constant=True) if constant else made)
         return result
 
@@ -180,17 +187,17 @@ class Walk(TorchDispatchMode):
     def _given(self, tensor: Tensor, shared: bool) -> Value:
         """What is known of an argument; what is the same everywhere has labels of its own wherever it is only read."""
         value = self.value(tensor)
-        if not shared and tensor.untyped_storage().data_ptr() in self._uniform:
+        if not shared and _memory(tensor) in self._uniform:
             return replace(value, terms=self.new(None, tensor.shape).terms)
         return value
 
     def _remember(self, func: Any, given: Any, result: Any) -> None:
         """Which memory holds one value everywhere: what was filled and not written to since."""
         if self.name in FILLS and isinstance(result, Tensor):
-            self._uniform.add(result.untyped_storage().data_ptr())
+            self._uniform.add(_memory(result))
         elif func._schema.is_mutable:
             written = (one for one in tree_leaves(given) if isinstance(one, Tensor))
-            self._uniform -= {one.untyped_storage().data_ptr() for one in written}
+            self._uniform -= {_memory(one) for one in written}
 
     def value(self, tensor: Tensor) -> Value:
         """What is known of a tensor; one that nothing made is a constant."""
@@ -269,6 +276,13 @@ class Walk(TorchDispatchMode):
         """Units along this axis of parameters go into them."""
         self.consumed |= value.origins[axis]
 
+    def numbering(self, index: Value, term: Term) -> None:
+        """Values that number an axis go with it, in whatever order it is; of other numbers nothing is known."""
+        if index.numbers is None or self.space.size(index.numbers) != self.space.size(term):
+            self.space.fix(term if index.numbers is None else index.numbers + term, self.why)
+        else:
+            self.unify(term, index.numbers)
+
     def mixing(self, value: Value, axes: Sequence[int]) -> None:
         """Places along these axes are mixed, so what lies along the others has one order in all of them."""
         mixed = {axis % value.ndim for axis in axes}
@@ -310,6 +324,11 @@ def _values_in(given: Any) -> list[Value]:
         return [given]
     parts = given.values() if isinstance(given, dict) else given if isinstance(given, tuple | list) else ()
     return [value for part in parts for value in _values_in(part)]
+
+
+def _memory(tensor: Tensor) -> int:
+    """Where its values are; a sparse tensor has no such place, and none of its own."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else -id(tensor)
 
 
 def _composite(func: Any) -> bool:
