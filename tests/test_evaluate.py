@@ -168,3 +168,26 @@ def test_without_a_validation_part_there_is_no_temperature(members, data):
     row = evaluate(members, data.replace(validation=[]))
     assert "temperature" not in row.scores
     assert row.scores["nll"] == pytest.approx(evaluate(members, data).scores["nll"])
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("model", ["network", "stacked", "mixed"])
+def test_inputs_are_given_in_the_type_of_the_model(members, data, kind, model):
+    expected = predict(models(members)[model], data).log_probs
+    found = predict(models(members.to(kind))[model], data).log_probs
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=0, atol=3e-2 if kind == torch.bfloat16 else 5e-3)
+
+
+def test_networks_of_several_types_are_each_given_their_own(members, data):
+    networks = members.networks()
+    expected = predict(Mixed(networks), data).log_probs
+    networks[0].half(), networks[1].double()
+    torch.testing.assert_close(predict(Mixed(networks), data).log_probs, expected, rtol=0, atol=5e-3)
+
+
+def test_whole_numbers_and_networks_without_parameters_are_left_alone():
+    words, inputs = torch.randint(9, (5, 2)), torch.randn(5, 3, dtype=torch.float64)
+    embedding = nn.Sequential(nn.Embedding(9, 4), nn.Flatten()).half()
+    assert torch.equal(member_logits(embedding, words)[0], embedding(words))
+    assert member_logits(nn.Softmax(-1), inputs).dtype == torch.float64

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from enfold.data.dataset import Data, evaluation_batches, has_examples
 from enfold.errors import EnfoldError
+from enfold.members.base import Mixed
 from enfold.members.engines import image_layout
+from enfold.members.inputs import in_type_of
 from enfold.members.outputs import logits_of
 from enfold.members.shapes import refuse_shape
 from enfold.metrics import METRICS, calibrated, fit_temperature, gain_recovered, gibbs_nll, nll, per_member
@@ -23,7 +25,9 @@ PartName = Literal["train", "validation", "test"]
 
 
 def member_logits(model: nn.Module, inputs: Tensor) -> Tensor:
-    """(M, B, C) of any model: a predictor gives it, a plain network is M = 1."""
+    """(M, B, C) of any model, of inputs in its own type: a predictor gives it, a plain network is M = 1."""
+    if not isinstance(model, Mixed):  # each of its networks may have its own
+        inputs = in_type_of(model, inputs)
     if hasattr(model, "num_members"):
         outputs: Tensor = model(inputs)
         return outputs

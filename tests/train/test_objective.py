@@ -61,3 +61,15 @@ def test_logits_of_every_kind_of_model():
     each = torch.stack([network(x) for network, x in zip(networks, inputs, strict=True)])
     torch.testing.assert_close(batch_logits(Stacked(networks), own), each)
     assert batch_labels(shared, 2).shape == batch_labels(own, 2).shape == (2, 6)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_losses_of_half_precision_are_computed_in_float32(own):
+    members = Stacked([nn.Linear(4, 3), nn.Linear(4, 3)])
+    inputs, labels = torch.randn(2, 6, 4), torch.randint(3, (2, 6))
+    batch = Batch(inputs, labels, True) if own else Batch(inputs[0], labels[0])
+    expected = CrossEntropy()(members, batch)
+    found = CrossEntropy()(members.half(), batch)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=0, atol=5e-3)
+    assert CrossEntropy()(members.double(), batch).dtype == torch.float64

@@ -135,3 +135,12 @@ def test_nothing_to_train():
 def test_settings_by_member_need_parameters_by_member():
     with pytest.raises(EnfoldError, match="use one value for all, or Stacked members"):
         Optimizer(Mixed([nn.Linear(3, 2), nn.Linear(3, 2)]), SGD.replace(learning_rate=(0.1, 0.2)))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_parameters_in_float16_stay_finite_where_gradients_vanish(optimizer):
+    network = nn.Linear(2, 1, bias=False).half()
+    steps = Optimizer(network, Plan(optimizer=optimizer, learning_rate=0.01))
+    network.weight.grad = torch.tensor([[0.0, 1e-5]]).half()  # of which the square is 0
+    steps.step(1.0, torch.amp.GradScaler(enabled=False))
+    assert bool(network.weight.isfinite().all())

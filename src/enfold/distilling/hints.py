@@ -20,6 +20,8 @@ from enfold.distilling.lesson import Lesson, Lessons, Subject
 from enfold.distilling.teacher import Teacher
 from enfold.errors import EnfoldError, closest
 from enfold.members import Members, Mixed
+from enfold.members.inputs import in_type_of
+from enfold.members.outputs import at_least_float32
 from enfold.members.trunk import OneByOne
 from enfold.modes import evaluating
 from enfold.train.objective import Moment, Objective, batch_logits
@@ -95,7 +97,8 @@ def with_features(model: nn.Module, batch: Batch, path: str) -> tuple[Tensor, Te
     handle = layer_at(network, path).register_forward_hook(keep)
     try:
         if isinstance(model, Members):  # one after the other, as other engines run no modules
-            logits = OneByOne(model.skeleton)(model.expand(), batch.inputs, batch.own)
+            inputs = in_type_of(model, batch.inputs)
+            logits = at_least_float32(OneByOne(model.skeleton)(model.expand(), inputs, batch.own))
         else:
             logits = batch_logits(model, batch)
     finally:

@@ -34,11 +34,10 @@ from torch import Tensor, nn
 from enfold.data import Data
 from enfold.data.dataset import evaluation_batches, has_examples
 from enfold.errors import EnfoldError
-from enfold.evaluate import predict
+from enfold.evaluate import member_logits, predict
 from enfold.folding import note, require_data, require_members
 from enfold.members import Members, State
-from enfold.members.engines import image_layout
-from enfold.members.outputs import logits_of
+from enfold.members.outputs import at_least_float32
 from enfold.merging.base import Merge
 from enfold.merging.repair import corrected
 from enfold.merging.states import mean_of, states_of
@@ -141,7 +140,7 @@ class Soup(Merge):
             for _ in range(self.epochs):
                 for inputs, labels in evaluation_batches(data, data.validation, self.batch_size):
                     with torch.enable_grad(), skeleton.holding(_mixed(members, stacked, raw.softmax(0))) as network:
-                        logits = logits_of(network(image_layout(network, inputs.to(device))))
+                        logits = at_least_float32(member_logits(network, inputs.to(device))[0])
                         loss = F.cross_entropy(beta * logits, labels.to(device))  # (3)
                         raw.grad, beta.grad = torch.autograd.grad(loss, [raw, beta])
                     optimizer.step()

@@ -32,9 +32,9 @@ from torch import Tensor, nn
 from enfold.data import Data
 from enfold.data.batches import Batch, Order
 from enfold.errors import EnfoldError
+from enfold.evaluate import member_logits
 from enfold.members import Members, State
-from enfold.members.engines import image_layout
-from enfold.members.outputs import logits_of
+from enfold.members.outputs import at_least_float32
 from enfold.merging.base import Alignment
 from enfold.merging.states import digest, require_reference
 from enfold.modes import evaluating
@@ -164,8 +164,8 @@ def _slopes(fixed: State, moved: State, members: Members, inputs: Tensor, labels
 def _midpoint_loss(state: State, members: Members, inputs: Tensor, labels: Tensor) -> Tensor:
     device = next(iter(state.values())).device
     with members.skeleton.holding(state) as network:
-        logits = logits_of(network(image_layout(network, inputs.to(device))))
-    return F.cross_entropy(logits, labels.to(device))
+        logits = member_logits(network, inputs.to(device))[0]
+    return F.cross_entropy(at_least_float32(logits), labels.to(device))
 
 
 @contextmanager

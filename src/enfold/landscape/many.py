@@ -15,6 +15,7 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import PartName
 from enfold.members import Members, Stacked, State
 from enfold.members.engines import EngineName
+from enfold.members.inputs import in_type_of
 from enfold.members.shapes import refuse_shape
 from enfold.members.skeleton import read_state
 from enfold.modes import evaluating
@@ -92,6 +93,7 @@ class _Crowd:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """(B, ...) -> (networks, B, C)."""
+        inputs = in_type_of(self.room, inputs)
         held = {name: tensor[: self.count] for name, tensor in self.room.expand().items()}
         try:
             return self.tried.engine(inputs)(held, inputs, False)

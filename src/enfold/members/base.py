@@ -14,6 +14,7 @@ from enfold.errors import EnfoldError
 from enfold.members.choice import choose_engine, require_engine
 from enfold.members.engines import EngineName, Loop
 from enfold.members.groups import Decay, decay_groups
+from enfold.members.inputs import in_type_of
 from enfold.members.outputs import logits_of
 from enfold.members.shapes import refuse_shape
 from enfold.members.skeleton import Skeleton, State
@@ -222,7 +223,7 @@ class Mixed(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Every network's logits for the same inputs: (B, ...) -> (M, B, C)."""
-        outputs = [logits_of(network(inputs)) for network in self.members]
+        outputs = [logits_of(network(in_type_of(network, inputs))) for network in self.members]
         classes = sorted({output.shape[-1] for output in outputs})
         if len(classes) > 1:
             raise EnfoldError(

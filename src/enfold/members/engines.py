@@ -89,7 +89,7 @@ class Vmap:
         """(B, ...) or, with `each`, (M, B, ...) -> (M, B, C)."""
 
         def one(values: State, own: Tensor) -> Tensor:
-            with self.skeleton.holding(values) as network:
+            with self.skeleton.holding(values, again=False) as network:
                 return logits_of(network(own))
 
         in_dims = (0, 0 if each else None)

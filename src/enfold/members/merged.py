@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from enfold.members.engines import Loop, laid_out
 from enfold.members.layout import runs_channels_last
 from enfold.members.outputs import logits_of
 from enfold.members.program import CannotRun, unmerged
+from enfold.members.recompute import repeated
 from enfold.members.skeleton import Skeleton, State
 from enfold.modes import evaluating
 
@@ -41,14 +43,20 @@ class Merged:
         """(B, ...) or, with `each`, (M, B, ...) -> (M, B, C)."""
         num_members = len(next(iter(state.values())))
         rows = inputs.flatten(0, 1) if each else inputs.repeat(num_members, *(1,) * (inputs.ndim - 1))
-        with ExitStack() as stack:
-            network = stack.enter_context(self.skeleton.holding({name: tensor[0] for name, tensor in state.items()}))
-            for layer, names in self.layers:
-                stack.enter_context(_member_by_member(layer, names, state, num_members))
+        first = {name: tensor[0] for name, tensor in state.items()}
+        with self.skeleton.holding(first) as network, repeated(partial(self._divided, state, num_members)):
             outputs = logits_of(network(laid_out(rows, self.channels_last)))
         if len(outputs) != len(rows):
             raise CannotRun("it does not give one output an example")
         return unmerged(outputs, num_members)
+
+    @contextmanager
+    def _divided(self, state: State, num_members: int) -> Iterator[None]:
+        """Layers in which members differ take their rows member by member."""
+        with ExitStack() as stack:
+            for layer, names in self.layers:
+                stack.enter_context(_member_by_member(layer, names, state, num_members))
+            yield
 
     @torch.no_grad()
     def passed(self, state: State, inputs: Tensor) -> Merged:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from enfold.errors import EnfoldError
@@ -18,3 +19,8 @@ def logits_of(output: Any) -> Tensor:
             "wrap it in a module that returns the logits"
         )
     return logits
+
+
+def at_least_float32(logits: Tensor) -> Tensor:
+    """Logits as losses take them: of half precision as float32."""
+    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from enfold.errors import EnfoldError
+from enfold.members.recompute import entered
 
 State = dict[str, Tensor]  # parameters and buffers by their names in the network
 
@@ -141,20 +143,30 @@ class Skeleton:
         }
 
     @contextmanager
-    def holding(self, state: Mapping[str, Tensor]) -> Iterator[nn.Module]:
-        """The network with these values; what the call does to buffers ends up in `state`'s tensors."""
+    def holding(self, state: Mapping[str, Tensor], *, again: bool = True) -> Iterator[nn.Module]:
+        """The network with these values; what the call does to buffers ends up in `state`'s tensors.
+
+        A checkpointed block gets them `again` in the backward pass, or is refused.
+        """
         placeholders = [(where, where[0][0][where[0][1]]) for where in self._places_of(state)]
         for (where, _), tensor in zip(placeholders, state.values(), strict=True):
             self._fill(where, tensor)
+        entered.contexts.append(partial(self._holding_again, state) if again else None)
         try:
             yield self.network
             self._keep_buffers(state)
         finally:
+            entered.contexts.pop()
             for where, placeholder in placeholders:
                 for held, key in where:
                     held[key] = placeholder
             for held, key in self.empty:  # what one member puts there is not for the next
                 held[key] = None
+
+    def _holding_again(self, state: Mapping[str, Tensor]) -> AbstractContextManager[nn.Module]:
+        """The same values; statistics are not updated once more."""
+        own = {name: tensor.clone() if name in self.buffers else tensor for name, tensor in state.items()}
+        return self.holding(own)
 
     @torch.no_grad()
     def _keep_buffers(self, state: Mapping[str, Tensor]) -> None:

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from enfold.members.engines import Loop, laid_out
 from enfold.members.outputs import logits_of
+from enfold.members.recompute import entered
 from enfold.members.skeleton import Skeleton, State
 
 PLAIN = (Tensor, type(None), bool, int, float, str)  # what an output may be made of to be handed out again
@@ -55,7 +56,10 @@ class OneTrunk:
         try:
             with self._replaced():
                 for index in range(num_members):
-                    outputs.append(self._pass({name: tensors[index] for name, tensors in slices.items()}, seen))
+                    values = {name: tensors[index] for name, tensors in slices.items()}
+                    if index and self.record.blocks:
+                        values |= self.loop.own_statistics(state, values)
+                    outputs.append(self._pass(values, seen))
                     self.record.rewind()
         finally:
             self.record = Record(self.intact)  # activations are not kept beyond the call
@@ -90,12 +94,15 @@ class OneByOne(Loop):
         seen, outputs = laid_out(inputs, self.channels_last), []
         for index in range(len(next(iter(state.values())))):
             values = {name: tensor[index] for name, tensor in state.items()}
-            for name in self.skeleton.buffers if index else ():
-                if not state[name].stride(0):
-                    values[name] = values[name].clone()
+            if index:
+                values |= self.own_statistics(state, values)
             with self.skeleton.holding(values) as network:
                 outputs.append(logits_of(network(seen)))
         return torch.stack(outputs)
+
+    def own_statistics(self, state: State, values: State) -> State:
+        """Copies of the buffers that members share, for a pass that leaves them as they are."""
+        return {name: values[name].clone() for name in self.skeleton.buffers if not state[name].stride(0)}
 
 
 class Record:
@@ -107,10 +114,13 @@ class Record:
         self.position = 0
         self.first = True
         self.open = True  # whether the pass is still in the trunk
+        self.blocks = False  # whether shared modules were called in a checkpointed block, which runs in every pass
         self.inside = False  # a shared module, whose parts are not noted by themselves
 
     def run(self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A shared module is called: run it, or return what it returned in the first pass."""
+        if entered.blocks and not self.inside:
+            self.open, self.blocks = False, True  # what a checkpointed block runs again it must have run itself
         if self.inside or not self.open:
             return forward(*args, **kwargs)
         if self.first:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -80,6 +81,11 @@ class Lazy:
             return F.linear(inputs, self.tensor, bias)
         found = F.linear(rows, self.constant, bias) + self.terms.applied(rows)
         return found.view(*inputs.shape[:-1], outputs)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Known without the product."""
+        return self.constant.dtype
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.tensor, name)

@@ -256,7 +256,7 @@ class SoftAverage(Members):
         state |= self.average(matrices, without=self.lazy)
         state |= {name: self._lazily(name, matrices) for name in self.lazy}
         try:
-            with self.skeleton.holding(state) as network:
+            with self.skeleton.holding(state, again=False) as network:
                 return member_logits(network, inputs[0] if each else inputs)
         except Exception:  # the network's code may do with a weight what only tensors can: then it is given them
             self.lazy = {}

@@ -38,6 +38,7 @@ from enfold.members import State
 from enfold.members.engines import Engine
 from enfold.members.groups import Decay
 from enfold.members.initialise import initialised
+from enfold.members.inputs import in_type_of
 from enfold.members.skeleton import read_state
 from enfold.members.tree import Tree
 from enfold.modes import evaluating
@@ -165,7 +166,7 @@ class HyperBatchMembers(BatchEnsembleMembers, Follower):
 
         def loss() -> Tensor:
             with evaluating(self):
-                log_probs = self.forward_mean(prepare(batch.inputs).to(device))
+                log_probs = self.forward_mean(in_type_of(self, prepare(batch.inputs).to(device)))
             return F.nll_loss(log_probs, batch.labels.to(device))
 
         self.penalties.tune(loss, source, self.share.entropy, self.share.tune_rate)  # (4)

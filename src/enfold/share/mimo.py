@@ -31,7 +31,8 @@ from enfold.data.batches import Batch
 from enfold.errors import EnfoldError
 from enfold.members import Members
 from enfold.members.engines import image_layout
-from enfold.members.outputs import logits_of
+from enfold.members.inputs import in_type_of
+from enfold.members.outputs import at_least_float32, logits_of
 from enfold.seeds import derive
 from enfold.sharing import Share, refuse_ties, require_size
 from enfold.sharing.surgery import first_and_last, replaced, resized, widths_of
@@ -173,8 +174,8 @@ class MIMOLoss:
         """Equation (2) before the sum over members, (M,)."""
         rows = self.rows(len(batch.labels)).to(batch.labels.device)
         seen = Batch(batch.inputs[rows], batch.labels[rows], own=True)
-        logits: Tensor = model.forward_each(seen.inputs)  # type: ignore[operator]
-        return CrossEntropy(self.label_smoothing).of_logits(logits, seen)
+        logits: Tensor = model.forward_each(in_type_of(model, seen.inputs))  # type: ignore[operator]
+        return CrossEntropy(self.label_smoothing).of_logits(at_least_float32(logits), seen)
 
     def rows(self, size: int) -> Tensor:
         """Equation (3): which example of the batch is in which slot, (M, b B)."""

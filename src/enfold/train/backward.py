@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from enfold.data.batches import Batch
 from enfold.evaluate import member_logits
 from enfold.members import Members, State
+from enfold.members.inputs import in_type_of
 from enfold.train.objective import Moment, Objective
 
 
@@ -84,7 +85,7 @@ def backward(
 
 def _by_member(model: Members, batch: Batch) -> bool:
     everybody = model.trained_members == model.num_members
-    return everybody and model.looped(batch.inputs[0] if batch.own else batch.inputs)
+    return everybody and model.looped(in_type_of(model, batch.inputs[0] if batch.own else batch.inputs))
 
 
 class Gradients:

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from enfold.data.batches import Batch
 from enfold.evaluate import member_logits
 from enfold.members import Members
+from enfold.members.inputs import in_type_of
+from enfold.members.outputs import at_least_float32
 
 
 class Objective(Protocol):
@@ -42,12 +44,14 @@ class ByBatch(Protocol):
 
 
 def batch_logits(model: nn.Module, batch: Batch) -> Tensor:
-    """(M, B, C): all members on the same inputs, or each on its own."""
+    """(M, B, C) in float32 or better: all members on the same inputs, or each on its own."""
     if not batch.own:
-        return member_logits(model, batch.inputs)
-    if isinstance(model, Members):
-        return model.forward_each(batch.inputs)
-    return member_logits(model, batch.inputs.squeeze(0))  # a plain network, or a view of one member
+        logits = member_logits(model, batch.inputs)
+    elif isinstance(model, Members):
+        logits = model.forward_each(in_type_of(model, batch.inputs))
+    else:
+        logits = member_logits(model, batch.inputs.squeeze(0))  # a plain network, or a view of one member
+    return at_least_float32(logits)
 
 
 def batch_labels(batch: Batch, num_members: int) -> Tensor:
