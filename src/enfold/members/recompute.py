@@ -71,7 +71,9 @@ def _counted(region: Iterator[None]) -> Iterator[None]:
 
 def _wrap_torch() -> None:
     functions: Any = torch_checkpoint
-    generate = functions._checkpoint_without_reentrant_generator
+    generate = getattr(functions, "_checkpoint_without_reentrant_generator", None)
+    if generate is None:  # of another torch: a checkpointed block then fails in the backward pass, as it would without
+        return
     apply = functions.CheckpointFunction.apply
 
     def generating(block: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[None]:

@@ -17,7 +17,6 @@ from enfold.symmetry.walk import STATISTICS
 
 PROOFS = 6  # one random order may spare a structure that another shows
 TOLERANCE = 1e-9
-COARSE = {fine: coarse for coarse, fine in FINE.items() if coarse in (torch.float32, torch.complex64)}  # drawn faster
 SCALES = (1.0, 0.3, 0.05, 0.0)  # of weights, 0 is near the network's own: the first with finite outputs is taken
 
 
@@ -145,7 +144,7 @@ def _random_state(skeleton: Skeleton, state: State, source: torch.Generator, sca
             drawn[name] = tensor + 0.05 * torch.rand(tensor.shape, generator=source, dtype=kind)
         elif name in skeleton.parameters and tensor.ndim > 1:
             spread = scale * (2 / max(tensor.shape[1:].numel(), 1)) ** 0.5
-            drawn[name] = spread * torch.randn(tensor.shape, generator=source, dtype=COARSE[kind]).to(kind)
+            drawn[name] = spread * torch.randn(tensor.shape, generator=source, dtype=kind)
         else:
             drawn[name] = 0.5 + torch.rand(tensor.shape, generator=source, dtype=kind)
     return drawn
