@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,8 @@ from torch import nn
 from enfold.errors import EnfoldError
 from enfold.fold.cca_merge import CCAMerge, canonical_map
 from enfold.members import Stacked
+from enfold.merging.split import orders_by_both
+from enfold.symmetry import permute, symmetries
 from planted import NETWORKS, assert_back, drawn, pixels, planted
 
 
@@ -106,6 +110,80 @@ def test_units_that_never_fire_do_no_harm(data):
         network[0].bias.fill_(-100.0)
     folded = CCAMerge()(Stacked([network, network]), data)
     assert all(torch.isfinite(tensor).all() for tensor in folded.state_dict().values())
+
+
+class Dying(nn.Module):
+    """ReLUs of which some never fire, each for its own reason."""
+
+    def __init__(self, dead: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3)
+        )  # fmt: skip
+        with torch.no_grad():
+            for layer in (self.layers[0], self.layers[2]):
+                layer.bias[torch.randperm(16)[:dead]] -= 20.0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layers(inputs)
+
+
+class Normalising(nn.Module):
+    """Norms give units whose sum is always the same, and what is added to them is normed again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder(self.embed(inputs)).mean(1))
+
+
+def as_made(make, seed: int) -> nn.Module:
+    """With the scales of norms at 1, at which they leave a direction without variance."""
+    torch.manual_seed(seed)
+    return make().eval()
+
+
+SINGULAR = {f"{dead} dead": (partial(Dying, dead), (6,)) for dead in (1, 2, 4, 8)} | {"norms": (Normalising, (4, 5))}
+
+
+@pytest.mark.parametrize("name", SINGULAR)
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_planted_copies_average_back_where_covariances_are_singular(monkeypatch, name, count, seed):
+    monkeypatch.setattr("planted.drawn", as_made)
+    monkeypatch.setitem(NETWORKS, name, SINGULAR[name])
+    members, network, data = planted(name, count, seed)
+    with torch.no_grad():
+        expected, found = network(data.test.inputs), CCAMerge(repair="none")(members, data)(data.test.inputs)
+    assert (found - expected).norm() < 1e-4 * expected.norm()
+
+
+def test_directions_without_a_correlation_are_mapped_by_the_order():
+    """Units 0 to 2 are the other's 4, 2 and 0; the others never move."""
+    x = torch.randn(50, 5, generator=torch.Generator().manual_seed(0)).double()
+    x[:, 3:] = 0.5
+    order = torch.tensor([4, 2, 0, 3, 1])
+    forth, back = canonical_map(*covariances(x, x[:, order.argsort()]), 0.1, lambda: order)
+    torch.testing.assert_close(forth, torch.eye(5).double()[order])
+    torch.testing.assert_close(back, forth.T)
+
+
+def test_orders_are_by_what_units_do_and_then_by_weights():
+    network = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    state = {name: tensor.detach() for name, tensor in network.state_dict().items()}
+    symmetry = symmetries(network, torch.randn(2, 3))
+    group, order = symmetry.groups[0], torch.tensor([2, 0, 3, 1])
+    moved = permute(state, symmetry, {group.name: order})
+    alike = torch.zeros(4, 4)
+    found = orders_by_both(state, moved, symmetry, {group.name: alike}, set(state), 0)
+    assert torch.equal(found[group.name], order.argsort())
+    alike[0, 0] = 1.0  # what weights say of it is another one
+    found = orders_by_both(state, moved, symmetry, {group.name: alike}, set(state), 0)
+    assert found[group.name][0] == 0
 
 
 def test_gamma_must_be_above_zero():

@@ -13,13 +13,16 @@ Correlation Analysis, ICML 2024, arXiv:2407.05385.
 
 Differs from the paper: groups of units are found for any network; heads and groups that no layer shows, or none on the
 same samples in all members, are matched by weights, one to one; γ is relative to the mean variance of a group's units;
-nothing else known.
+where Λ is 0, as of units that never fire, U Vᵀ is not defined by (2): it is the rotation nearest to the permutation of
+units that are most alike, or have the likest weights if they never move; nothing else known.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -29,11 +32,13 @@ from torch import Tensor
 from enfold.data import Data
 from enfold.errors import EnfoldError
 from enfold.members import Members, State
-from enfold.merging.activations import Watched
+from enfold.merging.activations import Moments, Watched
 from enfold.merging.base import Merge
-from enfold.merging.split import by_weights_first
+from enfold.merging.split import by_weights_first, orders_by_both
 from enfold.merging.states import mean_of, require_reference, states_of, units_of
-from enfold.symmetry import Group, soft
+from enfold.symmetry import Group, Symmetry, soft
+
+NONE = 1e-7  # of a correlation, which is at most 1: what rounding leaves
 
 
 @dataclass(frozen=True)
@@ -61,15 +66,23 @@ class CCAMerge(Merge):
         states, seen = by_weights_first(
             states, symmetry, members, data, reference, self.watch, self.seed, examples=self.examples, mixed=True
         )
-        for name, one in seen.items():
-            covariance = one.covariance()
-            for index in set(range(len(states))) - {reference}:
-                ours, theirs = (one.block(covariance, which, which) for which in (reference, index))
-                between = one.block(covariance, reference, index)
-                there, back = canonical_map(ours, between, theirs, self.gamma)
+        covariances = {name: one.covariance() for name, one in seen.items()}
+        for index in set(range(len(states))) - {reference}:
+            orders = cache(partial(self._orders, states[reference], states[index], index, symmetry, members, seen))
+            for name, one in seen.items():
+                ours, theirs = (one.block(covariances[name], which, which) for which in (reference, index))
+                between = one.block(covariances[name], reference, index)
+                there, back = canonical_map(ours, between, theirs, self.gamma, lambda: orders()[name])  # noqa: B023
                 states[index] = soft(states[index], symmetry[name], there, back)  # (4)
                 states[index] |= _variances(states[reference], symmetry[name])
         return mean_of(states)
+
+    def _orders(
+        self, own: State, state: State, index: int, symmetry: Symmetry, members: Members, seen: dict[str, Moments]
+    ) -> dict[str, Tensor]:
+        """A member's units in the order of the reference's, one to one."""
+        alike = {name: one.block(one.correlation(), self.reference, index) for name, one in seen.items()}
+        return orders_by_both(own, state, symmetry, alike, set(members.skeleton.parameters), self.seed)
 
 
 def _variances(reference: State, group: Group) -> State:
@@ -77,11 +90,21 @@ def _variances(reference: State, group: Group) -> State:
     return {axis.name: reference[axis.name] for axis in group.axes if axis.name.endswith("running_var")}
 
 
-def canonical_map(xx: Tensor, xy: Tensor, yy: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
-    """T and T^-1 of equation (3), from covariances, all (d, d) in float64."""
+def canonical_map(
+    xx: Tensor, xy: Tensor, yy: Tensor, gamma: float, order: Callable[[], Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """T and T^-1 of equation (3), from covariances, all (d, d) in float64.
+
+    Directions without a correlation are mapped as nearly as may be to where the `order` of y's units puts them.
+    """
     ridge = gamma * float((xx.trace() + yy.trace()) / (2 * len(xx))) or 1.0
     (x_root, x_inverse), (y_root, y_inverse) = (_roots(s + ridge * torch.eye(len(s)).to(s)) for s in (xx, yy))  # (1)
-    left, _, right = torch.linalg.svd(x_inverse @ xy @ y_inverse)  # (2)
+    left, values, right = torch.linalg.svd(x_inverse @ xy @ y_inverse)  # (2)
+    free = int((values <= NONE).sum())
+    if free:  # U and V are any there
+        places = order() if order is not None else torch.arange(len(xx))
+        first, _, last = torch.linalg.svd(left[:, -free:].mT[:, places.argsort()] @ right[-free:].mT)
+        left = torch.cat([left[:, :-free], left[:, -free:] @ first @ last], dim=1)
     turn = left @ right
     return x_root @ turn @ y_inverse, y_root @ turn.mT @ x_inverse  # (3)
 

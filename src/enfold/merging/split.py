@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from enfold.data import Data
 from enfold.members import Members, State
@@ -51,6 +52,25 @@ def by_weights_first(
         orders = weight_matching(own, near, others, seed=seed, learned=learned)
         matched[index] = permute(states[index], others, orders)
     return matched, moments([members.network(state) for state in matched], places, data, examples=examples, seed=seed)
+
+
+def orders_by_both(
+    own: State, state: State, symmetry: Symmetry, alike: Mapping[str, Tensor], learned: Collection[str], seed: int
+) -> dict[str, Tensor]:
+    """Orders by what units do, (d, d) for each group, and by weights where that leaves several, as of still units.
+
+    Likeness counts as one more tensor along a group does: <unit i of the identity, unit j> = likeness[i, j].
+    """
+    groups = [symmetry[name] for name in alike]
+    names = {axis.name for group in groups for axis in group.axes if axis.name in learned}
+    weight = 1e3 * sum(float(own[name].double().square().sum()) for name in names) / sum(g.size for g in groups)
+    goal, held = dict(own), dict(state)
+    for group in groups:
+        goal[f"{group.name} likeness"] = weight * torch.eye(group.size, dtype=torch.float64)
+        held[f"{group.name} likeness"] = alike[group.name].mT.double()
+    more = [replace(g, axes=(*g.axes, Axis(f"{g.name} likeness", 0, g.size))) for g in groups]
+    counted = {*learned, *(goal.keys() - own.keys())}
+    return weight_matching(goal, held, replace(symmetry, groups=tuple(more)), seed=seed, learned=counted)
 
 
 def _chosen(places: dict[str, list[Place]], symmetry: Symmetry, mixed: bool) -> dict[str, list[Place]]:
