@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -113,9 +113,11 @@ class Route(Composable):
         with noted() as found:
             network = first(members, data, checkpoint=self._file(checkpoint, 0), answers=answers)
         note(**found)
-        parts = found.get("ingredients", {})  # of a soup: what follows is about what is in it
-        route = replace(self, steps=tuple(_after_soup(step, parts, members.num_members) for step in self.steps))
-        return (route if parts else self)._followed(network, members, data, checkpoint, answers, start=1)
+        parts, route = found.get("ingredients"), self
+        if parts:  # of a soup: what follows is about what is in it
+            rest = (_after_soup(step, parts, members.num_members) for step in self.steps[1:])
+            route = Route((fold, *rest))
+        return route._followed(network, members, data, checkpoint, answers, start=1)
 
     def after(
         self,
@@ -168,7 +170,7 @@ class Route(Composable):
 
 def _after_soup(step: Any, parts: Mapping[str, float], count: int) -> Any:
     """A step that is told with which weights members were merged, if it asks for them and has none."""
-    if getattr(step, "weights", ()) is not None:
+    if not is_dataclass(step) or isinstance(step, type) or getattr(step, "weights", ()) is not None:
         return step
     return replace(step, weights=tuple(parts.get(str(index), 0.0) for index in range(count)))
 

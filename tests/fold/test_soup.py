@@ -13,7 +13,7 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.fold import Average
 from enfold.fold.soup import Alone, Soup
-from enfold.folding import noted
+from enfold.folding import Route, Unlike, noted
 from enfold.members import Stacked
 from enfold.merging.repair import Correction, Repair
 from enfold.metrics import METRICS
@@ -199,3 +199,31 @@ def test_a_repair_that_follows_knows_what_is_in_it(kitchen, data, kind):
     assert found["ingredients"], "what the first step says is passed on"
     for name, tensor in within.state_dict().items():
         torch.testing.assert_close(behind.state_dict()[name], tensor)
+
+
+class Masked(nn.Linear):
+    """A weight and which of its values count."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.register_buffer("mask", torch.rand(3, 4).round())
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(inputs, self.weight * self.mask, self.bias)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "greedy", "learned"])
+def test_buffers_that_have_no_mean_are_told_of_once(data, kind):
+    with pytest.warns(Unlike, match="'mask' differs") as told:
+        Soup(kind=kind)(Stacked.make(Masked, 3), data)
+    assert len([one for one in told if one.category is Unlike]) == 1
+
+
+def test_steps_of_the_users_own_follow_too(members, data):
+    class Step:
+        weights = None
+
+        def after(self, network, *_, **__):
+            return network
+
+    assert Route((Soup(), Step()))(members, data) is not None

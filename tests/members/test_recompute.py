@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from clouds import three_clouds
 from enfold.errors import EnfoldError
@@ -140,3 +140,12 @@ def test_networks_of_their_own_are_checkpointed_as_before(reentrant):
         alone(inputs).square().sum().backward()
         found.append([parameter.grad for parameter in alone.parameters()])
     torch.testing.assert_close(found[1], found[0])
+
+
+def test_functions_of_others_stay_their_own():
+    class Own(CheckpointFunction):
+        @staticmethod
+        def forward(ctx, run, preserve, *args):
+            return 3 * args[0]
+
+    assert torch.equal(Own.apply(nn.Identity(), False, torch.ones(2)), 3 * torch.ones(2))

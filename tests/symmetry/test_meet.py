@@ -29,6 +29,35 @@ class Attention(nn.Module):
         return self.head(self.out((weights @ values).transpose(1, 2).flatten(2)).mean(1))
 
 
+class Block(Attention):
+    """The same, for another one to follow."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        queries, keys, values = (
+            layer(inputs).unflatten(-1, (-1, 4)).transpose(1, 2) for layer in (self.query, self.key, self.value)
+        )
+        weights = (self.between(queries) @ self.between(keys).mT).softmax(-1)
+        return inputs + self.out((weights @ values).transpose(1, 2).flatten(2))
+
+
+class Counted(nn.Module):
+    """Units that meet, one side times whole numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.times = nn.Linear(8, 4), nn.Linear(8, 4), nn.Module()
+        self.times.register_buffer("weight", torch.arange(1, 5))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return ((self.query(inputs) * self.times.weight) @ self.key(inputs).mT).mean(1)
+
+
+def test_whole_numbers_take_no_matrix():
+    symmetry = symmetries(Counted(), EXAMPLE)
+    assert [group.size for group in symmetry] == [4]
+    assert not met(symmetry)
+
+
 class Packed(nn.Module):
     """Torch's own, with queries, keys and values in one tensor."""
 
@@ -72,4 +101,6 @@ def test_any_matrix_keeps_what_the_units_are_for(make, names):
 def test_where_something_is_between_permutations_alone_keep_it(between):
     symmetry = symmetries(Attention(between), EXAMPLE)
     assert not met(symmetry)
+    both = symmetries(nn.Sequential(Block(), Block(between), nn.Flatten(), nn.Linear(40, 3)), EXAMPLE)
+    assert met(both) == ["0.query", "0.query from 4"], "a block is not kept from it by another one"
     assert {axis.role for axis in symmetry["query"].axes} == {"produces"}

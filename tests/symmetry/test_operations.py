@@ -105,3 +105,20 @@ def test_what_has_an_order_is_fixed_by_name(network, reason):
     assert {fixed.reason for fixed in symmetry.fixed if fixed.name == "first.bias"} == {
         f"{reason} in the network itself"
     }
+
+
+class Odd(nn.Module):
+    """Operations with arguments that their rules do not expect: what they touch is fixed, and no more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(inputs))
+        classes = F.one_hot(input=hidden.argmax(-1), num_classes=5).to(hidden)
+        return self.second(hidden * classes) + torch.cumsum(hidden.sum(), 0)
+
+
+def test_a_rule_that_does_not_know_its_arguments_leaves_the_rest():
+    assert [group.size for group in symmetries(Odd(), torch.randn(2, 4))] == [5]

@@ -68,7 +68,7 @@ class LatentBE(OneToOne):
     """One network: the mean of a BatchEnsemble whose members are each taught by a teacher of its own."""
 
     temperature: float = 4.0  # teachers' and students' logits are divided by it
-    start: Start | None = "fresh"  # what the student starts from: fresh, member, average, matched
+    start: Start | None = "fresh"  # what the student starts from: fresh, member, average, matched or als
     fold: How = "mean_outer"  # which mean of the latent members' weights
     batch_norm: NormChoice = "joint"  # one for all members, or statistics, or all of it, a member
     bias: Bias = "shared_pre"  # scaled with the output, added after the scaling, or one a member

@@ -35,7 +35,7 @@ from enfold.data import Data
 from enfold.data.dataset import evaluation_batches, has_examples
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits, predict
-from enfold.folding import note, require_data, require_members
+from enfold.folding import Unlike, note, require_data, require_members
 from enfold.members import Members, State
 from enfold.members.outputs import at_least_float32
 from enfold.merging.base import Merge
@@ -76,7 +76,7 @@ class Soup(Merge):
         self, members: Members, data: Data, *, checkpoint: Path | None = None, answers: Path | None = None
     ) -> nn.Module:
         """One network; a soup of one ingredient is that member as it is."""
-        members = require_members(members, self.purpose)
+        members = require_members(members, self.purpose, averaged=self.kind != "uniform")
         require_data(data, self.purpose)
         if self.kind == "uniform" or members.num_members == 1:
             note(ingredients=_parts([1 / members.num_members] * members.num_members))
@@ -109,7 +109,9 @@ class Soup(Merge):
 
     def _of(self, ingredients: Sequence[int], members: Members, data: Data) -> nn.Module:
         """The uniform soup of these members."""
-        return replace(self, kind="uniform")(members[ingredients], data)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Unlike)  # it is told once, of all members
+            return replace(self, kind="uniform")(members[ingredients], data)
 
     def ingredients(self, members: Members, data: Data) -> list[int]:
         """The members in a greedy soup, in the order in which they were added, equation (2)."""

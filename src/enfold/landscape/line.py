@@ -27,6 +27,7 @@ from enfold.members import Stacked, State
 from enfold.members.skeleton import read_state
 from enfold.merging.repair import repair as correct_units
 from enfold.merging.repair import repairable
+from enfold.merging.spreads import undone
 from enfold.merging.states import units_of
 from enfold.metrics import accuracy, nll, per_member
 from enfold.train.batch_norm import reestimate
@@ -75,8 +76,12 @@ def interpolation(
     alphas = torch.linspace(0, 1, points, dtype=torch.float64)
     states: Iterator[State]
     states = (mixture([first, second], torch.stack([alpha, 1 - alpha])) for alpha in alphas)  # (1)
+    if repair and batch_norm != "stored":
+        raise EnfoldError(
+            f"a repaired line measures batch norms again by itself, got batch_norm={batch_norm!r}: leave that out"
+        )
     if repair:
-        states, batch_norm = _repaired(network, first, second, alphas, states, data), "stored"
+        states = _repaired(network, first, second, alphas, states, data)
     loss, correct, examples = [], [], 0
     for said in answers(network, states, data, part=part, batch_norm=batch_norm):
         loss.append(per_member(nll, said))
@@ -91,6 +96,8 @@ def _repaired(
     """Every state of the line with the statistics of the ends, unit by unit, in the same proportions."""
     model = Stacked([network])
     names = repairable(network, units_of(network, data))
+    left = undone(network, names, data, 0)
+    names = [name for name in names if name not in left]
     ends = [model.network(end) for end in (first, second)]
     for alpha, state in zip(alphas.tolist(), states, strict=True):
         one = model.network(state)

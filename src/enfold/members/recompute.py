@@ -47,8 +47,8 @@ def _again(block: Callable[..., Any]) -> Callable[..., Any]:
     contexts = [enter for enter in entered.contexts if enter is not None]
     if len(contexts) < len(entered.contexts):
         raise EnfoldError(
-            "a checkpointed block is run again in the backward pass, got one under vmap, whose values are then gone: "
-            "use engine: loop"
+            "a checkpointed block is run again in the backward pass, got one whose values are gone by then, as under "
+            "vmap: use engine: loop"
         )
 
     def again(*args: Any, **kwargs: Any) -> Any:
@@ -74,15 +74,15 @@ def _wrap_torch() -> None:
     generate = getattr(functions, "_checkpoint_without_reentrant_generator", None)
     if generate is None:  # of another torch: a checkpointed block then fails in the backward pass, as it would without
         return
-    apply = functions.CheckpointFunction.apply
+    apply = functions.CheckpointFunction.apply.__func__
 
     def generating(block: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[None]:
         region: Iterator[None] = generate(_again(block) if entered.contexts else block, *args, **kwargs)
         return _counted(region)
 
-    def applying(block: Callable[..., Any], *args: Any) -> Any:
+    def applying(kind: Any, block: Callable[..., Any], *args: Any) -> Any:
         if not entered.contexts:
-            return apply(block, *args)
+            return apply(kind, block, *args)
         ran = False
 
         def once(*inputs: Any) -> Any:
@@ -95,10 +95,10 @@ def _wrap_torch() -> None:
             ran = True
             return block(*inputs)
 
-        return apply(once, *args)
+        return apply(kind, once, *args)
 
     functions._checkpoint_without_reentrant_generator = generating
-    functions.CheckpointFunction.apply = staticmethod(applying)
+    functions.CheckpointFunction.apply = classmethod(applying)
 
 
 _wrap_torch()

@@ -157,6 +157,8 @@ class Skeleton:
             self._keep_buffers(state)
         finally:
             entered.contexts.pop()
+            if not entered.contexts:
+                entered.blocks = 0  # one that raised was not left
             for where, placeholder in placeholders:
                 for held, key in where:
                     held[key] = placeholder

@@ -119,7 +119,7 @@ class Record:
 
     def run(self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A shared module is called: run it, or return what it returned in the first pass."""
-        if entered.blocks and not self.inside:
+        if entered.blocks > 0 and not self.inside:
             self.open, self.blocks = False, True  # what a checkpointed block runs again it must have run itself
         if self.inside or not self.open:
             return forward(*args, **kwargs)

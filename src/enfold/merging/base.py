@@ -24,7 +24,7 @@ from enfold.symmetry import Symmetry
 class Merge(Composable, ABC):
     """A fold of weights: a subclass says how members are brought together."""
 
-    repair: Correction = "reset"  # the result: none, reset (norms measured again), or hidden units repaired
+    repair: Correction = "reset"  # none, reset (norms measured again), repair (units), rescale (spreads) or closed_form
     seed: int = 0  # of all that is drawn
 
     purpose: ClassVar[str] = "a merge"

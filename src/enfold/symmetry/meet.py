@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 
+from torch import Tensor
+
 from enfold.symmetry.axes import Axis, Group
 from enfold.symmetry.verify import Bench
 
@@ -25,17 +27,31 @@ def meeting(bench: Bench, groups: Sequence[Group]) -> list[Group]:
     """The groups, with the role of those axes that meet the others."""
     kinds: dict[tuple[str, ...], list[int]] = {}
     for index, group in enumerate(groups):
-        if all(axis.role == "produces" for axis in group.axes) and 2 <= len(_layers(group)) <= MOST:
+        made = all(axis.role == "produces" and _is_real(bench.state.get(axis.name)) for axis in group.axes)
+        if made and 2 <= len(_layers(group)) <= MOST:
             alike = tuple(re.sub(r"\d+", "#", name) for name, _ in _layers(group))  # of all blocks of a network
             kinds.setdefault(alike, []).append(index)
     found = list(groups)
     for indices in kinds.values():
-        for side in _sides(len(_layers(groups[indices[0]]))):
-            tried = [_met(groups[index], side) for index in indices]
-            if bench.mixes(tried):
-                found = [dict(zip(indices, tried, strict=True)).get(index, one) for index, one in enumerate(found)]
-                break
+        together = _divided(bench, [groups[index] for index in indices])
+        for number, index in enumerate(indices if together or len(indices) > 1 else ()):
+            divided = together[number : number + 1] if together else _divided(bench, [groups[index]])
+            found[index] = divided[0] if divided else groups[index]
     return found
+
+
+def _divided(bench: Bench, groups: Sequence[Group]) -> list[Group] | None:
+    """The groups, all divided into the same two sides, if some sides pass."""
+    for side in _sides(len(_layers(groups[0]))):
+        tried = [_met(group, side) for group in groups]
+        if bench.mixes(tried):
+            return tried
+    return None
+
+
+def _is_real(tensor: Tensor | None) -> bool:
+    """Whether it can be multiplied by a matrix; the other names of tied tensors hold nothing of their own."""
+    return tensor is None or tensor.is_floating_point() or tensor.is_complex()
 
 
 def _layers(group: Group) -> list[tuple[str, int]]:

@@ -122,11 +122,11 @@ def naming_modules(network: nn.Module, running: list[str], passed: Passed, left:
         yield
 
 
-def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor | None:
+def _one_hot(input: Tensor, num_classes: int = -1) -> Tensor | None:
     if num_classes < 1:
         return None  # their number depends on the values
-    nowhere = torch.zeros((*tensor.shape, num_classes), dtype=tensor.dtype, device=tensor.device)
-    return nowhere.scatter(-1, tensor.unsqueeze(-1), 1)
+    nowhere = torch.zeros((*input.shape, num_classes), dtype=input.dtype, device=input.device)
+    return nowhere.scatter(-1, input.unsqueeze(-1), 1)
 
 
 class Reading(TorchFunctionMode):

@@ -143,11 +143,7 @@ class Walk(TorchDispatchMode):
         if _gives_python_a_value(func, self.name, args) and not all(value.constant for value in _values_in(given)):
             self._decides(f"aten.{self.name}")
         self._touch(self._module, (args, kwargs))
-        numbers = [value.numbers for value in _values_in(given) if value.numbers is not None]
-        if self.name.removesuffix("_") not in (*MOVING, *NUMBERED):
-            for term in numbers:
-                self.space.fix(term, self.why)
-        carried = numbers[0] if numbers and self.name in MOVING else None
+        carried = self._numbers(*given)
         found = RULES.get(self.name) or RULES.get(self.name.removesuffix("_"))
         if found is None and torch.Tag.pointwise in func.tags:
             found = RULES["pointwise"]
@@ -163,7 +159,7 @@ class Walk(TorchDispatchMode):
         returned = list(result) if several else [result]
         self.all_sizes = [tuple(one.shape) if isinstance(one, Tensor) else () for one in returned]
         if self.all_sizes and any(isinstance(one, Tensor) for one in returned):
-            made = self.unknown(*given[0], *given[1].values()) if found is None else found(self, *given[0], **given[1])
+            made = self._ruled(found, *given)
             labels = made if isinstance(made, tuple) else (made,)
             constant = all(value.constant for value in _values_in(given))
             for tensor, value in zip(returned, labels, strict=False):
@@ -171,6 +167,26 @@ class Walk(TorchDispatchMode):
                     made = replace(self._checked(tensor, value, given), numbers=carried or value.numbers)
                     self._hold(tensor, replace(made, data=False, constant=True) if constant else made)
         return result
+
+    def _numbers(self, args: Any, kwargs: Any) -> Term | None:
+        """The units that what is moved numbers; where something else is done with numbers, these units are fixed."""
+        name = self.name.removesuffix("_")
+        numbers = [value.numbers for value in _values_in((args, kwargs)) if value.numbers is not None]
+        if name in MOVING:
+            return numbers[0] if numbers else None
+        used = (args[:1], args[3:]) if name in NUMBERED else (args, kwargs)  # the index is for its rule to follow
+        for value in _values_in(used):
+            if value.numbers is not None:
+                self.space.fix(value.numbers, self.why)
+        return None
+
+    def _ruled(self, found: Any, args: Any, kwargs: Any) -> Any:
+        """What a rule says; without one, or where it does not know such arguments, all that was given is fixed."""
+        try:
+            return self.unknown(*args, *kwargs.values()) if found is None else found(self, *args, **kwargs)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            self.fix(_values_in((args, kwargs)), self.why)
+            return tuple(self.new(self.why, shape) for shape in self.all_sizes)
 
     def _checked(self, tensor: Tensor, value: Value, given: Any) -> Value:
         """The value, if a rule gave it the sizes that the operation gave."""

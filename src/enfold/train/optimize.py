@@ -32,7 +32,7 @@ class Optimizer:
             nesterov = plan.nesterov and plan.momentum > 0
             return torch.optim.SGD(base, momentum=plan.momentum, nesterov=nesterov)
         kind = torch.optim.AdamW if plan.optimizer == "adamw" else torch.optim.Adam
-        half = any(parameter.dtype == torch.float16 for group in groups for parameter in group["params"])
+        half = all(parameter.dtype == torch.float16 for group in groups for parameter in group["params"])
         return kind(base, betas=plan.betas, eps=1e-4 if half else 1e-8)  # 1e-8 is 0 in float16
 
     def _sliced(self) -> list[dict[str, Any]]:
