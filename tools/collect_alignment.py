@@ -1,8 +1,8 @@
 """Write results/alignment.json, the numbers that docs/alignment.md quotes, from a run that was studied:
 
-    enfold run recipes/fashion-mlp.yaml runs/fashion --set 'seeds=[0]' --set 'folds=[]' --set cost=false
-    enfold alignment runs/fashion --set matched=12 --epochs 2 --examples 2560
-    python tools/collect_alignment.py runs/fashion
+enfold run recipes/fashion-mlp.yaml runs/fashion --set 'seeds=[0]' --set 'folds=[]' --set cost=false
+enfold alignment runs/fashion --set matched=12 --epochs 2 --examples 2560
+python tools/collect_alignment.py runs/fashion
 """
 
 from __future__ import annotations
