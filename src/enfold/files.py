@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from enfold.errors import EnfoldError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @contextmanager
@@ -57,3 +60,20 @@ def sha256(path: Path) -> str:
     """The hexadecimal SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest(tensors: Iterable[Tensor], text: str = "") -> str:
+    """What tells these values, and a text, from all others."""
+    import torch
+
+    found = hashlib.sha256(text.encode())
+    for tensor in tensors:
+        plain = tensor.detach().cpu().contiguous()
+        found.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
+        found.update(plain.flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def part_file(file: Path, part: object) -> Path:
+    """The file of one part of what a file is for, beside it."""
+    return file.with_name(f"{file.stem}-{part}{file.suffix}")

@@ -15,7 +15,9 @@ from torch import nn
 
 from enfold.data import Data
 from enfold.errors import EnfoldError, level_outside
+from enfold.files import part_file
 from enfold.members import Members, State
+from enfold.members.skeleton import RUNNING
 from enfold.modes import refuse_inference_mode
 from enfold.settings import require_types
 
@@ -154,8 +156,7 @@ class Route(Composable):
     def _file(self, checkpoint: Path | None, index: int) -> Path | None:
         if checkpoint is None or index == len(self.steps) - 1:
             return checkpoint
-        checkpoint = Path(checkpoint)
-        return checkpoint.with_name(f"{checkpoint.stem}-{index}{checkpoint.suffix}")
+        return part_file(Path(checkpoint), index)
 
     @property
     def one_network(self) -> bool:
@@ -196,9 +197,6 @@ def require_data(data: object, purpose: str) -> None:
         )
 
 
-STATISTICS = ("running_mean", "running_var", "running_std", "num_batches_tracked")
-
-
 class Unlike(UserWarning):
     """Members differ in buffers that have no mean."""
 
@@ -230,7 +228,7 @@ def require_members(model: object, purpose: str, *, averaged: bool = False) -> M
 def _say_unlike(buffers: State) -> None:
     """Statistics are measured again or have a mean; masks, and vectors that others are computed from, have not."""
     differ = (name for name, stacked in buffers.items() if not bool((stacked == stacked[:1]).all()))
-    name = next((name for name in differ if name.rsplit(".", 1)[-1] not in STATISTICS), None)
+    name = next((name for name in differ if name.rsplit(".", 1)[-1] not in (*RUNNING, "num_batches_tracked")), None)
     if name is not None:
         warnings.warn(
             f"buffers other than running statistics should be the same in all members to be averaged, but '{name}' "

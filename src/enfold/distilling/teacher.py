@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -17,6 +16,7 @@ from enfold.data.dataset import evaluation_batches
 from enfold.distilling.recorded import Recorded, write_answers
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
+from enfold.files import digest
 
 Target = Callable[[Tensor], Tensor]
 """From teachers' logits (M, N, C) to what a student is to learn: (..., N, K), example by example."""
@@ -147,17 +147,17 @@ class Teacher:
     def key(self) -> str:
         """What tells these answers from all others: the values of teacher and data."""
         if self.recorded is not None:
-            return self.recorded.key or _digest([self.recorded.logits])
+            return self.recorded.key or digest([self.recorded.logits])
         state = {} if self.members is None else self.members.state_dict()
         network = getattr(getattr(self.members, "skeleton", None), "network", None)
         made = f"{self.members!r}{network!r}{list(state)}"  # the same values in another architecture answer otherwise
-        return _digest(list(state.values()), re.sub(" at 0x[0-9a-fA-F]+", "", made) + self.about)
+        return digest(list(state.values()), re.sub(" at 0x[0-9a-fA-F]+", "", made) + self.about)
 
     @cached_property
     def about(self) -> str:
         """What tells these questions from all others: the inputs in their order, and how they are prepared."""
         train = self.data.train
-        return _digest([train.inputs], f"{self.data.mean}{self.data.std}") if isinstance(train, Split) else ""
+        return digest([train.inputs], f"{self.data.mean}{self.data.std}") if isinstance(train, Split) else ""
 
     def __repr__(self) -> str:
         """The same in a later process: a checkpoint belongs to one teacher."""
@@ -169,15 +169,6 @@ def _chosen(targets: Tensor, indices: Tensor) -> Tensor:
     if indices.ndim == 1:
         return targets.index_select(-2, indices)  # half the time of an index
     return targets[..., indices, :]
-
-
-def _digest(tensors: list[Tensor], text: str = "") -> str:
-    digest = hashlib.sha256(text.encode())
-    for tensor in tensors:
-        plain = tensor.detach().cpu().contiguous()
-        digest.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
-        digest.update(plain.flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _finite(logits: Tensor) -> Tensor:

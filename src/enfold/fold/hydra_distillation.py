@@ -30,6 +30,7 @@ from enfold.data import Data
 from enfold.distilling import Recorded
 from enfold.distilling.start import Start
 from enfold.errors import EnfoldError
+from enfold.files import part_file
 from enfold.fold.distill import Distill
 from enfold.fold.one_to_one import OneToOne
 from enfold.perturbing import Perturbation
@@ -69,7 +70,7 @@ class HydraDistillation(OneToOne):
             perturb=self.perturb if isinstance(self.perturb, Perturbation) and not self.perturb.replaces else None,
             plan=self.plan.replace(epochs=epochs, warmup_epochs=min(self.plan.warmup_epochs, epochs)),
         )
-        before = checkpoint and checkpoint.with_name(f"{checkpoint.stem}-first{checkpoint.suffix}")
+        before = checkpoint and part_file(checkpoint, "first")
         network = first(members, data, checkpoint=before, answers=answers)
         return self.started(network, int(getattr(members, "num_members", 1)))
 

@@ -41,13 +41,13 @@ from torch import nn
 
 from enfold.data import Data
 from enfold.errors import EnfoldError
+from enfold.files import digest, part_file
 from enfold.fold.distill import Distill
 from enfold.folding import Composable, mean_state, require_data, require_members
 from enfold.members import Members, State
 from enfold.merging.aligning import Mixing, Steps, all_equal, distinct, identities, matchings, mixable, watch
 from enfold.merging.sinkhorn import Gradient
 from enfold.merging.soft import Balance, SoftAverage
-from enfold.merging.states import digest
 from enfold.modes import evaluating
 from enfold.progress import part
 from enfold.symmetry import Symmetry
@@ -144,7 +144,7 @@ class PermAVG(Composable):
         if not symmetry.groups or len(states) == 1:  # of members that differ in statistics alone
             return None
         stages = self._stages(len(states))
-        files = [_beside(checkpoint, last) if last < len(states) else checkpoint for _, last in stages]
+        files = [checkpoint and part_file(checkpoint, last) if last < len(states) else checkpoint for _, last in stages]
         begin = max((k for k, file in enumerate(files) if file is not None and file.exists()), default=0)
         model: SoftAverage | None = None
         with evaluating(members):
@@ -154,7 +154,8 @@ class PermAVG(Composable):
                 model = self._stage(members, states[:last], counts[:last], symmetry, first, model)
                 if self.reestimate_batch_norm:
                     model.measure_statistics(data)
-                objective = Steps(inner, f"{self!r} of {digest(states[:last])}", last, ends, self.mixing)
+                values = digest(tensor for state in states[:last] for tensor in state.values())
+                objective = Steps(inner, f"{self!r} of {values}", last, ends, self.mixing)
                 with part(f"members 1 to {last}" if first < 2 else f"member {last} is added"):
                     fit(model, data, self.plan, objective, checkpoint=file, title="perm_avg")
                 watch(model)
@@ -205,7 +206,3 @@ class PermAVG(Composable):
             return CrossEntropy(self.plan.per_member("label_smoothing", 1)[0])  # (4)
         distill = Distill(alpha=self.alpha, plan=self.plan)
         return distill.lessons(distill.teacher(members, data, answers))
-
-
-def _beside(checkpoint: Path | None, stage: int) -> Path | None:
-    return checkpoint and checkpoint.with_name(f"{checkpoint.stem}-{stage}{checkpoint.suffix}")

@@ -33,10 +33,11 @@ from enfold.data import Data
 from enfold.data.batches import Batch, Order
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
+from enfold.files import digest, part_file
 from enfold.members import Members, State
 from enfold.members.outputs import at_least_float32
 from enfold.merging.base import Alignment
-from enfold.merging.states import digest, require_reference
+from enfold.merging.states import require_reference
 from enfold.modes import evaluating
 from enfold.seeds import derive
 from enfold.symmetry import Symmetry, matched_to
@@ -79,7 +80,7 @@ class StraightThrough(Alignment):
         """Each member in the order of equation (4)."""
         fixed = states[require_reference(self.reference, len(states))]
         moved = [index for index, state in enumerate(states) if state is not fixed]
-        files = {index: checkpoint and _beside(checkpoint, index) for index in moved[:-1]} | {moved[-1]: checkpoint}
+        files = {index: checkpoint and part_file(checkpoint, index) for index in moved[:-1]} | {moved[-1]: checkpoint}
         found = list(states)
         with evaluating(members.skeleton.network), _own_statistics(members), several_examples():
             for index, file in files.items():
@@ -110,7 +111,8 @@ class _Pair:
         settings = self.fold
         plan = Plan(settings.epochs, settings.batch_size, "sgd", settings.learning_rate, settings.momentum)
         plan = plan.replace(nesterov=False, weight_decay=0.0, patience=settings.patience)
-        identity = f"{settings!r}, member {index}, {self.data.source}, {digest([self.fixed, self.state])}"
+        values = digest((*self.fixed.values(), *self.state.values()))
+        identity = f"{settings!r}, member {index}, {self.data.source}, {values}"
         descent = Descent(free, plan, identity, file)
         steps = Order(settings.batch_size).steps(self.data.train)
         told = f"member {index}: "
@@ -175,7 +177,3 @@ def _own_statistics(members: Members) -> Iterator[None]:
         if isinstance(layer, TRACKING):
             layer.training = True
     yield
-
-
-def _beside(checkpoint: Path, index: int) -> Path:
-    return checkpoint.with_name(f"{checkpoint.stem}-{index}{checkpoint.suffix}")

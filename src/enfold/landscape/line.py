@@ -26,8 +26,7 @@ from enfold.landscape.many import BatchNorm, answers, mixture, require_batch_nor
 from enfold.members import Stacked, State
 from enfold.members.skeleton import read_state
 from enfold.merging.repair import repair as correct_units
-from enfold.merging.repair import repairable
-from enfold.merging.spreads import undone
+from enfold.merging.repair import worth_repairing
 from enfold.merging.states import units_of
 from enfold.metrics import accuracy, nll, per_member
 from enfold.train.batch_norm import reestimate
@@ -95,9 +94,7 @@ def _repaired(
 ) -> Iterator[State]:
     """Every state of the line with the statistics of the ends, unit by unit, in the same proportions."""
     model = Stacked([network])
-    names = repairable(network, units_of(network, data))
-    left = undone(network, names, data, 0)
-    names = [name for name in names if name not in left]
+    names = worth_repairing(network, units_of(network, data), data)
     ends = [model.network(end) for end in (first, second)]
     for alpha, state in zip(alphas.tolist(), states, strict=True):
         one = model.network(state)

@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 from enfold.errors import EnfoldError
 from enfold.members.recompute import entered
 
+RUNNING = ("running_mean", "running_var", "running_std")  # buffers that are statistics of the data
 State = dict[str, Tensor]  # parameters and buffers by their names in the network
 
 Place = tuple[dict[str, Tensor | None], str]  # a module's own dictionary of parameters or buffers, and the key in it

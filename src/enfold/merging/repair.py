@@ -96,11 +96,9 @@ def corrected(
     if kind != "reset":
         members = require_members(members, "repair")
         symmetry = units_of(network, data, seed)
-        names = repairable(network, symmetry)
+        names = worth_repairing(network, symmetry, data, seed)
         if kind == "closed_form":  # what is called with other samples in each member has no correlation
             names = [name for name in names if not symmetry.decided(name)]
-        left = undone(network, names, data, seed)
-        names = [name for name in names if name not in left]
         if names:
             own = {name: tensor.detach() for name, tensor in read_state(network).items()}
             states = [_nearest(own, state, symmetry, members, seed) for state in states_of(members)]
@@ -114,8 +112,15 @@ def _nearest(own: State, state: State, symmetry: Symmetry, members: Members, see
     return permute(state, symmetry, weight_matching(own, state, symmetry, seed=seed, learned=learned))
 
 
+def worth_repairing(network: nn.Module, symmetry: Symmetry, data: Data, seed: int = 0) -> list[str]:
+    """The names of the layers that are corrected: without those of which batch norms take it out again."""
+    names = repairable(network, symmetry)
+    left = undone(network, names, data, seed)
+    return [name for name in names if name not in left]
+
+
 def repairable(network: nn.Module, symmetry: Symmetry) -> list[str]:
-    """The names of the layers that are corrected: all their units are hidden, and their weights are their own."""
+    """The names of the layers that may be corrected: all their units are hidden, and their weights are their own."""
     hidden: dict[tuple[str, int], set[int]] = {}
     for group in symmetry.groups:
         for axis in group.axes:

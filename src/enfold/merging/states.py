@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -31,16 +30,6 @@ def states_of(members: Members) -> list[State]:
     """Each member's own parameters and buffers; views of what the members hold, or of what they expand to."""
     stacked = {name: tensor.detach() for name, tensor in members.expand().items()}
     return [{name: tensor[index] for name, tensor in stacked.items()} for index in range(members.num_members)]
-
-
-def digest(states: Sequence[State]) -> str:
-    """What tells these values from all others: a checkpoint belongs to them."""
-    found = hashlib.sha256()
-    for state in states:
-        for name, tensor in state.items():
-            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
 
 
 @torch.no_grad()

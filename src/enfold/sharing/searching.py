@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from enfold.data import Data
 from enfold.evaluate import predict
+from enfold.files import part_file
 from enfold.members import Members, Stacked, State
 from enfold.members.engines import Engine, EngineName
 from enfold.members.groups import Decay, decay_groups
@@ -73,7 +74,7 @@ class Pool:
         plan = self.plan.replace(**values, seed=derive(self.plan.seed, seed), first_member=start)
         file = self.checkpoint
         if file is not None:
-            file = file.with_name(f"{file.stem}-{phase}-{start}{file.suffix}")
+            file = part_file(file, f"{phase}-{start}")
             self.files.append(file)
         title = f"{self.title}: {phase}, {start + 1} to {numbers.stop}"
         with warnings.catch_warnings():

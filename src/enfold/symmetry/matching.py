@@ -24,12 +24,11 @@ from torch import Tensor
 
 from enfold.errors import EnfoldError
 from enfold.members import Members, Stacked, State
+from enfold.members.skeleton import RUNNING
 from enfold.symmetry.axes import Symmetry
 from enfold.symmetry.climb import ROUNDS, climbed
 from enfold.symmetry.find import symmetries
 from enfold.symmetry.permute import permute
-
-RUNNING = ("running_mean", "running_var", "running_std")
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from enfold.members.skeleton import Skeleton, State
+from enfold.members.skeleton import RUNNING, Skeleton, State
 from enfold.symmetry.space import Space, Term
 from enfold.symmetry.trace import (
     Reading,
@@ -32,9 +32,7 @@ Place = tuple[str, int]  # a tensor of the state and one of its axes
 NOWHERE: frozenset[Place] = frozenset()
 
 STATISTICS = (
-    "running_mean",
-    "running_var",
-    "running_std",
+    *RUNNING,
     "weight",
     "bias",
     "gamma",
