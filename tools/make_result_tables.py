@@ -51,6 +51,7 @@ COLUMNS: dict[str, tuple[Cell, ...]] = {
         ("ECE (%)", "corrupted", "ece", 100, 2),
     ),
     "permavg-options": (*QUALITY, ("gain recovered (%)", "", "gain_recovered", 100, 0)),
+    "permavg-attention": (*QUALITY, ("gain recovered (%)", "", "gain_recovered", 100, 0)),
 }
 SHIFTED: tuple[Cell, ...] = (
     *QUALITY,
@@ -64,6 +65,17 @@ OTHERWISE = {  # called so in one table
         "control": "control: the best member, trained on for 20 epochs",
         "control-2": "the same, for 5 epochs",
         "control-3": "the same, for an epoch",
+    },
+    "permavg-attention": {
+        "ensemble": "deep ensemble of 2",
+        "control": "control: the best member, trained on for 20 epochs",
+        "control-2": "the same, for 5 epochs",
+        "control-3": "the same, for 25 epochs",
+        "matched": "matched, averaged",
+        "published": "permAVG as published, 20 epochs",
+        "matched-start": "matched start, 5 epochs",
+        "taught": "the same, taught by the ensemble",
+        "taught-distilled": "the same, distilled for 20 epochs",
     },
 }
 OUTSIDE = {  # called otherwise there than in TITLES
