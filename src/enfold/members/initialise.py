@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
-from enfold.members.skeleton import copied
+from enfold.members.copying import copied
 from enfold.seeds import derive
 
 
