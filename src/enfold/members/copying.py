@@ -172,11 +172,13 @@ def detached_tensors(network: nn.Module) -> Memo:
 
 def _detach(value: object, memo: Memo) -> None:
     if isinstance(value, Tensor):
-        if not isinstance(value, nn.Parameter) and not (value.is_leaf and value.requires_grad) and not is_lazy(value):
-            try:
+        if isinstance(value, nn.Parameter) or is_lazy(value):
+            return
+        try:
+            if not (value.is_leaf and value.requires_grad):
                 memo[id(value)] = copy.deepcopy(value.detach())
-            except RuntimeError:  # left over from a vmap that has ended: there are no values in it
-                memo[id(value)] = None
+        except RuntimeError:  # left over from a vmap that has ended, or from a view of values that have changed since
+            memo[id(value)] = None
     elif isinstance(value, list | tuple | set):
         for item in value:
             _detach(item, memo)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from enfold.members.engines import Engine
+from enfold.members.program import StackedProgram
 
 
 class EnginePool:
@@ -37,11 +38,13 @@ class EnginePool:
         with self.lock:
             original = choose()
             copies = self.idle.setdefault(id(original), [])
-            engine = copies.pop() if copies else copy.deepcopy(original)
+            is_free = isinstance(original, StackedProgram)  # it puts no values into modules
+            engine = original if is_free else copies.pop() if copies else copy.deepcopy(original)
         try:
             yield engine
         finally:
-            copies.append(engine)
+            if engine is not original:
+                copies.append(engine)
 
     def __deepcopy__(self, memo: object) -> EnginePool:
         return EnginePool()
