@@ -44,6 +44,7 @@ def test_the_manifest_says_what_the_values_are(members, stored):
         "num_members": 3,
         "seeds": list(members.seeds),
         "settings": None,
+        "fingerprint": None,
         "versions": versions(),
         "sha256": sha256(stored),
         "about": ABOUT,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from enfold.errors import EnfoldError
 from enfold.files import atomic_path, sha256
 from enfold.members import Members, Stacked
 from enfold.members.checkpoints import with_ties
+from enfold.members.fingerprint import fingerprint, require_fingerprint
 from enfold.members.initialise import blank
 from enfold.networks import factory
 from enfold.registry import method, method_name
@@ -67,6 +68,7 @@ def _manifest(model: nn.Module) -> dict[str, Any]:
         share: Any = model.share
         kind = {
             "kind": "members",
+            "fingerprint": fingerprint(model) if isinstance(model, Members) else None,
             "method": type(model).__name__ if share is None else method_name(type(share)),
             "class": network,
             "num_members": model.num_members,
@@ -82,17 +84,21 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **packages}
 
 
-def load(path: str | Path, network: nn.Module | Callable[[], nn.Module] | None = None) -> nn.Module:
+def load(
+    path: str | Path, network: nn.Module | Callable[[], nn.Module] | Sequence[nn.Module] | None = None
+) -> nn.Module:
     """What `save` wrote: members, or a network of your class.
 
-    `network` is one of the same architecture or its factory; it may be left out for reference networks. Code that a
-    manifest names is never imported.
+    `network` is one of the same architecture or its factory; it may be left out for reference networks. Members whose
+    networks differ in more than parameters are loaded into a list of these networks. Code that a manifest names is
+    never imported.
     """
     path = Path(path)
     manifest = read_manifest(path)
-    model = _fresh(network, manifest, path)
+    several = list(network) if isinstance(network, Sequence) else None
+    model = _fresh(several[0] if several else network, manifest, path)  # type: ignore[arg-type]
     if manifest["kind"] == "members":
-        model = _members(model, manifest)
+        model = _members(several or model, manifest)
     try:
         stored = load_file(path)
     except SafetensorError as error:
@@ -110,17 +116,26 @@ def load(path: str | Path, network: nn.Module | Callable[[], nn.Module] | None =
     for name, tensor in own.items():
         tensor.data = tensor.data.to(state[name].dtype)  # what was saved in double stays double
     model.load_state_dict(state)
+    if isinstance(model, Members) and manifest.get("fingerprint"):
+        require_fingerprint(model.eval(), manifest["fingerprint"], path.name)
     return model.eval()
 
 
-def _members(network: nn.Module, manifest: dict[str, Any]) -> nn.Module:
+def _members(network: nn.Module | list[nn.Module], manifest: dict[str, Any]) -> nn.Module:
     """Members of the stored kind; their values are put in afterwards."""
     settings = manifest.get("settings")
+    several = network if isinstance(network, list) else [network] * manifest["num_members"]
+    if len(several) != manifest["num_members"]:
+        raise EnfoldError(
+            f"there must be one network a member, got {len(several)} networks for {manifest['num_members']} members: "
+            "pass one network, or one for each"
+        )
     if settings is not None:
+        network = several[0]
         plain = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
         shared: nn.Module = method("share", manifest["method"]).make(**plain)(network)
         return shared
-    members = Stacked([network] * manifest["num_members"])
+    members = Stacked(several)
     members.seeds = tuple(manifest["seeds"]) or None
     return members
 

@@ -20,7 +20,8 @@ from enfold.members.pool import EnginePool
 from enfold.members.program import StackedProgram
 from enfold.members.shapes import refuse_shape
 from enfold.members.skeleton import Skeleton, State
-from enfold.members.verify import separate, verify
+from enfold.members.trial import Example
+from enfold.members.verify import Mismatch, separate, verify
 from enfold.predictions import mean_log_probs
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Members(nn.Module, ABC):
         self.num_members = num_members
         self.codes = [Skeleton(each) for each in networks]  # of every member, or one that stands for all
         self.is_separate: bool | None = None  # whether members run as separate modules; None before the first batch
+        self.mismatch: Mismatch | None = None  # why they do
+        self.example: Example | None = None  # what the first inputs were like
         self.training = networks[0].training  # its parts keep their own modes, so a frozen norm stays frozen
         self.engine_name: EngineName = engine
         self._engine: Engine | None = None
@@ -166,11 +169,11 @@ class Members(nn.Module, ABC):
         """
         if self.is_separate is not None:
             return
-        mismatch = verify(self.codes, self.expand(), inputs)
-        if mismatch is not None:
-            mismatch.report(self.engine_name)
+        self.mismatch, self.example = verify(self.codes, self.expand(), inputs), Example.like(inputs)
+        if self.mismatch is not None:
+            self.mismatch.report(self.engine_name)
             self.codes = separate(self.codes, self.num_members)
-        self.is_separate = mismatch is not None
+        self.is_separate = self.mismatch is not None
 
     @property
     def trained_members(self) -> int:
