@@ -249,6 +249,12 @@ class Members(nn.Module, ABC):
         return f"{self.num_members} x {network}, {count:,} parameters, engine={self.engine_name!r}"
 
 
+def share_of(model: nn.Module) -> Any:
+    """Return the method that made a model, or None; a user's network may have an attribute of that name."""
+    share = getattr(model, "share", None)
+    return share if hasattr(share, "adapted") else None
+
+
 def trained_members(model: nn.Module) -> int:
     """How many losses a model gives in training; 1 for a plain network."""
     return int(getattr(model, "trained_members", getattr(model, "num_members", 1)))

@@ -20,7 +20,7 @@ from enfold.data.batches import Batch, Order
 from enfold.data.dataset import Split, has_examples
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
-from enfold.members import Members, trained_members
+from enfold.members import Members, share_of, trained_members
 from enfold.members.shapes import refuse_shape
 from enfold.metrics import accuracy, nll, per_member
 from enfold.modes import refuse_inference_mode
@@ -61,7 +61,7 @@ def fit(
     is a folder for the networks after every epoch, or a `Trajectory` that says which.
     """
     refuse_inference_mode("training")
-    plan, share = plan or Plan(), getattr(model, "share", None)
+    plan, share = plan or Plan(), share_of(model)
     if share is not None:  # a method says what its training needs, whoever trains it
         plan = share.adapted(plan)
         objective = objective or share.objective(plan)
@@ -261,7 +261,7 @@ class Fit:
         if isinstance(train, Split):
             labels = hashlib.sha256(train.labels.cpu().numpy().tobytes()).hexdigest()
         network = self.model.skeleton.network if isinstance(self.model, Members) else self.model
-        method = [repr(getattr(self.model, "share", None)), repr(network)]
+        method = [repr(share_of(self.model)), repr(network)]
         parts = [asdict(self.plan), shapes, objective, self.data.source, labels, *method]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
