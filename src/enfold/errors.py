@@ -33,6 +33,10 @@ class WrongShape(EnfoldError, RuntimeError):
     """Inputs of a shape that a network cannot take."""
 
 
+class UnchangedWarning(UserWarning):
+    """A training kept the weights that it started from: no epoch had a lower validation NLL."""
+
+
 def level_outside() -> int:
     """The `stacklevel` of a warning that is to point to the line outside of enfold which led to it."""
     level, frame = 0, sys._getframe()
