@@ -136,7 +136,7 @@ class BestBranch:
                 "train with order: shared"
             )
         log_probs = torch.log_softmax(batch_logits(model, batch), dim=-1)  # (M, B, C)
-        labels = batch_labels(batch, len(log_probs))[..., None]
+        labels = batch_labels(batch, log_probs)[..., None]
         smoothing = torch.tensor(self.label_smoothing, dtype=log_probs.dtype, device=log_probs.device)[:, None]
         nll = -log_probs.gather(-1, labels).squeeze(-1)
         losses = (1 - smoothing) * nll - smoothing * log_probs.mean(-1)  # (M, B)

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from enfold.data.batches import Batch
+from enfold.data.dataset import class_labels
+from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 from enfold.members import Members
 from enfold.members.inputs import in_type_of
@@ -54,9 +56,18 @@ def batch_logits(model: nn.Module, batch: Batch) -> Tensor:
     return at_least_float32(logits)
 
 
-def batch_labels(batch: Batch, num_members: int) -> Tensor:
-    """(M, B)."""
-    return batch.labels if batch.own else batch.labels.expand(num_members, -1)
+def batch_labels(batch: Batch, logits: Tensor) -> Tensor:
+    """The classes (M, B) that members with these logits, (M, B, C), are to give; a loader's are checked here."""
+    num_members, size, num_classes = logits.shape
+    labels = batch.labels
+    if batch.indices is None:
+        if labels.shape[-1:] != (size,) or labels.ndim != 1 + batch.own:
+            raise EnfoldError(
+                f"cross-entropy needs one label an example, got labels of shape {tuple(labels.shape)} for {size} "
+                "examples: pass class indices of shape (B,), or an objective of your own"
+            )
+        labels = class_labels(labels, num_classes, "a batch")
+    return labels if batch.own else labels.expand(num_members, -1)
 
 
 @dataclass(frozen=True)
@@ -77,7 +88,7 @@ class CrossEntropy:
         """The same from logits (M, B, C) that are there already."""
         log_probs = torch.log_softmax(logits, dim=-1)
         num_members, size, _ = log_probs.shape
-        target = batch_labels(batch, num_members).reshape(-1)
+        target = batch_labels(batch, log_probs).reshape(-1)
         nll = F.nll_loss(log_probs.flatten(0, 1), target, reduction="none").view(num_members, size).mean(1)
         smoothing = torch.as_tensor(self.label_smoothing, dtype=nll.dtype, device=nll.device)
         if not bool(smoothing.any()):
