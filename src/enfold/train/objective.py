@@ -56,18 +56,23 @@ def batch_logits(model: nn.Module, batch: Batch) -> Tensor:
     return at_least_float32(logits)
 
 
-def batch_labels(batch: Batch, logits: Tensor) -> Tensor:
-    """The classes (M, B) that members with these logits, (M, B, C), are to give; a loader's are checked here."""
+def batch_labels(batch: Batch, num_members: int) -> Tensor:
+    """(M, B)."""
+    return batch.labels if batch.own else batch.labels.expand(num_members, -1)
+
+
+def batch_classes(batch: Batch, logits: Tensor) -> Tensor:
+    """The classes (M, B) that members with these logits, (M, B, C), are to give; a loader's labels are checked here."""
     num_members, size, num_classes = logits.shape
-    labels = batch.labels
-    if batch.indices is None:
-        if labels.shape[-1:] != (size,) or labels.ndim != 1 + batch.own:
-            raise EnfoldError(
-                f"cross-entropy needs one label an example, got labels of shape {tuple(labels.shape)} for {size} "
-                "examples: pass class indices of shape (B,), or an objective of your own"
-            )
-        labels = class_labels(labels, num_classes, "a batch")
-    return labels if batch.own else labels.expand(num_members, -1)
+    labels = batch_labels(batch, num_members) if batch.labels.ndim == 1 + batch.own else batch.labels
+    if batch.indices is not None:
+        return labels
+    if labels.shape != (num_members, size):
+        raise EnfoldError(
+            f"cross-entropy needs one label an example, got labels of shape {tuple(batch.labels.shape)} for {size} "
+            "examples: pass class indices of shape (B,), or an objective of your own"
+        )
+    return class_labels(labels, num_classes, "a batch")
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ class CrossEntropy:
         """The same from logits (M, B, C) that are there already."""
         log_probs = torch.log_softmax(logits, dim=-1)
         num_members, size, _ = log_probs.shape
-        target = batch_labels(batch, log_probs).reshape(-1)
+        target = batch_classes(batch, log_probs).reshape(-1)
         nll = F.nll_loss(log_probs.flatten(0, 1), target, reduction="none").view(num_members, size).mean(1)
         smoothing = torch.as_tensor(self.label_smoothing, dtype=nll.dtype, device=nll.device)
         if not bool(smoothing.any()):
