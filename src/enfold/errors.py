@@ -33,6 +33,10 @@ class WrongShape(EnfoldError, RuntimeError):
     """Inputs of a shape that a network cannot take."""
 
 
+class UnsupportedOutput(EnfoldError):
+    """Outputs that are not the logits of at least two classes, one row an example."""
+
+
 class UnchangedWarning(UserWarning):
     """A training kept the weights that it started from: no epoch had a lower validation NLL."""
 

@@ -15,7 +15,7 @@ from enfold.errors import EnfoldError
 from enfold.members.base import Members, Mixed
 from enfold.members.engines import image_layout
 from enfold.members.inputs import call_protected, in_type_of
-from enfold.members.outputs import logits_of
+from enfold.members.outputs import logits_of, require_classes
 from enfold.members.shapes import refuse_shape
 from enfold.metrics import METRICS, calibrated, fit_temperature, gain_recovered, gibbs_nll, nll, per_member
 from enfold.modes import evaluating
@@ -45,7 +45,7 @@ def predict(model: nn.Module, data: Data, part: PartName = "test", batch_size: i
     with evaluating(model):
         for inputs, batch_labels in evaluation_batches(data, getattr(data, part), batch_size):
             try:
-                logits = member_logits(model, inputs.to(device)).float()
+                logits = require_classes(member_logits(model, inputs.to(device)), "an evaluation").float()
             except Exception as error:
                 if not labels:
                     refuse_shape(model, inputs, error)

@@ -19,7 +19,7 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 from enfold.members import Members
 from enfold.members.inputs import in_type_of
-from enfold.members.outputs import at_least_float32
+from enfold.members.outputs import at_least_float32, require_classes
 
 
 class Objective(Protocol):
@@ -91,7 +91,7 @@ class CrossEntropy:
 
     def of_logits(self, logits: Tensor, batch: Batch) -> Tensor:
         """The same from logits (M, B, C) that are there already."""
-        log_probs = torch.log_softmax(logits, dim=-1)
+        log_probs = torch.log_softmax(require_classes(logits, "cross-entropy"), dim=-1)
         num_members, size, _ = log_probs.shape
         target = batch_classes(batch, log_probs).reshape(-1)
         nll = F.nll_loss(log_probs.flatten(0, 1), target, reduction="none").view(num_members, size).mean(1)
