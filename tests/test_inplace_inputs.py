@@ -102,8 +102,20 @@ def test_merges_and_controls_leave_data_as_they_are(data):
     Average()(writes, data)
 
 
-def test_networks_along_a_path_leave_data_as_they_are(data):
-    predictions(Normalises(), [state_of(Normalises()) for _ in range(3)], data)
+def test_networks_along_a_path_are_asked_about_the_same_data(data):
+    writes, copies = pair()
+    found = [predictions(model, [state_of(model)] * 3, data).log_probs for model in (writes, copies)]
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_members_are_trained_as_they_are_without_it(data):
+    writes, copies = zip(*(pair() for _ in range(2)), strict=True)
+    found = []
+    for networks in (writes, copies):
+        members = Stacked(list(networks))
+        fit(members, data, PLAN, quiet=True)
+        found.append([*members.state_dict().values(), predict(members, data).log_probs])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def test_examples_stay_as_they_are():
