@@ -21,6 +21,7 @@ from enfold.data.dataset import Split, has_examples
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
 from enfold.members import Members, trained_members
+from enfold.members.checkpoints import require_tensors
 from enfold.members.shapes import refuse_shape
 from enfold.metrics import accuracy, nll, per_member
 from enfold.modes import refuse_inference_mode
@@ -105,6 +106,8 @@ class Fit:
         self.history = History()
         self.scaler = torch.amp.GradScaler(plan.device, enabled=plan.precision == "float16")
         self.chooses = plan.select == "best" and has_examples(data.validation)
+        if checkpoint is not None:
+            require_tensors(model.state_dict(), "a checkpoint is written")
         if keep is not None:
             keep.require(model, self.identity)
 
@@ -253,7 +256,8 @@ class Fit:
     @cached_property
     def identity(self) -> str:
         """What must be the same for a checkpoint to be continued: plan, model, objective and data."""
-        shapes = {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items()}
+        state = self.model.state_dict()
+        shapes = {name: tuple(tensor.shape) for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
         objective = re.sub(" at 0x[0-9a-fA-F]+", "", repr(self.objective))  # addresses differ from run to run
         train, labels = self.data.train, ""
         if isinstance(train, Split):
