@@ -6,7 +6,12 @@ import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-WITHIN = ("enfold.", "functools", "torch.utils._contextlib")  # modules whose lines tell a user nothing
+WITHIN = (
+    "enfold.",
+    "functools",
+    "torch.utils._contextlib",
+    "torch.nn.modules.",
+)  # modules whose lines tell a user nothing
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
@@ -35,6 +40,18 @@ class SeparateModulesWarning(UserWarning):
 
 class WrongShape(EnfoldError, RuntimeError):
     """Inputs of a shape that a network cannot take."""
+
+
+class UnsupportedOutput(EnfoldError):
+    """Outputs that are not the logits of at least two classes, one row an example."""
+
+
+class UnusedParameterWarning(UserWarning):
+    """A member did not use a parameter in a batch in which others did, and the optimizer cannot know."""
+
+
+class UnchangedWarning(UserWarning):
+    """A training kept the weights that it started from: no epoch had a lower validation NLL."""
 
 
 def level_outside() -> int:

@@ -15,7 +15,7 @@ from torch import nn
 
 from enfold.data import Data
 from enfold.data.dataset import evaluation_batches, has_examples
-from enfold.errors import EnfoldError, level_outside
+from enfold.errors import EnfoldError, UnchangedWarning, level_outside
 from enfold.files import part_file
 from enfold.members import Members, State
 from enfold.members.inputs import in_type_of
@@ -23,6 +23,7 @@ from enfold.members.skeleton import RUNNING
 from enfold.members.trial import EXAMPLES
 from enfold.modes import refuse_inference_mode
 from enfold.settings import require_types
+from enfold.train.history import History
 
 
 class Fold(Protocol):
@@ -71,6 +72,20 @@ def note(**found: Any) -> None:
     notes = _notes.get()
     if notes is not None:
         notes.update(found)
+
+
+def report_unchanged(history: History, what: str, start: str, remedy: str) -> None:
+    """Warn if a training returned its start, and record it; `start` names what the training began from."""
+    unchanged, count = history.unchanged, len(history.chosen)
+    note(unchanged=start if unchanged else None)
+    if not unchanged:
+        return
+    which = "" if count == 1 else f" for students {', '.join(map(str, unchanged))} of {count}"
+    warnings.warn(
+        f"{what} returned its start, {start}, unchanged{which}: no epoch had a lower NLL on validation data; {remedy}",
+        UnchangedWarning,
+        stacklevel=level_outside(),
+    )
 
 
 class Composable:

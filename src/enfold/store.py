@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from enfold.errors import EnfoldError
 from enfold.files import atomic_path, sha256
 from enfold.members import Members, Stacked
-from enfold.members.checkpoints import with_ties
+from enfold.members.checkpoints import require_tensors, with_ties
 from enfold.members.fingerprint import fingerprint, require_fingerprint
 from enfold.members.initialise import blank
 from enfold.networks import factory
@@ -52,13 +52,13 @@ def save(model: nn.Module, path: str | Path, *, about: Mapping[str, Any] | None 
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict as safetensors takes it: a tied tensor under its first name, and the usual memory layout."""
-    first = {id(tensor): name for name, tensor in reversed(model.state_dict(keep_vars=True).items())}
-    return {
-        name: tensor.detach().clone(memory_format=torch.contiguous_format)
-        for name, tensor in model.state_dict(keep_vars=True).items()
-        if first[id(tensor)] == name
-    }
+    """The state dict as safetensors takes it: in the usual memory layout, and a tied tensor under each of its names.
+
+    `load_state_dict` asks for all of them, and safetensors for memory of their own.
+    """
+    state = model.state_dict()
+    require_tensors(state, "a model is stored")
+    return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}
 
 
 def _manifest(model: nn.Module) -> dict[str, Any]:
@@ -107,6 +107,7 @@ def load(
         ) from error
     state = with_ties(stored, model)
     own = model.state_dict(keep_vars=True)
+    require_tensors(own, "a model is loaded")
     unfit = sorted(own.keys() ^ state.keys()) or [name for name in own if own[name].shape != state[name].shape]
     if unfit:
         raise EnfoldError(

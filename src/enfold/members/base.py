@@ -15,7 +15,7 @@ from enfold.members.choice import choose_engine, require_engine
 from enfold.members.engines import EngineName, Loop
 from enfold.members.groups import Decay, decay_groups
 from enfold.members.inputs import in_type_of
-from enfold.members.outputs import logits_of
+from enfold.members.outputs import logits_of, require_classes
 from enfold.members.pool import EnginePool
 from enfold.members.program import StackedProgram
 from enfold.members.shapes import refuse_shape
@@ -100,8 +100,12 @@ class Members(nn.Module, ABC):
         return self._run(inputs, each=True)
 
     def forward_mean(self, inputs: Tensor) -> Tensor:
-        """Log of the members' mean probability, (B, C): stands wherever a network that returns logits stood."""
-        return mean_log_probs(torch.log_softmax(self(inputs), dim=-1))
+        """Log of the members' mean probability, (B, C): stands wherever a network that returns logits stood.
+
+        Raises:
+            UnsupportedOutput: If the outputs are not (M, B, C) with at least two classes.
+        """
+        return mean_log_probs(torch.log_softmax(require_classes(self(inputs), "forward_mean"), dim=-1))
 
     def _run(self, inputs: Tensor, *, each: bool) -> Tensor:
         before, example = self._engine, inputs[0] if each else inputs

@@ -133,7 +133,7 @@ def run(skeleton: Skeleton, state: State, inputs: Tensor, *, grad: bool = False,
     with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(grad), decomposed(), mode:
         torch.default_generator.manual_seed(0)
         with skeleton.holding(given) as network:
-            return torch.cat([value.flatten().double() for value in float_outputs(network(inputs))])
+            return torch.cat([value.flatten().double() for value in float_outputs(network(inputs.clone()))])
 
 
 def _random_state(skeleton: Skeleton, state: State, source: torch.Generator, scale: float) -> State:

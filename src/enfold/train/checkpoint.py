@@ -89,6 +89,9 @@ def stored_history(path: Path) -> History | None:
     try:
         with safe_open(path, "pt") as file:
             progress: dict[str, Any] = json.loads((file.metadata() or {}).get("progress", "{}"))
-        return History.from_dict(progress["history"])
+        history, selection = History.from_dict(progress["history"]), progress.get("selection", {"nll": [None]})
+        if None not in selection["nll"]:  # an epoch is chosen
+            history.chosen = list(selection["epoch"])
+        return history
     except (OSError, SafetensorError, ValueError, KeyError, TypeError):  # gone since, or of another kind
         return None

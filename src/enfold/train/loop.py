@@ -21,10 +21,10 @@ from enfold.data.dataset import Split, has_examples
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
 from enfold.members import Members, share_of, trained_members
+from enfold.members.checkpoints import require_tensors
 from enfold.members.shapes import refuse_shape
 from enfold.metrics import accuracy, nll, per_member
 from enfold.modes import refuse_inference_mode
-from enfold.predictions import Predictions
 from enfold.progress import ProgressBar, progress
 from enfold.seeds import derive
 from enfold.train.backward import backward
@@ -106,6 +106,8 @@ class Fit:
         self.history = History()
         self.scaler = torch.amp.GradScaler(plan.device, enabled=plan.precision == "float16")
         self.chooses = plan.select == "best" and has_examples(data.validation)
+        if checkpoint is not None:
+            require_tensors(model.state_dict(), "a checkpoint is written")
         if keep is not None:
             keep.require(model, self.identity)
 
@@ -161,7 +163,9 @@ class Fit:
             self.model.begin()
         self._keep(0)
         if self.chooses:
-            self.selection.update(0, per_member(nll, self._validation()).tolist())
+            started = time.perf_counter()
+            self.history.start = Epoch(-1, [], *self._scores(), 0.0, time.perf_counter() - started)
+            self.selection.update(0, self.history.start.validation_nll)
 
     def _epoch(self, epoch: int, bar: ProgressBar) -> Epoch:
         started = time.perf_counter()
@@ -235,19 +239,16 @@ class Fit:
             return self.plan.rate_factor(epoch, 1)
         return self.plan.rate_factor(epoch * steps + number, steps)
 
-    def _validation(self) -> Predictions:
-        return predict(self.judged(self.model), self.data, "validation")
+    def _scores(self) -> tuple[list[float], list[float], float | None]:
+        """On validation data, where there are some: NLL and accuracy of each member, and the NLL of their mean."""
+        if not has_examples(self.data.validation):
+            return [], [], None
+        validation = predict(self.judged(self.model), self.data, "validation")
+        ensemble = nll(validation) if validation.num_members > 1 else None
+        return per_member(nll, validation).tolist(), per_member(accuracy, validation).tolist(), ensemble
 
     def _record(self, epoch: int, train_loss: list[float], started: float, steps: int) -> Epoch:
-        scores: tuple[list[float], list[float], float | None] = ([], [], None)
-        if has_examples(self.data.validation):
-            validation = self._validation()
-            ensemble = nll(validation) if validation.num_members > 1 else None
-            scores = (
-                per_member(nll, validation).tolist(),
-                per_member(accuracy, validation).tolist(),
-                ensemble,
-            )
+        scores = self._scores()
         rate = self.optimizer.inner.param_groups[0]["lr"]
         told = self.model.figures() if isinstance(self.model, Telling) else {}
         return Epoch(epoch, train_loss, *scores, rate, time.perf_counter() - started, steps, told)
@@ -255,7 +256,8 @@ class Fit:
     @cached_property
     def identity(self) -> str:
         """What must be the same for a checkpoint to be continued: plan, model, objective and data."""
-        shapes = {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items()}
+        state = self.model.state_dict()
+        shapes = {name: tuple(tensor.shape) for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
         objective = re.sub(" at 0x[0-9a-fA-F]+", "", repr(self.objective))  # addresses differ from run to run
         train, labels = self.data.train, ""
         if isinstance(train, Split):
