@@ -18,6 +18,7 @@ from enfold.errors import EnfoldError
 from enfold.files import append_line, atomic_path, remove_stale_parts, write_json, write_text
 from enfold.predictions import Predictions
 from enfold.run.recipe import Recipe, parse_recipe
+from enfold.run.yaml_text import read_text
 from enfold.store import versions
 
 FORMAT = 1
@@ -86,7 +87,7 @@ class RunDirectory:
     def _manifest(self) -> dict[str, Any]:
         try:
             return dict(json.loads((self.home / "run.json").read_text(encoding="utf-8")))
-        except (OSError, ValueError):  # not made yet, or of no use here
+        except (OSError, ValueError, TypeError, RecursionError):  # not made yet, or of no use here
             return {}
 
     @property
@@ -101,7 +102,7 @@ class RunDirectory:
 
     def recipe(self) -> Recipe:
         """The run's recipe."""
-        return parse_recipe(self.recipe_file.read_text(encoding="utf-8"), str(self.recipe_file))
+        return parse_recipe(read_text(self.recipe_file), str(self.recipe_file))
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Replace the recipe, as when a fold is added."""
@@ -149,7 +150,7 @@ class RunDirectory:
         """Read a result."""
         try:
             return json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise EnfoldError(
                 f"'{self.path / name}' must be JSON written by enfold, but it cannot be read: rerun its stage"
             ) from error
