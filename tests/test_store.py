@@ -193,7 +193,7 @@ def test_values_that_were_changed_are_refused(stored):
     with pytest.raises(EnfoldError, match="checksum differs"):
         load(stored)
     rewrite(stored, sha256=sha256(stored))
-    with pytest.raises(EnfoldError, match=r"must be a safetensors file, but cannot be read"):
+    with pytest.raises(EnfoldError, match=r"must be a safetensors file, but it cannot be read"):
         load(stored)
 
 

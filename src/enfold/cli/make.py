@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +22,7 @@ from enfold.cli.options import (
     Trust,
     console,
     print_json,
+    say,
     words,
 )
 from enfold.cli.show import draw, report, tell_members
@@ -208,7 +208,7 @@ def drop(
 
     opened = RunDirectory.open(run_directory)
     summary = drop_method(opened, label)
-    print(f"enfold: '{label}' was dropped from {opened.path}", file=sys.stderr)
+    say(f"enfold: '{label}' was dropped from {opened.path}", stderr=True)
     if summary is not None:
         report(opened, summary, as_json)
     elif as_json:
@@ -261,7 +261,7 @@ def _run(
         from enfold.run.estimate import estimate
 
         found = estimate(recipe, device, beside)
-        print_json(dataclasses.asdict(found)) if as_json else print(found)
+        print_json(dataclasses.asdict(found)) if as_json else say(str(found))
         return
     opened = RunDirectory.create(out, recipe, resume=resume, beside=beside)
     if train_only or recipe.checkpoints is not None:
@@ -274,4 +274,4 @@ def _run(
         print_json({**told, **files})
     else:
         fold, share = (recipe.command(*verb) for verb in (("fold", out, "distill"), ("share", out, "batch_ensemble")))
-        print(f"members in {out}: go on with  {fold}  or  {share}")
+        say(f"members in {out}: go on with  {fold}  or  {share}")

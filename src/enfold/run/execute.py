@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from enfold.errors import EnfoldError
+from enfold.errors import EnfoldError, WriteError
 from enfold.members import Stacked
 from enfold.metrics import accuracy, nll, per_member
 from enfold.registry import nearest
@@ -122,6 +122,8 @@ def add_method(run: RunDirectory, room: str, spec: dict[str, Any], *, device: st
         members = cell.members()
         try:
             predictions_of(cell, added.label, _made(cell, added, members))
+        except WriteError:  # the method is not to blame: it goes on when there is room again
+            raise
         except EnfoldError:
             _rewrite(run, extended, without)
             raise
@@ -194,6 +196,7 @@ def _made(cell: Cell, spec: ShareSpec | FoldSpec, members: Stacked) -> nn.Module
 def open_run(path: Path) -> tuple[RunDirectory, Recipe]:
     """An existing run whose members are trained, and its recipe."""
     run = RunDirectory.open(path)
+    run.prepare()
     recipe = run.recipe()
     for cell in cells(run, recipe):
         if not cell.run.is_done("members", "members"):

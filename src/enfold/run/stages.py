@@ -175,7 +175,7 @@ class Cell:
         """The stored model, or the one that `make` gives, which is stored; its training checkpoint goes last."""
         file, checkpoint = self.run.model_file(kind, label), self.run.checkpoint_file(kind, label)
         if self.run.is_done(kind, label):
-            checkpoint.unlink(missing_ok=True)
+            self.run.remove_checkpoints(kind, label)
             return load(file, network or self.make_network)
         started = time.perf_counter()
         self.run.log("started", stage=f"{kind}/{label}", seed=self.seed)
@@ -183,12 +183,12 @@ class Cell:
             for notice in (Alike, Alone, Fewer, UnchangedWarning):  # with the results, from what is stored
                 warnings.simplefilter("ignore", notice)
             model = make(checkpoint)
-        save(model, file, about={**self.about, **(told or {})})
+        self.run.require_folder()
         history = stored_history(checkpoint)
         if history is not None and kind != "members":  # the members' is kept by their own stage
             self.run.write_json(f"histories/{kind}/{label}.json", history.as_dict())
-        for left in self.run.checkpoint_files(kind, label):
-            left.unlink(missing_ok=True)
+        save(model, file, about={**self.about, **(told or {})})  # last: with its manifest the stage is done
+        self.run.remove_checkpoints(kind, label)
         self.run.log("finished", stage=f"{kind}/{label}", seed=self.seed, seconds=time.perf_counter() - started)
         return model.eval()
 

@@ -45,7 +45,8 @@ def save_checkpoint(
         "selection": selection.record(),
         "scaler": scaler.state_dict(),
     }
-    with atomic_path(path) as temporary:
+    first = len(history.epochs) < 2  # later a folder that is gone was removed, and is not made again
+    with atomic_path(path, parents=first) as temporary:
         save_file(tensors, temporary, {"progress": json.dumps(progress)})
 
 
