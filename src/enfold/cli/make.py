@@ -36,6 +36,7 @@ def demo(
     resume: Resume = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
+    trust_code: Trust = False,
 ) -> None:
     """Train 4 members on data that ships with enfold, fold them, evaluate everything; three seeds, two minutes."""
     from importlib.resources import files
@@ -44,7 +45,8 @@ def demo(
 
     text = files("enfold.run").joinpath("demo.yaml").read_text(encoding="utf-8")
     changes = [*(overrides or ()), *([f"seeds={list(seeds)}"] if seeds else [])]
-    _run(parse_recipe(text, "the demo", changes), out, device, resume=resume, as_json=as_json, dry_run=dry_run)
+    recipe = parse_recipe(text, "the demo", changes)
+    _run(recipe, out, device, resume=resume, as_json=as_json, dry_run=dry_run, trust_code=trust_code)
 
 
 def run(
@@ -62,13 +64,11 @@ def run(
 
     Killed at any moment, it goes on from there with --resume.
     """
-    from enfold.cli.preflight import require_trust
     from enfold.run import read_recipe
 
     changes = [*(overrides or ()), *([f"seeds={list(seeds)}"] if seeds else [])]
-    loaded = read_recipe(recipe, changes)
-    require_trust(loaded, trust_code, recipe)
-    _run(loaded, out, device, resume=resume, as_json=as_json, dry_run=dry_run, beside=recipe.parent)
+    loaded, beside = read_recipe(recipe, changes), recipe.parent
+    _run(loaded, out, device, resume=resume, as_json=as_json, dry_run=dry_run, beside=beside, trust_code=trust_code)
 
 
 def reproduce(
@@ -80,6 +80,7 @@ def reproduce(
     device: Device = "cpu",
     resume: Resume = False,
     as_json: AsJson = False,
+    trust_code: Trust = False,
 ) -> None:
     """Run a published table or figure and say which of its claims held, which did not, and which are within noise.
 
@@ -97,7 +98,7 @@ def reproduce(
         return
     check_device(device)
     folder = out or Path("runs") / f"reproduce-{scale}"
-    content = reproduce(Asked(name, scale, tuple(overrides or ()), words(only), device, resume), folder)
+    content = reproduce(Asked(name, scale, tuple(overrides or ()), words(only), device, resume, trust_code), folder)
     written = write(content, folder)
     if as_json:
         print_json(content)
@@ -125,6 +126,7 @@ def train(
     resume: Resume = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
+    trust_code: Trust = False,
 ) -> None:
     """Train members into a new run directory, or bring yours; fold and evaluate them with the next verbs."""
     from enfold.run.override import apply_override
@@ -136,7 +138,16 @@ def train(
     for change in [*(overrides or ()), *([f"seeds={list(seeds)}"] if seeds else [])]:
         apply_override(content, change)
     recipe = make_recipe(content, "the command line")
-    _run(recipe, out, device, resume=resume, as_json=as_json, dry_run=dry_run, train_only=True)
+    _run(
+        recipe,
+        out,
+        device,
+        resume=resume,
+        as_json=as_json,
+        dry_run=dry_run,
+        train_only=True,
+        trust_code=trust_code,
+    )
 
 
 def share(
@@ -182,12 +193,11 @@ def evaluate(
 
     What was interrupted is named and left as it is: `enfold run RUN/recipe.yaml RUN --resume` finishes it.
     """
-    from enfold.cli.preflight import check_device, require_trust
-    from enfold.run import execute, open_run
+    from enfold.cli.preflight import check_device, open_trusted
+    from enfold.run import execute
 
     check_device(device)
-    opened, recipe = open_run(run_directory)
-    require_trust(recipe, trust_code, run_directory)
+    opened, recipe = open_trusted(run_directory, trust_code)
     summary = execute(opened, recipe, device=device, only=())
     if figures:
         draw(opened.path)
@@ -226,16 +236,15 @@ def _add(
     as_json: bool,
     trust_code: bool,
 ) -> None:
-    from enfold.cli.preflight import check_device, require_trust
-    from enfold.run import add_method, execute, open_run
+    from enfold.cli.preflight import check_device, open_trusted
+    from enfold.run import add_method, execute
     from enfold.run.override import apply_override
 
-    opened, _ = open_run(run_directory)
+    opened, _ = open_trusted(run_directory, trust_code)
     content: dict[str, Any] = {"method": method.replace("-", "_"), "label": label or method}
     for change in overrides or ():
         apply_override(content, change)
     check_device(device)
-    require_trust(opened.recipe(), trust_code, run_directory)
     recipe = add_method(opened, room, content, device=device)
     report(opened, execute(opened, recipe, device=device, only=[content["label"]]), as_json)
 
@@ -250,20 +259,23 @@ def _run(
     dry_run: bool = False,
     train_only: bool = False,
     beside: Path | None = None,
+    trust_code: bool = False,
 ) -> None:
-    from enfold.cli.preflight import check_device
+    from enfold.cli.preflight import check_device, tell_code
     from enfold.run import RunDirectory, execute
     from enfold.run.execute import brought, cells, train
 
     check_device(device)
-    cells(RunDirectory(out, beside), recipe, device)[0].check()
+    place = RunDirectory(out, beside, trust_code=trust_code)
+    tell_code(place, recipe)
+    cells(place, recipe, device)[0].check()
     if dry_run:
         from enfold.run.estimate import estimate
 
-        found = estimate(recipe, device, beside)
+        found = estimate(recipe, device, beside, trust_code=trust_code)
         print_json(dataclasses.asdict(found)) if as_json else print(found)
         return
-    opened = RunDirectory.create(out, recipe, resume=resume, beside=beside)
+    opened = RunDirectory.create(out, recipe, resume=resume, beside=beside, trust_code=trust_code)
     if train_only or recipe.checkpoints is not None:
         train(opened, opened.recipe(), device=device)
         tell_members(recipe, files := brought(opened, opened.recipe(), device=device))

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from enfold.files import atomic_path, write_json, write_text
 from enfold.predictions import Predictions
 from enfold.run.recipe import Recipe, parse_recipe
 from enfold.store import versions
+from enfold.usercode import looking_in, untrusted
 
 FORMAT = 1
 
@@ -25,14 +27,25 @@ FORMAT = 1
 class RunDirectory:
     """Where one run keeps its recipe, weights, predictions, metrics and log."""
 
-    def __init__(self, path: Path, beside: Path | None = None, home: Path | None = None) -> None:
+    def __init__(
+        self, path: Path, beside: Path | None = None, home: Path | None = None, *, trust_code: bool = False
+    ) -> None:
         self.path, self.home = path, home or path
         self.beside = beside  # the folder of the recipe's file
+        self.trust_code = trust_code  # whether code that its recipe names may run
 
     @classmethod
-    def create(cls, path: Path, recipe: Recipe, *, resume: bool = False, beside: Path | None = None) -> RunDirectory:
+    def create(
+        cls,
+        path: Path,
+        recipe: Recipe,
+        *,
+        resume: bool = False,
+        beside: Path | None = None,
+        trust_code: bool = False,
+    ) -> RunDirectory:
         """A new run, or with `resume` the same one again; another run's directory is refused."""
-        run = cls(path, beside)
+        run = cls(path, beside, trust_code=trust_code)
         if not run.manifest_file.exists():
             if path.exists() and (not path.is_dir() or any(not _is_leftover(file) for file in path.iterdir())):
                 raise EnfoldError(f"a run needs an empty or new folder, got '{path}': choose another")
@@ -50,9 +63,9 @@ class RunDirectory:
         return run
 
     @classmethod
-    def open(cls, path: Path) -> RunDirectory:
+    def open(cls, path: Path, *, trust_code: bool = False) -> RunDirectory:
         """An existing run."""
-        run = cls(path)
+        run = cls(path, trust_code=trust_code)
         if not run.manifest_file.is_file() or not run.recipe_file.is_file():
             raise EnfoldError(f"a run directory holds run.json and recipe.yaml, but '{path}' does not: check the path")
         run.read_json("run.json")
@@ -66,6 +79,22 @@ class RunDirectory:
         """
         made_in = [Path(os.path.normpath(self.home / each)) for each in self._manifest().get("made_in", ())]
         return [*made_in, Path(), *([self.beside] if self.beside else []), self.home]
+
+    def context(self) -> AbstractContextManager[None]:
+        """Where data and code that the recipe names are looked for; code is imported only if the run is trusted."""
+        return looking_in(self.places, trusted=self.trust_code)
+
+    def code(self, recipe: Recipe) -> list[str]:
+        """The references to code in this recipe and in the run's own, which is the one that a resumed run follows."""
+        recipes = [recipe, *([self.recipe()] if self.recipe_file.is_file() else [])]
+        return list(dict.fromkeys(reference for each in recipes for reference in each.code_references()))
+
+    def require_trust(self, recipe: Recipe) -> None:
+        """Refuse a recipe that names code, here or in the run's own, unless the run is trusted."""
+        references = self.code(recipe)
+        if references and not self.trust_code:
+            with self.context():
+                raise untrusted(references)
 
     def _manifest(self) -> dict[str, Any]:
         try:
@@ -93,7 +122,7 @@ class RunDirectory:
 
     def cell(self, seed: int) -> RunDirectory:
         """The part of the run for one seed."""
-        return RunDirectory(self.path / f"seed-{seed}", self.beside, self.home)
+        return RunDirectory(self.path / f"seed-{seed}", self.beside, self.home, trust_code=self.trust_code)
 
     def model_file(self, kind: str, label: str) -> Path:
         """Where a model's weights are."""

@@ -112,6 +112,7 @@ def add_method(run: RunDirectory, room: str, spec: dict[str, Any], *, device: st
         _require_free(run, recipe, added.label)
         content = without.model_dump(mode="json")
         extended = make_recipe({**content, key: [*content[key], spec]}, str(run.recipe_file))
+        run.require_trust(extended)
     parts = [cell for cell in cells(run, extended, device) if (key, added.label) in cell.wanted()]
     if extended is recipe and all(cell.run.is_done(key, added.label) for cell in parts):
         return recipe
@@ -191,10 +192,11 @@ def _made(cell: Cell, spec: ShareSpec | FoldSpec, members: Stacked) -> nn.Module
     return cell.share(spec, members) if isinstance(spec, ShareSpec) else cell.fold(spec, members)
 
 
-def open_run(path: Path) -> tuple[RunDirectory, Recipe]:
-    """An existing run whose members are trained, and its recipe."""
-    run = RunDirectory.open(path)
+def open_run(path: Path, *, trust_code: bool = False) -> tuple[RunDirectory, Recipe]:
+    """An existing run whose members are trained, and its recipe; one that names code must be trusted."""
+    run = RunDirectory.open(path, trust_code=trust_code)
     recipe = run.recipe()
+    run.require_trust(recipe)
     for cell in cells(run, recipe):
         if not cell.run.is_done("members", "members"):
             finish = recipe.command("run", run.recipe_file, run.path, "--resume")

@@ -35,6 +35,7 @@ class Asked:
     only: tuple[str, ...] = ()  # of the table's runs these, * being any; all if left out
     device: str = "cpu"
     resume: bool = False
+    trust_code: bool = False
 
 
 def reproduce(asked: Asked, out: Path) -> dict[str, Any]:
@@ -140,7 +141,7 @@ def _require_data(asked: Asked, made: Mapping[str, Recipe]) -> None:
 
 def _opened(made: Mapping[str, Recipe], out: Path, asked: Asked) -> dict[str, RunDirectory]:
     """A folder a run; names that have a run in common add their rows to it."""
-    places = {name: RunDirectory(out / recipe.name) for name, recipe in made.items()}
+    places = {name: RunDirectory(out / recipe.name, trust_code=asked.trust_code) for name, recipe in made.items()}
     for name, other in combinations(made, 2):
         if places[name].path == places[other].path:
             raise EnfoldError(
@@ -153,6 +154,7 @@ def _opened(made: Mapping[str, Recipe], out: Path, asked: Asked) -> dict[str, Ru
                 f"'{place.path}' already holds a run: add --resume to go on with it, or choose another folder"
             )
     for name, place in places.items():
+        place.require_trust(made[name])
         if not place.recipe_file.exists():
             cells(place, made[name], asked.device)[0].check()
     return {name: _one(place, made[name], asked) for name, place in places.items()}
@@ -169,7 +171,7 @@ def _one(place: RunDirectory, recipe: Recipe, asked: Asked) -> RunDirectory:
         both = known.model_copy(update={**more, "corruptions": known.corruptions or recipe.corruptions})
         if both != known and both.extends(recipe) and len(set(labels)) == len(labels):
             place.write_recipe(both)
-    return RunDirectory.create(place.path, recipe, resume=asked.resume)
+    return RunDirectory.create(place.path, recipe, resume=asked.resume, trust_code=asked.trust_code)
 
 
 def _drawn(analysis: str, own: Mapping[str, Sequence[Any]], found: Mapping[str, list[Tree]], out: Path) -> list[str]:
