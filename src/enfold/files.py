@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
         raise EnfoldError(
             f"a folder must be one that can be written, but '{path.parent}' is not ({error.strerror}): choose another"
         ) from error
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")  # containers share ids
     try:
         yield temporary
         with temporary.open("r+b") as written:  # Windows syncs only what may be written

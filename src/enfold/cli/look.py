@@ -69,6 +69,7 @@ def alignment(
     from enfold.run.alignment import MATRICES, PARTS, Asked, chosen_fold, stored_matrices, study
     from enfold.run.analyses import home
     from enfold.run.execute import cell_of
+    from enfold.run.lock import writing
 
     check_device(device)
     opened, recipe = open_trusted(run_directory, trust_code)
@@ -76,9 +77,11 @@ def alignment(
     asked = Asked(members, examples, points, numbers(temperatures), numbers(noises), parts)
     cell = cell_of(opened, recipe, seed, device)
     folder = home("alignment", cell, out)
-    found = study(cell, folder, asked, chosen_fold(cell, temperature, epochs, overrides or ()))
-    matrices = stored_matrices(folder)
-    figures = drawn(lambda: alignment_figures(found, matrices, folder))
+    fold = chosen_fold(cell, temperature, epochs, overrides or ())
+    with writing(opened.path if out is None else out):
+        found = study(cell, folder, asked, fold)
+        matrices = stored_matrices(folder)
+        figures = drawn(lambda: alignment_figures(found, matrices, folder))
     if as_json:
         print_json({"run": str(opened.path), "seed": cell.seed, "parts": found, "figures": [str(f) for f in figures]})
         return
@@ -158,14 +161,16 @@ def landscape(
     from enfold.run.analyses import home
     from enfold.run.execute import cell_of
     from enfold.run.landscape import Asked, stored_parts, study
+    from enfold.run.lock import writing
 
     check_device(device)
     asked = Asked(words(only), minutes, examples, size)
     opened, recipe = open_trusted(run_directory, trust_code)
     cell = cell_of(opened, recipe, seed, device)
     folder = home("landscape", cell, out)
-    found = study(cell, folder, asked)
-    figures = drawn(lambda: landscape_figures(stored_parts(folder), folder))
+    with writing(opened.path if out is None else out):
+        found = study(cell, folder, asked)
+        figures = drawn(lambda: landscape_figures(stored_parts(folder), folder))
     if as_json:
         print_json({"run": str(opened.path), "seed": cell.seed, "parts": found, "figures": [str(f) for f in figures]})
         return

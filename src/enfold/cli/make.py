@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,6 +26,9 @@ from enfold.cli.options import (
     words,
 )
 from enfold.cli.show import draw, report, tell_members
+
+if TYPE_CHECKING:
+    from enfold.run import Recipe, RunDirectory
 
 
 def demo(
@@ -198,10 +201,11 @@ def evaluate(
 
     check_device(device)
     opened, recipe = open_trusted(run_directory, trust_code)
-    summary = execute(opened, recipe, device=device, only=())
-    if figures:
-        draw(opened.path)
-    report(opened, summary, as_json)
+    with opened.writing():
+        summary = execute(opened, recipe, device=device, only=())
+        if figures:
+            draw(opened.path)
+        report(opened, summary, as_json)
 
 
 def drop(
@@ -217,11 +221,12 @@ def drop(
     from enfold.run import RunDirectory, drop_method
 
     opened = RunDirectory.open(run_directory)
-    summary = drop_method(opened, label)
-    print(f"enfold: '{label}' was dropped from {opened.path}", file=sys.stderr)
-    if summary is not None:
-        report(opened, summary, as_json)
-    elif as_json:
+    with opened.writing():
+        summary = drop_method(opened, label)
+        print(f"enfold: '{label}' was dropped from {opened.path}", file=sys.stderr)
+        if summary is not None:
+            report(opened, summary, as_json)
+    if summary is None and as_json:
         print_json({"run": str(opened.path), "dropped": label})
 
 
@@ -245,12 +250,13 @@ def _add(
     for change in overrides or ():
         apply_override(content, change)
     check_device(device)
-    recipe = add_method(opened, room, content, device=device)
-    report(opened, execute(opened, recipe, device=device, only=[content["label"]]), as_json)
+    with opened.writing():
+        recipe = add_method(opened, room, content, device=device)
+        report(opened, execute(opened, recipe, device=device, only=[content["label"]]), as_json)
 
 
 def _run(
-    recipe: Any,
+    recipe: Recipe,
     out: Path,
     device: str,
     *,
@@ -262,8 +268,8 @@ def _run(
     trust_code: bool = False,
 ) -> None:
     from enfold.cli.preflight import check_device, tell_code
-    from enfold.run import RunDirectory, execute
-    from enfold.run.execute import brought, cells, train
+    from enfold.run import RunDirectory
+    from enfold.run.execute import cells
 
     check_device(device)
     place = RunDirectory(out, beside, trust_code=trust_code)
@@ -275,7 +281,15 @@ def _run(
         found = estimate(recipe, device, beside, trust_code=trust_code)
         print_json(dataclasses.asdict(found)) if as_json else print(found)
         return
-    opened = RunDirectory.create(out, recipe, resume=resume, beside=beside, trust_code=trust_code)
+    with place.writing():
+        opened = RunDirectory.create(out, recipe, resume=resume, beside=beside, trust_code=trust_code)
+        _make(opened, recipe, device, as_json, train_only)
+
+
+def _make(opened: RunDirectory, recipe: Recipe, device: str, as_json: bool, train_only: bool) -> None:
+    from enfold.run import execute
+    from enfold.run.execute import brought, train
+
     if train_only or recipe.checkpoints is not None:
         train(opened, opened.recipe(), device=device)
         tell_members(recipe, files := brought(opened, opened.recipe(), device=device))
@@ -285,5 +299,6 @@ def _run(
         told = {"run": str(opened.path), "members": recipe.members, "seeds": list(recipe.seeds)}
         print_json({**told, **files})
     else:
-        fold, share = (recipe.command(*verb) for verb in (("fold", out, "distill"), ("share", out, "batch_ensemble")))
-        print(f"members in {out}: go on with  {fold}  or  {share}")
+        verbs = (("fold", opened.path, "distill"), ("share", opened.path, "batch_ensemble"))
+        fold, share = (recipe.command(*verb) for verb in verbs)
+        print(f"members in {opened.path}: go on with  {fold}  or  {share}")

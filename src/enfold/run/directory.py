@@ -17,6 +17,8 @@ from safetensors.torch import load_file, save_file
 from enfold.errors import EnfoldError
 from enfold.files import atomic_path, write_json, write_text
 from enfold.predictions import Predictions
+from enfold.run.lock import FILE as LOCK
+from enfold.run.lock import writing
 from enfold.run.recipe import Recipe, parse_recipe
 from enfold.store import versions
 from enfold.usercode import looking_in, untrusted
@@ -46,21 +48,27 @@ class RunDirectory:
     ) -> RunDirectory:
         """A new run, or with `resume` the same one again; another run's directory is refused."""
         run = cls(path, beside, trust_code=trust_code)
-        if not run.manifest_file.exists():
-            if path.exists() and (not path.is_dir() or any(not _is_leftover(file) for file in path.iterdir())):
-                raise EnfoldError(f"a run needs an empty or new folder, got '{path}': choose another")
-            made_in = [relative(place, path) for place in run.places[:-1]]
-            told = {"format": FORMAT, "name": recipe.name, "versions": versions(), "made_in": made_in}
-            write_json(run.manifest_file, told)
-        elif not resume:
-            raise EnfoldError(f"'{path}' already holds a run: add --resume to go on with it, or choose another folder")
-        if not run.recipe_file.exists():  # a run is one from its manifest on, wherever it was stopped
-            run.write_recipe(recipe)
-        elif not run.recipe().extends(recipe):
-            raise EnfoldError(
-                f"a run can only be resumed with its own recipe, but '{path}' has another: choose another folder"
-            )
+        with run.writing():
+            run._begin(recipe, resume)
         return run
+
+    def _begin(self, recipe: Recipe, resume: bool) -> None:
+        if not self.manifest_file.exists():
+            if any(not _is_leftover(file) for file in self.path.iterdir()):
+                raise EnfoldError(f"a run needs an empty or new folder, got '{self.path}': choose another")
+            made_in = [relative(place, self.path) for place in self.places[:-1]]
+            told = {"format": FORMAT, "name": recipe.name, "versions": versions(), "made_in": made_in}
+            write_json(self.manifest_file, told)
+        elif not resume:
+            raise EnfoldError(
+                f"'{self.path}' already holds a run: add --resume to go on with it, or choose another folder"
+            )
+        if not self.recipe_file.exists():  # a run is one from its manifest on, wherever it was stopped
+            self.write_recipe(recipe)
+        elif not self.recipe().extends(recipe):
+            raise EnfoldError(
+                f"a run can only be resumed with its own recipe, but '{self.path}' has another: choose another folder"
+            )
 
     @classmethod
     def open(cls, path: Path, *, trust_code: bool = False) -> RunDirectory:
@@ -70,6 +78,10 @@ class RunDirectory:
             raise EnfoldError(f"a run directory holds run.json and recipe.yaml, but '{path}' does not: check the path")
         run.read_json("run.json")
         return run
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Inside the block no other process writes to the run; where one does already, this one is refused."""
+        return writing(self.home)
 
     @property
     def places(self) -> list[Path]:
@@ -201,5 +213,5 @@ def relative(place: Path, start: Path) -> str:
 
 
 def _is_leftover(file: Path) -> bool:
-    """Of a run that was killed while its manifest was being written."""
-    return file.name.startswith(".run.json.") and file.name.endswith(".part")
+    """Of a run that was killed while its manifest was being written, or its lock."""
+    return file.name == LOCK or (file.name.startswith(".run.json.") and file.name.endswith(".part"))
