@@ -154,8 +154,8 @@ class PermAVG(Composable):
                 model = self._stage(members, states[:last], counts[:last], symmetry, first, model)
                 if self.reestimate_batch_norm:
                     model.measure_statistics(data)
-                values = digest(tensor for state in states[:last] for tensor in state.values())
-                objective = Steps(inner, f"{self!r} of {values}", last, ends, self.mixing)
+                model.made_from = digest(tensor for state in states[:last] for tensor in state.values())
+                objective = Steps(inner, repr(self), last, ends, self.mixing)
                 with part(f"members 1 to {last}" if first < 2 else f"member {last} is added"):
                     fit(model, data, self.plan, objective, checkpoint=file, title="perm_avg")
                 watch(model)
