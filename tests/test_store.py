@@ -45,6 +45,7 @@ def test_the_manifest_says_what_the_values_are(members, stored):
         "num_members": 3,
         "seeds": list(members.seeds),
         "settings": None,
+        "fingerprint": None,
         "versions": versions(),
         "sha256": sha256(stored),
         "about": ABOUT,
@@ -192,7 +193,7 @@ def test_values_that_were_changed_are_refused(stored):
     with pytest.raises(EnfoldError, match="checksum differs"):
         load(stored)
     rewrite(stored, sha256=sha256(stored))
-    with pytest.raises(EnfoldError, match=r"must be a safetensors file, but cannot be read"):
+    with pytest.raises(EnfoldError, match=r"must be a safetensors file, but it cannot be read"):
         load(stored)
 
 

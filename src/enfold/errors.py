@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import ClassVar
 
 WITHIN = (
     "enfold.",
@@ -28,6 +32,26 @@ class MissingExtra(EnfoldError, ImportError):
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(f"{purpose} needs the package '{package}': install it with  pip install 'enfold[{extra}]'")
+
+
+class WriteError(EnfoldError):
+    """A file could not be written: the disk is full, or the folder is read-only, protected or gone."""
+
+    REMEDIES: ClassVar = {
+        errno.ENOSPC: "free some space and run the same command again",
+        errno.EDQUOT: "free some space and run the same command again",
+        errno.ENAMETOOLONG: "choose a shorter name",
+        errno.ELOOP: "remove the symbolic link",
+        errno.ENOENT: "restore its folder, or choose another",
+    }
+
+    def __init__(self, path: object, error: Exception) -> None:
+        self.errno = getattr(error, "errno", None)
+        if self.errno is None and (told := re.search(r"os error (\d+)", str(error))):  # as safetensors tells it
+            self.errno = int(told[1])
+        reason = os.strerror(self.errno) if self.errno else error
+        remedy = self.REMEDIES.get(self.errno or 0, "choose a folder that can be written")
+        super().__init__(f"'{path}' must be written, but that fails ({reason}): {remedy}")
 
 
 class NonFiniteLoss(EnfoldError):

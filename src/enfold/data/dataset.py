@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from enfold.errors import EnfoldError
+from enfold.files import digest
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,16 @@ class Split:
 
     def __getitem__(self, index: Tensor | slice) -> Split:
         return Split(self.inputs[index], self.labels[index])
+
+    @property
+    def digests(self) -> tuple[str, str]:
+        """What tells the inputs, and the labels, from others; computed again only where torch changed a tensor."""
+        tensors = self.inputs, self.labels
+        versions = [None if tensor.is_inference() else tensor._version for tensor in tensors]
+        known: tuple[Any, tuple[str, str]] | None = vars(self).get("_digests")
+        if known is None or known[0] != versions:
+            known = vars(self)["_digests"] = versions, (digest([self.inputs]), digest([self.labels]))
+        return known[1]
 
 
 Part = (

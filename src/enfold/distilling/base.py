@@ -21,7 +21,7 @@ from enfold.distilling.teacher import Teacher
 from enfold.errors import EnfoldError
 from enfold.evaluate import best_member, member_logits
 from enfold.folding import Composable, report_unchanged, require_data, require_members
-from enfold.members import trained_members
+from enfold.members import share_of, trained_members
 from enfold.members.copying import copied
 from enfold.modes import evaluating
 from enfold.perturbing import Perturbation
@@ -238,12 +238,12 @@ class Distillation(Composable, ABC):
 
     def trained_by(self, student: nn.Module) -> Plan:
         """The plan as the student's share has it."""
-        share, plan = getattr(student, "share", None), self.adapted(student)
+        share, plan = share_of(student), self.adapted(student)
         return plan if share is None else share.adapted(plan)
 
     def _require_plain(self, student: nn.Module) -> None:
         """A share that learns by a loss of its own, or trains in its own way, would not be what it is."""
-        share = getattr(student, "share", None)
+        share = share_of(student)
         if share is None:
             return
         own = share.objective(self.trained_by(student)) is not None and not isinstance(share, MIMO)

@@ -76,7 +76,7 @@ class Soup(Merge):
         self, members: Members, data: Data, *, checkpoint: Path | None = None, answers: Path | None = None
     ) -> nn.Module:
         """One network; a soup of one ingredient is that member as it is."""
-        members = require_members(members, self.purpose, averaged=self.kind != "uniform")
+        members = require_members(members, self.purpose, averaged=self.kind != "uniform", data=data)
         require_data(data, self.purpose)
         if self.kind == "uniform" or members.num_members == 1:
             note(ingredients=_parts([1 / members.num_members] * members.num_members))

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from enfold.data import Data
 from enfold.data.batches import Batch, Order
+from enfold.data.content import content
 from enfold.data.dataset import class_labels
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
@@ -113,7 +114,8 @@ class _Pair:
         plan = Plan(settings.epochs, settings.batch_size, "sgd", settings.learning_rate, settings.momentum)
         plan = plan.replace(nesterov=False, weight_decay=0.0, patience=settings.patience)
         values = digest((*self.fixed.values(), *self.state.values()))
-        identity = f"{settings!r}, member {index}, {self.data.source}, {values}"
+        known = {"settings": asdict(settings), "member": index, "members' weights": values}
+        identity = {**known, **content(self.data, ("train",))}
         descent = Descent(free, plan, identity, file)
         steps = Order(settings.batch_size).steps(self.data.train)
         told = f"member {index}: "

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import glob
+import os
 import pickle
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
+from enfold.files import parsing
 from enfold.members.initialise import blank
 from enfold.usercode import places, searched
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "network", "net", "module", "weights", "params")
 EXTRA_STATE = "_extra_state"  # how state dicts name what get_extra_state returns
+MOST = 100_000  # entries of folders that a pattern may look at
 PREFIXES = ("module.", "_orig_mod.", "model.", "network.", "net.")
 
 
@@ -43,33 +47,70 @@ def matching_files(files: str | Path | Sequence[str | Path]) -> list[Path]:
 
 
 def _matching(place: Path, files: str) -> list[Path]:
-    if (place / files).is_file():  # a name may hold brackets
-        return [place / files]
-    pattern = str(Path(glob.escape(str(place))) / files)
-    return sorted(path for name in glob.glob(pattern, recursive=True) if (path := Path(name)).is_file())
+    whole = place / files
+    if whole.is_file():  # a name may hold brackets
+        return [whole]
+    if not glob.has_magic(files):
+        return []
+    return sorted(set(_search(place, list(Path(files).parts), count())))
+
+
+def require_local(pattern: str) -> None:
+    """Refuse a recipe's pattern that searches folders elsewhere: a recipe may come from anybody."""
+    path = Path(pattern)
+    if (path.is_absolute() or ".." in path.parts) and glob.has_magic(str(path.parent)):
+        raise EnfoldError(
+            "a recipe's checkpoints may be searched for in folders below its own or the current one, and elsewhere by "
+            f"their file names alone, got '{pattern}': name their folder, or start in a folder above them"
+        )
+
+
+def _search(folder: Path, parts: list[str], seen: Iterator[int]) -> Iterator[Path]:
+    """The files below a folder that match a pattern's parts; one that looks at too many entries is refused."""
+    if not glob.has_magic(parts[0]):
+        inner = folder / parts[0]
+        if parts[1:] and inner.is_dir():
+            yield from _search(inner, parts[1:], seen)
+        elif not parts[1:] and inner.is_file():
+            yield inner
+        return
+    anywhere, last = parts[0] == "**", not parts[1:]
+    if anywhere and not last:
+        yield from _search(folder, parts[1:], seen)
+    for entry in _entries(folder):
+        if next(seen) > MOST:
+            raise EnfoldError(f"a pattern of checkpoints must lead to them within {MOST:,} files: name their folder")
+        hidden = entry.name.startswith(".") and not parts[0].startswith(".")
+        if hidden or not (anywhere or fnmatchcase(entry.name, parts[0])):
+            continue
+        if last and entry.is_file():
+            yield Path(entry.path)
+        if entry.is_dir(follow_symlinks=not anywhere) and (anywhere or not last):
+            yield from _search(Path(entry.path), parts if anywhere else parts[1:], seen)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except OSError:  # not ours to read
+        return []
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """The tensors of one checkpoint by name, on the CPU."""
     if path.suffix == ".safetensors":
-        try:
+        with parsing(path, "a safetensors file", "save it again"):
             return dict(load_file(path))
-        except SafetensorError as error:
+    with parsing(path, "a PyTorch checkpoint", "save it again"):
+        try:
+            with warnings.catch_warnings(action="ignore"):  # about pickle protocols: what it cannot read, it refuses
+                content = torch.load(path, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
             raise EnfoldError(
-                f"'{path}' must be a safetensors file, but it cannot be read ({error}): save it again"
+                f"a checkpoint must hold tensors only, but '{path}' is damaged or holds a pickled object, which could "
+                "run code: save network.state_dict() instead of the network"
             ) from error
-    try:
-        with warnings.catch_warnings(action="ignore"):  # about pickle protocols: what it cannot read, it refuses
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise EnfoldError(
-            f"a checkpoint must hold tensors only, but '{path}' is damaged or holds a pickled object, which could run "
-            "code: save network.state_dict() instead of the network"
-        ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise EnfoldError(
-            f"'{path}' must be a PyTorch checkpoint, but it cannot be read ({error}): save it again"
-        ) from error
     return _unwrapped(content, path)
 
 

@@ -43,7 +43,7 @@ from enfold.train import Plan, Trajectory, fit
 from enfold.train.checkpoint import stored_history
 from enfold.train.diversity import Alike
 from enfold.train.loop import Fit
-from enfold.usercode import looking_in, told
+from enfold.usercode import told
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ class Cell:
     @cached_property
     def data(self) -> Data:
         """The recipe's data; the same split for every seed."""
-        with looking_in(self.run.places):
+        with self.run.context():
             return self.recipe.data.load()
 
     @cached_property
     def outside(self) -> tuple[Outside, ...]:
         """The recipe's sets from outside, as its network is shown them."""
         spec = self.recipe.data
-        with looking_in(self.run.places):
+        with self.run.context():
             everything = load_data(spec.source, size=spec.size).test if spec.exclude_classes else self.data.test
             return tuple(made_set(each, self.data, everything) for each in self.recipe.ood)
 
@@ -76,7 +76,7 @@ class Cell:
 
     def maker(self, spec: str | Mapping[str, Any]) -> Callable[[], nn.Module]:
         """What makes the network of a spec for the recipe's data."""
-        with looking_in(self.run.places):
+        with self.run.context():
             return factory(spec, self.data.shape, self.data.num_classes)
 
     def check(self) -> None:
@@ -175,7 +175,7 @@ class Cell:
         """The stored model, or the one that `make` gives, which is stored; its training checkpoint goes last."""
         file, checkpoint = self.run.model_file(kind, label), self.run.checkpoint_file(kind, label)
         if self.run.is_done(kind, label):
-            checkpoint.unlink(missing_ok=True)
+            self.run.remove_checkpoints(kind, label)
             return load(file, network or self.make_network)
         started = time.perf_counter()
         self.run.log("started", stage=f"{kind}/{label}", seed=self.seed)
@@ -183,12 +183,12 @@ class Cell:
             for notice in (Alike, Alone, Fewer, UnchangedWarning):  # with the results, from what is stored
                 warnings.simplefilter("ignore", notice)
             model = make(checkpoint)
-        save(model, file, about={**self.about, **(told or {})})
+        self.run.require_folder()
         history = stored_history(checkpoint)
         if history is not None and kind != "members":  # the members' is kept by their own stage
             self.run.write_json(f"histories/{kind}/{label}.json", history.as_dict())
-        for left in self.run.checkpoint_files(kind, label):
-            left.unlink(missing_ok=True)
+        save(model, file, about={**self.about, **(told or {})})  # last: with its manifest the stage is done
+        self.run.remove_checkpoints(kind, label)
         self.run.log("finished", stage=f"{kind}/{label}", seed=self.seed, seconds=time.perf_counter() - started)
         return model.eval()
 
@@ -199,7 +199,7 @@ class Cell:
         """
         if self.recipe.checkpoints is None:
             return None
-        with looking_in(self.run.places):
+        with self.run.context():
             files, wanted = matching_files(self.recipe.checkpoints), self.recipe.members
         if len(files) < wanted:
             raise EnfoldError(
