@@ -82,6 +82,10 @@ class PartialCoverageWarning(UserWarning):
     """The members of an efficient ensemble differ in less than half of the network's parameters."""
 
 
+class InitialisationWarning(UserWarning):
+    """A network's values have another scale than its layers draw, and who chose it cannot be known."""
+
+
 class UnchangedWarning(UserWarning):
     """A training kept the weights that it started from: no epoch had a lower validation NLL."""
 
