@@ -145,7 +145,8 @@ class _Comparison:
             expected = self._of_own_network(index, training=True) if training else self.own[index]
         except Exception:  # a batch that is too small for train mode: there is nothing to compare with
             return None
-        values = {name: tensor.clone() for name, tensor in self._values_of(index).items()}
+        # Laid out as in the own network: the draws of dropout follow the layout.
+        values = {name: _contiguous(tensor) for name, tensor in self._values_of(index).items()}
         for name in code.trainable & values.keys():
             values[name].requires_grad_()
         try:
@@ -179,6 +180,10 @@ class _Comparison:
             gradients = _gradients(outputs, before) if training else {}
         written = {name for name in self.codes[0].parameters if after[name]._version != versions[name]}
         return Result({**tensors, **gradients}, rows._version != entered, written)
+
+
+def _contiguous(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _gradients(outputs: Tensor, state: State) -> dict[str, Tensor]:
