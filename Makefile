@@ -43,6 +43,7 @@ bench: $(READY) ## ratios to one network, in one process
 	$(BIN)/python bench/corruptions.py
 	$(BIN)/python bench/merging.py
 	$(BIN)/python bench/matching.py
+	$(BIN)/python bench/matching.py --large
 	$(BIN)/python bench/landscape.py
 	$(BIN)/python bench/report.py
 
