@@ -12,6 +12,7 @@ import zlib
 import numpy as np
 import pytest
 
+from enfold.data import download as module
 from enfold.data import idx, load
 from enfold.data.corruptions import read_cifar_c
 from enfold.data.download import Remote, alone, download
@@ -144,14 +145,14 @@ def png(width, height):
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
 
 
-@pytest.mark.parametrize(("side", "memory"), [(60_000, None), (9_400, 1000)])
-def test_images_that_say_that_they_are_huge(tmp_path, side, memory, monkeypatch):
+@pytest.mark.parametrize(("side", "memory", "says"), [(60_000, None, "image"), (9_400, 1000, "memory")])
+def test_images_that_say_that_they_are_huge(tmp_path, side, memory, says, monkeypatch):
     for name in ("a", "b"):
         (tmp_path / "images" / name).mkdir(parents=True)
         (tmp_path / "images" / name / "0.png").write_bytes(png(side, side))
     if memory:
         monkeypatch.setattr(os, "sysconf", lambda name: memory)
-    with pytest.raises(EnfoldError, match="image"):
+    with pytest.raises(EnfoldError, match=says):
         load(tmp_path / "images")
 
 
@@ -167,11 +168,14 @@ def test_other_addresses_are_not_asked(tmp_path, url, monkeypatch):
         download(Remote(url, "0" * 32, 10), tmp_path / "f.gz", "do it by hand")
 
 
-def test_a_server_that_never_ends_is_cut_off(server, tmp_path):
+def test_a_server_that_never_ends_is_cut_off(server, tmp_path, monkeypatch):
     server.files["f.gz"] = bytes(5 << 20)
+    received, found = [], module.file_md5
+    monkeypatch.setattr(module, "file_md5", lambda path: (received.append(path.stat().st_size), found(path))[1])
     with pytest.raises(EnfoldError, match="MD5"):
         download(Remote(f"{server.address}/f.gz", "0" * 32, 1000), tmp_path / "f.gz", "do it by hand")
     assert not list(tmp_path.glob("f.gz*"))
+    assert received == [1001]
 
 
 def test_downloads_follow_no_symbolic_link(server, tmp_path):
