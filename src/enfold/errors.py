@@ -10,7 +10,12 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import ClassVar
 
-WITHIN = ("enfold.", "functools", "torch.utils._contextlib")  # modules whose lines tell a user nothing
+WITHIN = (
+    "enfold.",
+    "functools",
+    "torch.utils._contextlib",
+    "torch.nn.modules.",
+)  # modules whose lines tell a user nothing
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
@@ -53,8 +58,36 @@ class NonFiniteLoss(EnfoldError):
     """Training met a loss that is not a number or infinite."""
 
 
+class SeparateModulesWarning(UserWarning):
+    """Members run as separate modules, one after the other, because their networks do not run the same code."""
+
+
 class WrongShape(EnfoldError, RuntimeError):
     """Inputs of a shape that a network cannot take."""
+
+
+class UnsupportedOutput(EnfoldError):
+    """Outputs that are not the logits of at least two classes, one row an example."""
+
+
+class UnusedParameterWarning(UserWarning):
+    """A member did not use a parameter in a batch in which others did, and the optimizer cannot know."""
+
+
+class DroppedOutputWarning(UserWarning):
+    """A network returns more than its logits, and the rest is not used."""
+
+
+class PartialCoverageWarning(UserWarning):
+    """The members of an efficient ensemble differ in less than half of the network's parameters."""
+
+
+class InitialisationWarning(UserWarning):
+    """A network's values have another scale than its layers draw, and who chose it cannot be known."""
+
+
+class UnchangedWarning(UserWarning):
+    """A training kept the weights that it started from: no epoch had a lower validation NLL."""
 
 
 def level_outside() -> int:

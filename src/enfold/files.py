@@ -18,6 +18,8 @@ from enfold.errors import EnfoldError, WriteError
 if TYPE_CHECKING:
     from torch import Tensor
 
+CHUNK = 1 << 24  # bytes that are digested at a time
+
 
 @contextmanager
 def atomic_path(path: Path, *, parents: bool = True) -> Iterator[Path]:
@@ -137,9 +139,11 @@ def digest(tensors: Iterable[Tensor], text: str = "") -> str:
 
     found = hashlib.sha256(text.encode())
     for tensor in tensors:
-        plain = tensor.detach().cpu().contiguous()
-        found.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
-        found.update(plain.flatten().view(torch.uint8).numpy().data)
+        found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        rows = max(1, CHUNK // max(1, tensor[:1].nbytes)) if tensor.ndim else 1
+        for piece in tensor.detach().split(rows) if tensor.ndim else [tensor.detach()]:  # not copied all at once
+            flat = piece.cpu().flatten().clone(memory_format=torch.contiguous_format)
+            found.update(flat.view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from enfold.errors import EnfoldError
 from enfold.files import atomic_path, parsing, sha256
 from enfold.members import Members, Stacked
-from enfold.members.checkpoints import with_ties
+from enfold.members.checkpoints import require_tensors, with_ties
+from enfold.members.fingerprint import fingerprint, require_fingerprint
 from enfold.members.initialise import blank
 from enfold.networks import factory
 from enfold.registry import method, method_name
@@ -54,13 +55,13 @@ def save(model: nn.Module, path: str | Path, *, about: Mapping[str, Any] | None 
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict as safetensors takes it: a tied tensor under its first name, and the usual memory layout."""
-    first = {id(tensor): name for name, tensor in reversed(model.state_dict(keep_vars=True).items())}
-    return {
-        name: tensor.detach().clone(memory_format=torch.contiguous_format)
-        for name, tensor in model.state_dict(keep_vars=True).items()
-        if first[id(tensor)] == name
-    }
+    """The state dict as safetensors takes it: in the usual memory layout, and a tied tensor under each of its names.
+
+    `load_state_dict` asks for all of them, and safetensors for memory of their own.
+    """
+    state = model.state_dict()
+    require_tensors(state, "a model is stored")
+    return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}
 
 
 def _manifest(model: nn.Module) -> dict[str, Any]:
@@ -70,6 +71,7 @@ def _manifest(model: nn.Module) -> dict[str, Any]:
         share: Any = model.share
         kind = {
             "kind": "members",
+            "fingerprint": fingerprint(model) if isinstance(model, Members) else None,
             "method": type(model).__name__ if share is None else method_name(type(share)),
             "class": network,
             "num_members": model.num_members,
@@ -85,22 +87,27 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **packages}
 
 
-def load(path: str | Path, network: nn.Module | Callable[[], nn.Module] | None = None) -> nn.Module:
+def load(
+    path: str | Path, network: nn.Module | Callable[[], nn.Module] | Sequence[nn.Module] | None = None
+) -> nn.Module:
     """What `save` wrote: members, or a network of your class.
 
-    `network` is one of the same architecture or its factory; it may be left out for reference networks. Code that a
-    manifest names is never imported.
+    `network` is one of the same architecture or its factory; it may be left out for reference networks. Members whose
+    networks differ in more than parameters are loaded into a list of these networks. Code that a manifest names is
+    never imported.
     """
     path = Path(path)
     manifest = read_manifest(path)
     _require_modest(manifest, path, own=network is None)
-    model = _fresh(network, manifest, path)
+    several = list(network) if isinstance(network, Sequence) else None
+    model = _fresh(several[0] if several else network, manifest, path)  # type: ignore[arg-type]
     if manifest["kind"] == "members":
-        model = _members(model, manifest)
+        model = _members(several or model, manifest)
     with parsing(path, "a safetensors file", "save it again"):
         stored = load_file(path)
     state = with_ties(stored, model)
     own = model.state_dict(keep_vars=True)
+    require_tensors(own, "a model is loaded")
     unfit = sorted(own.keys() ^ state.keys()) or [name for name in own if own[name].shape != state[name].shape]
     if unfit:
         raise EnfoldError(
@@ -110,17 +117,26 @@ def load(path: str | Path, network: nn.Module | Callable[[], nn.Module] | None =
     for name, tensor in own.items():
         tensor.data = tensor.data.to(state[name].dtype)  # what was saved in double stays double
     model.load_state_dict(state)
+    if isinstance(model, Members) and manifest.get("fingerprint"):
+        require_fingerprint(model.eval(), manifest["fingerprint"], path.name)
     return model.eval()
 
 
-def _members(network: nn.Module, manifest: dict[str, Any]) -> nn.Module:
+def _members(network: nn.Module | list[nn.Module], manifest: dict[str, Any]) -> nn.Module:
     """Members of the stored kind; their values are put in afterwards."""
     settings = manifest.get("settings")
+    several = network if isinstance(network, list) else [network] * manifest["num_members"]
+    if len(several) != manifest["num_members"]:
+        raise EnfoldError(
+            f"there must be one network a member, got {len(several)} networks for {manifest['num_members']} members: "
+            "pass one network, or one for each"
+        )
     if settings is not None:
+        network = several[0]
         plain = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
         shared: nn.Module = method("share", manifest["method"]).make(**plain)(network)
         return shared
-    members = Stacked([network] * manifest["num_members"])
+    members = Stacked(several)
     members.seeds = tuple(manifest["seeds"]) or None
     return members
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from enfold.errors import EnfoldError
 from enfold.registry import ROOMS, Method, methods, nearest
 from enfold.run.methods import STEPS
 from enfold.settings import default_of, meanings
+from enfold.usercode import looking_in
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -118,9 +120,10 @@ def data_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def check_data(name: str) -> None:
+def check_data(name: str, trust_code: bool = False) -> None:
     """Raise with the first problem of a data set's files."""
-    problems = check(name)
+    with looking_in([Path()], trusted=trust_code):
+        problems = check(name)
     if problems:
         raise EnfoldError(f"the files of '{name}' must be whole: {problems[0]}")
 

@@ -20,7 +20,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run that 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would take, write nothing.")]
 Trust = Annotated[
-    bool, typer.Option("--trust-code", help="Import the Python code that the recipe names (module:function).")
+    bool, typer.Option("--trust-code", help="Run the Python code that is named (module:function); without it, none.")
 ]
 Out = Annotated[Path, typer.Argument(help="The run directory.")]
 Label = Annotated[str | None, typer.Option(help="The name of its row; the method's name if not given.")]

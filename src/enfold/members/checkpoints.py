@@ -22,6 +22,7 @@ from enfold.members.initialise import blank
 from enfold.usercode import places, searched
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "network", "net", "module", "weights", "params")
+EXTRA_STATE = "_extra_state"  # how state dicts name what get_extra_state returns
 MOST = 100_000  # entries of folders that a pattern may look at
 PREFIXES = ("module.", "_orig_mod.", "model.", "network.", "net.")
 
@@ -128,14 +129,30 @@ def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
 
 
 def _is_state(content: Mapping[Any, Any]) -> bool:
-    return bool(content) and all(isinstance(tensor, Tensor) for tensor in content.values())
+    return bool(content) and all(
+        isinstance(tensor, Tensor) or str(name).endswith(EXTRA_STATE) for name, tensor in content.items()
+    )
+
+
+def require_tensors(state: Mapping[str, Any], purpose: str) -> None:
+    """Refuse a state dict with anything but tensors in it, which `get_extra_state` may return."""
+    name = next((name for name, value in state.items() if not isinstance(value, Tensor)), None)
+    if name is not None:
+        raise EnfoldError(
+            f"{purpose} as tensors, but '{name}' is a {type(state[name]).__name__}: keep it in buffers, or return a "
+            "tensor from get_extra_state"
+        )
 
 
 def load_into(network: nn.Module | Callable[[], nn.Module], path: Path) -> nn.Module:
-    """A network of the given architecture with the checkpoint's values; every name and shape must match."""
+    """A network of the given architecture with the checkpoint's values, in eval mode; all names and shapes must match.
+
+    What `get_extra_state` returns may be missing: safetensors files have no place for it.
+    """
     fresh = blank(network)
     expected = fresh.state_dict()
-    state = with_ties(_without_prefix(read_checkpoint(path), expected), fresh)
+    kept = {name: value for name, value in expected.items() if not isinstance(value, Tensor)}
+    state = {**kept, **with_ties(_without_prefix(read_checkpoint(path), expected), fresh)}
     missing, unexpected = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
     remedy = "give the network that it was saved from"
     if missing or unexpected:
@@ -145,17 +162,17 @@ def load_into(network: nn.Module | Callable[[], nn.Module], path: Path) -> nn.Mo
             f"({len(missing)} missing, {len(unexpected)} unknown); {remedy}"
         )
     for name, tensor in expected.items():
-        if tensor.shape != state[name].shape:
+        if name not in kept and tensor.shape != state[name].shape:
             raise EnfoldError(
                 f"a checkpoint must fit the network {type(fresh).__name__}, but in '{path}' the shape of '{name}' is "
                 f"{tuple(state[name].shape)} instead of {tuple(tensor.shape)}: {remedy}"
             )
     fresh.load_state_dict(state)
-    return fresh
+    return fresh.eval()
 
 
 def with_ties(state: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
-    """The state with all names of tied tensors; safetensors files hold each tensor under one of its names."""
+    """The state with all names of tied tensors; a safetensors file may hold each tensor under one of its names."""
     first: dict[int, str] = {}
     own = network.state_dict(keep_vars=True)
     for name, tensor in own.items():

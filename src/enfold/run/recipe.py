@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from enfold.run.specs import CorruptionSpec, DataSpec, FoldSpec, MethodSpec, Sha
 from enfold.run.wrong import Place, explained, lines_of
 from enfold.run.yaml_text import Loader, read_text, read_yaml, write_yaml
 from enfold.train import Plan
-from enfold.usercode import looking_in
+from enfold.usercode import is_reference, looking_in
 
 LONGEST = 100  # of a label: the names of files, with what is added to it, have at most 255 bytes
 LABEL = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{LONGEST - 1}}}")  # a file's name and a row's
@@ -193,17 +193,13 @@ class Recipe(BaseModel):
         asked = {fold.label: self.as_long(fold, seed) for fold in self.folds}
         return {fold: label for fold, plan in asked.items() for label, own in plans.items() if own == plan}
 
-    def runs_code(self) -> list[str]:
-        """References to code of the user's own."""
-        others = [share.network or "" for share in self.shares]
-        specs = [self.network, *others, *(fold.settings.get("student", "") for fold in self.folds)]
-        sets = [each.source or "" for each in self.ood]
-        names = [str(spec.get("name", "")) if isinstance(spec, Mapping) else str(spec) for spec in specs]
-        return [reference for reference in (*names, self.data.source, *sets) if ":" in reference]
+    def code_references(self) -> list[str]:
+        """Every reference to code, wherever it stands: all texts but names and labels are looked at."""
+        return list(dict.fromkeys(filter(is_reference, _texts(self.model_dump(mode="json", exclude={"name"})))))
 
     def command(self, *words: object) -> str:
         """What to type to go on with a run of this recipe, as it must be typed."""
-        trust = ["--trust-code"] if self.runs_code() else []
+        trust = ["--trust-code"] if self.code_references() else []
         return shlex.join(["enfold", *map(str, words), *trust])
 
     def extends(self, other: Recipe) -> bool:
@@ -221,6 +217,18 @@ class Recipe(BaseModel):
     def as_yaml(self) -> str:
         """The resolved recipe as a file."""
         return write_yaml(self.model_dump(mode="json"))
+
+
+def _texts(tree: Any) -> Iterator[str]:
+    """All texts of a tree but labels."""
+    if isinstance(tree, str):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _texts(value) if key != "label" else ()
+    elif isinstance(tree, Sequence):
+        for value in tree:
+            yield from _texts(value)
 
 
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
