@@ -3,9 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test slow smoke check bench readme clean
+.PHONY: help demo test slow smoke check bench readme install-check clean
 help:
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -35,6 +35,9 @@ check: $(READY) ## format, lint, types, rooms, spelling, tests, README
 	$(BIN)/lint-imports
 	$(BIN)/typos
 	$(MAKE) --no-print-directory test readme
+
+install-check: ## install into an empty environment, start every verb: core, all extras, lowest versions
+	$(PYTHON) tools/check_install.py
 
 bench: $(READY) ## ratios to one network, in one process
 	$(BIN)/python bench/members.py
