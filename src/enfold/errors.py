@@ -29,6 +29,10 @@ class NonFiniteLoss(EnfoldError):
     """Training met a loss that is not a number or infinite."""
 
 
+class SeparateModulesWarning(UserWarning):
+    """Members run as separate modules, one after the other, because their networks do not run the same code."""
+
+
 class WrongShape(EnfoldError, RuntimeError):
     """Inputs of a shape that a network cannot take."""
 

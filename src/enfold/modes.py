@@ -31,9 +31,8 @@ def evaluating(*modules: nn.Module) -> Iterator[None]:
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:
-    """All modules, and those of the network that Members hold without listing it among their own."""
+    """All modules, and those of the networks that Members hold without listing them among their own."""
     for part in module.modules():
         yield part
-        network = getattr(getattr(part, "skeleton", None), "network", None)
-        if isinstance(network, nn.Module):
-            yield from network.modules()
+        for code in getattr(part, "codes", ()):
+            yield from code.network.modules()

@@ -22,7 +22,7 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 from enfold.folding import Composable, require_data, require_members
 from enfold.members import trained_members
-from enfold.members.skeleton import copied
+from enfold.members.copying import copied
 from enfold.modes import evaluating
 from enfold.perturbing import Perturbation
 from enfold.rank_one import Tied

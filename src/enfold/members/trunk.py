@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from enfold.members.engines import Loop, laid_out
+from enfold.members.engines import Loop
 from enfold.members.outputs import logits_of
 from enfold.members.recompute import entered
 from enfold.members.skeleton import Skeleton, State
@@ -50,7 +50,6 @@ class OneTrunk:
         compiled = self.skeleton.network._compiled_call_impl is not None or torch.compiler.is_dynamo_compiling()
         if each or compiled or num_members == 1:  # compiled code does not see that a forward was replaced
             return self.loop(state, inputs, each)
-        seen = laid_out(inputs, self.loop.channels_last)
         self.record = Record(self.intact)
         outputs = []
         try:
@@ -59,7 +58,7 @@ class OneTrunk:
                     values = {name: tensors[index] for name, tensors in slices.items()}
                     if index and self.record.blocks:
                         values |= self.loop.own_statistics(state, values)
-                    outputs.append(self._pass(values, seen))
+                    outputs.append(self._pass(values, self.loop.given(inputs)))
                     self.record.rewind()
         finally:
             self.record = Record(self.intact)  # activations are not kept beyond the call
@@ -91,13 +90,13 @@ class OneByOne(Loop):
         """(B, ...) or, with `each`, (M, B, ...) -> (M, B, C)."""
         if each:
             return super().__call__(state, inputs, each)
-        seen, outputs = laid_out(inputs, self.channels_last), []
+        outputs = []
         for index in range(len(next(iter(state.values())))):
             values = {name: tensor[index] for name, tensor in state.items()}
             if index:
                 values |= self.own_statistics(state, values)
-            with self.skeleton.holding(values) as network:
-                outputs.append(logits_of(network(seen)))
+            with self.code(index).holding(values) as network:
+                outputs.append(logits_of(network(self.given(inputs))))
         return torch.stack(outputs)
 
     def own_statistics(self, state: State, values: State) -> State:

@@ -31,9 +31,9 @@ from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
 from enfold.members import Members
+from enfold.members.copying import copied
 from enfold.members.engines import image_layout
 from enfold.members.outputs import logits_of
-from enfold.members.skeleton import copied
 from enfold.sharing import Share, require_size
 from enfold.sharing.dropping import Dropping, Streams, dropout_rates, row_axes
 

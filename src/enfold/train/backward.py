@@ -17,6 +17,7 @@ from enfold.data.batches import Batch
 from enfold.evaluate import member_logits
 from enfold.members import Members, State
 from enfold.members.inputs import in_type_of
+from enfold.members.skeleton import Skeleton
 from enfold.train.objective import Moment, Objective
 
 
@@ -33,15 +34,15 @@ class OneMember(nn.Module):
 
     num_members = 1
 
-    def __init__(self, members: Members, state: State) -> None:
+    def __init__(self, code: Skeleton, state: State) -> None:
         super().__init__()
-        self.of = (members, state)  # in a tuple, so that the members are not registered as a part of their part
+        self.of = (code, state)  # in a tuple, so that the members are not registered as a part of their part
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(B, ...) -> (1, B, C)."""
-        members, state = self.of
-        with members.skeleton.holding(state) as network:
-            return member_logits(network, inputs)
+        code, state = self.of
+        with code.holding(state) as network:
+            return member_logits(network, inputs.clone() if code.writes_inputs else inputs)
 
 
 def backward(
@@ -76,7 +77,7 @@ def backward(
     state, found = model.expand(), []
     gradients = Gradients(state)
     for index in range(model.num_members):
-        part = OneMember(model, gradients.leaves(index))
+        part = OneMember(model.code(index), gradients.leaves(index))
         found.append(losses_of(part, objective.member(index), batch.member(index), index))
         gradients.keep(index)
     gradients.apply()
