@@ -18,14 +18,13 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from enfold.files import write_json
+from enfold.store import versions
 from tools.zoo.catalogue import NETWORKS
 from tools.zoo.checks import CHECKS
 from tools.zoo.held_out import HELD_OUT
 from tools.zoo.page import PAGE, page
 from tools.zoo.runner import tried
-
-from enfold.files import write_json
-from enfold.store import versions
 
 RESULT = Path(__file__).parents[2] / "results" / "zoo.json"
 BAD = ("wrong", "crash", "abort", "slow", "broken")

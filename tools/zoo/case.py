@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tools.zoo.entry import Foreign, seeded
 from torch import Tensor, nn
 
 from enfold import Data, Split
+from tools.zoo.entry import Foreign, seeded
 
 MEMBERS = 3
 BATCH = 4

@@ -6,10 +6,10 @@ from tools.zoo.entry import Foreign
 from tools.zoo.networks import attention, hazards, hugging, science, tabular, vision
 
 NETWORKS: tuple[Foreign, ...] = (
-    *hugging.NETWORKS,
     *tabular.NETWORKS,
     *attention.NETWORKS,
     *science.NETWORKS,
     *vision.NETWORKS,
+    *hugging.NETWORKS,
     *hazards.NETWORKS,
 )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from torch import Tensor, nn
+
 from tools.zoo.entry import CLASSES, TOKENS, Foreign, foreign, images, tokens, vectors
 from tools.zoo.networks.hugging import TEXT, hugging
-from torch import Tensor, nn
 
 
 class Head(nn.Module):

@@ -17,11 +17,11 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+
+from enfold import EnfoldError
 from tools.zoo.case import Case, Skipped, Wrong, settled
 from tools.zoo.checks import CHECKS
 from tools.zoo.entry import Foreign, declare_operators, seeded
-
-from enfold import EnfoldError
 
 SECONDS = 60.0  # a check that takes longer is slow
 PROCESSES = multiprocessing.get_context("fork")

@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tools.zoo.catalogue import NETWORKS
-from tools.zoo.entry import Foreign, declare_operators, seeded
 from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
@@ -26,6 +24,8 @@ from enfold.files import write_json
 from enfold.store import versions
 from enfold.symmetry import Symmetry, permute, symmetries
 from enfold.symmetry.trace import float_outputs, in_double
+from tools.zoo.catalogue import NETWORKS
+from tools.zoo.entry import Foreign, declare_operators, seeded
 
 RESULT = Path(__file__).parents[2] / "results" / "foreign-networks.json"
 EVERYWHERE = (  # reasons that any network has

@@ -5,8 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from tools.zoo.entry import CLASSES, TOKENS, Foreign, foreign, images, tokens, vectors
 from torch import nn
+
+from tools.zoo.entry import CLASSES, TOKENS, Foreign, foreign, images, tokens, vectors
 
 IMAGE = {"image_size": 16, "patch_size": 4}
 VIT = {**IMAGE, "num_classes": CLASSES, "dim": 16, "depth": 2, "heads": 2, "mlp_dim": 24}

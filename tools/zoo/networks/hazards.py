@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tools.zoo.entry import CLASSES, TOKENS, Called, Foreign, images, tokens, vectors
 from torch import Tensor, nn
+
+from tools.zoo.entry import CLASSES, TOKENS, Called, Foreign, images, tokens, vectors
 
 FEATURES = 12
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from tools.zoo.entry import CLASSES, TOKENS, Foreign, images, tokens, vectors
 from torch import Tensor, nn
+
+from tools.zoo.entry import CLASSES, TOKENS, Foreign, images, tokens, vectors
 
 TEXT: dict[str, Any] = {
     "vocab_size": TOKENS,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 
 import torch
-from tools.zoo.entry import CLASSES, Foreign, foreign, images, vectors
 from torch import Tensor, nn
+
+from tools.zoo.entry import CLASSES, Foreign, foreign, images, vectors
 
 EDGES = torch.tensor([[0, 1, 2, 3, 4, 0, 2], [1, 2, 3, 4, 0, 2, 0]])
 

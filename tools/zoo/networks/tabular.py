@@ -6,8 +6,9 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from tools.zoo.entry import CLASSES, Called, Foreign, foreign, vectors
 from torch import Tensor, nn
+
+from tools.zoo.entry import CLASSES, Called, Foreign, foreign, vectors
 
 
 def _ft_transformer(_: int) -> nn.Module:

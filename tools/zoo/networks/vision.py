@@ -5,8 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from tools.zoo.entry import CLASSES, Foreign, foreign, images
 from torch import nn
+
+from tools.zoo.entry import CLASSES, Foreign, foreign, images
 
 TORCHVISION = "torchvision.models"
 MONAI = "monai.networks.nets"
