@@ -176,7 +176,7 @@ def member(case: Case) -> None:
     members, inputs = Stacked(case.nets()).eval(), case.batch()
     for index in range(MEMBERS):
         one = members.member(index)
-        if type(one) is not type(case.build(index)):
+        if not same_class(one, case.build(index)):
             raise Wrong(f"member {index} is a {type(one).__name__}")
         case.compare(case.outputs(one.eval(), inputs), case.references[index], f"member {index}")
         fresh = into_fresh(case, one.state_dict(), index)
@@ -456,6 +456,12 @@ def _members_alone(case: Case, model: nn.Module, inputs: Tensor, when: str) -> N
             case.compare(nearest, together[index], f"values of member {index} in a new network {when}")
 
 
+def same_class(one: nn.Module, other: nn.Module) -> bool:
+    """Whether both are of one class, by its name: a class may be made anew for every network."""
+    ours, theirs = type(one), type(other)
+    return (ours.__module__, ours.__qualname__) == (theirs.__module__, theirs.__qualname__)
+
+
 def same_shapes(one: nn.Module, other: nn.Module) -> bool:
     """Whether the state of one fits into the other."""
     ours, theirs = one.state_dict(), other.state_dict()
@@ -590,7 +596,7 @@ def _merge(make: Callable[[], object], same: bool) -> Check:
                     case.compare(ordered(inputs.clone()), case.references[:2], "members in their new orders", 5)
                 return None
             one = fold(members, data)
-        if type(one) is not type(sources[0]):
+        if not same_class(one, sources[0]):
             raise Wrong(f"a merge of {type(sources[0]).__name__} is a {type(one).__name__}")
         with torch.no_grad():
             found = case.outputs(one.eval(), inputs)
