@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -28,6 +28,11 @@ def evaluating(*modules: nn.Module) -> Iterator[None]:
     finally:
         for part, mode in modes:
             part.training = mode
+
+
+def in_eval_mode(module: nn.Module) -> AbstractContextManager[None]:
+    """Eval mode inside the block; where that is the mode already, nothing is done and nothing kept for it is lost."""
+    return evaluating(module) if any(part.training for part in _parts(module)) else nullcontext()
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
+import pkgutil
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,21 +25,61 @@ OTHERS = ("<frozen", str(Path(__file__).parent), *INSTALLED)  # code that is not
 
 
 _places: ContextVar[tuple[Path, ...]] = ContextVar("places", default=())
+_trusted: ContextVar[bool] = ContextVar("trusted", default=True)  # a Python program names its own code
 
 
 @contextmanager
-def looking_in(folders: Sequence[Path]) -> Iterator[None]:
-    """Inside the block, what is named by a relative path is looked for in these folders, the first that has it."""
-    before = _places.set(tuple(folders))
+def looking_in(folders: Sequence[Path], *, trusted: bool = False) -> Iterator[None]:
+    """Inside the block, what a file names by a relative path is looked for in these folders, the first that has it.
+
+    Code that it names is imported only if it is `trusted`.
+    """
+    before = _places.set(tuple(folders)), _trusted.set(trusted)
     try:
         yield
     finally:
-        _places.reset(before)
+        _places.reset(before[0])
+        _trusted.reset(before[1])
 
 
 def places() -> tuple[Path, ...]:
     """The folders that are looked in, of which the current one is the only one unless others are asked for."""
     return _places.get() or (Path(),)
+
+
+def is_reference(text: str) -> bool:
+    """Whether a text names code: what is behind its last colon is a Python name, and something is before it."""
+    where, _, name = text.rpartition(":")
+    return bool(where) and all(part.isidentifier() for part in name.split("."))
+
+
+def code_files(reference: str) -> list[Path]:
+    """Return the files that importing a reference runs, without running any; empty if they are not found.
+
+    Of a module in a package these are also the package's own files. What they import in turn is not known before.
+    """
+    where = reference.rpartition(":")[0]
+    if where.endswith(".py"):
+        path = found(Path(os.path.expanduser(where)))
+        return [path.resolve()] if path.is_file() else []
+    with _importable(_folders()):
+        return [Path(spec.origin).resolve() for spec in _specs(where) if spec.has_location and spec.origin]
+
+
+def _specs(module: str) -> Iterator[ModuleSpec]:
+    """The packages around a module and the module itself, as far as they are found; none is imported."""
+    top, *inner = module.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:  # no module's name, or one without a file, as __main__
+        return
+    for name in (*inner, None):
+        if spec is None:
+            return
+        yield spec
+        finders = [pkgutil.get_importer(folder) for folder in spec.submodule_search_locations or ()]
+        specs = [found for each in finders if name and each and (found := each.find_spec(name, None))]
+        spec = min(specs, key=lambda each: each.loader is None, default=None)  # a folder counts where there is no file
 
 
 def found(path: Path) -> Path:
@@ -58,18 +101,31 @@ def resolve(reference: str) -> Any:
 
     Modules are looked for in the current folder too, and a file may import its neighbours, as if it were run there.
     """
-    where, colon, name = reference.rpartition(":")
-    if not (colon and where and name):
+    where, _, name = reference.rpartition(":")
+    if not is_reference(reference):
         raise EnfoldError(
             f"a reference to your own code must read module:name or path/file.py:name, got '{reference}': "
             "name the module, a colon and the function"
         )
-    found: Any = _from_file(Path(where).expanduser()) if where.endswith(".py") else _from_module(where)
+    if not _trusted.get():
+        raise untrusted([reference])
+    found: Any = _from_file(Path(os.path.expanduser(where))) if where.endswith(".py") else _from_module(where)
     for part in name.split("."):
         if not hasattr(found, part):
             raise EnfoldError(f"'{where}' must define '{name}', got {_public_names(found)}: correct the reference")
         found = getattr(found, part)
     return found
+
+
+def untrusted(references: Iterable[str]) -> EnfoldError:
+    """The refusal of code that a file names, with every Python file that would run."""
+    named = ", ".join(f"{each} ({code_words(each)})" for each in references)
+    return EnfoldError(f"code runs only if it is trusted, got {named}: add --trust-code if you know it")
+
+
+def code_words(reference: str) -> str:
+    """The files that a reference runs, as words."""
+    return ", ".join(map(str, code_files(reference))) or f"no such file in {searched()}"
 
 
 def _from_module(name: str) -> ModuleType:

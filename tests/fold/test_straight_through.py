@@ -9,6 +9,7 @@ from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
 import enfold.train.descent as descent
+from enfold.data import Split
 from enfold.errors import EnfoldError
 from enfold.fold.straight_through import StraightThrough
 from enfold.fold.weight_matching import WeightMatching
@@ -129,8 +130,11 @@ def test_an_end_before_the_last_epoch_is_told(members, data, capsys):
 def test_a_checkpoint_of_other_settings_is_refused(members, data, tmp_path):
     file = tmp_path / "st.safetensors"
     StraightThrough(epochs=1)(members[[0, 2]], data, checkpoint=file)
-    with pytest.raises(EnfoldError, match="is of another plan, model or data"):
+    with pytest.raises(EnfoldError, match="epochs"):
         StraightThrough(epochs=2)(members[[0, 2]], data, checkpoint=file)
+    other = data.replace(train=Split(data.train.inputs + 1, data.train.labels))
+    with pytest.raises(EnfoldError, match="training inputs"):
+        StraightThrough(epochs=1)(members[[0, 2]], other, checkpoint=file)
 
 
 @pytest.mark.parametrize("size", [13, 1])

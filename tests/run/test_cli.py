@@ -121,7 +121,8 @@ def test_a_network_and_data_of_the_users_own(enfold, tmp_path: Path, small_data:
     )
     out = tmp_path / "out"
     options = ["--network", f"{code}:network", "--data", f"{code}:data", "--members", 2, "--set", "plan.epochs=1"]
-    assert enfold("train", out, *options).code == 0
+    assert "--trust-code" in enfold("train", out, *options).err
+    assert enfold("train", out, *options, "--trust-code").code == 0
     recipe = tmp_path / "own.yaml"
     recipe.write_text(f"network: {code}:network\ndata: {small_data}\nplan: {{epochs: 1}}\ncost: false\n")
     refused = enfold("run", recipe, tmp_path / "other")
@@ -329,10 +330,10 @@ def test_evaluating_needs_trained_members(enfold, finished: Path) -> None:
 def test_a_network_that_does_not_fit_is_one_sentence(enfold, tmp_path: Path, small_data: Path, body, says) -> None:
     code = tmp_path / "own.py"
     code.write_text(f"from torch import nn\ndef network(shape, num_classes):\n    {body}\n")
-    done = enfold("train", tmp_path / "out", "--data", small_data, "--network", f"{code}:network")
+    done = enfold("train", tmp_path / "out", "--data", small_data, "--network", f"{code}:network", "--trust-code")
     assert done.code == 2
     assert says in done.err
-    assert done.err.count("\n") == 1
+    assert done.err.count("\n") == 2  # and the file that runs
     assert not (tmp_path / "out").exists()
 
 

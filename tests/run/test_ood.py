@@ -170,7 +170,7 @@ def test_wrong_sets_are_refused_with_the_rule(text, message):
 def test_a_source_by_name_is_a_set_and_code_of_ones_own_is_known():
     recipe = parse_recipe("ood: [mnist, {source: 'own.py:made'}]")
     assert [each.name for each in recipe.ood] == ["mnist", "own.py:made"]
-    assert recipe.runs_code() == ["own.py:made"]
+    assert recipe.code_references() == ["own.py:made"]
     assert recipe.extends(parse_recipe("name: run"))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-FAST = ("--set", "plan.epochs=1", "--set", "cost=false", "--set", "data.validation=60")
+FAST = ("--set", "plan.epochs=1", "--set", "cost=false", "--set", "data.validation=60", "--trust-code")
 
 
 @pytest.fixture

@@ -43,8 +43,9 @@ def own(tmp_path: Path) -> Path:
 def test_where_the_users_own_code_fails_is_said(enfold, own, small_data, tmp_path, options, says):
     options = [option.replace("OWN", str(own)) for option in options]
     data = [] if "--data" in options else ["--data", small_data]
-    done = enfold("train", tmp_path / "out", *data, *options)
-    assert (done.code, done.err.count("\n")) == (2, 1), done.err
+    done = enfold("train", tmp_path / "out", *data, *options, "--trust-code")
+    assert (done.code, done.err.count("\n")) == (2, 2), done.err
+    assert done.err.startswith(f"enfold: running {options[1]} ({own})\n")
     assert says.replace("OWN", str(own)) in done.err
     assert ("inputs" in done.err) == ("Broken" in options[1])
     assert not (tmp_path / "out").exists()

@@ -170,7 +170,7 @@ def test_a_checkpoint_of_another_search_is_refused(tmp_path):
     checkpoint = tmp_path / "members.ckpt"
     SMALL.train(network(), DATA, PLAN.replace(epochs=1), checkpoint=checkpoint, quiet=True)
     other = HyperDeepEnsembles(num_members=3, candidates=5, chunk=5, seed=1)
-    with pytest.raises(EnfoldError, match="another plan, model or data"):
+    with pytest.raises(EnfoldError, match="initial weights, loss, plan"):
         other.train(network(), DATA, PLAN.replace(epochs=1), checkpoint=checkpoint, quiet=True)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from enfold.data import Data, Split
+from enfold.data import Split
 from enfold.errors import EnfoldError
 from enfold.members import Stacked
 from enfold.train import CrossEntropy, Epoch, History, Plan, fit
@@ -98,51 +99,113 @@ def test_tied_weights_can_be_checkpointed(data, tmp_path):
 
     torch.manual_seed(0)
     first, file = Tied(), tmp_path / "training.safetensors"
+    start = {name: tensor.clone() for name, tensor in first.state_dict().items()}
     second = Tied()
-    second.load_state_dict(first.state_dict())
+    second.load_state_dict(start)
     fit(first, data, PLAN, quiet=True)
     with pytest.raises(Interrupted):
         fit(second, data, PLAN, checkpoint=file, on_epoch=interrupt_after(2), quiet=True)
     third = Tied()
+    third.load_state_dict(start)
     fit(third, data, PLAN, checkpoint=file, quiet=True)
     assert_same_bits(first, third)
     assert third.up.weight is third.down.weight
 
 
-def other_labels(data: Data) -> Data:
-    labels = data.train.labels.clone()
-    labels[0] = (labels[0] + 1) % 4
-    return data.replace(train=Split(data.train.inputs, labels))
+def changed(split: Split, part: str) -> Split:
+    """A split of which one value is another."""
+    inputs, labels = split.inputs.clone(), split.labels.clone()
+    (inputs if part == "inputs" else labels)[0] += 1
+    return Split(inputs, labels % 4)
 
 
 @pytest.mark.parametrize(
-    "another",
+    ("another", "says"),
     [
-        lambda data: (data, PLAN.replace(seed=1), CrossEntropy()),
-        lambda data: (data, PLAN.replace(epochs=9), CrossEntropy()),
-        lambda data: (data, PLAN, CrossEntropy(0.2)),
-        lambda data: (data, PLAN, lambda model, batch: CrossEntropy()(model, batch)),
-        lambda data: (data.replace(source="elsewhere"), PLAN, CrossEntropy()),
-        lambda data: (data.replace(train=data.train[:40]), PLAN, CrossEntropy()),
-        lambda data: (other_labels(data), PLAN, CrossEntropy()),
+        (lambda data: (data, PLAN.replace(seed=1), CrossEntropy()), r"plan.seed \(0, now 1\)"),
+        (lambda data: (data, PLAN.replace(epochs=9), CrossEntropy()), r"plan.epochs \(3, now 9\)"),
+        (lambda data: (data, PLAN, CrossEntropy(0.2)), "loss"),
+        (lambda data: (data, PLAN, lambda model, batch: CrossEntropy()(model, batch)), "loss"),
+        (lambda data: (data.replace(train=data.train[:40]), PLAN, CrossEntropy()), "training inputs, training labels"),
+        (lambda data: (data.replace(train=changed(data.train, "labels")), PLAN, CrossEntropy()), "training labels"),
+        (lambda data: (data.replace(train=changed(data.train, "inputs")), PLAN, CrossEntropy()), "training inputs"),
+        (
+            lambda data: (data.replace(validation=changed(data.validation, "inputs")), PLAN, CrossEntropy()),
+            "validation inputs",
+        ),
+        (lambda data: (data.replace(mean=(0.5,) * 8, std=(1.0,) * 8), PLAN, CrossEntropy()), "normalisation"),
     ],
-    ids=["seed", "epochs", "smoothing", "objective", "source", "size", "labels"],
+    ids=["seed", "epochs", "smoothing", "objective", "size", "labels", "inputs", "validation", "normalisation"],
 )
-def test_a_checkpoint_of_another_training_is_refused(data, make, tmp_path, another):
+def test_a_checkpoint_of_another_training_is_refused(data, make, tmp_path, another, says):
+    """By what it says is other, and nothing else."""
     file = tmp_path / "training.safetensors"
     fit(made(make, 2), data, PLAN, CrossEntropy(), checkpoint=file, quiet=True)
     network = made(make, 2)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    changed, plan, objective = another(data)
-    with pytest.raises(EnfoldError, match="can only continue the training it is from"):
-        fit(network, changed, plan, objective, checkpoint=file, quiet=True)
+    other, plan, objective = another(data)
+    with pytest.raises(EnfoldError, match=f"of one with other {says}: "):
+        fit(network, other, plan, objective, checkpoint=file, quiet=True)
     assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
+
+
+def test_a_checkpoint_of_other_initial_weights_is_refused(data, make, tmp_path):
+    file = tmp_path / "training.safetensors"
+    fit(Stacked.make(make["mlp"], 2, seed=0), data, PLAN, checkpoint=file, quiet=True)
+    with pytest.raises(EnfoldError, match="initial weights: "):
+        fit(Stacked.make(make["mlp"], 2, seed=9), data, PLAN, checkpoint=file, quiet=True)
+
+
+def test_the_same_data_elsewhere_go_on(data, make, tmp_path):
+    file = tmp_path / "training.safetensors"
+    fit(made(make, 2), data, PLAN, checkpoint=file, quiet=True)
+    moved = data.replace(source="elsewhere", train=Split(data.train.inputs.clone(), data.train.labels.clone()))
+    assert len(fit(made(make, 2), moved, PLAN, checkpoint=file, quiet=True).epochs) == 3
+
+
+def test_data_that_were_changed_in_place_are_noticed(data, make, tmp_path):
+    file = tmp_path / "training.safetensors"
+    fit(made(make, 2), data, PLAN, checkpoint=file, quiet=True)
+    data.train.inputs[3] += 1
+    with pytest.raises(EnfoldError, match="training inputs: "):
+        fit(made(make, 2), data, PLAN, checkpoint=file, quiet=True)
+
+
+class Squares(Dataset):
+    """Examples that are made when they are asked for."""
+
+    def __init__(self, power: float, noise: bool = False) -> None:
+        self.power, self.noise = power, noise
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        inputs = torch.arange(8.0).add(index / 40).pow(self.power) / 100
+        return inputs + (torch.rand(8) if self.noise else 0), index % 4
+
+
+LOADERS = {
+    "list": lambda power: [(torch.full((8, 8), power), torch.arange(8) % 4)] * 3,
+    "tensors": lambda power: DataLoader(TensorDataset(torch.full((40, 8), power), torch.arange(40) % 4), 8),
+    "examples": lambda power: DataLoader(Squares(power), 8, shuffle=True),
+    "augmented examples": lambda power: DataLoader(Squares(power, noise=True), 8, shuffle=True),
+}
+
+
+@pytest.mark.parametrize("loader", LOADERS.values(), ids=LOADERS)
+def test_the_examples_of_a_loader_are_compared(data, make, tmp_path, loader):
+    file = tmp_path / "training.safetensors"
+    fit(made(make, 2), data.replace(train=loader(0.5)), PLAN, checkpoint=file, quiet=True)
+    assert len(fit(made(make, 2), data.replace(train=loader(0.5)), PLAN, checkpoint=file, quiet=True).epochs) == 3
+    with pytest.raises(EnfoldError, match="other training examples: "):
+        fit(made(make, 2), data.replace(train=loader(0.6)), PLAN, checkpoint=file, quiet=True)
 
 
 def test_a_checkpoint_of_another_number_of_members_is_refused(data, make, tmp_path):
     file = tmp_path / "training.safetensors"
     fit(made(make, 2), data, PLAN, checkpoint=file, quiet=True)
-    with pytest.raises(EnfoldError, match="another plan, model or data"):
+    with pytest.raises(EnfoldError, match="initial weights, network"):
         fit(made(make, 3), data, PLAN, checkpoint=file, quiet=True)
 
 

@@ -63,7 +63,7 @@ def test_another_trainings_folder_is_refused_before_anything_is_written(tmp_path
     data = three_clouds(40, 10, 10)
     fit(members(), data, PLAN, keep=tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(EnfoldError, match="has another's: delete it, or choose another folder"):
+    with pytest.raises(EnfoldError, match="seed"):
         fit(members(), data, PLAN.replace(seed=3), keep=tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 

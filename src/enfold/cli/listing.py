@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from enfold.errors import EnfoldError
 from enfold.registry import ROOMS, Method, methods, nearest
 from enfold.run.methods import STEPS
 from enfold.settings import default_of, meanings
+from enfold.usercode import looking_in
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -62,12 +64,11 @@ def method_row(name: str) -> dict[str, Any]:
 
 def method_table(row: dict[str, Any]) -> Table:
     """The settings, for a terminal."""
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table("setting", "default", "meaning")
     for setting in row["settings"]:
-        table.add_row(setting["name"], escape(setting["default"]), escape(setting["meaning"]))
+        table.add_row(setting["name"], setting["default"], setting["meaning"])
     return table
 
 
@@ -118,9 +119,10 @@ def data_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def check_data(name: str) -> None:
+def check_data(name: str, trust_code: bool = False) -> None:
     """Raise with the first problem of a data set's files."""
-    problems = check(name)
+    with looking_in([Path()], trusted=trust_code):
+        problems = check(name)
     if problems:
         raise EnfoldError(f"the files of '{name}' must be whole: {problems[0]}")
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from enfold.cli.options import AsJson, Device, Run, Seed, Trust, console, drawn, numbers, print_json, words
+from enfold.cli.options import AsJson, Device, Run, Seed, Trust, console, drawn, numbers, print_json, say, words
 from enfold.errors import EnfoldError
 
 
@@ -63,24 +63,25 @@ def alignment(
 
     Each seed's is kept with it. Parts that are finished are not computed again.
     """
-    from enfold.cli.preflight import check_device, require_trust
+    from enfold.cli.preflight import check_device, open_trusted
     from enfold.report.alignment import alignment_figures
     from enfold.report.alignment_table import alignment_tables
-    from enfold.run import open_run
     from enfold.run.alignment import MATRICES, PARTS, Asked, chosen_fold, stored_matrices, study
     from enfold.run.analyses import home
     from enfold.run.execute import cell_of
+    from enfold.run.lock import writing
 
     check_device(device)
-    opened, recipe = open_run(run_directory)
-    require_trust(recipe, trust_code, run_directory)
+    opened, recipe = open_trusted(run_directory, trust_code)
     parts = words(only) or PARTS
     asked = Asked(members, examples, points, numbers(temperatures), numbers(noises), parts)
     cell = cell_of(opened, recipe, seed, device)
     folder = home("alignment", cell, out)
-    found = study(cell, folder, asked, chosen_fold(cell, temperature, epochs, overrides or ()))
-    matrices = stored_matrices(folder)
-    figures = drawn(lambda: alignment_figures(found, matrices, folder))
+    fold = chosen_fold(cell, temperature, epochs, overrides or ())
+    with writing(opened.path if out is None else out):
+        found = study(cell, folder, asked, fold)
+        matrices = stored_matrices(folder)
+        figures = drawn(lambda: alignment_figures(found, matrices, folder))
     if as_json:
         print_json({"run": str(opened.path), "seed": cell.seed, "parts": found, "figures": [str(f) for f in figures]})
         return
@@ -106,7 +107,7 @@ def report(
     if file.suffix not in (".html", ".htm") or file.is_dir():
         raise EnfoldError(f"a report is written to an .html file, got '{file}': change its name")
     write_text(file, page([gather(run) for run in runs]))
-    print(f"written to {file}")
+    say(f"written to {file}")
 
 
 def card(
@@ -123,7 +124,7 @@ def card(
     if file.suffix != ".md" or file.is_dir():
         raise EnfoldError(f"a model card is written to an .md file, got '{file}': change its name")
     write_text(file, model_card(gather(run_directory, label=label)))
-    print(f"written to {file}")
+    say(f"written to {file}")
 
 
 def watch(
@@ -133,7 +134,7 @@ def watch(
     """Serve the growing report of a run to this machine alone, and refresh it; Ctrl-C stops it."""
     from enfold.run.watch import serve
 
-    serve(run_directory, port, lambda address: print(f"{address}  (Ctrl-C stops it)", flush=True))
+    serve(run_directory, port, lambda address: say(f"{address}  (Ctrl-C stops it)"))
 
 
 def landscape(
@@ -154,22 +155,22 @@ def landscape(
 
     Each seed's is kept with it. Parts that are finished are not computed again.
     """
-    from enfold.cli.preflight import check_device, require_trust
+    from enfold.cli.preflight import check_device, open_trusted
     from enfold.report.landscape import landscape_figures
     from enfold.report.landscape_words import landscape_table
-    from enfold.run import open_run
     from enfold.run.analyses import home
     from enfold.run.execute import cell_of
     from enfold.run.landscape import Asked, stored_parts, study
+    from enfold.run.lock import writing
 
     check_device(device)
     asked = Asked(words(only), minutes, examples, size)
-    opened, recipe = open_run(run_directory)
-    require_trust(recipe, trust_code, run_directory)
+    opened, recipe = open_trusted(run_directory, trust_code)
     cell = cell_of(opened, recipe, seed, device)
     folder = home("landscape", cell, out)
-    found = study(cell, folder, asked)
-    figures = drawn(lambda: landscape_figures(stored_parts(folder), folder))
+    with writing(opened.path if out is None else out):
+        found = study(cell, folder, asked)
+        figures = drawn(lambda: landscape_figures(stored_parts(folder), folder))
     if as_json:
         print_json({"run": str(opened.path), "seed": cell.seed, "parts": found, "figures": [str(f) for f in figures]})
         return
@@ -194,7 +195,7 @@ def methods(
         print_json(row)
         return
     use = f", which follows a fold: --set then=[{row['name']}]" if row["room"] == "step" else ""
-    print(f"{row['name']} ({row['room']}{use}): {row['idea']}\n\n{paper_of(name)}\n")
+    say(f"{row['name']} ({row['room']}{use}): {row['idea']}\n\n{paper_of(name)}\n")
     console().print(method_table(row))
 
 
@@ -203,6 +204,7 @@ def data(
     fetch: Annotated[bool, typer.Option("--fetch", help="Download it.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Verify its files.")] = False,
     as_json: AsJson = False,
+    trust_code: Trust = False,
 ) -> None:
     """List, fetch and check data sets."""
     from enfold.cli.listing import check_data, data_rows, data_table
@@ -213,10 +215,10 @@ def data(
             "fetching and checking need a data set's name, got none: for example enfold data mnist --fetch"
         )
     if fetch and name is not None:
-        console(stderr=True).print(f"fetched to {fetch_data(name)}")
+        say(f"fetched to {fetch_data(name)}", stderr=True)
     if check and name is not None:
-        check_data(name)
-        console(stderr=True).print(f"the files of {name} are whole")
+        check_data(name, trust_code)
+        say(f"the files of {name} are whole", stderr=True)
         if not any(row["name"] == name for row in data_rows()):
             return  # a path of the user's own
     rows = data_rows(name)

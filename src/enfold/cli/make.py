@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,9 +22,13 @@ from enfold.cli.options import (
     Trust,
     console,
     print_json,
+    say,
     words,
 )
 from enfold.cli.show import draw, report, tell_members
+
+if TYPE_CHECKING:
+    from enfold.run import Recipe, RunDirectory
 
 
 def demo(
@@ -36,6 +39,7 @@ def demo(
     resume: Resume = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
+    trust_code: Trust = False,
 ) -> None:
     """Train 4 members on data that ships with enfold, fold them, evaluate everything; three seeds, two minutes."""
     from importlib.resources import files
@@ -44,7 +48,8 @@ def demo(
 
     text = files("enfold.run").joinpath("demo.yaml").read_text(encoding="utf-8")
     changes = [*(overrides or ()), *([f"seeds={list(seeds)}"] if seeds else [])]
-    _run(parse_recipe(text, "the demo", changes), out, device, resume=resume, as_json=as_json, dry_run=dry_run)
+    recipe = parse_recipe(text, "the demo", changes)
+    _run(recipe, out, device, resume=resume, as_json=as_json, dry_run=dry_run, trust_code=trust_code)
 
 
 def run(
@@ -62,13 +67,11 @@ def run(
 
     Killed at any moment, it goes on from there with --resume.
     """
-    from enfold.cli.preflight import require_trust
     from enfold.run import read_recipe
 
     changes = [*(overrides or ()), *([f"seeds={list(seeds)}"] if seeds else [])]
-    loaded = read_recipe(recipe, changes)
-    require_trust(loaded, trust_code, recipe)
-    _run(loaded, out, device, resume=resume, as_json=as_json, dry_run=dry_run, beside=recipe.parent)
+    loaded, beside = read_recipe(recipe, changes), recipe.parent
+    _run(loaded, out, device, resume=resume, as_json=as_json, dry_run=dry_run, beside=beside, trust_code=trust_code)
 
 
 def reproduce(
@@ -80,6 +83,7 @@ def reproduce(
     device: Device = "cpu",
     resume: Resume = False,
     as_json: AsJson = False,
+    trust_code: Trust = False,
 ) -> None:
     """Run a published table or figure and say which of its claims held, which did not, and which are within noise.
 
@@ -97,7 +101,7 @@ def reproduce(
         return
     check_device(device)
     folder = out or Path("runs") / f"reproduce-{scale}"
-    content = reproduce(Asked(name, scale, tuple(overrides or ()), words(only), device, resume), folder)
+    content = reproduce(Asked(name, scale, tuple(overrides or ()), words(only), device, resume, trust_code), folder)
     written = write(content, folder)
     if as_json:
         print_json(content)
@@ -125,6 +129,7 @@ def train(
     resume: Resume = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
+    trust_code: Trust = False,
 ) -> None:
     """Train members into a new run directory, or bring yours; fold and evaluate them with the next verbs."""
     from enfold.run.override import apply_override
@@ -136,7 +141,16 @@ def train(
     for change in [*(overrides or ()), *([f"seeds={list(seeds)}"] if seeds else [])]:
         apply_override(content, change)
     recipe = make_recipe(content, "the command line")
-    _run(recipe, out, device, resume=resume, as_json=as_json, dry_run=dry_run, train_only=True)
+    _run(
+        recipe,
+        out,
+        device,
+        resume=resume,
+        as_json=as_json,
+        dry_run=dry_run,
+        train_only=True,
+        trust_code=trust_code,
+    )
 
 
 def share(
@@ -182,16 +196,16 @@ def evaluate(
 
     What was interrupted is named and left as it is: `enfold run RUN/recipe.yaml RUN --resume` finishes it.
     """
-    from enfold.cli.preflight import check_device, require_trust
-    from enfold.run import execute, open_run
+    from enfold.cli.preflight import check_device, open_trusted
+    from enfold.run import execute
 
     check_device(device)
-    opened, recipe = open_run(run_directory)
-    require_trust(recipe, trust_code, run_directory)
-    summary = execute(opened, recipe, device=device, only=())
-    if figures:
-        draw(opened.path)
-    report(opened, summary, as_json)
+    opened, recipe = open_trusted(run_directory, trust_code)
+    with opened.writing():
+        summary = execute(opened, recipe, device=device, only=())
+        if figures:
+            draw(opened.path)
+        report(opened, summary, as_json)
 
 
 def drop(
@@ -207,11 +221,12 @@ def drop(
     from enfold.run import RunDirectory, drop_method
 
     opened = RunDirectory.open(run_directory)
-    summary = drop_method(opened, label)
-    print(f"enfold: '{label}' was dropped from {opened.path}", file=sys.stderr)
-    if summary is not None:
-        report(opened, summary, as_json)
-    elif as_json:
+    with opened.writing():
+        summary = drop_method(opened, label)
+        say(f"enfold: '{label}' was dropped from {opened.path}", stderr=True)
+        if summary is not None:
+            report(opened, summary, as_json)
+    if summary is None and as_json:
         print_json({"run": str(opened.path), "dropped": label})
 
 
@@ -226,22 +241,22 @@ def _add(
     as_json: bool,
     trust_code: bool,
 ) -> None:
-    from enfold.cli.preflight import check_device, require_trust
-    from enfold.run import add_method, execute, open_run
+    from enfold.cli.preflight import check_device, open_trusted
+    from enfold.run import add_method, execute
     from enfold.run.override import apply_override
 
-    opened, _ = open_run(run_directory)
+    opened, _ = open_trusted(run_directory, trust_code)
     content: dict[str, Any] = {"method": method.replace("-", "_"), "label": label or method}
     for change in overrides or ():
         apply_override(content, change)
     check_device(device)
-    require_trust(opened.recipe(), trust_code, run_directory)
-    recipe = add_method(opened, room, content, device=device)
-    report(opened, execute(opened, recipe, device=device, only=[content["label"]]), as_json)
+    with opened.writing():
+        recipe = add_method(opened, room, content, device=device)
+        report(opened, execute(opened, recipe, device=device, only=[content["label"]]), as_json)
 
 
 def _run(
-    recipe: Any,
+    recipe: Recipe,
     out: Path,
     device: str,
     *,
@@ -250,20 +265,31 @@ def _run(
     dry_run: bool = False,
     train_only: bool = False,
     beside: Path | None = None,
+    trust_code: bool = False,
 ) -> None:
-    from enfold.cli.preflight import check_device
-    from enfold.run import RunDirectory, execute
-    from enfold.run.execute import brought, cells, train
+    from enfold.cli.preflight import check_device, tell_code
+    from enfold.run import RunDirectory
+    from enfold.run.execute import cells
 
     check_device(device)
-    cells(RunDirectory(out, beside), recipe, device)[0].check()
+    place = RunDirectory(out, beside, trust_code=trust_code)
+    tell_code(place, recipe)
+    cells(place, recipe, device)[0].check()
     if dry_run:
         from enfold.run.estimate import estimate
 
-        found = estimate(recipe, device, beside)
-        print_json(dataclasses.asdict(found)) if as_json else print(found)
+        found = estimate(recipe, device, beside, trust_code=trust_code)
+        print_json(dataclasses.asdict(found)) if as_json else say(str(found))
         return
-    opened = RunDirectory.create(out, recipe, resume=resume, beside=beside)
+    with place.writing():
+        opened = RunDirectory.create(out, recipe, resume=resume, beside=beside, trust_code=trust_code)
+        _make(opened, recipe, device, as_json, train_only)
+
+
+def _make(opened: RunDirectory, recipe: Recipe, device: str, as_json: bool, train_only: bool) -> None:
+    from enfold.run import execute
+    from enfold.run.execute import brought, train
+
     if train_only or recipe.checkpoints is not None:
         train(opened, opened.recipe(), device=device)
         tell_members(recipe, files := brought(opened, opened.recipe(), device=device))
@@ -273,5 +299,6 @@ def _run(
         told = {"run": str(opened.path), "members": recipe.members, "seeds": list(recipe.seeds)}
         print_json({**told, **files})
     else:
-        fold, share = (recipe.command(*verb) for verb in (("fold", out, "distill"), ("share", out, "batch_ensemble")))
-        print(f"members in {out}: go on with  {fold}  or  {share}")
+        verbs = (("fold", opened.path, "distill"), ("share", opened.path, "batch_ensemble"))
+        fold, share = (recipe.command(*verb) for verb in verbs)
+        say(f"members in {opened.path}: go on with  {fold}  or  {share}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import torch
 
 from enfold.errors import EnfoldError
-from enfold.run import Recipe
+from enfold.run import Recipe, RunDirectory, open_run
+from enfold.usercode import code_words
 
 
 def check_device(device: str) -> None:
@@ -21,11 +23,16 @@ def check_device(device: str) -> None:
         ) from error
 
 
-def require_trust(recipe: Recipe, trusted: bool, where: Path) -> None:
-    """No file that a user opens runs code unasked."""
-    references = recipe.runs_code()
-    if references and not trusted:
-        raise EnfoldError(
-            f"a recipe runs no code unasked, but that of '{where}' names {references[0]}: "
-            "add --trust-code if you know that code"
-        )
+def open_trusted(path: Path, trust_code: bool) -> tuple[RunDirectory, Recipe]:
+    """An existing run with trained members; the code that it names is refused, or told where it is trusted."""
+    run, recipe = open_run(path, trust_code=trust_code)
+    tell_code(run, recipe)
+    return run, recipe
+
+
+def tell_code(run: RunDirectory, recipe: Recipe) -> None:
+    """Print the files that run, since a relative name may be found in several folders."""
+    run.require_trust(recipe)
+    with run.context():
+        for reference in run.code(recipe):
+            print(f"enfold: running {reference} ({code_words(reference)})", file=sys.stderr)

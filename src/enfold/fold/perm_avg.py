@@ -104,7 +104,7 @@ class PermAVG(Composable):
         self, members: Members, data: Data, *, checkpoint: Path | None = None, answers: Path | None = None
     ) -> nn.Module:
         """One network; a single member is returned as it is."""
-        members = require_members(members, "permAVG", averaged=True)
+        members = require_members(members, "permAVG", averaged=True, data=data)
         require_data(data, "permAVG")
         if all_equal(members):
             return members.member(0).eval()
@@ -154,8 +154,8 @@ class PermAVG(Composable):
                 model = self._stage(members, states[:last], counts[:last], symmetry, first, model)
                 if self.reestimate_batch_norm:
                     model.measure_statistics(data)
-                values = digest(tensor for state in states[:last] for tensor in state.values())
-                objective = Steps(inner, f"{self!r} of {values}", last, ends, self.mixing)
+                model.made_from = digest(tensor for state in states[:last] for tensor in state.values())
+                objective = Steps(inner, repr(self), last, ends, self.mixing)
                 with part(f"members 1 to {last}" if first < 2 else f"member {last} is added"):
                     fit(model, data, self.plan, objective, checkpoint=file, title="perm_avg")
                 watch(model)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -31,6 +31,8 @@ from torch import Tensor, nn
 
 from enfold.data import Data
 from enfold.data.batches import Batch, Order
+from enfold.data.content import content
+from enfold.data.dataset import class_labels
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 from enfold.files import digest, part_file
@@ -112,7 +114,8 @@ class _Pair:
         plan = Plan(settings.epochs, settings.batch_size, "sgd", settings.learning_rate, settings.momentum)
         plan = plan.replace(nesterov=False, weight_decay=0.0, patience=settings.patience)
         values = digest((*self.fixed.values(), *self.state.values()))
-        identity = f"{settings!r}, member {index}, {self.data.source}, {values}"
+        known = {"settings": asdict(settings), "member": index, "members' weights": values}
+        identity = {**known, **content(self.data, ("train",))}
         descent = Descent(free, plan, identity, file)
         steps = Order(settings.batch_size).steps(self.data.train)
         told = f"member {index}: "
@@ -167,7 +170,8 @@ def _midpoint_loss(state: State, members: Members, inputs: Tensor, labels: Tenso
     device = next(iter(state.values())).device
     with members.skeleton.holding(state) as network:
         logits = member_logits(network, inputs.to(device))[0]
-    return F.cross_entropy(at_least_float32(logits), labels.to(device))
+    classes = class_labels(labels, logits.shape[-1], "the training part")
+    return F.cross_entropy(at_least_float32(logits), classes.to(device))
 
 
 @contextmanager

@@ -15,12 +15,13 @@ from enfold.members.choice import choose_engine, require_engine
 from enfold.members.engines import EngineName, Loop
 from enfold.members.groups import Decay, decay_groups
 from enfold.members.inputs import in_type_of
-from enfold.members.outputs import logits_of
+from enfold.members.outputs import logits_of, require_classes
 from enfold.members.pool import EnginePool
 from enfold.members.program import StackedProgram
 from enfold.members.shapes import refuse_shape
 from enfold.members.skeleton import Skeleton, State
-from enfold.members.verify import separate, verify
+from enfold.members.trial import Example
+from enfold.members.verify import Mismatch, separate, verify
 from enfold.predictions import mean_log_probs
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Members(nn.Module, ABC):
         self.num_members = num_members
         self.codes = [Skeleton(each) for each in networks]  # of every member, or one that stands for all
         self.is_separate: bool | None = None  # whether members run as separate modules; None before the first batch
+        self.mismatch: Mismatch | None = None  # why they do
+        self.example: Example | None = None  # what the first inputs were like
         self.training = networks[0].training  # its parts keep their own modes, so a frozen norm stays frozen
         self.engine_name: EngineName = engine
         self._engine: Engine | None = None
@@ -97,8 +100,12 @@ class Members(nn.Module, ABC):
         return self._run(inputs, each=True)
 
     def forward_mean(self, inputs: Tensor) -> Tensor:
-        """Log of the members' mean probability, (B, C): stands wherever a network that returns logits stood."""
-        return mean_log_probs(torch.log_softmax(self(inputs), dim=-1))
+        """Log of the members' mean probability, (B, C): stands wherever a network that returns logits stood.
+
+        Raises:
+            UnsupportedOutput: If the outputs are not (M, B, C) with at least two classes.
+        """
+        return mean_log_probs(torch.log_softmax(require_classes(self(inputs), "forward_mean"), dim=-1))
 
     def _run(self, inputs: Tensor, *, each: bool) -> Tensor:
         before, example = self._engine, inputs[0] if each else inputs
@@ -166,11 +173,11 @@ class Members(nn.Module, ABC):
         """
         if self.is_separate is not None:
             return
-        mismatch = verify(self.codes, self.expand(), inputs)
-        if mismatch is not None:
-            mismatch.report(self.engine_name)
+        self.mismatch, self.example = verify(self.codes, self.expand(), inputs), Example.like(inputs)
+        if self.mismatch is not None:
+            self.mismatch.report(self.engine_name)
             self.codes = separate(self.codes, self.num_members)
-        self.is_separate = mismatch is not None
+        self.is_separate = self.mismatch is not None
 
     @property
     def trained_members(self) -> int:
@@ -244,6 +251,12 @@ class Members(nn.Module, ABC):
         network = type(self.skeleton.network).__name__
         count = sum(parameter.numel() for parameter in self.parameters())
         return f"{self.num_members} x {network}, {count:,} parameters, engine={self.engine_name!r}"
+
+
+def share_of(model: nn.Module) -> Any:
+    """Return the method that made a model, or None; a user's network may have an attribute of that name."""
+    share = getattr(model, "share", None)
+    return share if hasattr(share, "adapted") else None
 
 
 def trained_members(model: nn.Module) -> int:

@@ -16,6 +16,7 @@ from enfold.members.inference import PIECE, Shortcut, all_folded, is_watched, sh
 from enfold.members.layout import runs_channels_last
 from enfold.members.outputs import logits_of
 from enfold.members.skeleton import Skeleton, State
+from enfold.members.usage import unbind_watched
 
 EngineName = Literal["auto", "measure", "stacked", "loop", "vmap"]
 Engine = Callable[[State, Tensor, bool], Tensor]  # (state, inputs, each) -> (M, B, C)
@@ -79,7 +80,7 @@ class Loop:
     def _slices(self, name: str, tensor: Tensor) -> Sequence[Tensor]:
         if name in self.skeleton.written:  # torch lets nobody write to what `unbind` gives
             return [tensor[index] for index in range(len(tensor))]
-        return tensor.unbind(0)
+        return unbind_watched(name, tensor, self.skeleton)
 
     def _allowed(self, state: State, rows: Tensor) -> list[Shortcut] | None:
         """What to shorten if the rows are taken in pieces; None: they are taken at once, and nothing is shortened."""

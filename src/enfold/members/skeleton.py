@@ -119,8 +119,9 @@ class Skeleton:
         memo.update({**shared_attributes(self.network), **detached_tensors(self.network)})
         twin = Skeleton.__new__(Skeleton)
         memo[id(self)] = twin
-        vars(twin).update(copy.deepcopy(vars(self), memo))
-        rebind(twin.network, self.network, memo)
+        with torch.inference_mode(False):
+            vars(twin).update(copy.deepcopy(vars(self), memo))
+            rebind(twin.network, self.network, memo)
         return twin
 
     @staticmethod

@@ -8,6 +8,7 @@ forward is welcome: where a pass takes another way than the first, it runs on it
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -34,6 +35,10 @@ class OneTrunk:
         self.forwards = [(module, vars(module).get("forward"), self._noting(module)) for module in shared]
         self.intact: set[nn.Module] = set()  # whose outputs nobody alters in place, so that no copy is needed
         self.record = Record(self.intact)
+        self.names = list(own)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OneTrunk:
+        return OneTrunk(copy.deepcopy(self.skeleton, memo), self.names)
 
     def _noting(self, module: nn.Module) -> Callable[..., Any]:
         forward = module.forward

@@ -88,6 +88,7 @@ class SoftAverage(Members):
     """
 
     expands = True
+    made_from = ""  # what tells its start from others, where not all of it is made again to go on from a checkpoint
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from enfold.errors import EnfoldError
-from enfold.files import atomic_path, write_json, write_text
+from enfold.files import append_line, atomic_path, remove_stale_parts, write_json, write_text
 from enfold.predictions import Predictions
+from enfold.run.lock import FILE as LOCK
+from enfold.run.lock import writing
 from enfold.run.recipe import Recipe, parse_recipe
+from enfold.run.yaml_text import read_text
 from enfold.store import versions
+from enfold.usercode import looking_in, untrusted
 
 FORMAT = 1
 
@@ -25,38 +30,74 @@ FORMAT = 1
 class RunDirectory:
     """Where one run keeps its recipe, weights, predictions, metrics and log."""
 
-    def __init__(self, path: Path, beside: Path | None = None, home: Path | None = None) -> None:
+    def __init__(
+        self, path: Path, beside: Path | None = None, home: Path | None = None, *, trust_code: bool = False
+    ) -> None:
         self.path, self.home = path, home or path
         self.beside = beside  # the folder of the recipe's file
+        self.trust_code = trust_code  # whether code that its recipe names may run
 
     @classmethod
-    def create(cls, path: Path, recipe: Recipe, *, resume: bool = False, beside: Path | None = None) -> RunDirectory:
+    def create(
+        cls,
+        path: Path,
+        recipe: Recipe,
+        *,
+        resume: bool = False,
+        beside: Path | None = None,
+        trust_code: bool = False,
+    ) -> RunDirectory:
         """A new run, or with `resume` the same one again; another run's directory is refused."""
-        run = cls(path, beside)
-        if not run.manifest_file.exists():
-            if path.exists() and (not path.is_dir() or any(not _is_leftover(file) for file in path.iterdir())):
-                raise EnfoldError(f"a run needs an empty or new folder, got '{path}': choose another")
-            made_in = [relative(place, path) for place in run.places[:-1]]
-            told = {"format": FORMAT, "name": recipe.name, "versions": versions(), "made_in": made_in}
-            write_json(run.manifest_file, told)
-        elif not resume:
-            raise EnfoldError(f"'{path}' already holds a run: add --resume to go on with it, or choose another folder")
-        if not run.recipe_file.exists():  # a run is one from its manifest on, wherever it was stopped
-            run.write_recipe(recipe)
-        elif not run.recipe().extends(recipe):
-            raise EnfoldError(
-                f"a run can only be resumed with its own recipe, but '{path}' has another: choose another folder"
-            )
+        run = cls(path, beside, trust_code=trust_code)
+        with run.writing():
+            run.prepare()
+            run._begin(recipe, resume)
         return run
 
+    def _begin(self, recipe: Recipe, resume: bool) -> None:
+        if not self.manifest_file.exists():
+            if any(not _is_leftover(file) for file in self.path.iterdir()):
+                raise EnfoldError(f"a run needs an empty or new folder, got '{self.path}': choose another")
+            made_in = [relative(place, self.path) for place in self.places[:-1]]
+            told = {"format": FORMAT, "name": recipe.name, "versions": versions(), "made_in": made_in}
+            write_json(self.manifest_file, told)
+        elif not resume:
+            raise EnfoldError(
+                f"'{self.path}' already holds a run: add --resume to go on with it, or choose another folder"
+            )
+        if not self.recipe_file.exists():  # a run is one from its manifest on, wherever it was stopped
+            self.write_recipe(recipe)
+        elif not self.recipe().extends(recipe):
+            raise EnfoldError(
+                f"a run can only be resumed with its own recipe, but '{self.path}' has another: choose another folder"
+            )
+
     @classmethod
-    def open(cls, path: Path) -> RunDirectory:
+    def open(cls, path: Path, *, trust_code: bool = False) -> RunDirectory:
         """An existing run."""
-        run = cls(path)
+        run = cls(path, trust_code=trust_code)
         if not run.manifest_file.is_file() or not run.recipe_file.is_file():
             raise EnfoldError(f"a run directory holds run.json and recipe.yaml, but '{path}' does not: check the path")
         run.read_json("run.json")
         return run
+
+    def prepare(self) -> None:
+        """Make a run ready to be written: remove what killed processes left, refuse folders that lead out of it."""
+        remove_stale_parts(self.path)
+        for file in sorted(self.path.rglob("*")):
+            if file.is_symlink() and file.is_dir():
+                raise EnfoldError(
+                    f"a run's folders must lie in it, but '{file}' is a symbolic link: put the folder in its place"
+                )
+
+    def require_folder(self) -> None:
+        """Refuse to go on with a run whose folder was removed."""
+        if not (self.home / "run.json").is_file():
+            raise EnfoldError(f"a run's folder must stay while it is written, but '{self.home}' is gone: start again")
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Inside the block no other process writes to the run; where one does already, this one is refused."""
+        return writing(self.home)
 
     @property
     def places(self) -> list[Path]:
@@ -67,10 +108,26 @@ class RunDirectory:
         made_in = [Path(os.path.normpath(self.home / each)) for each in self._manifest().get("made_in", ())]
         return [*made_in, Path(), *([self.beside] if self.beside else []), self.home]
 
+    def context(self) -> AbstractContextManager[None]:
+        """Where data and code that the recipe names are looked for; code is imported only if the run is trusted."""
+        return looking_in(self.places, trusted=self.trust_code)
+
+    def code(self, recipe: Recipe) -> list[str]:
+        """The references to code in this recipe and in the run's own, which is the one that a resumed run follows."""
+        recipes = [recipe, *([self.recipe()] if self.recipe_file.is_file() else [])]
+        return list(dict.fromkeys(reference for each in recipes for reference in each.code_references()))
+
+    def require_trust(self, recipe: Recipe) -> None:
+        """Refuse a recipe that names code, here or in the run's own, unless the run is trusted."""
+        references = self.code(recipe)
+        if references and not self.trust_code:
+            with self.context():
+                raise untrusted(references)
+
     def _manifest(self) -> dict[str, Any]:
         try:
             return dict(json.loads((self.home / "run.json").read_text(encoding="utf-8")))
-        except (OSError, ValueError):  # not made yet, or of no use here
+        except (OSError, ValueError, TypeError, RecursionError):  # not made yet, or of no use here
             return {}
 
     @property
@@ -85,7 +142,7 @@ class RunDirectory:
 
     def recipe(self) -> Recipe:
         """The run's recipe."""
-        return parse_recipe(self.recipe_file.read_text(encoding="utf-8"), str(self.recipe_file))
+        return parse_recipe(read_text(self.recipe_file), str(self.recipe_file))
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Replace the recipe, as when a fold is added."""
@@ -93,7 +150,7 @@ class RunDirectory:
 
     def cell(self, seed: int) -> RunDirectory:
         """The part of the run for one seed."""
-        return RunDirectory(self.path / f"seed-{seed}", self.beside, self.home)
+        return RunDirectory(self.path / f"seed-{seed}", self.beside, self.home, trust_code=self.trust_code)
 
     def model_file(self, kind: str, label: str) -> Path:
         """Where a model's weights are."""
@@ -103,10 +160,12 @@ class RunDirectory:
         """Where a training that is under way keeps its state."""
         return self.path / kind / f"{label}.checkpoint.safetensors"
 
-    def checkpoint_files(self, kind: str, label: str) -> list[Path]:
-        """That, and those of trainings that go before it."""
+    def remove_checkpoints(self, kind: str, label: str) -> None:
+        """Remove that, and those of trainings that go before it; in a run that is read-only they stay."""
         last = self.checkpoint_file(kind, label)
-        return [last, *last.parent.glob(f"{last.stem}-*{last.suffix}")]
+        for file in last.parent.glob(f"{last.stem}*{last.suffix}"):
+            with suppress(OSError):
+                file.unlink()
 
     def is_done(self, kind: str, label: str) -> bool:
         """Whether the model's stage is finished: its manifest is written last."""
@@ -118,24 +177,27 @@ class RunDirectory:
         model = self.model_file(kind, label)
         derived = [self.path / room / f"{label}.safetensors" for room in ("predictions", "ood")]
         history = self.path / "histories" / kind / f"{label}.json"
-        for file in (*derived, history, *self.checkpoint_files(kind, label), model.with_suffix(".json"), model):
+        self.remove_checkpoints(kind, label)
+        for file in (*derived, history, model.with_suffix(".json"), model):
             file.unlink(missing_ok=True)
 
     def write_json(self, name: str, content: Any) -> None:
         """Write a result."""
+        self.require_folder()
         write_json(self.path / name, content)
 
     def read_json(self, name: str) -> Any:
         """Read a result."""
         try:
             return json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise EnfoldError(
                 f"'{self.path / name}' must be JSON written by enfold, but it cannot be read: rerun its stage"
             ) from error
 
     def write_predictions(self, label: str, parts: Mapping[str, Predictions]) -> None:
         """Keep what a model said, so that any metric can be computed later without running it."""
+        self.require_folder()
         tensors = {}
         for part, predictions in parts.items():
             tensors[f"{part}/log_probs"] = predictions.log_probs.float().contiguous()
@@ -158,9 +220,8 @@ class RunDirectory:
     def log(self, event: str, **details: Any) -> None:
         """One more line in the run's log."""
         record = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": event, **details}
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "log.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        self.require_folder()
+        append_line(self.path / "log.jsonl", json.dumps(record, ensure_ascii=False))
 
 
 def relative(place: Path, start: Path) -> str:
@@ -172,5 +233,5 @@ def relative(place: Path, start: Path) -> str:
 
 
 def _is_leftover(file: Path) -> bool:
-    """Of a run that was killed while its manifest was being written."""
-    return file.name.startswith(".run.json.") and file.name.endswith(".part")
+    """Of a run that was killed while its manifest was being written, or its lock."""
+    return file.name == LOCK or (file.name.startswith(".run.json.") and file.name.endswith(".part"))

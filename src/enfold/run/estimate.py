@@ -43,12 +43,12 @@ class Estimate:
         )
 
 
-def estimate(recipe: Recipe, device: str = "cpu", beside: Path | None = None) -> Estimate:
+def estimate(recipe: Recipe, device: str = "cpu", beside: Path | None = None, *, trust_code: bool = False) -> Estimate:
     """Run a few steps and multiply; data and networks are made, nothing is written.
 
     `beside` is the folder of the recipe's file.
     """
-    cell = Cell(RunDirectory(Path("dry-run"), beside), recipe, recipe.seeds[0], device)
+    cell = Cell(RunDirectory(Path("dry-run"), beside, trust_code=trust_code), recipe, recipe.seeds[0], device)
     members = Stacked.make(cell.make_network, recipe.members, seed=0).to(device)
     plan = recipe.members_plan(0, device)
     of_members = _step_seconds(members, cell, plan)

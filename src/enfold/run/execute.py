@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import wraps
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from torch import nn
 
-from enfold.errors import EnfoldError
+from enfold.errors import EnfoldError, WriteError
 from enfold.members import Stacked
 from enfold.metrics import accuracy, nll, per_member
 from enfold.registry import nearest
@@ -20,6 +21,22 @@ from enfold.run.results import Results, evaluate_cell, forget, predictions_of, s
 from enfold.run.specs import FoldSpec, ShareSpec
 from enfold.run.stages import Cell
 from enfold.store import read_manifest, versions
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def _writes(
+    function: Callable[Concatenate[RunDirectory, Arguments], Result],
+) -> Callable[Concatenate[RunDirectory, Arguments], Result]:
+    """A function that writes to the run which is its first argument, with the run's lock."""
+
+    @wraps(function)
+    def locked(run: RunDirectory, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        with run.writing():
+            return function(run, *args, **kwargs)
+
+    return locked
 
 
 def cells(run: RunDirectory, recipe: Recipe, device: str = "cpu") -> list[Cell]:
@@ -40,6 +57,7 @@ def cell_of(run: RunDirectory, recipe: Recipe, seed: int | None, device: str = "
     )
 
 
+@_writes
 def execute(
     run: RunDirectory, recipe: Recipe, *, device: str = "cpu", only: Collection[str] | None = None
 ) -> dict[str, Any]:
@@ -54,12 +72,14 @@ def execute(
     return _summarised(run, recipe, [evaluate_cell(cell, cell.models(without=left)) for cell in parts])
 
 
+@_writes
 def train(run: RunDirectory, recipe: Recipe, *, device: str = "cpu") -> None:
     """The members alone."""
     for cell in cells(run, recipe, device):
         cell.members()
 
 
+@_writes
 def brought(run: RunDirectory, recipe: Recipe, *, device: str = "cpu") -> dict[str, Any]:
     """The files of a run whose members came from files, with each one's scores on validation data, and those left out.
 
@@ -98,6 +118,7 @@ def _summarised(run: RunDirectory, recipe: Recipe, results: list[Results]) -> di
     return summary
 
 
+@_writes
 def add_method(run: RunDirectory, room: str, spec: dict[str, Any], *, device: str = "cpu") -> Recipe:
     """The run's recipe with one more share or fold, which is made and asked for its predictions.
 
@@ -112,6 +133,7 @@ def add_method(run: RunDirectory, room: str, spec: dict[str, Any], *, device: st
         _require_free(run, recipe, added.label)
         content = without.model_dump(mode="json")
         extended = make_recipe({**content, key: [*content[key], spec]}, str(run.recipe_file))
+        run.require_trust(extended)
     parts = [cell for cell in cells(run, extended, device) if (key, added.label) in cell.wanted()]
     if extended is recipe and all(cell.run.is_done(key, added.label) for cell in parts):
         return recipe
@@ -122,12 +144,15 @@ def add_method(run: RunDirectory, room: str, spec: dict[str, Any], *, device: st
         members = cell.members()
         try:
             predictions_of(cell, added.label, _made(cell, added, members))
+        except WriteError:  # the method is not to blame: it goes on when there is room again
+            raise
         except EnfoldError:
             _rewrite(run, extended, without)
             raise
     return extended
 
 
+@_writes
 def drop_method(run: RunDirectory, label: str) -> dict[str, Any] | None:
     """Remove a share or fold, and its control if it is no other's; the summary without it, if there was one.
 
@@ -191,10 +216,12 @@ def _made(cell: Cell, spec: ShareSpec | FoldSpec, members: Stacked) -> nn.Module
     return cell.share(spec, members) if isinstance(spec, ShareSpec) else cell.fold(spec, members)
 
 
-def open_run(path: Path) -> tuple[RunDirectory, Recipe]:
-    """An existing run whose members are trained, and its recipe."""
-    run = RunDirectory.open(path)
+def open_run(path: Path, *, trust_code: bool = False) -> tuple[RunDirectory, Recipe]:
+    """An existing run whose members are trained, and its recipe; one that names code must be trusted."""
+    run = RunDirectory.open(path, trust_code=trust_code)
+    run.prepare()
     recipe = run.recipe()
+    run.require_trust(recipe)
     for cell in cells(run, recipe):
         if not cell.run.is_done("members", "members"):
             finish = recipe.command("run", run.recipe_file, run.path, "--resume")

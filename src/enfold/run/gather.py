@@ -22,7 +22,6 @@ from enfold.run.recipe import Recipe
 from enfold.run.results import summarise
 from enfold.run.stages import Cell
 from enfold.run.trainings import trainings
-from enfold.usercode import looking_in
 
 SHOWN = 12  # examples
 NEEDED = {"accuracy", "nll", "ece", "brier"}
@@ -57,7 +56,7 @@ def _gather(run: RunDirectory, recipe: Recipe, label: str | None) -> Content:
     return Content(
         name=recipe.name,
         folder=run.path,
-        trust=" --trust-code" if recipe.runs_code() else "",
+        trust=" --trust-code" if recipe.code_references() else "",
         summary=summary,
         recipe=run.recipe_file.read_text(encoding="utf-8"),
         versions=summary.get("versions") or run.read_json("run.json")["versions"],
@@ -154,7 +153,7 @@ def _examples(run: RunDirectory, recipe: Recipe, seeds: tuple[Seed, ...], headli
     teacher, fold = (seed.predictions[name]["test"].mean() for name in ("ensemble", headline.label))
     first, second = (each.log_probs[0].exp() for each in (teacher, fold))  # (N, C)
     distance = (first - second).abs().sum(-1) / 2
-    with looking_in(run.places):
+    with run.context():
         data, notice = _data(recipe, teacher.labels)
     found = []
     for index in distance.argsort(descending=True, stable=True)[:SHOWN].tolist():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from itertools import combinations
@@ -23,6 +24,7 @@ from enfold.run.evidence import MEAN_MEMBER, Evidence, Place
 from enfold.run.execute import cells, execute
 from enfold.run.published import Reproduction, Scale, claimed, recipes, reproduction, scale_of
 from enfold.run.recipe import Recipe
+from enfold.run.stages import Cell
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Asked:
     only: tuple[str, ...] = ()  # of the table's runs these, * being any; all if left out
     device: str = "cpu"
     resume: bool = False
+    trust_code: bool = False
 
 
 def reproduce(asked: Asked, out: Path) -> dict[str, Any]:
@@ -43,18 +46,15 @@ def reproduce(asked: Asked, out: Path) -> dict[str, Any]:
     wanted, chosen = reproduction(asked.name), scale_of(asked.name, asked.scale)
     made = _chosen(asked, recipes(asked.name, asked.scale, asked.changes))
     _require_data(asked, made)
-    runs = _opened(made, out, asked)
-    for run in runs.values():
-        execute(run, run.recipe(), device=asked.device)
-    own = {name: cells(run, run.recipe(), asked.device) for name, run in runs.items()}
-    found: dict[str, list[Tree]] = {}
-    figures: list[str] = []
-    if wanted.analysis is not None:
-        settings = {**wanted.analysis.settings, **chosen.analysis}
-        for name, seeds in own.items():
-            found[name] = [{wanted.analysis.name: analyse(wanted.analysis.name, cell, settings)} for cell in seeds]
-        if chosen.figures:
-            figures = _drawn(wanted.analysis.name, own, found, out)
+    places = _checked(made, out, asked)
+    with ExitStack() as locks:
+        for place in places.values():
+            locks.enter_context(place.writing())
+        runs = {name: _one(place, made[name], asked) for name, place in places.items()}
+        for run in runs.values():
+            execute(run, run.recipe(), device=asked.device)
+        own = {name: cells(run, run.recipe(), asked.device) for name, run in runs.items()}
+        found, figures = _analysed(wanted, chosen, own, out)
     first = next(iter(own))
     everywhere = {**own, "": own[first], **{name: own[other] for name, other in chosen.instead.items() if other in own}}
     evidence = Evidence(everywhere, {name: found.get(_read_in(name, first, chosen), []) for name in everywhere})
@@ -74,6 +74,19 @@ def reproduce(asked: Asked, out: Path) -> dict[str, Any]:
     judged = judge_by(evidence, wanted, about, replicates=chosen.replicates)
     content: dict[str, Any] = plain({**judged, "seconds": time.monotonic() - started})
     return content
+
+
+def _analysed(
+    wanted: Reproduction, chosen: Scale, own: Mapping[str, Sequence[Cell]], out: Path
+) -> tuple[dict[str, list[Tree]], list[str]]:
+    """What the analysis found, run by run and seed by seed, and the files of its figures."""
+    found: dict[str, list[Tree]] = {}
+    if wanted.analysis is None:
+        return found, []
+    settings = {**wanted.analysis.settings, **chosen.analysis}
+    for name, seeds in own.items():
+        found[name] = [{wanted.analysis.name: analyse(wanted.analysis.name, cell, settings)} for cell in seeds]
+    return found, _drawn(wanted.analysis.name, own, found, out) if chosen.figures else []
 
 
 def write(content: Mapping[str, Any], out: Path) -> list[Path]:
@@ -138,9 +151,9 @@ def _require_data(asked: Asked, made: Mapping[str, Recipe]) -> None:
             )
 
 
-def _opened(made: Mapping[str, Recipe], out: Path, asked: Asked) -> dict[str, RunDirectory]:
-    """A folder a run; names that have a run in common add their rows to it."""
-    places = {name: RunDirectory(out / recipe.name) for name, recipe in made.items()}
+def _checked(made: Mapping[str, Recipe], out: Path, asked: Asked) -> dict[str, RunDirectory]:
+    """A folder a run; nothing is written yet."""
+    places = {name: RunDirectory(out / recipe.name, trust_code=asked.trust_code) for name, recipe in made.items()}
     for name, other in combinations(made, 2):
         if places[name].path == places[other].path:
             raise EnfoldError(
@@ -153,12 +166,14 @@ def _opened(made: Mapping[str, Recipe], out: Path, asked: Asked) -> dict[str, Ru
                 f"'{place.path}' already holds a run: add --resume to go on with it, or choose another folder"
             )
     for name, place in places.items():
+        place.require_trust(made[name])
         if not place.recipe_file.exists():
             cells(place, made[name], asked.device)[0].check()
-    return {name: _one(place, made[name], asked) for name, place in places.items()}
+    return places
 
 
 def _one(place: RunDirectory, recipe: Recipe, asked: Asked) -> RunDirectory:
+    """The run; names that have one in common add their rows to it."""
     if place.recipe_file.exists():
         known = place.recipe()
         more = {
@@ -169,7 +184,7 @@ def _one(place: RunDirectory, recipe: Recipe, asked: Asked) -> RunDirectory:
         both = known.model_copy(update={**more, "corruptions": known.corruptions or recipe.corruptions})
         if both != known and both.extends(recipe) and len(set(labels)) == len(labels):
             place.write_recipe(both)
-    return RunDirectory.create(place.path, recipe, resume=asked.resume)
+    return RunDirectory.create(place.path, recipe, resume=asked.resume, trust_code=asked.trust_code)
 
 
 def _drawn(analysis: str, own: Mapping[str, Sequence[Any]], found: Mapping[str, list[Tree]], out: Path) -> list[str]:

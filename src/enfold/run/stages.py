@@ -21,7 +21,7 @@ from enfold.data import load as load_data
 from enfold.data.corruptions import cifar_c_kinds
 from enfold.data.ood import Outside
 from enfold.distilling import Distillation
-from enfold.errors import EnfoldError
+from enfold.errors import EnfoldError, UnchangedWarning
 from enfold.evaluate import best_member, member_logits
 from enfold.fold.soup import Alone
 from enfold.folding import Route, noted
@@ -43,7 +43,7 @@ from enfold.train import Plan, Trajectory, fit
 from enfold.train.checkpoint import stored_history
 from enfold.train.diversity import Alike
 from enfold.train.loop import Fit
-from enfold.usercode import looking_in, told
+from enfold.usercode import told
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ class Cell:
     @cached_property
     def data(self) -> Data:
         """The recipe's data; the same split for every seed."""
-        with looking_in(self.run.places):
+        with self.run.context():
             return self.recipe.data.load()
 
     @cached_property
     def outside(self) -> tuple[Outside, ...]:
         """The recipe's sets from outside, as its network is shown them."""
         spec = self.recipe.data
-        with looking_in(self.run.places):
+        with self.run.context():
             everything = load_data(spec.source, size=spec.size).test if spec.exclude_classes else self.data.test
             return tuple(made_set(each, self.data, everything) for each in self.recipe.ood)
 
@@ -76,7 +76,7 @@ class Cell:
 
     def maker(self, spec: str | Mapping[str, Any]) -> Callable[[], nn.Module]:
         """What makes the network of a spec for the recipe's data."""
-        with looking_in(self.run.places):
+        with self.run.context():
             return factory(spec, self.data.shape, self.data.num_classes)
 
     def check(self) -> None:
@@ -175,20 +175,20 @@ class Cell:
         """The stored model, or the one that `make` gives, which is stored; its training checkpoint goes last."""
         file, checkpoint = self.run.model_file(kind, label), self.run.checkpoint_file(kind, label)
         if self.run.is_done(kind, label):
-            checkpoint.unlink(missing_ok=True)
+            self.run.remove_checkpoints(kind, label)
             return load(file, network or self.make_network)
         started = time.perf_counter()
         self.run.log("started", stage=f"{kind}/{label}", seed=self.seed)
         with warnings.catch_warnings():
-            for notice in (Alike, Alone, Fewer):  # with the results, from what is stored
+            for notice in (Alike, Alone, Fewer, UnchangedWarning):  # with the results, from what is stored
                 warnings.simplefilter("ignore", notice)
             model = make(checkpoint)
-        save(model, file, about={**self.about, **(told or {})})
+        self.run.require_folder()
         history = stored_history(checkpoint)
         if history is not None and kind != "members":  # the members' is kept by their own stage
             self.run.write_json(f"histories/{kind}/{label}.json", history.as_dict())
-        for left in self.run.checkpoint_files(kind, label):
-            left.unlink(missing_ok=True)
+        save(model, file, about={**self.about, **(told or {})})  # last: with its manifest the stage is done
+        self.run.remove_checkpoints(kind, label)
         self.run.log("finished", stage=f"{kind}/{label}", seed=self.seed, seconds=time.perf_counter() - started)
         return model.eval()
 
@@ -199,7 +199,7 @@ class Cell:
         """
         if self.recipe.checkpoints is None:
             return None
-        with looking_in(self.run.places):
+        with self.run.context():
             files, wanted = matching_files(self.recipe.checkpoints), self.recipe.members
         if len(files) < wanted:
             raise EnfoldError(
@@ -279,7 +279,7 @@ class Cell:
         def make(checkpoint: Path) -> nn.Module:
             with titled(f"seed {self.seed}: {spec.label}"), noted() as found:
                 folded: nn.Module = fold(members, self.data, checkpoint=checkpoint, answers=self.run.path / "answers")
-            told.update(found)
+            told.update({name: value for name, value in found.items() if value is not None})
             return folded
 
         if spec.then:
@@ -314,12 +314,21 @@ class Cell:
 
     def control(self, label: str, plan: Plan, members: Stacked) -> nn.Module:
         """A member trained as long as the folds with that plan."""
+        told: dict[str, Any] = {}
 
         def make(checkpoint: Path) -> nn.Module:
-            with titled(f"seed {self.seed}: {label}"):
-                return Control(plan)(members, self.data, checkpoint=checkpoint)
+            with titled(f"seed {self.seed}: {label}"), noted() as found:
+                control = Control(plan)(members, self.data, checkpoint=checkpoint)
+            told.update({name: value for name, value in found.items() if value is not None})
+            return control
 
-        return self._stage("controls", label, make)
+        return self._stage("controls", label, make, told=told)
+
+    def start_kept(self, label: str) -> str | None:
+        """What a control or fold started from, if its training returned that unchanged."""
+        kind = next((kind for kind, name in self.wanted() if name == label), None)
+        about = self.run.read_json(f"{kind}/{label}.json").get("about", {}) if kind else {}
+        return about.get("unchanged")
 
     def wanted(self) -> dict[tuple[str, str], Any]:
         """What is made beside the members and from them, by kind and label."""

@@ -18,6 +18,7 @@ from enfold.evaluate import member_logits
 from enfold.members import Members, State
 from enfold.members.inputs import in_type_of
 from enfold.members.skeleton import Skeleton
+from enfold.members.usage import note_used
 from enfold.train.objective import Moment, Objective
 
 
@@ -42,7 +43,7 @@ class OneMember(nn.Module):
         """(B, ...) -> (1, B, C)."""
         code, state = self.of
         with code.holding(state) as network:
-            return member_logits(network, inputs.clone() if code.writes_inputs else inputs)
+            return member_logits(network, inputs)
 
 
 def backward(
@@ -96,6 +97,7 @@ class Gradients:
         self.state = state
         self.found: State = {}
         self.current: State = {}
+        self.unused: dict[str, set[int]] = {}  # members without a gradient of what others have one of
 
     def leaves(self, index: int) -> State:
         """One member's values; those that want a gradient begin a graph of their own."""
@@ -107,13 +109,19 @@ class Gradients:
     def keep(self, index: int) -> None:
         """Put the member's gradients beside those of the others."""
         for name, leaf in self.current.items():
-            if leaf.grad is None and name not in self.found:
-                continue  # what no member uses gets no gradient
+            if leaf.grad is None:
+                self.unused.setdefault(name, set()).add(index)
+                if name not in self.found:
+                    continue  # what no member uses gets no gradient
             if name not in self.found:
                 like = torch.empty_like if index == 0 else torch.zeros_like
                 self.found[name] = like(self.state[name], requires_grad=False)
             self.found[name][index] = 0.0 if leaf.grad is None else leaf.grad.to_dense()
 
     def apply(self) -> None:
-        """Add them to the parameters' gradients."""
+        """Add them to the parameters' gradients, and record for the optimizer which members use a parameter."""
+        for name in self.unused.keys() & self.found.keys():
+            stacked = self.state[name]
+            if stacked.is_leaf:
+                note_used(stacked, [index not in self.unused[name] for index in range(len(stacked))])
         torch.autograd.backward([self.state[name] for name in self.found], list(self.found.values()))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
 from enfold.files import atomic_path
+from enfold.identity import Identity, differences
 from enfold.train.history import History
 from enfold.train.optimize import Optimizer
 from enfold.train.selection import Selection
@@ -28,7 +29,7 @@ def save_checkpoint(
     selection: Selection,
     scaler: torch.amp.GradScaler,
     history: History,
-    identity: str,
+    identity: Identity,
 ) -> None:
     """Write the state after the last epoch in `history`, atomically."""
     tensors: dict[str, Tensor] = {}
@@ -40,12 +41,13 @@ def save_checkpoint(
         for name, tensor in state.items():  # copied, as tied tensors share memory, which safetensors refuses
             tensors[f"{prefix}/{name}"] = tensor.clone(memory_format=torch.contiguous_format)
     progress = {
-        "identity": identity,
+        "identity": dict(identity),
         "history": history.as_dict(),
         "selection": selection.record(),
         "scaler": scaler.state_dict(),
     }
-    with atomic_path(path) as temporary:
+    first = len(history.epochs) < 2  # later a folder that is gone was removed, and is not made again
+    with atomic_path(path, parents=first) as temporary:
         save_file(tensors, temporary, {"progress": json.dumps(progress)})
 
 
@@ -55,7 +57,7 @@ def load_checkpoint(
     optimizer: Optimizer,
     selection: Selection,
     scaler: torch.amp.GradScaler,
-    identity: str,
+    identity: Identity,
 ) -> History:
     """Put everything back as it was after the last finished epoch; a checkpoint of another training is refused."""
     try:
@@ -66,10 +68,11 @@ def load_checkpoint(
         raise EnfoldError(
             f"'{path}' must be a training checkpoint, but it cannot be read ({error}): delete it"
         ) from error
-    if progress.get("identity") != identity:
+    changed = differences(progress.get("identity", {}), identity)
+    if changed:
         raise EnfoldError(
-            f"a checkpoint can only continue the training it is from, but '{path}' is of another plan, model or "
-            "data: delete it, or choose another folder"
+            f"a checkpoint can only continue the training it is from, but '{path}' is of one with other "
+            f"{', '.join(changed)}: restore what it was, delete the file, or choose another"
         )
     parts: dict[str, dict[str, Tensor]] = {"model": {}, "chosen": {}, "optimizer": {}}
     for key, tensor in tensors.items():
@@ -89,6 +92,9 @@ def stored_history(path: Path) -> History | None:
     try:
         with safe_open(path, "pt") as file:
             progress: dict[str, Any] = json.loads((file.metadata() or {}).get("progress", "{}"))
-        return History.from_dict(progress["history"])
+        history, selection = History.from_dict(progress["history"]), progress.get("selection", {"nll": [None]})
+        if None not in selection["nll"]:  # an epoch is chosen
+            history.chosen = list(selection["epoch"])
+        return history
     except (OSError, SafetensorError, ValueError, KeyError, TypeError):  # gone since, or of another kind
         return None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -11,20 +9,24 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from enfold.data import Data
 from enfold.data.batches import Batch, Order
+from enfold.data.content import content
 from enfold.data.dataset import Split, has_examples
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
-from enfold.members import Members, trained_members
+from enfold.files import digest
+from enfold.identity import plain
+from enfold.members import Members, share_of, trained_members
+from enfold.members.checkpoints import require_tensors
 from enfold.members.shapes import refuse_shape
 from enfold.metrics import accuracy, nll, per_member
 from enfold.modes import refuse_inference_mode
-from enfold.predictions import Predictions
 from enfold.progress import ProgressBar, progress
 from enfold.seeds import derive
 from enfold.train.backward import backward
@@ -38,6 +40,8 @@ from enfold.train.optimize import Optimizer
 from enfold.train.plan import Plan
 from enfold.train.selection import Selection
 from enfold.train.trajectory import Trajectory
+
+ADDRESS = re.compile(" at 0x[0-9a-fA-F]+")  # in the text of an object, another one in each process
 
 
 def fit(
@@ -56,12 +60,13 @@ def fit(
     """Train a network or members in place by a plan and return what happened.
 
     With `checkpoint`, the state is written there after every epoch, and training goes on from it to the same bits if
-    the file exists. The default objective is cross-entropy with the plan's label smoothing. `judged` makes from the
-    model what is looked at on validation data in its place, such as the one network that members will become. `keep`
-    is a folder for the networks after every epoch, or a `Trajectory` that says which.
+    the file exists; with other data, initial weights or settings it is refused (`enfold.data.content` says what is
+    compared of a loader). The default objective is cross-entropy with the plan's label smoothing. `judged` makes from
+    the model what is looked at on validation data in its place, such as the one network that members will become.
+    `keep` is a folder for the networks after every epoch, or a `Trajectory` that says which.
     """
     refuse_inference_mode("training")
-    plan, share = plan or Plan(), getattr(model, "share", None)
+    plan, share = plan or Plan(), share_of(model)
     if share is not None:  # a method says what its training needs, whoever trains it
         plan = share.adapted(plan)
         objective = objective or share.objective(plan)
@@ -106,6 +111,11 @@ class Fit:
         self.history = History()
         self.scaler = torch.amp.GradScaler(plan.device, enabled=plan.precision == "float16")
         self.chooses = plan.select == "best" and has_examples(data.validation)
+        if checkpoint is not None:
+            require_tensors(model.state_dict(), "a checkpoint is written")
+        self.start = ""
+        if checkpoint is not None or keep is not None:
+            self.start = getattr(model, "made_from", None) or digest(tensor for _, tensor in _tensors(self.model))
         if keep is not None:
             keep.require(model, self.identity)
 
@@ -161,7 +171,9 @@ class Fit:
             self.model.begin()
         self._keep(0)
         if self.chooses:
-            self.selection.update(0, per_member(nll, self._validation()).tolist())
+            started = time.perf_counter()
+            self.history.start = Epoch(-1, [], *self._scores(), 0.0, time.perf_counter() - started)
+            self.selection.update(0, self.history.start.validation_nll)
 
     def _epoch(self, epoch: int, bar: ProgressBar) -> Epoch:
         started = time.perf_counter()
@@ -235,35 +247,39 @@ class Fit:
             return self.plan.rate_factor(epoch, 1)
         return self.plan.rate_factor(epoch * steps + number, steps)
 
-    def _validation(self) -> Predictions:
-        return predict(self.judged(self.model), self.data, "validation")
+    def _scores(self) -> tuple[list[float], list[float], float | None]:
+        """On validation data, where there are some: NLL and accuracy of each member, and the NLL of their mean."""
+        if not has_examples(self.data.validation):
+            return [], [], None
+        validation = predict(self.judged(self.model), self.data, "validation")
+        ensemble = nll(validation) if validation.num_members > 1 else None
+        return per_member(nll, validation).tolist(), per_member(accuracy, validation).tolist(), ensemble
 
     def _record(self, epoch: int, train_loss: list[float], started: float, steps: int) -> Epoch:
-        scores: tuple[list[float], list[float], float | None] = ([], [], None)
-        if has_examples(self.data.validation):
-            validation = self._validation()
-            ensemble = nll(validation) if validation.num_members > 1 else None
-            scores = (
-                per_member(nll, validation).tolist(),
-                per_member(accuracy, validation).tolist(),
-                ensemble,
-            )
+        scores = self._scores()
         rate = self.optimizer.inner.param_groups[0]["lr"]
         told = self.model.figures() if isinstance(self.model, Telling) else {}
         return Epoch(epoch, train_loss, *scores, rate, time.perf_counter() - started, steps, told)
 
     @cached_property
-    def identity(self) -> str:
-        """What must be the same for a checkpoint to be continued: plan, model, objective and data."""
-        shapes = {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items()}
-        objective = re.sub(" at 0x[0-9a-fA-F]+", "", repr(self.objective))  # addresses differ from run to run
-        train, labels = self.data.train, ""
-        if isinstance(train, Split):
-            labels = hashlib.sha256(train.labels.cpu().numpy().tobytes()).hexdigest()
+    def identity(self) -> dict[str, Any]:
+        """What must be the same for a checkpoint to be continued: data, initial weights, network, loss and plan."""
+        shapes = {name: tuple(tensor.shape) for name, tensor in _tensors(self.model)}
         network = self.model.skeleton.network if isinstance(self.model, Members) else self.model
-        method = [repr(getattr(self.model, "share", None)), repr(network)]
-        parts = [asdict(self.plan), shapes, objective, self.data.source, labels, *method]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        return plain(
+            {
+                **content(self.data, ("train", "validation")),
+                "initial weights": self.start,
+                "network": digest([], f"{shapes}{network!r}"),
+                "method": digest([], repr(share_of(self.model))),
+                "loss": digest([], ADDRESS.sub("", repr(self.objective))),
+                "plan": asdict(self.plan),
+            }
+        )
+
+
+def _tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [(name, value) for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)]
 
 
 def _default_objective(plan: Plan, num_members: int) -> CrossEntropy:

@@ -6,6 +6,7 @@ read without the others. Epochs are counted as trained so far: 0 is the start.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import nn
 
 from enfold.errors import EnfoldError
 from enfold.files import atomic_path
+from enfold.identity import Identity, differences
 from enfold.members import Members, State, trained_members
 from enfold.members.skeleton import read_state
 
@@ -52,7 +54,7 @@ class Trajectory:
         """Whether the networks after this epoch of so many are kept."""
         return epoch % self.every == 0 or epoch == epochs
 
-    def require(self, model: nn.Module, identity: str) -> None:
+    def require(self, model: nn.Module, identity: Identity) -> None:
         """Refuse a model without separate networks, and a folder that holds another training's trajectory."""
         if not isinstance(model, Members) and hasattr(model, "num_members"):
             raise EnfoldError(
@@ -60,22 +62,23 @@ class Trajectory:
             )
         for epoch in self.epochs[:1]:
             with _opened(self.file(epoch)) as file:
-                if (file.metadata() or {}).get("identity") != identity:
-                    raise EnfoldError(
-                        f"a folder holds one training's trajectory, but '{self.folder}' has another's: delete it, or "
-                        "choose another folder"
-                    )
+                changed = differences(json.loads((file.metadata() or {}).get("identity", "{}")), identity)
+            if changed:
+                raise EnfoldError(
+                    f"a folder holds one training's trajectory, but '{self.folder}' has that of one with other "
+                    f"{', '.join(changed)}: restore what it was, delete the folder, or choose another"
+                )
 
     @torch.no_grad()
-    def keep(self, model: nn.Module, epoch: int, identity: str) -> None:
+    def keep(self, model: nn.Module, epoch: int, identity: Identity) -> None:
         """Write the networks as they are after so many epochs, each (M, *its shape in the network)."""
         if isinstance(model, Members):
             state = {name: tensor[: trained_members(model)] for name, tensor in model.expand().items()}
         else:
             state = {name: tensor[None] for name, tensor in read_state(model).items()}
         tensors = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in state.items()}
-        with atomic_path(self.file(epoch)) as temporary:
-            save_file(tensors, temporary, {"identity": identity})
+        with atomic_path(self.file(epoch), parents=not epoch) as temporary:
+            save_file(tensors, temporary, {"identity": json.dumps(identity)})
 
     def state(self, epoch: int) -> State:
         """All members after so many epochs, stacked."""

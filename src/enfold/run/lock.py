@@ -1,0 +1,202 @@
+"""One writer a run directory: a lock of the operating system on a file that says who holds it.
+
+The kernel gives up the lock of a process that ends, however it ends, and tells processes apart whatever their ids are,
+as in containers that share a folder. The file is for what the kernel cannot tell: who holds the lock, and, where a file
+system keeps no such locks or keeps them for one machine only, whether the holder still lives. Its time is the holder's
+last sign of life. Readers take no lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import platform
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from enfold.errors import EnfoldError
+
+if sys.platform != "win32":
+    import fcntl
+
+FILE = ".lock"
+BEAT = 10.0  # seconds between two signs of life
+GONE = 60.0  # seconds without one after which a process on another machine is taken to have ended
+HELD_BY_OTHERS = (errno.EWOULDBLOCK, errno.EACCES)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that writes."""
+
+    host: str
+    boot: str  # since when the machine is up, as an id
+    namespace: str  # of the process ids, which containers have their own of
+    pid: int
+    started: str  # in clock ticks since the boot
+    command: str
+
+    @classmethod
+    def current(cls) -> Holder:
+        """This process."""
+        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])[:200]
+        boot = _read(Path("/proc/sys/kernel/random/boot_id")) or platform.node()
+        return cls(platform.node(), boot, _namespace(), os.getpid(), _started(os.getpid()), command)
+
+    def is_gone(self, age: float, kernel: bool) -> bool:
+        """Whether the process has ended; `kernel` says that the kernel has just given us its lock.
+
+        On this machine that is certain; of another one only signs of life are known.
+        """
+        here = Holder.current()
+        if self.boot == here.boot and kernel:
+            return True
+        if self.boot == here.boot and self.namespace == here.namespace and self.started:
+            return _started(self.pid) != self.started
+        return age > GONE
+
+
+class _Held:
+    """A lock that this process has."""
+
+    def __init__(self, file: Path, descriptor: int) -> None:
+        self.file, self.descriptor, self.released = file, descriptor, threading.Event()
+        self.thread = threading.Thread(target=self._beat, name="enfold lock", daemon=True)
+        self._write(json.dumps(asdict(Holder.current())))
+        self.thread.start()
+        _held.add(self)
+
+    def _write(self, text: str) -> None:
+        os.ftruncate(self.descriptor, 0)
+        os.lseek(self.descriptor, 0, os.SEEK_SET)
+        os.write(self.descriptor, text.encode())
+
+    def _beat(self) -> None:
+        while not self.released.wait(BEAT):
+            with contextlib.suppress(OSError):
+                os.utime(self.file)
+
+    def release(self) -> None:
+        _held.discard(self)
+        self.released.set()
+        self.thread.join()
+        with contextlib.suppress(OSError):  # the folder may be gone
+            self._write("")
+            self.file.unlink()
+        os.close(self.descriptor)
+
+
+_held: set[_Held] = set()  # by this process
+_depths = threading.local()  # how often this thread has entered, by folder
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Inside the block this thread alone writes to the folder, which is made; it may be entered again.
+
+    Another process or thread that writes is refused, not waited for.
+    """
+    depths, key = vars(_depths), str(folder.resolve())
+    held = None if depths.get(key) else _acquire(folder)
+    depths[key] = depths.get(key, 0) + 1
+    try:
+        yield
+    finally:
+        depths[key] -= 1
+        if held is not None:
+            held.release()
+
+
+def _acquire(folder: Path) -> _Held:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        while True:
+            descriptor = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+            try:
+                kernel = _locked(descriptor)
+                if _is_same(descriptor, folder / FILE):  # not removed by who held it, after we had opened it
+                    _require_free(folder, descriptor, kernel)
+                    return _Held(folder / FILE, descriptor)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+    except OSError as error:
+        raise EnfoldError(
+            f"a run needs a folder that can be written, got '{folder}' ({error.strerror}): choose another"
+        ) from error
+
+
+def _locked(descriptor: int) -> bool | None:
+    """Whether the kernel gave us the lock; None where the file system has none to give."""
+    if sys.platform == "win32":
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError as error:
+        return False if error.errno in HELD_BY_OTHERS else None
+
+
+def _is_same(descriptor: int, file: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), file.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _require_free(folder: Path, descriptor: int, kernel: bool | None) -> None:
+    try:
+        holder = Holder(**json.loads(os.read(descriptor, 1 << 16)))
+    except (ValueError, TypeError):  # just made, or cut off by a kill
+        holder = None
+    age = time.time() - os.fstat(descriptor).st_mtime
+    if kernel is not False and (holder is None or holder.is_gone(age, kernel is True)):
+        return
+    who = f"process {holder.pid} on {holder.host} ({holder.command})" if holder else "another process"
+    away = holder is not None and kernel is not False
+    remedy = f"wait until it ends, or {GONE:.0f} s after its last sign of life, which was {age:.0f} s ago"
+    raise EnfoldError(
+        f"one process at a time writes to a run, but {who} is writing to '{folder}': "
+        f"{remedy if away else 'wait until it ends, or choose another folder'}"
+    )
+
+
+def _close_all() -> None:
+    """In a forked child: the lock stays with the parent, and ends with it."""
+    for held in _held:
+        os.close(held.descriptor)
+    _held.clear()
+    vars(_depths).clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_all)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str:
+    """When a process began; empty if it has ended."""
+    fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()  # the name before may hold anything
+    return fields[19] if len(fields) > 19 else ""

@@ -1,0 +1,187 @@
+"""One process at a time writes to a run; the second is refused, and what a killed one left is recognised."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from enfold.errors import EnfoldError
+from enfold.run import RunDirectory, add_method, execute, lock
+from enfold.run.lock import FILE, Holder, writing
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[int]:
+    """Another process that writes to the folder until it is killed; its id."""
+    reading, written = os.pipe()
+    child = os.fork()
+    if not child:
+        with writing(folder):
+            os.write(written, b"held")
+            time.sleep(60)
+        os._exit(0)
+    os.close(written)
+    assert os.read(reading, 4) == b"held"
+    os.close(reading)
+    try:
+        yield child
+    finally:
+        killed(child)
+
+
+def killed(process: int) -> None:
+    with suppress(ProcessLookupError, ChildProcessError):
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+
+
+def left(folder: Path, age: float = 0.0, **changes: object) -> None:
+    """A lock's file of a process that the kernel knows nothing of any more."""
+    holder = {**vars(Holder.current()), **changes}
+    (folder / FILE).write_text(json.dumps(holder))
+    os.utime(folder / FILE, (time.time() - age,) * 2)
+
+
+def test_every_verb_that_writes_is_refused_and_none_that_reads(enfold, finished, recipe_file):
+    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    enfold("--version")  # what was printed before is none of ours
+    with held(finished) as other:
+        for words in (
+            ["run", recipe_file, finished, "--resume"],
+            ["fold", finished, "average", "--label", "other"],
+            ["share", finished, "batch_ensemble"],
+            ["evaluate", finished],
+            ["drop", finished, "average"],
+            ["alignment", finished],
+            ["landscape", finished],
+        ):
+            done = enfold(*words)
+            assert (done.code, done.err.count("\n"), done.out) == (2, 1, ""), done.err
+            assert f"process {other} on " in done.err
+        for words in (["report", finished], ["card", finished]):
+            assert enfold(*words).code == 0
+    changed = {path for path, content in before.items() if path.read_bytes() != content}
+    assert changed == set()
+
+
+def test_a_killed_writer_is_gone_at_once(enfold, finished):
+    with held(finished) as other:
+        killed(other)
+        assert (finished / FILE).is_file()
+        assert enfold("evaluate", finished).code == 0
+    assert not (finished / FILE).exists(), "what is over leaves nothing"
+
+
+def test_a_run_is_refused_before_a_second_one_is_made_in_its_folder(enfold, recipe_file, tmp_path):
+    with held(tmp_path / "out"):
+        done = enfold("run", recipe_file, tmp_path / "out")
+        assert (done.code, done.err.count("\n")) == (2, 1)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [FILE]
+    assert enfold("run", recipe_file, tmp_path / "out").code == 0
+
+
+def test_python_programs_are_refused_too(finished):
+    run = RunDirectory.open(finished)
+    with held(finished):
+        with pytest.raises(EnfoldError, match="one process at a time"):
+            execute(run, run.recipe())
+        with pytest.raises(EnfoldError, match="one process at a time"):
+            add_method(run, "fold", {"method": "average", "label": "other"})
+
+
+def test_a_thread_enters_again_and_another_is_refused(tmp_path):
+    refused: list[EnfoldError] = []
+
+    def enter() -> None:
+        try:
+            with writing(tmp_path):
+                pass
+        except EnfoldError as error:
+            refused.append(error)
+
+    with writing(tmp_path), writing(tmp_path / "." / "x" / ".."):
+        thread = threading.Thread(target=enter)
+        thread.start()
+        thread.join()
+    assert len(refused) == 1
+    enter()
+    assert len(refused) == 1
+    assert not (tmp_path / FILE).exists()
+
+
+def test_a_child_does_not_keep_the_lock(tmp_path):
+    """A loader's worker may live a little longer than the process that was killed."""
+    with writing(tmp_path):
+        reading, written = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(written)
+            os.read(reading, 1)
+            os._exit(0)
+    with writing(tmp_path):
+        pass
+    os.close(reading)
+    os.close(written)
+    os.waitpid(child, 0)
+
+
+OTHERS = {  # what the file says, its age, whether the kernel has locks -> whether the holder counts as gone
+    "killed": ({}, 0, True, True),
+    "killed, in another container": ({"namespace": "pid:[1]", "host": "container"}, 0, True, True),
+    "another machine, alive": ({"boot": "other", "host": "other"}, 5, True, False),
+    "another machine, alive, of the same name": ({"boot": "other"}, 5, True, False),
+    "another machine, silent": ({"boot": "other", "host": "other"}, 1000, True, True),
+    "alive, no locks": ({}, 1000, None, False),
+    "another process with that id, no locks": ({"started": "1"}, 0, None, True),
+    "ended, no locks": ({"pid": 2**22 + 1, "started": "1"}, 0, None, True),
+    "another container with that id, no locks": ({"namespace": "pid:[1]", "started": "1"}, 5, None, False),
+    "another container, silent, no locks": ({"namespace": "pid:[1]"}, 1000, None, True),
+}
+
+
+@pytest.mark.parametrize(("changes", "age", "kernel", "gone"), OTHERS.values(), ids=OTHERS)
+def test_who_is_gone(tmp_path, monkeypatch, changes, age, kernel, gone):
+    monkeypatch.setattr(lock, "_locked", lambda descriptor: kernel)
+    left(tmp_path, age, **changes)
+    if gone:
+        with writing(tmp_path):
+            assert json.loads((tmp_path / FILE).read_text())["pid"] == os.getpid()
+        assert not (tmp_path / FILE).exists()
+    else:
+        before = (tmp_path / FILE).read_text()
+        with pytest.raises(EnfoldError, match="is writing to"), writing(tmp_path):
+            pass
+        assert (tmp_path / FILE).read_text() == before
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}'])
+def test_a_file_that_was_cut_off_is_nobodys(tmp_path, text):
+    (tmp_path / FILE).write_text(text)
+    with writing(tmp_path):
+        pass
+
+
+def test_a_writer_gives_signs_of_life(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "BEAT", 0.01)
+    with writing(tmp_path):
+        os.utime(tmp_path / FILE, (0, 0))
+        limit = time.monotonic() + 5
+        while (tmp_path / FILE).stat().st_mtime == 0 and time.monotonic() < limit:
+            time.sleep(0.01)
+        assert (tmp_path / FILE).stat().st_mtime > 0
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(EnfoldError, match="can be written"), writing(tmp_path / "file"):
+        pass
+    (tmp_path / FILE).symlink_to(tmp_path / "file")
+    with pytest.raises(EnfoldError, match="can be written"), writing(tmp_path):
+        pass
+    assert (tmp_path / "file").read_text() == ""
