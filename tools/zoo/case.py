@@ -108,6 +108,14 @@ class Case:
                 found.append(self.outputs(network, inputs))
         return not torch.allclose(found[0], found[1], rtol=1e-4, atol=1e-6, equal_nan=True)
 
+    def ordered(self) -> bool:
+        """Whether the order of the examples in a batch matters in train mode, as in ghost batch norm."""
+        order = torch.arange(12).roll(5)
+        with torch.no_grad():
+            inputs = self.batch(count=12)
+            straight = self.outputs(self.build(calm=True, train=True), inputs)[order]
+            return difference(self.outputs(self.build(calm=True, train=True), inputs[order]), straight) > 1e-3
+
     def compare(self, found: Tensor, expected: Tensor, what: str, factor: float = 1.0) -> None:
         """Raises `Wrong` where they differ by more than rounding."""
         off = difference(found, expected, what)

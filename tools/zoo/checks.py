@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import enfold
 import enfold.share
-from enfold import Plan, Stacked
+from enfold import EnfoldError, Plan, Stacked
 from enfold.symmetry import permute
 from tools.zoo.case import MEMBERS, Case, Skipped, Wrong, difference, untouched
 from tools.zoo.entry import seeded
@@ -138,20 +138,30 @@ def train_gradients(case: Case) -> None:
 
 
 def _stepped(case: Case, train: bool) -> None:
-    sources, inputs = case.nets(calm=True, train=train), case.batch()
+    inputs = case.batch()
+    alone = [_stepped_alone(case, index, train) for index in range(MEMBERS)]
+    sources = case.nets(calm=True, train=train)
     with untouched(*sources):
         members = Stacked(sources)
         members.train(train)
         optimizer = torch.optim.SGD(members.parameters(), lr=1.0)
-        found = members(inputs.clone())
-        sum(case.loss(one) for one in found).backward()
+        sum(case.loss(one) for one in members(inputs.clone())).backward()
         optimizer.step()
-    for index in range(MEMBERS):
-        alone, start = (case.build(index, calm=True, train=train) for _ in range(2))
-        learned = [p for p in alone.parameters() if p.requires_grad]
-        case.loss(case.outputs(alone, inputs)).backward()
-        torch.optim.SGD(learned, lr=1.0).step()
-        case.compare_states(members.member(index), alone, moved(alone, start), f"member {index} after one step")
+    for index, expected in enumerate(alone):
+        change = moved(expected, case.build(index, calm=True, train=train))
+        case.compare_states(members.member(index), expected, change, f"member {index} after one step")
+
+
+def _stepped_alone(case: Case, index: int, train: bool) -> nn.Module:
+    """Member `index` after the same step by torch alone."""
+    network = case.build(index, calm=True, train=train)
+    outputs = case.outputs(network, case.batch())
+    try:
+        case.loss(outputs).backward()
+    except Exception as error:
+        raise Skipped(f"the network itself has no gradient in this mode ({error})") from error
+    torch.optim.SGD([parameter for parameter in network.parameters() if parameter.requires_grad], lr=1.0).step()
+    return network
 
 
 def moved(network: nn.Module, start: nn.Module) -> float:
@@ -323,6 +333,8 @@ def _fit(plan: Plan, loader: bool) -> Check:
             raise Wrong("fit changed the data")
         if case.drawing():
             return "random even without dropout: not compared"
+        if not loader and case.ordered():
+            return "outputs depend on the order of a batch: not compared"
         batches = data.train if loader else [(data.train.inputs, data.train.labels)]
         for index in range(MEMBERS):
             alone, start = plain_training(case, index, batches, plan), case.build(index, calm=True)
@@ -443,7 +455,7 @@ def _finite(case: Case, model: nn.Module, inputs: Tensor, members: int) -> None:
 @torch.no_grad()
 def _members_alone(case: Case, model: nn.Module, inputs: Tensor, when: str) -> None:
     """Every member against the plain network it is given out as, also with its values in one built anew."""
-    if not hasattr(model, "member"):
+    if not has_members(model):
         return
     model.eval()
     together = model(inputs.clone())
@@ -454,6 +466,15 @@ def _members_alone(case: Case, model: nn.Module, inputs: Tensor, when: str) -> N
             found = [case.outputs(into_fresh(case, one.state_dict(), k), inputs) for k in range(MEMBERS)]
             nearest = min(found, key=lambda own: difference(own, together[index]))  # each network has its own code
             case.compare(nearest, together[index], f"values of member {index} in a new network {when}")
+
+
+def has_members(model: nn.Module) -> bool:
+    """Whether members exist apart from each other; MIMO and MC dropout say that theirs do not."""
+    try:
+        model.member(0)
+    except (AttributeError, EnfoldError):
+        return False
+    return True
 
 
 def same_class(one: nn.Module, other: nn.Module) -> bool:
@@ -626,8 +647,8 @@ def distill(case: Case) -> str | None:
     with untouched(*sources):
         one = enfold.Distill(plan=plan)(Stacked(sources), data)
     case.require_classes()
-    if case.drawing():
-        return "random even without dropout: not compared"
+    if case.drawing() or case.ordered():
+        return "random even without dropout, or dependent on the order of a batch: not compared"
     with torch.no_grad():
         said = [case.outputs(network, data.train.inputs) for network in case.nets(calm=True)]
         kept = [case.outputs(network, data.validation.inputs) for network in case.nets(calm=True)]

@@ -123,6 +123,9 @@ def main() -> None:
         except ModuleNotFoundError as error:
             missing[one.name] = f"pip install {one.package} ({error})"
             print(f"{one.name:38} left out: {missing[one.name]}", flush=True)
+        except Exception as error:  # the others are still tried
+            missing[one.name] = f"{type(error).__name__}: {error}"
+            print(f"{one.name:38} fails: {missing[one.name]}", flush=True)
         else:
             print(line(one.name, rows[one.name]), flush=True)
     command = "python -m tools.zoo.symmetry"
