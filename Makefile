@@ -4,6 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .PHONY: help demo test slow smoke check bench readme install-check clean
+.PHONY: help demo test slow smoke check bench zoo readme clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
@@ -50,5 +51,15 @@ bench: $(READY) ## ratios to one network, in one process
 	$(BIN)/python bench/landscape.py
 	$(BIN)/python bench/report.py
 
+ZOO := .venv-zoo/.ready
+$(ZOO): pyproject.toml constraints.txt tools/zoo/requirements.txt
+	$(PYTHON) -m venv .venv-zoo
+	.venv-zoo/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . \
+		--requirement tools/zoo/requirements.txt
+	touch $(ZOO)
+
+zoo: $(ZOO) ## networks of thirty packages with everything that enfold does, in about an hour
+	OMP_NUM_THREADS=1 .venv-zoo/bin/python -m tools.zoo
+
 clean: ## remove what these targets made
-	rm -rf .venv runs
+	rm -rf .venv .venv-zoo runs

@@ -1,0 +1,718 @@
+"""What enfold is asked to do with every network: each check compares it with plain torch, written here.
+
+A check returns nothing or a note if all is well and raises `Wrong` if not; an `EnfoldError` is a refusal.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import enfold
+import enfold.share
+from enfold import EnfoldError, Plan, Stacked
+from enfold.symmetry import permute
+from tools.zoo.case import MEMBERS, Case, Skipped, Wrong, difference, untouched
+from tools.zoo.entry import seeded
+
+Check = Callable[[Case], str | None]
+CHECKS: dict[str, Check] = {}
+STEP = Plan(
+    epochs=2,
+    batch_size=64,
+    optimizer="sgd",
+    learning_rate=0.02,
+    momentum=0.9,
+    nesterov=False,
+    weight_decay=1e-2,
+    schedule="constant",
+    select="last",
+    order="shared",
+)
+
+
+def capability(name: str) -> Callable[[Check], Check]:
+    """Registers a check under the name of what it tries."""
+
+    def register(check: Check) -> Check:
+        CHECKS[name] = check
+        return check
+
+    return register
+
+
+@contextmanager
+def stored() -> Iterator[Path]:
+    """A file to store a model in."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder) / "model.safetensors"
+
+
+def into_fresh(case: Case, state: dict[str, Tensor], index: int = 0, **how: bool) -> nn.Module:
+    """A network that was built anew, with these values; needs nothing of enfold."""
+    network = case.build(index, **how)
+    network.load_state_dict(state)
+    return network
+
+
+# Members
+
+
+@capability("stacked: outputs")
+@torch.no_grad()
+def outputs(case: Case) -> None:
+    """In eval mode, for two batches."""
+    sources = case.nets()
+    with untouched(*sources):
+        members = Stacked(sources).eval()
+        case.compare(members(case.batch()), case.references, "outputs")
+        other = case.batch(seed=7)
+        expected = torch.stack([case.outputs(network, other) for network in case.nets()])
+        case.compare(members(other), expected, "outputs for a second batch")
+
+
+@capability("stacked: outputs in train mode")
+@torch.no_grad()
+def train_outputs(case: Case) -> str | None:
+    """From the same random state, or, where other draws are made, alike on average."""
+    if not case.drawing(calm=False):
+        return _train_outputs(case, calm=False)
+    _like_on_average(case)
+    if case.drawing():
+        return "random even without dropout: compared on average"
+    return _train_outputs(case, calm=True)
+
+
+def _train_outputs(case: Case, calm: bool) -> None:
+    references, inputs = case.nets(calm=calm, train=True), case.batch()
+    seeded(3)
+    expected = torch.stack([case.outputs(network, inputs) for network in references])
+    members = Stacked(case.nets(calm=calm, train=True))
+    members.train()
+    seeded(3)
+    case.compare(members(inputs.clone()), expected, "outputs in train mode")
+    for index, reference in enumerate(references):
+        ours = dict(members.member(index).named_buffers())
+        for name, buffer in reference.named_buffers():
+            if buffer.is_floating_point():
+                case.compare(ours[name], buffer, f"the buffer '{name}' of member {index} in train mode")
+
+
+def _like_on_average(case: Case, draws: int = 48) -> None:
+    """Means and spreads over draws, all outputs together: rates of dropout that are another member's show."""
+    references, inputs = case.nets(train=True), case.batch()
+    members = Stacked(case.nets(train=True)).train()
+    seeded(3)
+    expected = torch.stack([torch.stack([case.outputs(n, inputs) for n in references]) for _ in range(draws)])
+    found = torch.stack([members(inputs.clone()) for _ in range(draws)])
+    for index in range(MEMBERS):
+        ours, theirs = found[:, index].flatten(1), expected[:, index].flatten(1)
+        error = ((ours.var(0) + theirs.var(0)) / draws).sqrt().clamp_min(1e-3 * theirs.abs().max())
+        score = ((ours.mean(0) - theirs.mean(0)) / error).pow(2).mean().sqrt()
+        ratio = ours.std(0).mean() / theirs.std(0).mean().clamp_min(1e-9)
+        if score > 4 or not (0.6 < ratio < 1.6 or theirs.std(0).mean() < 1e-6):
+            raise Wrong(
+                f"over {draws} draws in train mode the mean of member {index} is {score:.1f} standard errors away, "
+                f"its spread {ratio:.2f} times"
+            )
+
+
+@capability("stacked: gradients")
+def gradients(case: Case) -> None:
+    """One step of plain SGD on all members' parameters."""
+    _stepped(case, train=False)
+
+
+@capability("stacked: gradients in train mode")
+def train_gradients(case: Case) -> None:
+    """The same with batch statistics."""
+    if case.drawing():
+        raise Skipped("random even without dropout")
+    _stepped(case, train=True)
+
+
+def _stepped(case: Case, train: bool) -> None:
+    inputs = case.batch()
+    alone = [_stepped_alone(case, index, train) for index in range(MEMBERS)]
+    sources = case.nets(calm=True, train=train)
+    with untouched(*sources):
+        members = Stacked(sources)
+        members.train(train)
+        optimizer = torch.optim.SGD(members.parameters(), lr=1.0)
+        sum(case.loss(one) for one in members(inputs.clone())).backward()
+        optimizer.step()
+    for index, expected in enumerate(alone):
+        change = moved(expected, case.build(index, calm=True, train=train))
+        case.compare_states(members.member(index), expected, change, f"member {index} after one step")
+
+
+def _stepped_alone(case: Case, index: int, train: bool) -> nn.Module:
+    """Member `index` after the same step by torch alone."""
+    network = case.build(index, calm=True, train=train)
+    outputs = case.outputs(network, case.batch())
+    try:
+        case.loss(outputs).backward()
+    except Exception as error:
+        raise Skipped(f"the network itself has no gradient in this mode ({error})") from error
+    torch.optim.SGD([parameter for parameter in network.parameters() if parameter.requires_grad], lr=1.0).step()
+    return network
+
+
+def moved(network: nn.Module, start: nn.Module) -> float:
+    """The largest change of a parameter."""
+    pairs = zip(network.parameters(), start.parameters(), strict=True)
+    return max((float((a - b).detach().abs().max()) for a, b in pairs if a.numel()), default=0.0) or 1.0
+
+
+@capability("stacked: own inputs")
+@torch.no_grad()
+def forward_each(case: Case) -> None:
+    """`forward_each`."""
+    batches = [case.batch(seed=20 + index) for index in range(MEMBERS)]
+    expected = torch.stack([case.outputs(n, b) for n, b in zip(case.nets(), batches, strict=True)])
+    case.compare(Stacked(case.nets()).eval().forward_each(torch.stack(batches)), expected, "forward_each")
+
+
+@capability("stacked: member")
+@torch.no_grad()
+def member(case: Case) -> None:
+    """`member(k)` in both modes, and its values in a network that was built anew."""
+    members, inputs = Stacked(case.nets()).eval(), case.batch()
+    for index in range(MEMBERS):
+        one = members.member(index)
+        if not same_class(one, case.build(index)):
+            raise Wrong(f"member {index} is a {type(one).__name__}")
+        case.compare(case.outputs(one.eval(), inputs), case.references[index], f"member {index}")
+        fresh = into_fresh(case, one.state_dict(), index)
+        case.compare(case.outputs(fresh, inputs), case.references[index], f"values of member {index}")
+        found, expected = members.member(index).train(), case.build(index, train=True)
+        seeded(4)
+        theirs = case.outputs(expected, inputs)
+        seeded(4)
+        case.compare(case.outputs(found, inputs), theirs, f"member {index} in train mode")
+
+
+def _engine(name: str) -> Check:
+    @torch.no_grad()
+    def check(case: Case) -> None:
+        members = Stacked(case.nets(calm=True), engine=name).eval()
+        case.compare(members(case.batch()), case.references, f"engine {name}")
+        if case.drawing():
+            return
+        references, inputs = case.nets(calm=True, train=True), case.batch()
+        expected = torch.stack([case.outputs(network, inputs) for network in references])
+        case.compare(members.train()(inputs.clone()), expected, f"engine {name} in train mode")
+
+    return check
+
+
+for engine in ("loop", "stacked", "vmap", "measure"):
+    capability(f"engine {engine}")(_engine(engine))
+
+
+@capability("stacked: copy, slice, state")
+@torch.no_grad()
+def copies(case: Case) -> None:
+    """`copy.deepcopy`, `members[:2]`, iteration, and a state dict put into other members."""
+    members, inputs = Stacked(case.nets()).eval(), case.batch()
+    case.compare(copy.deepcopy(members)(inputs.clone()), case.references, "a deep copy")
+    case.compare(members[:2].eval()(inputs.clone()), case.references[:2], "members[:2]")
+    case.compare(
+        torch.stack([case.outputs(network.eval(), inputs) for network in members]), case.references, "iteration"
+    )
+    other = Stacked(case.nets()).eval()
+    other(inputs.clone())
+    for parameter in other.parameters():
+        parameter.mul_(1.5)
+    other.load_state_dict(members.state_dict())
+    case.compare(other.eval()(inputs.clone()), case.references, "the state in other members")
+
+
+@capability("stacked: make")
+def made(case: Case) -> None:
+    """New members from a factory, and drawn anew from a network: as wide as the package starts them."""
+    members = Stacked.make(lambda: case.entry.make(0), 2, seed=3)
+    for index, seed in enumerate(members.seeds or ()):
+        seeded(seed)
+        fresh = case.entry.make(0)
+        if case.dtype == torch.float32:
+            case.compare_states(members.member(index), fresh, 1.0, f"member {index} of a factory")
+    drawn, start = Stacked.make(case.build(raw=True), 2, seed=3), case.build(raw=True)
+    ours = dict(drawn.member(1).named_parameters())
+    for name, parameter in start.named_parameters():
+        spread = float(parameter.detach().abs().pow(2).mean().sqrt()) if parameter.numel() >= 64 else 0.0
+        ratio = float(ours[name].detach().abs().pow(2).mean().sqrt()) / spread if spread else 1.0
+        if not 1 / 3 < ratio < 3:
+            raise Wrong(f"drawn anew, '{name}' is {ratio:.2g} times as wide as the package makes it")
+
+
+@capability("mixed")
+@torch.no_grad()
+def mixed(case: Case) -> None:
+    """Networks as they are, behind one call."""
+    case.compare(enfold.Mixed(case.nets()).eval()(case.batch()), case.references, "Mixed")
+
+
+@capability("forward_mean")
+@torch.no_grad()
+def forward_mean(case: Case) -> None:
+    """Log of the mean probability; outputs that are no (B, C) are to be refused."""
+    found = Stacked(case.nets()).eval().forward_mean(case.batch())
+    if len(case.shape) != 2 or case.shape[1] < 2:
+        raise Wrong(f"outputs of shape {case.shape} have no class axis that is known, got {tuple(found.shape)}")
+    case.compare(found, case.references.softmax(-1).mean(0).log(), "forward_mean")
+
+
+@capability("save and load members")
+@torch.no_grad()
+def save_members(case: Case) -> None:
+    """`enfold.save`, then `enfold.load` with a factory."""
+    with stored() as file:
+        members = Stacked(case.nets()).eval()
+        members(case.batch())
+        enfold.save(members, file)
+        loaded = enfold.load(file, case.build)
+        if loaded.training:
+            raise Wrong("what was loaded is in train mode")
+        case.compare(loaded(case.batch()), case.references, "loaded members")
+
+
+@capability("save and load a network")
+@torch.no_grad()
+def save_network(case: Case) -> None:
+    """`enfold.save`, then `load_state_dict(load_file(...))` without enfold, and `enfold.load`."""
+    inputs, network = case.batch(), Stacked(case.nets()).member(1)
+    with stored() as file:
+        enfold.save(network, file)
+        fresh = case.build(1)
+        try:
+            fresh.load_state_dict(load_file(file))
+        except RuntimeError as error:
+            raise Wrong(f"plain load_state_dict(load_file()) fails: {' '.join(str(error).split())[:200]}") from error
+        case.compare(case.outputs(fresh.eval(), inputs), case.references[1], "loaded without enfold")
+        loaded = enfold.load(file, lambda: case.build(1))
+        case.compare(case.outputs(loaded.eval(), inputs), case.references[1], "loaded by enfold")
+
+
+# Training and evaluation
+
+
+def plain_training(case: Case, index: int, batches: list[tuple[Tensor, Tensor]], plan: Plan) -> nn.Module:
+    """Member `index` trained by torch alone."""
+    network = case.build(index, calm=True, train=True)
+    learned = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    if plan.optimizer == "sgd":
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(
+            learned, lr=plan.learning_rate, momentum=plan.momentum, weight_decay=plan.weight_decay
+        )
+    else:
+        optimizer = torch.optim.AdamW(learned, lr=plan.learning_rate, weight_decay=plan.weight_decay)
+    for _ in range(plan.epochs):
+        for inputs, labels in batches:
+            optimizer.zero_grad()
+            F.cross_entropy(case.outputs(network, inputs), labels).backward()
+            optimizer.step()
+    return network.eval()
+
+
+def _fit(plan: Plan, loader: bool) -> Check:
+    def check(case: Case) -> str | None:
+        data = case.data(loader=loader)
+        kept = data.train.inputs.clone() if not loader else data.train[0][0].clone()
+        members = Stacked(case.nets(calm=True))
+        enfold.fit(members, data, plan, quiet=True)
+        case.require_classes()
+        now = data.train.inputs if not loader else data.train[0][0]
+        if not torch.equal(kept, now):
+            raise Wrong("fit changed the data")
+        if case.drawing():
+            return "random even without dropout: not compared"
+        if not loader and case.ordered():
+            return "outputs depend on the order of a batch: not compared"
+        batches = data.train if loader else [(data.train.inputs, data.train.labels)]
+        for index in range(MEMBERS):
+            alone, start = plain_training(case, index, batches, plan), case.build(index, calm=True)
+            case.compare_states(members.member(index), alone, moved(alone, start), f"member {index} after training")
+        return None
+
+    return check
+
+
+capability("fit, SGD, a loader")(_fit(STEP, loader=True))
+ADAMW = STEP.replace(optimizer="adamw", learning_rate=1e-3, weight_decay=0.1)
+capability("fit, AdamW, in memory")(_fit(ADAMW, loader=False))
+
+
+@capability("evaluate")
+def evaluate(case: Case) -> None:
+    """NLL and accuracy of the mean prediction, twice, with data left as they were."""
+    members, data = Stacked(case.nets(train=True)), case.data()
+    kept = data.test.inputs.clone()
+    found = [enfold.evaluate(members, data).scores for _ in range(2)]
+    case.require_classes()
+    if not torch.equal(kept, data.test.inputs):
+        raise Wrong("evaluate changed the data")
+    with torch.no_grad():
+        logits = torch.stack([case.outputs(network, kept) for network in case.nets()])
+    mean, labels = logits.double().softmax(-1).mean(0), data.test.labels
+    expected = {
+        "nll": -float(mean.log().gather(1, labels[:, None]).mean()),
+        "accuracy": float((mean.argmax(1) == labels).double().mean()),
+    }
+    for scores in found:
+        for name, value in expected.items():
+            if not abs(scores[name] - value) <= 1e-3 * max(1.0, abs(value)):
+                raise Wrong(f"evaluate says {name} {scores[name]:.5f}, plain torch {value:.5f}")
+
+
+@capability("cost")
+def cost(case: Case) -> None:
+    """Counted parameters, and operations above 0."""
+    models = {"one": case.build(), "members": Stacked(case.nets())}
+    found = enfold.measure(models, "one", case.batch()[0], batch_sizes=(1, 4), rounds=1, warmup=1)
+    count = sum(parameter.numel() for parameter in case.build().parameters())
+    for name, times in (("one", 1), ("members", MEMBERS)):
+        if found[name].parameters != times * count:
+            raise Wrong(f"cost counts {found[name].parameters} parameters of '{name}', there are {times * count}")
+
+
+# Efficient ensembles
+
+LONG = STEP.replace(epochs=8, learning_rate=1e-3)
+
+
+def shares() -> dict[str, tuple[object, Plan]]:
+    """Every efficient ensemble, small."""
+    short = STEP.replace(epochs=1, learning_rate=1e-3)
+    methods: dict[str, tuple[object, Plan]] = {}
+    for name in dir(enfold.share):
+        if name[0].isupper():
+            methods[name] = (getattr(enfold.share, name), short)
+    settings = {
+        "HyperDeepEnsembles": {"candidates": 3, "chunk": 3},
+        "Subspace": {"threshold": None},
+        "SWAG": {"rank": 2},
+        "Masksembles": {"min_features": 2},
+    }
+    long = ("FGE", "SnapshotEnsembles", "SWA", "SWAG", "Subspace", "AveragedModes")
+    made = {}
+    for name, (kind, plan) in methods.items():
+        members = {} if name == "SWA" else {"num_members": MEMBERS}
+        epochs = {"FGE": 6, "SnapshotEnsembles": 3}.get(name, 4)
+        made[name] = (
+            kind(**members, **settings.get(name, {})),
+            plan.replace(epochs=epochs) if name in long else plan,
+        )
+    return made
+
+
+def _share(name: str, method: object, plan: Plan) -> Check:
+    def check(case: Case) -> str | None:
+        network, inputs = case.build(), case.batch()
+        with untouched(network):
+            if name == "MCDropout" and not _drops(network):
+                method_here = enfold.MCDropout(MEMBERS, inject=0.1)
+            else:
+                method_here = method
+            model = method_here(network)
+            if name not in TRAINED_FIRST:
+                _finite(case, model, inputs, MEMBERS)
+                _members_alone(case, model, inputs, "before training")
+                _one_step(case, model, inputs)
+            model = method_here.train(network, case.data(), plan, quiet=True)
+        case.require_classes()
+        several = MEMBERS if name not in ("SWA", "HyperDeepEnsembles") else int(model.num_members)
+        _finite(case, model, inputs, several)
+        _members_alone(case, model, inputs, "after training")
+        return None
+
+    return check
+
+
+TRAINED_FIRST = ("FGE", "SnapshotEnsembles", "SWA", "SWAG", "Subspace", "HyperDeepEnsembles", "AveragedModes")
+
+
+def _drops(network: nn.Module) -> bool:
+    return any("Dropout" in type(module).__name__ and getattr(module, "p", 0) > 0 for module in network.modules())
+
+
+@torch.no_grad()
+def _finite(case: Case, model: nn.Module, inputs: Tensor, members: int) -> None:
+    model.eval()
+    found = model(inputs.clone())
+    if tuple(found.shape) != (members, *case.shape):
+        raise Wrong(f"outputs have the shape {tuple(found.shape)}, not {(members, *case.shape)}")
+    if not bool(found.isfinite().all()) and bool(case.references.isfinite().all()):
+        raise Wrong("outputs are not finite")
+
+
+@torch.no_grad()
+def _members_alone(case: Case, model: nn.Module, inputs: Tensor, when: str) -> None:
+    """Every member against the plain network it is given out as, also with its values in one built anew."""
+    if not has_members(model):
+        return
+    model.eval()
+    together = model(inputs.clone())
+    for index in range(model.num_members):
+        one = model.member(index).eval()
+        case.compare(case.outputs(one, inputs), together[index], f"member {index} run alone {when}")
+        if same_shapes(one, case.build()):
+            found = [case.outputs(into_fresh(case, one.state_dict(), k), inputs) for k in range(MEMBERS)]
+            nearest = min(found, key=lambda own: difference(own, together[index]))  # each network has its own code
+            case.compare(nearest, together[index], f"values of member {index} in a new network {when}")
+
+
+def has_members(model: nn.Module) -> bool:
+    """Whether members exist apart from each other; MIMO and MC dropout say that theirs do not."""
+    try:
+        model.member(0)
+    except (AttributeError, EnfoldError):
+        return False
+    return True
+
+
+def same_class(one: nn.Module, other: nn.Module) -> bool:
+    """Whether both are of one class, by its name: a class may be made anew for every network."""
+    ours, theirs = type(one), type(other)
+    return (ours.__module__, ours.__qualname__) == (theirs.__module__, theirs.__qualname__)
+
+
+def same_shapes(one: nn.Module, other: nn.Module) -> bool:
+    """Whether the state of one fits into the other."""
+    ours, theirs = one.state_dict(), other.state_dict()
+    return ours.keys() == theirs.keys() and all(
+        getattr(ours[name], "shape", None) == getattr(theirs[name], "shape", None) for name in ours
+    )
+
+
+def _one_step(case: Case, model: nn.Module, inputs: Tensor) -> None:
+    """A step of the user's own changes something, and what it leaves is finite."""
+    model.train()
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    before = [parameter.detach().clone() for parameter in learned]
+    found = model(inputs.clone())
+    loss = sum(case.loss(one) for one in found)
+    loss.backward()
+    torch.optim.SGD(learned, lr=1e-3).step()
+    if all(torch.equal(a, b) for a, b in zip(before, learned, strict=True)):
+        raise Wrong("a training step changed no parameter")
+    model.eval()
+
+
+for share_name, (share_method, share_plan) in shares().items():
+    capability(f"share: {share_name}")(_share(share_name, share_method, share_plan))
+
+
+@capability("MC dropout on average")
+@torch.no_grad()
+def dropout_on_average(case: Case, draws: int = 48) -> None:
+    """The mean over samples is that of the network whose dropout alone is in train mode."""
+    network = case.build()
+    if not _drops(network):
+        raise Skipped("it has no dropout")
+    model = enfold.MCDropout(draws)(network).eval()
+    found = model(case.batch())
+    reference = case.build()
+    for module in reference.modules():
+        if "Dropout" in type(module).__name__:
+            module.train()
+    inputs = case.batch()
+    seeded(8)
+    expected = torch.stack([case.outputs(reference, inputs) for _ in range(draws)])
+    error = ((found.var(0) + expected.var(0)) / draws).sqrt().clamp_min(1e-3 * expected.abs().max())
+    score = ((found.mean(0) - expected.mean(0)) / error).pow(2).mean().sqrt()
+    ratio = found.std(0).mean() / expected.std(0).mean().clamp_min(1e-9)
+    if score > 4 or not 0.6 < ratio < 1.6:
+        raise Wrong(f"over {draws} samples the mean is {score:.1f} standard errors away, the spread {ratio:.2f} times")
+
+
+# Symmetries and merging
+
+
+@capability("symmetries")
+def symmetry(case: Case) -> str | None:
+    """Units in random orders, all groups at once, leave outputs as they are."""
+    network, inputs = case.build(), case.batch()
+    with untouched(network):
+        found = enfold.symmetries(network, inputs)
+    before = case.references[0]
+    fresh = permuted(case, found)
+    with torch.no_grad():
+        case.compare(case.outputs(fresh, inputs), before, "outputs after random orders")
+    return f"{len(found.groups)} groups"
+
+
+def permuted(case: Case, found: enfold.Symmetry) -> nn.Module:
+    """Member 0 with its units in random orders."""
+    network = case.build()
+    tensors = {
+        **dict(network.named_parameters(remove_duplicate=False)),
+        **dict(network.named_buffers(remove_duplicate=False)),
+    }
+    seeded(6)
+    orders = {group.name: torch.randperm(group.size) for group in found.groups}
+    changed = permute({name: tensor.detach().clone() for name, tensor in tensors.items()}, found, orders)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            tensor.copy_(changed[name])
+    return network
+
+
+@capability("weight matching of a permuted copy")
+def matched_copy(case: Case) -> str | None:
+    """Members in their new orders compute what they did; a note says whether the copy was found."""
+    data = case.data()
+    found = enfold.symmetries(case.build(), case.batch())
+    if not found.groups:
+        raise Skipped("no units may change places")
+    pair = Stacked([case.build(), permuted(case, found)])
+    matched = enfold.WeightMatching(repair="none").matched(pair, data).eval()
+    with torch.no_grad():
+        expected = case.references[:1].expand(2, *case.references.shape[1:])
+        case.compare(matched(case.batch()), expected, "members in their new orders")
+        one = enfold.WeightMatching(repair="none")(pair, data).eval()
+        off = difference(case.outputs(one, case.batch()), case.references[0])
+    return "found" if off < 1e-2 else f"not found, {off:.0e} off"
+
+
+QUICK = STEP.replace(epochs=1, learning_rate=1e-3)
+MERGES: dict[str, tuple[Callable[[], object], bool]] = {  # and whether equal members must give the same function
+    "Average": (lambda: enfold.Average(reestimate_batch_norm=False), True),
+    "WeightMatching": (lambda: enfold.WeightMatching(repair="none"), True),
+    "ActivationMatching": (lambda: enfold.ActivationMatching(repair="none"), True),
+    "MergeMany": (lambda: enfold.MergeMany(repair="none"), True),
+    "C2M3": (lambda: enfold.C2M3(repair="none", iterations=5), True),
+    "StraightThrough": (lambda: enfold.StraightThrough(repair="none", epochs=1), True),
+    "OTFusion": (lambda: enfold.OTFusion(repair="none"), True),
+    "OTFusion by weights": (lambda: enfold.OTFusion(repair="none", cost="weights"), True),
+    "CCAMerge": (lambda: enfold.CCAMerge(repair="none"), False),
+    "ZipIt": (lambda: enfold.ZipIt(repair="none"), False),
+    "Soup": (lambda: enfold.Soup(repair="none", kind="uniform"), True),
+    "PermAVG": (lambda: enfold.PermAVG(plan=QUICK, reestimate_batch_norm=False), False),
+    "WeightMatching >> Repair": (lambda: enfold.WeightMatching(repair="none") >> enfold.Repair(), False),
+    "Repair, closed form": (lambda: enfold.Average() >> enfold.Repair("closed_form"), False),
+}
+
+
+def _merge(make: Callable[[], object], same: bool) -> Check:
+    def check(case: Case) -> str | None:
+        fold, data, inputs = make(), case.data(), case.batch()
+        if same:
+            equal = Stacked([case.build(), case.build()])
+            one = fold(equal, data)
+            with torch.no_grad():
+                case.compare(case.outputs(one.eval(), inputs), case.references[0], "the merge of two equal members", 5)
+        sources = case.nets(2)
+        with untouched(*sources):
+            members = Stacked(sources)
+            if callable(getattr(fold, "matched", None)):  # the mean of these is what an alignment gives
+                ordered = fold.matched(members, data).eval()
+                with torch.no_grad():
+                    case.compare(ordered(inputs.clone()), case.references[:2], "members in their new orders", 5)
+                return None
+            one = fold(members, data)
+        if not same_class(one, sources[0]):
+            raise Wrong(f"a merge of {type(sources[0]).__name__} is a {type(one).__name__}")
+        with torch.no_grad():
+            found = case.outputs(one.eval(), inputs)
+            case.compare(members.eval()(inputs.clone()), case.references[:2], "members after the merge")
+        if not bool(found.isfinite().all()):
+            raise Wrong("outputs of the merge are not finite")
+        fresh = into_fresh(case, one.state_dict())
+        with torch.no_grad():
+            case.compare(case.outputs(fresh, inputs), found, "the merge's values in a network built anew")
+        return None
+
+    return check
+
+
+for merge_name, (merge_method, merge_same) in MERGES.items():
+    capability(f"merge: {merge_name}")(_merge(merge_method, merge_same))
+
+
+# Distillation
+
+
+@capability("distill: one step by hand")
+def distill(case: Case) -> str | None:
+    """One step from the best member towards the mean probability, against torch alone."""
+    data, plan = case.data(), STEP.replace(epochs=1, batch_size=12, momentum=0.0)
+    sources = case.nets(calm=True)
+    with untouched(*sources):
+        one = enfold.Distill(plan=plan)(Stacked(sources), data)
+    case.require_classes()
+    if case.drawing() or case.ordered():
+        return "random even without dropout, or dependent on the order of a batch: not compared"
+    with torch.no_grad():
+        said = [case.outputs(network, data.train.inputs) for network in case.nets(calm=True)]
+        kept = [case.outputs(network, data.validation.inputs) for network in case.nets(calm=True)]
+        target = torch.stack(said).softmax(-1).mean(0)
+    best = int(torch.stack([F.cross_entropy(logits, data.validation.labels) for logits in kept]).argmin())
+    student = case.build(best, calm=True)
+    with torch.no_grad():
+        case.outputs(student, data.validation.inputs)  # an embedding with max_norm is changed by what it looks up
+    student.train()
+    learned = [parameter for parameter in student.parameters() if parameter.requires_grad]
+    F.cross_entropy(case.outputs(student, data.train.inputs), target).backward()
+    torch.optim.SGD(learned, lr=plan.learning_rate, weight_decay=plan.weight_decay).step()
+    start = case.build(best, calm=True)
+    case.compare_states(one, student, moved(student, start), "the student after one step")
+    return None
+
+
+def _distill(make: Callable[[], object]) -> Check:
+    def check(case: Case) -> None:
+        data, inputs, sources = case.data(), case.batch(), case.nets()
+        with untouched(*sources):
+            members = Stacked(sources)
+            one = make()(members, data)
+        case.require_classes()
+        with torch.no_grad():
+            found = one.eval()(inputs.clone()) if hasattr(one, "num_members") else case.outputs(one.eval(), inputs)
+            case.compare(members.eval()(inputs.clone()), case.references, "members after distillation")
+        if not bool(found.isfinite().all()):
+            raise Wrong("outputs of the student are not finite")
+        _members_alone(case, one, inputs, "after distillation")
+
+    return check
+
+
+for kind in ("AEKD", "EnD2", "ProxyEnD2", "HydraDistillation", "LatentBE"):
+    capability(f"distill: {kind}")(_distill(lambda kind=kind: getattr(enfold, kind)(plan=QUICK)))
+capability("distill: OneToOne")(_distill(lambda: enfold.OneToOne(share=enfold.BatchEnsemble(MEMBERS), plan=QUICK)))
+capability("distill: ConfODS")(_distill(lambda: enfold.Distill(perturb="conf_ods", plan=QUICK)))
+
+
+# Last, because tracing in several threads at once has left a whole process broken
+
+
+@capability("stacked: threads")
+@torch.no_grad()
+def threads(case: Case) -> None:
+    """Four threads with inputs of their own, twenty calls each."""
+    batches = [case.batch(seed=30 + index) for index in range(4)]
+    networks = case.nets()
+    expected = [torch.stack([case.outputs(n, b) for n in networks]) for b in batches]
+
+    def off(model: Callable[[Tensor], Tensor], thread: int, reference: Tensor) -> float:
+        with torch.no_grad():
+            return max(difference(model(batches[thread].clone()), reference) for _ in range(20))
+
+    with ThreadPoolExecutor(4) as pool:
+        plain = [pool.submit(off, lambda x: case.outputs(networks[0], x), k, expected[k][0]) for k in range(4)]
+        if max(one.result() for one in plain) > 1e-3:
+            raise Skipped("the network itself cannot be called from several threads")
+        members = Stacked(case.nets()).eval()
+        found = [pool.submit(off, members, k, expected[k]) for k in range(4)]
+        worst = max(one.result() for one in found)
+    if not worst <= 1e-3:
+        raise Wrong(f"called from four threads: {worst:.1e} off")

@@ -1,0 +1,1 @@
+"""The networks, one file a package or family."""

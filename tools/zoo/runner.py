@@ -1,0 +1,131 @@
+"""Runs the checks of one network after the other, each network in a process of its own.
+
+A process that dies is an outcome (`abort`) of the check that it was at, one that takes too long another (`slow`); the
+checks that are left are then run in a new process.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import time
+import traceback
+import warnings
+from collections.abc import Iterable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from enfold import EnfoldError
+from tools.zoo.case import Case, Skipped, Wrong, settled
+from tools.zoo.checks import CHECKS
+from tools.zoo.entry import Foreign, declare_operators, seeded
+
+SECONDS = 60.0  # a check that takes longer is slow
+PROCESSES = multiprocessing.get_context("fork")
+Result = dict[str, Any]
+
+
+def tried(entry: Foreign, names: Sequence[str]) -> dict[str, Result]:
+    """What every check found."""
+    results: dict[str, Result] = {}
+    left = list(names)
+    while left:
+        done, ended = _some(entry, left)
+        results.update(done)
+        left = [name for name in left if name not in done]
+        if left and ended is not None:
+            if "network" in done:  # it could not even be built
+                break
+            results[left.pop(0)] = ended
+    return results
+
+
+def _some(entry: Foreign, names: Sequence[str]) -> tuple[dict[str, Result], Result | None]:
+    """What a process found until it ended, and how it ended, if that was no good end."""
+    ours, theirs = PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(target=_work, args=(entry, names, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    done: dict[str, Result] = {}
+    ended: Result | None = None
+    while len(done) < len(names) and "network" not in done:
+        if not ours.poll(SECONDS):
+            ended = {"outcome": "slow", "message": f"more than {SECONDS:.0f} s"}
+            break
+        try:
+            name, result = ours.recv()
+        except EOFError:
+            process.join()
+            ended = {"outcome": "abort", "message": f"the process ended with code {process.exitcode}"}
+            break
+        done[name] = result
+    process.kill()
+    process.join()
+    if "network" in done:
+        ended = done["network"]
+    return done, ended
+
+
+def _work(entry: Foreign, names: Sequence[str], pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(quiet, stream)
+    declare_operators()
+    try:
+        Case(entry).build()
+    except ModuleNotFoundError as error:
+        pipe.send(("network", {"outcome": "missing", "message": str(error)}))
+        return
+    except Exception as error:
+        pipe.send(("network", {"outcome": "broken", "message": _said(error)}))
+        return
+    for name in names:
+        pipe.send((name, one(entry, name)))
+
+
+def one(entry: Foreign, name: str) -> Result:
+    """The outcome of one check."""
+    started = time.perf_counter()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        seeded(0)
+        try:
+            note = settled(CHECKS[name], entry)
+            result = {"outcome": "ok", "message": note or ""}
+        except EnfoldError as error:
+            result = {"outcome": "refused", "message": _said(error)}
+        except Wrong as error:
+            result = {"outcome": "wrong", "message": str(error)}
+        except Skipped as error:
+            result = {"outcome": "skipped", "message": str(error)}
+        except Exception as error:
+            result = {"outcome": "crash", "message": _said(error), "where": _where(error)}
+    told = sorted({str(w.message)[:300] for w in caught if _ours(w.category)})
+    return {**result, "seconds": round(time.perf_counter() - started, 2), **({"warnings": told} if told else {})}
+
+
+def _ours(category: type[Warning]) -> bool:
+    return category.__module__.startswith("enfold")
+
+
+def _said(error: BaseException) -> str:
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return re.sub(r"0x[0-9a-f]+", "0x...", text)[:400]
+
+
+def _where(error: BaseException) -> str:
+    """The last line of enfold's own that led to it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if "/enfold/" in frame.filename]
+    frame = (ours or frames)[-1]
+    return f"{frame.filename.rsplit('/src/', 1)[-1]}:{frame.lineno}"
+
+
+def run(entries: Iterable[Foreign], names: Sequence[str]) -> Iterable[tuple[Foreign, dict[str, Result]]]:
+    """One network after the other."""
+    for entry in entries:
+        yield entry, tried(entry, names)
