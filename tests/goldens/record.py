@@ -1,0 +1,80 @@
+"""Write the goldens, or look how far they move.
+
+    python -m tests.goldens.record [PREFIX]            write all cases, or those whose names begin with PREFIX
+    python -m tests.goldens.record --spread [PREFIX]   compare with runs with 2 threads and without oneDNN; write nothing
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+
+import torch
+
+from . import golden
+from .cases import Case, cases
+
+
+def computed(case: Case) -> dict[str, object]:
+    """Run a case without the progress of its trainings."""
+    with redirect_stderr(io.StringIO()):
+        return case.run()
+
+
+def record(chosen: list[Case], prefix: str) -> None:
+    """Compute and write, and say what took longest."""
+    found, seconds = {}, {}
+    for case in chosen:
+        started = time.process_time()
+        found[case.name] = computed(case)
+        seconds[case.name] = time.process_time() - started
+    if prefix:
+        areas = {name.partition("/")[0] for name in found}
+        found = {f"{area}/{name}": values for area in areas for name, values in golden.read(area).items()} | found
+    sizes = golden.write(found)
+    for name in sorted(seconds, key=seconds.__getitem__, reverse=True)[:5]:
+        print(f"{seconds[name]:6.2f} s  {name}")
+    print(f"{len(chosen)} cases in {sum(seconds.values()):.1f} s, {sum(sizes.values()):,} bytes")
+
+
+@contextmanager
+def variation(threads: int, onednn: bool) -> Iterator[None]:
+    """Compute in another order of additions."""
+    torch.set_num_threads(threads)
+    with torch.backends.mkldnn.flags(enabled=onednn):
+        yield
+    torch.set_num_threads(1)
+
+
+def spread(chosen: list[Case]) -> None:
+    """Print the largest relative deviation of each case whose deviation is above a tenth of its tolerance."""
+    worst: dict[str, golden.Deviation] = {}
+    for threads, onednn in ((1, True), (2, True), (1, False), (2, False)):
+        with variation(threads, onednn):
+            for case in chosen:
+                area, _, name = case.name.partition("/")
+                deviations = golden.compare(golden.read(area)[name], computed(case))
+                largest = max(deviations, key=lambda each: each.relative)
+                if case.name not in worst or largest.relative > worst[case.name].relative:
+                    worst[case.name] = largest
+    for case in sorted(chosen, key=lambda each: -worst[each.name].relative):
+        if worst[case.name].relative > case.tolerance / 10:
+            print(f"{worst[case.name].relative:.1e} of {case.tolerance:.0e}  {case.name}  {worst[case.name]}")
+
+
+def main(arguments: list[str]) -> None:
+    """Do what the arguments say."""
+    torch.set_num_threads(1)
+    prefix = next((each for each in arguments if not each.startswith("-")), "")
+    chosen = [case for case in cases() if case.name.startswith(prefix)]
+    if "--spread" in arguments:
+        spread(chosen)
+    else:
+        record(chosen, prefix)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

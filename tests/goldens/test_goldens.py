@@ -1,0 +1,30 @@
+"""What every method computes is what it computed when the goldens were recorded."""
+
+from __future__ import annotations
+
+import pytest
+
+from . import adapter
+from .cases import Case, cases
+from .golden import compare, read
+
+CASES = cases()
+AREAS = sorted({case.name.partition("/")[0] for case in CASES})
+
+
+def test_every_registered_method_has_a_golden():
+    assert adapter.unlisted() == []
+
+
+@pytest.mark.parametrize("area", AREAS)
+def test_what_is_recorded_is_what_is_computed(area: str):
+    assert sorted(read(area)) == sorted(case.name.partition("/")[2] for case in CASES if case.name.startswith(f"{area}/"))
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=case.name, marks=[pytest.mark.slow] * case.slow) for case in CASES]
+)
+def test_golden(case: Case):
+    area, _, name = case.name.partition("/")
+    wrong = [each for each in compare(read(area)[name], case.run()) if not each.relative <= case.tolerance]
+    assert not wrong, "\n".join(map(str, wrong[:12]))
