@@ -6,9 +6,13 @@ Keys are the field's names of methods and never change; a renaming or a new sign
 from __future__ import annotations
 
 import dataclasses
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -221,9 +225,7 @@ DISTILLATIONS: dict[str, Callable[[], Any]] = {
     "kd+student": lambda: enfold.Distill(plan=config(), student=specimens.MLP),
     "kd+labels": lambda: enfold.Distill(plan=config(), alpha=0.5, temperature=4.0),
     "kd+mean_logits": lambda: enfold.Distill(plan=config(), temperature=2.0, reduction="mean_logits"),
-    "kd+softened_mean": lambda: enfold.Distill(
-        plan=config(), temperature=2.0, reduction="mean_probs_then_soften"
-    ),
+    "kd+softened_mean": lambda: enfold.Distill(plan=config(), temperature=2.0, reduction="mean_probs_then_soften"),
     "kd+batch_ensemble": lambda: enfold.Distill(plan=config(), share=BE(M)),
     "kd+batch_ensemble_mean": lambda: enfold.Distill(plan=config(), share=BE(M), fit="ensemble"),
     "kd+gaussian": lambda: enfold.Distill(plan=config(), perturb=enfold.Gaussian(step=8.0)),
@@ -579,3 +581,25 @@ def exactly_seeded() -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
+
+
+DEMO_ROWS = {"mean member": "mean_member", "distill": "kd", "distill-fresh": "kd+fresh"}  # others as they are
+DEMO_SCORES = ("accuracy", "nll", "brier", "ece", "temperature", "cnll")
+
+
+def demo(folder: Path) -> dict[str, Any]:
+    """Run the demo as a user does and return its table: each score by seed, and the costs that are not timed."""
+    command = [sys.executable, "-c", "from enfold.cli import main; main()", "demo", str(folder), "--json"]
+    text = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout
+    return demo_table(json.loads(text))
+
+
+def demo_table(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a run's results that the goldens hold."""
+    found = {}
+    for label, row in content["rows"].items():
+        key = DEMO_ROWS.get(label, label)
+        found |= {f"{key}/{name}": row["scores"][name]["values"] for name in DEMO_SCORES}
+        found[f"{key}/gain_recovered"] = row["gain_recovered"]["values"]
+        found[f"{key}/parameters"], found[f"{key}/flops"] = row["cost"]["parameters"], row["cost"]["flops"]
+    return found

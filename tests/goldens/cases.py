@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from .golden import flattened, summarize
 from .specimens import NETWORKS
 
 Found = dict[str, Any]
+Computation = tuple[str, Callable[[Found], None]]
 TOLERANCE = 1e-4  # relative to the scale of a tensor
 
 
@@ -218,58 +219,77 @@ SLOW = ("data/digits",)  # beginnings of names
 PRECISE = 1e-7  # of float64 metrics: what nine digits hold, with room
 
 
-def computations() -> Iterator[tuple[str, Callable[[Found], None]]]:
-    """Yield names and functions. Variants, marked by '+', run on one network that shows what they change."""
-    for key in adapter.ENSEMBLES:
-        for kind in NETWORKS if "+" not in key else shown(key):
-            yield f"ensembles/{key}/{kind}", partial(ensemble, key, kind)
-    for kind in NETWORKS:
-        yield f"ensembles/deep_ensemble/{kind}", partial(deep_ensemble, kind)
+def computations() -> Iterator[Computation]:
+    """Yield names and functions."""
+    yield from of_methods("ensembles", ensemble, adapter.ENSEMBLES)
+    yield from over({f"ensembles/deep_ensemble/{kind}": kind for kind in NETWORKS}, deep_ensemble)
     yield "ensembles/mixed_ensemble/all", mixed_ensemble
     for key, settings in TRAINING.items():
         yield f"training/{key}/mlp", partial(training, settings, "mlp")
-    for key in adapter.DISTILLATIONS:
-        for kind in NETWORKS if "+" not in key else shown(key):
-            yield f"distill/{key}/{kind}", partial(distillation, key, kind)
+    yield from of_methods("distill", distillation, adapter.DISTILLATIONS)
     yield "distill/kd+cached_logits/mlp", from_logits
-    for key in adapter.MERGES:
-        for kind in NETWORKS if "+" not in key else shown(key):
-            yield f"merge/{key}/{kind}", partial(merge, key, kind)
+    yield from of_methods("merge", merge, adapter.MERGES)
+    yield from of_methods("perturb", perturbation, adapter.PERTURBATIONS)
     for family, keys in ((adapter.distill, adapter.DISTILLATIONS), (adapter.merge, adapter.MERGES)):
-        for key in keys:
-            if "+" not in key:
-                yield f"refusals/{key}/mixed_ensemble", partial(refusal, family, key)
-    for key in adapter.PERTURBATIONS:
-        for kind in NETWORKS if "+" not in key else ("mlp",):
-            yield f"perturb/{key}/{kind}", partial(perturbation, key, kind)
-    for kind in NETWORKS:
-        yield f"symmetry/groups/{kind}", partial(symmetry, kind)
-        yield f"symmetry/weight_matching/{kind}", partial(matching, kind)
-        yield f"evaluate/scores/{kind}", partial(evaluation, kind)
-        yield f"analysis/interpolation/{kind}", partial(interpolation, kind)
-        yield f"analysis/batch_ensemble_fit/{kind}", partial(batch_ensemble_fit, kind)
-    for iterations in (5, 100):
-        yield f"symmetry/sinkhorn/{iterations}", partial(sinkhorn, iterations)
-    yield "metrics/scores", scores
-    yield "metrics/more_scores", partial(table, adapter.MORE_SCORES)
-    yield "metrics/diversity", partial(table, adapter.DIVERSITY)
-    yield "metrics/ood", ood
-    yield "metrics/uncertainty", uncertainty
-    yield "metrics/calibration", calibration
-    yield "metrics/theory", theory
-    for key in adapter.BUILT_IN:
-        yield f"networks/{key}", partial(built_in, key)
-    for name in ("fashion-mini", "digits"):
-        yield f"data/{name}", partial(data_set, name)
-    yield "data/corruptions", corruptions
-    yield "data/transforms", transforms
+        yield from over(
+            {f"refusals/{key}/mixed_ensemble": key for key in keys if "+" not in key}, partial(refusal, family)
+        )
+    for name, function in BY_NETWORK.items():
+        yield from over({f"{name}/{kind}": kind for kind in NETWORKS}, function)
+    yield from over({f"symmetry/sinkhorn/{iterations}": iterations for iterations in (5, 100)}, sinkhorn)
+    yield from over({f"networks/{key}": key for key in adapter.BUILT_IN}, built_in)
+    yield from over({f"data/{name}": name for name in ("fashion-mini", "digits")}, data_set)
+    yield from SINGLE.items()
+
+
+BY_NETWORK: dict[str, Callable[[str, Found], None]] = {
+    "symmetry/groups": symmetry,
+    "symmetry/weight_matching": matching,
+    "evaluate/scores": evaluation,
+    "analysis/interpolation": interpolation,
+    "analysis/batch_ensemble_fit": batch_ensemble_fit,
+}
+SINGLE: dict[str, Callable[[Found], None]] = {
+    "metrics/scores": scores,
+    "metrics/more_scores": partial(table, adapter.MORE_SCORES),
+    "metrics/diversity": partial(table, adapter.DIVERSITY),
+    "metrics/ood": ood,
+    "metrics/uncertainty": uncertainty,
+    "metrics/calibration": calibration,
+    "metrics/theory": theory,
+    "data/corruptions": corruptions,
+    "data/transforms": transforms,
+}
+
+
+def of_methods(area: str, function: Callable[[str, str, Found], None], keys: Iterable[str]) -> Iterator[Computation]:
+    """Yield each method with all networks; its variants, marked by '+', with one that shows what they change."""
+    for key in keys:
+        kinds = NETWORKS if "+" not in key else shown(key)
+        yield from over({f"{area}/{key}/{kind}": kind for kind in kinds}, partial(function, key))
+
+
+def over(values: Mapping[str, Any], function: Callable[[Any, Found], None]) -> Iterator[Computation]:
+    """Yield the function with each value."""
+    for name, value in values.items():
+        yield name, partial(function, value)
 
 
 def shown(key: str) -> tuple[str, ...]:
     """Return the network for a variant: with batch norm where the variant is about it."""
     if key.startswith("lora_ensemble"):
         return ("vit",)
-    about_norms = ("norms", "film", "stored_statistics", "mixture", "repair", "closed_form", "rescale", "groups", "latent")
+    about_norms = (
+        "norms",
+        "film",
+        "stored_statistics",
+        "mixture",
+        "repair",
+        "closed_form",
+        "rescale",
+        "groups",
+        "latent",
+    )
     return ("cnn",) if any(word in key for word in about_norms) else ("mlp",)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from . import adapter
 from .cases import Case, cases
-from .golden import compare, read
+from .golden import compare, read, summarize
 
 CASES = cases()
+DEMO_TOLERANCE = 0.03  # 16 epochs of AdamW amplify rounding
 AREAS = sorted({case.name.partition("/")[0] for case in CASES})
 
 
@@ -18,7 +21,9 @@ def test_every_registered_method_has_a_golden():
 
 @pytest.mark.parametrize("area", AREAS)
 def test_what_is_recorded_is_what_is_computed(area: str):
-    assert sorted(read(area)) == sorted(case.name.partition("/")[2] for case in CASES if case.name.startswith(f"{area}/"))
+    assert sorted(read(area)) == sorted(
+        case.name.partition("/")[2] for case in CASES if case.name.startswith(f"{area}/")
+    )
 
 
 @pytest.mark.parametrize(
@@ -28,3 +33,11 @@ def test_golden(case: Case):
     area, _, name = case.name.partition("/")
     wrong = [each for each in compare(read(area)[name], case.run()) if not each.relative <= case.tolerance]
     assert not wrong, "\n".join(map(str, wrong[:12]))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_demo_gives_its_table(tmp_path: Path):
+    found = summarize(adapter.demo(tmp_path / "demo"))
+    wrong = [each for each in compare(read("demo")["table"], found) if not each.relative <= DEMO_TOLERANCE]
+    assert not wrong, "\n".join(map(str, wrong))
