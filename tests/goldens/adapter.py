@@ -9,6 +9,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -200,16 +201,20 @@ def mixed_ensemble(networks: Sequence[nn.Module]) -> nn.Module:
 @cache
 def members(kind: str) -> nn.Module:
     """Return three networks of different initialisations, trained for two steps; never to be changed."""
-    made = deep_ensemble([specimens.network(kind, seed) for seed in range(M)])
-    fit(made)
-    return made
+    return _trained([specimens.network(kind, seed) for seed in range(M)])
 
 
 @cache
 def finetuned(kind: str) -> nn.Module:
     """Return three networks trained from one checkpoint, each in its own order of the data; never to be changed."""
-    made = deep_ensemble([specimens.network(kind)] * M)
-    fit(made)
+    return _trained([specimens.network(kind)] * M)
+
+
+def _trained(networks: Sequence[nn.Module]) -> nn.Module:
+    made = deep_ensemble(networks)
+    with warnings.catch_warnings():  # they would belong to whichever case comes first
+        warnings.simplefilter("ignore")
+        fit(made)
     return made
 
 

@@ -48,6 +48,8 @@ def variation(threads: int, onednn: bool) -> Iterator[None]:
     """Compute in another order of additions."""
     torch.set_num_threads(threads)
     torch._C._set_mkldnn_enabled(onednn)
+    adapter.members.cache_clear()
+    adapter.finetuned.cache_clear()
     try:
         yield
     finally:
