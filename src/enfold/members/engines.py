@@ -62,7 +62,7 @@ class Loop:
 
     def __call__(self, state: State, inputs: Tensor, each: bool) -> Tensor:
         """(B, ...) or, with `each`, (M, B, ...) -> (M, B, C)."""
-        slices = {name: self._slices(name, tensor) for name, tensor in state.items()}
+        slices = {name: self.slices(name, tensor) for name, tensor in state.items()}
         num_members = len(next(iter(slices.values())))
         shared = None if each or self.skeleton.writes_inputs else self.given(inputs)
         shortcuts = self._allowed(state, inputs[0] if each else inputs)
@@ -77,9 +77,11 @@ class Loop:
                     outputs.append(torch.cat([logits_of(network(rows)) for rows in own.split(PIECE)]))
         return torch.stack(outputs)
 
-    def _slices(self, name: str, tensor: Tensor) -> Sequence[Tensor]:
-        if name in self.skeleton.written:  # torch lets nobody write to what `unbind` gives
-            return [tensor[index] for index in range(len(tensor))]
+    def slices(self, name: str, tensor: Tensor) -> Sequence[Tensor]:
+        """Return every member's own tensor of that name."""
+        if name in self.skeleton.written:  # torch lets nobody write to what `unbind` gives; prediction changes nothing
+            own = [tensor[index] for index in range(len(tensor))]
+            return own if torch.is_grad_enabled() else [each.clone() for each in own]
         return unbind_watched(name, tensor, self.skeleton)
 
     def _allowed(self, state: State, rows: Tensor) -> list[Shortcut] | None:

@@ -50,7 +50,7 @@ class OneTrunk:
 
     def __call__(self, state: State, inputs: Tensor, each: bool) -> Tensor:
         """(B, ...) or, with `each`, (M, B, ...) -> (M, B, C)."""
-        slices = {name: tensor.unbind(0) for name, tensor in state.items()}
+        slices = {name: self.loop.slices(name, tensor) for name, tensor in state.items()}
         num_members = len(next(iter(slices.values())))
         compiled = self.skeleton.network._compiled_call_impl is not None or torch.compiler.is_dynamo_compiling()
         if each or compiled or num_members == 1:  # compiled code does not see that a forward was replaced
