@@ -47,8 +47,11 @@ Refusal = enfold.EnfoldError
 WARNINGS = {  # the class's name here -> the name in the goldens
     "Alike": "low_diversity",
     "Alone": "single_ingredient",
+    "DroppedOutputWarning": "dropped_output",
     "FewExamples": "few_examples",
     "Fewer": "fewer_candidates",
+    "InitialisationWarning": "initialization_scale",
+    "PartialCoverageWarning": "partial_coverage",
     "SameTargets": "same_targets",
     "SeparateModulesWarning": "separate_modules",
     "TooSure": "overconfident",
@@ -191,6 +194,11 @@ def trained_ensemble(key: str, network: nn.Module, **settings: Any) -> nn.Module
 def deep_ensemble(networks: Sequence[nn.Module] | Callable[[], nn.Module], count: int = M) -> nn.Module:
     """Make a deep ensemble from networks, or from a factory by seeds."""
     return enfold.Stacked.make(networks, count, seed=0) if callable(networks) else enfold.Stacked(networks)
+
+
+def reinitialized(network: nn.Module, count: int = M) -> nn.Module:
+    """Make a deep ensemble of networks drawn again like this one."""
+    return enfold.Stacked.make(network, count, seed=0)
 
 
 def mixed_ensemble(networks: Sequence[nn.Module]) -> nn.Module:

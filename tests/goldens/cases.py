@@ -62,6 +62,14 @@ def deep_ensemble(kind: str, found: Found) -> None:
     found["member"] = adapter.outputs(made.member(1))
 
 
+def reinitialized(scale: float, kind: str, found: Found) -> None:
+    network = specimens.network(kind)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.mul_(scale)
+    found["parameters"] = adapter.parameters(adapter.reinitialized(network))
+
+
 def mixed_ensemble(found: Found) -> None:
     networks = [specimens.network(kind) for kind in NETWORKS]
     made = adapter.mixed_ensemble(networks)
@@ -223,6 +231,10 @@ def computations() -> Iterator[Computation]:
     """Yield names and functions."""
     yield from of_methods("ensembles", ensemble, adapter.ENSEMBLES)
     yield from over({f"ensembles/deep_ensemble/{kind}": kind for kind in NETWORKS}, deep_ensemble)
+    for name, scale in (("reinitialized", 1.0), ("reinitialized_scaled", 5.0)):
+        yield from over(
+            {f"ensembles/deep_ensemble+{name}/{kind}": kind for kind in NETWORKS}, partial(reinitialized, scale)
+        )
     yield "ensembles/mixed_ensemble/all", mixed_ensemble
     for key, settings in TRAINING.items():
         yield f"training/{key}/mlp", partial(training, settings, "mlp")

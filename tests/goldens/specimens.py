@@ -93,7 +93,7 @@ def network(kind: str, seed: int = 0) -> nn.Module:
                 continue
             values = torch.from_numpy(source.standard_normal(tuple(tensor.shape))).float()
             if tensor.ndim > 1:
-                tensor.copy_(values / max(tensor[0].numel(), 1) ** 0.5)
+                tensor.copy_(values / (3 * tensor[0].numel()) ** 0.5)  # as PyTorch's layers draw
             elif name.startswith("norm") and name.endswith(("weight", "running_var")):
                 tensor.copy_(1 + 0.2 * values.clamp(-2, 2))
             else:
