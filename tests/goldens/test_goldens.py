@@ -11,7 +11,10 @@ from .cases import Case, cases
 from .golden import compare, read, summarize
 
 CASES = cases()
-DEMO_TOLERANCE = 0.03  # 16 epochs of AdamW amplify rounding
+# 16 epochs of AdamW amplify rounding: with 2 threads instead of 1, distillation moved NLL, Brier score, accuracy and
+# temperature by up to 0.15 %, ECE by 7 % and the gain recovered by 5 % of their values.
+DEMO_TOLERANCE = 0.005
+DEMO_WIDER = {"ece": 0.2, "gain_recovered": 0.15}
 AREAS = sorted({case.name.partition("/")[0] for case in CASES})
 
 
@@ -35,9 +38,13 @@ def test_golden(case: Case):
     assert not wrong, "\n".join(map(str, wrong[:12]))
 
 
+def demo_tolerance(where: str) -> float:
+    return next((wider for name, wider in DEMO_WIDER.items() if f"/{name}[" in where), DEMO_TOLERANCE)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_demo_gives_its_table(tmp_path: Path):
     found = summarize(adapter.demo(tmp_path / "demo"))
-    wrong = [each for each in compare(read("demo")["table"], found) if not each.relative <= DEMO_TOLERANCE]
+    wrong = [each for each in compare(read("demo")["table"], found) if not each.relative <= demo_tolerance(each.where)]
     assert not wrong, "\n".join(map(str, wrong))
