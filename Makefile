@@ -3,9 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test slow goldens smoke check bench readme clean
+.PHONY: help demo test slow goldens smoke check bench readme install-check clean
 help:
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -40,6 +40,9 @@ check: $(READY) ## format, lint, types, rooms, spelling, tests, README
 	$(BIN)/typos
 	$(MAKE) --no-print-directory test readme
 
+install-check: ## install into an empty environment, start every verb: core, all extras, lowest versions
+	$(PYTHON) tools/check_install.py
+
 bench: $(READY) ## ratios to one network, in one process
 	$(BIN)/python bench/members.py
 	$(BIN)/python bench/shares.py
@@ -47,6 +50,7 @@ bench: $(READY) ## ratios to one network, in one process
 	$(BIN)/python bench/corruptions.py
 	$(BIN)/python bench/merging.py
 	$(BIN)/python bench/matching.py
+	$(BIN)/python bench/matching.py --large
 	$(BIN)/python bench/landscape.py
 	$(BIN)/python bench/report.py
 

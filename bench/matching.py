@@ -3,6 +3,9 @@
 Writes results/bench-matching.json. Two unrelated MLPs 784-512-256-128-10, and two ResNet-20. Both sides find out
 what may be permuted, which enfold also proves, then match; or they match alone. The distance afterwards says how well.
 To have the comparison: pip install --no-deps rebasin torchview graphviz tqdm
+
+With `--large`: seconds of merging two ResNet-50 and two or three MobileNetV2 on 64 images of 64x64, and how many
+forwards `symmetries` takes without and with layers that are not called; writes results/bench-matching-large.json.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,14 +22,19 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from architectures import MobileNetV2, ResNet50
 from enfold.cost import time_rounds
+from enfold.data import Data, Split
 from enfold.files import write_json
+from enfold.fold import WeightMatching, ZipIt
+from enfold.members import Stacked
 from enfold.networks import MLP, ResNet20
 from enfold.store import versions
 from enfold.symmetry import Symmetry, symmetries
 from enfold.symmetry.matching import matched_to
 
 RESULT = Path(__file__).parent.parent / "results" / "bench-matching.json"
+LARGE = RESULT.with_stem("bench-matching-large")
 WIDTHS = (512, 256, 128)
 ROUNDS = 7
 ALONE = ", matching alone"  # what may be permuted is known
@@ -88,6 +97,45 @@ def measured(make: Callable[[], nn.Module], example: Tensor) -> dict[str, dict[s
     return {"before": {"distance": distance(one, other)}, **found}
 
 
+def large() -> None:
+    """Merges of large networks, and their record."""
+    torch.manual_seed(0)
+    inputs, labels = torch.randn(64, 3, 64, 64), torch.arange(64) % 10
+    data = Data(Split(inputs, labels), Split(inputs, labels), Split(inputs, labels), num_classes=10, shape=(3, 64, 64))
+    cases = {
+        "WeightMatching, 2 ResNet-50": (WeightMatching(), ResNet50, 2),
+        "ZipIt, 2 MobileNetV2": (ZipIt(), MobileNetV2, 2),
+        "ZipIt, 3 MobileNetV2": (ZipIt(), MobileNetV2, 3),
+    }
+    table = {}
+    for name, (merge, make, count) in cases.items():
+        members = Stacked([make() for _ in range(count)])
+        times = time_rounds({name: partial(merge, members, data)}, 3, warmup=1, shortest=0.0)
+        table[name] = {"seconds": statistics.median(times[name])}
+    for name, count in (("without", 0), ("with 20", 20)):
+        table[f"symmetries of ResNet-50 {name} unused layers"] = {"forwards": forwards(count)}
+    for name, row in table.items():
+        print(name, {key: round(value, 2) for key, value in row.items()})
+    about = {"command": "python bench/matching.py --large", "date": time.strftime("%Y-%m-%d"), "clock": "wall time"}
+    threads = torch.get_num_threads()
+    write_json(LARGE, {**about, "threads": threads, "images": [64, 3, 64, 64], "versions": versions(), "table": table})
+
+
+def forwards(unused: int) -> int:
+    """How often `symmetries` runs a ResNet-50 that holds so many layers beside those that it calls."""
+    calls = []
+
+    class Counted(ResNet50):
+        def forward(self, inputs: Tensor) -> Tensor:
+            calls.append(len(inputs))
+            return super().forward(inputs)
+
+    network = Counted()
+    network.unused = nn.ModuleList(nn.Conv2d(64, 64, 3) for _ in range(unused))
+    symmetries(network.eval(), torch.randn(2, 3, 64, 64))
+    return len(calls)
+
+
 def main() -> None:
     """Both pairs and the record."""
     torch.manual_seed(0)
@@ -103,4 +151,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    large() if "--large" in sys.argv else main()

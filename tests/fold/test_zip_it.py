@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from enfold.errors import EnfoldError
+from enfold.fold import zip_it
 from enfold.fold.zip_it import ZipIt, zipped
 from enfold.members import Stacked
 from planted import NETWORKS, assert_back, planted
@@ -119,3 +120,51 @@ def test_of_a_tensor_that_is_merged_in_part_the_rest_is_a_mean(monkeypatch):
 def test_without_any_likeness_merged_units_are_merged_again_only_where_nothing_else_is_left():
     pairs = {(0, 2): 0.9, (1, 3): -0.1, (0, 1): 0.1, (0, 3): 0.1, (1, 2): 0.1, (2, 3): 0.1}
     assert together(zipped(likeness(pairs, 4), 2, discount=0.0, budget=1.0)) == [[0, 2], [1, 3]]
+
+
+def zipped_by_definition(likes: torch.Tensor, num_members: int, discount: float, budget: float) -> list[list[int]]:
+    """All pairs are looked at before every merge."""
+    total, size = len(likes), len(likes) // num_members
+    likes, units = likes.clone(), {index: [index] for index in range(total)}
+    left = [int((total - size) / num_members * budget + 1e-4)] * num_members
+    closed = set()
+    for one in range(total):
+        for other in range(total):
+            likes[one, other] += 1e-9 * (one % size == other % size and one // size != other // size)
+    while len(units) > size:
+        pairs = [(one, other) for one in units for other in units if one < other]
+        spent = {k for k in range(num_members) if left[k] <= 0}
+        closed |= {(i, j) for i, j in pairs if i // size == j // size and i // size in spent}
+        row, column = max([pair for pair in pairs if pair not in closed] or pairs, key=lambda pair: float(likes[pair]))
+        closed |= {tuple(sorted((row, k))) for k in units if tuple(sorted((column, k))) in closed}
+        units[row] += units.pop(column)
+        merged = torch.minimum(likes[row], likes[column])
+        if len(units[row]) >= num_members:
+            merged = merged * discount if discount else torch.full_like(merged, -1e3)
+        likes[row] = likes[:, row] = merged
+        left[row // size] -= row // size == column // size
+    return sorted(sorted(some) for some in units.values())
+
+
+@pytest.mark.parametrize("budget", [0.0, 0.125, 1.0])
+@pytest.mark.parametrize("discount", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("values", ["any", "ties", "below 0"])
+def test_pairs_are_those_of_the_definition(values, discount, budget):
+    for seed, count in enumerate((2, 3, 4)):
+        units = torch.randn(count * 6, 5, generator=torch.Generator().manual_seed(seed)).double()
+        likes = torch.corrcoef(units)
+        likes = (2 * likes).round() / 2 if values == "ties" else likes - 1.5 * (values == "below 0")
+        likes = (likes + likes.T) / 2
+        expected = zipped_by_definition(likes, count, discount, budget)
+        assert together(zipped(likes, count, discount, budget)) == expected
+
+
+@pytest.mark.parametrize("still", [0, 60])
+def test_merging_a_pair_looks_at_few_units_and_not_at_all_pairs(still, monkeypatch):
+    """Also where many units are equally like all others, as those that never fire are."""
+    searched, search = [], zip_it._Pairs._search
+    monkeypatch.setattr(zip_it._Pairs, "_search", lambda self, row: searched.append(row) or search(self, row))
+    likes = torch.corrcoef(torch.randn(300, 40, generator=torch.Generator().manual_seed(0))).double()
+    likes[:still, :still] = 1
+    zipped(likes, 3)
+    assert len(searched) < 300 + 15 * 200

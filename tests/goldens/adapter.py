@@ -288,7 +288,7 @@ MERGES: dict[str, Callable[[], Any]] = {
     "ot_fusion": lambda: enfold.OTFusion(),
     "ot_fusion+weights": lambda: enfold.OTFusion(cost="weights"),
     "ot_fusion+regularised": lambda: enfold.OTFusion(regularisation=0.1),
-    "perm_avg": lambda: enfold.PermAVG(plan=config(lr=5.0)),
+    "perm_avg": lambda: enfold.PermAVG(plan=config(lr=1.0)),
     "perm_avg+joint": lambda: enfold.PermAVG(plan=config(lr=5.0), order="joint", gradient="implicit", alpha=0.5),
     "perm_avg+universe": lambda: enfold.PermAVG(plan=config(lr=5.0), order="joint", universe=True, project=True),
     "perm_avg+dirichlet": lambda: enfold.PermAVG(plan=config(lr=5.0), mixing="dirichlet", gain=True, matched=10.0),

@@ -305,3 +305,45 @@ def test_a_member_whose_units_are_not_finite_is_named(fold):
         next(tensor for name, tensor in members.named_parameters() if "hidden" in name)[2] = 1e38  # finite itself
     with pytest.raises(EnfoldError, match=r"those of 'hidden.0' in member 2 are not: leave it out"):
         fold(members, data)
+
+
+class ChannelNorm(nn.LayerNorm):
+    """A layer norm of channels that lie behind the batch, as ConvNeXt has."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return F.layer_norm(inputs.movedim(1, -1), self.normalized_shape, self.weight, self.bias, self.eps).movedim(
+            -1, 1
+        )
+
+
+class ChannelLinear(nn.Linear):
+    """A linear layer of such channels."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs.movedim(1, -1)).movedim(-1, 1)
+
+
+def channels_first(channels: int, side: int) -> nn.Module:
+    """Residual, with norms and layers whose channels are not where those of the PyTorch classes are."""
+    stem, body = nn.Conv2d(3, channels, 3, padding=1), nn.Sequential(ChannelNorm(channels), nn.ReLU())
+    mixing = nn.Sequential(ChannelLinear(channels, channels), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(stem, *body, *mixing, nn.Linear(channels, 3))
+
+
+@pytest.mark.parametrize("side", [4, 6, 9])  # fewer places than channels, as many, more
+@pytest.mark.parametrize(
+    "fold",
+    [
+        OTFusion(),
+        OTFusion(watch="inputs"),
+        ActivationMatching(watch="outputs"),
+        CCAMerge(watch="outputs"),
+        ZipIt(watch="outputs"),
+        WeightMatching(repair="repair"),
+    ],
+    ids=lambda fold: f"{type(fold).__name__} {getattr(fold, 'watch', fold.repair)}",
+)
+def test_channels_are_found_by_what_a_layer_does_and_not_by_its_class(fold, side, monkeypatch):
+    monkeypatch.setitem(NETWORKS, "channels first", (lambda: channels_first(6, side), (3, side, side)))
+    members, network, data = planted("channels first", 2)
+    assert_back(fold(members, data), network, data)

@@ -23,6 +23,7 @@ from enfold.report.doubt_blocks import METRICS
 from enfold.report.figure import write_figure
 from enfold.report.page import page, plain
 from enfold.report.sections import listed_blocks
+from enfold.report.svg import inline
 from enfold.run.gather import gather
 
 pytestmark = pytest.mark.usefixtures("drawn_once")
@@ -338,3 +339,24 @@ def test_listed_figures_are_shown_whoever_drew_them(own_run: Path) -> None:
     shown = page([gather(own_run)])
     assert _sections(shown)[-2:] == ["alignment", "record"], "the figures of alignment have a section of their own"
     assert "landscape" not in _sections(shown)
+
+
+@pytest.mark.parametrize(
+    "style",
+    [
+        r"background:u\72l(http://evil/y)",
+        "background:image-set('http://evil/i.png' 1x)",
+        "fill:url(http://evil/z)",
+        "position:fixed;top:0",
+        "width:expression(alert(1))",
+    ],
+)
+def test_styles_of_others_figures_load_and_cover_nothing(style: str) -> None:
+    drawn = (
+        f"""<svg xmlns="http://www.w3.org/2000/svg"><g style="{style}" transform="translate(1 2) scale(2)"/></svg>"""
+    )
+    shown = inline(drawn, "alt", "f0-")
+    assert "style" not in shown
+    assert "translate(1 2) scale(2)" in shown
+    kept = inline(drawn.replace(style, "fill: rgb(1, 2, 3); clip-path: url(#a)"), "alt", "f0-")
+    assert "url(#f0-a)" in kept

@@ -1,5 +1,6 @@
 """A growing run, served to this machine alone."""
 
+import contextlib
 import http.client
 import signal
 import socket
@@ -7,6 +8,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +54,33 @@ def test_the_page_grows_with_its_run(address: tuple[str, int], own_run: Path) ->
     assert code == 200, "a run may be read between two writes: the page stays alive"
     assert "summary.json" in broken
     assert f'data-live="{second}"' in broken
+
+
+def test_a_server_that_is_closed_does_not_wait_for_clients_that_never_end_their_request(own_run: Path) -> None:
+    own = server(own_run)
+    thread = threading.Thread(target=own.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    clients = [socket.create_connection(own.server_address) for _ in range(3)]
+    closed = threading.Event()
+
+    def drip() -> None:
+        while not closed.wait(0.05):
+            for client in clients:
+                with contextlib.suppress(OSError):
+                    client.sendall(b"a")
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    time.sleep(0.2)
+    started = time.monotonic()
+    own.shutdown()
+    own.server_close()
+    closed.set()
+    dripping.join()
+    thread.join()
+    for client in clients:
+        client.close()
+    assert time.monotonic() - started < 10, "each byte would put off the end by two seconds"
 
 
 def test_only_this_machine_by_its_own_name_is_answered(address: tuple[str, int]) -> None:

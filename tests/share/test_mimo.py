@@ -15,6 +15,7 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.networks import MLP, MediumCNN, ResNet, ViT
 from enfold.share.mimo import MIMO, MIMOLoss
+from enfold.share.packed_ensembles import PackedEnsembles
 from enfold.train import Plan, fit
 from zoo import Apply
 
@@ -273,3 +274,61 @@ def test_there_is_no_member_to_take_out():
         EnfoldError, match=r"do not exist as separate networks, got member\(1\): .*model\(inputs\)\[1\]"
     ):
         MIMO()(MLP(6, [8], 3)).member(1)
+
+
+class Padded(nn.Conv2d):
+    """Another forward, and nothing else."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(F.pad(inputs, (1, 1, 1, 1)))
+
+
+class Scaled(nn.Linear):
+    """A tensor as long as the layer is wide."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.scale = torch.ones(sizes[1])
+
+
+def with_hook(layer: nn.Module) -> nn.Module:
+    layer.register_forward_hook(lambda *_: None)
+    return layer
+
+
+def prepared_for_quantisation(network: nn.Module) -> nn.Module:
+    quantization = pytest.importorskip("torch.ao.quantization")
+    network.train().qconfig = quantization.get_default_qat_qconfig("x86")
+    return quantization.prepare_qat(network)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("network", "name"),
+    [
+        (lambda: prepared_for_quantisation(nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))), "0"),
+        (lambda: nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.utils.weight_norm(nn.Linear(4, 3))), "2"),
+        (lambda: nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))),
+         "2"),
+        (lambda: nn.Sequential(nn.Linear(6, 4), nn.ReLU(), with_hook(nn.Linear(4, 3))), "2"),
+    ],
+    ids=["quantisation", "weight norm", "spectral norm", "hook"],
+)  # fmt: skip
+@pytest.mark.parametrize("share", [MIMO(3), PackedEnsembles(2)], ids=["MIMO", "PackedEnsembles"])
+def test_layers_with_more_than_their_weights_are_refused_by_name_before_anything_runs(share, network, name):
+    made = network()
+    made.register_forward_pre_hook(lambda *_: pytest.fail("the network was run"))
+    with pytest.raises(EnfoldError, match=f"'{name}'"):
+        share(made)
+
+
+def test_tensors_that_a_class_of_its_own_adds_are_refused_by_name():
+    with pytest.raises(EnfoldError, match=r"'2'.*'scale'"):
+        MIMO(3, last="2")(nn.Sequential(nn.Linear(6, 4), nn.ReLU(), Scaled(4, 3)))
+    with pytest.raises(EnfoldError, match=r"'1'.*'scale'"):
+        PackedEnsembles(2)(nn.Sequential(nn.Linear(6, 4), Scaled(4, 4), nn.Linear(4, 3)))
+
+
+def test_a_layer_that_only_computes_otherwise_is_widened():
+    network = nn.Sequential(Padded(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    assert MIMO(3, first="0")(network)(torch.randn(2, 3, 5, 5)).shape == (3, 2, 2)

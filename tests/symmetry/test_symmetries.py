@@ -268,3 +268,44 @@ def test_a_network_nobody_here_wrote():
     inputs = torch.randn(3, 3)
     changed = permute(network.state_dict(), symmetry, random_orders(symmetry))
     torch.testing.assert_close(functional_call(network, changed, inputs), network(inputs), rtol=1e-4, atol=1e-4)
+
+
+class Counted(nn.Module):
+    """A network that counts its forwards, with layers that it does not call."""
+
+    def __init__(self, unused: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 5, 1), nn.ReLU())
+        self.head = nn.Linear(5, 3)
+        self.unused = nn.Sequential(*(nn.Sequential(nn.Conv2d(64, 64, 3), nn.BatchNorm2d(64)) for _ in range(unused)))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        counted.append(self)
+        return self.head(self.body(inputs).mean((2, 3)))
+
+
+counted: list[nn.Module] = []
+
+
+def test_layers_that_are_not_called_cost_no_forwards_of_their_own():
+    numbers, found = [], []
+    for unused in (0, 20):
+        counted.clear()
+        found.append(symmetries(Counted(unused), torch.zeros(2, 3, 8, 8)))
+        numbers.append(len(counted))
+    assert numbers[1] <= 2 * numbers[0]
+    assert found[0].groups == found[1].groups
+    reasons = {one.reason for one in found[1].fixed if one.name.startswith("unused")}
+    assert reasons == {"the outputs do not depend on it"}
+
+
+def test_what_outputs_depend_on_without_a_gradient_is_reached():
+    """Of two layers, the outputs have a gradient for none, and depend on one."""
+
+    def forward(net: Calls, x: Tensor) -> Tensor:
+        return net.head(x) + (torch.sigmoid(net.second(torch.relu(net.first(x)))) > 0.5).float()
+
+    parts = {name: nn.Linear(4, 4) for name in ("first", "second", "head", "unused")}
+    found = symmetries(Calls(forward, **parts), torch.zeros(5, 4))
+    assert "first" in [group.name for group in found.groups]
+    assert "unused.weight" in [one.name for one in found.fixed if one.reason == "the outputs do not depend on it"]

@@ -31,6 +31,7 @@ PACKAGES = (  # package, extra, what it gives
     ("PyYAML", "", "recipes"),
     ("matplotlib", "report", "figures"),
     ("jinja2", "report", "the HTML report"),
+    ("markupsafe", "report", "the HTML report"),
     ("scikit-learn", "data", "the digits data set"),
     ("pillow", "data", "folders of images"),
 )

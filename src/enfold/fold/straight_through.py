@@ -37,7 +37,7 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 from enfold.files import digest, part_file
 from enfold.members import Members, State
-from enfold.members.outputs import at_least_float32
+from enfold.members.outputs import at_least_float32, require_classes
 from enfold.merging.base import Alignment
 from enfold.merging.states import require_reference
 from enfold.modes import evaluating
@@ -169,7 +169,7 @@ def _slopes(fixed: State, moved: State, members: Members, inputs: Tensor, labels
 def _midpoint_loss(state: State, members: Members, inputs: Tensor, labels: Tensor) -> Tensor:
     device = next(iter(state.values())).device
     with members.skeleton.holding(state) as network:
-        logits = member_logits(network, inputs.to(device))[0]
+        logits = require_classes(member_logits(network, inputs.to(device)), "straight-through estimation")[0]
     classes = class_labels(labels, logits.shape[-1], "the training part")
     return F.cross_entropy(at_least_float32(logits), classes.to(device))
 

@@ -63,6 +63,9 @@ def require_fingerprint(members: Members, stored: dict[str, Any], name: str) -> 
 def _outputs(members: Members, example: Example) -> Tensor | None:
     """(M, 16) of float32, or None where there are no such finite numbers."""
     inputs = example.inputs().to(next(iter(members.expand().values())).device)
-    with evaluating(members), fixed_draws(inputs):
-        outputs = members(inputs).flatten(1)[:, :VALUES].float().cpu()
+    try:
+        with evaluating(members), fixed_draws(inputs):
+            outputs = members(inputs).flatten(1)[:, :VALUES].float().cpu()
+    except (RuntimeError, IndexError, ValueError, TypeError):  # random inputs may be none that the network can take
+        return None
     return outputs if bool(outputs.isfinite().all()) else None

@@ -11,8 +11,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from torch import fx
+
 from enfold.members.engines import Engine
 from enfold.members.program import StackedProgram
+
+
+def _holds_graphs(engine: Engine) -> bool:
+    skeleton = getattr(engine, "skeleton", None)
+    return skeleton is not None and any(isinstance(part, fx.GraphModule) for part in skeleton.network.modules())
 
 
 class EnginePool:
@@ -37,6 +44,9 @@ class EnginePool:
             return
         with self.lock:
             original = choose()
+            if _holds_graphs(original):  # a copy would trace them, which other threads notice: they take turns
+                yield original
+                return
             copies = self.idle.setdefault(id(original), [])
             is_free = isinstance(original, StackedProgram)  # it puts no values into modules
             engine = original if is_free else copies.pop() if copies else copy.deepcopy(original)

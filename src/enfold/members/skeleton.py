@@ -95,6 +95,13 @@ def _placeholders(network: nn.Module) -> dict[int, Tensor]:
     return found
 
 
+def _unset(tensor: Tensor) -> Tensor:
+    """Return a tensor of that kind with one stored value for all: not a number, where there is such a value."""
+    value = float("nan") if tensor.is_floating_point() or tensor.is_complex() else 0
+    empty = torch.full((), value, dtype=tensor.dtype).expand(tensor.shape)
+    return nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty
+
+
 class Skeleton:
     """A copy of the user's network whose tensors are placeholders without storage."""
 
@@ -116,6 +123,15 @@ class Skeleton:
         ]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Skeleton:
+        try:
+            return self._copy({**memo})
+        except (NotImplementedError, RuntimeError):  # a class reads its tensors' values when it is copied
+            for name in self.names:
+                where = [*(self.parameters.get(name) or self.buffers[name]), *self.aliases.get(name, [])]
+                self._fill(where, _unset(self._tensor(name)))
+            return self._copy(memo)
+
+    def _copy(self, memo: dict[int, Any]) -> Skeleton:
         memo.update({**shared_attributes(self.network), **detached_tensors(self.network)})
         twin = Skeleton.__new__(Skeleton)
         memo[id(self)] = twin

@@ -34,6 +34,7 @@ Watched = Literal["inputs", "outputs"]
 COLUMNS = 4096  # of one batch at one place; more are thinned out evenly
 ROUNDING = 1e-5  # of two values that are the same
 BATCH = 128
+AXES = 5  # at most, of what a layer takes or returns
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,14 @@ class Place:
     layer: str
     side: Watched
     axis: Axis  # the units along the layer's channels
+    channels: int | None = None  # the axis of what is seen along which they lie, from its end; None: by PyTorch's class
 
-    def units(self, layer: nn.Module, value: Tensor) -> Tensor:
-        """(units, samples)."""
-        channels = value.detach().movedim(channel_axis(layer, value), 0)
-        return self.axis.units_first(channels).flatten(1)
+    def units(self, layer: nn.Module, value: Tensor) -> Tensor | None:
+        """(units, samples); None where the axis of channels is too short for them, or not there."""
+        number = channel_axis(layer, value) if self.channels is None else value.ndim - self.channels
+        if not 0 <= number < value.ndim or value.shape[number] < self.axis.offset + self.axis.length:
+            return None
+        return self.axis.units_first(value.detach().movedim(number, 0)).flatten(1)
 
 
 @dataclass
@@ -149,15 +153,17 @@ def comparable(
     """The places that show the same samples of each unit after groups were put in these orders.
 
     No layers that the network does not call, and none that take the channels of a map as samples of its places, as
-    mixers do, if the channels moved.
+    mixers do, if the channels moved. The axis of channels is the one along which units are seen to move: a class of
+    the user's own may have another than the PyTorch class that it extends.
     """
+    tried = {name: [each for place in some for each in _along_each_axis(place)] for name, some in places.items()}
     seen = []
     with torch.random.fork_rng(devices=[]):  # a loader of the user's own may draw, and so may a network
         example = example_of(data)
         for one in (network, moved):
             torch.default_generator.manual_seed(0)
-            seen.append(_units([one], places, example)[0])
-    found: dict[str, list[Place]] = {}
+            seen.append(_units([one], tried, example)[0])
+    found: dict[str, dict[tuple[str, Axis], Place]] = {}
     for (name, index), units in seen[0].items():
         got = seen[1].get((name, index), units[:0])
         if got.shape != units.shape:
@@ -165,8 +171,14 @@ def comparable(
         expected = units[orders[name]] if name in orders else units
         near = torch.finfo(units.dtype).eps ** 0.5 * float(units.norm())
         if not float((got - expected).norm()) > near:  # what is not finite is for `moments` to name
-            found.setdefault(name, []).append(places[name][index])
-    return found
+            place = tried[name][index]
+            found.setdefault(name, {}).setdefault((place.layer, place.axis), place)
+    return {name: list(some.values()) for name, some in found.items()}
+
+
+def _along_each_axis(place: Place) -> list[Place]:
+    """The place as it is, and, unless its axis of channels is known, with units along any axis of what is seen."""
+    return [place, *(replace(place, channels=k) for k in range(1, AXES + 1) if place.channels is None)]
 
 
 @torch.no_grad()
@@ -244,13 +256,16 @@ def _units(
 def _watch(network: nn.Module, place: Place, seen: list[Tensor]) -> Callable[[], None]:
     layer = network.get_submodule(place.layer)
 
+    def see(value: Any) -> None:
+        units = place.units(layer, value) if isinstance(value, Tensor) else None
+        if units is not None:
+            seen.append(units.clone())  # what comes next may work in place
+
     def inputs(_: nn.Module, given: tuple[Any, ...]) -> None:
-        if given and isinstance(given[0], Tensor):
-            seen.append(place.units(layer, given[0]).clone())  # what comes next may work in place
+        see(given[0] if given else None)
 
     def outputs(_: nn.Module, __: object, value: Any) -> None:
-        if isinstance(value, Tensor):
-            seen.append(place.units(layer, value).clone())
+        see(value)
 
     if place.side == "inputs":
         return layer.register_forward_pre_hook(inputs).remove

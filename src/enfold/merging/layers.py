@@ -22,8 +22,16 @@ def consumed_axis(layer: nn.Module) -> int | None:
     return 1 if isinstance(layer, nn.Linear) else None
 
 
+def has_torch_forward(layer: nn.Module) -> bool:
+    """Whether a layer computes what its PyTorch class does: a class of the user's own may override that."""
+    kind = type(layer)
+    base = next(one for one in kind.__mro__ if one.__module__.startswith("torch.nn.modules."))
+    same = all(getattr(kind, name, None) is getattr(base, name, None) for name in ("forward", "_conv_forward"))
+    return same and "forward" not in vars(layer)
+
+
 def channel_axis(layer: nn.Module, value: Tensor) -> int:
-    """The axis of an input or output along which the units lie."""
+    """The axis of an input or output along which the units lie, if the layer computes what its PyTorch class does."""
     if isinstance(layer, _ConvNd):
         return value.ndim - 1 - len(layer.kernel_size)
     if isinstance(layer, nn.LayerNorm):  # of channels and their places, as of channels alone

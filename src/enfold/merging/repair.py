@@ -17,9 +17,10 @@ Repair, ICLR 2023, arXiv:2211.08403.
 
 Differs from the paper: any number of members, with weights α of their own if wanted; spreads are of the whole training
 part, not a mean over batches, and reached in the network as it is returned; linear and convolution layers whose units
-are hidden by proof are corrected, where their weights are not tied or computed, all networks call them, and no batch
-norm undoes it; one without a bias is only rescaled, so that the network keeps its parameters; a unit that never moves
-is only shifted; layers that are called several times, or not always, are corrected in up to ten rounds.
+are hidden by proof are corrected, where they compute what PyTorch's do, their weights are not tied or computed, all
+networks call them, and no batch norm undoes it; one without a bias is only rescaled, so that the network keeps its
+parameters; a unit that never moves is only shifted; layers that are called several times, or not always, are corrected
+in up to ten rounds.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from enfold.folding import Composable, require_data, require_members
 from enfold.members import Members, State
 from enfold.members.copying import copied
 from enfold.members.skeleton import places, read_state
-from enfold.merging.layers import PRODUCERS, produced_axis, shows_outputs
+from enfold.merging.layers import PRODUCERS, has_torch_forward, produced_axis, shows_outputs
 from enfold.merging.spreads import Moments, batches_of, measured, seen, undone
 from enfold.merging.states import states_of, units_of
 from enfold.symmetry import Symmetry, permute, weight_matching
@@ -130,12 +131,17 @@ def repairable(network: nn.Module, symmetry: Symmetry) -> list[str]:
     found = []
     for name, module in network.named_modules():
         weight = f"{name}.weight" if name else "weight"
-        if isinstance(module, PRODUCERS) and shows_outputs(module) and weight in alone:
+        if isinstance(module, PRODUCERS) and _is_scaled_by_its_weight(module) and weight in alone:
             number = produced_axis(module)
             whole = len(hidden.get((weight, number), ())) == module.weight.shape[number]
             if whole and (module.bias is None or weight.removesuffix("weight") + "bias" in alone):
                 found.append(name)
     return found
+
+
+def _is_scaled_by_its_weight(layer: nn.Module) -> bool:
+    """Whether equation (3) does to its units what (2) says."""
+    return shows_outputs(layer) and has_torch_forward(layer)
 
 
 @torch.no_grad()

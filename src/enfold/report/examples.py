@@ -7,6 +7,7 @@ import io
 
 from torch import Tensor
 
+from enfold.errors import MissingExtra
 from enfold.report.blocks import Bar, Block, Card, Gallery
 from enfold.report.content import Content, Example, Examples
 
@@ -55,8 +56,10 @@ def _name(found: Examples, index: int) -> str:
 
 def png_address(image: Tensor) -> str:
     """An image (C, H, W) of bytes as an address that holds the whole picture."""
-    from PIL import Image
-
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingExtra("pillow", "report", "a report with images") from error
     pixels = image[0].numpy() if image.shape[0] == 1 else image.permute(1, 2, 0).contiguous().numpy()
     written = io.BytesIO()
     Image.fromarray(pixels).save(written, "PNG")

@@ -104,7 +104,7 @@ class MIMONetwork(nn.Module):
             inward, outward = widths_of(layer)
             inward *= self.num_members if name == first else 1
             outward *= self.num_members if name == last else 1
-            wide: Any = resized(layer, inward, outward, getattr(layer, "groups", 1))
+            wide: Any = resized(layer, inward, outward, getattr(layer, "groups", 1), name=name)
             with torch.random.fork_rng():
                 torch.manual_seed(derive(self.share.seed, "mimo", name))
                 wide.reset_parameters()

@@ -26,10 +26,10 @@ ROUNDS = 100
 def climbed(goal: State, held: State, symmetry: Symmetry, *, seed: int = 0, rounds: int = ROUNDS) -> dict[str, Tensor]:
     """Orders, for `permute`, of all groups, from the higher one of two starts."""
     nested = nests(symmetry)
-    climb, placed = _Climb(goal, held, symmetry, nested), _Climb(goal, held, symmetry, nested)
-    placed.place()
-    if rise(goal, held, placed.held) > 0:
-        climb = placed
+    climb = _Climb(goal, held, symmetry, nested)
+    climb.place()
+    if rise(goal, held, climb.held) <= 0:
+        climb = _Climb(goal, held, symmetry, nested)
     climb.up(rounds, generator(seed, "match units"))
     return climb.places.orders(symmetry)
 
@@ -38,7 +38,7 @@ class _Climb:
     """A way up (1) from the orders that are given, one nest of groups at a time."""
 
     def __init__(self, goal: State, held: State, symmetry: Symmetry, nested: Sequence[Nest]) -> None:
-        self.goal, self.held = goal, held
+        self.goal, self.held = goal, {name: tensor.clone() for name, tensor in held.items()}
         self.places, self.products = Places(symmetry), Products(goal, held, nested, climbed)
 
     def place(self) -> None:
@@ -48,8 +48,7 @@ class _Climb:
             known = {one: names[one].difference(*(names[other] for other in rest - {one})) for one in sorted(rest)}
             index = max(known, key=lambda one: sum(self.goal[name].numel() for name in known[one]))
             rest.remove(index)
-            moves = self.products.best(self.held, index, known[index]).moves
-            self._take(index, moves, _moved(self.held, moves))
+            self._take(index, self.products.best(self.held, index, known[index]).moves)
 
     def up(self, rounds: int, source: torch.Generator) -> None:
         """Steps of one nest after another, until none raises (1)."""
@@ -68,18 +67,24 @@ class _Climb:
         step = self.products.best(self.held, index, self.products.names[index])
         if step.gain <= step.noise:
             return False
-        moved = _moved(self.held, step.moves)
         certain = index not in self.products.beside[index] and step.gain > self.products.rounding[index]
-        if not certain and rise(self.goal, self.held, moved) <= step.noise:
+        if not certain and self._rise(index, step.moves) <= step.noise:
             return False
-        self._take(index, step.moves, moved)
+        self._take(index, step.moves)
         return True
 
-    def _take(self, index: int, moves: Sequence[tuple[Group, Tensor]], moved: State) -> None:
-        self.held = moved
+    def _rise(self, index: int, moves: Sequence[tuple[Group, Tensor]]) -> float:
+        if self.products.simple[index]:
+            return self.products.rise(self.held, index, moves[0][1])
+        return rise(self.goal, self.held, _moved(self.held, moves))
+
+    def _take(self, index: int, moves: Sequence[tuple[Group, Tensor]]) -> None:
+        if self.products.simple[index]:
+            self.products.move(self.held, index, moves[0][1])
+        else:
+            self.held = _moved(self.held, moves)
         for group, order in moves:
             self.places.move(group, order)
-        self.products.move(index, moves[0][1])
 
 
 def _moved(state: State, moves: Sequence[tuple[Group, Tensor]]) -> State:

@@ -11,7 +11,6 @@ climbed for each pair as for a network.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -42,7 +41,8 @@ class Step:
 class Products:
     """<unit i of the goal, unit j of what is held>, (units, units), over all axes of a group, and what follows.
 
-    Where no other group moves a tensor, its products stay the same, in another order, and are computed once.
+    Products are computed once and then follow the moves: of the nest itself, by the order of its units; of a nest
+    beside it, by what the units that have moved add, which is little work if they are few.
     """
 
     def __init__(self, goal: State, held: State, nests: Sequence[Nest], climb: Climb) -> None:
@@ -57,18 +57,30 @@ class Products:
             {k for k, other in enumerate(self.names) if own & other and (k != index or _is_quadratic(self.axes[k]))}
             for index, own in enumerate(self.names)
         ]  # nests whose products change when one has moved; its own do if a tensor has it on two axes
-        places = Counter(axis.name for nest in nests for group in nest.groups for axis in group.axes)
-        self.moving = [[axis for axis in axes if places[axis.name] > 1] for axes in self.axes]
-        alone = [[axis for axis in axes if places[axis.name] == 1] for axes in self.axes]
-        self.fixed = [self._sum(held, own, nest.outer.size) for own, nest in zip(alone, nests, strict=True)]
+        self.simple = [not nest.inside and k not in self.beside[k] for k, nest in enumerate(nests)]
+        self.along: dict[str, list[tuple[int, Axis]]] = {}  # nests and axes, of the tensors whose products are followed
+        for index, axes in enumerate(self.axes):
+            for axis in axes:
+                self.along.setdefault(axis.name, []).append((index, axis))
+        for name, along in list(self.along.items()):
+            if not all(self.simple[index] and not axis.within for index, axis in along):
+                del self.along[name]
+        self.sums = [torch.zeros(nest.outer.size, nest.outer.size, dtype=self.dtype) for nest in nests]
+        self.summed: list[set[Axis]] = [set() for _ in nests]  # whose products are in the sums
         eps = torch.finfo(self.dtype).eps  # sums that cancel out are wrong by a part of this, whatever is left of them
         self.rounding = [100 * eps * sum(lengths[axis.name] for axis in axes) for axes in self.axes]
 
     def best(self, held: State, index: int, names: Collection[str]) -> Step:
-        """The step of one nest by these of its tensors."""
-        pairs = self.fixed[index] + self._sum(
-            held, [axis for axis in self.moving[index] if axis.name in names], len(self.fixed[index])
-        )
+        """The step of one nest by these of its tensors, which are all that were given for it before or more."""
+        chosen = [axis for axis in self.axes[index] if axis.name in names]
+        followed = {axis for axis in chosen if axis.name in self.along}
+        for axis in followed - self.summed[index]:
+            self._add(self.sums[index], axis, self.goal[axis.name], held[axis.name])
+        self.summed[index] |= followed
+        pairs = self.sums[index].clone()
+        for axis in chosen:
+            if axis not in followed:
+                self._add(pairs, axis, self.goal[axis.name], held[axis.name])
         nest, now, inside = self.nests[index], pairs.trace(), []
         if nest.inside:
             inside = self._coupled(held, nest, names) if nest.coupled else self._apart(held, nest, names)
@@ -80,17 +92,32 @@ class Products:
         gain = float(pairs.gather(1, order.unsqueeze(1)).sum() - now)
         return Step(moves, gain, torch.finfo(pairs.dtype).eps * len(order) * float(pairs.abs().max()))
 
-    def move(self, index: int, order: Tensor) -> None:
-        """Units in another order."""
-        self.fixed[index] = self.fixed[index][:, order]
+    def move(self, held: State, index: int, order: Tensor) -> None:
+        """Units of a simple nest in another order, in what is held, in place, and in all products."""
+        units = _out_of_place(order)
+        self.sums[index].index_copy_(1, units, self.sums[index].index_select(1, order[units]))
+        for axis in self.axes[index]:
+            there = axis.units_first(held[axis.name])
+            new = there.index_select(0, order[units])
+            change = new - there.index_select(0, units)
+            there.index_copy_(0, units, new)
+            ours = axis.units_first(self.goal[axis.name]).index_select(0, units)
+            for other, beside in self.along.get(axis.name, ()):
+                if beside.axis != axis.axis and beside in self.summed[other]:
+                    number = beside.axis + (2 if beside.axis > axis.axis else 3)  # behind units, outer and inner
+                    self._add(self.sums[other], replace(beside, axis=number), ours, change)
 
-    def _sum(self, held: State, axes: Sequence[Axis], size: int) -> Tensor:
-        found = torch.zeros(size, size, dtype=self.dtype)
-        for axis in axes:
-            found.addmm_(
-                axis.by_unit(self.goal[axis.name]).to(self.dtype), axis.by_unit(held[axis.name]).mT.to(self.dtype)
-            )
-        return found
+    def rise(self, held: State, index: int, order: Tensor) -> float:
+        """By how much a simple nest's order raises the inner product with the goal, in float64."""
+        units, total = _out_of_place(order), 0.0
+        for axis in self.axes[index]:
+            ours, there = (axis.units_first(state[axis.name]) for state in (self.goal, held))
+            change = there.index_select(0, order[units]).double() - there.index_select(0, units)
+            total += float((change * ours.index_select(0, units)).sum())
+        return total
+
+    def _add(self, pairs: Tensor, axis: Axis, goal: Tensor, held: Tensor) -> None:
+        pairs.addmm_(axis.by_unit(goal).to(self.dtype), axis.by_unit(held).mT.to(self.dtype))
 
     def _apart(self, held: State, nest: Nest, names: Collection[str]) -> list[list[Inside]]:
         """For each pair of units: what is inside, one kind at a time."""
@@ -133,6 +160,11 @@ def rise(goal: State, held: State, moved: State) -> float:
     """By how much the inner product with the goal is higher after a move, in float64."""
     names = [name for name in goal if moved[name] is not held[name]]
     return sum(float(((moved[name].double() - held[name]) * goal[name]).sum()) for name in names)
+
+
+def _out_of_place(order: Tensor) -> Tensor:
+    """The places that an order gives to another unit."""
+    return (order != torch.arange(len(order))).nonzero().squeeze(1)
 
 
 def _is_quadratic(axes: Sequence[Axis]) -> bool:

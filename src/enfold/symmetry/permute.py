@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,19 +19,34 @@ def permuted(state: Mapping[str, Tensor], group: Group, order: Tensor) -> State:
 
 
 def reordered(state: Mapping[str, Tensor], moves: Iterable[tuple[Group, Tensor]]) -> State:
-    """The state with one group after the other in an order; each tensor is copied once, however many blocks it has."""
-    found, copied = dict(state), set[str]()
+    """The state with one group after the other in an order.
+
+    Orders along an axis become one, so that each tensor is read once an axis, however many blocks it has; only where
+    units lie within a part of another axis is that part moved by itself.
+    """
+    found, owned = dict(state), set[str]()
+    pending: dict[str, dict[int, Tensor]] = {}  # what comes from where, by tensor and axis
     for group, order in moves:
         _require_order(group, order)
         for axis in _present(found, group):
             tensor = found[axis.name]
-            units = axis.units_first(tensor).index_select(0, order.to(tensor.device))
-            if axis.name in copied:
-                axis.units_first(tensor).copy_(units)
-            else:
-                found[axis.name] = axis.with_units(tensor, units)
-                copied.add(axis.name)
-    return found
+            if not axis.within:
+                line = replace(axis, axis=0)
+                places = pending.setdefault(axis.name, {}).setdefault(axis.axis, torch.arange(tensor.shape[axis.axis]))
+                pending[axis.name][axis.axis] = line.with_units(places, line.units_first(places)[order])
+                continue
+            if axis.name in pending or axis.name not in owned:
+                tensor = found[axis.name] = _selected(tensor.clone(), pending.pop(axis.name, {}))
+                owned.add(axis.name)
+            units = axis.units_first(tensor)
+            units.copy_(units.index_select(0, order.to(tensor.device)))
+    return found | {name: _selected(found[name], places) for name, places in pending.items()}
+
+
+def _selected(tensor: Tensor, places: Mapping[int, Tensor]) -> Tensor:
+    for axis, where in places.items():
+        tensor = tensor.index_select(axis, where.to(tensor.device))
+    return tensor
 
 
 def _require_order(group: Group, order: Tensor) -> None:

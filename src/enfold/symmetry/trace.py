@@ -34,11 +34,11 @@ class _InDouble(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         if kwargs.get("dtype") in FINE:
             kwargs["dtype"] = FINE[kwargs["dtype"]]
-        if not func._schema.is_mutable:
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        if not func._schema.is_mutable and any(one.dtype in FINE for one in given):
             args, kwargs = tree_map(_doubled, (args, kwargs))
         result = func(*args, **kwargs)
-        made = isinstance(result, Tensor) and not any(isinstance(one, Tensor) for one in tree_leaves((args, kwargs)))
-        return _doubled(result) if made else result
+        return result if given else _doubled(result)
 
 
 def _doubled(value: Any) -> Any:

@@ -122,7 +122,7 @@ class Bench:
         try:
             total = (run(self.skeleton, state, self.inputs, grad=True) * weights).sum()
             gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-        except RuntimeError:  # not differentiable: each axis will be tried by itself
+        except (RuntimeError, TypeError):  # not differentiable: each axis will be tried by itself
             return set()
         return {name for name, gradient in zip(leaves, gradients, strict=True) if _moves(gradient)}
 

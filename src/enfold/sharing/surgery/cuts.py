@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from enfold.errors import EnfoldError
 from enfold.members.copying import copied
-from enfold.sharing.surgery.layers import LAYERS, cut_tensor, resized
+from enfold.sharing.surgery.layers import LAYERS, cut_tensor, require_resizable, resized
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm)
@@ -43,7 +43,8 @@ def cut_layer(
 ) -> nn.Module:
     """A copy of a layer with other widths; a convolution has `more_groups` times as many groups, if they divide it."""
     if isinstance(layer, LAYERS):
-        return resized(layer, inward, outward, _groups(layer, inward, outward, more_groups))
+        return resized(layer, inward, outward, _groups(layer, inward, outward, more_groups), name=name)
+    require_resizable(layer, name)
     twin: Any = copied(layer)
     if isinstance(layer, EMBEDDINGS):
         twin.embedding_dim = outward
@@ -90,7 +91,7 @@ def _cut_attention(name: str, twin: Any, width: int) -> None:
     cut_tensor(twin, "in_proj_bias", (3 * width,))
     for key in ("bias_k", "bias_v"):
         cut_tensor(twin, key, (1, 1, width))
-    twin.out_proj = resized(twin.out_proj, width, width)
+    twin.out_proj = resized(twin.out_proj, width, width, name=f"{name}.out_proj")
 
 
 def _normalised(name: str, layer: nn.LayerNorm, table: Mapping[int, int]) -> tuple[int, ...]:

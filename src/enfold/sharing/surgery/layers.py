@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized
+from torch.nn.modules.batchnorm import _NormBase
 
 from enfold.errors import EnfoldError
 from enfold.members.copying import copied
@@ -29,13 +29,48 @@ def replaced(network: nn.Module, layers: Mapping[str, nn.Module]) -> nn.Module:
     return twin
 
 
-def resized(layer: nn.Module, inputs: int, outputs: int, groups: int = 1) -> nn.Module:
-    """A copy of a linear layer or a convolution with other widths; values that still have a place are kept in it."""
-    if is_parametrized(layer) or "weight" not in layer._parameters:
+def require_resizable(layer: nn.Module, name: str = "") -> None:
+    """Refuse a layer that holds more than its PyTorch class does: what depends on its widths would keep the old ones.
+
+    That is fake quantisation, parametrizations, pruning masks, hooks, and whatever else a class of the user's own adds.
+    """
+    base = next(kind for kind in type(layer).__mro__ if kind.__module__.startswith("torch.nn.modules."))
+    more = next(_more_than(_smallest(base), layer, exact=type(layer) is base), None)
+    if more is not None:
+        where = f"'{name}' ({type(layer).__name__})" if name else f"this {type(layer).__name__}"
         raise EnfoldError(
-            f"a layer is resized by its weight, but that of {type(layer).__name__} is computed from other tensors: "
-            "remove weight or spectral norm first"
+            f"a layer is resized if it holds nothing but what a {base.__name__} does, but {where} also has '{more}': "
+            "remove weight norm, spectral norm, pruning, quantisation and hooks before and add them after, or use a "
+            "method that keeps widths"
         )
+
+
+def _more_than(plain: nn.Module, layer: nn.Module, *, exact: bool) -> Iterator[str]:
+    """The names of what a layer holds and a plain one does not; flags and words do not depend on widths."""
+    for held in ("_parameters", "_buffers", "_modules"):
+        yield from (key for key in vars(layer)[held] if key not in vars(plain)[held])
+    for key, value in vars(layer).items():
+        attached = key == "forward" or (key.endswith("_hooks") and value)
+        added = not exact and key not in vars(plain) and not (value is None or isinstance(value, bool | str))
+        if attached or added:
+            yield key
+
+
+def _smallest(kind: Any) -> nn.Module:
+    """A layer of a PyTorch class with one channel, without values."""
+    ones = (
+        (1, 1, 1) if issubclass(kind, CONVOLUTIONS) else (1,) if issubclass(kind, _NormBase | nn.LayerNorm) else (1, 1)
+    )
+    made: nn.Module = kind(*ones, device="meta")
+    return made
+
+
+def resized(layer: nn.Module, inputs: int, outputs: int, groups: int = 1, *, name: str = "") -> nn.Module:
+    """A copy of a linear layer or a convolution with other widths; values that still have a place are kept in it.
+
+    `name` is what an error calls the layer.
+    """
+    require_resizable(layer, name)
     twin: Any = copied(layer)
     if isinstance(layer, nn.Linear):
         twin.in_features, twin.out_features = inputs, outputs

@@ -13,7 +13,7 @@ from enfold.errors import EnfoldError
 from enfold.members.copying import copied
 from enfold.sharing.surgery.cuts import KEEPING, NARROWABLE, cut_attributes, cut_layer, cut_own, widths_of
 from enfold.sharing.surgery.ends import ends
-from enfold.sharing.surgery.layers import CONVOLUTIONS, replaced
+from enfold.sharing.surgery.layers import CONVOLUTIONS, replaced, require_resizable
 from enfold.sharing.surgery.rehearsal import Rehearsal
 
 HEADS = ("heads", "nhead", "n_head", "num_head")  # how attributes that count attention heads end
@@ -35,6 +35,8 @@ def narrowed(network: nn.Module, fraction: float, groups: int = 1) -> nn.Module:
     hidden = Hidden.of(network)
     if not hidden.widths:
         return copied(network)
+    for name in hidden.changed:
+        require_resizable(hidden.layers[name], name)
     rehearsal = Rehearsal(network, [hidden.layers[name] for name in hidden.inputs if name in hidden.layers])
     failure = None
     for table, attributes in product(hidden.tables(fraction, groups), (False, True)):
@@ -83,6 +85,11 @@ class Hidden:
         """All of them but 1, which stays: it is spread over the others, not one of them."""
         return sorted({*self.given, *self.taken.values()} - {1})
 
+    @property
+    def changed(self) -> list[str]:
+        """The layers of which a width is hidden: all but norms and attention of the network's inputs and outputs."""
+        return [name for name, layer in self.layers.items() if name in self.taken or not isinstance(layer, KEEPING)]
+
     def tables(self, fraction: float, groups: int) -> Iterator[Table]:
         """New widths, the better choice first."""
         grouped = any(isinstance(self.layers[name], CONVOLUTIONS) for name in self.taken)
@@ -112,9 +119,8 @@ class Hidden:
     def cut(self, network: nn.Module, table: Table, groups: int, *, attributes: bool) -> nn.Module:
         """A copy with the widths of the table."""
         new = {}
-        for name, layer in self.layers.items():
-            if isinstance(layer, KEEPING) and name not in self.taken:
-                continue
+        for name in self.changed:
+            layer = self.layers[name]
             inward, outward = widths_of(layer)
             inner = name in self.taken and name not in self.outputs
             inward = table[inward] if name in self.taken else inward

@@ -1,0 +1,84 @@
+"""What is imported is declared: always by all, or in an extra and only where it is used."""
+
+import ast
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+import torch
+
+from enfold.cli.listing import PACKAGES
+from enfold.errors import MissingExtra
+from enfold.report.examples import png_address
+from enfold.report.page import error_page
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = {name: each for name, each in PROJECT["optional-dependencies"].items() if name not in ("all", "dev")}
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {text.split(">=")[0].lower() for text in requirements}
+
+
+def imported(tree: ast.AST, *, lazily: bool) -> set[str]:
+    """Top-level packages that a module imports: when it is imported itself, or later, inside functions."""
+    nodes = list(ast.walk(tree))
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+    typed = [node for node in nodes if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+    later, never = ({id(node) for each in found for node in ast.walk(each)} for found in (functions, typed))
+    found: set[str] = set()
+    for node in nodes:
+        if id(node) in never or (id(node) in later) != lazily:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+def distributions(*, lazily: bool) -> set[str]:
+    """Of all imports that neither Python nor enfold itself brings."""
+    found: set[str] = set()
+    for file in (ROOT / "src" / "enfold").rglob("*.py"):
+        found |= imported(ast.parse(file.read_text()), lazily=lazily)
+    known = packages_distributions()
+    return {known.get(name, [name])[0].lower() for name in found - set(sys.stdlib_module_names) - {"enfold"}}
+
+
+def test_what_every_module_imports_is_a_dependency():
+    assert distributions(lazily=False) <= names(PROJECT["dependencies"])
+
+
+def test_what_is_imported_where_it_is_used_is_a_dependency_or_in_an_extra():
+    declared = names(PROJECT["dependencies"]).union(*map(names, EXTRAS.values()))
+    assert distributions(lazily=True) <= declared
+
+
+def test_nothing_is_declared_that_is_not_imported():
+    declared = names(PROJECT["dependencies"]).union(*map(names, EXTRAS.values()))
+    assert declared <= distributions(lazily=False) | distributions(lazily=True)
+
+
+def test_doctor_knows_every_package_and_its_extra():
+    for package, extra, _ in PACKAGES:
+        assert package.lower() in names(EXTRAS[extra] if extra else PROJECT["dependencies"])
+    declared = names(PROJECT["dependencies"]).union(*map(names, EXTRAS.values()))
+    assert declared == {package.lower() for package, _, _ in PACKAGES}
+
+
+@pytest.mark.parametrize(
+    ("package", "work"),
+    [
+        ("PIL", lambda: png_address(torch.zeros(1, 2, 2, dtype=torch.uint8))),
+        ("jinja2", lambda: error_page("why", "now")),
+        ("markupsafe", lambda: error_page("why", "now")),
+    ],
+)
+def test_a_missing_package_is_named_with_its_install_line(package, work, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtra, match=r"pip install 'enfold\[report\]'"):
+        work()

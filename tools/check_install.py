@@ -1,0 +1,104 @@
+"""Install enfold into an empty environment as its users do, and start every verb of the command line there.
+
+Three times, one after the other: with what it needs at least, with all extras, and with the lowest versions that
+pyproject.toml allows. torch is the exception: constraints.txt says which build of it is installed. Run it with
+``make install-check``.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PATIENCE = 300  # seconds for one command
+FIXED = "torch"
+
+START = """
+import importlib, pkgutil, sys
+import enfold, enfold.cli.app as cli
+for module in pkgutil.walk_packages(enfold.__path__, "enfold."):
+    importlib.import_module(module.name)
+for verb in cli.VERBS:
+    sys.argv = ["enfold", verb.__name__, "--help"]
+    try:
+        cli.main()
+    except SystemExit as end:
+        assert not end.code, f"enfold {verb.__name__} --help ends with {end.code}"
+print("started", len(cli.VERBS), "verbs", file=sys.stderr)
+"""
+
+RECIPE = """
+data: {source: fashion-mini, train_size: 200, validation: 100}
+network: {name: mlp, widths: [8]}
+members: 2
+plan: {epochs: 1}
+folds: [average]
+cost: false
+"""
+
+
+def call(*command: str | Path, code: int = 0) -> str:
+    """Run a command; what it printed, if it ends as it should."""
+    done = subprocess.run(  # noqa: S603
+        [str(word) for word in command], capture_output=True, text=True, timeout=PATIENCE, cwd=tempfile.gettempdir()
+    )
+    printed = done.stdout + done.stderr
+    if done.returncode != code:
+        raise SystemExit(f"{' '.join(map(str, command))} ends with {done.returncode} instead of {code}:\n{printed}")
+    return printed
+
+
+def lowest(requirements: list[str]) -> list[str]:
+    """Each requirement at its lower bound."""
+    return [text.replace(">=", "==") for text in requirements if not text.startswith((FIXED, "enfold["))]
+
+
+def check(binaries: Path, folder: Path) -> None:
+    """Start every verb, and run a small recipe."""
+    call(binaries / "enfold", "--version")
+    call(binaries / "python", "-c", START)
+    (folder / "recipe.yaml").write_text(RECIPE)
+    out = Path(tempfile.mkdtemp(dir=folder))
+    call(binaries / "enfold", "run", folder / "recipe.yaml", out)
+    call(binaries / "enfold", "evaluate", out, "--figures")
+
+
+def main() -> None:
+    """Build, install, start."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    with tempfile.TemporaryDirectory() as name:
+        folder, started = Path(name), time.monotonic()
+
+        def told(what: str) -> None:
+            print(f"{time.monotonic() - started:5.0f} s  {what}", flush=True)
+
+        call(sys.executable, "-m", "venv", folder / "venv")
+        binaries = folder / "venv" / "bin"
+        call(binaries / "pip", "wheel", "--no-deps", "--wheel-dir", folder, ROOT)
+        (wheel,) = folder.glob("*.whl")
+        pip = (binaries / "pip", "install", "--disable-pip-version-check")
+        call(*pip, "--constraint", ROOT / "constraints.txt", wheel)
+        told("core installed")
+        check(binaries, folder)
+        said = call(binaries / "enfold", "train", folder / "none", "--data", "digits", code=2)
+        if "pip install 'enfold[data]'" not in said:
+            raise SystemExit(f"a missing extra must be named with its install line, got: {said}")
+        told("core: every verb starts, a recipe runs, a missing extra is named")
+        call(*pip, "--constraint", ROOT / "constraints.txt", f"{wheel}[all]")
+        check(binaries, folder)
+        told("[all]: every verb starts, a recipe runs")
+        bounds = lowest([*project["dependencies"], *extras["report"], *extras["data"]])
+        pinned = next(line for line in (ROOT / "constraints.txt").read_text().split() if line.startswith(f"{FIXED}=="))
+        call(*pip, *dict.fromkeys(bounds), pinned, wheel)
+        check(binaries, folder)
+        told(f"lowest versions ({', '.join(dict.fromkeys(bounds))}): every verb starts, a recipe runs")
+
+
+if __name__ == "__main__":
+    main()
