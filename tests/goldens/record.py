@@ -40,6 +40,8 @@ def record(chosen: list[Case], prefix: str) -> None:
     sizes = golden.write(found)
     for name in sorted(seconds, key=seconds.__getitem__, reverse=True)[:5]:
         print(f"{seconds[name]:6.2f} s  {name}")
+    for method in adapter.unlisted():
+        print(f"no golden uses {method}: add it to a table of adapter.py")
     print(f"{len(chosen)} cases in {sum(seconds.values()):.1f} s, {sum(sizes.values()):,} bytes")
 
 
