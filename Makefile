@@ -3,8 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test slow smoke check bench readme install-check clean
-.PHONY: help demo test slow smoke check bench zoo readme clean
+.PHONY: help demo test slow smoke check bench zoo goldens readme install-check clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
@@ -22,6 +21,10 @@ test: $(READY) ## the tests, in about four minutes on two cores
 
 slow: $(READY) ## the tests that train longer
 	$(BIN)/python -m pytest -m slow
+
+goldens: $(READY) ## record again what every method computes, in tests/goldens; read the diff before you commit it
+	$(BIN)/python -m tests.goldens.record
+	$(BIN)/python -m tests.goldens.record demo
 
 smoke: $(READY) ## every published table and figure, on data that ships with enfold
 	$(BIN)/python -m pytest -n 2 -m slow tests/run/test_reproduce.py
