@@ -186,11 +186,12 @@ class Cell:
 
     def made_from(self, kind: str, label: str) -> dict[str, Any]:
         """What tells a model from one that is made by other settings, from other data or other members."""
-        members = {} if kind == "members" else {"members' weights": self._members_digest}
+        members = {} if kind == "members" else {"members' weights": self.members_digest}
         return {**self.settings(kind, label), **self.content, **members}
 
     @cached_property
-    def _members_digest(self) -> str:
+    def members_digest(self) -> str:
+        """What tells the members' weights from others."""
         return sha256(self.run.model_file("members", "members"))
 
     def is_done(self, kind: str, label: str) -> bool:
