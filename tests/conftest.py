@@ -4,11 +4,8 @@ import gc
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 from hypothesis import settings
-
-from enfold.members import choice
 
 settings.register_profile("busy", deadline=None, max_examples=25)  # a busy machine is no failure
 settings.load_profile("busy")
@@ -28,11 +25,3 @@ def pytest_collection_finish():
     """What was imported stays: the garbage collector need not look through it again and again."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(autouse=True)
-def _trusted_engines(request, monkeypatch):
-    """Engines are tried on every network before they are used; outside of the tests of that, known networks pass."""
-    if request.path.parent.name != "members":
-        monkeypatch.setattr(choice, "require_no_memory", lambda *ignored: None)
-        monkeypatch.setattr(choice, "passed", lambda engine, *ignored: engine)

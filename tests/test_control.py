@@ -9,7 +9,7 @@ from torch import nn
 from clouds import three_clouds
 from enfold.control import Control
 from enfold.data import Data
-from enfold.errors import EnfoldError
+from enfold.errors import EnfoldError, UnchangedWarning
 from enfold.evaluate import predict
 from enfold.members import Mixed, Stacked
 from enfold.metrics import nll, per_member
@@ -65,3 +65,9 @@ def test_it_goes_on_from_a_checkpoint(members, data, tmp_path):
 def test_different_architectures_have_no_control(data):
     with pytest.raises(EnfoldError, match="the control needs members of one architecture, got Mixed"):
         Control(PLAN)(Mixed([nn.Linear(4, 3)]), data)
+
+
+def test_a_control_that_returns_its_start_says_so(members, data):
+    with pytest.warns(UnchangedWarning, match="member 2"):
+        network = Control(PLAN.replace(learning_rate=50.0))(members, data)
+    assert torch.equal(network[0].weight, members.member(2)[0].weight)

@@ -1,5 +1,6 @@
 """Files are whole or absent; seeds are the same everywhere."""
 
+import errno
 import hashlib
 import json
 import os
@@ -10,9 +11,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 
-from enfold.errors import EnfoldError
-from enfold.files import atomic_path, sha256, write_json, write_text
+from enfold.errors import WriteError
+from enfold.files import append_line, atomic_path, remove_stale_parts, sha256, write_json, write_text
 from enfold.seeds import derive, generator
 
 
@@ -32,7 +34,7 @@ def test_a_file_appears_when_it_is_complete(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
     write_text(tmp_path / "file", "no folder")
-    with pytest.raises(EnfoldError, match=r"can be written, but '.*file/deep' is not .*: choose"):
+    with pytest.raises(WriteError, match=r"er\.txt' must be written.*: choose"):
         write_text(tmp_path / "file" / "deep" / "er.txt", "lost")
 
 
@@ -46,7 +48,7 @@ def test_an_exception_leaves_the_old_file_and_nothing_else(tmp_path):
 
 
 def test_a_block_that_writes_nothing_is_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError), atomic_path(tmp_path / "file.txt"):
+    with pytest.raises(WriteError), atomic_path(tmp_path / "file.txt"):
         pass
     assert names(tmp_path) == []
 
@@ -61,6 +63,53 @@ def test_a_killed_process_leaves_the_old_file(tmp_path):
     )
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == 9
     assert path.read_text() == "old"
+
+
+def test_what_a_killed_process_left_is_removed_and_what_is_being_written_is_not(tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / ".old.json.1234.part").write_text("half")
+    with atomic_path(tmp_path / "file.txt") as temporary:
+        temporary.write_text("new")
+        remove_stale_parts(tmp_path)
+        assert temporary.exists()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["deep", "file.txt"]
+
+
+def test_a_symbolic_link_is_replaced_and_not_followed(tmp_path):
+    victim, link = tmp_path / "victim", tmp_path / "link"
+    victim.write_text("mine")
+    link.symlink_to(victim)
+    with pytest.raises(WriteError, match=r"link' must be written.*symbolic link"):
+        append_line(link, "more")
+    write_text(link, "new")
+    assert victim.read_text() == "mine"
+    assert not link.is_symlink()
+
+
+def test_a_line_that_was_cut_off_is_ended_before_the_next(tmp_path):
+    (tmp_path / "log").write_text('{"a": 1}\n{"b')
+    append_line(tmp_path / "log", '{"c": 3}')
+    assert (tmp_path / "log").read_text().splitlines() == ['{"a": 1}', '{"b', '{"c": 3}']
+
+
+def full(*given, **named):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "file.txt"
+    write_text(path, "old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(WriteError, match=r"file\.txt' must be written.*No space left.*: free some space"):
+        write_text(path, "new")
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["file.txt"]
+
+
+def test_a_full_disk_is_told_from_what_safetensors_says(tmp_path):
+    with pytest.raises(WriteError, match="No space left") as refused, atomic_path(tmp_path / "file"):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    assert refused.value.errno == errno.ENOSPC
 
 
 def test_what_is_written_has_reached_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from enfold import data, metrics, networks
 from enfold.cost import Cost, measure
 from enfold.data import Data, Split
-from enfold.errors import EnfoldError
+from enfold.errors import EnfoldError, UnchangedWarning
 from enfold.evaluate import Row, evaluate, predict, score
 from enfold.members import Members, Mixed, Predictor, Stacked, State
 from enfold.predictions import Predictions
@@ -143,6 +143,7 @@ __all__ = [
     "TDivSDiv",
     "Tied",
     "TreeNet",
+    "UnchangedWarning",
     "WeightMatching",
     "ZipIt",
     "data",

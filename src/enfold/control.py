@@ -12,7 +12,7 @@ from torch import nn
 
 from enfold.data import Data
 from enfold.evaluate import best_member
-from enfold.folding import require_members
+from enfold.folding import report_unchanged, require_members
 from enfold.members import Members
 from enfold.train import Plan, fit
 
@@ -26,6 +26,9 @@ class Control:
     def __call__(self, members: Members, data: Data, *, checkpoint: Path | None = None) -> nn.Module:
         """The member after its extra training, as a network of the user's class."""
         members = require_members(members, "the control")
-        network = members.member(best_member(members, data))
-        fit(network, data, self.plan, checkpoint=checkpoint, title="control")
+        best = best_member(members, data)
+        network = members.member(best)
+        history = fit(network, data, self.plan, checkpoint=checkpoint, title="control")
+        remedy = "more training on the labels does not help it, or the learning rate is too high"
+        report_unchanged(history, "the control", f"member {best}", remedy)
         return network

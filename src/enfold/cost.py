@@ -107,9 +107,9 @@ def flops(module: nn.Module, inputs: Tensor) -> int:
     """
     counter = FlopCounterMode(display=False, custom_mapping=_MORE_FORMULAS)
     with evaluating(module), _frozen(module), torch.no_grad(), _attention_in_the_open():
-        module(inputs)  # engines are chosen and compared in the first call, once and for all
+        module(inputs.clone())  # engines are chosen and compared in the first call, once and for all
         with counter:
-            module(inputs)
+            module(inputs.clone())
     return round(counter.get_total_flops() / len(inputs))
 
 
@@ -302,7 +302,7 @@ def measure(
     if not batch_sizes or min(batch_sizes) < 1:
         raise EnfoldError(f"batch sizes must be at least 1, got {list(batch_sizes)}: for example batch_sizes=(1, 128)")
     with evaluating(*models.values()), torch.inference_mode():
-        batches = {size: example.expand(size, *example.shape).contiguous() for size in batch_sizes}
+        batches = {size: torch.stack([example] * size) for size in batch_sizes}  # a model may work in place on it
         times = {
             size: time_rounds({name: partial(model, batch) for name, model in models.items()}, rounds, warmup)
             for size, batch in batches.items()

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import ClassVar
 
-WITHIN = ("enfold.", "functools", "torch.utils._contextlib")  # modules whose lines tell a user nothing
+WITHIN = (
+    "enfold.",
+    "functools",
+    "torch.utils._contextlib",
+    "torch.nn.modules.",
+)  # modules whose lines tell a user nothing
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
@@ -25,12 +34,48 @@ class MissingExtra(EnfoldError, ImportError):
         super().__init__(f"{purpose} needs the package '{package}': install it with  pip install 'enfold[{extra}]'")
 
 
+class WriteError(EnfoldError):
+    """A file could not be written: the disk is full, or the folder is read-only, protected or gone."""
+
+    REMEDIES: ClassVar = {
+        errno.ENOSPC: "free some space and run the same command again",
+        errno.EDQUOT: "free some space and run the same command again",
+        errno.ENAMETOOLONG: "choose a shorter name",
+        errno.ELOOP: "remove the symbolic link",
+        errno.ENOENT: "restore its folder, or choose another",
+    }
+
+    def __init__(self, path: object, error: Exception) -> None:
+        self.errno = getattr(error, "errno", None)
+        if self.errno is None and (told := re.search(r"os error (\d+)", str(error))):  # as safetensors tells it
+            self.errno = int(told[1])
+        reason = os.strerror(self.errno) if self.errno else error
+        remedy = self.REMEDIES.get(self.errno or 0, "choose a folder that can be written")
+        super().__init__(f"'{path}' must be written, but that fails ({reason}): {remedy}")
+
+
 class NonFiniteLoss(EnfoldError):
     """Training met a loss that is not a number or infinite."""
 
 
+class SeparateModulesWarning(UserWarning):
+    """Members run as separate modules, one after the other, because their networks do not run the same code."""
+
+
 class WrongShape(EnfoldError, RuntimeError):
     """Inputs of a shape that a network cannot take."""
+
+
+class UnsupportedOutput(EnfoldError):
+    """Outputs that are not the logits of at least two classes, one row an example."""
+
+
+class UnusedParameterWarning(UserWarning):
+    """A member did not use a parameter in a batch in which others did, and the optimizer cannot know."""
+
+
+class UnchangedWarning(UserWarning):
+    """A training kept the weights that it started from: no epoch had a lower validation NLL."""
 
 
 def level_outside() -> int:

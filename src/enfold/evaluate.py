@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from enfold.data.dataset import Data, evaluation_batches, has_examples
 from enfold.errors import EnfoldError
-from enfold.members.base import Mixed
+from enfold.members.base import Members, Mixed
 from enfold.members.engines import image_layout
-from enfold.members.inputs import in_type_of
-from enfold.members.outputs import logits_of
+from enfold.members.inputs import call_protected, in_type_of
+from enfold.members.outputs import logits_of, require_classes
 from enfold.members.shapes import refuse_shape
 from enfold.metrics import METRICS, calibrated, fit_temperature, gain_recovered, gibbs_nll, nll, per_member
 from enfold.modes import evaluating
@@ -26,12 +26,14 @@ PartName = Literal["train", "validation", "test"]
 
 def member_logits(model: nn.Module, inputs: Tensor) -> Tensor:
     """(M, B, C) of any model, of inputs in its own type: a predictor gives it, a plain network is M = 1."""
+    given = inputs
     if not isinstance(model, Mixed):  # each of its networks may have its own
-        inputs = in_type_of(model, inputs)
-    if hasattr(model, "num_members"):
-        outputs: Tensor = model(inputs)
-        return outputs
-    return logits_of(model(image_layout(model, inputs)))[None]
+        given = in_type_of(model, inputs)
+    if not hasattr(model, "num_members"):
+        given = image_layout(model, given)
+        return logits_of(call_protected(model, given) if given is inputs else model(given))[None]
+    outputs: Tensor = model(given) if isinstance(model, Members) else call_protected(model, given)
+    return outputs
 
 
 @torch.inference_mode()
@@ -43,7 +45,7 @@ def predict(model: nn.Module, data: Data, part: PartName = "test", batch_size: i
     with evaluating(model):
         for inputs, batch_labels in evaluation_batches(data, getattr(data, part), batch_size):
             try:
-                logits = member_logits(model, inputs.to(device)).float()
+                logits = require_classes(member_logits(model, inputs.to(device)), "an evaluation").float()
             except Exception as error:
                 if not labels:
                     refuse_shape(model, inputs, error)

@@ -14,12 +14,16 @@ import torch
 from torch import nn
 
 from enfold.data import Data
-from enfold.errors import EnfoldError, level_outside
+from enfold.data.dataset import evaluation_batches, has_examples
+from enfold.errors import EnfoldError, UnchangedWarning, level_outside
 from enfold.files import part_file
 from enfold.members import Members, State
+from enfold.members.inputs import in_type_of
 from enfold.members.skeleton import RUNNING
+from enfold.members.trial import EXAMPLES
 from enfold.modes import refuse_inference_mode
 from enfold.settings import require_types
+from enfold.train.history import History
 
 
 class Fold(Protocol):
@@ -68,6 +72,20 @@ def note(**found: Any) -> None:
     notes = _notes.get()
     if notes is not None:
         notes.update(found)
+
+
+def report_unchanged(history: History, what: str, start: str, remedy: str) -> None:
+    """Warn if a training returned its start, and record it; `start` names what the training began from."""
+    unchanged, count = history.unchanged, len(history.chosen)
+    note(unchanged=start if unchanged else None)
+    if not unchanged:
+        return
+    which = "" if count == 1 else f" for students {', '.join(map(str, unchanged))} of {count}"
+    warnings.warn(
+        f"{what} returned its start, {start}, unchanged{which}: no epoch had a lower NLL on validation data; {remedy}",
+        UnchangedWarning,
+        stacklevel=level_outside(),
+    )
 
 
 class Composable:
@@ -201,10 +219,11 @@ class Unlike(UserWarning):
     """Members differ in buffers that have no mean."""
 
 
-def require_members(model: object, purpose: str, *, averaged: bool = False) -> Members:
+def require_members(model: object, purpose: str, *, averaged: bool = False, data: object = None) -> Members:
     """Members of one architecture and of finite values, which is what can be merged or started from.
 
-    Where they are to be averaged, a warning tells of buffers that differ and are no running statistics.
+    Where they are to be averaged, a warning tells of buffers that differ and are no running statistics. With data,
+    members are compared on one batch: networks that compute different functions of their parameters are refused.
     """
     if not isinstance(model, Members):
         raise EnfoldError(
@@ -220,9 +239,26 @@ def require_members(model: object, purpose: str, *, averaged: bool = False) -> M
             raise EnfoldError(
                 f"{purpose} needs members of finite values, but '{name}' of member {index} is not: leave that one out"
             )
+    if isinstance(data, Data):
+        _require_one_function(model, data, purpose)
     if averaged:
         _say_unlike({name: values[name] for name in model.skeleton.buffers if name in values})
     return model
+
+
+def _require_one_function(members: Members, data: Data, purpose: str) -> None:
+    """Values of one network mean something else in a network that computes otherwise with them."""
+    part = next((part for part in (data.validation, data.train) if has_examples(part)), None)
+    if part is None or isinstance(part, Iterator):  # of which a batch would be missing later
+        return
+    with torch.random.fork_rng(devices=[]):
+        inputs, _ = next(iter(evaluation_batches(data, part, EXAMPLES)))
+    members.verify(in_type_of(members, inputs[:EXAMPLES]).to(next(iter(members.expand().values())).device))
+    if members.mismatch is not None and not members.mismatch.same_code:
+        raise EnfoldError(
+            f"{purpose} needs members that compute the same function of their parameters, but by the code of the first "
+            f"network {members.mismatch}: distill them instead"
+        )
 
 
 def _say_unlike(buffers: State) -> None:

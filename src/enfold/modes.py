@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -30,10 +30,14 @@ def evaluating(*modules: nn.Module) -> Iterator[None]:
             part.training = mode
 
 
+def in_eval_mode(module: nn.Module) -> AbstractContextManager[None]:
+    """Eval mode inside the block; where that is the mode already, nothing is done and nothing kept for it is lost."""
+    return evaluating(module) if any(part.training for part in _parts(module)) else nullcontext()
+
+
 def _parts(module: nn.Module) -> Iterator[nn.Module]:
-    """All modules, and those of the network that Members hold without listing it among their own."""
+    """All modules, and those of the networks that Members hold without listing them among their own."""
     for part in module.modules():
         yield part
-        network = getattr(getattr(part, "skeleton", None), "network", None)
-        if isinstance(network, nn.Module):
-            yield from network.modules()
+        for code in getattr(part, "codes", ()):
+            yield from code.network.modules()

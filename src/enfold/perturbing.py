@@ -61,10 +61,11 @@ class Asked:
 
     def _one(self, index: int) -> Tensor:
         if isinstance(self.model, Members):
-            skeleton = self.model.skeleton
+            self.model.verify(self.inputs)
+            code = self.model.code(index)
             state = {name: tensor.detach()[index] for name, tensor in self._state.items()}
-            with evaluating(skeleton.network), skeleton.holding(state) as network:
-                return member_logits(network, self.inputs)[0]
+            with evaluating(code.network), code.holding(state) as network:
+                return member_logits(network, self.inputs.clone() if code.writes_inputs else self.inputs)[0]
         network = self.model.members[index] if isinstance(self.model, Mixed) else self.model
         with evaluating(network), frozen(network):
             return member_logits(network, self.inputs)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -9,8 +10,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Protocol
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _title: ContextVar[str] = ContextVar("title", default="")  # of all that is shown inside a block
 _part: ContextVar[str] = ContextVar("part", default="")
+
+
+def printable(text: str) -> str:
+    """A text with its control characters written out, as a terminal would obey them: escapes, carriage returns."""
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 class ProgressBar(Protocol):
@@ -57,7 +64,7 @@ class Lines:
         if self.total and self.before < self.done < self.total:
             pace = (now - self.started) / (self.done - self.before)
             left = f"  {pace * (self.total - self.done):.0f} s left"
-        print(f"{self.title}{share}  {text}{left}", file=sys.stderr, flush=True)
+        print(printable(f"{self.title}{share}  {text}{left}"), file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -104,14 +111,14 @@ def _rich_bar(title: str, total: float | None, done: float) -> Iterator[Progress
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[figures]}"),
+        TextColumn("{task.fields[figures]}", markup=False),
     )
     with Progress(*columns, console=Console(stderr=True)) as shown:
-        task = shown.add_task(title, total=total, figures="")
+        task = shown.add_task(printable(title), total=total, figures="")
         shown.update(task, completed=done)
 
         class Bar:
@@ -119,6 +126,6 @@ def _rich_bar(title: str, total: float | None, done: float) -> Iterator[Progress
                 shown.advance(task, steps)
 
             def say(self, text: str) -> None:
-                shown.update(task, figures=text)
+                shown.update(task, figures=printable(text))
 
         yield Bar()

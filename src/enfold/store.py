@@ -7,26 +7,30 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
-from enfold.files import atomic_path, sha256
+from enfold.files import atomic_path, parsing, sha256
 from enfold.members import Members, Stacked
-from enfold.members.checkpoints import with_ties
+from enfold.members.checkpoints import require_tensors, with_ties
+from enfold.members.fingerprint import fingerprint, require_fingerprint
 from enfold.members.initialise import blank
 from enfold.networks import factory
 from enfold.registry import method, method_name
 
 FORMAT = 1
+FEWEST = 4096  # any setting may be as large as this, however small the file
+LARGER = 1000  # times what a file holds: so much smaller may an efficient ensemble be than one of its networks
 
 
 def save(model: nn.Module, path: str | Path, *, about: Mapping[str, Any] | None = None) -> Path:
@@ -51,13 +55,13 @@ def save(model: nn.Module, path: str | Path, *, about: Mapping[str, Any] | None 
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict as safetensors takes it: a tied tensor under its first name, and the usual memory layout."""
-    first = {id(tensor): name for name, tensor in reversed(model.state_dict(keep_vars=True).items())}
-    return {
-        name: tensor.detach().clone(memory_format=torch.contiguous_format)
-        for name, tensor in model.state_dict(keep_vars=True).items()
-        if first[id(tensor)] == name
-    }
+    """The state dict as safetensors takes it: in the usual memory layout, and a tied tensor under each of its names.
+
+    `load_state_dict` asks for all of them, and safetensors for memory of their own.
+    """
+    state = model.state_dict()
+    require_tensors(state, "a model is stored")
+    return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}
 
 
 def _manifest(model: nn.Module) -> dict[str, Any]:
@@ -67,6 +71,7 @@ def _manifest(model: nn.Module) -> dict[str, Any]:
         share: Any = model.share
         kind = {
             "kind": "members",
+            "fingerprint": fingerprint(model) if isinstance(model, Members) else None,
             "method": type(model).__name__ if share is None else method_name(type(share)),
             "class": network,
             "num_members": model.num_members,
@@ -82,25 +87,27 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **packages}
 
 
-def load(path: str | Path, network: nn.Module | Callable[[], nn.Module] | None = None) -> nn.Module:
+def load(
+    path: str | Path, network: nn.Module | Callable[[], nn.Module] | Sequence[nn.Module] | None = None
+) -> nn.Module:
     """What `save` wrote: members, or a network of your class.
 
-    `network` is one of the same architecture or its factory; it may be left out for reference networks. Code that a
-    manifest names is never imported.
+    `network` is one of the same architecture or its factory; it may be left out for reference networks. Members whose
+    networks differ in more than parameters are loaded into a list of these networks. Code that a manifest names is
+    never imported.
     """
     path = Path(path)
     manifest = read_manifest(path)
-    model = _fresh(network, manifest, path)
+    _require_modest(manifest, path, own=network is None)
+    several = list(network) if isinstance(network, Sequence) else None
+    model = _fresh(several[0] if several else network, manifest, path)  # type: ignore[arg-type]
     if manifest["kind"] == "members":
-        model = _members(model, manifest)
-    try:
+        model = _members(several or model, manifest)
+    with parsing(path, "a safetensors file", "save it again"):
         stored = load_file(path)
-    except SafetensorError as error:
-        raise EnfoldError(
-            f"'{path}' must be a safetensors file, but cannot be read ({error}): save it again"
-        ) from error
     state = with_ties(stored, model)
     own = model.state_dict(keep_vars=True)
+    require_tensors(own, "a model is loaded")
     unfit = sorted(own.keys() ^ state.keys()) or [name for name in own if own[name].shape != state[name].shape]
     if unfit:
         raise EnfoldError(
@@ -110,17 +117,26 @@ def load(path: str | Path, network: nn.Module | Callable[[], nn.Module] | None =
     for name, tensor in own.items():
         tensor.data = tensor.data.to(state[name].dtype)  # what was saved in double stays double
     model.load_state_dict(state)
+    if isinstance(model, Members) and manifest.get("fingerprint"):
+        require_fingerprint(model.eval(), manifest["fingerprint"], path.name)
     return model.eval()
 
 
-def _members(network: nn.Module, manifest: dict[str, Any]) -> nn.Module:
+def _members(network: nn.Module | list[nn.Module], manifest: dict[str, Any]) -> nn.Module:
     """Members of the stored kind; their values are put in afterwards."""
     settings = manifest.get("settings")
+    several = network if isinstance(network, list) else [network] * manifest["num_members"]
+    if len(several) != manifest["num_members"]:
+        raise EnfoldError(
+            f"there must be one network a member, got {len(several)} networks for {manifest['num_members']} members: "
+            "pass one network, or one for each"
+        )
     if settings is not None:
+        network = several[0]
         plain = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
         shared: nn.Module = method("share", manifest["method"]).make(**plain)(network)
         return shared
-    members = Stacked([network] * manifest["num_members"])
+    members = Stacked(several)
     members.seeds = tuple(manifest["seeds"]) or None
     return members
 
@@ -137,7 +153,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads(beside.read_text(encoding="utf-8"))
         known = manifest["format"] == FORMAT
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _unreadable(beside, error) from error
     if not known:
         raise EnfoldError(
@@ -158,6 +174,34 @@ def _check_fields(manifest: dict[str, Any], beside: Path) -> None:
     for name, kind in fields.items():
         if not isinstance(manifest.get(name), kind):
             raise _unreadable(beside, f"'{name}' is {manifest.get(name)!r}")
+
+
+def _require_modest(manifest: dict[str, Any], path: Path, *, own: bool) -> None:
+    """Refuse a manifest of far more than its file holds, before anything is made: it may come from anybody."""
+    with parsing(path, "a safetensors file", "save it again"), safe_open(path, "pt") as file:
+        shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 - not a dictionary
+    held = sum(math.prod(shape) for shape in shapes)
+    members, about = manifest.get("num_members", 0), manifest["about"]
+    counts = [members, *_integers(manifest.get("settings"))]
+    if own:
+        counts += _integers([about.get(key) for key in ("network", "shape", "num_classes")])
+    stacked = members <= FEWEST or any(shape[:1] == [members] for shape in shapes)
+    if max(counts) > max(held, FEWEST) or not stacked:
+        raise _unreadable(path.with_suffix(".json"), f"it tells of {max(counts):,}, the file has {held:,} numbers")
+    if own and isinstance(spec := about.get("network"), str | Mapping) and ":" not in str(spec):
+        with torch.device("meta"):
+            made = sum(tensor.numel() for tensor in _fresh(None, manifest, path).state_dict().values())
+        if made > LARGER * max(held, FEWEST):
+            raise _unreadable(path.with_suffix(".json"), f"its network has {made:,} numbers, the file {held:,}")
+
+
+def _integers(value: Any) -> list[int]:
+    """All whole numbers of a tree but for seeds."""
+    if isinstance(value, Mapping):
+        return [number for key, each in value.items() if "seed" not in key for number in _integers(each)]
+    if isinstance(value, list):
+        return [number for each in value for number in _integers(each)]
+    return [value] if isinstance(value, int) else []
 
 
 def _unreadable(beside: Path, why: object) -> EnfoldError:

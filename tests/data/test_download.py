@@ -67,7 +67,16 @@ def test_a_server_without_ranges_sends_the_whole_again(server, target):
     assert target.read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize("size", [1000, len(CONTENT), len(CONTENT) + 5])
+def test_a_part_that_is_too_large_is_thrown_away_unasked(server, target):
+    server.files["file.gz"] = CONTENT
+    target.parent.mkdir()
+    target.with_name("file.gz.part").write_bytes(b"?" * (len(CONTENT) + 5))
+    download(remote(server), target, "do it by hand")
+    assert target.read_bytes() == CONTENT
+    assert server.requests == [("file.gz", None)]
+
+
+@pytest.mark.parametrize("size", [1000, len(CONTENT)])
 def test_a_part_of_another_file_is_thrown_away(server, target, size):
     server.files["file.gz"] = CONTENT
     target.parent.mkdir()

@@ -14,7 +14,7 @@ from enfold.registry import Method, method, methods
 from enfold.train import Plan
 
 FOLDS = methods("fold")
-PLAN = Plan(epochs=2, batch_size=16, learning_rate=0.01)
+PLAN = Plan(epochs=2, batch_size=16, learning_rate=0.01, select="last")
 
 
 def trains(fold: Method) -> bool:

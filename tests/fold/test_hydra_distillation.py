@@ -17,7 +17,7 @@ from enfold.share import BatchEnsemble
 from enfold.train import Plan
 
 pytestmark = pytest.mark.filterwarnings("ignore::enfold.train.diversity.Alike")  # a few epochs on forty points
-PLAN = Plan(epochs=3, batch_size=16, learning_rate=0.02)
+PLAN = Plan(epochs=3, batch_size=16, learning_rate=0.02, select="last")
 
 
 def test_copies_without_noise_agree_with_the_hinton_head(members, data: Data):

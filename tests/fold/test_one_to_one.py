@@ -22,7 +22,7 @@ from enfold.train.backward import backward
 prop = settings(deadline=None, derandomize=True, max_examples=15)
 alike = pytest.mark.filterwarnings("ignore:the 4 members are nearly one function")
 plain = pytest.mark.parametrize("members", ["plain"], indirect=True)
-PLAN = Plan(epochs=2, batch_size=16, learning_rate=0.02)
+PLAN = Plan(epochs=2, batch_size=16, learning_rate=0.02, select="last")
 
 
 def logits_of_seed(seed: int, *shape: int) -> Tensor:

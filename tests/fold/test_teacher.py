@@ -24,7 +24,7 @@ from enfold.share import Bagging, BatchEnsemble, TreeNet
 from enfold.train import Plan
 from enfold.train.selection import Selection
 
-PLAN = Plan(epochs=2, batch_size=16, learning_rate=0.02)
+PLAN = Plan(epochs=2, batch_size=16, learning_rate=0.02, select="last")
 
 
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -285,7 +285,9 @@ def test_what_is_fitted_is_what_an_epoch_is_chosen_by(members, data, monkeypatch
         update(self, epoch, values)
 
     monkeypatch.setattr(Selection, "update", remembering)
-    fold = Distill(share=BatchEnsemble(3, init="signs"), fit="ensemble", start="fresh", plan=PLAN)
+    fold = Distill(
+        share=BatchEnsemble(3, init="signs"), fit="ensemble", start="fresh", plan=PLAN.replace(select="best")
+    )
     student = fold(members, data)
     assert len(seen) == PLAN.epochs + 1
     for values, whole in seen:

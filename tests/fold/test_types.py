@@ -37,7 +37,7 @@ FOLDS = {
 TYPES = {torch.float16: 5e-3, torch.bfloat16: 5e-2, torch.float64: 1e-4}  # what the NLL may differ by from float32's
 
 
-@pytest.mark.filterwarnings("ignore:the soup is member")
+@pytest.mark.filterwarnings("ignore:the soup is member", "ignore::enfold.errors.UnchangedWarning")
 @pytest.mark.parametrize("members", ["plain", "normed"], indirect=True)
 @pytest.mark.parametrize("kind", TYPES, ids=str)
 @pytest.mark.parametrize("name", FOLDS)

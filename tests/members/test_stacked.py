@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from enfold import EnfoldError, Members, Stacked
+from enfold.errors import SeparateModulesWarning
 from enfold.members.skeleton import State
 from zoo import ZOO, population, vectors
 
@@ -82,7 +83,7 @@ def test_other_parameters_and_shapes_are_refused_by_name():
         Stacked([untied, tied])
 
 
-def test_a_tensor_that_nothing_would_carry_is_refused_by_name():
+def test_a_plain_tensor_that_differs_between_networks_is_carried():
     class Features(nn.Module):
         def __init__(self, seed):
             super().__init__()
@@ -93,8 +94,9 @@ def test_a_tensor_that_nothing_would_carry_is_refused_by_name():
         def forward(self, x):
             return self.head(x @ self.project.matrix)
 
-    with pytest.raises(EnfoldError, match=r"'project\.matrix' of member 1 is a plain tensor: .*register_buffer"):
-        Stacked([Features(0), Features(1)])
+    networks = [Features(0), Features(1)]
+    with pytest.warns(SeparateModulesWarning, match="member 1"):
+        torch.testing.assert_close(Stacked(networks)(vectors(4)), torch.stack([net(vectors(4)) for net in networks]))
     networks = [Features(0), Features(0)]  # the same for all: it is part of the architecture
     torch.testing.assert_close(Stacked(networks)(vectors(4)), torch.stack([net(vectors(4)) for net in networks]))
 

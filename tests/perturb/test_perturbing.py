@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from classroom import Together, make_cnn, make_mlp, make_pictures, make_table, population, seeded
 from enfold.data import Data, Split
-from enfold.members import Mixed, Stacked
+from enfold.members import Members, Mixed, Stacked
 from enfold.perturb import ODS, ConfODS, Gaussian, TDivSDiv
 from enfold.perturbing import Asked, frozen, gradient, unit
 from enfold.share import BatchEnsemble
@@ -141,6 +141,13 @@ def test_a_step_is_taken_in_pixel_space():
             torch.testing.assert_close(moved[index, c], (stepped - data.mean[c]) / data.std[c])
 
 
+def verified(data, *models):
+    """Members are compared with their networks before they are first run; that is not counted."""
+    for model in models:
+        if isinstance(model, Members):
+            model.verify(data.prepare(data.train.inputs))
+
+
 class Counted(nn.Module):
     """Counts how often it runs, by its name; copies of it count together."""
 
@@ -165,6 +172,7 @@ class Counted(nn.Module):
 def test_only_the_member_that_was_drawn_is_run(kind, perturb, teachers_runs, pictures):
     networks = population(Counted)
     teachers = {"stacked": Stacked, "mixed": Mixed, "one network": lambda networks: networks[0]}[kind](networks).eval()
+    verified(pictures, teachers)
     Counted.runs.clear()
     perturb(pictures.prepare(pictures.train.inputs), pictures, teachers, make_mlp(), source())
     assert teachers_runs == Counted.runs
@@ -178,6 +186,7 @@ def test_only_the_member_that_was_drawn_is_run(kind, perturb, teachers_runs, pic
 def test_only_the_pair_that_was_drawn_is_run(perturb, runs, pictures):
     """Of the teachers and of the students: one with a graph, one without."""
     teachers, student = Mixed(population(Counted)).eval(), BatchEnsemble(3)(Counted()).train()
+    verified(pictures, teachers, student)
     Counted.runs.clear()
     perturb(pictures.prepare(pictures.train.inputs), pictures, teachers, student, source())
     assert runs == Counted.runs
@@ -209,6 +218,7 @@ def test_no_gradient_of_a_weight_is_computed(model, pictures):
         "network": lambda: cnn[0],
     }[model]().eval()
     inputs = pictures.prepare(pictures.train.inputs)
+    verified(pictures, teachers)
     with Products() as seen:
         ODS()(inputs, pictures, teachers, make_mlp(), source())
     assert seen.masks == [[True, False, False]]
@@ -237,6 +247,8 @@ def test_parameters_want_nothing_while_they_are_asked(kind, pictures):
 
     kinds = {"stacked": lambda: Stacked(population(Watched)), "mixed": lambda: Mixed(population(Watched))}
     model = {**kinds, "network": Watched, "together": All}[kind]()
+    verified(pictures, model)
+    wanted.clear()
     ODS()(pictures.prepare(pictures.train.inputs), pictures, model, make_mlp(), source())
     assert wanted == [False]
     assert all(parameter.requires_grad for parameter in model.parameters())

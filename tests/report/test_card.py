@@ -56,3 +56,15 @@ def test_words_of_others_are_no_markup(stored_run: Path) -> None:
 def test_a_run_without_folds_has_nothing_to_ship(stored_run: Path) -> None:
     with pytest.raises(EnfoldError, match="has none: make one with"):
         model_card(dataclasses.replace(gather(stored_run), headline=None))
+
+
+def test_a_better_control_is_recommended_in_one_sentence(stored_run: Path) -> None:
+    content = gather(stored_run)
+    assert "Use control" not in model_card(content)
+    for lower, noise in ((-0.1, True), (0.05, False)):
+        worse = dataclasses.replace(content.headline, to_control=Difference(0.1, lower, 0.2))
+        card = model_card(dataclasses.replace(content, headline=worse))
+        recommended = next(line for line in card.splitlines() if "Use control" in line)
+        assert "seed-0/controls/control.safetensors" in recommended
+        assert ("within noise" in recommended) == noise
+        assert card.index(recommended) < card.index("## What it is")

@@ -227,3 +227,27 @@ def test_a_fold_that_is_a_member_as_it_was_says_so_and_makes_no_headline(enfold,
     assert "the weights of soup are a member's own" in headline(content).sentence
     asked = gather(finished, label="soup")
     assert f"soup has the weights of member {member}, unchanged." in headline(asked).remarks
+
+
+def test_a_distillation_that_returned_its_start_is_marked_in_the_table_and_the_card(enfold, finished):
+    done = enfold("fold", finished, "distill", "--set", "plan.learning_rate=50", "--label", "kept")
+    assert done.code == 0, done.err
+    summary = json.loads((finished / "summary.json").read_text())
+    start = summary["rows"]["kept"]["unchanged"]
+    assert start[0].startswith("member ")
+    control = summary["controls"]["kept"]
+    assert f"enfold: kept: training returned its start, {start[0]}, unchanged" in done.err
+    table = (finished / "table.md").read_text()
+    assert "| kept (unchanged) |" in table
+    history = json.loads((finished / "histories/folds/kept.json").read_text())
+    assert history["chosen"] == [0]
+    assert history["start"]["validation_nll"][0] <= min(epoch["validation_nll"][0] for epoch in history["epochs"])
+    assert enfold("card", finished, "--label", "kept").code == 0
+    card = (finished / "MODEL_CARD.md").read_text()
+    assert "| test data | kept (unchanged) |" in card
+    assert "training returned its start" in card
+    assert f"Use {control} " in card, "which solves this task"
+    assert enfold("report", finished).code == 0
+    assert "kept (unchanged)" in (finished / "report.html").read_text()
+    rerun = enfold("evaluate", finished, "--json")
+    assert json.loads(rerun.out)["rows"]["kept"]["unchanged"] == start, "from what is stored"

@@ -65,7 +65,7 @@ def test_gradients_are_scaled_and_added(data, make):
 
 def test_a_view_of_one_member(data, make):
     members = Stacked.make(make["mlp"], 3)
-    view = OneMember(members, {name: tensor[1] for name, tensor in members.expand().items()})
+    view = OneMember(members.skeleton, {name: tensor[1] for name, tensor in members.expand().items()})
     assert list(view.parameters()) == []
     torch.testing.assert_close(view(data.test.inputs)[0], members(data.test.inputs)[1])
 

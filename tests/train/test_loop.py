@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -16,7 +17,8 @@ from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
 from enfold.members import Mixed, Stacked
 from enfold.metrics import accuracy, nll, per_member
-from enfold.train import CrossEntropy, Plan, fit
+from enfold.train import CrossEntropy, History, Plan, fit
+from enfold.train.checkpoint import stored_history
 
 PLAN = Plan(epochs=3, batch_size=16, learning_rate=0.05)
 SGD = Plan(epochs=3, batch_size=16, optimizer="sgd", learning_rate=0.1, schedule="constant", select="last")
@@ -369,3 +371,16 @@ def test_an_objective_of_ones_own(data, make):
     fit(members, data, SGD, Quiet(), quiet=True)
     assert (Quiet()(members, batch) < 0.2 * before).all()
     assert CrossEntropy()(members, batch).mean().item() == pytest.approx(math.log(4), rel=0.05)
+
+
+def test_the_start_is_epoch_0_of_the_history(data, tmp_path):
+    members = Stacked.make(lambda: nn.Linear(data.shape[0], data.num_classes), 2)
+    before = per_member(nll, predict(members, data, "validation")).tolist()
+    file = tmp_path / "checkpoint.safetensors"
+    history = fit(members, data, Plan(epochs=2, batch_size=16, learning_rate=100.0), checkpoint=file, quiet=True)
+    assert history.start.validation_nll == before
+    assert (history.chosen, history.unchanged) == ([0, 0], [0, 1])
+    assert len(history.epochs) == 2
+    stored = stored_history(file)
+    assert (stored.start, stored.chosen) == (history.start, [0, 0])
+    assert History.from_dict(json.loads(json.dumps(history.as_dict()))) == history

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, cast
+from types import FrameType
+from typing import Annotated, Any, NoReturn
 
-import click
 import typer
 
 from enfold.cli import look, make
-from enfold.errors import EnfoldError
+from enfold.cli.options import say
+from enfold.errors import EnfoldError, WriteError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,7 +28,9 @@ app = typer.Typer(
 )
 
 RESUMABLE = ("demo", "run", "reproduce", "train", "share", "fold", "evaluate", "alignment")
-INTERRUPTED = 130  # the exit code of what was stopped by Ctrl-C
+STOPPED = 128  # plus the number of the signal: the exit code of what was stopped by it
+SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+MEMORY = ("can't allocate memory", "not enough memory", "out of memory")  # in torch's words
 
 
 def _show_version(wanted: bool) -> None:
@@ -67,22 +74,62 @@ for _verb in VERBS:
 
 
 def main() -> None:
-    """The entry point: an error of the user's is one line on stderr and exit code 2."""
+    """The entry point: an error is one line on stderr, with exit code 2 for the user's and 1 for the machine's."""
+    with _stopped_by_signals() as received:
+        try:
+            app()
+        except EnfoldError as error:
+            _leave(" ".join(str(error).split()), 1 if isinstance(error, WriteError) else 2)
+        except (KeyboardInterrupt, SystemExit) as stopped:
+            if isinstance(stopped, SystemExit) and stopped.code != STOPPED + signal.SIGINT and not received:
+                raise
+            by = received[-1] if received else signal.SIGINT
+            _leave(_stopped(sys.argv[1:]), STOPPED + by)  # typer itself leaves without a word
+        except (OSError, MemoryError, RuntimeError) as error:
+            if not (fault := _fault(error)):
+                raise
+            _leave(" ".join(fault.split()), 1)
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[list[int]]:
+    """Inside the block, the other signals that end a process stop it as Ctrl-C does; yield those that came."""
+    received: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    open_to = [number for number in SIGNALS if signal.getsignal(number) == signal.SIG_DFL]  # nohup has one ignored
+    for number in open_to:
+        signal.signal(number, stop)
     try:
-        app()
-    except EnfoldError as error:
-        print(f"enfold: {' '.join(str(error).split())}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except (KeyboardInterrupt, SystemExit) as stopped:
-        if isinstance(stopped, SystemExit) and stopped.code != INTERRUPTED:
-            raise
-        print(f"enfold: {_stopped(sys.argv[1:])}", file=sys.stderr)  # typer itself leaves without a word
-        raise SystemExit(INTERRUPTED) from None
+        yield received
+    finally:
+        for number in open_to:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _leave(message: str, code: int) -> NoReturn:
+    with suppress(OSError):  # of a terminal that is gone
+        say(f"enfold: {message}", stderr=True)
+    raise SystemExit(code) from None
+
+
+def _fault(error: Exception) -> str:
+    """What is wrong with the machine, in one sentence; nothing where the program itself is."""
+    if isinstance(error, OSError) and error.errno:
+        where = f"'{error.filename}'" if error.filename else "a file"
+        return f"{where} must be readable and writable, but the system says: {os.strerror(error.errno)}; check the path"
+    if isinstance(error, MemoryError) or any(words in str(error) for words in MEMORY):
+        return f"the work must fit into memory, but it does not ({error}): use smaller batches, fewer members or data"
+    return ""
 
 
 def _out(words: list[str]) -> Path:
     """The run directory that a command line names, or leaves to its default."""
-    command = cast("click.Group", typer.main.get_command(app)).commands[words[0]]
+    group: Any = typer.main.get_command(app)
+    command = group.commands[words[0]]
     return Path(command.make_context(words[0], words[1:], resilient_parsing=True).params["out"])
 
 

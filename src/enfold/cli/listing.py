@@ -64,12 +64,11 @@ def method_row(name: str) -> dict[str, Any]:
 
 def method_table(row: dict[str, Any]) -> Table:
     """The settings, for a terminal."""
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table("setting", "default", "meaning")
     for setting in row["settings"]:
-        table.add_row(setting["name"], escape(setting["default"]), escape(setting["meaning"]))
+        table.add_row(setting["name"], setting["default"], setting["meaning"])
     return table
 
 

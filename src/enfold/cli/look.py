@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from enfold.cli.options import AsJson, Device, Run, Seed, Trust, console, drawn, numbers, print_json, words
+from enfold.cli.options import AsJson, Device, Run, Seed, Trust, console, drawn, numbers, print_json, say, words
 from enfold.errors import EnfoldError
 
 
@@ -107,7 +107,7 @@ def report(
     if file.suffix not in (".html", ".htm") or file.is_dir():
         raise EnfoldError(f"a report is written to an .html file, got '{file}': change its name")
     write_text(file, page([gather(run) for run in runs]))
-    print(f"written to {file}")
+    say(f"written to {file}")
 
 
 def card(
@@ -124,7 +124,7 @@ def card(
     if file.suffix != ".md" or file.is_dir():
         raise EnfoldError(f"a model card is written to an .md file, got '{file}': change its name")
     write_text(file, model_card(gather(run_directory, label=label)))
-    print(f"written to {file}")
+    say(f"written to {file}")
 
 
 def watch(
@@ -134,7 +134,7 @@ def watch(
     """Serve the growing report of a run to this machine alone, and refresh it; Ctrl-C stops it."""
     from enfold.run.watch import serve
 
-    serve(run_directory, port, lambda address: print(f"{address}  (Ctrl-C stops it)", flush=True))
+    serve(run_directory, port, lambda address: say(f"{address}  (Ctrl-C stops it)"))
 
 
 def landscape(
@@ -195,7 +195,7 @@ def methods(
         print_json(row)
         return
     use = f", which follows a fold: --set then=[{row['name']}]" if row["room"] == "step" else ""
-    print(f"{row['name']} ({row['room']}{use}): {row['idea']}\n\n{paper_of(name)}\n")
+    say(f"{row['name']} ({row['room']}{use}): {row['idea']}\n\n{paper_of(name)}\n")
     console().print(method_table(row))
 
 
@@ -215,10 +215,10 @@ def data(
             "fetching and checking need a data set's name, got none: for example enfold data mnist --fetch"
         )
     if fetch and name is not None:
-        console(stderr=True).print(f"fetched to {fetch_data(name)}")
+        say(f"fetched to {fetch_data(name)}", stderr=True)
     if check and name is not None:
         check_data(name, trust_code)
-        console(stderr=True).print(f"the files of {name} are whole")
+        say(f"the files of {name} are whole", stderr=True)
         if not any(row["name"] == name for row in data_rows()):
             return  # a path of the user's own
     rows = data_rows(name)

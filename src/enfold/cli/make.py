@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +22,7 @@ from enfold.cli.options import (
     Trust,
     console,
     print_json,
+    say,
     words,
 )
 from enfold.cli.show import draw, report, tell_members
@@ -223,7 +223,7 @@ def drop(
     opened = RunDirectory.open(run_directory)
     with opened.writing():
         summary = drop_method(opened, label)
-        print(f"enfold: '{label}' was dropped from {opened.path}", file=sys.stderr)
+        say(f"enfold: '{label}' was dropped from {opened.path}", stderr=True)
         if summary is not None:
             report(opened, summary, as_json)
     if summary is None and as_json:
@@ -279,7 +279,7 @@ def _run(
         from enfold.run.estimate import estimate
 
         found = estimate(recipe, device, beside, trust_code=trust_code)
-        print_json(dataclasses.asdict(found)) if as_json else print(found)
+        print_json(dataclasses.asdict(found)) if as_json else say(str(found))
         return
     with place.writing():
         opened = RunDirectory.create(out, recipe, resume=resume, beside=beside, trust_code=trust_code)
@@ -301,4 +301,4 @@ def _make(opened: RunDirectory, recipe: Recipe, device: str, as_json: bool, trai
     else:
         verbs = (("fold", opened.path, "distill"), ("share", opened.path, "batch_ensemble"))
         fold, share = (recipe.command(*verb) for verb in verbs)
-        print(f"members in {opened.path}: go on with  {fold}  or  {share}")
+        say(f"members in {opened.path}: go on with  {fold}  or  {share}")

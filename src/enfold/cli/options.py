@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from enfold.errors import EnfoldError, MissingExtra
+from enfold.progress import printable
 
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Change a recipe's value: --set plan.epochs=5")]
 Seeds = Annotated[list[int] | None, typer.Option("--seed", help="Run this seed; several --seed give a spread.")]
@@ -53,18 +54,27 @@ def drawn(figures: Callable[[], Iterable[Path]]) -> list[Path]:
     try:
         return list(figures())
     except MissingExtra as missing:
-        print(missing, file=sys.stderr)
+        say(str(missing), stderr=True)
         return []
 
 
-def console(*, stderr: bool = False) -> Any:
-    """Where tables are printed: as wide as the terminal, or 160 columns."""
+def console() -> Any:
+    """Where tables are printed: as wide as the terminal, or 160 columns. What they hold is text, never markup."""
     from rich.console import Console
 
+    class Plain(Console):
+        def render_str(self, text: str, **options: Any) -> Any:
+            return super().render_str(printable(text), **options)
+
     wide = None if sys.stdout.isatty() else 160
-    return Console(stderr=stderr, width=wide, highlight=False)
+    return Plain(width=wide, highlight=False, markup=False, emoji=False)
+
+
+def say(text: str, *, stderr: bool = False) -> None:
+    """One line on stdout or stderr."""
+    print(printable(text), file=sys.stderr if stderr else sys.stdout, flush=True)
 
 
 def print_json(content: Any) -> None:
     """JSON on stdout."""
-    print(json.dumps(content, indent=2, ensure_ascii=False))
+    say(json.dumps(content, indent=2, ensure_ascii=False))

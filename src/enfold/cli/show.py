@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from enfold.cli.options import console, drawn, print_json
+from enfold.cli.options import console, drawn, print_json, say
 
 if TYPE_CHECKING:
     from enfold.run import Recipe, RunDirectory
@@ -53,7 +52,7 @@ def tell_members(recipe: Recipe, brought: dict[str, Any]) -> None:
     if recipe.members == 1:
         lines.append("there is one member alone: a merge of it is that member")
     for line in lines:
-        print(f"enfold: {line}", file=sys.stderr)
+        say(f"enfold: {line}", stderr=True)
 
 
 def draw(path: Path) -> None:
@@ -62,7 +61,7 @@ def draw(path: Path) -> None:
     from enfold.run.gather import gather
 
     if written := drawn(lambda: doubt_figures(gather(path), path / FOLDER)):
-        print(f"{len(written) // 2} figures as .svg and .png written to {path / FOLDER}", file=sys.stderr)
+        say(f"{len(written) // 2} figures as .svg and .png written to {path / FOLDER}", stderr=True)
 
 
 def _tell(run: RunDirectory, summary: dict[str, Any]) -> None:
@@ -71,7 +70,7 @@ def _tell(run: RunDirectory, summary: dict[str, Any]) -> None:
     for name, told in (summary["rows"].get("ensemble", {}).get("ood") or {}).items():
         lines.append(f"{name}: {told['examples']:,} images from outside; {told['adapted']}")
     for line in (*lines, *_unfinished(run)):
-        print(f"enfold: {line}", file=sys.stderr)
+        say(f"enfold: {line}", stderr=True)
 
 
 def _unfinished(run: RunDirectory) -> list[str]:

@@ -50,12 +50,13 @@ def as_labels(array: np.ndarray[Any, Any], where: str) -> Tensor:
 
 def as_split(inputs: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], where: str) -> Split:
     """Inputs and labels of one part, as many of the one as of the other."""
-    if len(inputs) != len(labels):
+    found = as_inputs(inputs, f"the inputs of {where}"), as_labels(labels, f"the labels of {where}")
+    if len(found[0]) != len(found[1]):
         raise EnfoldError(
             f"{where} must have as many labels as inputs, got {len(inputs)} inputs and {len(labels)} labels: "
             "save both for the same examples"
         )
-    return Split(as_inputs(inputs, f"the inputs of {where}"), as_labels(labels, f"the labels of {where}"))
+    return Split(*found)
 
 
 def check_split(split: Split, num_classes: int, where: str) -> None:

@@ -19,7 +19,7 @@ class Batch:
     """One step's examples: the same for all members, or with a leading member axis if each has its own."""
 
     inputs: Tensor  # (B, ...) or (M, B, ...)
-    labels: Tensor  # (B,) or (M, B)
+    labels: Tensor  # (B,) or (M, B) int64; a loader's are as they came
     own: bool = False  # whether the member axis is there
     indices: Tensor | None = None  # of the examples in the training part, shaped as labels; None for a loader
     augmented: bool = False
@@ -123,9 +123,9 @@ class Order:
             if len(labels) == 1 < largest:
                 continue  # as the last batch of a Split
             largest = max(largest, len(labels))
-            if transform is not None:
-                inputs = transform(inputs, source)
-            yield Batch(inputs, labels.long(), augmented=True)  # a loader may augment: cache nothing
+            # Not the loader's own tensor: a network that works in place on it would change what a list holds.
+            inputs = inputs.clone() if transform is None else transform(inputs, source)
+            yield Batch(inputs, labels, augmented=True)  # a loader may augment: cache nothing
         if not largest:
             raise EnfoldError(
                 f"the training part must yield batches in every epoch, got none in epoch {epoch + 1}: "

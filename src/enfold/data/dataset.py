@@ -18,7 +18,7 @@ class Split:
     """Labelled examples in memory: pixels stay uint8 (N, C, H, W) until batched; anything else is taken as it is."""
 
     inputs: Tensor  # (N, ...)
-    labels: Tensor  # (N,) int64
+    labels: Tensor  # (N,) whole numbers, kept as int64
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.labels) or self.labels.ndim != 1:
@@ -26,6 +26,7 @@ class Split:
                 f"a split must have one label an input, got {len(self.inputs)} inputs and labels of shape "
                 f"{tuple(self.labels.shape)}: pass labels of shape (N,)"
             )
+        object.__setattr__(self, "labels", whole_numbers(self.labels))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -73,12 +74,7 @@ class Data:
                 self._check(name, part)
 
     def _check(self, name: str, part: Split) -> None:
-        low, high = int(part.labels.min()), int(part.labels.max())
-        if low < 0 or high >= self.num_classes:
-            raise EnfoldError(
-                f"labels must lie between 0 and num_classes - 1 = {self.num_classes - 1}, but the {name} part has "
-                f"{low if low < 0 else high}: number the classes from 0, or raise num_classes"
-            )
+        class_labels(part.labels, self.num_classes, f"the {name} part")
         if part.inputs.is_floating_point() and not bool(torch.isfinite(part.inputs).all()):
             raise EnfoldError(
                 f"inputs must be finite, but the {name} part holds NaN or infinity: remove or replace these values"
@@ -119,6 +115,29 @@ def pixels(inputs: Tensor) -> Tensor:
     return inputs.float().div_(255) if inputs.dtype == torch.uint8 else inputs
 
 
+def whole_numbers(labels: Tensor) -> Tensor:
+    """Labels of any integer type as int64; others are refused, as a cast would cut them."""
+    if labels.is_floating_point() or labels.is_complex():
+        raise EnfoldError(
+            f"labels of classes must be whole numbers, got the type {labels.dtype}: pass the index of each class; "
+            "targets of another kind need a DataLoader and an objective of your own"
+        )
+    return labels.long()
+
+
+def class_labels(labels: Tensor, num_classes: int, where: str) -> Tensor:
+    """Labels as int64; any that is no index of a class, -100 among them, is refused."""
+    labels = whole_numbers(labels)
+    low, high = (int(labels.min()), int(labels.max())) if labels.numel() else (0, 0)
+    if low < 0 or high >= num_classes:
+        raise EnfoldError(
+            f"labels must lie between 0 and num_classes - 1 = {num_classes - 1}, but {where} has "
+            f"{low if low < 0 else high}: number the classes from 0, leave out examples without a class, or raise "
+            "num_classes"
+        )
+    return labels
+
+
 def length(part: Part) -> int | None:
     """How many examples a split or batches a loader holds; None where only iterating tells."""
     try:
@@ -146,10 +165,10 @@ def has_examples(part: Part | None) -> bool:
 
 
 def evaluation_batches(data: Data, part: Part, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The examples of one part in their own order, prepared; what an iterable yields is passed through as it is."""
+    """The examples of one part in their own order, prepared; an iterable's inputs are passed through as they are."""
     if not isinstance(part, Split):
         for inputs, labels in part:
-            yield inputs, labels.long()
+            yield inputs, whole_numbers(labels)
         return
     for start in range(0, len(part), batch_size):
         chunk = part[start : start + batch_size]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import torch
 
 from enfold.data.dataset import Split
 from enfold.data.parts import Parts
+from enfold.data.raw import require_memory
 from enfold.errors import EnfoldError, MissingExtra
 
 if TYPE_CHECKING:
@@ -97,6 +99,7 @@ def _common_form(paths: list[Path], size: Size | None) -> tuple[Size, str]:
 
 def _read_split(listed: list[tuple[Path, int]], shape: Size, mode: str) -> Split:
     channels = 1 if mode == "L" else 3
+    require_memory(len(listed) * channels * shape[0] * shape[1], "a folder of images", "pass size=, for example 32")
     inputs = torch.empty((len(listed), channels, *shape), dtype=torch.uint8)
     for index, (path, _) in enumerate(listed):
         with _open(path) as image:
@@ -121,8 +124,10 @@ def _open(path: Path) -> Image.Image:
     except ImportError as error:
         raise MissingExtra("pillow", "data", "reading a folder of images") from error
     try:
-        return Image.open(path)
-    except (OSError, ValueError, SyntaxError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            return Image.open(path)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _unreadable(path, error) from error
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import struct
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from enfold.data.dataset import Split
-from enfold.data.raw import find_file, read_bytes
+from enfold.data.raw import chunks, find_file
 from enfold.errors import EnfoldError
 
 UNSIGNED_BYTES = 0x08
@@ -19,21 +20,27 @@ TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 
 def read_idx(path: Path, axes: int) -> Tensor:
     """An array of unsigned bytes with so many axes, from an IDX file or its gzipped form."""
-    content = read_bytes(path)
-    start = 4 + 4 * axes
+    pieces, start = chunks(path), 4 + 4 * axes
+    content = bytearray(next(pieces, b""))
     magic, expected = bytes(content[:4]), bytes((0, 0, UNSIGNED_BYTES, axes))
     if magic != expected or len(content) < start:
         raise EnfoldError(
             f"{path} must be an IDX file with {axes} axes (magic number {expected.hex()}), got one that starts with "
             f"{magic.hex() or 'nothing'}: put the official file there"
         )
-    shape = tuple(int(size) for size in content[4:start].view(">u4"))
-    if math.prod(shape) != len(content) - start:
+    shape = struct.unpack_from(f">{axes}I", content, 4)
+    size = start + math.prod(shape)
+    for piece in pieces:
+        content += piece
+        if len(content) > size:  # no more is read of what claims to be less
+            break
+    if len(content) != size:
+        got = "more" if len(content) > size else f"{len(content) - start}"
         raise EnfoldError(
-            f"{path} must hold {math.prod(shape)} bytes after its header for the shape {shape}, got "
-            f"{len(content) - start}: it is truncated or damaged, delete it and fetch it again"
+            f"{path} must hold {math.prod(shape)} bytes after its header for the shape {shape}, got {got}: "
+            "it is truncated or damaged, delete it and fetch it again"
         )
-    return torch.from_numpy(content[start:].reshape(shape))
+    return torch.frombuffer(content, dtype=torch.uint8, offset=start).view(shape)
 
 
 def read_idx_folder(folder: Path) -> tuple[Split, Split]:

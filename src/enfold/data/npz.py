@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,12 @@ import numpy as np
 from enfold.data.arrays import as_split
 from enfold.data.dataset import Split
 from enfold.data.parts import Parts
+from enfold.data.raw import require_memory, require_plausible
 from enfold.errors import EnfoldError
+from enfold.files import parsing
 
+PARTS = ("train", "validation", "val", "test")
+NAMES = {"inputs", "labels", "names", *(f"{axis}_{part}" for part in PARTS for axis in "xy")}
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
@@ -32,20 +36,34 @@ def read_npz(path: Path) -> Parts:
         )
     validation = _pair(arrays, "validation", path) or _pair(arrays, "val", path)
     test = _pair(arrays, "test", path)
-    names = tuple(str(name) for name in arrays["names"]) if "names" in arrays else ()
+    names = tuple(str(name) for name in np.atleast_1d(arrays["names"])) if "names" in arrays else ()
     num_classes = len(names) or max(train.labels.tolist(), default=0) + 1
     return Parts(train, validation, test, num_classes, f"{path.name} from {path.parent.resolve()}", names)
 
 
 def _arrays(path: Path) -> Arrays:
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except (ValueError, AttributeError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise EnfoldError(
-            f"{path} must be a whole .npz file of plain arrays, got one that NumPy cannot read without unpickling "
-            f"({error}): save numbers with numpy.savez_compressed"
-        ) from error
+    """The arrays that have a meaning here; others are not read."""
+    with (
+        parsing(path, "a whole .npz file of plain arrays", "save numbers with numpy.savez_compressed"),
+        zipfile.ZipFile(path) as archive,
+    ):
+        entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+        known = [name for name in entries if name in NAMES]
+        return {name: _array(archive, entries[name], path) for name in known} or dict.fromkeys(entries, np.empty(0))
+
+
+def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> np.ndarray[Any, Any]:
+    """One array, whose header must agree with the size of its entry before anything is allocated."""
+    require_plausible(path, entry.compress_size, entry.file_size)
+    require_memory(entry.file_size, f"'{entry.filename}' of {path}", "save fewer examples, or smaller ones")
+    with archive.open(entry) as file:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+        if dtype.hasobject or not dtype.itemsize or math.prod(shape) * dtype.itemsize != entry.file_size - file.tell():
+            raise ValueError(f"'{entry.filename}' holds objects, or another number of bytes than its header says")
+        file.seek(0)
+        return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def _pair(arrays: Arrays, part: str, path: Path) -> Split | None:

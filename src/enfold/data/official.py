@@ -137,7 +137,7 @@ CIFAR100_CLASSES = (
     "willow_tree", "wolf", "woman", "worm",
 )  # fmt: skip
 
-_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+_FASHION = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion"
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
 _TORONTO = "https://www.cs.toronto.edu/~kriz"
 

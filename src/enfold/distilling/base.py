@@ -19,17 +19,17 @@ from enfold.distilling.recorded import Recorded
 from enfold.distilling.start import Start, begin
 from enfold.distilling.teacher import Teacher
 from enfold.errors import EnfoldError
-from enfold.evaluate import member_logits
-from enfold.folding import Composable, require_data, require_members
-from enfold.members import trained_members
-from enfold.members.skeleton import copied
+from enfold.evaluate import best_member, member_logits
+from enfold.folding import Composable, report_unchanged, require_data, require_members
+from enfold.members import share_of, trained_members
+from enfold.members.copying import copied
 from enfold.modes import evaluating
 from enfold.perturbing import Perturbation
 from enfold.rank_one import Tied
 from enfold.registry import method, method_name
 from enfold.share.mimo import MIMO
 from enfold.sharing import Share
-from enfold.train import Objective, Plan, fit
+from enfold.train import History, Objective, Plan, fit
 
 
 @dataclass(frozen=True)
@@ -205,9 +205,20 @@ class Distillation(Composable, ABC):
             objective = self.agreed(student, members, data, answers)
             title = f"{method_name(type(self))} ({start})"
             plan = self.adapted(student)
-            fit(student, data, plan, objective, checkpoint=checkpoint, title=title, judged=self.judged)
+            history = fit(student, data, plan, objective, checkpoint=checkpoint, title=title, judged=self.judged)
+        self._report(history, members, data, start)
         self.looked_at(student, members, data)
         return student
+
+    def _report(self, history: History, members: nn.Module | Recorded, data: Data, start: str) -> None:
+        """Say so where training returned its start."""
+        begun = {"route": "the network of the step before", "fresh": "a network never trained"}.get(
+            start, f"start: {start}"
+        )
+        if start == "member" and history.unchanged and isinstance(members, nn.Module):
+            begun = f"member {best_member(members, data)}"
+        remedy = "lower the learning rate, train for more epochs, or keep the last epoch with Plan(select='last')"
+        report_unchanged(history, type(self).__name__, begun, remedy)
 
     def looked_at(self, student: nn.Module, members: nn.Module | Recorded, data: Data) -> None:
         """What a method warns of once its student is trained; nothing unless it has something to say."""
@@ -227,12 +238,12 @@ class Distillation(Composable, ABC):
 
     def trained_by(self, student: nn.Module) -> Plan:
         """The plan as the student's share has it."""
-        share, plan = getattr(student, "share", None), self.adapted(student)
+        share, plan = share_of(student), self.adapted(student)
         return plan if share is None else share.adapted(plan)
 
     def _require_plain(self, student: nn.Module) -> None:
         """A share that learns by a loss of its own, or trains in its own way, would not be what it is."""
-        share = getattr(student, "share", None)
+        share = share_of(student)
         if share is None:
             return
         own = share.objective(self.trained_by(student)) is not None and not isinstance(share, MIMO)

@@ -83,7 +83,7 @@ class Hint(Lesson):
 
 def with_features(model: nn.Module, batch: Batch, path: str) -> tuple[Tensor, Tensor]:
     """Logits (S, B, C), and what the layer at `path` returned for each student, (S, B, ...)."""
-    network = model.skeleton.network if isinstance(model, Members) else model
+    networks = [code.network for code in model.codes] if isinstance(model, Members) else [model]
     found: list[Tensor] = []
 
     def keep(module: nn.Module, arguments: Any, output: Any) -> Any:
@@ -94,15 +94,16 @@ def with_features(model: nn.Module, batch: Batch, path: str) -> tuple[Tensor, Te
         found.append(output)
         return output.clone()  # a layer that works in place works on the copy
 
-    handle = layer_at(network, path).register_forward_hook(keep)
+    handles = [layer_at(network, path).register_forward_hook(keep) for network in networks]
     try:
         if isinstance(model, Members):  # one after the other, as other engines run no modules
             inputs = in_type_of(model, batch.inputs)
-            logits = at_least_float32(OneByOne(model.skeleton)(model.expand(), inputs, batch.own))
+            logits = at_least_float32(OneByOne(model.codes)(model.expand(), inputs, batch.own))
         else:
             logits = batch_logits(model, batch)
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
     if len(found) != len(logits):
         raise EnfoldError(
             f"a hint is a layer that runs once in a pass, but '{path}' ran {len(found)} times for {len(logits)} "

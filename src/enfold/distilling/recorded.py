@@ -7,16 +7,18 @@ reading it needs the memory that it fills on disk.
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from enfold.errors import EnfoldError
-from enfold.files import atomic_path
+from enfold.files import atomic_path, parsing
 from enfold.identity import Identity
 
 DTYPES: dict[str, tuple[type[np.floating[Any]], torch.dtype]] = {
@@ -45,25 +47,20 @@ class Recorded:
     def load(cls, path: str | Path) -> Recorded:
         """The answers in a safetensors file, mapped, not read."""
         path = Path(path)
-        try:
+        with parsing(path, "a safetensors file with floating-point 'logits'", "write it with Recorded.save"):
             with path.open("rb") as file:
                 size = int.from_bytes(file.read(8), "little")
                 header = json.loads(file.read(min(size, HEADER)))
             (start, end), shape = header["logits"]["data_offsets"], tuple(header["logits"]["shape"])
             number, known = DTYPES[header["logits"]["dtype"]]
-            told = header.get("__metadata__", {})
-            about = json.loads(told.get("about") or "{}")
-            whole = end - start == int(np.prod(shape)) * known.itemsize and 8 + size + end <= path.stat().st_size
-            if not whole:
+            told = dict(header.get("__metadata__", {}))
+            about = dict(json.loads(told.get("about") or "{}"))
+            whole = 0 <= start <= end <= path.stat().st_size - 8 - size and min(shape) >= 0
+            if not whole or end - start != math.prod(shape) * known.itemsize:
                 raise ValueError("its header does not fit its size")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise EnfoldError(
-                f"a teacher's answers must be a safetensors file with floating-point 'logits', got '{path}' ({error}): "
-                "write it with Recorded.save"
-            ) from error
-        # "c": pages are read when they are asked for, and nothing that is done to them reaches the file
-        mapped = np.memmap(path, dtype=number, mode="c", offset=8 + size + start, shape=shape)
-        return cls(torch.from_numpy(mapped), told.get("key", ""), about)
+            # "c": pages are read when they are asked for, and nothing that is done to them reaches the file
+            mapped = np.memmap(path, dtype=number, mode="c", offset=8 + size + start, shape=shape)
+        return cls(torch.from_numpy(mapped), str(told.get("key", "")), about)
 
     def save(self, path: str | Path) -> Path:
         """Write the answers; the counterpart of `load`."""
@@ -77,22 +74,28 @@ def write_answers(
 ) -> Path:
     """Write logits (M, N, C) that come as pieces (M, n, C) to a file that is whole or absent."""
     kind = next(name for name, (_, known) in DTYPES.items() if known == dtype)
-    size = int(np.prod(shape)) * dtype.itemsize
+    size = math.prod(shape) * dtype.itemsize
     header = json.dumps(
         {"__metadata__": told, "logits": {"dtype": kind, "shape": list(shape), "data_offsets": [0, size]}}
     ).encode()
     header += b" " * (-len(header) % 8)
-    with atomic_path(path) as temporary:
-        with temporary.open("wb") as file:
-            file.write(len(header).to_bytes(8, "little") + header)
-            file.truncate(8 + len(header) + size)
-        values = np.memmap(temporary, dtype=DTYPES[kind][0], mode="r+", offset=8 + len(header), shape=shape)
-        done = 0
+    # Written, not mapped: a disk that fills up raises an error, where a mapped page would end the process.
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        start, done = file.tell(), 0
+        _reserve(file, start + size)
         for piece in pieces:
-            values[:, done : done + piece.shape[1]] = piece.cpu().numpy()
+            for member, logits in enumerate(piece.cpu().contiguous()):
+                file.seek(start + (member * shape[1] + done) * shape[2] * dtype.itemsize)
+                file.write(logits.numpy())
             done += piece.shape[1]
         if done != shape[1]:
             raise EnfoldError(f"a teacher must answer for all {shape[1]} examples, got {done} answers: check the data")
-        values.flush()
-        del values
     return path
+
+
+def _reserve(file: BinaryIO, size: int) -> None:
+    """Take the space on disk before anything is computed, where the system can."""
+    file.flush()
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, size)

@@ -20,6 +20,7 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 from enfold.files import digest
 from enfold.identity import differences
+from enfold.modes import in_eval_mode
 
 Target = Callable[[Tensor], Tensor]
 """From teachers' logits (M, N, C) to what a student is to learn: (..., N, K), example by example."""
@@ -39,7 +40,7 @@ class Teacher:
 
     `remembers` says that inputs never change (no augmentation): answers are then computed once, and kept in `file` if
     one is given, under a key of the teacher's values and the data's. The members may live on another device than the
-    student; they are used as they are, in eval mode while a `Distillation` trains.
+    student; they answer in eval mode.
     """
 
     def __init__(
@@ -122,7 +123,8 @@ class Teacher:
         """The members' logits for prepared inputs: (B, ...) -> (M, B, C)."""
         if self.members is None:
             raise EnfoldError("recorded answers cannot be asked about other inputs: use the members themselves")
-        logits = _finite(member_logits(self.members, inputs.to(self.device)))
+        with in_eval_mode(self.members):
+            logits = _finite(member_logits(self.members, inputs.to(self.device)))
         self._require_classes(logits.shape[-1])
         return logits.float() if logits.dtype == torch.bfloat16 else logits  # as files and losses take them
 
@@ -154,8 +156,11 @@ class Teacher:
             return self.recorded.key or digest([self.recorded.logits])
         state = {} if self.members is None else self.members.state_dict()
         network = getattr(getattr(self.members, "skeleton", None), "network", None)
-        made = f"{self.members!r}{network!r}{list(state)}"  # the same values in another architecture answer otherwise
-        return digest(list(state.values()), re.sub(" at 0x[0-9a-fA-F]+", "", made) + str(self.about))
+        values = [value for value in state.values() if isinstance(value, Tensor)]
+        extra = [value for value in state.values() if not isinstance(value, Tensor)]  # of get_extra_state
+        # The same values in another architecture answer otherwise.
+        made = f"{self.members!r}{network!r}{list(state)}{extra or ''}"
+        return digest(values, re.sub(" at 0x[0-9a-fA-F]+", "", made) + str(self.about))
 
     @cached_property
     def about(self) -> dict[str, str]:

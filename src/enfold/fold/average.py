@@ -37,7 +37,7 @@ class Average(Composable):
         self, members: Members, data: Data, *, checkpoint: Path | None = None, answers: Path | None = None
     ) -> nn.Module:
         """One network with the mean weights; a single member is returned as it is."""
-        members = require_members(members, "the average", averaged=True)
+        members = require_members(members, "the average", averaged=True, data=data)
         if members.num_members == 1:
             return members.member(0).eval()
         network = members.network(mean_state(members))  # (1)

@@ -104,7 +104,7 @@ class PermAVG(Composable):
         self, members: Members, data: Data, *, checkpoint: Path | None = None, answers: Path | None = None
     ) -> nn.Module:
         """One network; a single member is returned as it is."""
-        members = require_members(members, "permAVG", averaged=True)
+        members = require_members(members, "permAVG", averaged=True, data=data)
         require_data(data, "permAVG")
         if all_equal(members):
             return members.member(0).eval()

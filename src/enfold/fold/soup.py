@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from enfold.data import Data
-from enfold.data.dataset import evaluation_batches, has_examples
+from enfold.data.dataset import class_labels, evaluation_batches, has_examples
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits, predict
 from enfold.folding import Unlike, note, require_data, require_members
@@ -76,7 +76,7 @@ class Soup(Merge):
         self, members: Members, data: Data, *, checkpoint: Path | None = None, answers: Path | None = None
     ) -> nn.Module:
         """One network; a soup of one ingredient is that member as it is."""
-        members = require_members(members, self.purpose, averaged=self.kind != "uniform")
+        members = require_members(members, self.purpose, averaged=self.kind != "uniform", data=data)
         require_data(data, self.purpose)
         if self.kind == "uniform" or members.num_members == 1:
             note(ingredients=_parts([1 / members.num_members] * members.num_members))
@@ -143,7 +143,8 @@ class Soup(Merge):
                 for inputs, labels in evaluation_batches(data, data.validation, self.batch_size):
                     with torch.enable_grad(), skeleton.holding(_mixed(members, stacked, raw.softmax(0))) as network:
                         logits = at_least_float32(member_logits(network, inputs.to(device))[0])
-                        loss = F.cross_entropy(beta * logits, labels.to(device))  # (3)
+                        classes = class_labels(labels, logits.shape[-1], "the validation part")
+                        loss = F.cross_entropy(beta * logits, classes.to(device))  # (3)
                         raw.grad, beta.grad = torch.autograd.grad(loss, [raw, beta])
                     optimizer.step()
         return raw.detach().softmax(0)

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from enfold.data import Data
 from enfold.data.batches import Batch, Order
 from enfold.data.content import content
+from enfold.data.dataset import class_labels
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 from enfold.files import digest, part_file
@@ -169,7 +170,8 @@ def _midpoint_loss(state: State, members: Members, inputs: Tensor, labels: Tenso
     device = next(iter(state.values())).device
     with members.skeleton.holding(state) as network:
         logits = member_logits(network, inputs.to(device))[0]
-    return F.cross_entropy(at_least_float32(logits), labels.to(device))
+    classes = class_labels(labels, logits.shape[-1], "the training part")
+    return F.cross_entropy(at_least_float32(logits), classes.to(device))
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -80,57 +81,92 @@ def zipped(likeness: Tensor, num_members: int, discount: float = 0.3, budget: fl
     """Unmerge of equation (3), (M d, d): which of d units each of the M d is part of."""
     pairs = _Pairs(likeness, num_members, discount, budget)
     total = len(likeness)
-    units = torch.eye(total, dtype=likeness.dtype)
+    merged_into = np.arange(total)
     for _ in range(total - total // num_members):
         row, column = pairs.most_alike()
-        units[row] += units[column]
-        units[column] = 0
+        merged_into[merged_into == column] = row
         pairs.merge(row, column)
-    return units[units.sum(1) > 0].mT.contiguous()
+    units = torch.as_tensor(np.unique(merged_into, return_inverse=True)[1])
+    return torch.eye(total // num_members, dtype=likeness.dtype)[units]
 
 
 class _Pairs:
-    """How alike all pairs of units are, and which pairs may be merged."""
+    """How alike all pairs of units are, and which pairs may be merged.
+
+    The most alike partner of each unit is kept, so that a merge costs O(M d) and not O((M d)²). A merge that takes a
+    unit's partner away leaves its likeness as an upper bound; its next partner is searched once the bound is on top.
+    """
 
     def __init__(self, likeness: Tensor, num_members: int, discount: float, budget: float) -> None:
         total = len(likeness)
         size = total // num_members
-        place, self.member = torch.arange(total) % size, torch.arange(total) // size
-        self.likes, self.discount, self.full = likeness.clone(), discount, num_members
-        self.held = torch.ones(total)  # how many units each one holds
-        self.within = self.member[:, None] == self.member
-        self.likes[(place[:, None] == place) & ~self.within] += SAME_PLACE
-        self.live = ~torch.eye(total, dtype=torch.bool)
-        self.allowed = self.live.clone()
+        place, self.member = np.arange(total) % size, np.arange(total) // size
+        self.likes, self.discount, self.full = likeness.numpy(force=True).copy(), discount, num_members
+        self.held = np.ones(total, dtype=int)  # how many units each one holds; 0 once it is merged into another
+        within = self.member[:, None] == self.member
+        self.likes[(place[:, None] == place) & ~within] += SAME_PLACE
+        self.open = ~np.eye(total, dtype=bool)  # pairs that may be merged
         self.left = [int((total - size) / num_members * budget + 1e-4)] * num_members
+        self.best, self.partner = np.full(total, np.inf), np.zeros(total, dtype=int)
+        self.outdated = np.ones(total, dtype=bool)  # units whose likeness to their partner is an upper bound only
         for index in range(num_members):
             self._close(index)
 
     def _close(self, member: int) -> None:
         """No more merges inside a member whose budget is spent."""
         if self.left[member] <= 0:
-            self.allowed[self.within & (self.member == member)] = False
+            own = self.member == member
+            self.open[np.ix_(own, own)] = False
+            self.outdated |= own & own[self.partner]
 
     def most_alike(self) -> tuple[int, int]:
-        """The pair to be merged; where none is allowed any more, any pair."""
-        open_pairs = self.allowed if bool(self.allowed.any()) else self.live
-        row, column = sorted(divmod(int(self.likes.masked_fill(~open_pairs, -torch.inf).argmax()), len(self.likes)))
-        return row, column
+        """The pair to be merged; where none may be merged any more, any pair."""
+        row = self._top()
+        if self.best[row] == -np.inf:
+            live = self.held > 0
+            self.open = live[:, None] & live
+            np.fill_diagonal(self.open, False)
+            self.best[live], self.outdated[:] = np.inf, True
+            self.left = [len(self.held)] * len(self.left)
+            row = self._top()
+        one, other = sorted((row, int(self.partner[row])))
+        return one, other
+
+    def _top(self) -> int:
+        """The first unit whose likeness to its partner is largest."""
+        row = int(self.best.argmax())
+        while self.outdated[row]:
+            self._search(row)
+            row = int(self.best.argmax())
+        return row
+
+    def _search(self, row: int) -> None:
+        """The most alike partner of a unit, from all its pairs."""
+        likes = np.where(self.open[row], self.likes[row], -np.inf)
+        self.partner[row] = likes.argmax()
+        self.best[row], self.outdated[row] = likes[self.partner[row]], False
 
     def merge(self, row: int, column: int) -> None:
         """The second goes into the first."""
         self.held[row] += self.held[column]
-        merged = torch.minimum(self.likes[row], self.likes[column])  # (2)
+        self.held[column] = 0
+        merged = np.minimum(self.likes[row], self.likes[column])  # (2)
         if self.held[row] >= self.full:
-            merged = merged * self.discount if self.discount else torch.full_like(merged, LAST)
+            merged = merged * self.discount if self.discount else np.full_like(merged, LAST)
+        both = self.open[row] & self.open[column]
         self.likes[row] = self.likes[:, row] = merged
-        both = self.allowed[row] & self.allowed[column]
-        self.allowed[row] = self.allowed[:, row] = both
-        for pairs in (self.allowed, self.live):
-            pairs[column] = pairs[:, column] = False
+        self.open[row] = self.open[:, row] = both
+        self.open[column] = self.open[:, column] = False
+        self.outdated |= (self.partner == row) | (self.partner == column)
+        nearer = both & (merged > self.best)  # a discount raises what is below 0
+        first = both & (merged == self.best) & ~self.outdated & (row < self.partner)
+        self.best[nearer], self.outdated[nearer] = merged[nearer], False
+        self.partner[nearer | first] = row
+        self.best[column], self.outdated[column] = -np.inf, False
         if self.member[row] == self.member[column]:
             self.left[int(self.member[row])] -= 1
             self._close(int(self.member[row]))
+        self._search(row)
 
 
 def _joined(states: Sequence[State], made: Sequence[Axis]) -> State:

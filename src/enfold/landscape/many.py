@@ -195,7 +195,7 @@ def _ask(crowd: _Crowd, data: Data, part: PartName, batch_norm: BatchNorm) -> Pr
             for layer in crowd.norms:
                 layer.train()
         for inputs, batch_labels in evaluation_batches(data, getattr(data, part), ROWS):
-            log_probs.append(torch.log_softmax(crowd(inputs.to(device)).float(), dim=-1).cpu())
+            log_probs.append(torch.log_softmax(crowd(inputs.to(device, copy=True)).float(), dim=-1).cpu())
             labels.append(batch_labels.cpu())
     if not labels:
         raise EnfoldError(f"the {part} part must hold examples to ask about, got none: pass a Split")

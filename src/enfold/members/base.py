@@ -15,9 +15,13 @@ from enfold.members.choice import choose_engine, require_engine
 from enfold.members.engines import EngineName, Loop
 from enfold.members.groups import Decay, decay_groups
 from enfold.members.inputs import in_type_of
-from enfold.members.outputs import logits_of
+from enfold.members.outputs import logits_of, require_classes
+from enfold.members.pool import EnginePool
+from enfold.members.program import StackedProgram
 from enfold.members.shapes import refuse_shape
 from enfold.members.skeleton import Skeleton, State
+from enfold.members.trial import Example
+from enfold.members.verify import Mismatch, separate, verify
 from enfold.predictions import mean_log_probs
 
 if TYPE_CHECKING:
@@ -46,17 +50,31 @@ class Members(nn.Module, ABC):
     expands: bool = True  # whether `expand` computes something, so that it is worth to be kept in eval mode
     share: Any = None  # the method that made them, with its settings; None if every member owns all
 
-    def __init__(self, network: nn.Module, num_members: int, engine: EngineName = "auto") -> None:
+    def __init__(self, network: nn.Module | Sequence[nn.Module], num_members: int, engine: EngineName = "auto") -> None:
         if num_members < 1:
             raise EnfoldError(f"an ensemble must have at least 1 member, got {num_members}: pass num_members >= 1")
         require_engine(engine)
         super().__init__()
+        networks = [network] if isinstance(network, nn.Module) else list(network)
         self.num_members = num_members
-        self.skeleton = Skeleton(network)
-        self.training = network.training  # its parts keep their own modes, so a frozen norm stays frozen
+        self.codes = [Skeleton(each) for each in networks]  # of every member, or one that stands for all
+        self.is_separate: bool | None = None  # whether members run as separate modules; None before the first batch
+        self.mismatch: Mismatch | None = None  # why they do
+        self.example: Example | None = None  # what the first inputs were like
+        self.training = networks[0].training  # its parts keep their own modes, so a frozen norm stays frozen
         self.engine_name: EngineName = engine
         self._engine: Engine | None = None
         self._expanded: tuple[object, State] | None = None
+        self._pool = EnginePool()
+
+    @property
+    def skeleton(self) -> Skeleton:
+        """The code of the first network."""
+        return self.codes[0]
+
+    def code(self, index: int) -> Skeleton:
+        """The code that member `index` runs: the first network's if it was seen to do the same, else its own."""
+        return self.codes[0] if self.is_separate is False or len(self.codes) == 1 else self.codes[index]
 
     def _stored(self, name: str, tensor: Tensor) -> Tensor:
         """The tensor as what it is in the network: a parameter, frozen as there, or a buffer."""
@@ -82,19 +100,30 @@ class Members(nn.Module, ABC):
         return self._run(inputs, each=True)
 
     def forward_mean(self, inputs: Tensor) -> Tensor:
-        """Log of the members' mean probability, (B, C): stands wherever a network that returns logits stood."""
-        return mean_log_probs(torch.log_softmax(self(inputs), dim=-1))
+        """Log of the members' mean probability, (B, C): stands wherever a network that returns logits stood.
+
+        Raises:
+            UnsupportedOutput: If the outputs are not (M, B, C) with at least two classes.
+        """
+        return mean_log_probs(torch.log_softmax(require_classes(self(inputs), "forward_mean"), dim=-1))
 
     def _run(self, inputs: Tensor, *, each: bool) -> Tensor:
-        before = self._engine
+        before, example = self._engine, inputs[0] if each else inputs
         try:
-            engine = self.engine(inputs[0] if each else inputs)
-            return engine(self._running_state(engine), inputs, each)
+            if isinstance(before, StackedProgram):  # puts no values into modules: any number of threads may run it
+                return self._run_by(before, inputs, each)
+            with self._pool.borrow(lambda: self.engine(example)) as engine:
+                return self._run_by(engine, inputs, each)
         except Exception as error:
-            self._engine = before  # inputs that do not run are no inputs to choose by
             if before is None:
-                refuse_shape(self, inputs[0] if each else inputs, error)
+                self._engine = None  # inputs that do not run are no inputs to choose by
+                refuse_shape(self, example, error)
             raise
+
+    def _run_by(self, engine: Engine, inputs: Tensor, each: bool) -> Tensor:
+        if self.skeleton.writes_inputs and not isinstance(engine, Loop):  # a loop copies them for every member
+            inputs = inputs.clone()
+        return engine(self._running_state(engine), inputs, each)
 
     def _running_state(self, engine: Engine) -> State:
         """What an engine runs on: `expand`, made once and kept in eval mode while no gradient is wanted.
@@ -107,9 +136,10 @@ class Members(nn.Module, ABC):
         if not tensors or any(t.is_inference() or torch.is_autocast_enabled(t.device.type) for t in tensors):
             return self.expand()
         held = [(id(t), t.data_ptr(), t._version) for t in tensors]
-        if self._expanded is None or self._expanded[0] != held:
-            self._expanded = (held, self.expand())
-        return self._expanded[1]
+        expanded = self._expanded  # another thread may change it
+        if expanded is None or expanded[0] != held:
+            expanded = self._expanded = (held, self.expand())
+        return expanded[1]
 
     def _held(self) -> Iterator[Tensor]:
         return chain(self.parameters(), self.buffers())
@@ -121,10 +151,33 @@ class Members(nn.Module, ABC):
     def engine(self, inputs: Tensor) -> Engine:
         """What runs the members; chosen once, with the first inputs (B, ...)."""
         if not len(inputs) or (self._engine is None and torch.compiler.is_exporting()):
-            return Loop(self.skeleton)  # there are no examples to choose by, or none with values
+            return self._loop()  # there are no examples to choose by, or none with values
         if self._engine is None:
-            self._engine = choose_engine(self.engine_name, self.skeleton, self.expand(), inputs)
+            self.verify(inputs)
+            self._engine = self._loop() if self.is_separate else self._choose(inputs)
         return self._engine
+
+    def _loop(self) -> Loop:
+        return Loop(self.codes if self.is_separate is not False else self.codes[:1])
+
+    def _choose(self, inputs: Tensor) -> Engine:
+        return choose_engine(self.engine_name, self.skeleton, self.expand(), inputs)
+
+    def verify(self, inputs: Tensor) -> None:
+        """Compare every member with its own network, once, with the first inputs (B, ...).
+
+        Members that do not all do what their networks do with the code of the first one run as separate modules.
+
+        Raises:
+            EnfoldError: If members cannot be run as their networks are, or not by the engine that was named.
+        """
+        if self.is_separate is not None:
+            return
+        self.mismatch, self.example = verify(self.codes, self.expand(), inputs), Example.like(inputs)
+        if self.mismatch is not None:
+            self.mismatch.report(self.engine_name)
+            self.codes = separate(self.codes, self.num_members)
+        self.is_separate = self.mismatch is not None
 
     @property
     def trained_members(self) -> int:
@@ -134,13 +187,16 @@ class Members(nn.Module, ABC):
     def set_engine(self, engine: EngineName) -> Self:
         """Run by another engine from now on."""
         self.engine_name, self._engine = require_engine(engine), None
+        self._pool.clear()
         return self
 
     def train(self, mode: bool = True) -> Self:
         """Put the members into train or eval mode."""
         super().train(mode)
-        self.skeleton.network.train(mode)
+        for code in self.codes:
+            code.network.train(mode)
         self._expanded = None
+        self._pool.clear()
         return self
 
     def network(self, state: State) -> nn.Module:
@@ -155,7 +211,8 @@ class Members(nn.Module, ABC):
                 f"there are {self.num_members} members, got index {index}: "
                 f"use {-self.num_members} to {self.num_members - 1}"
             )
-        return self.network({name: tensor[index] for name, tensor in self.expand().items()})
+        code = self.codes[index] if len(self.codes) > 1 else self.skeleton
+        return code.materialise({name: tensor[index] for name, tensor in self.expand().items()})
 
     def networks(self) -> list[nn.Module]:
         """All members as plain networks."""
@@ -196,6 +253,12 @@ class Members(nn.Module, ABC):
         return f"{self.num_members} x {network}, {count:,} parameters, engine={self.engine_name!r}"
 
 
+def share_of(model: nn.Module) -> Any:
+    """Return the method that made a model, or None; a user's network may have an attribute of that name."""
+    share = getattr(model, "share", None)
+    return share if hasattr(share, "adapted") else None
+
+
 def trained_members(model: nn.Module) -> int:
     """How many losses a model gives in training; 1 for a plain network."""
     return int(getattr(model, "trained_members", getattr(model, "num_members", 1)))
@@ -223,7 +286,8 @@ class Mixed(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Every network's logits for the same inputs: (B, ...) -> (M, B, C)."""
-        outputs = [logits_of(network(in_type_of(network, inputs))) for network in self.members]
+        # Each network has inputs of its own, which it may work on in place.
+        outputs = [logits_of(network(in_type_of(network, inputs.clone()))) for network in self.members]
         classes = sorted({output.shape[-1] for output in outputs})
         if len(classes) > 1:
             raise EnfoldError(

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import glob
+import os
 import pickle
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
+from enfold.files import parsing
 from enfold.members.initialise import blank
 from enfold.usercode import places, searched
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "network", "net", "module", "weights", "params")
+EXTRA_STATE = "_extra_state"  # how state dicts name what get_extra_state returns
+MOST = 100_000  # entries of folders that a pattern may look at
 PREFIXES = ("module.", "_orig_mod.", "model.", "network.", "net.")
 
 
@@ -42,33 +47,70 @@ def matching_files(files: str | Path | Sequence[str | Path]) -> list[Path]:
 
 
 def _matching(place: Path, files: str) -> list[Path]:
-    if (place / files).is_file():  # a name may hold brackets
-        return [place / files]
-    pattern = str(Path(glob.escape(str(place))) / files)
-    return sorted(path for name in glob.glob(pattern, recursive=True) if (path := Path(name)).is_file())
+    whole = place / files
+    if whole.is_file():  # a name may hold brackets
+        return [whole]
+    if not glob.has_magic(files):
+        return []
+    return sorted(set(_search(place, list(Path(files).parts), count())))
+
+
+def require_local(pattern: str) -> None:
+    """Refuse a recipe's pattern that searches folders elsewhere: a recipe may come from anybody."""
+    path = Path(pattern)
+    if (path.is_absolute() or ".." in path.parts) and glob.has_magic(str(path.parent)):
+        raise EnfoldError(
+            "a recipe's checkpoints may be searched for in folders below its own or the current one, and elsewhere by "
+            f"their file names alone, got '{pattern}': name their folder, or start in a folder above them"
+        )
+
+
+def _search(folder: Path, parts: list[str], seen: Iterator[int]) -> Iterator[Path]:
+    """The files below a folder that match a pattern's parts; one that looks at too many entries is refused."""
+    if not glob.has_magic(parts[0]):
+        inner = folder / parts[0]
+        if parts[1:] and inner.is_dir():
+            yield from _search(inner, parts[1:], seen)
+        elif not parts[1:] and inner.is_file():
+            yield inner
+        return
+    anywhere, last = parts[0] == "**", not parts[1:]
+    if anywhere and not last:
+        yield from _search(folder, parts[1:], seen)
+    for entry in _entries(folder):
+        if next(seen) > MOST:
+            raise EnfoldError(f"a pattern of checkpoints must lead to them within {MOST:,} files: name their folder")
+        hidden = entry.name.startswith(".") and not parts[0].startswith(".")
+        if hidden or not (anywhere or fnmatchcase(entry.name, parts[0])):
+            continue
+        if last and entry.is_file():
+            yield Path(entry.path)
+        if entry.is_dir(follow_symlinks=not anywhere) and (anywhere or not last):
+            yield from _search(Path(entry.path), parts if anywhere else parts[1:], seen)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except OSError:  # not ours to read
+        return []
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """The tensors of one checkpoint by name, on the CPU."""
     if path.suffix == ".safetensors":
-        try:
+        with parsing(path, "a safetensors file", "save it again"):
             return dict(load_file(path))
-        except SafetensorError as error:
+    with parsing(path, "a PyTorch checkpoint", "save it again"):
+        try:
+            with warnings.catch_warnings(action="ignore"):  # about pickle protocols: what it cannot read, it refuses
+                content = torch.load(path, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
             raise EnfoldError(
-                f"'{path}' must be a safetensors file, but it cannot be read ({error}): save it again"
+                f"a checkpoint must hold tensors only, but '{path}' is damaged or holds a pickled object, which could "
+                "run code: save network.state_dict() instead of the network"
             ) from error
-    try:
-        with warnings.catch_warnings(action="ignore"):  # about pickle protocols: what it cannot read, it refuses
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise EnfoldError(
-            f"a checkpoint must hold tensors only, but '{path}' is damaged or holds a pickled object, which could run "
-            "code: save network.state_dict() instead of the network"
-        ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise EnfoldError(
-            f"'{path}' must be a PyTorch checkpoint, but it cannot be read ({error}): save it again"
-        ) from error
     return _unwrapped(content, path)
 
 
@@ -87,14 +129,30 @@ def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
 
 
 def _is_state(content: Mapping[Any, Any]) -> bool:
-    return bool(content) and all(isinstance(tensor, Tensor) for tensor in content.values())
+    return bool(content) and all(
+        isinstance(tensor, Tensor) or str(name).endswith(EXTRA_STATE) for name, tensor in content.items()
+    )
+
+
+def require_tensors(state: Mapping[str, Any], purpose: str) -> None:
+    """Refuse a state dict with anything but tensors in it, which `get_extra_state` may return."""
+    name = next((name for name, value in state.items() if not isinstance(value, Tensor)), None)
+    if name is not None:
+        raise EnfoldError(
+            f"{purpose} as tensors, but '{name}' is a {type(state[name]).__name__}: keep it in buffers, or return a "
+            "tensor from get_extra_state"
+        )
 
 
 def load_into(network: nn.Module | Callable[[], nn.Module], path: Path) -> nn.Module:
-    """A network of the given architecture with the checkpoint's values; every name and shape must match."""
+    """A network of the given architecture with the checkpoint's values, in eval mode; all names and shapes must match.
+
+    What `get_extra_state` returns may be missing: safetensors files have no place for it.
+    """
     fresh = blank(network)
     expected = fresh.state_dict()
-    state = with_ties(_without_prefix(read_checkpoint(path), expected), fresh)
+    kept = {name: value for name, value in expected.items() if not isinstance(value, Tensor)}
+    state = {**kept, **with_ties(_without_prefix(read_checkpoint(path), expected), fresh)}
     missing, unexpected = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
     remedy = "give the network that it was saved from"
     if missing or unexpected:
@@ -104,17 +162,17 @@ def load_into(network: nn.Module | Callable[[], nn.Module], path: Path) -> nn.Mo
             f"({len(missing)} missing, {len(unexpected)} unknown); {remedy}"
         )
     for name, tensor in expected.items():
-        if tensor.shape != state[name].shape:
+        if name not in kept and tensor.shape != state[name].shape:
             raise EnfoldError(
                 f"a checkpoint must fit the network {type(fresh).__name__}, but in '{path}' the shape of '{name}' is "
                 f"{tuple(state[name].shape)} instead of {tuple(tensor.shape)}: {remedy}"
             )
     fresh.load_state_dict(state)
-    return fresh
+    return fresh.eval()
 
 
 def with_ties(state: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
-    """The state with all names of tied tensors; safetensors files hold each tensor under one of its names."""
+    """The state with all names of tied tensors; a safetensors file may hold each tensor under one of its names."""
     first: dict[int, str] = {}
     own = network.state_dict(keep_vars=True)
     for name, tensor in own.items():

@@ -6,7 +6,7 @@ grouped convolution lose to a plain loop; `make bench` measures it (results/benc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -16,6 +16,7 @@ from enfold.members.inference import PIECE, Shortcut, all_folded, is_watched, sh
 from enfold.members.layout import runs_channels_last
 from enfold.members.outputs import logits_of
 from enfold.members.skeleton import Skeleton, State
+from enfold.members.usage import unbind_watched
 
 EngineName = Literal["auto", "measure", "stacked", "loop", "vmap"]
 Engine = Callable[[State, Tensor, bool], Tensor]  # (state, inputs, each) -> (M, B, C)
@@ -26,15 +27,18 @@ def image_layout(network: nn.Module, inputs: Tensor) -> Tensor:
     return laid_out(inputs, inputs.ndim == 4 and runs_channels_last(network))
 
 
-def laid_out(inputs: Tensor, channels_last: bool) -> Tensor:
-    """Images on a CPU in channels-last if wanted; anything else as it is."""
+def laid_out(inputs: Tensor, channels_last: bool, *, copy: bool = False) -> Tensor:
+    """Images on a CPU in channels-last if wanted; anything else as it is, or a copy for code that writes to it."""
     if channels_last and inputs.ndim == 4 and inputs.device.type == "cpu":
-        return inputs.contiguous(memory_format=torch.channels_last)
-    return inputs
+        arranged = inputs.contiguous(memory_format=torch.channels_last)
+        return arranged.clone() if copy and arranged is inputs else arranged
+    return inputs.clone() if copy else inputs
 
 
 class Loop:
     """One network after the other, each with its slice of the stacked state.
+
+    All run the code of the first network, or each its own: separate modules.
 
     Images are taken in pieces of 64 where no gradient is wanted: what a convolution gives for more of them is too large
     to be kept by the allocator, and is fetched from the system again, page by page, in each call. That took as long as
@@ -42,21 +46,30 @@ class Loop:
     into the convolutions before them.
     """
 
-    def __init__(self, skeleton: Skeleton) -> None:
-        self.skeleton = skeleton
-        self.channels_last = runs_channels_last(skeleton.network)
+    def __init__(self, codes: Skeleton | Sequence[Skeleton]) -> None:
+        self.codes = [codes] if isinstance(codes, Skeleton) else list(codes)
+        self.skeleton = self.codes[0]
+        self.channels_last = runs_channels_last(self.skeleton.network)
         self._shortcuts: dict[object, list[Shortcut] | None] = {}  # by shape and kind of images; None: take all at once
+
+    def code(self, index: int) -> Skeleton:
+        """Return the code that member `index` runs."""
+        return self.codes[index] if len(self.codes) > 1 else self.skeleton
+
+    def given(self, inputs: Tensor) -> Tensor:
+        """Return inputs as a member takes them: laid out, and its own where the code writes to them."""
+        return laid_out(inputs, self.channels_last, copy=self.skeleton.writes_inputs)
 
     def __call__(self, state: State, inputs: Tensor, each: bool) -> Tensor:
         """(B, ...) or, with `each`, (M, B, ...) -> (M, B, C)."""
-        slices = {name: tensor.unbind(0) for name, tensor in state.items()}
+        slices = {name: self.slices(name, tensor) for name, tensor in state.items()}
         num_members = len(next(iter(slices.values())))
-        shared = None if each else laid_out(inputs, self.channels_last)
+        shared = None if each or self.skeleton.writes_inputs else self.given(inputs)
         shortcuts = self._allowed(state, inputs[0] if each else inputs)
         outputs = []
         for index in range(num_members):
-            own = laid_out(inputs[index], self.channels_last) if shared is None else shared
-            with self.skeleton.holding({name: tensors[index] for name, tensors in slices.items()}) as network:
+            own = self.given(inputs[index] if each else inputs) if shared is None else shared
+            with self.code(index).holding({name: tensors[index] for name, tensors in slices.items()}) as network:
                 if shortcuts is None:
                     outputs.append(logits_of(network(own)))
                     continue
@@ -64,9 +77,16 @@ class Loop:
                     outputs.append(torch.cat([logits_of(network(rows)) for rows in own.split(PIECE)]))
         return torch.stack(outputs)
 
+    def slices(self, name: str, tensor: Tensor) -> Sequence[Tensor]:
+        """Return every member's own tensor of that name."""
+        if name in self.skeleton.written:  # torch lets nobody write to what `unbind` gives; prediction changes nothing
+            own = [tensor[index] for index in range(len(tensor))]
+            return own if torch.is_grad_enabled() else [each.clone() for each in own]
+        return unbind_watched(name, tensor, self.skeleton)
+
     def _allowed(self, state: State, rows: Tensor) -> list[Shortcut] | None:
         """What to shorten if the rows are taken in pieces; None: they are taken at once, and nothing is shortened."""
-        small = len(rows) <= PIECE or rows.ndim != 4 or rows.device.type != "cpu"
+        small = len(rows) <= PIECE or rows.ndim != 4 or rows.device.type != "cpu" or len(self.codes) > 1
         if small or not self.channels_last or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return None
         network = self.skeleton.network

@@ -8,15 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
-from enfold.members.skeleton import copied
-from enfold.seeds import derive
+from enfold.members.copying import copied
+from enfold.seeds import derive, seeded
 
 
 def initialised(network: nn.Module | Callable[[], nn.Module], seed: int, index: int) -> tuple[nn.Module, int]:
     """Member `index` and its seed: the factory is called, or a copy of the network re-initialised, under that seed."""
     own = derive(seed, "init", index)
-    with torch.random.fork_rng():
-        torch.manual_seed(own)
+    with seeded(own):
         made = reinitialise(copied(network)) if isinstance(network, nn.Module) else made_by(network)
     return made, own
 

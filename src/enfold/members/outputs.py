@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from enfold.errors import EnfoldError
+from enfold.errors import EnfoldError, UnsupportedOutput
 
 
 def logits_of(output: Any) -> Tensor:
@@ -17,6 +17,20 @@ def logits_of(output: Any) -> Tensor:
         raise EnfoldError(
             f"a network must return a tensor of logits or an object with `logits`, got {type(output).__name__}: "
             "wrap it in a module that returns the logits"
+        )
+    return logits
+
+
+def require_classes(logits: Tensor, purpose: str) -> Tensor:
+    """The members' logits, (M, B, C), if they are those of classes.
+
+    Raises:
+        UnsupportedOutput: If they have other axes, as dense outputs have, or a single output.
+    """
+    if logits.ndim != 3 or logits.shape[-1] < 2:
+        raise UnsupportedOutput(
+            f"{purpose} needs the logits of at least 2 classes from each member, (members, batch, classes), got "
+            f"outputs of shape {tuple(logits.shape)}: average the outputs yourself, or use a network with such logits"
         )
     return logits
 

@@ -25,6 +25,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from enfold.members.factored import Factored
 from enfold.members.skeleton import Skeleton, State
+from enfold.members.tracing import trace
 
 HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
 
@@ -181,7 +182,7 @@ def traced(network: nn.Module) -> fx.Graph:
             twin = network.train(training)
             with torch.random.fork_rng(devices=[]):
                 drawn = _random_state()
-                graphs.append(fx.Tracer().trace(twin))
+                graphs.append(trace(twin))
                 if _random_state() != drawn:  # a draw is traced as a constant
                     raise CannotRun("its forward draws random numbers outside of a layer")
     except CannotRun:

@@ -142,6 +142,8 @@ class SideBySide:
         num_members = len(next(iter(state.values())))
         if each:
             rows = Several([laid_out(own, self.channels_last) for own in inputs])
+        elif self.skeleton.writes_inputs:
+            rows = Several([laid_out(inputs, self.channels_last, copy=True) for _ in range(num_members)])
         else:
             rows = Several([laid_out(inputs, self.channels_last)] * num_members)
         held: dict[str, Any] = {

@@ -8,7 +8,7 @@ look-up by dotted name on each call is a visible part of the latency of a small 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from enfold.errors import EnfoldError
+from enfold.members.copying import copied, detached_tensors, rebind, shared_attributes
 from enfold.members.recompute import entered
 
 RUNNING = ("running_mean", "running_var", "running_std")  # buffers that are statistics of the data
@@ -32,6 +33,11 @@ def places(network: nn.Module) -> tuple[dict[str, list[Place]], dict[str, list[P
     buffers: dict[str, list[Place]] = {}
     names: dict[int, str] = {}
     for prefix, module in network.named_modules():  # a module that appears twice is listed once
+        if isinstance(module, torch.jit.ScriptModule):
+            raise EnfoldError(
+                f"a network must hold its parameters in Python, but '{prefix or type(network).__name__}' is a scripted "
+                "or traced module: pass the nn.Module that it was made from"
+            )
         for found, held in ((parameters, module._parameters), (buffers, module._buffers)):
             for key, tensor in held.items():
                 if tensor is None:
@@ -52,74 +58,74 @@ def read_state(network: nn.Module) -> State:
     state: State = {}
     for name, where in {**parameters, **buffers}.items():
         held, key = where[0]
-        tensor = held[key]
-        assert tensor is not None  # noqa: S101 - places() lists only what is there
-        state[name] = tensor
+        state[name] = _present(held[key])
     return state
 
 
-def copied(network: nn.Module) -> nn.Module:
-    """A deep copy, also of a network that has been run and kept activations, which `copy.deepcopy` refuses."""
-    duplicate: nn.Module = copy.deepcopy(network, _kept_tensors(network))
-    return duplicate
+def _aliases(network: nn.Module) -> dict[int, list[tuple[Any, Any]]]:
+    """Return the attributes, lists and dictionaries of a network's modules that hold a registered tensor, by its id."""
+    known = {id(tensor) for tensor in read_state(network).values()}
+    found: dict[int, list[tuple[Any, Any]]] = {}
 
+    def search(held: Any, items: Iterable[tuple[Any, Any]]) -> None:
+        for key, value in items:
+            if isinstance(value, Tensor):
+                if id(value) in known:
+                    found.setdefault(id(value), []).append((held, key))
+            elif type(value) in (list, dict):
+                search(value, enumerate(value) if isinstance(value, list) else value.items())
 
-def _kept_tensors(network: nn.Module) -> dict[int, Any]:
-    """Copies of the tensors in the modules' attributes, cut from their graphs, by id: a memo for `copy.deepcopy`."""
-    memo: dict[int, Any] = {}
     for module in network.modules():
-        _remember([value for key, value in vars(module).items() if key != "_modules"], memo)
-    return memo
+        own = vars(module)
+        search(own, [item for item in own.items() if item[0] not in ("_parameters", "_buffers", "_modules")])
+    return found
 
 
-def _remember(value: object, memo: dict[int, Any]) -> None:
-    if isinstance(value, Tensor):
-        if not isinstance(value, nn.Parameter) and not (value.is_leaf and value.requires_grad) and not is_lazy(value):
-            try:
-                memo[id(value)] = copy.deepcopy(value.detach())
-            except RuntimeError:  # left over from a vmap that has ended: there are no values in it
-                memo[id(value)] = None
-    elif isinstance(value, list | tuple | set):
-        for item in value:
-            _remember(item, memo)
-    elif isinstance(value, dict):
-        _remember(list(value.values()), memo)
+def _present(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None  # noqa: S101 - places() lists only what is there
+    return tensor
+
+
+def _placeholders(network: nn.Module) -> dict[int, Tensor]:
+    """Return a tensor without storage for every parameter and buffer, by the id of the original."""
+    found: dict[int, Tensor] = {}
+    for tensor in read_state(network).values():
+        empty = torch.empty_like(tensor.detach(), device="meta")
+        found[id(tensor)] = nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty
+    return found
 
 
 class Skeleton:
     """A copy of the user's network whose tensors are placeholders without storage."""
 
     def __init__(self, network: nn.Module) -> None:
-        self.network = copied(network)
+        self.network = copied(network, _placeholders(network))
         self.parameters, self.buffers = places(self.network)
+        aliases = _aliases(self.network)
+        self.aliases = {
+            name: aliases[id(tensor)] for name, tensor in read_state(self.network).items() if id(tensor) in aliases
+        }
+        self.writes_inputs = False  # whether the forward pass works in place on its inputs
+        self.written: set[str] = set()  # the parameters that the forward pass changes in place
+        self.trainable = {name for name, tensor in network.named_parameters() if tensor.requires_grad}
         self.empty = [
             (module._buffers, key)
             for module in self.network.modules()
             for key, tensor in module._buffers.items()
             if tensor is None
         ]
-        self.trainable = {name for name, tensor in self.network.named_parameters() if tensor.requires_grad}
-        for where in self.parameters.values():
-            self._fill(where, nn.Parameter(self._placeholder(where), requires_grad=False))
-        for where in self.buffers.values():
-            self._fill(where, self._placeholder(where))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Skeleton:
-        memo.update(_kept_tensors(self.network))
+        memo.update({**shared_attributes(self.network), **detached_tensors(self.network)})
         twin = Skeleton.__new__(Skeleton)
         memo[id(self)] = twin
-        vars(twin).update(copy.deepcopy(vars(self), memo))
+        with torch.inference_mode(False):
+            vars(twin).update(copy.deepcopy(vars(self), memo))
+            rebind(twin.network, self.network, memo)
         return twin
 
     @staticmethod
-    def _placeholder(where: list[Place]) -> Tensor:
-        held, key = where[0]
-        tensor = held[key]
-        assert tensor is not None  # noqa: S101 - places() lists only what is there
-        return torch.empty_like(tensor.detach(), device="meta")
-
-    @staticmethod
-    def _fill(where: list[Place], tensor: Tensor) -> None:
+    def _fill(where: Iterable[tuple[Any, Any]], tensor: Tensor | None) -> None:
         for held, key in where:
             held[key] = tensor
 
@@ -130,8 +136,11 @@ class Skeleton:
 
     def shape(self, name: str) -> torch.Size:
         """The shape of one network's tensor of that name."""
-        where = self.parameters.get(name) or self.buffers[name]
-        return self._placeholder(where).shape
+        return self._tensor(name).shape
+
+    def _tensor(self, name: str) -> Tensor:
+        held, key = (self.parameters.get(name) or self.buffers[name])[0]
+        return _present(held[key])
 
     def names_in(self, module: nn.Module) -> dict[str, str]:
         """The names in a state of one module's own parameters and buffers, by their keys in the module."""
@@ -152,6 +161,8 @@ class Skeleton:
         placeholders = [(where, where[0][0][where[0][1]]) for where in self._places_of(state)]
         for (where, _), tensor in zip(placeholders, state.values(), strict=True):
             self._fill(where, tensor)
+        for name, also in self.aliases.items():
+            self._fill(also, state[name])
         entered.contexts.append(partial(self._holding_again, state) if again else None)
         try:
             yield self.network
@@ -161,8 +172,9 @@ class Skeleton:
             if not entered.contexts:
                 entered.blocks = 0  # one that raised was not left
             for where, placeholder in placeholders:
-                for held, key in where:
-                    held[key] = placeholder
+                self._fill(where, placeholder)
+            for name, also in self.aliases.items():
+                self._fill(also, self._tensor(name))
             for held, key in self.empty:  # what one member puts there is not for the next
                 held[key] = None
 
@@ -197,5 +209,6 @@ class Skeleton:
         for name, where in (*other.parameters.items(), *other.buffers.items()):
             value = state[name].detach().clone(memory_format=torch.contiguous_format)  # so that view(-1) works
             is_parameter = name in other.parameters
-            self._fill(where, nn.Parameter(value, requires_grad=name in self.trainable) if is_parameter else value)
+            tensor = nn.Parameter(value, requires_grad=name in self.trainable) if is_parameter else value
+            self._fill([*where, *other.aliases.get(name, [])], tensor)
         return other.network

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
@@ -53,7 +52,7 @@ class Stacked(Members):
             )
         for index, (network, state) in enumerate(zip(networks, states, strict=True)):
             _check_same(networks[0], states[0], network, state, index)
-        super().__init__(networks[0], len(networks), engine)
+        super().__init__(networks, len(networks), engine)
         self.seeds: tuple[int, ...] | None = None  # of the members' initialisation, where they were made from seeds
         layers = owners(networks[0], batched_products=engine != "loop")
         self.tree = Tree({name: self._stacked(name, states, layers) for name in self.skeleton.names})
@@ -149,7 +148,6 @@ def _check_same(first: nn.Module, expected: State, network: nn.Module, state: St
                     f"all members must have the same {what}, but '{name}' is {ours_is} in member 0 and {theirs_is} in "
                     f"member {index}: {mend}"
                 )
-    _check_constants(ours, theirs, index)
 
 
 def _kind(module: nn.Module) -> str:
@@ -158,18 +156,3 @@ def _kind(module: nn.Module) -> str:
     said = module.extra_repr() if kind.__module__.startswith("torch.nn.modules.") else ""
     settings = f"({said})" if said else ""
     return f"a {kind.__qualname__}{settings}"
-
-
-def _check_constants(ours: dict[str, nn.Module], theirs: dict[str, nn.Module], index: int) -> None:
-    """Refuse tensors that differ between members and that nothing would carry: plain attributes of modules."""
-    for prefix, module in ours.items():
-        for key, value in vars(module).items():
-            other = vars(theirs[prefix]).get(key)
-            if not (isinstance(value, Tensor) and isinstance(other, Tensor)) or value.grad_fn or other.grad_fn:
-                continue
-            if value.shape == other.shape and not torch.equal(value, other):
-                name = f"{prefix}.{key}" if prefix else key
-                raise EnfoldError(
-                    f"what differs between members must be a parameter or a buffer, but '{name}' of member {index} is "
-                    "a plain tensor: keep it with register_buffer, or set it to None if it is left over from a call"
-                )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -41,3 +42,28 @@ def examples_of(inputs: Tensor, num_members: int) -> Tensor:
 def same_draws(inputs: Tensor) -> AbstractContextManager[None]:
     """What is drawn inside the block will be drawn again after it."""
     return torch.random.fork_rng(devices=[inputs.device] if inputs.device.type == "cuda" else [])
+
+
+@dataclass(frozen=True)
+class Example:
+    """Inputs like those that members were first called with."""
+
+    shape: tuple[int, ...]  # of one input
+    dtype: str
+    low: float
+    high: float
+
+    @classmethod
+    def like(cls, inputs: Tensor) -> Example:
+        """Describe a batch (B, ...)."""
+        values = inputs.detach().double() if not inputs.is_complex() else inputs.detach().abs().double()
+        finite = values[values.isfinite()]
+        low, high = (float(finite.min()), float(finite.max())) if finite.numel() else (0.0, 0.0)
+        return cls(tuple(inputs.shape[1:]), str(inputs.dtype).removeprefix("torch."), low, high)
+
+    def inputs(self) -> Tensor:
+        """Return the same few random inputs each time."""
+        drawn = torch.rand(EXAMPLES, *self.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        kind: torch.dtype = getattr(torch, self.dtype)
+        scaled = self.low + (self.high - self.low) * drawn
+        return (scaled if kind.is_floating_point or kind.is_complex else scaled.round()).to(kind)

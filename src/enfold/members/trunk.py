@@ -8,6 +8,7 @@ forward is welcome: where a pass takes another way than the first, it runs on it
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from enfold.members.engines import Loop, laid_out
+from enfold.members.engines import Loop
 from enfold.members.outputs import logits_of
 from enfold.members.recompute import entered
 from enfold.members.skeleton import Skeleton, State
@@ -34,6 +35,10 @@ class OneTrunk:
         self.forwards = [(module, vars(module).get("forward"), self._noting(module)) for module in shared]
         self.intact: set[nn.Module] = set()  # whose outputs nobody alters in place, so that no copy is needed
         self.record = Record(self.intact)
+        self.names = list(own)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OneTrunk:
+        return OneTrunk(copy.deepcopy(self.skeleton, memo), self.names)
 
     def _noting(self, module: nn.Module) -> Callable[..., Any]:
         forward = module.forward
@@ -45,12 +50,11 @@ class OneTrunk:
 
     def __call__(self, state: State, inputs: Tensor, each: bool) -> Tensor:
         """(B, ...) or, with `each`, (M, B, ...) -> (M, B, C)."""
-        slices = {name: tensor.unbind(0) for name, tensor in state.items()}
+        slices = {name: self.loop.slices(name, tensor) for name, tensor in state.items()}
         num_members = len(next(iter(slices.values())))
         compiled = self.skeleton.network._compiled_call_impl is not None or torch.compiler.is_dynamo_compiling()
         if each or compiled or num_members == 1:  # compiled code does not see that a forward was replaced
             return self.loop(state, inputs, each)
-        seen = laid_out(inputs, self.loop.channels_last)
         self.record = Record(self.intact)
         outputs = []
         try:
@@ -59,7 +63,7 @@ class OneTrunk:
                     values = {name: tensors[index] for name, tensors in slices.items()}
                     if index and self.record.blocks:
                         values |= self.loop.own_statistics(state, values)
-                    outputs.append(self._pass(values, seen))
+                    outputs.append(self._pass(values, self.loop.given(inputs)))
                     self.record.rewind()
         finally:
             self.record = Record(self.intact)  # activations are not kept beyond the call
@@ -91,13 +95,13 @@ class OneByOne(Loop):
         """(B, ...) or, with `each`, (M, B, ...) -> (M, B, C)."""
         if each:
             return super().__call__(state, inputs, each)
-        seen, outputs = laid_out(inputs, self.channels_last), []
+        outputs = []
         for index in range(len(next(iter(state.values())))):
             values = {name: tensor[index] for name, tensor in state.items()}
             if index:
                 values |= self.own_statistics(state, values)
-            with self.skeleton.holding(values) as network:
-                outputs.append(logits_of(network(seen)))
+            with self.code(index).holding(values) as network:
+                outputs.append(logits_of(network(self.given(inputs))))
         return torch.stack(outputs)
 
     def own_statistics(self, state: State, values: State) -> State:

@@ -86,8 +86,10 @@ class Moments:
         found = []
         for count, total, product in zip(self.counts, self.sums, self.products, strict=True):
             mean = total / count
-            covariance = product / count - mean[:, None] * mean
-            still = covariance.diagonal() <= 1e-12 * (product / count).diagonal()  # what rounding leaves
+            covariance = product / count
+            squares = covariance.diagonal().clone()
+            covariance -= mean[:, None] * mean
+            still = covariance.diagonal() <= 1e-12 * squares  # what rounding leaves
             covariance[still] = 0
             covariance[:, still] = 0
             found.append(covariance)
@@ -95,16 +97,18 @@ class Moments:
 
     @staticmethod
     def _mean(parts: list[Tensor]) -> Tensor:
-        return torch.stack(parts).mean(0)
+        return torch.stack(parts).mean(0) if len(parts) > 1 else parts[0]
 
 
 def _correlation(covariance: Tensor, means: Tensor) -> Tensor:
+    """In the place of the covariance."""
     spread = covariance.diagonal().clamp_min(0).sqrt()
-    still = spread == 0
-    scale = torch.where(still, torch.ones_like(spread), spread)
-    found = covariance / (scale[:, None] * scale)
-    same = (means[:, None] - means).abs() <= ROUNDING * torch.maximum(means[:, None].abs(), means.abs())
-    found[still[:, None] & still & same] = 1
+    still = (spread == 0).nonzero().squeeze(1)
+    spread[still] = 1
+    found = covariance.div_(spread[:, None] * spread)
+    value = means[still]
+    near = ROUNDING * torch.maximum(value[:, None].abs(), value.abs())
+    found[still[:, None], still] = ((value[:, None] - value).abs() <= near).to(found)
     return found
 
 
@@ -194,7 +198,7 @@ def moments(
     for (name, index), (count, total, product) in gathered.items():
         if (name, index) in apart or not count:
             continue
-        if not bool(product.isfinite().all()):
+        if not bool(product.diagonal().isfinite().all()):
             member = int(product.diagonal().isfinite().logical_not().nonzero()[0]) // (len(product) // len(networks))
             raise EnfoldError(
                 f"units are compared by finite answers, but those of '{name}' in member {member} are not: leave it out"

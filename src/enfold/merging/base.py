@@ -42,7 +42,7 @@ class Merge(Composable, ABC):
         self, members: Members, data: Data, *, checkpoint: Path | None = None, answers: Path | None = None
     ) -> nn.Module:
         """One network; a single member is returned as it is."""
-        members = require_members(members, self.purpose, averaged=True)
+        members = require_members(members, self.purpose, averaged=True, data=data)
         require_data(data, self.purpose)
         if members.num_members == 1:
             return members.member(0).eval()
@@ -64,7 +64,7 @@ class Alignment(Merge, ABC):
 
     def matched(self, members: Members, data: Data, *, checkpoint: Path | None = None) -> Stacked:
         """The members in the orders in which they are averaged; each computes what it did."""
-        members = require_members(members, self.purpose)
+        members = require_members(members, self.purpose, data=data)
         require_data(data, self.purpose)
         checkpoint = None if checkpoint is None else Path(checkpoint)
         states = states_of(members)

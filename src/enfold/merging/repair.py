@@ -38,7 +38,8 @@ from enfold.data import Data
 from enfold.errors import EnfoldError
 from enfold.folding import Composable, require_data, require_members
 from enfold.members import Members, State
-from enfold.members.skeleton import copied, places, read_state
+from enfold.members.copying import copied
+from enfold.members.skeleton import places, read_state
 from enfold.merging.layers import PRODUCERS, produced_axis, shows_outputs
 from enfold.merging.spreads import Moments, batches_of, measured, seen, undone
 from enfold.merging.states import states_of, units_of

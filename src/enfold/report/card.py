@@ -11,7 +11,7 @@ from enfold.errors import EnfoldError
 from enfold.report.content import ONE, Content, Headline
 from enfold.report.headline import headline
 from enfold.report.sections import gain, signed
-from enfold.report.table import corrupted_name
+from enfold.report.table import corrupted_name, marked
 
 SCORES = (  # title, where it lies in a row, metric, scale, digits
     ("accuracy (%)", "scores", "accuracy", 100, 2),
@@ -37,6 +37,7 @@ def model_card(content: Content) -> str:
     parts = [
         f"# {_plain(found.label)}, from the run {_plain(content.name)}",
         _plain(headline(content).sentence),
+        *_recommended(content, found),
         "## What it is",
         _what(content, found),
         "## How good it is",
@@ -52,6 +53,20 @@ def model_card(content: Content) -> str:
         _made(content),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _recommended(content: Content, found: Headline) -> list[str]:
+    """One sentence that recommends the control, where it is better."""
+    if found.control is None or found.to_control is None or found.to_control.mean <= 0:
+        return []
+    shown, interval = signed(found.to_control, 1, 4)
+    noise = "" if found.to_control.lower > 0 else ", which is within noise"
+    seed = content.seeds[0]
+    file = (seed.folder / "controls" / f"{found.control}.safetensors").relative_to(content.folder)
+    return [
+        f"**Use {_plain(found.control)} ({_code(file)}) instead**: one member trained as long on the labels alone is "
+        f"better; the NLL of {_plain(found.label)} is {shown} nats {interval} above it{noise}."
+    ]
 
 
 def _plain(text: str) -> str:
@@ -104,7 +119,8 @@ def _compared(content: Content, found: Headline) -> list[str]:
 
 def _scores(content: Content, found: Headline) -> str:
     rows = _compared(content, found)
-    lines: list[Sequence[str]] = [["test data", *map(_plain, rows)], ["---", *("---:" for _ in rows)]]
+    names = [_plain(marked(row, content.rows[row])) for row in rows]
+    lines: list[Sequence[str]] = [["test data", *names], ["---", *("---:" for _ in rows)]]
     for title, place, metric, scale, digits in SCORES:
         values = [(content.rows[row].get(place) or {}).get(metric) for row in rows]
         if any(values):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from enfold.progress import printable
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -67,11 +69,11 @@ def claims_table(content: Mapping[str, Any]) -> Table:
     title = (
         f"{content['name']}: test data, {seeds} seed{'s' if seeds > 1 else ''}, claims of {content['source']['paper']}"
     )
-    table = Table(title=Text(title), title_justify="left")
+    table = Table(title=Text(printable(title)), title_justify="left")
     for index, name in enumerate(HEADER):
         table.add_column(name, justify="right" if 2 <= index <= 4 else "left", no_wrap=name == "verdict")
     for row in claim_rows(content):
-        cells = [Text(cell) for cell in row]  # a claim's sentence is no markup
+        cells = [Text(printable(cell)) for cell in row]  # a claim's sentence is no markup
         cells[-1].stylize(_STYLES.get(row[-1], ""))
         table.add_row(*cells)
     return table

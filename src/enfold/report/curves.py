@@ -155,7 +155,8 @@ def _average(values: Sequence[float]) -> float | None:
 
 
 def _line(axes: Any, training: Training, value: Callable[[Any], float | None], **look: Any) -> None:
-    points = [(epoch["epoch"] + 1, value(epoch)) for epoch in _epochs(training)]
+    start = (training.history or {}).get("start")
+    points = [(epoch["epoch"] + 1, value(epoch)) for epoch in (*([start] if start else ()), *_epochs(training))]
     known = [(number, each) for number, each in points if each is not None]
     if known:
         axes.plot(*zip(*known, strict=True), marker="." if len(known) == 1 else "", **look)

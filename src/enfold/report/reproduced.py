@@ -10,6 +10,7 @@ from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from enfold.progress import printable
 from enfold.report.claims import HEADER, SHOWN, claim_rows, claims_legend
 
 if TYPE_CHECKING:
@@ -49,12 +50,12 @@ def rows_table(content: Mapping[str, Any]) -> Table:
     from rich.text import Text
 
     header, rows = row_cells(content)
-    table = Table(title=Text(title(content)), title_justify="left")
+    table = Table(title=Text(printable(title(content))), title_justify="left")
     named = header.index("row") + 1
     for index, name in enumerate(header):
         table.add_column(name, justify="left" if index < named else "right", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     return table
 
 

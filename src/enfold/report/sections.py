@@ -18,7 +18,7 @@ from enfold.report.doubt_blocks import FOLDER, calibration_blocks, corruption_bl
 from enfold.report.examples import example_blocks
 from enfold.report.figure import draw, kind_of, points_of
 from enfold.report.svg import drawn
-from enfold.report.table import table_rows
+from enfold.report.table import marked, table_rows
 
 NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+")
 SHIFTS = {  # columns after which the difference to the mean member stands: metric, scale, digits
@@ -73,7 +73,8 @@ def models(contents: Sequence[Content]) -> Section | None:
         for index, row in enumerate(content.rows):
             cells = [columns[name][index] if name in columns else Item("-") for name in names]
             run = [Item(content.name)] if several else []
-            rows.append((Item(row, mark=kind_of(row, shares)), *run, *cells))
+            name = marked(row, content.rows[row])
+            rows.append((Item(name, mark=kind_of(row, shares)), *run, *cells))
     header = ("model", *(["run"] if several else []), *names)
     caption = (
         "Test data. After ±: the standard deviation over seeds. Δ: the difference to the mean member with its 95 % "

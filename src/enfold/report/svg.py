@@ -19,6 +19,11 @@ ELEMENTS = (
 )
 LINK = re.compile(r"#|data:image/(png|jpeg);base64,")
 REFERENCE = re.compile(r"url\(\s*['\"]?#([^)'\"]+)['\"]?\s*\)")
+# What could load something, hide as an escape or leave the figure; of functions those that colour and place remain.
+STRANGE = re.compile(
+    r"\\|@import|\bposition\s*:|\b(?!rgba?\(|hsla?\(|var\(|matrix\(|translate\(|scale\(|rotate\(|skew[xy]\()[a-z-]+\(",
+    re.IGNORECASE,
+)
 # Ink and paper are the theme's; colours that mean something stay, but for a blue too dark for a dark ground.
 THEME = {
     "#000000": "var(--ink)",
@@ -81,8 +86,7 @@ def _clean(element: ElementTree.Element) -> None:
     for name, value in list(element.attrib.items()):
         plain = name.rpartition("}")[2].lower()
         linked = plain == "href" and not LINK.match(value)
-        fetched = "url(" in REFERENCE.sub("", value).lower() or "@import" in value.lower()
-        if plain.startswith("on") or linked or fetched:
+        if plain.startswith("on") or linked or STRANGE.search(REFERENCE.sub("", value)):
             del element.attrib[name]
         elif plain in ("style", "fill", "stroke"):
             element.set(name, COLOUR.sub(lambda found: THEME[found[0].lower()], value))

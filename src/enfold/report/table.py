@@ -41,8 +41,16 @@ def table_rows(summary: Mapping[str, Any], *, quartiles: bool = False) -> tuple[
             "latency, 1 (ms)": lambda row: _cost(row, lambda cost: _latency(cost, "1", quartiles)),
             "latency, 128 (ms)": lambda row: _cost(row, lambda cost: _latency(cost, "128", quartiles)),
         }
-    rows = [[name, *(cell(row) for cell in columns.values())] for name, row in summary["rows"].items()]
+    rows = [[marked(name, row), *(cell(row) for cell in columns.values())] for name, row in summary["rows"].items()]
     return ["model", *columns], rows
+
+
+def marked(name: str, row: Row) -> str:
+    """The name of a row, with a mark if its training returned its start."""
+    if not row.get("unchanged"):
+        return name
+    unchanged, seeds = len(row["unchanged"]), len(row["scores"]["nll"]["values"])
+    return f"{name} (unchanged)" if unchanged == seeds else f"{name} (unchanged in {unchanged} of {seeds} seeds)"
 
 
 def corrupted_name(rows: Mapping[str, Row]) -> str:
@@ -108,6 +116,10 @@ def notes(summary: Mapping[str, Any]) -> list[str]:
         found.append(
             f"{', '.join(few)}: folded from the first {first} members, and the gain is that of their ensemble, {beside}"
         )
+    for name, row in summary["rows"].items():
+        if row.get("unchanged"):
+            starts = ", ".join(dict.fromkeys(row["unchanged"]))
+            found.append(f"{marked(name, row)}: no epoch had a lower validation NLL than its start, {starts}")
     return found
 
 

@@ -29,7 +29,7 @@ from enfold.run.directory import RunDirectory
 from enfold.run.evidence import CALIBRATED, CORRUPTED, Evidence, Place, Row
 from enfold.run.execute import cells
 from enfold.run.recipe import Recipe
-from enfold.run.yaml_text import read_yaml
+from enfold.run.yaml_text import read_text, read_yaml
 from enfold.store import versions
 
 NOT_RUN = "not run"
@@ -84,7 +84,7 @@ Kind = TypeVar("Kind", bound=Claims)
 def read_claims(path: Path) -> Claims:
     """The claims in a YAML file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise EnfoldError(f"claims must be a readable YAML file, got '{path}' ({error}): check the path") from error
     return parse_claims(text, str(path))

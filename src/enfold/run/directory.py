@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from enfold.errors import EnfoldError
-from enfold.files import atomic_path, write_json, write_text
+from enfold.files import append_line, atomic_path, remove_stale_parts, write_json, write_text
 from enfold.identity import Identity
 from enfold.predictions import Predictions
 from enfold.run.lock import FILE as LOCK
 from enfold.run.lock import writing
 from enfold.run.recipe import Recipe, parse_recipe
+from enfold.run.yaml_text import read_text
 from enfold.store import versions
 from enfold.usercode import looking_in, untrusted
 
@@ -50,6 +51,7 @@ class RunDirectory:
         """A new run, or with `resume` the same one again; another run's directory is refused."""
         run = cls(path, beside, trust_code=trust_code)
         with run.writing():
+            run.prepare()
             run._begin(recipe, resume)
         return run
 
@@ -79,6 +81,20 @@ class RunDirectory:
             raise EnfoldError(f"a run directory holds run.json and recipe.yaml, but '{path}' does not: check the path")
         run.read_json("run.json")
         return run
+
+    def prepare(self) -> None:
+        """Make a run ready to be written: remove what killed processes left, refuse folders that lead out of it."""
+        remove_stale_parts(self.path)
+        for file in sorted(self.path.rglob("*")):
+            if file.is_symlink() and file.is_dir():
+                raise EnfoldError(
+                    f"a run's folders must lie in it, but '{file}' is a symbolic link: put the folder in its place"
+                )
+
+    def require_folder(self) -> None:
+        """Refuse to go on with a run whose folder was removed."""
+        if not (self.home / "run.json").is_file():
+            raise EnfoldError(f"a run's folder must stay while it is written, but '{self.home}' is gone: start again")
 
     def writing(self) -> AbstractContextManager[None]:
         """Inside the block no other process writes to the run; where one does already, this one is refused."""
@@ -112,7 +128,7 @@ class RunDirectory:
     def _manifest(self) -> dict[str, Any]:
         try:
             return dict(json.loads((self.home / "run.json").read_text(encoding="utf-8")))
-        except (OSError, ValueError):  # not made yet, or of no use here
+        except (OSError, ValueError, TypeError, RecursionError):  # not made yet, or of no use here
             return {}
 
     @property
@@ -127,7 +143,7 @@ class RunDirectory:
 
     def recipe(self) -> Recipe:
         """The run's recipe."""
-        return parse_recipe(self.recipe_file.read_text(encoding="utf-8"), str(self.recipe_file))
+        return parse_recipe(read_text(self.recipe_file), str(self.recipe_file))
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Replace the recipe, as when a fold is added."""
@@ -145,10 +161,12 @@ class RunDirectory:
         """Where a training that is under way keeps its state."""
         return self.path / kind / f"{label}.checkpoint.safetensors"
 
-    def checkpoint_files(self, kind: str, label: str) -> list[Path]:
-        """That, and those of trainings that go before it."""
+    def remove_checkpoints(self, kind: str, label: str) -> None:
+        """Remove that, and those of trainings that go before it; in a run that is read-only they stay."""
         last = self.checkpoint_file(kind, label)
-        return [last, *last.parent.glob(f"{last.stem}-*{last.suffix}")]
+        for file in last.parent.glob(f"{last.stem}*{last.suffix}"):
+            with suppress(OSError):
+                file.unlink()
 
     def is_done(self, kind: str, label: str) -> bool:
         """Whether a model is finished: its manifest is written last; `Cell.is_done` says whether it is the recipe's."""
@@ -168,24 +186,27 @@ class RunDirectory:
         model = self.model_file(kind, label)
         derived = [self.path / room / f"{label}.safetensors" for room in ("predictions", "ood")]
         history = self.path / "histories" / kind / f"{label}.json"
-        for file in (*derived, history, *self.checkpoint_files(kind, label), model.with_suffix(".json"), model):
+        self.remove_checkpoints(kind, label)
+        for file in (*derived, history, model.with_suffix(".json"), model):
             file.unlink(missing_ok=True)
 
     def write_json(self, name: str, content: Any) -> None:
         """Write a result."""
+        self.require_folder()
         write_json(self.path / name, content)
 
     def read_json(self, name: str) -> Any:
         """Read a result."""
         try:
             return json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise EnfoldError(
                 f"'{self.path / name}' must be JSON written by enfold, but it cannot be read: rerun its stage"
             ) from error
 
     def write_predictions(self, label: str, parts: Mapping[str, Predictions]) -> None:
         """Keep what a model said, so that any metric can be computed later without running it."""
+        self.require_folder()
         tensors = {}
         for part, predictions in parts.items():
             tensors[f"{part}/log_probs"] = predictions.log_probs.float().contiguous()
@@ -208,9 +229,8 @@ class RunDirectory:
     def log(self, event: str, **details: Any) -> None:
         """One more line in the run's log."""
         record = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": event, **details}
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "log.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        self.require_folder()
+        append_line(self.path / "log.jsonl", json.dumps(record, ensure_ascii=False))
 
 
 def relative(place: Path, start: Path) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from torch import nn
 
-from enfold.errors import EnfoldError
+from enfold.errors import EnfoldError, WriteError
 from enfold.members import Stacked
 from enfold.metrics import accuracy, nll, per_member
 from enfold.registry import nearest
@@ -147,6 +147,8 @@ def add_method(run: RunDirectory, room: str, spec: dict[str, Any], *, device: st
         members = cell.members()
         try:
             predictions_of(cell, added.label, _made(cell, added, members))
+        except WriteError:  # the method is not to blame: it goes on when there is room again
+            raise
         except EnfoldError:
             _rewrite(run, extended, without)
             raise
@@ -220,6 +222,7 @@ def _made(cell: Cell, spec: ShareSpec | FoldSpec, members: Stacked) -> nn.Module
 def open_run(path: Path, *, trust_code: bool = False) -> tuple[RunDirectory, Recipe]:
     """An existing run whose members are trained, and its recipe; one that names code must be trusted."""
     run = RunDirectory.open(path, trust_code=trust_code)
+    run.prepare()
     recipe = run.recipe()
     run.require_trust(recipe)
     for cell in cells(run, recipe):

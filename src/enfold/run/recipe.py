@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
 from enfold.errors import EnfoldError
-from enfold.members.checkpoints import matching_files
+from enfold.members.checkpoints import matching_files, require_local
 from enfold.registry import method, nearest
 from enfold.run.methods import (
     STEPS,
@@ -31,11 +31,13 @@ from enfold.run.ood import OodSpec, check_sets
 from enfold.run.override import apply_override
 from enfold.run.specs import CorruptionSpec, DataSpec, FoldSpec, MethodSpec, ShareSpec, TrajectorySpec, labelled
 from enfold.run.wrong import Place, explained, lines_of
-from enfold.run.yaml_text import Loader, read_yaml, write_yaml
+from enfold.run.yaml_text import Loader, read_text, read_yaml, write_yaml
 from enfold.train import Plan
 from enfold.usercode import is_reference, looking_in
 
-LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")  # a file's name and a row's
+LONGEST = 100  # of a label: the names of files, with what is added to it, have at most 255 bytes
+LABEL = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{LONGEST - 1}}}")  # a file's name and a row's
+MOST_MEMBERS = 10_000
 RESERVED = ("mean", "member", "members", "ensemble", "control")
 
 
@@ -47,7 +49,7 @@ class Recipe(BaseModel):
     name: str = "run"
     data: DataSpec = DataSpec()
     network: str | dict[str, Any] = "mlp"
-    members: int = 4  # of checkpoints: the first so many, all if left out
+    members: int = Field(default=4, strict=True)  # of checkpoints: the first so many, all if left out
     checkpoints: str | None = None  # of members that were trained elsewhere, as a pattern: none are trained then
     seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
     sizes: tuple[int, ...] = ()  # also evaluate the first so many members as an ensemble
@@ -100,8 +102,8 @@ class Recipe(BaseModel):
     @field_validator("members")
     @classmethod
     def _members_exist(cls, value: int) -> int:
-        if value < 1:
-            raise ValueError("an ensemble must have at least 1 member")
+        if not 1 <= value <= MOST_MEMBERS:
+            raise ValueError(f"an ensemble must have 1 to {MOST_MEMBERS:,} members")
         return value
 
     @field_validator("seeds")
@@ -118,8 +120,8 @@ class Recipe(BaseModel):
             taken = each.label.split("-")[0] in RESERVED or ".checkpoint" in each.label
             if not LABEL.fullmatch(each.label) or taken:
                 raise ValueError(
-                    f"a label must be letters, digits, '-', '_' or '.', and not one of {', '.join(RESERVED)} or a "
-                    f"checkpoint: change '{each.label}'"
+                    f"a label must be at most {LONGEST} letters, digits, '-', '_' or '.', and not one of "
+                    f"{', '.join(RESERVED)} or a checkpoint: change '{each.label[:LONGEST]}'"
                 )
         return value
 
@@ -232,7 +234,7 @@ def _texts(tree: Any) -> Iterator[str]:
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe in a YAML file, with `a.b=c` overrides applied."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise EnfoldError(f"a recipe must be a readable YAML file, got '{path}' ({error}): check the path") from error
     with looking_in([Path(), path.parent]):
@@ -255,8 +257,10 @@ def parse_recipe(text: str, where: str = "the recipe", overrides: Sequence[str] 
 
 def make_recipe(content: Mapping[str, Any], where: str, lines: Mapping[tuple[Any, ...], int] | None = None) -> Recipe:
     """Validate a recipe's content; all its plans and folds are checked too."""
-    if isinstance(content.get("checkpoints"), str) and "members" not in content:
-        content = {**content, "members": len(matching_files(content["checkpoints"]))}
+    if isinstance(content.get("checkpoints"), str):
+        require_local(content["checkpoints"])
+        if "members" not in content:
+            content = {**content, "members": len(matching_files(content["checkpoints"]))}
     try:
         recipe = Recipe.model_validate(content)
     except ValidationError as error:

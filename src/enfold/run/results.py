@@ -41,6 +41,7 @@ def evaluate_cell(cell: Cell, models: Mapping[str, nn.Module]) -> Results:
     notices = {spec.label: cell.notice(spec) for spec in cell.recipe.shares}
     for label in list(models)[1:]:
         rows[label] = {"scores": score(**asked[label]), **_spread_out(asked[label], models[label], notices.get(label))}
+        rows[label] |= _unchanged(rows[label], cell.start_kept(label))
     folded = {spec.label: spec.first for spec in cell.recipe.folds}  # a fold of some is compared with these
     for label in folded.keys() & models.keys():
         rows[label] |= _alone(rows[label], models[label], models["ensemble"])
@@ -100,9 +101,19 @@ def _alone(row: Mapping[str, Any], model: nn.Module, members: nn.Module) -> dict
         return {}
     for index in range(members.num_members):
         if all(torch.equal(tensor, known[name][index]) for name, tensor in own.items()):
+            if "unchanged" in row:  # which says so already
+                return {"member": index}
             told = f"it is member {index} alone: its weights are that member's"
             return {"member": index, "warning": "; ".join([told, *filter(None, [row.get("warning")])])}
     return {}
+
+
+def _unchanged(row: Mapping[str, Any], start: str | None) -> dict[str, Any]:
+    """Of a training that returned its start, what that is, and a warning."""
+    if start is None:
+        return {}
+    told = f"training returned its start, {start}, unchanged: no epoch had a lower NLL on validation data"
+    return {"unchanged": start, "warning": "; ".join([told, *filter(None, [row.get("warning")])])}
 
 
 def _finite(value: float) -> float | None:
@@ -206,6 +217,9 @@ def summarise(cells: list[Results]) -> dict[str, Any]:
                 summary[label][key] = _spread_tree([row[key] for row in rows])
         if all("member" in row for row in rows):
             summary[label]["member"] = [row["member"] for row in rows]
+        unchanged = [row["unchanged"] for row in rows if "unchanged" in row]
+        if unchanged:
+            summary[label]["unchanged"] = unchanged
         warnings = [row["warning"] for row in rows if "warning" in row]
         if warnings:
             summary[label]["warning"] = warnings[0]

@@ -22,7 +22,7 @@ from enfold.data.content import content
 from enfold.data.corruptions import cifar_c_kinds
 from enfold.data.ood import Outside
 from enfold.distilling import Distillation
-from enfold.errors import EnfoldError
+from enfold.errors import EnfoldError, UnchangedWarning
 from enfold.evaluate import best_member, member_logits
 from enfold.files import sha256
 from enfold.fold.soup import Alone
@@ -223,20 +223,21 @@ class Cell:
         file, checkpoint = self.run.model_file(kind, label), self.run.checkpoint_file(kind, label)
         if self.run.is_done(kind, label):
             self.require_same(kind, label)
-            checkpoint.unlink(missing_ok=True)
+            self.run.remove_checkpoints(kind, label)
             return load(file, network or self.make_network)
         started = time.perf_counter()
         self.run.log("started", stage=f"{kind}/{label}", seed=self.seed)
         with warnings.catch_warnings():
-            for notice in (Alike, Alone, Fewer):  # with the results, from what is stored
+            for notice in (Alike, Alone, Fewer, UnchangedWarning):  # with the results, from what is stored
                 warnings.simplefilter("ignore", notice)
             model = make(checkpoint)
-        save(model, file, about={**self.about, **(told or {}), "made_from": self.made_from(kind, label)})
+        self.run.require_folder()
         history = stored_history(checkpoint)
         if history is not None and kind != "members":  # the members' is kept by their own stage
             self.run.write_json(f"histories/{kind}/{label}.json", history.as_dict())
-        for left in self.run.checkpoint_files(kind, label):
-            left.unlink(missing_ok=True)
+        made_from = self.made_from(kind, label)
+        save(model, file, about={**self.about, **(told or {}), "made_from": made_from})  # last: the stage is done then
+        self.run.remove_checkpoints(kind, label)
         self.run.log("finished", stage=f"{kind}/{label}", seed=self.seed, seconds=time.perf_counter() - started)
         return model.eval()
 
@@ -327,7 +328,7 @@ class Cell:
         def make(checkpoint: Path) -> nn.Module:
             with titled(f"seed {self.seed}: {spec.label}"), noted() as found:
                 folded: nn.Module = fold(members, self.data, checkpoint=checkpoint, answers=self.run.path / "answers")
-            told.update(found)
+            told.update({name: value for name, value in found.items() if value is not None})
             return folded
 
         if spec.then:
@@ -362,12 +363,21 @@ class Cell:
 
     def control(self, label: str, plan: Plan, members: Stacked) -> nn.Module:
         """A member trained as long as the folds with that plan."""
+        told: dict[str, Any] = {}
 
         def make(checkpoint: Path) -> nn.Module:
-            with titled(f"seed {self.seed}: {label}"):
-                return Control(plan)(members, self.data, checkpoint=checkpoint)
+            with titled(f"seed {self.seed}: {label}"), noted() as found:
+                control = Control(plan)(members, self.data, checkpoint=checkpoint)
+            told.update({name: value for name, value in found.items() if value is not None})
+            return control
 
-        return self._stage("controls", label, make)
+        return self._stage("controls", label, make, told=told)
+
+    def start_kept(self, label: str) -> str | None:
+        """What a control or fold started from, if its training returned that unchanged."""
+        kind = next((kind for kind, name in self.wanted() if name == label), None)
+        about = self.run.read_json(f"{kind}/{label}.json").get("about", {}) if kind else {}
+        return about.get("unchanged")
 
     def wanted(self) -> dict[tuple[str, str], Any]:
         """What is made beside the members and from them, by kind and label."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -67,11 +68,26 @@ def server(path: Path, port: int = 0) -> ThreadingHTTPServer:
     """A server of the run's page on the loopback address; port 0 takes a free one."""
     live = Live(path)
     try:
-        found = ThreadingHTTPServer((HOST, port), _handler(live))
+        return _Server((HOST, port), _handler(live))
     except (OSError, OverflowError) as error:
         raise EnfoldError(f"a port must be free and from 0 to 65535, got {port} ({error}): leave --port out") from error
-    found.daemon_threads = False  # torch must not be at work in a thread when Python ends
-    return found
+
+
+class _Server(ThreadingHTTPServer):
+    """A server that waits for what it is computing when it is closed, but not for who is still asking."""
+
+    daemon_threads = False  # torch must not be at work in a thread when Python ends
+
+    def __init__(self, *given: Any) -> None:
+        self.asking: set[socket.socket] = set()
+        super().__init__(*given)
+
+    def server_close(self) -> None:
+        """End all connections, then wait for their threads."""
+        for connection in list(self.asking):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RD)
+        super().server_close()
 
 
 def serve(path: Path, port: int = 0, started: Callable[[str], None] = print) -> None:
@@ -87,6 +103,15 @@ def serve(path: Path, port: int = 0, started: Callable[[str], None] = print) -> 
 def _handler(live: Live) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = 2.0  # of connections that a browser opens and does not use
+        server: _Server
+
+        def setup(self) -> None:
+            super().setup()
+            self.server.asking.add(self.connection)
+
+        def finish(self) -> None:
+            self.server.asking.discard(self.connection)
+            super().finish()
 
         def do_GET(self) -> None:
             pages: dict[str, tuple[str, Callable[[], str]]] = {

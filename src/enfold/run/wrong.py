@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from enfold.errors import EnfoldError
 from enfold.registry import nearest
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 RULES = {  # what a value must be, by the beginning of pydantic's name of the error
     "int": "a whole number",

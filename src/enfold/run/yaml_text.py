@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 FLOAT = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$|[-+]?\.[0-9]+[eE][-+]?[0-9]+$")
+
+LARGEST = 1_000_000  # characters; a recipe has a few thousand
+MOST = 100_000  # values
+DEEPEST = 50
 
 
 class Loader(yaml.SafeLoader):
@@ -26,11 +31,45 @@ for _first, _resolvers in Loader.yaml_implicit_resolvers.items():  # nothing her
 
 
 def read_yaml(text: str) -> Any:
-    """What a text says; yaml.YAMLError if it is none."""
+    """What a text says; yaml.YAMLError if it is none, or if it would be out of all proportion when it is read."""
+    _require_modest(text)
     try:
         return yaml.load(text, Loader=Loader)  # noqa: S506, it is a safe loader
     except ValueError as error:  # of what looks like a number and is none, as 0b_
         raise yaml.YAMLError(str(error)) from error
+
+
+def read_text(path: Path) -> str:
+    """The text of a YAML file; of one that is far too large only its beginning, which `read_yaml` refuses."""
+    with path.open(encoding="utf-8") as file:
+        return file.read(LARGEST + 1)
+
+
+def _require_modest(text: str) -> None:
+    """Refuse texts that are deeply nested, or that repeat what they hold by references until it fills the memory."""
+    if len(text) > LARGEST:
+        raise yaml.YAMLError(f"it must have at most {LARGEST:,} characters, got more: shorten it")
+    values: dict[str, int] = {}  # that each anchor stands for
+    inside: list[tuple[str | None, int]] = []  # the collections around an event, each with the values before it
+    total = 0
+    for event in yaml.parse(text, Loader=Loader):
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = inside.pop()
+            values |= {anchor: total - before} if anchor else {}
+        elif isinstance(event, yaml.CollectionStartEvent):
+            inside.append((event.anchor, total))
+        elif isinstance(event, yaml.AliasEvent):
+            if event.anchor in (anchor for anchor, _ in inside):
+                raise yaml.YAMLError(f"'*{event.anchor}' must not lie in what it refers to: write it out")
+            total += values.get(str(event.anchor), 0)
+        elif isinstance(event, yaml.ScalarEvent) and event.anchor:
+            values[event.anchor] = 1
+        total += isinstance(event, yaml.NodeEvent)
+        if len(inside) > DEEPEST or total > MOST:
+            raise yaml.YAMLError(
+                f"it must hold at most {MOST:,} values, references written out, nested at most {DEEPEST} deep, got "
+                "more: simplify it"
+            )
 
 
 def write_yaml(content: Any, *, in_one_line: bool = False) -> str:

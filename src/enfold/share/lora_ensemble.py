@@ -32,10 +32,10 @@ from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
 from enfold.members import State
+from enfold.members.copying import copied
 from enfold.members.engines import EngineName
 from enfold.members.groups import Decay, decay_groups
 from enfold.members.initialise import initialised
-from enfold.members.skeleton import copied
 from enfold.members.tree import Tree
 from enfold.seeds import derive, generator
 from enfold.sharing import NormChoice, Share, Sharing, chosen_layers, require_size

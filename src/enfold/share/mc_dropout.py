@@ -31,15 +31,15 @@ from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
 from enfold.members import Members
+from enfold.members.copying import copied
 from enfold.members.engines import image_layout
 from enfold.members.outputs import logits_of
-from enfold.members.skeleton import copied
 from enfold.sharing import Share, require_size
 from enfold.sharing.dropping import Dropping, Streams, dropout_rates, row_axes
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 DROP_CHANNELS = {3: F.dropout1d, 4: F.dropout2d, 5: F.dropout3d}  # by axes of a convolution's input
-EXAMPLES, SAMPLES = 3, 3  # on which ways to run are compared
+EXAMPLES, SAMPLES = 5, 3  # on which ways to run are compared; examples that no number of samples divides
 MOST_UNITS = 1 << 22  # of the largest tensor in a pass: more samples would leave the cache and fill the memory
 
 Way = Literal["late", "early", "alone"]  # inputs repeated in the first dropout, before the network, or not at all
@@ -108,7 +108,7 @@ class DropoutSamples(nn.Module):
         if self.training and not self.drops and self._way is None and len(inputs):
             self._way = self._choose(inputs)  # before a network without dropout is trained for nothing
         if self.training or not len(inputs):
-            outputs = logits_of(self.network(image_layout(self.network, inputs)))[None]
+            outputs = logits_of(self.network(image_layout(self.network, inputs.clone())))[None]
             return outputs if self.training else outputs.expand(self.num_members, *outputs.shape[1:])
         drawn: Tensor = self.samples(inputs)
         return drawn
@@ -130,7 +130,8 @@ class DropoutSamples(nn.Module):
         outputs, passes = [], []
         for first in range(0, samples, together):
             count = min(together, samples - first)
-            seen = inputs if late or count == 1 else inputs.repeat(count, *(1,) * (inputs.ndim - 1))
+            # The inputs are always copied: a network may work on them in place.
+            seen = inputs.clone() if late else inputs.repeat(count, *(1,) * (inputs.ndim - 1))
             drops = Dropping(streams, self._axes, first, count, late=late, per_example=self.share.per_example)
             with drops:
                 logits = logits_of(network(image_layout(network, seen)))

@@ -173,7 +173,8 @@ class MIMOLoss:
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         """Equation (2) before the sum over members, (M,)."""
         rows = self.rows(len(batch.labels)).to(batch.labels.device)
-        seen = Batch(batch.inputs[rows], batch.labels[rows], own=True)
+        indices = None if batch.indices is None else batch.indices[rows.to(batch.indices.device)]
+        seen = Batch(batch.inputs[rows], batch.labels[rows], own=True, indices=indices)
         logits: Tensor = model.forward_each(in_type_of(model, seen.inputs))  # type: ignore[operator]
         return CrossEntropy(self.label_smoothing).of_logits(at_least_float32(logits), seen)
 

@@ -98,7 +98,7 @@ class SWAGMembers(Averaged):
         number, centre, means = int(self.count) + 1, self.centre.state(), self.mean.state()
         for name, variance in self.variance.state().items():
             step = centre[name].to(variance.dtype) - means[name]
-            variance.mul_((number - 1) / number).addcmul_(step, step, value=(number - 1) / number**2)  # (2)
+            variance.mul_((number - 1) / number).addcmul_(step, step.conj(), value=(number - 1) / number**2)  # (2)
         super().collect()  # (1)
         for name, columns in self.deviations.state().items():
             columns[(number - 1) % self.share.rank] = centre[name].to(columns.dtype) - means[name]  # (3)
@@ -108,12 +108,16 @@ class SWAGMembers(Averaged):
         stamp = tuple(
             _stamp(tensor) for tree in (self.mean, self.variance, self.deviations) for tensor in tree.buffers()
         )
-        if self._drawn is None or self._drawn[0] != stamp:
+        drawn = self._drawn  # another thread may change it
+        if drawn is None or drawn[0] != stamp:
             # Drawn under inference_mode, they could not be used outside it.
             with torch.inference_mode(False), torch.no_grad():
                 members = [self.draw(index) for index in range(self.num_members)]
-                self._drawn = stamp, {name: torch.stack([state[name] for state in members]) for name in members[0]}
-        return dict(self._drawn[1])
+                drawn = self._drawn = (
+                    stamp,
+                    {name: torch.stack([state[name] for state in members]) for name in members[0]},
+                )
+        return dict(drawn[1])
 
     def draw(self, index: int) -> State:
         """Equation (4): the weights of member `index`."""
@@ -124,7 +128,8 @@ class SWAGMembers(Averaged):
         drawn: State = {}
         for name, mean in self.mean.state().items():
             noise = torch.randn(mean.shape, generator=source).to(mean)
-            move = variances[name].clamp_min(self.share.variance_floor).sqrt() * noise
+            variance = variances[name].abs() if mean.is_complex() else variances[name]
+            move = variance.clamp_min(self.share.variance_floor).sqrt() * noise
             if not self.share.diagonal:
                 move += torch.tensordot(among.to(mean), deviations[name][:columns], 1)
             drawn[name] = (mean + self.share.spread * move).to(centre[name].dtype)  # (4)

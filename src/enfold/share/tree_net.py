@@ -40,7 +40,7 @@ from enfold.members.engines import EngineName
 from enfold.sharing import require_size
 from enfold.sharing.branching import Branches, Branching, Start, middle, pattern_names, require_start, split_names
 from enfold.train import Follower, Objective, Plan
-from enfold.train.objective import batch_labels, batch_logits
+from enfold.train.objective import batch_classes, batch_logits
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class BestBranch:
                 "train with order: shared"
             )
         log_probs = torch.log_softmax(batch_logits(model, batch), dim=-1)  # (M, B, C)
-        labels = batch_labels(batch, len(log_probs))[..., None]
+        labels = batch_classes(batch, log_probs)[..., None]
         smoothing = torch.tensor(self.label_smoothing, dtype=log_probs.dtype, device=log_probs.device)[:, None]
         nll = -log_probs.gather(-1, labels).squeeze(-1)
         losses = (1 - smoothing) * nll - smoothing * log_probs.mean(-1)  # (M, B)

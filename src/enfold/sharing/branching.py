@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from enfold.errors import EnfoldError, closest
-from enfold.members.choice import require_no_memory
 from enfold.members.engines import Engine, EngineName
 from enfold.members.initialise import initialised
 from enfold.members.skeleton import read_state
@@ -70,17 +69,16 @@ class Branches(Sharing):
                 source = generator(self.share.seed, "branch", name, index)
                 tensor[index] += size * torch.randn(tensor.shape[1:], generator=source).to(tensor)
 
-    def engine(self, inputs: Tensor) -> Engine:
+    def _loop(self) -> OneByOne:
+        return OneByOne(super()._loop().codes)
+
+    def _choose(self, inputs: Tensor) -> Engine:
         """ "auto" is one pass over the trunk; without a trunk, what runs a deep ensemble."""
-        unseen = self._engine is None and torch.compiler.is_exporting()  # inputs without values to choose by
-        if self.engine_name == "loop" or not len(inputs) or unseen:
-            return OneByOne(self.skeleton)
+        if self.engine_name == "loop":
+            return self._loop()
         if self.engine_name != "auto" or not self.shared.state():
-            return super().engine(inputs)
-        if self._engine is None:
-            require_no_memory(self.skeleton, self.expand(), inputs)
-            self._engine = OneTrunk(self.skeleton, list(self.own.state()))
-        return self._engine
+            return super()._choose(inputs)
+        return OneTrunk(self.skeleton, list(self.own.state()))
 
     def looped(self, inputs: Tensor) -> bool:
         """Not by the training loop: a member's gradients alone would run the trunk once for each."""

@@ -39,6 +39,7 @@ class Sampled(Members, Follower):
 
     def __init__(self, network: nn.Module, num_members: int, engine: EngineName = "auto") -> None:
         super().__init__(network, num_members, engine)
+        self._centre = Loop(self.skeleton)
         state = {name: tensor.detach().clone() for name, tensor in read_state(network).items()}
         self.centre = Tree({name: self._stored(name, tensor) for name, tensor in state.items()})
         self.own = Tree({name: state[name].expand(num_members, *state[name].shape).clone() for name in self.own_names})
@@ -67,7 +68,9 @@ class Sampled(Members, Follower):
     def _run(self, inputs: Tensor, *, each: bool) -> Tensor:
         if self.training or not bool(self.ready):
             centre = {name: tensor[None] for name, tensor in self.centre.state().items()}
-            return Loop(self.skeleton)(centre, inputs, each)
+            self.verify(inputs[0] if each else inputs)
+            with self._pool.borrow(lambda: self._centre) as loop:
+                return loop(centre, inputs, each)
         return super()._run(inputs, each=each)
 
     def forward_each(self, inputs: Tensor) -> Tensor:

@@ -107,10 +107,10 @@ def _verified(bench: Bench, walk: Walk, proposed: list[Candidate]) -> Symmetry:
         for axis in (axis for group in groups for axis in group.axes):
             refused.setdefault((axis.name, axis.axis), reason)
 
-    reached = bench.reached([candidate.ways[0][0] for candidate in proposed])
+    reached = bench.reached(proposed)
     for candidate, reaches in zip(proposed, reached, strict=True):
         if not reaches:
-            refuse(candidate.ways[0], UNREACHED)
+            refused.update((place, refused.get(place, UNREACHED)) for place in candidate.places)
     proposed = [candidate for candidate, reaches in zip(proposed, reached, strict=True) if reaches]
     groups: list[Group] = []
     whole = bench.holds([group for candidate in proposed for group in candidate.ways[0]])

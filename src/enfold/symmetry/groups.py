@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product as every
 
 from enfold.symmetry.axes import Axis, Fixed, Group, Role
@@ -15,11 +16,23 @@ from enfold.symmetry.walk import Place, Walk
 class Candidate:
     """Groups of one label, in several ways: each is coarser than those before it.
 
-    First units have an order of their own in each block in which they lie, last one in all blocks.
+    First units have an order of their own in each block in which they lie, last one in all blocks. Blocks may be as
+    many as a weight has entries, so groups are not built before they are needed.
     """
 
-    ways: tuple[tuple[Group, ...], ...]
+    places: tuple[Place, ...]  # where the label is
+    build: Callable[[], tuple[tuple[Group, ...], ...]]
     alike: bool = False  # also the first has one order in blocks that might have their own
+
+    @cached_property
+    def ways(self) -> tuple[tuple[Group, ...], ...]:
+        """The groups of each way."""
+        return self.build()
+
+    @property
+    def names(self) -> set[str]:
+        """The tensors that have the label along an axis."""
+        return {name for name, _ in self.places}
 
 
 @dataclass(frozen=True)
@@ -101,7 +114,11 @@ def _candidate(walk: Walk, places: Sequence[_Found], blocks: Sequence[int], alia
     clear = [outer for outer in blocks if all(place.axis_of(outer) is not None for place in places)]
     ways = [clear, *([outer] for outer in reversed(clear) if len(clear) > 1), *([()] if clear else [])]
     alike = len(clear) < len(blocks) or all(place.taken_apart for place in places)
-    return Candidate(tuple(_way(walk, places, way, aliases) for way in ways), alike)
+    return Candidate(
+        tuple(place.place for place in places),
+        lambda: tuple(_way(walk, places, way, aliases) for way in ways),
+        alike,
+    )
 
 
 def _way(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from enfold.members.skeleton import Skeleton, State
-from enfold.symmetry.axes import Axis, Group
+from enfold.symmetry.axes import Group
+from enfold.symmetry.groups import Candidate
 from enfold.symmetry.permute import permuted, reordered, soft
 from enfold.symmetry.trace import FINE, decomposed, float_outputs, in_double
 from enfold.symmetry.walk import STATISTICS
@@ -91,13 +92,27 @@ class Bench:
         scale = float(self.outputs.abs().max())
         return bool((outputs - self.outputs).abs().max() <= TOLERANCE * scale)
 
-    def reached(self, groups: Sequence[Group]) -> list[bool]:
-        """Whether the outputs depend on a group: if they do not, any order would pass."""
-        moved = self._moving({axis.name for group in groups for axis in group.axes})
-        return [
-            any(axis.name in moved for axis in group.axes) or any(self._alone(group, axis) for axis in group.axes)
-            for group in groups
-        ]
+    def reached(self, candidates: Sequence[Candidate]) -> list[bool]:
+        """Whether the outputs depend on a candidate: if they do not, any order would pass.
+
+        Axes are permuted by themselves only where the outputs have no gradient for a tensor and yet depend on it.
+        """
+        moved = self._moving(set().union(*(one.names for one in candidates)))
+        still = set().union(*(one.names for one in candidates if not one.names & moved))
+        tried = self._influential(sorted(still))
+        return [bool(one.names & moved) or self._any_alone(one, one.names & tried) for one in candidates]
+
+    def _influential(self, names: Sequence[str]) -> set[str]:
+        """The tensors among these whose order matters for the outputs: one run if none does, else by halves."""
+        if not names:
+            return set()
+        rolled = {name: self.state[name].flatten().roll(1).view_as(self.state[name]) for name in names}
+        if self._same(run(self.skeleton, {**self.state, **rolled}, self.inputs)):
+            return set()
+        if len(names) == 1:
+            return set(names)
+        half = len(names) // 2
+        return self._influential(names[:half]) | self._influential(names[half:])
 
     def _moving(self, names: set[str]) -> set[str]:
         """The parameters among these for which the outputs have a gradient: all by one pass."""
@@ -111,12 +126,14 @@ class Bench:
             return set()
         return {name for name, gradient in zip(leaves, gradients, strict=True) if _moves(gradient)}
 
-    def _alone(self, group: Group, axis: Axis) -> bool:
-        """Whether the outputs change if one axis is permuted and the others are not."""
-        alone = Group(group.name, group.size, (axis,))
-        if axis.name not in self.state:
+    def _any_alone(self, candidate: Candidate, names: set[str]) -> bool:
+        """Whether the outputs change if one axis of these tensors is permuted and the others are not."""
+        if not names:
             return False
-        return not self._same(run(self.skeleton, permuted(self.state, alone, self._order(group.size)), self.inputs))
+        group = candidate.ways[0][0]
+        alone = (replace(group, axes=(axis,)) for axis in group.axes if axis.name in names)
+        states = (permuted(self.state, one, self._order(group.size)) for one in alone)
+        return any(not self._same(run(self.skeleton, state, self.inputs)) for state in states)
 
 
 def _moves(gradient: Tensor | None) -> bool:
@@ -133,7 +150,7 @@ def run(skeleton: Skeleton, state: State, inputs: Tensor, *, grad: bool = False,
     with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(grad), decomposed(), mode:
         torch.default_generator.manual_seed(0)
         with skeleton.holding(given) as network:
-            return torch.cat([value.flatten().double() for value in float_outputs(network(inputs))])
+            return torch.cat([value.flatten().double() for value in float_outputs(network(inputs.clone()))])
 
 
 def _random_state(skeleton: Skeleton, state: State, source: torch.Generator, scale: float) -> State:

@@ -17,6 +17,8 @@ from enfold.data.batches import Batch
 from enfold.evaluate import member_logits
 from enfold.members import Members, State
 from enfold.members.inputs import in_type_of
+from enfold.members.skeleton import Skeleton
+from enfold.members.usage import note_used
 from enfold.train.objective import Moment, Objective
 
 
@@ -33,14 +35,14 @@ class OneMember(nn.Module):
 
     num_members = 1
 
-    def __init__(self, members: Members, state: State) -> None:
+    def __init__(self, code: Skeleton, state: State) -> None:
         super().__init__()
-        self.of = (members, state)  # in a tuple, so that the members are not registered as a part of their part
+        self.of = (code, state)  # in a tuple, so that the members are not registered as a part of their part
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(B, ...) -> (1, B, C)."""
-        members, state = self.of
-        with members.skeleton.holding(state) as network:
+        code, state = self.of
+        with code.holding(state) as network:
             return member_logits(network, inputs)
 
 
@@ -76,7 +78,7 @@ def backward(
     state, found = model.expand(), []
     gradients = Gradients(state)
     for index in range(model.num_members):
-        part = OneMember(model, gradients.leaves(index))
+        part = OneMember(model.code(index), gradients.leaves(index))
         found.append(losses_of(part, objective.member(index), batch.member(index), index))
         gradients.keep(index)
     gradients.apply()
@@ -95,6 +97,7 @@ class Gradients:
         self.state = state
         self.found: State = {}
         self.current: State = {}
+        self.unused: dict[str, set[int]] = {}  # members without a gradient of what others have one of
 
     def leaves(self, index: int) -> State:
         """One member's values; those that want a gradient begin a graph of their own."""
@@ -106,13 +109,19 @@ class Gradients:
     def keep(self, index: int) -> None:
         """Put the member's gradients beside those of the others."""
         for name, leaf in self.current.items():
-            if leaf.grad is None and name not in self.found:
-                continue  # what no member uses gets no gradient
+            if leaf.grad is None:
+                self.unused.setdefault(name, set()).add(index)
+                if name not in self.found:
+                    continue  # what no member uses gets no gradient
             if name not in self.found:
                 like = torch.empty_like if index == 0 else torch.zeros_like
                 self.found[name] = like(self.state[name], requires_grad=False)
             self.found[name][index] = 0.0 if leaf.grad is None else leaf.grad.to_dense()
 
     def apply(self) -> None:
-        """Add them to the parameters' gradients."""
+        """Add them to the parameters' gradients, and record for the optimizer which members use a parameter."""
+        for name in self.unused.keys() & self.found.keys():
+            stacked = self.state[name]
+            if stacked.is_leaf:
+                note_used(stacked, [index not in self.unused[name] for index in range(len(stacked))])
         torch.autograd.backward([self.state[name] for name in self.found], list(self.found.values()))

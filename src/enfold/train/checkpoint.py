@@ -46,7 +46,8 @@ def save_checkpoint(
         "selection": selection.record(),
         "scaler": scaler.state_dict(),
     }
-    with atomic_path(path) as temporary:
+    first = len(history.epochs) < 2  # later a folder that is gone was removed, and is not made again
+    with atomic_path(path, parents=first) as temporary:
         save_file(tensors, temporary, {"progress": json.dumps(progress)})
 
 
@@ -91,6 +92,9 @@ def stored_history(path: Path) -> History | None:
     try:
         with safe_open(path, "pt") as file:
             progress: dict[str, Any] = json.loads((file.metadata() or {}).get("progress", "{}"))
-        return History.from_dict(progress["history"])
+        history, selection = History.from_dict(progress["history"]), progress.get("selection", {"nll": [None]})
+        if None not in selection["nll"]:  # an epoch is chosen
+            history.chosen = list(selection["epoch"])
+        return history
     except (OSError, SafetensorError, ValueError, KeyError, TypeError):  # gone since, or of another kind
         return None

@@ -10,6 +10,7 @@ from torch import nn
 
 from enfold.data import Data, Split
 from enfold.data.dataset import has_examples
+from enfold.errors import UnsupportedOutput
 from enfold.evaluate import predict
 from enfold.metrics import accuracy, disagreement, pairwise_kl, per_member
 from enfold.predictions import Predictions
@@ -48,7 +49,10 @@ def warn_if_alike(model: nn.Module, data: Data) -> None:
         if not isinstance(data.train, Split):
             return
         data = dataclasses.replace(data, validation=data.train[torch.arange(min(len(data.train), SOME))])
-    found = alike(predict(model, data, "validation"))
+    try:
+        found = alike(predict(model, data, "validation"))
+    except UnsupportedOutput:  # an objective of the user's own may be about anything
+        return
     if found:
         warnings.warn(
             f"{found}: averaging them gains next to nothing; start them further apart, train longer, or share less",

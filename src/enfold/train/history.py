@@ -19,7 +19,7 @@ class Telling(Protocol):
 class Epoch:
     """One epoch, one value a member."""
 
-    epoch: int
+    epoch: int  # counted from 0; -1: before the first
     train_loss: list[float]
     validation_nll: list[float]
     validation_accuracy: list[float]
@@ -36,6 +36,12 @@ class History:
 
     epochs: list[Epoch] = field(default_factory=list)
     chosen: list[int] = field(default_factory=list)
+    start: Epoch | None = None  # epoch 0 in `chosen`: the scores before training, where an epoch is chosen by them
+
+    @property
+    def unchanged(self) -> list[int]:
+        """The members whose weights are those they started from, although they were trained."""
+        return [index for index, epoch in enumerate(self.chosen) if epoch == 0] if self.epochs else []
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -44,4 +50,9 @@ class History:
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> History:
         """The inverse of `as_dict`."""
-        return cls([Epoch(**epoch) for epoch in content["epochs"]], list(content["chosen"]))
+        start = content.get("start")
+        return cls(
+            [Epoch(**epoch) for epoch in content["epochs"]],
+            list(content["chosen"]),
+            None if start is None else Epoch(**start),
+        )

@@ -22,11 +22,11 @@ from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
 from enfold.files import digest
 from enfold.identity import plain
-from enfold.members import Members, trained_members
+from enfold.members import Members, share_of, trained_members
+from enfold.members.checkpoints import require_tensors
 from enfold.members.shapes import refuse_shape
 from enfold.metrics import accuracy, nll, per_member
 from enfold.modes import refuse_inference_mode
-from enfold.predictions import Predictions
 from enfold.progress import ProgressBar, progress
 from enfold.seeds import derive
 from enfold.train.backward import backward
@@ -66,7 +66,7 @@ def fit(
     `keep` is a folder for the networks after every epoch, or a `Trajectory` that says which.
     """
     refuse_inference_mode("training")
-    plan, share = plan or Plan(), getattr(model, "share", None)
+    plan, share = plan or Plan(), share_of(model)
     if share is not None:  # a method says what its training needs, whoever trains it
         plan = share.adapted(plan)
         objective = objective or share.objective(plan)
@@ -111,6 +111,8 @@ class Fit:
         self.history = History()
         self.scaler = torch.amp.GradScaler(plan.device, enabled=plan.precision == "float16")
         self.chooses = plan.select == "best" and has_examples(data.validation)
+        if checkpoint is not None:
+            require_tensors(model.state_dict(), "a checkpoint is written")
         self.start = ""
         if checkpoint is not None or keep is not None:
             self.start = getattr(model, "made_from", None) or digest(tensor for _, tensor in _tensors(self.model))
@@ -169,7 +171,9 @@ class Fit:
             self.model.begin()
         self._keep(0)
         if self.chooses:
-            self.selection.update(0, per_member(nll, self._validation()).tolist())
+            started = time.perf_counter()
+            self.history.start = Epoch(-1, [], *self._scores(), 0.0, time.perf_counter() - started)
+            self.selection.update(0, self.history.start.validation_nll)
 
     def _epoch(self, epoch: int, bar: ProgressBar) -> Epoch:
         started = time.perf_counter()
@@ -243,19 +247,16 @@ class Fit:
             return self.plan.rate_factor(epoch, 1)
         return self.plan.rate_factor(epoch * steps + number, steps)
 
-    def _validation(self) -> Predictions:
-        return predict(self.judged(self.model), self.data, "validation")
+    def _scores(self) -> tuple[list[float], list[float], float | None]:
+        """On validation data, where there are some: NLL and accuracy of each member, and the NLL of their mean."""
+        if not has_examples(self.data.validation):
+            return [], [], None
+        validation = predict(self.judged(self.model), self.data, "validation")
+        ensemble = nll(validation) if validation.num_members > 1 else None
+        return per_member(nll, validation).tolist(), per_member(accuracy, validation).tolist(), ensemble
 
     def _record(self, epoch: int, train_loss: list[float], started: float, steps: int) -> Epoch:
-        scores: tuple[list[float], list[float], float | None] = ([], [], None)
-        if has_examples(self.data.validation):
-            validation = self._validation()
-            ensemble = nll(validation) if validation.num_members > 1 else None
-            scores = (
-                per_member(nll, validation).tolist(),
-                per_member(accuracy, validation).tolist(),
-                ensemble,
-            )
+        scores = self._scores()
         rate = self.optimizer.inner.param_groups[0]["lr"]
         told = self.model.figures() if isinstance(self.model, Telling) else {}
         return Epoch(epoch, train_loss, *scores, rate, time.perf_counter() - started, steps, told)
@@ -270,7 +271,7 @@ class Fit:
                 **content(self.data, ("train", "validation")),
                 "initial weights": self.start,
                 "network": digest([], f"{shapes}{network!r}"),
-                "method": digest([], repr(getattr(self.model, "share", None))),
+                "method": digest([], repr(share_of(self.model))),
                 "loss": digest([], ADDRESS.sub("", repr(self.objective))),
                 "plan": asdict(self.plan),
             }

@@ -14,10 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from enfold.data.batches import Batch
+from enfold.data.dataset import class_labels
+from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 from enfold.members import Members
 from enfold.members.inputs import in_type_of
-from enfold.members.outputs import at_least_float32
+from enfold.members.outputs import at_least_float32, require_classes
 
 
 class Objective(Protocol):
@@ -59,6 +61,20 @@ def batch_labels(batch: Batch, num_members: int) -> Tensor:
     return batch.labels if batch.own else batch.labels.expand(num_members, -1)
 
 
+def batch_classes(batch: Batch, logits: Tensor) -> Tensor:
+    """The classes (M, B) that members with these logits, (M, B, C), are to give; a loader's labels are checked here."""
+    num_members, size, num_classes = logits.shape
+    labels = batch_labels(batch, num_members) if batch.labels.ndim == 1 + batch.own else batch.labels
+    if batch.indices is not None:
+        return labels
+    if labels.shape != (num_members, size):
+        raise EnfoldError(
+            f"cross-entropy needs one label an example, got labels of shape {tuple(batch.labels.shape)} for {size} "
+            "examples: pass class indices of shape (B,), or an objective of your own"
+        )
+    return class_labels(labels, num_classes, "a batch")
+
+
 @dataclass(frozen=True)
 class CrossEntropy:
     """Mean cross-entropy with the labels, smoothed by one amount for all or by one a member."""
@@ -75,9 +91,9 @@ class CrossEntropy:
 
     def of_logits(self, logits: Tensor, batch: Batch) -> Tensor:
         """The same from logits (M, B, C) that are there already."""
-        log_probs = torch.log_softmax(logits, dim=-1)
+        log_probs = torch.log_softmax(require_classes(logits, "cross-entropy"), dim=-1)
         num_members, size, _ = log_probs.shape
-        target = batch_labels(batch, num_members).reshape(-1)
+        target = batch_classes(batch, log_probs).reshape(-1)
         nll = F.nll_loss(log_probs.flatten(0, 1), target, reduction="none").view(num_members, size).mean(1)
         smoothing = torch.as_tensor(self.label_smoothing, dtype=nll.dtype, device=nll.device)
         if not bool(smoothing.any()):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from enfold.errors import EnfoldError
 from enfold.members import Members, trained_members
 from enfold.members.groups import decay_groups
+from enfold.members.usage import take_used
 from enfold.train.plan import Plan
 
 
@@ -23,6 +24,8 @@ class Optimizer:
         self.groups = param_groups(model, plan)
         self.slices: list[tuple[Tensor, list[Tensor]]] = []
         self.inner = self._make(self._sliced() if plan.varies else self.groups)
+        everything = (parameter for group in self.inner.param_groups for parameter in group["params"])
+        self.names = {id(parameter): str(index) for index, parameter in enumerate(everything)}  # in a stored state
 
     def _make(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         plan = self.plan
@@ -59,11 +62,15 @@ class Optimizer:
         return by_member
 
     def step(self, rate_factor: float, scaler: torch.amp.GradScaler) -> None:
-        """Clip, update with the learning rates multiplied by `rate_factor`, and clear the gradients."""
+        """Clip, update with the learning rates multiplied by `rate_factor`, and clear the gradients.
+
+        What a member did not use is left as it is, as torch leaves a parameter without a gradient.
+        """
+        used = self._used()
         for stacked, leaves in self.slices:
             grads = [None] * len(leaves) if stacked.grad is None else _slices(stacked.grad, len(leaves))
-            for leaf, grad in zip(leaves, grads, strict=True):
-                leaf.grad = grad
+            for leaf, grad, wanted in zip(leaves, grads, used.get(id(stacked), [True] * len(leaves)), strict=True):
+                leaf.grad = grad if wanted else None
         for group in self.inner.param_groups:
             group["lr"] = group["base_lr"] * rate_factor
         scaler.unscale_(self.inner) if scaler.is_enabled() else None
@@ -73,6 +80,35 @@ class Optimizer:
         scaler.step(self.inner)  # without scaling this is self.inner.step()
         scaler.update()
         self.clear()
+
+    def _used(self) -> dict[int, list[bool]]:
+        """Which members used a parameter, of those that some did not; these are stepped slice by slice from now on."""
+        found: dict[int, list[bool]] = {}
+        for group in self.groups:
+            for parameter in group["params"]:
+                used = take_used(parameter)
+                if used is not None and group["member_axis"]:
+                    found[id(parameter)] = used
+                    self._split(parameter)
+        return found
+
+    def _split(self, parameter: Tensor) -> None:
+        """Put a parameter's slices in its place, each with its own part of the memory and its own count of steps."""
+        if any(stacked is parameter for stacked, _ in self.slices):
+            return
+        leaves = _leaves(parameter, len(parameter))
+        self.slices.append((parameter, leaves))
+        for group in self.inner.param_groups:
+            group["params"] = [each for held in group["params"] for each in (leaves if held is parameter else [held])]
+        name, memory = self.names.pop(id(parameter)), self.inner.state.pop(parameter, {})
+        for index, leaf in enumerate(leaves):
+            self.names[id(leaf)] = f"{name}/{index}"
+            self.inner.state[leaf] = {
+                key: value[index].clone()
+                if isinstance(value, Tensor) and value.shape == parameter.shape
+                else _copy(value)
+                for key, value in memory.items()
+            }
 
     @torch.no_grad()
     def _declared(self) -> None:
@@ -90,10 +126,11 @@ class Optimizer:
                     parameter.grad.add_(parameter - target, alpha=group["towards"])
 
     def clear(self) -> None:
-        """Forget the gradients."""
+        """Forget the gradients, and who gave them."""
         for group in self.groups:
             for parameter in group["params"]:
                 parameter.grad = None
+                take_used(parameter)
 
     def _clip(self, limit: float) -> None:
         owned = [p.grad for g in self.groups if g["member_axis"] for p in g["params"] if p.grad is not None]
@@ -107,25 +144,35 @@ class Optimizer:
                 grad.mul_(factors.view(-1, *(1,) * (grad.ndim - 1)))
 
     def state(self) -> dict[str, Tensor]:
-        """The optimizer's memory by position and name."""
+        """The optimizer's memory by position, of a slice also the member, and name."""
         return {
-            f"{index}.{name}": torch.as_tensor(value)
-            for index, values in self.inner.state_dict()["state"].items()
+            f"{self.names[id(parameter)]}.{name}": torch.as_tensor(value)
+            for parameter, values in self.inner.state.items()
             for name, value in values.items()
             if value is not None
         }
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Put the memory back, laid out as the parameters are."""
+        split = {key.split("/")[0] for key in state if "/" in key}
+        for parameter in [each for group in self.inner.param_groups for each in group["params"]]:
+            if self.names[id(parameter)] in split:
+                self._split(parameter)
         content = self.inner.state_dict()
         content["state"] = {}
         parameters = [parameter for group in self.inner.param_groups for parameter in group["params"]]
+        positions = {self.names[id(parameter)]: index for index, parameter in enumerate(parameters)}
         for key, value in state.items():
-            index, name = key.split(".", 1)
-            like = parameters[int(index)] if value.shape == parameters[int(index)].shape else value
+            place, name = key.split(".", 1)
+            index = positions[place]
+            like = parameters[index] if value.shape == parameters[index].shape else value
             memory = torch.empty_like(like, dtype=value.dtype, requires_grad=False).copy_(value)
-            content["state"].setdefault(int(index), {})[name] = memory
+            content["state"].setdefault(index, {})[name] = memory
         self.inner.load_state_dict(content)
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _slices(stacked: Tensor, num_members: int) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -40,14 +41,16 @@ class Selection:
         ]
         current = self.model.state_dict()
         if not self.state:
-            self.state = {name: tensor.clone() for name, tensor in current.items()}
+            self.state = {name: _copied(tensor) for name, tensor in current.items()}
         for index in (k for k, improved in enumerate(better) if improved):
             self.nll[index], self.epoch[index] = values[index], epoch
             for name, tensor in current.items():
                 if self.by_member:
                     self.state[name][index].copy_(tensor[index])
-                else:
+                elif isinstance(tensor, Tensor):
                     self.state[name].copy_(tensor)
+                else:
+                    self.state[name] = _copied(tensor)
 
     def stopped(self, index: int, epoch: int) -> bool:
         """Whether this member's patience ran out before `epoch`."""
@@ -70,3 +73,8 @@ class Selection:
         """The inverse of `record`."""
         self.nll = [math.inf if value is None else value for value in record["nll"]]
         self.epoch, self.state = list(record["epoch"]), state
+
+
+def _copied(value: Any) -> Any:
+    """A tensor of a state dict, or what `get_extra_state` returned, as it is now."""
+    return value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)

@@ -77,7 +77,7 @@ class Trajectory:
         else:
             state = {name: tensor[None] for name, tensor in read_state(model).items()}
         tensors = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in state.items()}
-        with atomic_path(self.file(epoch)) as temporary:
+        with atomic_path(self.file(epoch), parents=not epoch) as temporary:
             save_file(tensors, temporary, {"identity": json.dumps(identity)})
 
     def state(self, epoch: int) -> State:

@@ -101,11 +101,11 @@ def test_files_that_are_no_arrays(folder):
     }
     for kind, content in bad.items():
         (folder / f"{kind}.npy").write_bytes(content)
-        with pytest.raises(EnfoldError, match=rf"{kind}\.npy must (be a whole|hold whole)"):
+        with pytest.raises(EnfoldError, match=rf"{kind}\.npy'? must (be a whole|hold whole)"):
             read_cifar_c(folder, kind, 1)
 
 
 def test_pickled_objects_are_refused(folder):
     np.save(folder / "fog.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    with pytest.raises(EnfoldError, match=r"cannot read .*unpack the official archive again"):
+    with pytest.raises(EnfoldError, match=r"cannot be read .*unpack the official archive again"):
         read_cifar_c(folder, "fog", 1)

@@ -11,6 +11,7 @@ import torch
 from enfold.data.corruptions.split import Corrupted
 from enfold.data.corruptions.suite import KINDS, check_kind, check_severity
 from enfold.errors import EnfoldError
+from enfold.files import parsing
 
 IMAGES = 10_000  # a severity
 IMAGE = (32, 32, 3)
@@ -47,13 +48,8 @@ def _open(path: Path, one: tuple[int, ...], folder: Path) -> Array:
             f"{path} must exist to read CIFAR-10-C or CIFAR-100-C, got a folder with {there}: unpack the official "
             "archive there, or make corrupted images with enfold.data.corrupted"
         )
-    try:
+    with parsing(path, "a whole .npy file of plain bytes", "unpack the official archive again"):
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise EnfoldError(
-            f"{path} must be a whole .npy file of plain bytes, got one that NumPy cannot read ({error}): "
-            "unpack the official archive again"
-        ) from error
     if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype.kind not in "ui":
         found = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else "an archive"
         raise EnfoldError(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from enfold.errors import EnfoldError
-from enfold.members.skeleton import copied
+from enfold.members.copying import copied
 from enfold.sharing.surgery.layers import LAYERS, cut_tensor, resized
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from torch import fx, nn
 
 from enfold.errors import EnfoldError
+from enfold.members.copying import copied
 from enfold.members.program import CannotRun, traced
-from enfold.members.skeleton import copied
 from enfold.sharing.surgery.layers import LAYERS
 
 

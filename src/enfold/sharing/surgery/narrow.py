@@ -10,7 +10,7 @@ from itertools import product
 from torch import nn
 
 from enfold.errors import EnfoldError
-from enfold.members.skeleton import copied
+from enfold.members.copying import copied
 from enfold.sharing.surgery.cuts import KEEPING, NARROWABLE, cut_attributes, cut_layer, cut_own, widths_of
 from enfold.sharing.surgery.ends import ends
 from enfold.sharing.surgery.layers import CONVOLUTIONS, replaced

@@ -1,0 +1,128 @@
+"""Networks that work in place on their inputs change neither the user's data nor what another network is given."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from enfold import Average, Control, Data, Distill, Plan, Split, Stacked, evaluate, fit, measure, predict, symmetries
+from enfold.cost import flops
+from enfold.landscape.many import predictions, state_of
+from enfold.perturb import ODS
+from enfold.train.batch_norm import reestimate
+
+PLAN = Plan(epochs=2, batch_size=8, learning_rate=1e-2, select="last")
+
+
+class Normalises(nn.Module):
+    """It normalises its inputs itself, in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        inputs -= 0.5
+        inputs /= 0.25
+        return self.layers(inputs)
+
+
+class Copies(Normalises):
+    """The same on a copy."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs.clone())
+
+
+def pair() -> tuple[nn.Module, nn.Module]:
+    writes, copies = Normalises(), Copies()
+    copies.load_state_dict(writes.state_dict())
+    return writes, copies
+
+
+def make_data(*, lists: bool = False) -> Data:
+    source = torch.Generator().manual_seed(0)
+
+    def part() -> Split | list[tuple[Tensor, Tensor]]:
+        inputs, labels = torch.rand(24, 6, generator=source), torch.randint(3, (24,), generator=source)
+        return list(zip(inputs.split(8), labels.split(8), strict=True)) if lists else Split(inputs, labels)
+
+    return Data(part(), part(), part(), 3, (6,))
+
+
+def values(data: Data) -> list[Tensor]:
+    parts = (data.train, data.validation, data.test)
+    return [inputs for part in parts for inputs in ([part.inputs] if isinstance(part, Split) else [x for x, _ in part])]
+
+
+@pytest.fixture(params=[False, True], ids=["splits", "lists"])
+def data(request):
+    """Data that must be the same afterwards."""
+    made = make_data(lists=request.param)
+    before = [inputs.clone() for inputs in values(made)]
+    yield made
+    assert all(torch.equal(one, other) for one, other in zip(values(made), before, strict=True))
+
+
+def test_evaluating_twice_gives_the_same(data):
+    writes, copies = pair()
+    scores = [evaluate(model, data).scores for model in (writes, writes, copies)]
+    assert scores[0] == scores[1] == scores[2]
+    rows = predict(writes, data, "train", batch_size=5).log_probs
+    torch.testing.assert_close(rows, predict(copies, data, "train").log_probs)
+
+
+def test_training_distilling_and_measuring_statistics_give_what_they_give_without_it(data):
+    found = []
+    for network in pair():
+        fit(network, data, PLAN, quiet=True)
+        reestimate(network, data)
+        found.append(network.state_dict())
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+@pytest.mark.parametrize("augment", [(), "perturb"], ids=["cached", "asked anew"])
+def test_a_teacher_does_not_change_what_its_student_is_given(data, augment):
+    perturb = ODS() if augment else None
+    found = []
+    for kind in range(2):
+        torch.manual_seed(1)
+        teacher, student = pair()[kind], pair()[kind]
+        made = Distill(student=lambda student=student: student, perturb=perturb, plan=PLAN)(teacher, data)
+        found.append(made.state_dict())
+    assert all(torch.allclose(found[0][name], found[1][name], atol=1e-6) for name in found[0])
+
+
+def test_merges_and_controls_leave_data_as_they_are(data):
+    members = Stacked([Copies() for _ in range(2)])
+    Average()(members, data)
+    Control(PLAN)(members, data)
+    writes = Stacked([Normalises() for _ in range(2)])
+    Average()(writes, data)
+
+
+def test_networks_along_a_path_are_asked_about_the_same_data(data):
+    writes, copies = pair()
+    found = [predictions(model, [state_of(model)] * 3, data).log_probs for model in (writes, copies)]
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_members_are_trained_as_they_are_without_it(data):
+    writes, copies = zip(*(pair() for _ in range(2)), strict=True)
+    found = []
+    for networks in (writes, copies):
+        members = Stacked(list(networks))
+        fit(members, data, PLAN, quiet=True)
+        found.append([*members.state_dict().values(), predict(members, data).log_probs])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_examples_stay_as_they_are():
+    example, (writes, copies) = torch.rand(2, 6), pair()
+    before = example.clone()
+    found = [symmetries(model, example) for model in (writes, copies)]
+    assert [group.name for group in found[0].groups] == [group.name for group in found[1].groups]
+    assert flops(writes.eval(), example) == flops(copies.eval(), example)
+    measure({"one": writes}, "one", example[0], batch_sizes=(1, 2), rounds=1, warmup=0)
+    assert torch.equal(example, before)
