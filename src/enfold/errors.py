@@ -74,6 +74,18 @@ class UnusedParameterWarning(UserWarning):
     """A member did not use a parameter in a batch in which others did, and the optimizer cannot know."""
 
 
+class DroppedOutputWarning(UserWarning):
+    """A network returns more than its logits, and the rest is not used."""
+
+
+class PartialCoverageWarning(UserWarning):
+    """The members of an efficient ensemble differ in less than half of the network's parameters."""
+
+
+class InitialisationWarning(UserWarning):
+    """A network's values have another scale than its layers draw, and who chose it cannot be known."""
+
+
 class UnchangedWarning(UserWarning):
     """A training kept the weights that it started from: no epoch had a lower validation NLL."""
 

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from enfold import Stacked
+from enfold.errors import InitialisationWarning
 from enfold.members.initialise import blank, initialised, reinitialise
 from enfold.networks import ViT
 from zoo import CLASSES, ZOO, Apply, population, vectors
@@ -106,3 +107,53 @@ def test_a_blank_network_draws_nothing_from_the_users_generator():
     duplicate = blank(network)
     assert duplicate is not network
     torch.testing.assert_close(duplicate(vectors(2)), network(vectors(2)))
+
+
+class Packaged(nn.Module):
+    """A network that a package starts in its own way: small embeddings, small weights and no biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.inner, self.head = nn.Embedding(50, 16), nn.Linear(16, 16), nn.Linear(16, CLASSES)
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.02)
+        nn.init.zeros_(self.inner.bias)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.inner(self.embedding(tokens)).relu().mean(1))
+
+
+def spreads(members: Stacked) -> dict[str, list[float]]:
+    return {name: tensor.flatten(1).std(1).tolist() for name, tensor in members.expand().items() if tensor.ndim > 1}
+
+
+def test_a_factorys_initialisation_is_kept():
+    found = spreads(Stacked.make(Packaged, 3))
+    assert found["embedding.weight"] == pytest.approx([0.02] * 3, rel=0.2)
+    assert found["inner.weight"] == pytest.approx([0.02] * 3, rel=0.2)
+
+
+def test_so_is_the_scale_of_a_network_that_is_given_and_it_is_named():
+    with pytest.warns(InitialisationWarning, match=r"'embedding\.weight' and 1 more"):
+        members = Stacked.make(Packaged(), 3)
+    found = spreads(members)
+    assert found["embedding.weight"] == pytest.approx([0.02] * 3, rel=0.2)
+    assert found["inner.weight"] == pytest.approx([0.02] * 3, rel=0.3)
+    assert found["inner.bias"] == found["head.weight"] == [0.0] * 3, "zeros stay zeros"
+    assert len(members.expand()["embedding.weight"].flatten(1).unique(dim=0)) == 3
+
+
+def test_a_trained_network_is_drawn_as_its_layers_start_unless_the_scale_is_far_from_that():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(6, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, CLASSES))
+    network(vectors(4))
+    with torch.no_grad():
+        network[0].weight.mul_(3.0)
+    members = Stacked.make(network, 2)
+    assert spreads(members)["0.weight"] == pytest.approx([1 / 6**0.5 / 3**0.5] * 2, rel=0.2)
+    with torch.no_grad():
+        network[0].weight.mul_(10.0)
+    with pytest.warns(InitialisationWarning, match=r"'0\.weight'"):
+        found = spreads(Stacked.make(network, 2))
+    assert found["0.weight"] == pytest.approx([float(network[0].weight.detach().std())] * 2, rel=0.2)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
-from enfold import Data, Mixed, Plan, Split, Stacked, evaluate, fit
-from enfold.errors import EnfoldError
+from enfold import Data, Mixed, Plan, Split, Stacked, evaluate, fit, predict
+from enfold.errors import DroppedOutputWarning, EnfoldError
 from enfold.train.objective import batch_logits
 
 NETWORKS = {
@@ -54,3 +57,38 @@ def test_an_objective_of_the_users_own_may_take_one_output():
         quiet=True,
     )
     assert len(history.epochs) == 1
+
+
+class More(nn.Module):
+    """A network that returns more than its logits, as a dictionary, an object or a named tuple."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer, self.kind = nn.Linear(4, 3), kind
+
+    def forward(self, inputs: torch.Tensor) -> object:
+        fields = {"logits": self.layer(inputs), f"aux_{self.kind}": inputs, "loss": None}
+        if self.kind == "dictionary":
+            return fields
+        return SimpleNamespace(**fields) if self.kind == "object" else namedtuple("Output", fields)(**fields)
+
+
+@pytest.mark.filterwarnings("error:a network returns")
+@pytest.mark.parametrize("kind", ["dictionary", "object", "tuple"])
+def test_outputs_that_are_dropped_are_named_once(kind):
+    network = More(kind)
+    with pytest.warns(DroppedOutputWarning, match=f"aux_{kind} beside"):
+        predict(network, data_of((4,)))
+    predict(network, data_of((4,)))
+
+
+@pytest.mark.filterwarnings("error:a network returns")
+def test_nothing_is_said_of_an_object_with_logits_alone():
+    predict(nn.Sequential(More("dictionary"), Only()), data_of((4,)))
+
+
+class Only(nn.Module):
+    """The logits, and what is None."""
+
+    def forward(self, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:
+        return {"logits": given["logits"], "aux": None}

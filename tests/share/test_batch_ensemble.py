@@ -5,13 +5,13 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 from enfold.cost import parameters
 from enfold.data import Data, Split
-from enfold.errors import EnfoldError
+from enfold.errors import EnfoldError, PartialCoverageWarning
 from enfold.networks import MLP, ResNet, WideResNet
-from enfold.share import BatchEnsemble
+from enfold.share import BatchEnsemble, MultiHead
 from enfold.train import Plan, fit
 
 
@@ -264,6 +264,7 @@ def test_members_normalise_alone_in_training_and_in_use():
     assert members.shared.state()["1.weight"].shape == (8,)
 
 
+@pytest.mark.filterwarnings("ignore::enfold.errors.PartialCoverageWarning")
 def test_what_cannot_be_joint_says_so():
     network = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), nn.Flatten(), nn.BatchNorm1d(24))
     members = BatchEnsemble(num_members=2, batch_norm="joint")(network).train()
@@ -289,3 +290,46 @@ def test_norm_parameters_are_shared_or_each_members_own():
 def test_choices_that_do_not_exist(wrong):
     with pytest.raises(EnfoldError, match=r"must be one of .*: choose one"):
         BatchEnsemble(**wrong)
+
+
+class Recurrent(nn.Module):
+    """A GRU and a head, of which only the head is scaled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.head = nn.GRU(4, 16, batch_first=True), nn.Linear(16, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.gru(inputs)[0][:, -1])
+
+
+def test_the_share_of_the_network_that_is_scaled_is_told():
+    network = Recurrent()
+    count = sum(parameter.numel() for parameter in network.parameters())
+    with pytest.warns(PartialCoverageWarning, match=r"'gru\.weight_hh_l0'"):
+        members = BatchEnsemble(3)(network)
+    share = (16 * 3 + 3) / count
+    assert members.covered() == pytest.approx(share)
+    assert f"{100 * share:.3g} %" in repr(members)
+    assert "gru" in members.notice, "for tables"
+    whole = BatchEnsemble(3)(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
+    assert whole.covered() == 1
+    assert "100 %" in repr(whole)
+    BatchEnsemble(3, include=("head",))(network)  # which the user chose
+    assert MultiHead(3)(network).covered() == pytest.approx(share), "which is what it is for"
+
+
+@pytest.mark.parametrize("batch_norm", ["shared", "own"])
+def test_statistics_of_instance_norms_are_each_members_own(batch_norm):
+    torch.manual_seed(0)
+    norm = nn.InstanceNorm1d(6, affine=True, track_running_stats=True)
+    network = nn.Sequential(nn.Conv1d(4, 6, 3), norm, nn.Flatten(), nn.Linear(6 * 8, 3))
+    members = BatchEnsemble(3, batch_norm=batch_norm)(network).train()
+    expected = [member.train() for member in members]
+    inputs = torch.randn(5, 4, 10)
+    members(inputs)
+    for index, alone in enumerate(expected):
+        alone(inputs)
+        for name in ("running_mean", "running_var"):
+            found = getattr(members.member(index)[1], name)
+            torch.testing.assert_close(found, getattr(alone[1], name), msg=f"{name} of member {index}")

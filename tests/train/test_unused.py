@@ -135,6 +135,7 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_bits(networks, data, na
             fit(stopping, data, settings, checkpoint=file, on_epoch=stop, quiet=True)
         except KeyboardInterrupt:
             continue
+    stopping = Stacked(networks)
     fit(stopping, data, settings, checkpoint=file, quiet=True)
     for one, other in zip(states(whole), states(stopping), strict=True):
         assert all(torch.equal(tensor, other[key]) for key, tensor in one.items())

@@ -45,7 +45,7 @@ def begin(
 
 def _network(members: Members, data: Data, start: Start, seed: int) -> nn.Module:
     if start == "fresh":
-        return initialised(members.member(0), seed, -1)[0]
+        return initialised(members.member(0), seed, -1, trained=True)[0]
     if start == "member":
         return members.member(best_member(members, data))
     if start == "matched":

@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from enfold.errors import EnfoldError, UnsupportedOutput
+from enfold.errors import DroppedOutputWarning, EnfoldError, UnsupportedOutput, level_outside
+
+_WARNED: set[tuple[str, ...]] = set()  # the kinds of outputs that were told of
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits in what a network returns: a tensor, or an object or dictionary with `logits`."""
+    """The logits in what a network returns: a tensor, or an object or dictionary with `logits`.
+
+    What else is in it is named in one warning: it is neither returned nor trained.
+    """
+    if isinstance(output, Tensor):
+        return output
     logits = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", output)
     if not isinstance(logits, Tensor):
         raise EnfoldError(
             f"a network must return a tensor of logits or an object with `logits`, got {type(output).__name__}: "
             "wrap it in a module that returns the logits"
         )
+    if not torch.compiler.is_compiling():
+        _warn_of_dropped(output)
     return logits
+
+
+def _warn_of_dropped(output: Any) -> None:
+    """Name what is dropped, once for each kind of output."""
+    fields = output if isinstance(output, dict) else output._asdict() if hasattr(output, "_asdict") else _fields(output)
+    names = tuple(str(name) for name, value in fields.items() if str(name) != "logits" and value is not None)
+    kind = (type(output).__qualname__, *names)
+    if names and kind not in _WARNED:
+        _WARNED.add(kind)
+        warnings.warn(
+            f"a network returns {', '.join(names)} beside logits ({type(output).__name__}), of which members use the "
+            "logits alone: train what else it is for yourself, or wrap it in a module that returns one tensor",
+            DroppedOutputWarning,
+            stacklevel=level_outside(),
+        )
+
+
+def _fields(output: object) -> dict[str, Any]:
+    return {name: value for name, value in getattr(output, "__dict__", {}).items() if not name.startswith("_")}
 
 
 def require_classes(logits: Tensor, purpose: str) -> Tensor:

@@ -89,6 +89,10 @@ class ResNet(nn.Module):
                 channels = width * 2**group
             self.groups.append(nn.Sequential(*blocks))
         self.head = nn.Linear(channels, num_classes)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the convolutions as He et al. do; all other layers start as torch starts them."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

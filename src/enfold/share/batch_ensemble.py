@@ -96,7 +96,9 @@ class BatchEnsemble(Share):
 
     def __call__(self, network: nn.Module) -> BatchEnsembleMembers:
         """M members that share the network's weights."""
-        return BatchEnsembleMembers(network, self)
+        members = BatchEnsembleMembers(network, self)
+        members.report_coverage()
+        return members
 
 
 class BatchEnsembleMembers(Sharing):

@@ -73,7 +73,9 @@ class HyperBatchEnsembles(BatchEnsemble):
 
     def __call__(self, network: nn.Module) -> HyperBatchMembers:
         """M members that share the network's weights and what answers to λ."""
-        return HyperBatchMembers(network, self)
+        members = HyperBatchMembers(network, self)
+        members.report_coverage()
+        return members
 
     def objective(self, plan: Plan) -> Penalised:
         """Equation (3)."""

@@ -28,7 +28,9 @@ from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
 from enfold.members import Stacked
+from enfold.members.copying import copied
 from enfold.members.engines import EngineName
+from enfold.members.initialise import reinitialise
 from enfold.sharing import Share, refuse_ties, require_size
 from enfold.sharing.surgery import narrowed
 
@@ -54,7 +56,11 @@ class PackedEnsembles(Share):
         """M narrow members of the network's class."""
         refuse_ties(network)
         narrow = narrowed(network, self.alpha / self.num_members, self.gamma)  # (1), (2)
-        members = PackedMembers.make(narrow, self.num_members, seed=self.seed, engine=self.engine)
+
+        def make() -> nn.Module:
+            return reinitialise(copied(narrow), keep_scale=False)  # values of wider layers say nothing about these
+
+        members = PackedMembers.make(make, self.num_members, seed=self.seed, engine=self.engine)
         members.share = self
         return members
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from enfold.data import Data
-from enfold.errors import EnfoldError
+from enfold.errors import EnfoldError, PartialCoverageWarning, level_outside
 from enfold.members import Members, State
 from enfold.members.engines import Engine, EngineName
 from enfold.members.groups import Decay, decay_groups
@@ -24,12 +25,15 @@ from enfold.members.side_by_side import preferred
 from enfold.members.skeleton import read_state
 from enfold.members.tree import Tree
 from enfold.train import Objective, Plan, fit
-from enfold.train.batch_norm import reestimate
+from enfold.train.batch_norm import TRACKING, reestimate
 
 NormChoice = Literal["own", "shared", "joint"]
 """Batch norm of members that share: all of it each member's own (EnsembleBN); the affine parameters shared, while each
 member normalises its own batch and so has its own statistics; or one for all, which in training normalises the
 members' batches together."""
+
+
+HALF = 0.5  # of a network's parameters: where members differ in less, the user is told
 
 
 class Share(ABC):
@@ -86,6 +90,8 @@ class Sharing(Members):
     network's, and what a member owns gets its gradient whole.
     """
 
+    notice: str = ""  # what tables tell of them
+
     def __init__(
         self,
         network: nn.Module,
@@ -101,7 +107,8 @@ class Sharing(Members):
         super().__init__(network, num_members, engine)
         self.joint = batch_norm == "joint" and num_members > 1 and bool(batch_norm_names(network))
         self._merged: Engine | None = None
-        own = {*own, *([] if batch_norm == "joint" else batch_norm_names(network, statistics=batch_norm == "shared"))}
+        if batch_norm != "joint":
+            own = {*own, *batch_norm_names(network, statistics=batch_norm == "shared"), *running_statistics(network)}
         state, layers = read_state(network), owners(network, batched_products=False)
         shared = {name: stack([tensor.detach()], layers.get(id(tensor)))[0] for name, tensor in state.items()}
         self.shared = Tree({name: self._stored(name, shared[name]) for name in state if name not in own})
@@ -136,6 +143,36 @@ class Sharing(Members):
         """The names of the tensors in which members may differ."""
         return {name for name, tensor in self.expand().items() if tensor.stride(0) or name in self.own.state()}
 
+    @torch.no_grad()
+    def covered(self) -> float:
+        """Return the share of the network's parameters in which members may differ."""
+        if self.num_members == 1:
+            return 1.0
+        sizes = {name: self.skeleton.shape(name).numel() for name in self.skeleton.parameters}
+        return sum(sizes[name] for name in self.differing & sizes.keys()) / max(1, sum(sizes.values()))
+
+    def report_coverage(self) -> None:
+        """Warn, and keep a notice for tables, if members share more than half of what they were to differ in."""
+        covered = self.covered()
+        chosen = any(getattr(self.share, name, ()) for name in ("include", "exclude"))  # by the user
+        if chosen or covered >= HALF:
+            return
+        shared = self.skeleton.parameters.keys() - self.differing
+        largest = max(sorted(shared), key=lambda name: self.skeleton.shape(name).numel())
+        self.notice = (
+            f"members differ in {100 * covered:.0f} % of the network's parameters and share the rest, as "
+            f"{type(self.share).__name__} does not know the layer that holds '{largest}'"
+        )
+        warnings.warn(
+            f"{self.notice}; use Stacked, or a network of linear, convolution and embedding layers",
+            PartialCoverageWarning,
+            stacklevel=level_outside(),
+        )
+
+    def extra_repr(self) -> str:
+        """Shown by print(members), with the share of the network in which members may differ."""
+        return f"{super().extra_repr()}, members differ in {100 * self.covered():.3g} % of the network's parameters"
+
     def looped(self, inputs: Tensor) -> bool:
         """Not where a batch norm sees all members together."""
         return not (self.joint and self.training) and super().looped(inputs)
@@ -146,7 +183,7 @@ class Sharing(Members):
 
         Statistics that are one for all are those of the members' activations put together.
         """
-        measured: dict[str, list[Tensor]] = {name: [] for name in batch_norm_names(self.skeleton.network, True)}
+        measured: dict[str, list[Tensor]] = {name: [] for name in running_statistics(self.skeleton.network)}
         for network in self.networks() if measured else ():
             reestimate(network, data)
             state = read_state(network)
@@ -178,11 +215,20 @@ class Sharing(Members):
 
 def batch_norm_names(network: nn.Module, statistics: bool = False) -> list[str]:
     """The names of all parameters and buffers of batch norms, or of the buffers alone, which are their statistics."""
+    return _names_in(network, (_BatchNorm,), parameters=not statistics)
+
+
+def running_statistics(network: nn.Module) -> list[str]:
+    """The names of the statistics that batch norms and instance norms keep: each member has its own."""
+    return _names_in(network, TRACKING, parameters=False)
+
+
+def _names_in(network: nn.Module, kinds: tuple[type[nn.Module], ...], *, parameters: bool) -> list[str]:
     chosen = {
         id(tensor)
         for module in network.modules()
-        if isinstance(module, _BatchNorm)
-        for tensor in (*(() if statistics else module.parameters(recurse=False)), *module.buffers(recurse=False))
+        if isinstance(module, kinds)
+        for tensor in (*(module.parameters(recurse=False) if parameters else ()), *module.buffers(recurse=False))
     }
     return [name for name, tensor in read_state(network).items() if id(tensor) in chosen]
 
