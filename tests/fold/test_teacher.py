@@ -111,8 +111,11 @@ def test_answers_in_another_order_are_refused(members, data, tmp_path):
     recorded = Recorded.load(next(tmp_path.iterdir()))
     assert Teacher(recorded, data, remembers=True).targets is not None
     other = data.replace(train=data.train[torch.arange(39, -1, -1)])
-    with pytest.raises(EnfoldError, match="got 40 answers, other 40 examples"):
+    with pytest.raises(EnfoldError, match="got 40 answers, 40 examples with other training inputs: "):
         Teacher(recorded, other, remembers=True)
+    with pytest.raises(EnfoldError, match="with other normalisation: "):
+        Teacher(recorded, data.replace(mean=(0.5,) * 4, std=(2.0,) * 4), remembers=True)
+    assert Teacher(recorded, data.replace(source="elsewhere"), remembers=True).targets is not None
 
 
 def test_the_same_values_in_another_architecture_have_another_key(data):

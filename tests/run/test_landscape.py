@@ -231,6 +231,16 @@ def test_parts_of_an_older_format_are_made_anew(run: Path) -> None:
     assert study(cell_in(run), folder, asked)["similarity"]["state"] == "computed"
 
 
+def test_parts_of_other_members_are_made_anew(run: Path, tmp_path: Path) -> None:
+    """As of another run, whose folder was the same."""
+    asked = Asked(only=("similarity",), examples=50)
+    assert study(cell_in(run), tmp_path / "out", asked)["similarity"]["state"] == "computed"
+    assert study(cell_in(run), tmp_path / "out", asked)["similarity"]["state"] == "there"
+    cell = cell_in(run)
+    vars(cell)["members_digest"] = "0" * 64
+    assert study(cell, tmp_path / "out", asked)["similarity"]["state"] == "computed"
+
+
 def test_parts_with_samples_are_made_anew_where_there_are_more_kinds(run: Path, monkeypatch) -> None:
     asked, folder = Asked(("diversity", "similarity"), examples=50), run / "landscape"
     monkeypatch.setattr(views, "SAMPLED", SAMPLED[:-1])

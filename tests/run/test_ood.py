@@ -76,6 +76,21 @@ def test_a_run_scores_its_sets_and_keeps_what_it_scored(enfold, recipe, tmp_path
     assert f"{len(files)} figures as .svg and .png written to {out / 'figures'}" in drawn.err
 
 
+def test_all_rows_are_of_the_same_images(enfold, recipe, other, tmp_path):
+    """A file that is another one when a fold is added: what is stored of the first is not shown beside it."""
+    recipe.write_text(recipe.read_text().replace("seeds: [0, 1]", "seeds: [0]"))
+    out = tmp_path / "run"
+    assert enfold("run", recipe, out).code == 0
+    before = json.loads((out / "ood.json").read_text())["rows"]
+    arrays = dict(np.load(other))
+    np.savez(other, **{**arrays, "x_test": 255 - arrays["x_test"][::-1]})
+    assert enfold("fold", out, "average", "--label", "more").code == 0
+    after = json.loads((out / "ood.json").read_text())["rows"]
+    assert after["average"] == after["more"]
+    assert after["average"]["other"] != before["average"]["other"]
+    assert after["average"]["uniform noise"] == before["average"]["uniform noise"]
+
+
 def test_what_cannot_be_adapted_is_refused_before_anything_is_written(enfold, recipe, other, tmp_path):
     np.savez(other, x_train=np.zeros((20, 7)), y_train=np.arange(20) % 2, x_test=np.ones((9, 7)), y_test=[0] * 9)
     out = tmp_path / "run"

@@ -26,15 +26,12 @@ FIRST = 16  # examples of a loader's data set that are read
 
 def content(data: Data, parts: Sequence[str] = tuple(NAMES)) -> dict[str, Any]:
     """What tells these parts of the data from others, by the words for it."""
-    found: dict[str, Any] = {
-        "normalisation": digest([], f"{data.mean} {data.std}"),
-        "classes": data.num_classes,
-        "shape": list(data.shape),
-    }
+    found: dict[str, Any] = {}
     for name in parts:
         own = _of_part(getattr(data, name), data.source)
         found |= {f"{NAMES[name]} {key}": value for key, value in own.items()}
-    return found
+    normalisation = digest([], f"{data.mean} {data.std}")
+    return {**found, "normalisation": normalisation, "classes": data.num_classes, "shape": list(data.shape)}
 
 
 def _of_part(part: Part, source: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from enfold.errors import EnfoldError
 from enfold.files import atomic_path, parsing
+from enfold.identity import Identity
 
 DTYPES: dict[str, tuple[type[np.floating[Any]], torch.dtype]] = {
     "F16": (np.float16, torch.float16),
@@ -32,14 +33,14 @@ HEADER = 1 << 20  # bytes: the header of a file with one tensor is far smaller
 class Recorded:
     """A teacher that is only known by what it said about the training part, in that part's order."""
 
-    def __init__(self, logits: Tensor, key: str = "", about: str = "") -> None:
+    def __init__(self, logits: Tensor, key: str = "", about: Identity | None = None) -> None:
         if logits.ndim != 3 or not logits.is_floating_point():
             raise EnfoldError(
                 f"recorded answers must be logits of shape (members, examples, classes), got {tuple(logits.shape)} of "
                 f"{logits.dtype}: stack one (examples, classes) tensor a member"
             )
         self.logits, self.key = logits, key
-        self.about = about  # a digest of the inputs that were answered, in their order; "" if nobody knows
+        self.about = dict(about or {})  # what tells the inputs that were answered from others; empty if nobody knows
         self.num_members, self.num_examples, self.num_classes = logits.shape
 
     @classmethod
@@ -53,17 +54,18 @@ class Recorded:
             (start, end), shape = header["logits"]["data_offsets"], tuple(header["logits"]["shape"])
             number, known = DTYPES[header["logits"]["dtype"]]
             told = dict(header.get("__metadata__", {}))
+            about = dict(json.loads(told.get("about") or "{}"))
             whole = 0 <= start <= end <= path.stat().st_size - 8 - size and min(shape) >= 0
             if not whole or end - start != math.prod(shape) * known.itemsize:
                 raise ValueError("its header does not fit its size")
             # "c": pages are read when they are asked for, and nothing that is done to them reaches the file
             mapped = np.memmap(path, dtype=number, mode="c", offset=8 + size + start, shape=shape)
-        return cls(torch.from_numpy(mapped), str(told.get("key", "")), str(told.get("about", "")))
+        return cls(torch.from_numpy(mapped), str(told.get("key", "")), about)
 
     def save(self, path: str | Path) -> Path:
         """Write the answers; the counterpart of `load`."""
         pieces = (self.logits[:, start : start + 4096] for start in range(0, self.num_examples, 4096))
-        told = {"key": self.key, "about": self.about}
+        told = {"key": self.key, "about": json.dumps(self.about)}
         return write_answers(Path(path), pieces, tuple(self.logits.shape), told, self.logits.dtype)
 
 

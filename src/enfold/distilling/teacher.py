@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -12,11 +13,13 @@ from torch import Tensor, nn
 
 from enfold.data import Data, Split
 from enfold.data.batches import Batch
+from enfold.data.content import content
 from enfold.data.dataset import evaluation_batches
 from enfold.distilling.recorded import Recorded, write_answers
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 from enfold.files import digest
+from enfold.identity import differences
 from enfold.modes import in_eval_mode
 
 Target = Callable[[Tensor], Tensor]
@@ -64,9 +67,10 @@ class Teacher:
         if self.recorded is not None:
             classes, train = self.recorded.num_classes, self.data.train
             same = isinstance(train, Split) and len(train) == self.recorded.num_examples
-            others = same and self.recorded.about not in ("", self.about)
+            others = differences(self.recorded.about, self.about) if same and self.recorded.about else []
             if not remembers or not same or others:
-                held = f"{'other ' * others}{len(train)} examples" if isinstance(train, Split) else "a loader"
+                held = f"{len(train)} examples" if isinstance(train, Split) else "a loader"
+                held += f" with other {', '.join(others)}" if others else ""
                 raise EnfoldError(
                     f"recorded answers hold for the very training part they were made on, got "
                     f"{self.recorded.num_examples} answers, {held}{'' if remembers else ', augmented or perturbed'}: "
@@ -97,7 +101,7 @@ class Teacher:
                 return found
         dtype = self.answer(self.data.prepare(split.inputs[:1])).dtype
         shape = (self.num_members, len(split), self.data.num_classes)
-        write_answers(file, self._pieces(), shape, {"key": self.key, "about": self.about}, dtype)
+        write_answers(file, self._pieces(), shape, {"key": self.key, "about": json.dumps(self.about)}, dtype)
         return Recorded.load(file)
 
     def _pieces(self) -> Iterator[Tensor]:
@@ -156,13 +160,15 @@ class Teacher:
         extra = [value for value in state.values() if not isinstance(value, Tensor)]  # of get_extra_state
         # The same values in another architecture answer otherwise.
         made = f"{self.members!r}{network!r}{list(state)}{extra or ''}"
-        return digest(values, re.sub(" at 0x[0-9a-fA-F]+", "", made) + self.about)
+        return digest(values, re.sub(" at 0x[0-9a-fA-F]+", "", made) + str(self.about))
 
     @cached_property
-    def about(self) -> str:
+    def about(self) -> dict[str, str]:
         """What tells these questions from all others: the inputs in their order, and how they are prepared."""
-        train = self.data.train
-        return digest([train.inputs], f"{self.data.mean}{self.data.std}") if isinstance(train, Split) else ""
+        if not isinstance(self.data.train, Split):
+            return {}
+        known = content(self.data, ("train",))
+        return {name: known[name] for name in ("training inputs", "normalisation")}
 
     def __repr__(self) -> str:
         """The same in a later process: a checkpoint belongs to one teacher."""

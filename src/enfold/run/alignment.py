@@ -145,7 +145,7 @@ class _Study:
     def __init__(self, cell: Cell, folder: Path, asked: Asked, fold: PermAVG) -> None:
         self.cell, self.folder, self.asked, self.fold = cell, folder, asked, fold
         settings = {"seed": cell.seed, "members": asked.members, "examples": asked.examples, "fold": asdict(fold)}
-        self.settings: dict[str, Any] = json.loads(json.dumps(settings))
+        self.settings: dict[str, Any] = json.loads(json.dumps({**settings, "weights": cell.members_digest}))
 
     @cached_property
     def data(self) -> Data:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from enfold.errors import EnfoldError
 from enfold.files import append_line, atomic_path, remove_stale_parts, write_json, write_text
+from enfold.identity import Identity
 from enfold.predictions import Predictions
 from enfold.run.lock import FILE as LOCK
 from enfold.run.lock import writing
@@ -168,9 +169,17 @@ class RunDirectory:
                 file.unlink()
 
     def is_done(self, kind: str, label: str) -> bool:
-        """Whether the model's stage is finished: its manifest is written last."""
+        """Whether a model is finished: its manifest is written last; `Cell.is_done` says whether it is the recipe's."""
         file = self.model_file(kind, label)
         return file.is_file() and file.with_suffix(".json").is_file()
+
+    def made_from(self, kind: str, label: str) -> Identity:
+        """What a finished model was made from, as its manifest has it; nothing where that cannot be read."""
+        try:
+            manifest = json.loads(self.model_file(kind, label).with_suffix(".json").read_text(encoding="utf-8"))
+            return dict(manifest["about"]["made_from"])
+        except (OSError, ValueError, KeyError, TypeError):  # said when the model is loaded
+            return {}
 
     def discard(self, kind: str, label: str) -> None:
         """Remove a model, and before it all that is made from it."""

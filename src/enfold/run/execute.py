@@ -100,8 +100,8 @@ def brought(run: RunDirectory, recipe: Recipe, *, device: str = "cpu") -> dict[s
 
 def unfinished(run: RunDirectory, recipe: Recipe) -> list[str]:
     """The shares, controls and folds that are asked for and not made yet for all of their seeds."""
-    stages = [(cell.run, kind, label) for cell in cells(run, recipe) for kind, label in cell.wanted()]
-    return list(dict.fromkeys(label for part, kind, label in stages if not part.is_done(kind, label)))
+    stages = [(cell, kind, label) for cell in cells(run, recipe) for kind, label in cell.wanted()]
+    return list(dict.fromkeys(label for cell, kind, label in stages if not cell.is_done(kind, label)))
 
 
 def _summarised(run: RunDirectory, recipe: Recipe, results: list[Results]) -> dict[str, Any]:
@@ -135,10 +135,13 @@ def add_method(run: RunDirectory, room: str, spec: dict[str, Any], *, device: st
         extended = make_recipe({**content, key: [*content[key], spec]}, str(run.recipe_file))
         run.require_trust(extended)
     parts = [cell for cell in cells(run, extended, device) if (key, added.label) in cell.wanted()]
-    if extended is recipe and all(cell.run.is_done(key, added.label) for cell in parts):
+    if extended is recipe and all(cell.is_done(key, added.label) for cell in parts):
         return recipe
     _check(parts[0], added)
     parts[0].members()  # these and the data are not the method's: they are refused before anything is written
+    for cell in parts:
+        if cell.run.is_done(key, added.label):  # as of a run that was stopped, or that lost its place in the recipe
+            cell.require_same(key, added.label)
     _rewrite(run, recipe, extended)
     for cell in parts:
         members = cell.members()

@@ -10,6 +10,7 @@ import torch
 
 from enfold.data import Data, Split
 from enfold.errors import EnfoldError
+from enfold.identity import Identity
 from enfold.metrics import gain_recovered, nll
 from enfold.predictions import Predictions
 from enfold.registry import nearest
@@ -154,7 +155,7 @@ def _examples(run: RunDirectory, recipe: Recipe, seeds: tuple[Seed, ...], headli
     first, second = (each.log_probs[0].exp() for each in (teacher, fold))  # (N, C)
     distance = (first - second).abs().sum(-1) / 2
     with run.context():
-        data, notice = _data(recipe, teacher.labels)
+        data, notice = _data(recipe, teacher.labels, RunDirectory(seed.folder).made_from("members", "members"))
     found = []
     for index in distance.argsort(descending=True, stable=True)[:SHOWN].tolist():
         image = _image(data, index) if data is not None else None
@@ -164,7 +165,7 @@ def _examples(run: RunDirectory, recipe: Recipe, seeds: tuple[Seed, ...], headli
     return Examples(headline.label, seed.seed, len(distance), names, tuple(found), notice)
 
 
-def _data(recipe: Recipe, labels: torch.Tensor) -> tuple[Data | None, str]:
+def _data(recipe: Recipe, labels: torch.Tensor, made_from: Identity) -> tuple[Data | None, str]:
     """The data if they are at hand: nothing is downloaded, and no code of the user's own is run."""
     spec = recipe.data
     if ":" in spec.source:
@@ -173,7 +174,9 @@ def _data(recipe: Recipe, labels: torch.Tensor) -> tuple[Data | None, str]:
         data = spec.load(download=False)
     except EnfoldError:
         return None, f"the data '{spec.source}' are not at hand, so the inputs are not shown"
-    if not isinstance(data.test, Split) or not torch.equal(data.test.labels, labels):
+    test = data.test if isinstance(data.test, Split) else None
+    same = test is not None and torch.equal(test.labels, labels)
+    if test is None or not same or made_from.get("test inputs", test.digests[0]) != test.digests[0]:
         return None, f"the data '{spec.source}' are no longer those of the run, so the inputs are not shown"
     return data, ""
 

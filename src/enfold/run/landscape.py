@@ -57,7 +57,8 @@ def study(cell: Cell, folder: Path, asked: Asked | None = None) -> dict[str, Any
     """
     asked = asked or Asked()
     scene = Scene(cell, asked.examples, asked.size)
-    settings = {"format": FORMAT, "seed": cell.seed, "examples": asked.examples, "size": asked.size}
+    chosen = {"format": FORMAT, "seed": cell.seed, "examples": asked.examples, "size": asked.size}
+    settings = {**chosen, "weights": cell.members_digest}
     return _compute(scene, asked.parts, folder, settings, time.monotonic() + 60 * asked.minutes)
 
 

@@ -18,13 +18,16 @@ from torch import nn
 from enfold.control import Control
 from enfold.data import Data, Split, corrupt
 from enfold.data import load as load_data
+from enfold.data.content import content
 from enfold.data.corruptions import cifar_c_kinds
 from enfold.data.ood import Outside
 from enfold.distilling import Distillation
 from enfold.errors import EnfoldError, UnchangedWarning
 from enfold.evaluate import best_member, member_logits
+from enfold.files import sha256
 from enfold.fold.soup import Alone
 from enfold.folding import Route, noted
+from enfold.identity import differences
 from enfold.members import Stacked
 from enfold.members.checkpoints import matching_files
 from enfold.members.initialise import initialised
@@ -83,7 +86,7 @@ class Cell:
         """Data and network must fit before anything is written: two inputs are run through the network."""
         inputs = example_input(self.data).expand(2, *self.data.shape)
         self._check_one("the network", self.make_network, inputs)
-        if not self.run.is_done("members", "members"):
+        if not self.is_done("members", "members"):
             self._brought()
         if self.recipe.corruptions is not None:
             self._check_corruptions(self.recipe.corruptions)
@@ -164,6 +167,50 @@ class Cell:
             "seed": self.seed,
         }
 
+    def settings(self, kind: str, label: str) -> dict[str, Any]:
+        """What a model is made by, as the recipe has it."""
+        recipe = self.recipe
+        found: dict[str, Any] = {"seed": self.seed, "network": recipe.network, "plan": recipe.plan}
+        if kind == "members":
+            return {**found, "members": recipe.members, "checkpoints": recipe.checkpoints}
+        spec = self.wanted()[kind, label]
+        if isinstance(spec, Plan):
+            return {**found, "control": _changes(spec)}
+        own = spec.model_dump(mode="json", exclude={"label", "seeds"})
+        return {**found, "method": {**own, "then": [_told(step) for step in getattr(spec, "then", ())]}}
+
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        """What tells the data, of all three parts, from others."""
+        return content(self.data)
+
+    def made_from(self, kind: str, label: str) -> dict[str, Any]:
+        """What tells a model from one that is made by other settings, from other data or other members."""
+        members = {} if kind == "members" else {"members' weights": self.members_digest}
+        return {**self.settings(kind, label), **self.content, **members}
+
+    @cached_property
+    def members_digest(self) -> str:
+        """What tells the members' weights from others."""
+        return sha256(self.run.model_file("members", "members"))
+
+    def is_done(self, kind: str, label: str) -> bool:
+        """Whether the model is there and was made by the settings that the recipe has now."""
+        return self.run.is_done(kind, label) and not self._changed(kind, label, self.settings(kind, label))
+
+    def require_same(self, kind: str, label: str) -> None:
+        """Refuse a model that was made by other settings, from other data or other members."""
+        changed = self._changed(kind, label, self.made_from(kind, label))
+        if changed:
+            raise EnfoldError(
+                f"a model is used again only with what it was made from, but '{self.run.model_file(kind, label)}' was "
+                f"made with other {', '.join(changed)}: restore what it was, or choose another folder or label"
+            )
+
+    def _changed(self, kind: str, label: str, now: Mapping[str, Any]) -> list[str]:
+        known = self.run.made_from(kind, label)
+        return differences({key: known[key] for key in now if key in known}, now) if known else []
+
     def _stage(
         self,
         kind: str,
@@ -175,6 +222,7 @@ class Cell:
         """The stored model, or the one that `make` gives, which is stored; its training checkpoint goes last."""
         file, checkpoint = self.run.model_file(kind, label), self.run.checkpoint_file(kind, label)
         if self.run.is_done(kind, label):
+            self.require_same(kind, label)
             self.run.remove_checkpoints(kind, label)
             return load(file, network or self.make_network)
         started = time.perf_counter()
@@ -187,7 +235,8 @@ class Cell:
         history = stored_history(checkpoint)
         if history is not None and kind != "members":  # the members' is kept by their own stage
             self.run.write_json(f"histories/{kind}/{label}.json", history.as_dict())
-        save(model, file, about={**self.about, **(told or {})})  # last: with its manifest the stage is done
+        made_from = self.made_from(kind, label)
+        save(model, file, about={**self.about, **(told or {}), "made_from": made_from})  # last: the stage is done then
         self.run.remove_checkpoints(kind, label)
         self.run.log("finished", stage=f"{kind}/{label}", seed=self.seed, seconds=time.perf_counter() - started)
         return model.eval()
@@ -359,6 +408,12 @@ def _cannot_be(spec: FoldSpec) -> Iterator[None]:
         yield
     except EnfoldError as error:
         raise EnfoldError(f"the fold '{spec.label}' cannot be: {error}") from error
+
+
+def _changes(plan: Plan) -> dict[str, Any]:
+    """What a plan has other than usual; where it runs is no part of it."""
+    usual = dataclasses.asdict(Plan())
+    return {key: value for key, value in dataclasses.asdict(plan).items() if value != usual[key] and key != "device"}
 
 
 def _told(spec: MethodSpec) -> dict[str, Any]:
