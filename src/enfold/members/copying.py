@@ -15,6 +15,7 @@ from functools import partial
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -34,6 +35,7 @@ def copied(network: nn.Module, memo: Memo | None = None) -> nn.Module:
     Raises:
         EnfoldError: If an attribute cannot be copied, or the copy would still use the original.
     """
+    refuse_scripted(network)
     memo = {**shared_attributes(network), **detached_tensors(network), **(memo or {})}
     try:
         duplicate: nn.Module = copy.deepcopy(network, memo)
@@ -44,6 +46,16 @@ def copied(network: nn.Module, memo: Memo | None = None) -> nn.Module:
         ) from error
     rebind(duplicate, network, memo)
     return duplicate
+
+
+def refuse_scripted(network: nn.Module) -> None:
+    """Refuse scripted and traced modules, whose parameters are not held in Python, by name."""
+    for name, module in network.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise EnfoldError(
+                f"a network must hold its parameters in Python, but '{name or type(network).__name__}' is a scripted "
+                "or traced module: pass the nn.Module that it was made from"
+            )
 
 
 def rebind(duplicate: nn.Module, network: nn.Module, memo: Memo) -> None:

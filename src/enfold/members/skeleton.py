@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from enfold.errors import EnfoldError
-from enfold.members.copying import copied, detached_tensors, rebind, shared_attributes
+from enfold.members.copying import copied, detached_tensors, rebind, refuse_scripted, shared_attributes
 from enfold.members.recompute import entered
 
 RUNNING = ("running_mean", "running_var", "running_std")  # buffers that are statistics of the data
@@ -29,15 +29,11 @@ Place = tuple[dict[str, Tensor | None], str]  # a module's own dictionary of par
 
 def places(network: nn.Module) -> tuple[dict[str, list[Place]], dict[str, list[Place]]]:
     """Where each parameter and each buffer lives; a tied tensor has one name, its first, and several places."""
+    refuse_scripted(network)
     parameters: dict[str, list[Place]] = {}
     buffers: dict[str, list[Place]] = {}
     names: dict[int, str] = {}
     for prefix, module in network.named_modules():  # a module that appears twice is listed once
-        if isinstance(module, torch.jit.ScriptModule):
-            raise EnfoldError(
-                f"a network must hold its parameters in Python, but '{prefix or type(network).__name__}' is a scripted "
-                "or traced module: pass the nn.Module that it was made from"
-            )
         for found, held in ((parameters, module._parameters), (buffers, module._buffers)):
             for key, tensor in held.items():
                 if tensor is None:
