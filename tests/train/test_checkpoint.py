@@ -68,6 +68,16 @@ def test_resumed_to_the_same_bits(data, make, tmp_path, plan, members):
     assert_same_bits(again, whole)
 
 
+def test_an_interrupted_model_goes_on_in_the_same_process(data, make, tmp_path):
+    """As in a notebook: the model is half trained when it is given again."""
+    whole, cut, file = made(make, 2), made(make, 2), tmp_path / "training.safetensors"
+    fit(whole, data, PLAN, quiet=True)
+    with pytest.raises(Interrupted):
+        fit(cut, data, PLAN, checkpoint=file, on_epoch=interrupt_after(2), quiet=True)
+    fit(cut, data, PLAN, checkpoint=file, quiet=True)
+    assert_same_bits(cut, whole)
+
+
 def test_a_finished_training_is_not_repeated(data, make, tmp_path):
     file = tmp_path / "training.safetensors"
     first, second = made(make, 2), made(make, 2)

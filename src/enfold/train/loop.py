@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
+from weakref import WeakKeyDictionary
 from typing import Any
 
 import torch
@@ -115,7 +116,7 @@ class Fit:
             require_tensors(model.state_dict(), "a checkpoint is written")
         self.start = ""
         if checkpoint is not None or keep is not None:
-            self.start = getattr(model, "made_from", None) or digest(tensor for _, tensor in _tensors(self.model))
+            self.start = getattr(model, "made_from", None) or _initial_weights(self.model, checkpoint)
         if keep is not None:
             keep.require(model, self.identity)
 
@@ -276,6 +277,19 @@ class Fit:
                 "plan": asdict(self.plan),
             }
         )
+
+
+_begun: WeakKeyDictionary[nn.Module, tuple[Path, str]] = WeakKeyDictionary()  # by models that this process trains
+
+
+def _initial_weights(model: nn.Module, checkpoint: Path | None) -> str:
+    """Return a digest of the weights that training began with, also for a model whose training was interrupted."""
+    file, start = _begun.get(model, (None, ""))
+    if checkpoint is None or file != checkpoint or not checkpoint.exists():
+        start = digest(tensor for _, tensor in _tensors(model))
+    if checkpoint is not None:
+        _begun[model] = (checkpoint, start)
+    return start
 
 
 def _tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
