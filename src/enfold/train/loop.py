@@ -9,8 +9,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from weakref import WeakKeyDictionary
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
