@@ -97,10 +97,10 @@ def test_teacher_outputs_whose_header_lies(tmp_path, header):
 def test_teacher_outputs_come_back_as_they_were(tmp_path):
     for kind in (torch.float16, torch.float32, torch.float64):
         said = torch.randn(3, 5000, 4).to(kind)
-        enfold.Recorded(said, "key", "about").save(tmp_path / "t.safetensors")
+        enfold.Recorded(said, "key", {"inputs": "about"}).save(tmp_path / "t.safetensors")
         found = enfold.Recorded.load(tmp_path / "t.safetensors")
         assert torch.equal(found.logits, said)
-        assert (found.key, found.about) == ("key", "about")
+        assert (found.key, found.about) == ("key", {"inputs": "about"})
 
 
 @pytest.mark.parametrize("ending", [".pt", ".safetensors"])

@@ -118,6 +118,7 @@ class Attention(nn.Module):
     ids=lambda network: type(network).__name__,
 )
 @pytest.mark.parametrize("bias", ["shared_pre", "shared_post", "member"])
+@pytest.mark.filterwarnings("ignore::enfold.errors.PartialCoverageWarning")
 def test_the_mean_of_outer_products_is_the_mean_of_the_members(network, bias):
     members = spread(BatchEnsemble(3, bias=bias, init="ones", batch_norm="joint")(network))
     states = [read_state(member) for member in members.networks()]

@@ -51,7 +51,8 @@ def test_clean_and_corrupted_data_are_asked_of_the_same_samples(counted: dict[st
     trained = SWAG(MEMBERS, rank=2, scale=20.0).train(network(), data, plan)
     assert counted == {"drawn": MEMBERS, "measured": MEMBERS}
     save(trained, tmp_path / "swag.safetensors")
-    for model, drawn in ((trained, 1), (load(tmp_path / "swag.safetensors", network), 2)):
+    for drawn in (1, 2):
+        model = trained if drawn == 1 else load(tmp_path / "swag.safetensors", network)
         for part in ("validation", "test"):
             predict(model, data, part)
         corrupted_scores({"swag": model}, data, ("gaussian_noise", "contrast"), (1, 3, 5))

@@ -81,7 +81,8 @@ def verify(codes: Sequence[Skeleton], state: State, inputs: Tensor) -> Mismatch 
         EnfoldError: If members differ from their own networks even as separate modules.
     """
     for rows in dict.fromkeys((min(EXAMPLES, len(inputs)), len(inputs))):
-        with torch.inference_mode(False), torch.enable_grad():
+        # What a network warns of, it warns of when it is run.
+        with torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings(action="ignore"):
             try:
                 comparison = _Comparison(codes, state, inputs[:rows].detach().clone())
             except Exception:  # noqa: S112 - it does not take so few, or no such inputs: the call that follows raises it
