@@ -60,19 +60,22 @@ class Alignment(Merge, ABC):
 
     def merged(self, members: Members, data: Data, checkpoint: Path | None) -> State:
         """The mean of the members in their new orders."""
-        return mean_of(states_of(self.matched(members, data, checkpoint=checkpoint)))
+        return mean_of(self._ordered(members, data, checkpoint))
 
     def matched(self, members: Members, data: Data, *, checkpoint: Path | None = None) -> Stacked:
         """The members in the orders in which they are averaged; each computes what it did."""
         members = require_members(members, self.purpose, data=data)
         require_data(data, self.purpose)
-        checkpoint = None if checkpoint is None else Path(checkpoint)
+        states = self._ordered(members, data, checkpoint)
+        return Stacked([members.network(state) for state in states], members.engine_name)
+
+    def _ordered(self, members: Members, data: Data, checkpoint: Path | None) -> list[State]:
         states = states_of(members)
         symmetry = units_of(members.network(states[0]), data, self.seed)
         if symmetry.groups and len(states) > 1:
             with torch.random.fork_rng(devices=[]):
-                states = self.ordered(states, symmetry, members, data, checkpoint)
-        return Stacked([members.network(state) for state in states], members.engine_name)
+                states = self.ordered(states, symmetry, members, data, checkpoint and Path(checkpoint))
+        return states
 
     @abstractmethod
     def ordered(
