@@ -332,3 +332,17 @@ def test_tensors_that_a_class_of_its_own_adds_are_refused_by_name():
 def test_a_layer_that_only_computes_otherwise_is_widened():
     network = nn.Sequential(Padded(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
     assert MIMO(3, first="0")(network)(torch.randn(2, 3, 5, 5)).shape == (3, 2, 2)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_quantisation_by_channel_is_refused_by_name_before_anything_runs():
+    from torch.ao import quantization
+
+    fake = quantization.FakeQuantize(
+        observer=quantization.PerChannelMinMaxObserver, quant_min=-128, quant_max=127, dtype=torch.qint8,
+        qscheme=torch.per_channel_symmetric, ch_axis=1,
+    )  # fmt: skip
+    network = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3), fake)
+    network(torch.randn(4, 6))
+    with pytest.raises(EnfoldError, match="'3'"):
+        MIMO(3, last="2")(network)

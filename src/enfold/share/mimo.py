@@ -33,9 +33,9 @@ from enfold.members import Members
 from enfold.members.engines import image_layout
 from enfold.members.inputs import in_type_of
 from enfold.members.outputs import at_least_float32, logits_of
-from enfold.seeds import derive
+from enfold.seeds import derive, seeded
 from enfold.sharing import Share, refuse_ties, require_size
-from enfold.sharing.surgery import first_and_last, replaced, resized, widths_of
+from enfold.sharing.surgery import first_and_last, refuse_channel_quantisation, replaced, resized, widths_of
 from enfold.train import Plan
 from enfold.train.objective import CrossEntropy
 
@@ -98,6 +98,7 @@ class MIMONetwork(nn.Module):
     def _widened(self, network: nn.Module, first: str, last: str) -> dict[str, nn.Module]:
         if self.num_members == 1:
             return {}
+        refuse_channel_quantisation(network)
         found = {}
         for name in dict.fromkeys((first, last)):  # a single layer is both
             layer: Any = network.get_submodule(name)
@@ -105,8 +106,7 @@ class MIMONetwork(nn.Module):
             inward *= self.num_members if name == first else 1
             outward *= self.num_members if name == last else 1
             wide: Any = resized(layer, inward, outward, getattr(layer, "groups", 1), name=name)
-            with torch.random.fork_rng():
-                torch.manual_seed(derive(self.share.seed, "mimo", name))
+            with seeded(derive(self.share.seed, "mimo", name)):
                 wide.reset_parameters()
             found[name] = wide.requires_grad_()  # what is drawn anew has to be trained
         return found

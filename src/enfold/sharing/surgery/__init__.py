@@ -2,7 +2,7 @@
 
 from enfold.sharing.surgery.cuts import widths_of
 from enfold.sharing.surgery.ends import first_and_last
-from enfold.sharing.surgery.layers import replaced, resized
+from enfold.sharing.surgery.layers import refuse_channel_quantisation, replaced, resized
 from enfold.sharing.surgery.narrow import narrowed
 
-__all__ = ["first_and_last", "narrowed", "replaced", "resized", "widths_of"]
+__all__ = ["first_and_last", "narrowed", "refuse_channel_quantisation", "replaced", "resized", "widths_of"]

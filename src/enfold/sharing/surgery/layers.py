@@ -45,6 +45,17 @@ def require_resizable(layer: nn.Module, name: str = "") -> None:
         )
 
 
+def refuse_channel_quantisation(network: nn.Module) -> None:
+    """Refuse fake quantisation by channel: behind a widened layer its kernel would read past the end of its scales."""
+    for name, module in network.named_modules():
+        scale = module._buffers.get("scale")
+        if hasattr(module, "fake_quant_enabled") and scale is not None and scale.numel() > 1:
+            raise EnfoldError(
+                f"a network is widened before it is quantised by channel, but '{name}' ({type(module).__name__}) has "
+                f"the scales of {scale.numel()} channels: prepare it for quantisation afterwards"
+            )
+
+
 def _more_than(plain: nn.Module, layer: nn.Module, *, exact: bool) -> Iterator[str]:
     """The names of what a layer holds and a plain one does not; flags and words do not depend on widths."""
     for held in ("_parameters", "_buffers", "_modules"):
