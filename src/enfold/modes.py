@@ -39,5 +39,6 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
     """All modules, and those of the networks that Members hold without listing them among their own."""
     for part in module.modules():
         yield part
-        for code in getattr(part, "codes", ()):
-            yield from code.network.modules()
+        codes = getattr(part, "codes", None)
+        for code in codes if isinstance(codes, list) else ():
+            yield from getattr(code, "network", nn.Module()).modules()

@@ -71,7 +71,7 @@ class _OwnGenerator(TorchFunctionMode):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self.generator = torch.Generator().manual_seed(seed)
+        self.seed, self.generator = torch.initial_seed(), torch.Generator().manual_seed(seed)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -79,6 +79,9 @@ class _OwnGenerator(TorchFunctionMode):
         """What torch calls in place of `func`."""
         kwargs = kwargs or {}
         if _takes_generator(func) and kwargs.get("generator") is None and _device(args, kwargs).type == "cpu":
+            if torch.initial_seed() != self.seed:  # the block has called torch.manual_seed
+                self.seed = torch.initial_seed()
+                self.generator.manual_seed(self.seed)
             kwargs = {**kwargs, "generator": self.generator}
         return func(*args, **kwargs)
 

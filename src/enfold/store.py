@@ -25,6 +25,7 @@ from enfold.members import Members, Stacked
 from enfold.members.checkpoints import require_tensors, with_ties
 from enfold.members.fingerprint import fingerprint, require_fingerprint
 from enfold.members.initialise import blank
+from enfold.members.verify import different_attribute
 from enfold.networks import factory
 from enfold.registry import method, method_name
 
@@ -72,6 +73,7 @@ def _manifest(model: nn.Module) -> dict[str, Any]:
         kind = {
             "kind": "members",
             "fingerprint": fingerprint(model) if isinstance(model, Members) else None,
+            "separate": isinstance(model, Members) and _is_separate(model),
             "method": type(model).__name__ if share is None else method_name(type(share)),
             "class": network,
             "num_members": model.num_members,
@@ -122,9 +124,20 @@ def load(
     return model.eval()
 
 
+def _is_separate(members: Members) -> bool:
+    """Whether members are networks of different settings, as far as they were run or their attributes tell."""
+    own_codes = len(members.codes) > 1 and members.share is None
+    return own_codes and (bool(members.is_separate) or different_attribute(members.codes) is not None)
+
+
 def _members(network: nn.Module | list[nn.Module], manifest: dict[str, Any]) -> nn.Module:
     """Members of the stored kind; their values are put in afterwards."""
     settings = manifest.get("settings")
+    if manifest.get("separate") and not isinstance(network, list):
+        raise EnfoldError(
+            f"these members are networks that differ in more than parameters, got one {type(network).__name__} for "
+            f"{manifest['num_members']} members: pass a list with the network of each member"
+        )
     several = network if isinstance(network, list) else [network] * manifest["num_members"]
     if len(several) != manifest["num_members"]:
         raise EnfoldError(

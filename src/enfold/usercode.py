@@ -25,7 +25,8 @@ OTHERS = ("<frozen", str(Path(__file__).parent), *INSTALLED)  # code that is not
 
 
 _places: ContextVar[tuple[Path, ...]] = ContextVar("places", default=())
-_trusted: ContextVar[bool] = ContextVar("trusted", default=True)  # a Python program names its own code
+_trusted: ContextVar[bool | None] = ContextVar("trusted", default=None)
+_untrusted: set[object] = set()  # blocks of this process that trust no code; threads begun in them have no context
 
 
 @contextmanager
@@ -34,10 +35,12 @@ def looking_in(folders: Sequence[Path], *, trusted: bool = False) -> Iterator[No
 
     Code that it names is imported only if it is `trusted`.
     """
-    before = _places.set(tuple(folders)), _trusted.set(trusted)
+    before, block = (_places.set(tuple(folders)), _trusted.set(trusted)), object()
+    _untrusted.update(() if trusted else (block,))
     try:
         yield
     finally:
+        _untrusted.discard(block)
         _places.reset(before[0])
         _trusted.reset(before[1])
 
@@ -107,7 +110,8 @@ def resolve(reference: str) -> Any:
             f"a reference to your own code must read module:name or path/file.py:name, got '{reference}': "
             "name the module, a colon and the function"
         )
-    if not _trusted.get():
+    is_trusted = _trusted.get()
+    if is_trusted is False or (is_trusted is None and _untrusted):  # else a Python program names its own code
         raise untrusted([reference])
     found: Any = _from_file(Path(os.path.expanduser(where))) if where.endswith(".py") else _from_module(where)
     for part in name.split("."):

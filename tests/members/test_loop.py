@@ -241,6 +241,7 @@ def test_a_network_that_decides_by_values_gets_its_batch_whole(images: Tensor) -
 @torch.no_grad()
 def test_a_hook_sees_what_the_layer_gives_and_what_it_hid_is_not_shortened_later(images: Tensor) -> None:
     members = Stacked([trained(Block(above)) for _ in range(2)], engine="loop").eval()
+    members.verify(images)
     seen: list[Tensor] = []
     handle = members.skeleton.network.convolution.register_forward_hook(lambda *call: seen.append(call[2].clone()))
     members(images)

@@ -233,3 +233,19 @@ def test_training_resumes_to_the_same_bits(tmp_path):
 def test_bad_settings(settings, message):
     with pytest.raises(EnfoldError, match=message):
         TreeNet(**settings)(MLP(6, [5, 5], 3))
+
+
+def test_a_branch_that_is_read_past_its_module_is_each_members_own():
+    """One pass over the trunk would give the first member's values to all."""
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.trunk, self.branch, self.act = nn.Linear(6, 6), nn.Linear(6, 3), nn.Tanh()
+
+        def forward(self, x):
+            return self.act(self.trunk(x) @ self.branch._parameters.get("weight").t())
+
+    members = TreeNet(3, split="branch")(Network()).eval()
+    x = torch.randn(5, 6)
+    torch.testing.assert_close(members(x), torch.stack([member.eval()(x) for member in members]))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol, Self, overload
 
@@ -60,6 +62,7 @@ class Members(nn.Module, ABC):
         self.codes = [Skeleton(each) for each in networks]  # of every member, or one that stands for all
         self.is_separate: bool | None = None  # whether members run as separate modules; None before the first batch
         self.mismatch: Mismatch | None = None  # why they do
+        self._covers_training = False  # whether members were compared with their networks in train mode, too
         self.example: Example | None = None  # what the first inputs were like
         self.training = networks[0].training  # its parts keep their own modes, so a frozen norm stays frozen
         self.engine_name: EngineName = engine
@@ -110,7 +113,8 @@ class Members(nn.Module, ABC):
     def _run(self, inputs: Tensor, *, each: bool) -> Tensor:
         before, example = self._engine, inputs[0] if each else inputs
         try:
-            if isinstance(before, StackedProgram):  # puts no values into modules: any number of threads may run it
+            # A program puts no values into modules: any number of threads may run it.
+            if isinstance(before, StackedProgram) and not self._must_verify():
                 return self._run_by(before, inputs, each)
             with self._pool.borrow(lambda: self.engine(example)) as engine:
                 return self._run_by(engine, inputs, each)
@@ -121,7 +125,8 @@ class Members(nn.Module, ABC):
             raise
 
     def _run_by(self, engine: Engine, inputs: Tensor, each: bool) -> Tensor:
-        if self.skeleton.writes_inputs and not isinstance(engine, Loop):  # a loop copies them for every member
+        # A loop copies them for every member.
+        if any(code.writes_inputs for code in self.codes) and not isinstance(engine, Loop):
             inputs = inputs.clone()
         return engine(self._running_state(engine), inputs, each)
 
@@ -152,10 +157,16 @@ class Members(nn.Module, ABC):
         """What runs the members; chosen once, with the first inputs (B, ...)."""
         if not len(inputs) or (self._engine is None and torch.compiler.is_exporting()):
             return self._loop()  # there are no examples to choose by, or none with values
-        if self._engine is None:
+        if self._must_verify():
             self.verify(inputs)
+            if self.is_separate is None:  # they could not be compared: every one runs its own code
+                return self._loop()
+        if self._engine is None:
             self._engine = self._loop() if self.is_separate else self._choose(inputs)
         return self._engine
+
+    def _must_verify(self) -> bool:
+        return self.is_separate is None or (self.training and not (self.is_separate or self._covers_training))
 
     def _loop(self) -> Loop:
         return Loop(self.codes if self.is_separate is not False else self.codes[:1])
@@ -171,13 +182,17 @@ class Members(nn.Module, ABC):
         Raises:
             EnfoldError: If members cannot be run as their networks are, or not by the engine that was named.
         """
-        if self.is_separate is not None:
+        if not self._must_verify():
             return
-        self.mismatch, self.example = verify(self.codes, self.expand(), inputs), Example.like(inputs)
-        if self.mismatch is not None:
-            self.mismatch.report(self.engine_name)
-            self.codes = separate(self.codes, self.num_members)
-        self.is_separate = self.mismatch is not None
+        found = verify(self.codes, self.expand(), inputs)
+        if not found.is_complete:
+            return
+        if found.mismatch is not None:
+            found.mismatch.report(self.engine_name)
+            self.codes, self._engine = separate(self.codes, self.num_members), None
+            self._pool.clear()
+        self.mismatch, self.is_separate = found.mismatch, found.mismatch is not None
+        self._covers_training, self.example = found.covers_training, Example.like(inputs)
 
     @property
     def trained_members(self) -> int:
@@ -212,7 +227,12 @@ class Members(nn.Module, ABC):
                 f"use {-self.num_members} to {self.num_members - 1}"
             )
         code = self.codes[index] if len(self.codes) > 1 else self.skeleton
-        return code.materialise({name: tensor[index] for name, tensor in self.expand().items()})
+        with self.exclusive():
+            return code.materialise({name: tensor[index] for name, tensor in self.expand().items()})
+
+    def exclusive(self) -> AbstractContextManager[bool]:
+        """Inside the block no other thread runs the modules of this ensemble; it runs copies of them."""
+        return self._pool.lock
 
     def networks(self) -> list[nn.Module]:
         """All members as plain networks."""
@@ -241,6 +261,13 @@ class Members(nn.Module, ABC):
         """What an optimizer gets: groups with `params`, `weight_decay` and, where they differ, `lr_scale` (a factor on
         the learning rate) and `member_axis` (whether the leading axis of the parameters is the member)."""
         return decay_groups([(parameter, parameter.ndim) for parameter in self.parameters()], weight_decay, decay)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        with self.exclusive():
+            vars(twin).update(copy.deepcopy(self.__getstate__(), memo))
+        return twin
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]

@@ -58,13 +58,18 @@ class Loop:
 
     def given(self, inputs: Tensor) -> Tensor:
         """Return inputs as a member takes them: laid out, and its own where the code writes to them."""
-        return laid_out(inputs, self.channels_last, copy=self.skeleton.writes_inputs)
+        return laid_out(inputs, self.channels_last, copy=self.writes_inputs)
+
+    @property
+    def writes_inputs(self) -> bool:
+        """Whether a member works in place on its inputs."""
+        return any(code.writes_inputs for code in self.codes)
 
     def __call__(self, state: State, inputs: Tensor, each: bool) -> Tensor:
         """(B, ...) or, with `each`, (M, B, ...) -> (M, B, C)."""
         slices = {name: self.slices(name, tensor) for name, tensor in state.items()}
         num_members = len(next(iter(slices.values())))
-        shared = None if each or self.skeleton.writes_inputs else self.given(inputs)
+        shared = None if each or self.writes_inputs else self.given(inputs)
         shortcuts = self._allowed(state, inputs[0] if each else inputs)
         outputs = []
         for index in range(num_members):
@@ -79,7 +84,8 @@ class Loop:
 
     def slices(self, name: str, tensor: Tensor) -> Sequence[Tensor]:
         """Return every member's own tensor of that name."""
-        if name in self.skeleton.written:  # torch lets nobody write to what `unbind` gives; prediction changes nothing
+        # Torch lets nobody write to what `unbind` gives, and prediction changes nothing.
+        if any(name in code.written for code in self.codes):
             own = [tensor[index] for index in range(len(tensor))]
             return own if torch.is_grad_enabled() else [each.clone() for each in own]
         return unbind_watched(name, tensor, self.skeleton)

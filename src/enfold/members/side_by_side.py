@@ -165,7 +165,7 @@ def preferred(merged: Merged, own: Collection[str], state: State, inputs: Tensor
     skeleton = merged.skeleton
     if inputs.device.type != "cpu" or skeleton.network._compiled_call_impl is not None:
         return merged
-    state = _varied(state, own, set(skeleton.parameters))
+    state = shared_varied(state, own, set(skeleton.parameters))
     few = inputs[:EXAMPLES]
     size = _largest(merged, state, few) * len(inputs) * len(next(iter(state.values()))) * inputs.element_size()
     if size < LARGE:
@@ -183,7 +183,7 @@ def preferred(merged: Merged, own: Collection[str], state: State, inputs: Tensor
     return beside
 
 
-def _varied(state: State, own: Collection[str], parameters: set[str]) -> State:
+def shared_varied(state: State, own: Collection[str], parameters: set[str]) -> State:
     """Other values for each member, but where they share."""
     return {
         name: tensor if name in own else tensor[:1].expand_as(tensor)

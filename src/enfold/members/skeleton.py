@@ -8,6 +8,8 @@ look-up by dotted name on each call is a visible part of the latency of a small 
 from __future__ import annotations
 
 import copy
+import dataclasses
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -16,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 
 from enfold.errors import EnfoldError
 from enfold.members.copying import copied, detached_tensors, rebind, refuse_scripted, shared_attributes
@@ -68,13 +71,30 @@ def _aliases(network: nn.Module) -> dict[int, list[tuple[Any, Any]]]:
             if isinstance(value, Tensor):
                 if id(value) in known:
                     found.setdefault(id(value), []).append((held, key))
-            elif type(value) in (list, dict):
+            elif isinstance(value, list | dict):
                 search(value, enumerate(value) if isinstance(value, list) else value.items())
+            elif dataclasses.is_dataclass(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
+                search(vars(value), vars(value).items())
+            elif isinstance(value, tuple) and any(isinstance(item, Tensor) and id(item) in known for item in value):
+                raise EnfoldError(
+                    f"parameters may be held in lists and dictionaries as well, but '{key}' of this "
+                    f"{type(network).__name__} is a tuple of them: make it a list"
+                )
 
     for module in network.modules():
         own = vars(module)
         search(own, [item for item in own.items() if item[0] not in ("_parameters", "_buffers", "_modules")])
     return found
+
+
+def empty_buffers(network: nn.Module) -> list[str]:
+    """Return the names of the buffers that are None."""
+    return [
+        f"{prefix}.{key}" if prefix else key
+        for prefix, module in network.named_modules()
+        for key, tensor in module._buffers.items()
+        if tensor is None
+    ]
 
 
 def _present(tensor: Tensor | None) -> Tensor:
@@ -117,6 +137,14 @@ class Skeleton:
             for key, tensor in module._buffers.items()
             if tensor is None
         ]
+        self.forgets = True  # whether what a call puts into an empty buffer is taken out again
+        named = network.named_parameters()
+        self._originals = {id(tensor): (weakref.ref(tensor), name) for name, tensor in named}
+
+    def name_of_original(self, tensor: Tensor | None) -> str | None:
+        """Return the name of a parameter of the network that this is a copy of."""
+        known = self._originals.get(id(tensor))
+        return known[1] if known is not None and known[0]() is tensor else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Skeleton:
         try:
@@ -170,6 +198,8 @@ class Skeleton:
 
         A checkpointed block gets them `again` in the backward pass, or is refused.
         """
+        if parametrize._cache_enabled:
+            parametrize._cache.clear()  # it is kept by module, and the module has other values now
         placeholders = [(where, where[0][0][where[0][1]]) for where in self._places_of(state)]
         for (where, _), tensor in zip(placeholders, state.values(), strict=True):
             self._fill(where, tensor)
@@ -187,7 +217,7 @@ class Skeleton:
                 self._fill(where, placeholder)
             for name, also in self.aliases.items():
                 self._fill(also, self._tensor(name))
-            for held, key in self.empty:  # what one member puts there is not for the next
+            for held, key in self.empty if self.forgets else ():  # what one member puts there is not for the next
                 held[key] = None
 
     def _holding_again(self, state: Mapping[str, Tensor]) -> AbstractContextManager[nn.Module]:

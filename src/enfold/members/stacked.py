@@ -138,6 +138,12 @@ def _check_same(first: nn.Module, expected: State, network: nn.Module, state: St
         )
     for name, tensor in expected.items():
         other = state[name]
+        if isinstance(tensor, nn.Parameter) and tensor.requires_grad != other.requires_grad:
+            raise EnfoldError(
+                f"all members must train the same parameters, but '{name}' is "
+                f"{'trained' if tensor.requires_grad else 'frozen'} in member 0 and not in member {index}: set its "
+                "requires_grad alike in all networks"
+            )
         for what, ours_is, theirs_is, mend in (
             ("shapes", tuple(tensor.shape), tuple(other.shape), remedy),
             ("types of numbers", tensor.dtype, other.dtype, f"convert it with network.to({tensor.dtype})"),

@@ -12,34 +12,35 @@ from __future__ import annotations
 import copy
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from enfold.errors import EnfoldError, SeparateModulesWarning, level_outside
+from enfold.members.attributes import attributes, first_difference, numbers
 from enfold.members.outputs import logits_of
-from enfold.members.skeleton import Skeleton, State, read_state
+from enfold.members.skeleton import Skeleton, State, empty_buffers, read_state
 from enfold.members.trial import EXAMPLES, same_draws, varied
 
 OUTPUTS = "the outputs"
-TOLERANCE = 1e-3  # relative to the largest value of a tensor; gradients have ten times as much
+TOLERANCE = 1e-4  # relative to the largest value of a tensor; gradients have ten times as much
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Where a member does something else than its own network."""
+    """Why members cannot all run by the code of one network."""
 
     member: int
-    mode: str  # "eval" or "train"
     what: str
-    same_code: bool = False  # whether copies of the first network would do: they only must not be one object
+    same_code: bool = False  # whether they compute the same function of their values, each by a copy of its own
 
     def __str__(self) -> str:
-        return f"{self.what} of member {self.member} in {self.mode} mode differ from those of its own network"
+        return f"{self.what} of member {self.member} would not be those of its own network"
 
     def report(self, engine: str) -> None:
         """Warn that members run as separate modules, or refuse an engine that cannot."""
@@ -55,6 +56,15 @@ class Mismatch:
         )
 
 
+@dataclass(frozen=True)
+class Verification:
+    """What a comparison found."""
+
+    mismatch: Mismatch | None = None
+    is_complete: bool = False  # whether members could be compared at all
+    covers_training: bool = False  # whether they could be compared in train mode
+
+
 @dataclass
 class Result:
     """What one network gave for the examples: outputs, buffers and gradients by name."""
@@ -62,9 +72,10 @@ class Result:
     tensors: dict[str, Tensor]
     writes_inputs: bool
     written: set[str]  # parameters that the forward pass changes
+    changed: str | None  # an attribute or an empty buffer that the pass leaves otherwise than it was
 
 
-def verify(codes: Sequence[Skeleton], state: State, inputs: Tensor) -> Mismatch | None:
+def verify(codes: Sequence[Skeleton], state: State, inputs: Tensor) -> Verification:
     """Compare members that run the code of the first network with their own networks.
 
     What is learned about the code is noted in it: whether it works in place on its inputs or on parameters.
@@ -74,63 +85,100 @@ def verify(codes: Sequence[Skeleton], state: State, inputs: Tensor) -> Mismatch 
         state: All members' values, each (M, ...).
         inputs: A batch (B, ...), which is left as it is.
 
-    Returns:
-        What differs, or None if all members may run the code of the first network.
-
     Raises:
-        EnfoldError: If members differ from their own networks even as separate modules.
+        EnfoldError: If members differ from their own networks even as separate modules, or use tensors of the networks
+            that they were made from.
     """
-    for rows in dict.fromkeys((min(EXAMPLES, len(inputs)), len(inputs))):
+    few = min(EXAMPLES, len(inputs))
+    for rows, kind in dict.fromkeys([(few, "varied"), (few, "given"), (len(inputs), "varied"), (len(inputs), "given")]):
         # What a network warns of, it warns of when it is run.
         with torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings(action="ignore"):
             try:
-                comparison = _Comparison(codes, state, inputs[:rows].detach().clone())
-            except Exception:  # noqa: S112 - it does not take so few, or no such inputs: the call that follows raises it
+                comparison = _Comparison(codes, state, inputs[:rows].detach().clone(), is_varied=kind == "varied")
+            except EnfoldError:
+                raise
+            except Exception:  # noqa: S112 - it does not take so few rows, such values, or such inputs
                 continue
-            return comparison.mismatch()
-    return None
+            covers = all(result is not None for result in comparison.trained)
+            if covers or rows == len(inputs):
+                return Verification(comparison.mismatch(), True, covers or len(inputs) > 1)
+    return Verification()
 
 
 def separate(codes: Sequence[Skeleton], num_members: int) -> list[Skeleton]:
-    """Return one network's code for every member."""
-    return list(codes) if len(codes) == num_members else [copy.deepcopy(codes[0]) for _ in range(num_members)]
+    """Return one network's code for every member, which keeps what its own calls leave behind."""
+    own = list(codes) if len(codes) == num_members else [copy.deepcopy(codes[0]) for _ in range(num_members)]
+    for code in own:
+        code.forgets = False
+    return own
+
+
+def different_attribute(codes: Sequence[Skeleton]) -> tuple[int, str] | None:
+    """Return the first member whose network has other settings than the first one's, and the attribute's name."""
+    first = attributes(codes[0].network)
+    for index, code in enumerate(codes[1:], 1):
+        name = first_difference(first, attributes(code.network))
+        if name is not None:
+            return index, name
+    return None
 
 
 class _Comparison:
     """Examples, values, and what the members' own networks give for them."""
 
-    def __init__(self, codes: Sequence[Skeleton], state: State, rows: Tensor) -> None:
+    def __init__(self, codes: Sequence[Skeleton], state: State, rows: Tensor, *, is_varied: bool) -> None:
         members = len(next(iter(state.values())))
         if len(codes) == 1:
             members = min(members, 2)  # one code for all: what it carries from one member to the next, two show
         self.codes = [codes[index if len(codes) > 1 else 0] for index in range(members)]
         self.rows = rows
         given = {name: tensor.detach()[:members].clone() for name, tensor in state.items()}
-        self.values = varied(given, set(codes[0].parameters))
-        self.own = [self._of_own_network(index, training=False) for index in range(members)]
-        if not all(bool(torch.isfinite(result.tensors[OUTPUTS]).all()) for result in self.own):
-            self.values = given  # varied values may be outside of what the network can compute
-            self.own = [self._of_own_network(index, training=False) for index in range(members)]
-        for code, result in zip(self.codes, self.own, strict=True):
-            code.writes_inputs |= result.writes_inputs
-            code.written |= result.written
+        self.values = varied(given, set(codes[0].parameters)) if is_varied else given
+        self.evaluated = [self._of_own_network(index, training=False) for index in range(members)]
+        if is_varied and not all(bool(torch.isfinite(one.tensors[OUTPUTS]).all()) for one in self.evaluated):
+            raise ValueError("varied values are outside of what the network can compute")
+        self.trained = [self._if_it_trains(index) for index in range(members)]
+        for code, *results in zip(self.codes, self.evaluated, self.trained, strict=True):
+            for result in results:
+                if result is not None:
+                    code.writes_inputs |= result.writes_inputs
+                    code.written |= result.written
+
+    def _if_it_trains(self, index: int) -> Result | None:
+        try:
+            return self._of_own_network(index, training=True)
+        except EnfoldError:
+            raise
+        except Exception:  # a batch that is too small, or a network that takes something else in train mode
+            return None
 
     def mismatch(self) -> Mismatch | None:
         """Return the first difference; if even separate modules differ, refuse the networks."""
         found = self._first_mismatch(lambda twins, index: twins[0])
         if found is None:
-            return None
+            return self._different_settings()
         reason = self._first_mismatch(lambda twins, index: twins[index])
-        if reason is not None and self._is_reproducible(reason):
+        if reason is not None and self._is_reproducible(reason[0]):
             raise EnfoldError(
-                f"members must do what their own networks do, but {reason}, even as separate modules: keep what the "
-                f"forward pass of {type(self.codes[0].network).__name__} uses in parameters, buffers or attributes of "
-                "its modules"
+                f"members must do what their own networks do, but {reason[1]} of member {reason[0]} differ, even as "
+                f"separate modules: keep what the forward pass of {type(self.codes[0].network).__name__} uses in "
+                "parameters, buffers or attributes of its modules"
             )
         same_code = self._first_mismatch(lambda twins, index: copy.deepcopy(twins[0])) is None
-        return replace(found, same_code=same_code)
+        return Mismatch(*found, same_code=same_code)
 
-    def _first_mismatch(self, code_of: Callable[[list[Skeleton], int], Skeleton]) -> Mismatch | None:
+    def _different_settings(self) -> Mismatch | None:
+        """Settings that no example showed, and what changes from call to call and so from member to member."""
+        different = different_attribute(self.codes)
+        if different is not None:
+            return Mismatch(different[0], f"the attribute '{different[1]}'", same_code=True)
+        results = [result for result in (*self.evaluated, *self.trained) if result is not None]
+        changed = next((result.changed for result in results if result.changed is not None), None)
+        if changed is not None and len(self.codes) > 1 and self.codes[0] is not self.codes[1]:
+            return Mismatch(1, f"'{changed}', which every call changes,", same_code=True)
+        return None
+
+    def _first_mismatch(self, code_of: Callable[[list[Skeleton], int], Skeleton]) -> tuple[int, str] | None:
         for training in (False, True):
             twins = [copy.deepcopy(code) for code in self.codes]
             for twin in twins:
@@ -138,13 +186,12 @@ class _Comparison:
             for index in range(len(self.codes)):
                 what = self._difference(code_of(twins, index), index, training)
                 if what is not None:
-                    return Mismatch(index, "train" if training else "eval", what)
+                    return index, f"{what} in {'train' if training else 'eval'} mode"
         return None
 
     def _difference(self, code: Skeleton, index: int, training: bool) -> str | None:
-        try:
-            expected = self._of_own_network(index, training=True) if training else self.own[index]
-        except Exception:  # a batch that is too small for train mode: there is nothing to compare with
+        expected = self.trained[index] if training else self.evaluated[index]
+        if expected is None:
             return None
         # Laid out as in the own network: the draws of dropout follow the layout.
         values = {name: _contiguous(tensor) for name, tensor in self._values_of(index).items()}
@@ -157,20 +204,40 @@ class _Comparison:
             return f"the errors ({type(error).__name__}: {error})"
         return difference(expected.tensors, found.tensors)
 
-    def _is_reproducible(self, mismatch: Mismatch) -> bool:
-        """Tell whether two copies of a network give the same; not if it draws from a source of its own."""
-        training = mismatch.mode == "train"
-        results = [self._of_own_network(mismatch.member, training=training).tensors for _ in range(2)]
-        return difference(*results) is None
+    def _is_reproducible(self, index: int) -> bool:
+        """Tell whether copies of a network give the same; not if it draws from a source of its own, or others draw."""
+        for training, expected in ((False, self.evaluated[index]), (True, self.trained[index])):
+            for _ in range(2 if expected is not None else 0):
+                if difference(expected.tensors, self._of_own_network(index, training=training).tensors) is not None:  # type: ignore[union-attr]
+                    return False
+        return True
 
     def _values_of(self, index: int) -> State:
         return {name: tensor[index] for name, tensor in self.values.items()}
 
     def _of_own_network(self, index: int, *, training: bool) -> Result:
-        network = self.codes[index].materialise(self._values_of(index)).train(training)
-        return self._result(network, training)
+        code = self.codes[index]
+        network = code.materialise(self._values_of(index)).train(training)
+        before = numbers(network)
+        result = self._result(network, training, code)
+        after = numbers(network)
+        if first_difference(before, after) is not None:  # a size that is noted again in every call changes nothing
+            self._outputs(network)
+            result.changed = first_difference(after, numbers(network))
+        filled = set(empty_buffers(code.network)) - set(empty_buffers(network))
+        if training and filled and not torch.equal(self._outputs(network), self._outputs(network, without=filled)):
+            result.changed = min(filled)
+        return result
 
-    def _result(self, network: nn.Module, training: bool) -> Result:
+    def _outputs(self, network: nn.Module, without: Collection[str] = ()) -> Tensor:
+        """Return what a network gives in eval mode, after some of its buffers were emptied."""
+        for name in without:
+            path, _, key = name.rpartition(".")
+            network.get_submodule(path)._buffers[key] = None
+        with fixed_draws(self.rows), torch.no_grad():
+            return logits_of(network.eval()(self.rows.clone()))
+
+    def _result(self, network: nn.Module, training: bool, own: Skeleton | None = None) -> Result:
         """Run a network on the examples; gradients are those of a weighted sum of the outputs, in train mode."""
         before, rows = read_state(network), self.rows.clone()
         versions, entered = {name: tensor._version for name, tensor in before.items()}, rows._version
@@ -178,9 +245,29 @@ class _Comparison:
             outputs, after = logits_of(network(rows)), read_state(network)
             tensors = {OUTPUTS: outputs.detach()}  # and buffers before a checkpointed block is run again
             tensors |= {f"the buffer '{name}'": after[name].detach().clone() for name in self.codes[0].buffers}
+            if own is not None:
+                _refuse_originals(outputs, own)
             gradients = _gradients(outputs, before) if training else {}
         written = {name for name in self.codes[0].parameters if after[name]._version != versions[name]}
-        return Result({**tensors, **gradients}, rows._version != entered, written)
+        return Result({**tensors, **gradients}, rows._version != entered, written, None)
+
+
+def _refuse_originals(outputs: Tensor, code: Skeleton) -> None:
+    """Refuse a copy whose outputs have a gradient for a parameter of the network that it was made from."""
+    waiting, seen = [outputs.grad_fn], set[Any]()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        name = code.name_of_original(getattr(node, "variable", None))
+        if name is not None:
+            raise EnfoldError(
+                f"a copy of a network must not use the original, but that of {type(code.network).__name__} uses its "
+                f"parameter '{name}', perhaps by a function or an object that refers to the network: look it up when "
+                "it is used"
+            )
+        waiting.extend(function for function, _ in node.next_functions)
 
 
 def _contiguous(tensor: Tensor) -> Tensor:
@@ -209,7 +296,7 @@ def difference(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> s
     """
     device = expected[OUTPUTS].device.type
     kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else expected[OUTPUTS].dtype
-    tolerance = max(TOLERANCE, 8 * torch.finfo(kind).eps)
+    tolerance = max(TOLERANCE, torch.finfo(kind).eps)
     sizes = [_largest(tensor) for name, tensor in expected.items() if name.startswith("the gradients")]
     floor = 0.1 * max(sizes, default=0.0)  # a bias before a batch norm has a gradient of rounding alone
     for name, tensor in expected.items():

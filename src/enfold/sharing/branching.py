@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -11,10 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from enfold.errors import EnfoldError, closest
+from enfold.members.choice import without_draws
 from enfold.members.engines import Engine, EngineName
 from enfold.members.initialise import initialised
+from enfold.members.side_by_side import shared_varied
 from enfold.members.skeleton import read_state
+from enfold.members.trial import EXAMPLES
 from enfold.members.trunk import OneByOne, OneTrunk
+from enfold.members.verify import OUTPUTS, difference, fixed_draws
 from enfold.seeds import generator
 from enfold.sharing import Share, Sharing
 from enfold.train import Plan
@@ -78,7 +83,27 @@ class Branches(Sharing):
             return self._loop()
         if self.engine_name != "auto" or not self.shared.state():
             return super()._choose(inputs)
-        return OneTrunk(self.skeleton, list(self.own.state()))
+        return OneTrunk(self.skeleton, list(self.own.state())) if self._shares_its_trunk(inputs) else self._loop()
+
+    @torch.no_grad()
+    def _shares_its_trunk(self, inputs: Tensor) -> bool:
+        """Whether one pass over the trunk gives what a pass for every member gives, on a few examples."""
+        own, few = list(self.own.state()), inputs[:EXAMPLES]
+        state = shared_varied(self.expand(), own, set(self.skeleton.parameters))
+        for training in (False, True):
+            results = []
+            for kind in (OneTrunk, OneByOne):
+                code = copy.deepcopy(self.skeleton)
+                engine = OneTrunk(code, own) if kind is OneTrunk else OneByOne(code)
+                values = {name: tensor.clone() for name, tensor in state.items()}
+                try:
+                    with fixed_draws(inputs), without_draws(code.network, training):
+                        results.append(engine(values, few.clone(), False))
+                except Exception:  # a batch that is too small for train mode: there is nothing to compare
+                    break
+            if len(results) == 2 and difference({OUTPUTS: results[1]}, {OUTPUTS: results[0]}) is not None:
+                return False
+        return True
 
     def looped(self, inputs: Tensor) -> bool:
         """Not by the training loop: a member's gradients alone would run the trunk once for each."""

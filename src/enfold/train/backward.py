@@ -6,7 +6,7 @@ memory, which is also faster on a CPU (less memory to fetch from the system in e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, runtime_checkable
 
@@ -20,6 +20,8 @@ from enfold.members.inputs import in_type_of
 from enfold.members.skeleton import Skeleton
 from enfold.members.usage import note_used
 from enfold.train.objective import Moment, Objective
+
+LossesOf = Callable[[nn.Module, Objective, Batch, int], Tensor]
 
 
 @runtime_checkable
@@ -75,6 +77,11 @@ def backward(
 
     if not isinstance(model, Members) or not isinstance(objective, Separable) or not _by_member(model, batch):
         return losses_of(model, objective, batch, 0)
+    with model.exclusive():  # the modules that members are put into are not another thread's meanwhile
+        return _member_by_member(model, batch, objective, losses_of)
+
+
+def _member_by_member(model: Members, batch: Batch, objective: Separable, losses_of: LossesOf) -> Tensor:
     state, found = model.expand(), []
     gradients = Gradients(state)
     for index in range(model.num_members):

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,12 @@ def fit(
     file = Path(checkpoint) if checkpoint else None
     kept = Trajectory(keep) if isinstance(keep, str | Path) else keep
     with torch.enable_grad():
-        return Fit(model, data, plan, objective, file, judged, kept).run(on_epoch, title, quiet)
+        training = Fit(model, data, plan, objective, file, judged, kept)
+        try:
+            return training.run(on_epoch, title, quiet)
+        finally:
+            if file is not None and model in _begun:
+                _begun[model].end = _weights(model)
 
 
 class Fit:
@@ -273,23 +278,40 @@ class Fit:
                 "initial weights": self.start,
                 "network": digest([], f"{shapes}{network!r}"),
                 "method": digest([], repr(share_of(self.model))),
-                "loss": digest([], ADDRESS.sub("", repr(self.objective))),
+                "loss": digest([], ADDRESS.sub("", f"{self.objective!r} {_settings(self.objective)}")),
                 "plan": asdict(self.plan),
             }
         )
 
 
-_begun: WeakKeyDictionary[nn.Module, tuple[Path, str]] = WeakKeyDictionary()  # by models that this process trains
+@dataclass
+class _Begun:
+    """A training of this process that may be continued with the same object, which is half trained then."""
+
+    checkpoint: Path | None
+    start: str  # a digest of the weights at its start
+    end: str = ""  # and when it was left
+
+
+_begun: WeakKeyDictionary[nn.Module, _Begun] = WeakKeyDictionary()
 
 
 def _initial_weights(model: nn.Module, checkpoint: Path | None) -> str:
     """Return a digest of the weights that training began with, also for a model whose training was interrupted."""
-    file, start = _begun.get(model, (None, ""))
-    if checkpoint is None or file != checkpoint or not checkpoint.exists():
-        start = digest(tensor for _, tensor in _tensors(model))
-    if checkpoint is not None:
-        _begun[model] = (checkpoint, start)
-    return start
+    now, known = _weights(model), _begun.get(model)
+    if known is None or known.checkpoint != checkpoint or now not in (known.start, known.end):
+        known = _begun[model] = _Begun(checkpoint, now)
+    return known.start
+
+
+def _weights(model: nn.Module) -> str:
+    return digest(tensor for _, tensor in _tensors(model))
+
+
+def _settings(objective: object) -> str:
+    """Return what the text of a loss may not show: its attributes, or the code of a function."""
+    code = getattr(objective, "__code__", None)
+    return repr(getattr(objective, "__dict__", {})) if code is None else f"{code.co_code!r}{code.co_consts!r}"
 
 
 def _tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
