@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import stat
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import SafetensorError
 
+import enfold
 from enfold.errors import WriteError
 from enfold.files import append_line, atomic_path, remove_stale_parts, sha256, write_json, write_text
 from enfold.seeds import derive, generator
@@ -155,3 +157,9 @@ def test_a_generator_draws_its_own_and_leaves_the_global_one():
     draws = torch.rand(3, generator=generator(1, "noise", 2))
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(draws, torch.rand(3, generator=torch.Generator().manual_seed(derive(1, "noise", 2))))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of a POSIX system")
+def test_what_is_stored_may_be_read_by_others(tmp_path):
+    file = enfold.save(torch.nn.Linear(2, 2), tmp_path / "network.safetensors")
+    assert stat.S_IMODE(file.stat().st_mode) == stat.S_IMODE(file.with_suffix(".json").stat().st_mode)

@@ -13,6 +13,7 @@ from typing import ClassVar
 WITHIN = (
     "enfold.",
     "functools",
+    "contextlib",
     "torch.utils._contextlib",
     "torch.nn.modules.",
 )  # modules whose lines tell a user nothing
@@ -38,8 +39,8 @@ class WriteError(EnfoldError):
     """A file could not be written: the disk is full, or the folder is read-only, protected or gone."""
 
     REMEDIES: ClassVar = {
-        errno.ENOSPC: "free some space and run the same command again",
-        errno.EDQUOT: "free some space and run the same command again",
+        errno.ENOSPC: "free some space and go on with the same command (a run with --resume)",
+        errno.EDQUOT: "free some space and go on with the same command (a run with --resume)",
         errno.ENAMETOOLONG: "choose a shorter name",
         errno.ELOOP: "remove the symbolic link",
         errno.ENOENT: "restore its folder, or choose another",

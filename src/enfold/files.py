@@ -8,6 +8,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +37,19 @@ def atomic_path(path: Path, *, parents: bool = True) -> Iterator[Path]:
                 yield temporary
                 with temporary.open("r+b") as written:  # Windows syncs only what may be written
                     os.fsync(written.fileno())
+                temporary.chmod(0o666 & ~_umask())  # safetensors lets nobody else read what it writes
                 temporary.replace(path)  # of a symbolic link the link itself, not what it leads to
                 sync()
             finally:
                 temporary.unlink(missing_ok=True)
+
+
+@cache
+def _umask() -> int:
+    """Return the process's mask of permissions, which can only be read by setting it."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
 
 
 @contextmanager

@@ -29,6 +29,13 @@ SCORES = (  # title, where it lies in a row, metric, scale, digits
 def model_card(content: Content) -> str:
     """The card of the headline's model; a run without a fold or share has nothing to ship."""
     found = content.headline
+    unchanged = [label for label, row in content.rows.items() if "member" in row]
+    if found is None and unchanged:
+        raise EnfoldError(
+            f"a model card is about a network that differs from its members, but {', '.join(unchanged)} of "
+            f"'{content.folder}' has the weights of a member, unchanged: distill for more epochs or at a higher rate, "
+            "or merge"
+        )
     if found is None:
         raise EnfoldError(
             f"a model card is about an evaluated fold or share, but '{content.folder}' has none: "
