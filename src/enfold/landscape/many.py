@@ -78,7 +78,8 @@ class _Crowd:
     @property
     def norms(self) -> list[Norm]:
         """The batch norms, and what is like them, by whose mode all networks run."""
-        return [layer for layer in self.tried.skeleton.network.modules() if isinstance(layer, TRACKING)]
+        networks = [code.network for code in self.tried.codes]
+        return [layer for network in networks for layer in network.modules() if isinstance(layer, TRACKING)]
 
     @torch.no_grad()
     def measure(self, data: Data) -> None:

@@ -154,17 +154,17 @@ class _Comparison:
 
     def mismatch(self) -> Mismatch | None:
         """Return the first difference; if even separate modules differ, refuse the networks."""
-        found = self._first_mismatch(lambda twins, index: twins[0])
+        found = self._first_mismatch(lambda index: 0)
         if found is None:
             return self._different_settings()
-        reason = self._first_mismatch(lambda twins, index: twins[index])
+        reason = self._first_mismatch(lambda index: index)
         if reason is not None and self._is_reproducible(reason[0]):
             raise EnfoldError(
                 f"members must do what their own networks do, but {reason[1]} of member {reason[0]} differ, even as "
                 f"separate modules: keep what the forward pass of {type(self.codes[0].network).__name__} uses in "
                 "parameters, buffers or attributes of its modules"
             )
-        same_code = self._first_mismatch(lambda twins, index: copy.deepcopy(twins[0])) is None
+        same_code = self._first_mismatch(lambda index: 0, afresh=True) is None
         return Mismatch(*found, same_code=same_code)
 
     def _different_settings(self) -> Mismatch | None:
@@ -178,13 +178,16 @@ class _Comparison:
             return Mismatch(1, f"'{changed}', which every call changes,", same_code=True)
         return None
 
-    def _first_mismatch(self, code_of: Callable[[list[Skeleton], int], Skeleton]) -> tuple[int, str] | None:
+    def _first_mismatch(self, code_of: Callable[[int], int], *, afresh: bool = False) -> tuple[int, str] | None:
+        """Run every member by the code that `code_of` names, which all members with it share, unless `afresh`."""
         for training in (False, True):
-            twins = [copy.deepcopy(code) for code in self.codes]
-            for twin in twins:
-                twin.network.train(training)
+            twins: dict[int, Skeleton] = {}
             for index in range(len(self.codes)):
-                what = self._difference(code_of(twins, index), index, training)
+                which = code_of(index)
+                if which not in twins or afresh:
+                    twins[which] = copy.deepcopy(self.codes[which])
+                    twins[which].network.train(training)
+                what = self._difference(twins[which], index, training)
                 if what is not None:
                     return index, f"{what} in {'train' if training else 'eval'} mode"
         return None
@@ -316,12 +319,19 @@ def _largest(tensor: Tensor) -> float:
     return float(finite.abs().max()) if finite.numel() and finite.dtype != torch.bool else 0.0
 
 
+def _seed(device: torch.device, seed: int) -> None:
+    """Seed the generators of the CPU and of one device; `torch.manual_seed` notes the stack for devices without use."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
 @contextmanager
 def fixed_draws(inputs: Tensor) -> Iterator[None]:
     """Draw the same random numbers in every such block, from torch, numpy and Python, and leave their states alone."""
     before = random.getstate(), np.random.get_state()
     with same_draws(inputs):
-        torch.manual_seed(0)
+        _seed(inputs.device, 0)
         random.seed(0)
         np.random.seed(0)
         try:
