@@ -25,7 +25,7 @@ def closest(word: str, known: Iterable[str]) -> str | None:
 
 
 class EnfoldError(ValueError):
-    """Something the user can mend. Its message names the rule, the offending value and the remedy."""
+    """Something the user can fix. Its message names the rule, the offending value and the remedy."""
 
 
 class MissingExtra(EnfoldError, ImportError):

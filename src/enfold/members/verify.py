@@ -40,7 +40,7 @@ class Mismatch:
     same_code: bool = False  # whether they compute the same function of their values, each by a copy of its own
 
     def __str__(self) -> str:
-        return f"{self.what} of member {self.member} would not be those of its own network"
+        return f"{self.what} of member {self.member} would differ from its own network's"
 
     def report(self, engine: str) -> None:
         """Warn that members run as separate modules, or refuse an engine that cannot."""
@@ -84,6 +84,9 @@ def verify(codes: Sequence[Skeleton], state: State, inputs: Tensor) -> Verificat
         codes: The members' own networks; one that stands for all members where they share their code.
         state: All members' values, each (M, ...).
         inputs: A batch (B, ...), which is left as it is.
+
+    Returns:
+        What differs, if anything, and whether members could be compared at all and in train mode.
 
     Raises:
         EnfoldError: If members differ from their own networks even as separate modules, or use tensors of the networks
