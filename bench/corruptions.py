@@ -26,8 +26,8 @@ from torch import Tensor
 
 from enfold.cost import round_ratio
 from enfold.data.corruptions import KINDS, STANDARD, corrupt
-from enfold.files import write_json
-from enfold.store import versions
+from enfold.io.files import write_json
+from enfold.saving import versions
 
 RESULTS = Path(__file__).parent.parent / "results"
 IMAGES, SEVERITY, ROUNDS = 1000, 3, 5

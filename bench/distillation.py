@@ -14,17 +14,17 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from enfold import Stacked
+from enfold import DeepEnsemble
 from enfold.data import Data, Split
 from enfold.data.batches import Batch, Order
-from enfold.distilling import Distillation
-from enfold.fold.distill import Distill
-from enfold.fold.latent_be import LatentBE
+from enfold.distill.base import Distillation
+from enfold.distill.losses.kd import KD
+from enfold.distill.losses.latent_be import LatentBE
 from enfold.networks import factory
 from enfold.registry import methods
-from enfold.train import Plan
+from enfold.train import TrainConfig
 from enfold.train.backward import backward
-from enfold.train.objective import Moment
+from enfold.train.objective import StepContext
 from timing import BATCH, PythonLoop, Table, cnn, mlp, ratios, show, training_step, write_record
 
 M = 4
@@ -53,10 +53,10 @@ def lesson(
     method: Distillation, make: Callable[[], nn.Module], data: Data, batch: Batch, *, cached: bool
 ) -> Callable[[], object]:
     """A step of a student: the teachers' answers, forward, backward, SGD with momentum."""
-    teachers = Stacked.make(make, M).eval()
+    teachers = DeepEnsemble.make(make, M).eval()
     share = method.student_share(M)
     student = (make() if share is None else share(make())).train()
-    plan = Plan(
+    plan = TrainConfig(
         optimizer="sgd", augment=() if cached or method.perturb else ("flip",)
     )  # moved pictures are asked about
     planned = dataclasses.replace(method, plan=plan)
@@ -69,7 +69,7 @@ def lesson(
 
     def step() -> None:
         optimizer.zero_grad()
-        backward(student, seen, objective, moment=Moment())
+        backward(student, seen, objective, moment=StepContext())
         optimizer.step()
 
     return step
@@ -78,7 +78,7 @@ def lesson(
 def latent() -> dict[str, Table]:
     """LatentBE at M = 4, beside a Python loop over four plain networks, each with a training step of its own."""
     tables: dict[str, Table] = {}
-    method = LatentBE(plan=Plan(optimizer="sgd"))
+    method = LatentBE(plan=TrainConfig(optimizer="sgd"))
     for name, (make, shape, size) in NETWORKS.items():
         data, batch = one_batch(shape, size)
         cases: Cases = {
@@ -103,8 +103,8 @@ def knowledge_distillation() -> dict[str, Table]:
         data, batch = one_batch(shape, size)
         cases: Cases = {
             "one network": training_step(make(), batch.inputs, batch.labels),
-            "distill, cached": lesson(Distill(), make, data, batch, cached=True),
-            "distill, asked": lesson(Distill(), make, data, batch, cached=False),
+            "distill, cached": lesson(KD(), make, data, batch, cached=True),
+            "distill, asked": lesson(KD(), make, data, batch, cached=False),
         }
         tables[f"distill, {name}, batch {size}"] = measured(f"distill, {name}, batch {size}", cases)
     return tables

@@ -25,11 +25,12 @@ from torch import Tensor, nn
 from architectures import MobileNetV2, ResNet50
 from enfold.cost import time_rounds
 from enfold.data import Data, Split
-from enfold.files import write_json
-from enfold.fold import WeightMatching, ZipIt
-from enfold.members import Stacked
+from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.io.files import write_json
+from enfold.merge.weight_matching import WeightMatching
+from enfold.merge.zipit import ZipIt
 from enfold.networks import MLP, ResNet20
-from enfold.store import versions
+from enfold.saving import versions
 from enfold.symmetry import Symmetry, symmetries
 from enfold.symmetry.matching import matched_to
 
@@ -109,7 +110,7 @@ def large() -> None:
     }
     table = {}
     for name, (merge, make, count) in cases.items():
-        members = Stacked([make() for _ in range(count)])
+        members = DeepEnsemble([make() for _ in range(count)])
         times = time_rounds({name: partial(merge, members, data)}, 3, warmup=1, shortest=0.0)
         table[name] = {"seconds": statistics.median(times[name])}
     for name, count in (("without", 0), ("with 20", 20)):

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from enfold import Stacked
-from enfold.files import write_json
+from enfold import DeepEnsemble
+from enfold.io.files import write_json
 from enfold.networks import MLP
-from enfold.store import versions
+from enfold.saving import versions
 from timing import BATCH, PythonLoop, cnn, inference, mlp, ratios, show, training_step
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -55,7 +55,7 @@ def _model(label: str, make: Callable[[], nn.Module], num_members: int = 4) -> n
         return make()
     if label == "python loop":
         return PythonLoop(make, num_members)
-    return Stacked.make(make, num_members, engine=label)  # type: ignore[arg-type]
+    return DeepEnsemble.make(make, num_members, engine=label)  # type: ignore[arg-type]
 
 
 def growth() -> dict[str, Any]:

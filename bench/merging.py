@@ -22,12 +22,12 @@ from torch import Tensor, nn
 
 from enfold.cost import time_rounds
 from enfold.data.batches import Batch
-from enfold.files import write_json
-from enfold.members import Stacked
-from enfold.merging.soft import Balance, SoftAverage
-from enfold.merging.states import states_of
+from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.io.files import write_json
+from enfold.merge.common.soft import Balance, SoftAverage
+from enfold.merge.common.states import states_of
 from enfold.networks import MLP
-from enfold.store import versions
+from enfold.saving import versions
 from enfold.symmetry import symmetries
 from enfold.train import CrossEntropy
 from enfold.train.backward import backward
@@ -130,7 +130,7 @@ class Case:
 
     def ours(self, balance: Balance) -> tuple[SoftAverage, Step]:
         """A step of permAVG, and the model that it moves."""
-        members, count = Stacked(self.networks), len(self.networks)
+        members, count = DeepEnsemble(self.networks), len(self.networks)
         groups = symmetries(self.networks[0], self.inputs[:2]).groups
         scores = self.scores()
         none = [each[:0] for each in scores]

@@ -13,10 +13,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from enfold.files import write_json
+from enfold.io.files import write_json
 from enfold.report.page import page
 from enfold.run.gather import gather
-from enfold.store import versions
+from enfold.saving import versions
 
 RESULTS = Path(__file__).parent.parent / "results"
 ROUNDS, LIMIT = 5, 10.0  # seconds

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from enfold.cost import time_rounds
 from enfold.data import Data, Split
+from enfold.ensembles.batch_ensemble import BatchEnsemble
+from enfold.ensembles.common.sampling import Sampled
+from enfold.ensembles.common.sharing import Share
+from enfold.ensembles.mc_dropout import MCDropout
 from enfold.evaluate import predict
 from enfold.networks import WideResNet
 from enfold.registry import methods
-from enfold.share import BatchEnsemble, MCDropout
-from enfold.sharing import Share
-from enfold.sharing.sampling import Sampled
-from enfold.train import Plan
+from enfold.train import TrainConfig
 from timing import (
     BATCH,
     ROUNDS,
@@ -74,7 +75,7 @@ def every_share() -> dict[str, Table]:
 def _cases(make: Callable[[], nn.Module], inputs: Tensor, labels: Tensor, task: str) -> dict[str, Callable[[], object]]:
     def case(model: nn.Module, share: Share | None = None) -> Callable[[], object]:
         if task == "train":
-            return training_step(model, inputs, labels, objective=share.objective(Plan()) if share else None)
+            return training_step(model, inputs, labels, objective=share.objective(TrainConfig()) if share else None)
         if isinstance(model, Sampled):
             model.ready.fill_(True)
         return inference(model, inputs)
@@ -148,8 +149,8 @@ def many_rows() -> dict[str, Table]:
     one, members = mlp().eval(), BatchEnsemble(M)(mlp()).eval()
     cases = {
         "one network": inference(one, rows.inputs),
-        "one network by predict": lambda: predict(one, data),
-        "BatchEnsemble by predict": lambda: predict(members, data),
+        "one network by predict": lambda: predict(one, data.test),
+        "BatchEnsemble by predict": lambda: predict(members, data.test),
         "BatchEnsemble at once": inference(BatchEnsemble(M)(mlp()), rows.inputs),
     }
     table = ratios(cases)

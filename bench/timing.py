@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from enfold.cost import time_rounds
 from enfold.data.batches import Batch
-from enfold.files import write_json
+from enfold.io.files import write_json
 from enfold.networks import MLP
-from enfold.store import versions
+from enfold.saving import versions
 from enfold.train import CrossEntropy, Objective
 from enfold.train.backward import backward
 

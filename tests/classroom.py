@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from enfold.data import Data, Split
-from enfold.members import Mixed, Stacked
-from enfold.share import BatchEnsemble
+from enfold.ensemble import MixedEnsemble
+from enfold.ensembles.batch_ensemble import BatchEnsemble
+from enfold.ensembles.deep_ensemble import DeepEnsemble
 
 CLASSES = 3
 
@@ -75,14 +76,14 @@ def make_table(count: int = 12) -> Data:
 
 
 TEACHERS: dict[str, Callable[[], nn.Module]] = {
-    "cnn": lambda: Stacked(population(make_cnn)),
-    "mlp": lambda: Stacked(population(make_mlp)),
-    "mixed": lambda: Mixed([seeded(make_cnn, 0), seeded(make_mlp, 1), seeded(make_cnn, 2)]),
+    "cnn": lambda: DeepEnsemble(population(make_cnn)),
+    "mlp": lambda: DeepEnsemble(population(make_mlp)),
+    "mixed": lambda: MixedEnsemble([seeded(make_cnn, 0), seeded(make_mlp, 1), seeded(make_cnn, 2)]),
     "together": lambda: seeded(Together, 0),
     "share": lambda: BatchEnsemble(3)(seeded(make_mlp, 0)),
 }
 STUDENTS: dict[str, Callable[[], nn.Module]] = {
-    "stacked": lambda: Stacked(population(make_cnn, seed=7)),
+    "stacked": lambda: DeepEnsemble(population(make_cnn, seed=7)),
     "share": lambda: BatchEnsemble(3)(seeded(make_cnn, 7)),
     "joint": lambda: BatchEnsemble(3, batch_norm="joint")(seeded(make_cnn, 7)),
     "together": lambda: seeded(Together, 7),

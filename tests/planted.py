@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from enfold.data import Data, Split
-from enfold.members import Stacked
+from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.networks import MLP, ResNet, ViT
 from enfold.symmetry import Symmetry, permute, symmetries
 
@@ -152,15 +152,15 @@ def shuffled(state: dict[str, Tensor], symmetry: Symmetry, seed: int) -> dict[st
     return permute(state, symmetry, {g.name: torch.randperm(g.size, generator=source) for g in symmetry.groups})
 
 
-def planted(name: str, count: int, seed: int = 0) -> tuple[Stacked, nn.Module, Data]:
+def planted(name: str, count: int, seed: int = 0) -> tuple[DeepEnsemble, nn.Module, Data]:
     """A network and copies of it in random orders (the first as it is), and data for them."""
     make, shape = NETWORKS[name]
     network, data = drawn(make, seed), pixels(shape)
     symmetry = symmetries(network, data.train.inputs[:2])
-    whole = Stacked([network])
+    whole = DeepEnsemble([network])
     state = {key: tensor[0].detach() for key, tensor in whole.expand().items()}
     copies = [whole.network(shuffled(state, symmetry, seed * 100 + k)) for k in range(1, count)]
-    return Stacked([network, *copies]), network, data
+    return DeepEnsemble([network, *copies]), network, data
 
 
 def assert_back(folded: nn.Module, network: nn.Module, data: Data, atol: float = 1e-4) -> None:

@@ -11,6 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from clouds import three_clouds
 from enfold.data import Data, Split
+from enfold.ensemble import MixedEnsemble
+from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import (
     Row,
@@ -23,7 +25,6 @@ from enfold.evaluate import (
     shown,
     shown_gain,
 )
-from enfold.members import Mixed, Stacked
 from enfold.metrics import METRICS, accuracy, fit_temperature, gibbs_nll, nll, tempered
 
 
@@ -45,19 +46,19 @@ def data() -> Data:
 
 
 @pytest.fixture
-def members() -> Stacked:
-    return Stacked.make(Network, 3)
+def members() -> DeepEnsemble:
+    return DeepEnsemble.make(Network, 3)
 
 
-def models(members: Stacked) -> dict[str, nn.Module]:
-    return {"network": members.member(0), "stacked": members, "mixed": Mixed(members.networks())}
+def models(members: DeepEnsemble) -> dict[str, nn.Module]:
+    return {"network": members.member(0), "stacked": members, "mixed": MixedEnsemble(members.networks())}
 
 
 @pytest.mark.parametrize("kind", ["network", "stacked", "mixed"])
 @pytest.mark.parametrize("size", [1, 7, 50, 999])
 def test_chunks_do_not_change_what_is_predicted(members, data, kind, size):
     model = models(members)[kind]
-    found = predict(model, data, "test", batch_size=size)
+    found = predict(model, data.test, batch_size=size)
     assert found.log_probs.shape == (1 if kind == "network" else 3, 50, 3)
     assert torch.equal(found.labels, data.test.labels)
     expected = torch.stack([net.eval()(data.test.inputs) for net in members.networks()]).log_softmax(-1).detach()
@@ -71,7 +72,7 @@ def test_the_mode_is_put_back_and_nothing_is_changed(members, data, kind):
     parts[-1].training = False  # a part that someone froze
     modes = [part.training for part in parts]
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    predict(model, data)
+    predict(model, data.test)
     assert [part.training for part in parts] == modes
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
@@ -79,18 +80,18 @@ def test_the_mode_is_put_back_and_nothing_is_changed(members, data, kind):
 def test_the_mode_is_put_back_if_prediction_fails(members, data):
     members.train()
     with pytest.raises(RuntimeError):
-        predict(members, data.replace(test=Split(torch.zeros(3, 9), torch.zeros(3, dtype=torch.long))))
+        predict(members, data.replace(test=Split(torch.zeros(3, 9), torch.zeros(3, dtype=torch.long))).test)
     assert members.training
     assert members.skeleton.network.training
 
 
 def test_any_iterable_is_a_part(members, data):
-    expected = predict(members, data).log_probs
+    expected = predict(members, data.test).log_probs
     split = data.test
     batches = list(zip(split.inputs.split(8), split.labels.split(8), strict=True))
     loader = DataLoader(TensorDataset(split.inputs, split.labels), 16)
     for part in (batches, loader, iter(batches)):
-        found = predict(members, data.replace(test=part))
+        found = predict(members, data.replace(test=part).test)
         torch.testing.assert_close(found.log_probs, expected)
         assert torch.equal(found.labels, split.labels)
 
@@ -100,7 +101,7 @@ def test_pixels_are_prepared(data):
     pictures = Data([], [], Split(pixels, torch.zeros(10, dtype=torch.long)), 2, (1, 2, 2), mean=(0.5,), std=(0.25,))
     network = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
     expected = network((pixels / 255 - 0.5) / 0.25).log_softmax(-1).detach()
-    torch.testing.assert_close(predict(network, pictures).log_probs[0], expected)
+    torch.testing.assert_close(predict(network, pictures.test).log_probs[0], expected)
 
 
 def test_logits_of_a_network_that_returns_more_than_a_tensor():
@@ -112,16 +113,16 @@ def test_logits_of_a_network_that_returns_more_than_a_tensor():
     assert member_logits(network, torch.zeros(5, 4)).shape == (1, 5, 3)
 
 
-@pytest.mark.parametrize("part", ["validation", "test"])
+@pytest.mark.parametrize("part", ["val", "test"])
 def test_nothing_to_predict(members, data, part):
-    with pytest.raises(EnfoldError, match=f"the {part} part must hold examples.*not a generator that is used up"):
-        predict(members, data.replace(**{part: iter(())}), part)
-    with pytest.raises(EnfoldError, match=f"the {part} part must hold examples"):
-        predict(members, data.replace(**{part: data.test[:0]}), part)
+    with pytest.raises(EnfoldError, match=r"there must be examples to predict.*not a generator that is used up"):
+        predict(members, getattr(data.replace(**{part: iter(())}), part))
+    with pytest.raises(EnfoldError, match="there must be examples to predict"):
+        predict(members, getattr(data.replace(**{part: data.test[:0]}), part))
 
 
 def test_scores_are_the_metrics_and_those_at_the_fitted_temperature(members, data):
-    test, validation = predict(members, data), predict(members, data, "validation")
+    test, validation = predict(members, data.test), predict(members, data.val)
     plain, full = score(test), score(test, validation)
     assert plain == {name: metric(test) for name, metric in METRICS.items()}
     assert full.keys() - plain.keys() == {"temperature", "cnll", "cece", "cbrier"}
@@ -130,34 +131,34 @@ def test_scores_are_the_metrics_and_those_at_the_fitted_temperature(members, dat
 
 
 def test_the_mean_members_scores(members, data):
-    test, validation = predict(members, data), predict(members, data, "validation")
+    test, validation = predict(members, data.test), predict(members, data.val)
     found = mean_member_score(test, validation)
     assert found["nll"] == pytest.approx(gibbs_nll(test))
-    own = [accuracy(predict(network, data)) for network in members.networks()]
+    own = [accuracy(predict(network, data.test)) for network in members.networks()]
     assert found["accuracy"] == pytest.approx(sum(own) / 3)
     assert mean_member_score(test).keys() == METRICS.keys()
 
 
 def test_the_gain_recovered(members, data):
     """0 for a mean member, 1 for the ensemble itself, in between for what is in between."""
-    ensemble = evaluate(members, data, members=members)
+    ensemble = evaluate(members, data, reference=members)
     assert ensemble.gain_recovered == pytest.approx(1.0)
-    gains = [evaluate(network, data, members=members).gain_recovered for network in members.networks()]
+    gains = [evaluate(network, data, reference=members).gain_recovered for network in members.networks()]
     assert sum(gains) / 3 == pytest.approx(0.0, abs=1e-6)
     assert recovered({"nll": 0.9}, {"nll": 1.0}, {"nll": 0.8}) == pytest.approx(0.5)
     assert math.isnan(recovered({"nll": 0.9}, {"nll": 1.0}, {"nll": 1.0}))
-    alone = evaluate(members.member(0), data, members=members[:1])
+    alone = evaluate(members.member(0), data, reference=members[:1])
     assert math.isnan(alone.gain_recovered)  # one member is its own ensemble
 
 
 def test_a_row_reads_as_a_line(members, data):
-    row = evaluate(members, data, members=members, name="four networks")
+    row = evaluate(members, data, reference=members, name="four networks")
     scores = row.scores
     assert str(row) == (
         f"four networks: accuracy {100 * scores['accuracy']:.2f} %  nll {scores['nll']:.4f}  "
         f"ece {100 * scores['ece']:.2f} %  brier {scores['brier']:.4f}  gain recovered 100 %"
     )
-    assert str(evaluate(members, data)).startswith("Stacked: accuracy ")
+    assert str(evaluate(members, data)).startswith("DeepEnsemble: accuracy ")
     assert "gain" not in str(evaluate(members, data))
     assert str(Row("one", scores, math.nan)).endswith("gain recovered -")
     assert (shown("accuracy", 0.5), shown("nll", 0.5)) == ("50.00 %", "0.5000")
@@ -165,7 +166,7 @@ def test_a_row_reads_as_a_line(members, data):
 
 
 def test_without_a_validation_part_there_is_no_temperature(members, data):
-    row = evaluate(members, data.replace(validation=[]))
+    row = evaluate(members, data.replace(val=[]))
     assert "temperature" not in row.scores
     assert row.scores["nll"] == pytest.approx(evaluate(members, data).scores["nll"])
 
@@ -173,17 +174,17 @@ def test_without_a_validation_part_there_is_no_temperature(members, data):
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("model", ["network", "stacked", "mixed"])
 def test_inputs_are_given_in_the_type_of_the_model(members, data, kind, model):
-    expected = predict(models(members)[model], data).log_probs
-    found = predict(models(members.to(kind))[model], data).log_probs
+    expected = predict(models(members)[model], data.test).log_probs
+    found = predict(models(members.to(kind))[model], data.test).log_probs
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, expected, rtol=0, atol=3e-2 if kind == torch.bfloat16 else 5e-3)
 
 
 def test_networks_of_several_types_are_each_given_their_own(members, data):
     networks = members.networks()
-    expected = predict(Mixed(networks), data).log_probs
+    expected = predict(MixedEnsemble(networks), data.test).log_probs
     networks[0].half(), networks[1].double()
-    torch.testing.assert_close(predict(Mixed(networks), data).log_probs, expected, rtol=0, atol=5e-3)
+    torch.testing.assert_close(predict(MixedEnsemble(networks), data.test).log_probs, expected, rtol=0, atol=5e-3)
 
 
 def test_whole_numbers_and_networks_without_parameters_are_left_alone():

@@ -9,7 +9,7 @@ from torch import nn
 
 import enfold
 from enfold.errors import EnfoldError
-from enfold.members.checkpoints import matching_files
+from enfold.io.checkpoints import matching_files
 from enfold.networks import make
 from enfold.run import parse_recipe, read_recipe
 
@@ -35,7 +35,7 @@ def rewritten(path, change):
 
 @pytest.mark.parametrize("number", [10**8, 10**6, 10**30])
 def test_a_manifest_of_more_members_than_its_file_holds(tmp_path, number):
-    path = enfold.save(enfold.Stacked.make(network, 2), tmp_path / "m.safetensors")
+    path = enfold.save(enfold.DeepEnsemble.make(network, 2), tmp_path / "m.safetensors")
     with pytest.raises(EnfoldError, match=r"m\.json"):
         enfold.load(rewritten(path, lambda manifest: manifest.update(num_members=number)), network)
 
@@ -91,14 +91,14 @@ def test_teacher_outputs_whose_header_lies(tmp_path, header):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     (tmp_path / "t.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(64))
     with pytest.raises(EnfoldError, match=r"t\.safetensors"):
-        enfold.Recorded.load(tmp_path / "t.safetensors")
+        enfold.CachedTeacher.load(tmp_path / "t.safetensors")
 
 
 def test_teacher_outputs_come_back_as_they_were(tmp_path):
     for kind in (torch.float16, torch.float32, torch.float64):
         said = torch.randn(3, 5000, 4).to(kind)
-        enfold.Recorded(said, "key", {"inputs": "about"}).save(tmp_path / "t.safetensors")
-        found = enfold.Recorded.load(tmp_path / "t.safetensors")
+        enfold.CachedTeacher(said, "key", {"inputs": "about"}).save(tmp_path / "t.safetensors")
+        found = enfold.CachedTeacher.load(tmp_path / "t.safetensors")
         assert torch.equal(found.logits, said)
         assert (found.key, found.about) == ("key", {"inputs": "about"})
 
@@ -109,7 +109,7 @@ def test_damaged_checkpoints(tmp_path, content, ending):
     path = tmp_path / f"a{ending}"
     path.write_bytes(content)
     with pytest.raises(EnfoldError, match=f"a{ending}"):
-        enfold.Stacked.load([path], network)
+        enfold.DeepEnsemble.load([path], network)
 
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -139,7 +139,7 @@ def test_recipes_that_cost_much(text):
 
 
 def test_recipes_may_repeat_themselves():
-    recipe = parse_recipe("plan: &plan {epochs: 2}\nfolds: [{method: distill, plan: *plan}]\n")
+    recipe = parse_recipe("plan: &plan {epochs: 2}\nfolds: [{method: kd, plan: *plan}]\n")
     assert recipe.folds[0].plan == {"epochs": 2}
 
 
@@ -166,6 +166,6 @@ def test_patterns_find_files_and_give_up_in_large_folders(tmp_path, monkeypatch)
     assert found("**/*.pt") == ["[1].pt", "a/b/y.pt", "a/x.pt", "z.pt"]
     assert found(f"{tmp_path}/a/*.pt") == [f"{tmp_path}/a/x.pt"]
     assert found("a/../z*.pt") == ["a/../z.pt"]
-    monkeypatch.setattr("enfold.members.checkpoints.MOST", 3)
+    monkeypatch.setattr("enfold.io.checkpoints.MOST", 3)
     with pytest.raises(EnfoldError, match="name their folder"):
         matching_files("**/*.pt")

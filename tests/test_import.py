@@ -45,7 +45,7 @@ def test_importing_costs_little_more_than_torch():
 
 def test_no_optional_package_is_imported():
     modules = json.loads(run(MEASURE))["modules"]
-    assert "enfold.members" in modules
+    assert "enfold.engines" in modules
     assert [name for name in (*OPTIONAL, *LATER) if name in modules] == []
 
 

@@ -6,13 +6,26 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from enfold import Average, Control, Data, Distill, Plan, Split, Stacked, evaluate, fit, measure, predict, symmetries
+from enfold import (
+    KD,
+    Average,
+    Control,
+    Data,
+    DeepEnsemble,
+    Split,
+    TrainConfig,
+    evaluate,
+    fit,
+    measure,
+    predict,
+    symmetries,
+)
+from enfold.analysis.many import predictions, state_of
 from enfold.cost import flops
-from enfold.landscape.many import predictions, state_of
-from enfold.perturb import ODS
+from enfold.distill.perturb.ods import ODS
 from enfold.train.batch_norm import reestimate
 
-PLAN = Plan(epochs=2, batch_size=8, learning_rate=1e-2, select="last")
+PLAN = TrainConfig(epochs=2, batch_size=8, lr=1e-2, select="last")
 
 
 class Normalises(nn.Module):
@@ -52,7 +65,7 @@ def make_data(*, lists: bool = False) -> Data:
 
 
 def values(data: Data) -> list[Tensor]:
-    parts = (data.train, data.validation, data.test)
+    parts = (data.train, data.val, data.test)
     return [inputs for part in parts for inputs in ([part.inputs] if isinstance(part, Split) else [x for x, _ in part])]
 
 
@@ -69,14 +82,14 @@ def test_evaluating_twice_gives_the_same(data):
     writes, copies = pair()
     scores = [evaluate(model, data).scores for model in (writes, writes, copies)]
     assert scores[0] == scores[1] == scores[2]
-    rows = predict(writes, data, "train", batch_size=5).log_probs
-    torch.testing.assert_close(rows, predict(copies, data, "train").log_probs)
+    rows = predict(writes, data.train, batch_size=5).log_probs
+    torch.testing.assert_close(rows, predict(copies, data.train).log_probs)
 
 
 def test_training_distilling_and_measuring_statistics_give_what_they_give_without_it(data):
     found = []
     for network in pair():
-        fit(network, data, PLAN, quiet=True)
+        fit(network, data, config=PLAN, quiet=True)
         reestimate(network, data)
         found.append(network.state_dict())
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
@@ -89,16 +102,16 @@ def test_a_teacher_does_not_change_what_its_student_is_given(data, augment):
     for kind in range(2):
         torch.manual_seed(1)
         teacher, student = pair()[kind], pair()[kind]
-        made = Distill(student=lambda student=student: student, perturb=perturb, plan=PLAN)(teacher, data)
+        made = KD(student=lambda student=student: student, perturb=perturb, plan=PLAN)(teacher, data)
         found.append(made.state_dict())
     assert all(torch.allclose(found[0][name], found[1][name], atol=1e-6) for name in found[0])
 
 
 def test_merges_and_controls_leave_data_as_they_are(data):
-    members = Stacked([Copies() for _ in range(2)])
+    members = DeepEnsemble([Copies() for _ in range(2)])
     Average()(members, data)
     Control(PLAN)(members, data)
-    writes = Stacked([Normalises() for _ in range(2)])
+    writes = DeepEnsemble([Normalises() for _ in range(2)])
     Average()(writes, data)
 
 
@@ -112,9 +125,9 @@ def test_members_are_trained_as_they_are_without_it(data):
     writes, copies = zip(*(pair() for _ in range(2)), strict=True)
     found = []
     for networks in (writes, copies):
-        members = Stacked(list(networks))
-        fit(members, data, PLAN, quiet=True)
-        found.append([*members.state_dict().values(), predict(members, data).log_probs])
+        members = DeepEnsemble(list(networks))
+        fit(members, data, config=PLAN, quiet=True)
+        found.append([*members.state_dict().values(), predict(members, data.test).log_probs])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "enfold"
-ROOMS = ("fold", "share", "perturb", "distilling", "sharing")
+ROOMS = ("merge", "ensembles", "distill")
 PYTHON = re.compile(r"\b\w+='|\b\w+=(True|False|None)\b|\b[A-Z]\w+\(\w+=")
 
 
@@ -40,7 +40,7 @@ def test_settings_are_written_as_in_a_recipe(room):
 
 
 def test_what_is_looked_for():
-    assert PYTHON.search("use Distill(start='fresh')")
+    assert PYTHON.search("use KD(start='fresh')")
     assert PYTHON.search("or set diagonal=True")
     assert PYTHON.search("pass BatchEnsemble(num_members=4)")
     assert not PYTHON.search("use start: fresh, got tie={} and num_members=3")

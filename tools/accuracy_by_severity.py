@@ -15,16 +15,16 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from enfold.analysis.shift import MEAN_MEMBER, corrupted_scores, images_of
 from enfold.data.corruptions import KINDS, SEVERITIES
 from enfold.data.dataset import some
 from enfold.evaluate import predict
-from enfold.files import write_json
+from enfold.io.files import write_json
 from enfold.metrics import accuracy, per_member
 from enfold.run import RunDirectory
 from enfold.run.execute import cells
 from enfold.run.stages import Cell
-from enfold.shift import MEAN_MEMBER, corrupted_scores, images_of
-from enfold.store import versions
+from enfold.saving import versions
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "results" / "corruptions-by-severity.json"
@@ -40,7 +40,7 @@ def of_seed(cell: Cell) -> dict[str, dict[str, float]]:
     members = cell.members()
     whole = images_of(cell.data)
     few = whole[some(whole.labels, EXAMPLES)]
-    clean = float(per_member(accuracy, predict(members, cell.data.replace(test=few), "test")).mean())
+    clean = float(per_member(accuracy, predict(members, cell.data.replace(test=few).test)).mean())
     found = corrupted_scores({"ensemble": members}, cell.data, KINDS, examples=EXAMPLES, members_of="ensemble")
     return {
         kind: {"0": clean, **{severity: scores["accuracy"] for severity, scores in by_severity.items()}}

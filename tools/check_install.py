@@ -33,7 +33,7 @@ print("started", len(cli.VERBS), "verbs", file=sys.stderr)
 """
 
 RECIPE = """
-data: {source: fashion-mini, train_size: 200, validation: 100}
+data: {source: fashion-mini, train_size: 200, val_size: 100}
 network: {name: mlp, widths: [8]}
 members: 2
 plan: {epochs: 1}

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from enfold.files import write_json
+from enfold.io.files import write_json
 
 if __name__ == "__main__":
     run = Path(sys.argv[1])

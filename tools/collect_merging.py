@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from enfold.files import write_json
+from enfold.io.files import write_json
 from enfold.run.directory import RunDirectory
 from enfold.run.evidence import MEAN_MEMBER, Evidence
 from enfold.run.execute import cells

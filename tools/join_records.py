@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from enfold.files import write_json
+from enfold.io.files import write_json
 
 Record = dict[str, Any]
 OF = " of "  # a change of some runs is "CHANGE of RUN, RUN"

@@ -16,7 +16,7 @@ from enfold.data.dataset import Split
 from enfold.data.fashion_mini import FASHION_MINI, FILE
 from enfold.data.official import FASHION_MNIST
 from enfold.data.parts import divide
-from enfold.files import atomic_path, sha256
+from enfold.io.files import atomic_path, sha256
 
 SEED = 20170825  # the day Fashion-MNIST was published
 

@@ -16,15 +16,15 @@ from typing import Any
 from torch import nn
 
 from enfold.data import Split
-from enfold.distilling.mechanism import mechanism
-from enfold.files import write_json
-from enfold.fold import LatentBE
-from enfold.members.initialise import initialised
-from enfold.perturb import TDivSDiv
+from enfold.distill.losses.latent_be import LatentBE
+from enfold.distill.mechanism import mechanism
+from enfold.distill.perturb.tdiv_sdiv import TDivSDiv
+from enfold.engines.initialization import initialised
+from enfold.io.files import write_json
 from enfold.report.mechanism import mechanism_figure
 from enfold.run.execute import cells, open_run
 from enfold.run.stages import Cell
-from enfold.store import load, save, versions
+from enfold.saving import load, save, versions
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = 2000  # of the training part

@@ -7,8 +7,8 @@ import re
 import sys
 from pathlib import Path
 
+from enfold.options import default_of, meanings
 from enfold.registry import ROOMS, Method, methods
-from enfold.settings import default_of, meanings
 
 PAGE = Path(__file__).parent.parent / "docs" / "methods.md"
 KINDS = {
@@ -25,7 +25,14 @@ def row(method: Method) -> str:
     papers = ", ".join(
         f"[{number}](https://arxiv.org/abs/{number})" for number in dict.fromkeys(ARXIV.findall(document))
     )
-    return f"| [`{method.name}`](#{method.name}) | {method.idea} | {papers or '-'} |"
+    return f"| [`{method.name}`](#{anchor(method)}) | {method.idea} | {papers or '-'} |"
+
+
+def anchor(method: Method) -> str:
+    """Of its heading: a name that a room above has too is counted, as GitHub does."""
+    above = list(ROOMS)[: list(ROOMS).index(method.room)]
+    earlier = sum(method.name in methods(room) for room in above)
+    return f"{method.name}-{earlier}" if earlier else method.name
 
 
 def settings(method: Method) -> list[str]:

@@ -11,12 +11,12 @@ from pathlib import Path
 from statistics import fmean
 
 from enfold.evaluate import predict
-from enfold.files import write_json
+from enfold.io.files import write_json
 from enfold.metrics import accuracy, disagreement, nll, pairwise_kl, per_member
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 from enfold.run import RunDirectory
 from enfold.run.execute import cells
-from enfold.store import versions
+from enfold.saving import versions
 
 RESULT = Path(__file__).parent.parent / "results" / "teachers-on-training-data.json"
 
@@ -39,7 +39,7 @@ def main(path: Path) -> None:
     for cell in cells(run, recipe):
         members = cell.members()
         for part, data in (("train", cell.data.replace(test=cell.data.train)), ("test", cell.data)):
-            found[part].append(figures(predict(members, data, "test")))
+            found[part].append(figures(predict(members, data.test)))
     means = {part: {name: fmean(each[name] for each in rows) for name in rows[0]} for part, rows in found.items()}
     about = {"recipe": recipe.name, "seeds": list(recipe.seeds), "date": time.strftime("%Y-%m-%d")}
     command = "python tools/teachers_on_training_data.py RUN"

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.autograd.profiler import profile
 from torch.utils.flop_counter import FlopCounterMode
 
+from enfold.engines.modes import evaluating
 from enfold.errors import EnfoldError
-from enfold.modes import evaluating
 
 Call = Callable[[], object]
 Clock = Callable[[], float]

@@ -5,45 +5,51 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from enfold.data.convert import Examples, as_data, as_split, require
 from enfold.data.dataset import Data, evaluation_batches, has_examples
+from enfold.engines.base import image_layout
+from enfold.engines.inputs import call_protected, in_type_of
+from enfold.engines.modes import evaluating
+from enfold.engines.outputs import logits_of, require_classes
+from enfold.engines.shapes import refuse_shape
+from enfold.ensemble import Ensemble, MixedEnsemble
 from enfold.errors import EnfoldError
-from enfold.members.base import Members, Mixed
-from enfold.members.engines import image_layout
-from enfold.members.inputs import call_protected, in_type_of
-from enfold.members.outputs import logits_of, require_classes
-from enfold.members.shapes import refuse_shape
 from enfold.metrics import METRICS, calibrated, fit_temperature, gain_recovered, gibbs_nll, nll, per_member
-from enfold.modes import evaluating
-from enfold.predictions import Predictions
-
-PartName = Literal["train", "validation", "test"]
+from enfold.metrics.predictions import Predictions
 
 
 def member_logits(model: nn.Module, inputs: Tensor) -> Tensor:
     """(M, B, C) of any model, of inputs in its own type: a predictor gives it, a plain network is M = 1."""
     given = inputs
-    if not isinstance(model, Mixed):  # each of its networks may have its own
+    if not isinstance(model, MixedEnsemble):  # each of its networks may have its own
         given = in_type_of(model, inputs)
     if not hasattr(model, "num_members"):
         given = image_layout(model, given)
         return logits_of(call_protected(model, given) if given is inputs else model(given))[None]
-    outputs: Tensor = model(given) if isinstance(model, Members) else call_protected(model, given)
+    outputs: Tensor = model(given) if isinstance(model, Ensemble) else call_protected(model, given)
     return outputs
 
 
 @torch.inference_mode()
-def predict(model: nn.Module, data: Data, part: PartName = "test", batch_size: int = 1024) -> Predictions:
-    """What every member says about every example of one part, in eval mode; chunks of about 1,000 rows run fastest."""
+def predict(model: nn.Module, examples: Examples, batch_size: int = 1024) -> Predictions:
+    """Return the predictions of every member for every example, in eval mode.
+
+    Args:
+        model: A network or an ensemble.
+        examples: Labelled examples: a DataLoader, a Dataset, a pair (inputs, labels), or a data set of
+            `enfold.data.load`, of which the test split is used.
+        batch_size: Examples per forward pass, where `examples` is no loader; about 1,000 are fastest.
+    """
+    part = as_split(examples, "test", batch_size)
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     log_probs: list[Tensor] = []
     labels: list[Tensor] = []
     with evaluating(model):
-        for inputs, batch_labels in evaluation_batches(data, getattr(data, part), batch_size):
+        for inputs, batch_labels in evaluation_batches(part, batch_size):
             try:
                 logits = require_classes(member_logits(model, inputs.to(device)), "an evaluation").float()
             except Exception as error:
@@ -54,7 +60,7 @@ def predict(model: nn.Module, data: Data, part: PartName = "test", batch_size: i
             labels.append(batch_labels.cpu())
     if not labels:
         raise EnfoldError(
-            f"the {part} part must hold examples to predict, got none: "
+            "there must be examples to predict, got none: "
             "pass a Split, a DataLoader or a list, not a generator that is used up"
         )
     return Predictions(torch.cat(log_probs, dim=1), torch.cat(labels))
@@ -109,18 +115,38 @@ def shown_gain(gain: float) -> str:
     return f"{100 * gain:.0f} %" if math.isfinite(gain) else "-"
 
 
-def evaluate(model: nn.Module, data: Data, *, members: nn.Module | None = None, name: str | None = None) -> Row:
-    """Score a model on the test part; with the members it was folded from, also the share of their gain it keeps."""
-    test = predict(model, data, "test")
-    validation = predict(model, data, "validation") if has_examples(data.validation) else None
-    scores = score(test, validation)
+def evaluate(
+    model: nn.Module,
+    test: Examples,
+    val: Examples | None = None,
+    *,
+    reference: nn.Module | None = None,
+    name: str | None = None,
+) -> Row:
+    """Score a model on test examples.
+
+    Args:
+        model: A network or an ensemble.
+        test: Test examples: a DataLoader, a Dataset, a pair (inputs, labels), or a data set of `enfold.data.load`.
+        val: Validation examples, on which a temperature is fitted for the calibrated scores (`cnll`, `cece`).
+        reference: The ensemble that the model was made from; the row then has the gain recovered.
+        name: The name of the row; the default is the class of the model.
+
+    Returns:
+        All scores, and the fraction of the ensemble's gain in NLL that the model recovers.
+    """
+    require(test, "test", "evaluate")
+    data = as_data(test, val) if isinstance(test, Data) else as_data(None, val, test)
+    own = predict(model, data.test)
+    validation = predict(model, data.val) if has_examples(data.val) else None
+    scores = score(own, validation)
     gain = None
-    if members is not None:
-        theirs = predict(members, data, "test")
+    if reference is not None:
+        theirs = predict(reference, data.test)
         gain = gain_recovered(scores["nll"], gibbs_nll(theirs), nll(theirs), higher_is_better=False)
     return Row(name or type(model).__name__, scores, gain)
 
 
 def best_member(members: nn.Module, data: Data) -> int:
     """The member with the lowest NLL on validation data."""
-    return int(per_member(nll, predict(members, data, "validation")).argmin())
+    return int(per_member(nll, predict(members, data.val)).argmin())

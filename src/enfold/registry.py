@@ -1,4 +1,4 @@
-"""The folder is the registry: one file of a room is one method, its class has the same name in camel case."""
+"""The folder is the registry: one file of a room is one method, a frozen dataclass that its package exports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from typing import Any
 
 from enfold.errors import EnfoldError, closest
 
-ROOMS = ("share", "fold", "perturb")
+ROOMS: dict[str, tuple[str, ...]] = {
+    "share": ("enfold.ensembles",),
+    "fold": ("enfold.merge", "enfold.distill.losses"),
+    "perturb": ("enfold.distill.perturb",),
+}
 VERBS = ("share", "fold")  # of the command line, and lists of a recipe
 
 
@@ -46,14 +50,14 @@ class Method:
 @cache
 def methods(room: str) -> dict[str, Method]:
     """All methods of a room by name."""
-    package = importlib.import_module(f"enfold.{room}")
     found = {}
-    for info in pkgutil.iter_modules(package.__path__):
-        module = importlib.import_module(f"{package.__name__}.{info.name}")
-        wanted = info.name.replace("_", "")
-        for name, kind in vars(module).items():
-            if isinstance(kind, type) and name.lower() == wanted and dataclasses.is_dataclass(kind):
-                found[info.name] = Method(info.name, room, kind)
+    for package in map(importlib.import_module, ROOMS[room]):
+        for info in pkgutil.iter_modules(package.__path__):
+            module = importlib.import_module(f"{package.__name__}.{info.name}")
+            for name, kind in vars(module).items():
+                own = isinstance(kind, type) and kind.__module__ == module.__name__ and dataclasses.is_dataclass(kind)
+                if own and name in getattr(package, "__all__", ()) and name != "Repair":
+                    found[info.name] = Method(info.name, room, kind)
     return found
 
 

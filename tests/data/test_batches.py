@@ -164,7 +164,7 @@ def test_what_cannot_be_trained_on():
 @given(size=st.integers(1, 15))
 def test_evaluation_keeps_the_order_whatever_the_chunks(size):
     data = pictures()
-    chunks = list(evaluation_batches(data, data.train, size))
+    chunks = list(evaluation_batches(data.train, size))
     assert [len(labels) for _, labels in chunks] == [min(size, 12 - start) for start in range(0, 12, size)]
     torch.testing.assert_close(torch.cat([inputs for inputs, _ in chunks]), data.prepare(data.train.inputs))
     assert torch.equal(torch.cat([labels for _, labels in chunks]), data.train.labels)
@@ -203,7 +203,7 @@ def test_labels_and_inputs_are_checked_when_data_is_made():
     good = Split(torch.zeros(3, 2), torch.tensor([0, 1, 1]))
     with pytest.raises(EnfoldError, match="between 0 and num_classes - 1 = 1, but the test part has 7"):
         Data(good, good, Split(torch.zeros(1, 2), torch.tensor([7])), 2, (2,))
-    with pytest.raises(EnfoldError, match="the validation part holds NaN"):
+    with pytest.raises(EnfoldError, match="the val part holds NaN"):
         Data(good, Split(torch.full((1, 2), torch.nan), torch.tensor([0])), good, 2, (2,))
 
 

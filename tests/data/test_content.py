@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from enfold.data import Data, Split
 from enfold.data.content import content
-from enfold.files import digest
+from enfold.io.files import digest
 
 SPLIT = Split(torch.arange(48.0).view(12, 4), torch.arange(12) % 3)
 
@@ -81,7 +81,7 @@ def test_a_split_is_digested_once(monkeypatch):
 def test_digests_are_those_of_the_values_alone(monkeypatch):
     tensor = torch.arange(60, dtype=torch.float32).view(3, 4, 5)
     first = digest([tensor])
-    monkeypatch.setattr("enfold.files.CHUNK", 7)
+    monkeypatch.setattr("enfold.io.files.CHUNK", 7)
     assert digest([tensor]) == digest([tensor.transpose(0, 2).contiguous().transpose(0, 2)]) == first
     assert len({digest([each]) for each in (tensor, tensor.view(4, 3, 5), tensor.double(), tensor + 1)}) == 4
     assert digest([torch.ones(1).expand(1, 1)[:, 0]]) == digest([torch.ones(1)])

@@ -16,7 +16,7 @@ def mini():
 
 
 def test_fashion_mini_has_its_sizes_and_all_classes_alike(mini):
-    assert [torch.bincount(part.labels).tolist() for part in (mini.train, mini.validation, mini.test)] == [
+    assert [torch.bincount(part.labels).tolist() for part in (mini.train, mini.val, mini.test)] == [
         [1000] * 10,
         [200] * 10,
         [500] * 10,
@@ -37,7 +37,7 @@ def test_fashion_mini_images_stand_upright(mini):
 
 
 def test_fashion_mini_parts_share_no_image(mini):
-    parts = [{image.numpy().tobytes() for image in part.inputs} for part in (mini.train, mini.validation, mini.test)]
+    parts = [{image.numpy().tobytes() for image in part.inputs} for part in (mini.train, mini.val, mini.test)]
     assert len(parts[0] & parts[1]) == len(parts[0] & parts[2]) == len(parts[1] & parts[2]) == 0
 
 
@@ -48,9 +48,9 @@ def test_prepared_training_pixels_have_mean_0_and_deviation_1(mini):
 
 
 def test_another_validation_size_pools_train_and_validation(mini):
-    data = load("fashion-mini", validation=500, train_size=300, seed=7)
-    assert (len(data.train), len(data.validation), len(data.test)) == (300, 500, 5000)
-    assert torch.bincount(data.validation.labels).tolist() == [50] * 10
+    data = load("fashion-mini", val_size=500, train_size=300, seed=7)
+    assert (len(data.train), len(data.val), len(data.test)) == (300, 500, 5000)
+    assert torch.bincount(data.val.labels).tolist() == [50] * 10
     assert torch.bincount(data.train.labels).tolist() == [30] * 10
     torch.testing.assert_close(data.test.inputs, mini.test.inputs, rtol=0, atol=0)
 
@@ -75,11 +75,11 @@ def test_the_licence_lies_beside_the_data():
 
 def test_digits_are_all_there_once_and_split_alike_for_every_seed():
     data, again = load("digits"), load("digits", seed=9)
-    assert (len(data.train), len(data.validation), len(data.test)) == (1197, 200, 400)
+    assert (len(data.train), len(data.val), len(data.test)) == (1197, 200, 400)
     assert data.shape == (1, 8, 8)
-    joined = torch.cat([part.inputs for part in (data.train, data.validation, data.test)]).mul(16).flatten(1)
+    joined = torch.cat([part.inputs for part in (data.train, data.val, data.test)]).mul(16).flatten(1)
     assert sorted(joined.tolist()) == sorted(load_digits().data.tolist())
-    for part in ("train", "validation", "test"):
+    for part in ("train", "val", "test"):
         torch.testing.assert_close(getattr(data, part).inputs, getattr(again, part).inputs, rtol=0, atol=0)
     assert 0 <= data.train.inputs.min() < data.train.inputs.max() == 1
     assert torch.bincount(data.test.labels).min() >= 38

@@ -25,7 +25,7 @@ def fill(folder, classes=("cat", "dog"), count=10, **options):
 
 def test_a_class_per_subfolder(tmp_path):
     data = load(fill(tmp_path / "pets"))
-    assert (len(data.train), len(data.validation), len(data.test)) == (14, 2, 4)
+    assert (len(data.train), len(data.val), len(data.test)) == (14, 2, 4)
     assert data.names == ("cat", "dog")
     assert data.shape == (3, 6, 5)
     assert data.train.inputs.dtype == torch.uint8
@@ -39,7 +39,7 @@ def test_parts_as_subfolders(tmp_path, validation):
     for part, count in (("train", 6), (validation, 2), ("test", 3)):
         fill(tmp_path / part, count=count)
     data = load(tmp_path)
-    assert (len(data.train), len(data.validation), len(data.test)) == (12, 4, 6)
+    assert (len(data.train), len(data.val), len(data.test)) == (12, 4, 6)
     assert data.names == ("cat", "dog")
 
 

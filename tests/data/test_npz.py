@@ -27,11 +27,11 @@ def keras(tmp_path):
 
 def test_keras_arrays(keras, tmp_path):
     data = load(keras())
-    assert (len(data.train), len(data.validation), len(data.test)) == (72, 8, 20)
+    assert (len(data.train), len(data.val), len(data.test)) == (72, 8, 20)
     assert data.shape == (1, 4, 4)
     assert data.num_classes == 4
     torch.testing.assert_close(data.test.inputs[:, 0, 0, 0].long(), torch.arange(100, 120))
-    pool = torch.cat([data.train.inputs, data.validation.inputs])[:, 0, 0, 0]
+    pool = torch.cat([data.train.inputs, data.val.inputs])[:, 0, 0, 0]
     assert sorted(pool.tolist()) == list(range(80))
     assert data.source == f"own.npz from {tmp_path}"
 
@@ -41,10 +41,10 @@ def test_its_own_validation_part_is_kept(keras, name):
     inputs, labels = arrays(12, 200)
     path = keras(**{f"x_{name}": inputs, f"y_{name}": labels})
     data = load(path)
-    assert (len(data.train), len(data.validation)) == (80, 12)
-    assert data.validation.inputs.min() == 200
-    pooled = load(path, validation=30)
-    assert (len(pooled.train), len(pooled.validation)) == (62, 30)
+    assert (len(data.train), len(data.val)) == (80, 12)
+    assert data.val.inputs.min() == 200
+    pooled = load(path, val_size=30)
+    assert (len(pooled.train), len(pooled.val)) == (62, 30)
 
 
 def test_names_of_classes(keras):
@@ -57,10 +57,10 @@ def test_inputs_and_labels_are_split_three_ways_with_one_test_part_for_all_seeds
     inputs, labels = np.random.default_rng(0).normal(size=(100, 3)), np.arange(100) % 5
     np.savez(tmp_path / "points.npz", inputs=inputs, labels=labels)
     first, second = load(tmp_path / "points.npz", seed=0), load(tmp_path / "points.npz", seed=1)
-    assert (len(first.train), len(first.validation), len(first.test)) == (72, 8, 20)
+    assert (len(first.train), len(first.val), len(first.test)) == (72, 8, 20)
     assert first.shape == (3,)
     torch.testing.assert_close(first.test.inputs, second.test.inputs, rtol=0, atol=0)
-    assert not torch.equal(first.validation.inputs, second.validation.inputs)
+    assert not torch.equal(first.val.inputs, second.val.inputs)
     assert torch.bincount(first.test.labels).tolist() == [4] * 5
     assert first.mean is not None
     assert len(first.mean) == 3

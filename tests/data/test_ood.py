@@ -135,10 +135,10 @@ def four_classes(tmp_path):
 
 
 def test_excluded_classes_are_in_no_part_and_the_rest_is_numbered_anew(four_classes):
-    whole, some = load(four_classes, validation=12), load(four_classes, validation=12, exclude_classes=[1])
+    whole, some = load(four_classes, val_size=12), load(four_classes, val_size=12, exclude_classes=[1])
     assert some.num_classes == 3
-    assert len(some.validation) == 12
-    for part in (some.train, some.validation, some.test):
+    assert len(some.val) == 12
+    for part in (some.train, some.val, some.test):
         shown = part.inputs[:, 0, 0, 0] // 50  # the class in the source
         assert part.labels.unique().tolist() == [0, 1, 2]
         assert torch.equal(torch.tensor([0, 2, 3])[part.labels], shown.long())

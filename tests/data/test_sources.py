@@ -47,9 +47,9 @@ def test_files_are_found_under_root_the_variable_and_the_cache(mnist, tiny, tmp_
 
 def test_parts_of_an_official_set(mnist, tiny, tmp_path):
     tiny.write(tmp_path / "mnist", tiny.idx())
-    data = load("mnist", root=tmp_path, validation=0.5)
-    assert (len(data.train), len(data.validation), len(data.test)) == (30, 30, 20)
-    pool = torch.cat([data.train.inputs, data.validation.inputs])[:, 0, 0, 0]
+    data = load("mnist", root=tmp_path, val_size=0.5)
+    assert (len(data.train), len(data.val), len(data.test)) == (30, 30, 20)
+    pool = torch.cat([data.train.inputs, data.val.inputs])[:, 0, 0, 0]
     assert sorted(pool.tolist()) == list(range(60))
     torch.testing.assert_close(data.train.inputs[:, 0, 0, 0].long() % 10, data.train.labels)
     expected = data.train.inputs.double() / 255
@@ -59,13 +59,13 @@ def test_parts_of_an_official_set(mnist, tiny, tmp_path):
 
 def test_the_seed_decides_and_the_test_part_stays(mnist, tiny, tmp_path):
     tiny.write(tmp_path / "mnist", tiny.idx())
-    first, same, other = (load("mnist", root=tmp_path, validation=20, train_size=20, seed=seed) for seed in (1, 1, 2))
-    for part in ("train", "validation"):
+    first, same, other = (load("mnist", root=tmp_path, val_size=20, train_size=20, seed=seed) for seed in (1, 1, 2))
+    for part in ("train", "val"):
         assert torch.equal(getattr(first, part).inputs, getattr(same, part).inputs)
         assert not torch.equal(getattr(first, part).inputs, getattr(other, part).inputs)
     assert torch.equal(first.test.inputs, other.test.inputs)
     assert torch.bincount(first.train.labels).tolist() == [2] * 10
-    assert set(first.train.inputs[:, 0, 0, 0].tolist()).isdisjoint(first.validation.inputs[:, 0, 0, 0].tolist())
+    assert set(first.train.inputs[:, 0, 0, 0].tolist()).isdisjoint(first.val.inputs[:, 0, 0, 0].tolist())
 
 
 def test_missing_files_are_downloaded_and_present_ones_are_not(mnist, tiny, tmp_path, server):
@@ -102,7 +102,7 @@ def test_an_unreachable_network_gives_one_sentence_with_the_remedy(tiny, tmp_pat
 
 def test_an_archive_is_downloaded_unpacked_and_removed(cifar10, tiny, tmp_path, server):
     data = load("cifar10", root=tmp_path)
-    assert (len(data.train), len(data.validation), len(data.test)) == (54, 6, 20)
+    assert (len(data.train), len(data.val), len(data.test)) == (54, 6, 20)
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {".lock", *tiny.cifar_files()}
     assert check("cifar10", root=tmp_path) == []
 
@@ -224,7 +224,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
         load(tmp_path / "table.csv")
 
 
-@pytest.mark.parametrize("options", [{"validation": 60}, {"validation": -1}, {"train_size": 55}, {"size": 32}])
+@pytest.mark.parametrize("options", [{"val_size": 60}, {"val_size": -1}, {"train_size": 55}, {"size": 32}])
 def test_impossible_options_are_refused(mnist, tiny, tmp_path, options):
     tiny.write(tmp_path / "mnist", tiny.idx())
     with pytest.raises(EnfoldError, match=f"{next(iter(options))}"):
@@ -260,13 +260,13 @@ def test_data_of_the_users_own(own):
     data = load(f"{own}:data")
     assert isinstance(data, Data)
     assert data.source == f"{own}:data"
-    assert (len(data.train), len(data.validation)) == (40, 10)
+    assert (len(data.train), len(data.val)) == (40, 10)
 
 
 def test_the_users_own_data_can_be_split_again(own):
-    data = load(f"{own}:data", validation=20, train_size=10)
+    data = load(f"{own}:data", val_size=20, train_size=10)
     assert isinstance(data.train, Split)
-    assert (len(data.train), len(data.validation), len(data.test)) == (10, 20, 6)
+    assert (len(data.train), len(data.val), len(data.test)) == (10, 20, 6)
 
 
 @pytest.mark.parametrize(
@@ -298,11 +298,11 @@ def test_the_official_files(name, monkeypatch):
         pytest.skip(f"{name} is not in {REAL}")
     assert check(name) == []
     data = load(name, download=False)
-    assert (len(data.train), len(data.validation), len(data.test)) == SOURCES[name].sizes
+    assert (len(data.train), len(data.val), len(data.test)) == SOURCES[name].sizes
     assert data.shape == SOURCES[name].shape
-    counts = torch.bincount(data.validation.labels).double() / len(data.validation)
-    expected = torch.bincount(torch.cat([data.train.labels, data.validation.labels])).double()
-    torch.testing.assert_close(counts, expected / expected.sum(), atol=1 / len(data.validation), rtol=0)
+    counts = torch.bincount(data.val.labels).double() / len(data.val)
+    expected = torch.bincount(torch.cat([data.train.labels, data.val.labels])).double()
+    torch.testing.assert_close(counts, expected / expected.sum(), atol=1 / len(data.val), rtol=0)
     # The published statistics of the whole training part; ours are of the part without validation.
     published = {"fashion-mnist": (0.2860, 0.3530), "mnist": (0.1307, 0.3081), "cifar10": (0.4914, 0.2470)}
     if name in published:
@@ -321,5 +321,5 @@ def test_fashion_mini_is_a_part_of_the_official_parts(monkeypatch):
         pairs = zip(part.inputs, part.labels.tolist(), strict=True)
         return {(image.numpy().tobytes(), label) for image, label in pairs}
 
-    assert keys(mini.train) | keys(mini.validation) <= keys(whole.train)
+    assert keys(mini.train) | keys(mini.val) <= keys(whole.train)
     assert keys(mini.test) <= keys(whole.test)

@@ -21,23 +21,24 @@ from torch import Tensor, nn
 
 import enfold
 from enfold import cost, metrics, registry
+from enfold.analysis.line import barrier, interpolation
+from enfold.analysis.many import each
+from enfold.analysis.sizes import size_curve
 from enfold.data import Data, Split
 from enfold.data.corruptions import KINDS, corrupt
 from enfold.data.ood import noise
 from enfold.data.splits import stratified_split
-from enfold.distilling.recorded import Recorded
+from enfold.distill.cached import CachedTeacher
+from enfold.ensembles.rank_one.reconstruct import reconstruct
+from enfold.ensembles.rank_one.representable import representable
 from enfold.evaluate import mean_member_score, predict
-from enfold.landscape.line import barrier, interpolation
-from enfold.landscape.many import each
-from enfold.landscape.sizes import size_curve
-from enfold.merging import Repair, sinkhorn
+from enfold.merge.common.sinkhorn import sinkhorn
+from enfold.merge.repair import Repair
 from enfold.metrics.dirichlet import dirichlet_uncertainty
 from enfold.metrics.greedy import greedy_selection
 from enfold.networks import catalogue
-from enfold.rank_one.reconstruct import reconstruct
-from enfold.rank_one.representable import representable
 from enfold.symmetry import symmetries, weight_matching
-from enfold.train import Plan
+from enfold.train import TrainConfig
 
 from . import specimens
 from .specimens import CLASSES, MEAN, SHAPE, STD
@@ -45,19 +46,19 @@ from .specimens import CLASSES, MEAN, SHAPE, STD
 M = 3
 Refusal = enfold.EnfoldError
 WARNINGS = {  # the class's name here -> the name in the goldens
-    "Alike": "low_diversity",
-    "Alone": "single_ingredient",
+    "LowDiversityWarning": "low_diversity",
+    "SingleModelWarning": "single_ingredient",
     "DroppedOutputWarning": "dropped_output",
-    "FewExamples": "few_examples",
-    "Fewer": "fewer_candidates",
+    "FewExamplesWarning": "few_examples",
+    "FewerCandidatesWarning": "fewer_candidates",
     "InitialisationWarning": "initialization_scale",
     "PartialCoverageWarning": "partial_coverage",
-    "SameTargets": "same_targets",
+    "SameTargetsWarning": "same_targets",
     "SeparateModulesWarning": "separate_modules",
-    "TooSure": "overconfident",
-    "Unaligned": "unaligned",
+    "OverconfidentWarning": "overconfident",
+    "UnalignedWarning": "unaligned",
     "UnchangedWarning": "unchanged",
-    "Unlike": "different_buffers",
+    "BufferMismatchWarning": "different_buffers",
     "UnusedParameterWarning": "unused_parameter",
 }
 REFUSALS = {"EnfoldError": "refused"}  # the exception's name here -> the name in the goldens; others as they are
@@ -85,16 +86,14 @@ def data() -> Data:
 
 def config(
     *, epochs: int = 1, batch_size: int = 12, optimizer: str = "sgd", lr: Any = 0.05, select: str = "last", **rest: Any
-) -> Plan:
+) -> TrainConfig:
     """Return how to train; by default two steps of SGD, which does not amplify rounding as Adam's first step does."""
-    return Plan(
-        epochs=epochs, batch_size=batch_size, optimizer=optimizer, learning_rate=lr, select=select, seed=0, **rest
-    )
+    return TrainConfig(epochs=epochs, batch_size=batch_size, optimizer=optimizer, lr=lr, select=select, seed=0, **rest)
 
 
 def fit(model: nn.Module, **settings: Any) -> dict[str, Any]:
     """Train a model in place; return the losses and scores that were recorded, by epoch."""
-    history = enfold.fit(model, data(), config(**settings), quiet=True)
+    history = enfold.fit(model, data(), config=config(**settings), quiet=True)
     losses = [torch.tensor(epoch.train_loss, dtype=torch.float64) for epoch in history.epochs]
     scores = [torch.tensor(epoch.validation_nll, dtype=torch.float64) for epoch in history.epochs]
     return {"loss": torch.stack(losses), "validation_nll": torch.stack(scores), "chosen": list(history.chosen)}
@@ -134,8 +133,8 @@ ENSEMBLES: dict[str, Callable[[], Any]] = {  # of three members
     "film_ensemble+signs": lambda: enfold.FiLMEnsemble(M, init="signs"),
     "film_ensemble+around": lambda: enfold.FiLMEnsemble(M, init="around"),
     "hydra": lambda: enfold.Hydra(M),
-    "hyper_batch_ensemble": lambda: enfold.HyperBatchEnsembles(M, tune_every=1),
-    "hyper_deep_ensemble": lambda: enfold.HyperDeepEnsembles(2, candidates=4),
+    "hyper_batch_ensemble": lambda: enfold.HyperBatchEnsemble(M, tune_every=1),
+    "hyper_deep_ensemble": lambda: enfold.HyperDeepEnsemble(2, candidates=4),
     "lora_ensemble": lambda: enfold.LoRAEnsemble(M, rank=2),
     "lora_ensemble+normal": lambda: enfold.LoRAEnsemble(M, rank=2, init="normal", alpha=4.0, head="drawn"),
     "lora_ensemble+unfrozen": lambda: enfold.LoRAEnsemble(M, rank=2, frozen=False, head="shared"),
@@ -145,23 +144,25 @@ ENSEMBLES: dict[str, Callable[[], Any]] = {  # of three members
     "mc_dropout+batch_mask": lambda: enfold.MCDropout(M, inject=0.2, channels=True, per_example=False),
     "mimo": lambda: enfold.MIMO(M),
     "mimo+repeated": lambda: enfold.MIMO(M, input_repetition=0.5, batch_repetition=2),
-    "mixture_ensemble": lambda: enfold.MixtureEnsembles(M, budget=1.0),
-    "mixture_ensemble+large": lambda: enfold.MixtureEnsembles(M, budget=2.0, assignment="disjoint_greedy"),
-    "mixture_ensemble+network": lambda: enfold.MixtureEnsembles(M, init="network", thin=True, counts="templates"),
-    "mixture_ensemble+blob": lambda: enfold.MixtureEnsembles(M, budget=0.7, single_blob=True, batch_norm="joint"),
+    "mixture_ensemble": lambda: enfold.MixtureEnsemble(M, budget=1.0),
+    "mixture_ensemble+large": lambda: enfold.MixtureEnsemble(M, budget=2.0, assignment="disjoint_greedy"),
+    "mixture_ensemble+network": lambda: enfold.MixtureEnsemble(M, init="network", thin=True, counts="templates"),
+    "mixture_ensemble+blob": lambda: enfold.MixtureEnsemble(M, budget=0.7, single_blob=True, batch_norm="joint"),
     "multi_head": lambda: enfold.MultiHead(M),
-    "multi_swa": lambda: enfold.AveragedModes(M, start=0.5),
-    "packed_ensemble": lambda: enfold.PackedEnsembles(M),
-    "packed_ensemble+groups": lambda: enfold.PackedEnsembles(2, alpha=2.0, gamma=2),
+    "multi_swa": lambda: enfold.MultiSWA(M, start=0.5),
+    "packed_ensemble": lambda: enfold.PackedEnsemble(M),
+    "packed_ensemble+groups": lambda: enfold.PackedEnsemble(2, alpha=2.0, gamma=2),
     "papa": lambda: enfold.PAPA(M, every_steps=1, keep=0.9),
     "papa+all": lambda: enfold.PAPA(M, kind="all", every_epochs=1, start="own"),
     "papa+pairs": lambda: enfold.PAPA(M, kind="pairs", every_epochs=1, start="own"),
-    "snapshot_ensemble": lambda: enfold.SnapshotEnsembles(M),
-    "subspace_sampling": lambda: enfold.Subspace(M, threshold=None),
-    "subspace_sampling+dropout": lambda: enfold.Subspace(M, kind="dropout"),
-    "subspace_sampling+gaussian": lambda: enfold.Subspace(M, kind="gaussian", checkpoints=4),
-    "subspace_sampling+pca": lambda: enfold.Subspace(M, kind="pca", checkpoints=4, rank=2),
-    "subspace_sampling+pca_random": lambda: enfold.Subspace(M, kind="pca_random", rank=2, fitted=4, threshold=0.1),
+    "snapshot_ensemble": lambda: enfold.SnapshotEnsemble(M),
+    "subspace_sampling": lambda: enfold.SubspaceSampling(M, threshold=None),
+    "subspace_sampling+dropout": lambda: enfold.SubspaceSampling(M, kind="dropout"),
+    "subspace_sampling+gaussian": lambda: enfold.SubspaceSampling(M, kind="gaussian", checkpoints=4),
+    "subspace_sampling+pca": lambda: enfold.SubspaceSampling(M, kind="pca", checkpoints=4, rank=2),
+    "subspace_sampling+pca_random": lambda: enfold.SubspaceSampling(
+        M, kind="pca_random", rank=2, fitted=4, threshold=0.1
+    ),
     "swa": lambda: enfold.SWA(1, start=0.5),
     "swag": lambda: enfold.SWAG(M, start=0.5, rank=2),
     "swag+diagonal": lambda: enfold.SWAG(M, start=0.5, diagonal=True),
@@ -193,17 +194,17 @@ def trained_ensemble(key: str, network: nn.Module, **settings: Any) -> nn.Module
 
 def deep_ensemble(networks: Sequence[nn.Module] | Callable[[], nn.Module], count: int = M) -> nn.Module:
     """Make a deep ensemble from networks, or from a factory by seeds."""
-    return enfold.Stacked.make(networks, count, seed=0) if callable(networks) else enfold.Stacked(networks)
+    return enfold.DeepEnsemble.make(networks, count, seed=0) if callable(networks) else enfold.DeepEnsemble(networks)
 
 
 def reinitialized(network: nn.Module, count: int = M) -> nn.Module:
     """Make a deep ensemble of networks drawn again like this one."""
-    return enfold.Stacked.make(network, count, seed=0)
+    return enfold.DeepEnsemble.make(network, count, seed=0)
 
 
 def mixed_ensemble(networks: Sequence[nn.Module]) -> nn.Module:
     """Make an ensemble of different architectures."""
-    return enfold.Mixed(networks)
+    return enfold.MixedEnsemble(networks)
 
 
 @cache
@@ -230,21 +231,21 @@ def _trained(networks: Sequence[nn.Module]) -> nn.Module:
 
 BE = enfold.BatchEnsemble
 DISTILLATIONS: dict[str, Callable[[], Any]] = {
-    "kd": lambda: enfold.Distill(plan=config()),
-    "kd+fresh": lambda: enfold.Distill(plan=config(), start="fresh"),
-    "kd+average": lambda: enfold.Distill(plan=config(), start="average"),
-    "kd+matched": lambda: enfold.Distill(plan=config(), start="matched"),
-    "kd+als": lambda: enfold.Distill(plan=config(lr=1e-4), start="als", share=BE(M)),
-    "kd+student": lambda: enfold.Distill(plan=config(), student=specimens.MLP),
-    "kd+labels": lambda: enfold.Distill(plan=config(), alpha=0.5, temperature=4.0),
-    "kd+mean_logits": lambda: enfold.Distill(plan=config(), temperature=2.0, reduction="mean_logits"),
-    "kd+softened_mean": lambda: enfold.Distill(plan=config(), temperature=2.0, reduction="mean_probs_then_soften"),
-    "kd+batch_ensemble": lambda: enfold.Distill(plan=config(), share=BE(M)),
-    "kd+batch_ensemble_mean": lambda: enfold.Distill(plan=config(), share=BE(M), fit="ensemble"),
-    "kd+gaussian": lambda: enfold.Distill(plan=config(), perturb=enfold.Gaussian(step=8.0)),
-    "kd+ods": lambda: enfold.Distill(plan=config(), perturb=enfold.ODS(step=8.0)),
-    "kd+conf_ods": lambda: enfold.Distill(plan=config(), perturb=enfold.ConfODS(step=8.0)),
-    "kd+augment": lambda: enfold.Distill(plan=config(augment=("pad-crop", "flip"))),
+    "kd": lambda: enfold.KD(plan=config()),
+    "kd+fresh": lambda: enfold.KD(plan=config(), start="fresh"),
+    "kd+average": lambda: enfold.KD(plan=config(), start="average"),
+    "kd+matched": lambda: enfold.KD(plan=config(), start="matched"),
+    "kd+als": lambda: enfold.KD(plan=config(lr=1e-4), start="als", share=BE(M)),
+    "kd+student": lambda: enfold.KD(plan=config(), student=specimens.MLP),
+    "kd+labels": lambda: enfold.KD(plan=config(), alpha=0.5, temperature=4.0),
+    "kd+mean_logits": lambda: enfold.KD(plan=config(), temperature=2.0, reduction="mean_logits"),
+    "kd+softened_mean": lambda: enfold.KD(plan=config(), temperature=2.0, reduction="mean_probs_then_soften"),
+    "kd+batch_ensemble": lambda: enfold.KD(plan=config(), share=BE(M)),
+    "kd+batch_ensemble_mean": lambda: enfold.KD(plan=config(), share=BE(M), fit="ensemble"),
+    "kd+gaussian": lambda: enfold.KD(plan=config(), perturb=enfold.Gaussian(step=8.0)),
+    "kd+ods": lambda: enfold.KD(plan=config(), perturb=enfold.ODS(step=8.0)),
+    "kd+conf_ods": lambda: enfold.KD(plan=config(), perturb=enfold.ConfODS(step=8.0)),
+    "kd+augment": lambda: enfold.KD(plan=config(augment=("pad-crop", "flip"))),
     "ae_kd": lambda: enfold.AEKD(plan=config()),
     "ae_kd+normalised": lambda: enfold.AEKD(plan=config(), normalise=True, alpha=0.7, temperature=2.0),
     "ae_kd+features": lambda: enfold.AEKD(plan=config(), feature="head"),
@@ -276,9 +277,9 @@ MERGES: dict[str, Callable[[], Any]] = {
     "weight_matching+repair": lambda: enfold.WeightMatching() >> Repair(),
     "weight_matching+rescale": lambda: enfold.WeightMatching(repair="rescale"),
     "weight_matching+closed_form": lambda: enfold.WeightMatching(repair="closed_form"),
-    "weight_matching+repair+kd": lambda: enfold.WeightMatching() >> Repair() >> enfold.Distill(plan=config()),
+    "weight_matching+repair+kd": lambda: enfold.WeightMatching() >> Repair() >> enfold.KD(plan=config()),
     "average+repair": lambda: enfold.Average() >> Repair(weights=(0.5, 0.3, 0.2)),
-    "average+kd": lambda: enfold.Average() >> enfold.Distill(plan=config()),
+    "average+kd": lambda: enfold.Average() >> enfold.KD(plan=config()),
     "activation_matching": lambda: enfold.ActivationMatching(),
     "activation_matching+moment": lambda: enfold.ActivationMatching(likeness="second_moment", watch="outputs"),
     "c2m3": lambda: enfold.C2M3(iterations=30),
@@ -331,8 +332,8 @@ def distill(key: str, teachers: nn.Module) -> nn.Module:
 
 def distill_from_logits(logits: Tensor) -> nn.Module:
     """Distil into an MLP from teachers' logits on the training data, without the teachers."""
-    student = enfold.Distill(plan=config(), student=specimens.MLP)
-    made: nn.Module = student(Recorded(logits), data())
+    student = enfold.KD(plan=config(), student=specimens.MLP)
+    made: nn.Module = student(CachedTeacher(logits), data())
     return made
 
 
@@ -396,13 +397,13 @@ def doubly_stochastic(scores: Tensor, iterations: int) -> Tensor:
 
 def evaluate(model: nn.Module, reference: nn.Module | None = None) -> dict[str, Any]:
     """Return the scores on test data, among them the fitted temperature, and the gain recovered."""
-    row = enfold.evaluate(model, data(), members=reference)
+    row = enfold.evaluate(model, data(), reference=reference)
     return {**row.scores, **({} if row.gain_recovered is None else {"gain_recovered": row.gain_recovered})}
 
 
 def mean_member(model: nn.Module) -> dict[str, float]:
     """Return the mean over members of their own scores."""
-    return mean_member_score(predict(model, data(), "test"), predict(model, data(), "validation"))
+    return mean_member_score(predict(model, data().test), predict(model, data().val))
 
 
 def counts(model: nn.Module) -> dict[str, int]:
@@ -535,7 +536,7 @@ def built_in(key: str) -> nn.Module:
 def built_in_data(name: str) -> dict[str, Any]:
     """Return the splits of a data set that ships with enfold."""
     found = enfold.data.load(name)
-    splits = {"train": found.train, "val": found.validation, "test": found.test}
+    splits = {"train": found.train, "val": found.val, "test": found.test}
     return {
         **{f"{key}/inputs": split.inputs.double() for key, split in splits.items()},
         **{f"{key}/labels": split.labels for key, split in splits.items()},

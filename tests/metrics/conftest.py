@@ -5,7 +5,7 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 
 
 @st.composite

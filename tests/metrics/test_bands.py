@@ -5,7 +5,7 @@ import torch
 
 from enfold.errors import EnfoldError
 from enfold.metrics import ece, reliability, reliability_band
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 
 
 def calibrated(N, seed=0):

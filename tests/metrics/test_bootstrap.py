@@ -26,7 +26,7 @@ from enfold.metrics import (
     replicates,
 )
 from enfold.metrics import bootstrap as module
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 
 METRICS = {
     "accuracy": accuracy,

@@ -9,8 +9,18 @@ from hypothesis import strategies as st
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from enfold.errors import EnfoldError
-from enfold.metrics import FewExamples, ace, adaptive_ece, classwise_ece, debiased_ece, ece, mce, reliability, tace
-from enfold.predictions import Predictions
+from enfold.metrics import (
+    FewExamplesWarning,
+    ace,
+    adaptive_ece,
+    classwise_ece,
+    debiased_ece,
+    ece,
+    mce,
+    reliability,
+    tace,
+)
+from enfold.metrics.predictions import Predictions
 
 prop = settings(deadline=None, derandomize=True, max_examples=25)
 
@@ -236,7 +246,7 @@ def test_few_examples_warn():
     p = Predictions.from_logits(logits, torch.zeros(120, dtype=torch.long))
     few = Predictions(p.log_probs[:, :99], p.labels[:99])
     for metric in (ece, adaptive_ece, classwise_ece, debiased_ece, mce, reliability):
-        with pytest.warns(FewExamples, match="15 bins needs at least 100 examples to mean much, got 99"):
+        with pytest.warns(FewExamplesWarning, match="15 bins needs at least 100 examples to mean much, got 99"):
             metric(few)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

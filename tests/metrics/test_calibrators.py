@@ -6,17 +6,8 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from enfold.errors import EnfoldError
-from enfold.metrics import (
-    MatrixScaler,
-    TemperatureScaler,
-    VectorScaler,
-    accuracy,
-    ece,
-    fit_temperature,
-    nll,
-    tempered,
-)
-from enfold.predictions import Predictions, mean_log_probs
+from enfold.metrics import MatrixScaler, TemperatureScaler, VectorScaler, accuracy, ece, fit_temperature, nll, tempered
+from enfold.metrics.predictions import Predictions, mean_log_probs
 
 SCALERS = (TemperatureScaler, VectorScaler, MatrixScaler)
 

@@ -19,7 +19,7 @@ from enfold.metrics.dirichlet import (
     expected_log_probs,
     log_beta,
 )
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 
 prop = settings(deadline=None, derandomize=True, max_examples=25)
 

@@ -24,7 +24,7 @@ from enfold.metrics import (
     pairwise_kl,
     q_statistic,
 )
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 
 prop = settings(deadline=None, derandomize=True, max_examples=25)
 several = st.from_type(Predictions).filter(lambda p: p.num_members > 1)

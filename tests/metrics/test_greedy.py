@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from enfold.errors import EnfoldError
 from enfold.metrics import accuracy, nll
 from enfold.metrics.greedy import Selected, greedy_selection
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 
 
 def pool_of(*label_probs, labels=None):

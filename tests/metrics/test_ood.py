@@ -12,7 +12,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 from enfold.errors import EnfoldError
 from enfold.metrics import aupr, auroc, decomposition, detection, fpr95, of_concentrations, ood_score, ood_scores, roc
 from enfold.metrics.ood import SCORES
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 
 prop = settings(derandomize=True, max_examples=25)
 scores = st.lists(st.integers(-4, 4), min_size=1, max_size=12).map(lambda v: torch.tensor(v, dtype=torch.float64))

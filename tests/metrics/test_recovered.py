@@ -16,7 +16,7 @@ from enfold.metrics import (
     paired_bootstrap,
 )
 from enfold.metrics import recovered as module
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 
 
 def members(M=4, N=2000, seed=0, noise=1.0):

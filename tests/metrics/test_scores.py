@@ -21,7 +21,7 @@ from enfold.metrics import (
     per_member,
     top_k_accuracy,
 )
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 
 prop = settings(deadline=None, derandomize=True, max_examples=25)
 

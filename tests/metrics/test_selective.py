@@ -21,7 +21,7 @@ from enfold.metrics import (
     risk_coverage,
     selective,
 )
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 
 prop = settings(derandomize=True, max_examples=25)
 

@@ -8,8 +8,8 @@ import torch
 
 from enfold.errors import EnfoldError
 from enfold.metrics import accuracy, gibbs_nll, mean_member, nll
+from enfold.metrics.predictions import Predictions
 from enfold.metrics.subsets import over_modes, over_subsets
-from enfold.predictions import Predictions
 
 
 def predictions(members, seed=0, examples=30):

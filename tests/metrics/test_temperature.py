@@ -8,8 +8,8 @@ from scipy.optimize import minimize_scalar
 
 from enfold.errors import EnfoldError
 from enfold.metrics import accuracy, brier, calibrated, ece, fit_temperature, nll, tempered
+from enfold.metrics.predictions import Predictions
 from enfold.metrics.temperature import HOTTEST
-from enfold.predictions import Predictions
 
 prop = settings(deadline=None, derandomize=True, max_examples=25)
 

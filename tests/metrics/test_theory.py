@@ -17,7 +17,7 @@ from enfold.metrics import (
     majority_vote_accuracy,
     nll,
 )
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 
 prop = settings(deadline=None, derandomize=True, max_examples=25)
 numbers = st.floats(-10, 10)

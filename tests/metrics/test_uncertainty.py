@@ -10,7 +10,7 @@ from scipy.stats import entropy
 
 from enfold.errors import EnfoldError
 from enfold.metrics import decomposition, kept, of_concentrations
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 
 prop = settings(deadline=None, derandomize=True, max_examples=25)
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from enfold.metrics import majority_vote_accuracy
+from enfold.metrics.predictions import Predictions
 from enfold.metrics.vote import majority_vote, vote_accuracy
-from enfold.predictions import Predictions
 
 
 def predictions(probs, labels):

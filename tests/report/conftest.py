@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 from enfold.report import curves, doubt_blocks, sections
 from enfold.report.svg import drawn
 from enfold.run import RunDirectory
@@ -20,7 +20,7 @@ from enfold.run.execute import cells
 from enfold.run.recipe import make_recipe
 from enfold.run.results import evaluate_cell, summarise
 from enfold.run.stages import Cell
-from enfold.store import versions
+from enfold.saving import versions
 
 CLASSES, TEST, VALIDATION = 4, 150, 120
 SHARPNESS = {"ensemble": 1.6, "control": 1.5, "average": 0.4, "kd": 2.2}
@@ -52,7 +52,7 @@ def _cost(ratio: float) -> dict[str, Any]:
 
 def _write_answers(cell: Cell) -> None:
     """What every model says, and that it was made."""
-    test, validation = cell.data.test.labels, cell.data.validation.labels
+    test, validation = cell.data.test.labels, cell.data.val.labels
     for number, (label, sharpness) in enumerate(SHARPNESS.items()):
         members, seed = 3 if label == "ensemble" else 1, 100 * cell.seed + number
         parts = {
@@ -76,7 +76,7 @@ def _write_history(cell: Cell) -> None:
             "validation_nll": [1.2 / (number + 1)] * 3,
             "validation_accuracy": [0.6] * 3,
             "ensemble_nll": 1.0 / (number + 1),
-            "learning_rate": 0.1,
+            "lr": 0.1,
             "seconds": 2.0,
             "steps": 5,
         }
@@ -89,13 +89,13 @@ def write_run(path: Path, data: Path, seeds: tuple[int, ...] = (0, 1), **changes
     """A finished run of three members, two folds and a control."""
     content = {
         "name": "small",
-        "data": {"source": str(data), "validation": VALIDATION},
+        "data": {"source": str(data), "val_size": VALIDATION},
         "network": {"name": "mlp", "widths": [8]},
         "members": 3,
         "sizes": [2],
         "seeds": list(seeds),
         "plan": {"epochs": 3},
-        "folds": ["average", {"method": "distill", "label": "kd"}],
+        "folds": ["average", {"method": "kd", "label": "kd"}],
         **changes,
     }
     recipe = make_recipe(content, "the test")

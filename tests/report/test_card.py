@@ -17,7 +17,7 @@ def test_a_card_says_what_it_is_how_good_beside_what_and_how_to_load_it(stored_r
     nll = content.rows["kd"]["scores"]["nll"]
     for heading in ("What it is", "How good it is", "What it costs", "Limits", "How to load it", "How it was made"):
         assert f"\n## {heading}\n" in card
-    assert "folded from 3 members by `distill`" in card
+    assert "folded from 3 members by `kd`" in card
     assert "| test data | kd | control | mean member | ensemble |" in card
     assert f"| NLL (nats) | {nll['mean']:.4f} ± {nll['std']:.4f} |" in card
     assert 'enfold.load("seed-0/folds/kd.safetensors")' in card

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from enfold.metrics import paired_difference
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 from enfold.run.compare import REPLICATES, Comparison
 
 

@@ -34,7 +34,7 @@ def _summary(rows: dict[str, tuple[float, float, float | None]], shares: tuple[s
     }
 
 
-FEW = {"mean member": (1.0, 0.5, 0.01), "ensemble": (4.0, 0.42, 0.01), "distill": (1.0, 0.44, 0.01)}
+FEW = {"mean member": (1.0, 0.5, 0.01), "ensemble": (4.0, 0.42, 0.01), "kd": (1.0, 0.44, 0.01)}
 
 
 def _crowd(dear: float = 4.0) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def test_no_marker_covers_another() -> None:
 
 def test_points_are_moved_aside_only_where_they_would_cover_one_another() -> None:
     moved = draw(points_of(_summary({**FEW, "twin": (1.0, 0.44, 0.01)})))
-    aside = [abs(_artist(moved, f"marker:{name}").get_xdata()[0] - 1) > 0.01 for name in ("distill", "twin")]
+    aside = [abs(_artist(moved, f"marker:{name}").get_xdata()[0] - 1) > 0.01 for name in ("kd", "twin")]
     assert sorted(aside) == [False, True]
     assert ASIDE in moved.axes[0].get_xlabel()
     alone = draw(points_of(_summary(FEW)))
@@ -103,7 +103,7 @@ def test_the_mean_member_and_the_ensemble_stay_where_they_are() -> None:
 
 def test_each_kind_has_its_colour_and_its_shape() -> None:
     figure = _crowded()
-    names = {"member": "mean member", "ensemble": "ensemble", "share": "some-share-3", "fold": "distill"}
+    names = {"member": "mean member", "ensemble": "ensemble", "share": "some-share-3", "fold": "kd"}
     looks = {}
     for kind, name in {**names, "control": "control"}.items():
         marker = _artist(figure, f"marker:{name}")
@@ -126,7 +126,7 @@ def test_kinds_follow_the_recipe_and_rows_without_cost_are_left_out() -> None:
     assert kinds == {
         "mean member": "member",
         "ensemble": "ensemble",
-        "distill": "fold",
+        "kd": "fold",
         "ensemble-like": "share",
         "control-2": "control",
     }
@@ -188,9 +188,9 @@ def test_an_nll_that_is_no_number_is_off_the_scale() -> None:
 
 
 def test_only_rows_far_worse_are_off_the_scale() -> None:
-    values = {"mean member": 0.5, "ensemble": 0.4, "distill": 0.45, "bad": 0.79, "too-bad": 0.81}  # 0.5 + 3 x 0.1
+    values = {"mean member": 0.5, "ensemble": 0.4, "kd": 0.45, "bad": 0.79, "too-bad": 0.81}  # 0.5 + 3 x 0.1
     near, away = near_and_away(points_of(_summary({name: (1.0, nll, None) for name, nll in values.items()})))
-    assert [point.name for point in near] == ["mean member", "ensemble", "distill", "bad"]
+    assert [point.name for point in near] == ["mean member", "ensemble", "kd", "bad"]
     assert [point.name for point in away] == ["too-bad"]
 
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 from matplotlib import style
 
+from enfold.analysis.shift import by_kind
 from enfold.errors import EnfoldError
 from enfold.metrics import reliability_band, risk_coverage, roc
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 from enfold.report.doubt import (
     draw_histograms,
     draw_reliability,
@@ -17,7 +18,6 @@ from enfold.report.doubt import (
 )
 from enfold.report.figure import STYLE
 from enfold.report.shift import COLOURS, chosen_models, draw_boxes, draw_heat_map, severity_boxes, shift_heat_map
-from enfold.shift import by_kind
 
 
 @pytest.fixture(autouse=True)

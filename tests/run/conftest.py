@@ -16,15 +16,15 @@ from enfold.cli import main
 
 RECIPE = """\
 name: small
-data: {source: DATA, validation: 60}
+data: {source: DATA, val_size: 60}
 network: {name: mlp, widths: [16]}
 members: 3
 sizes: [2, 3]
 cost: false
-plan: {epochs: 3, batch_size: 32, learning_rate: 0.01}
+plan: {epochs: 3, batch_size: 32, lr: 0.01}
 folds:
   - average
-  - {method: distill, label: distill-fresh, start: fresh}
+  - {method: kd, label: distill-fresh, start: fresh}
 """
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 import enfold.train.loop as loop
 from enfold.errors import EnfoldError
-from enfold.fold.average import Average
+from enfold.merge.average import Average
 from enfold.run import RunDirectory
 from enfold.run.execute import cells
 from enfold.run.trainings import trainings
@@ -44,7 +44,7 @@ def test_a_fold_that_fails_leaves_the_run_as_it_was_and_its_remedy_can_be_applie
 
 def test_a_share_whose_training_fails_leaves_the_run_as_it_was(enfold, finished):
     before = whole(finished)
-    wild = ("batch_ensemble", "--label", "wild", "--set", "plan.epochs=2", "--set", "plan.learning_rate=1.0e+30")
+    wild = ("batch_ensemble", "--label", "wild", "--set", "plan.epochs=2", "--set", "plan.lr=1.0e+30")
     refused = enfold("share", finished, *wild)
     assert (refused.code, "loss" in refused.err) == (2, True)
     assert whole(finished) == before
@@ -74,7 +74,7 @@ def impossible(network):
 @pytest.mark.parametrize("spoil", [impossible, not_a_number])
 def test_what_fails_for_one_seed_is_withdrawn_from_all(enfold, tmp_path, small_data, monkeypatch, spoil):
     out, folded, calls = tmp_path / "out", Average.__call__, []
-    settings = ("plan.epochs=1", "cost=false", "data.validation=60", "network={name: mlp, widths: [8]}", "seeds=[0, 1]")
+    settings = ("plan.epochs=1", "cost=false", "data.val_size=60", "network={name: mlp, widths: [8]}", "seeds=[0, 1]")
     flags = [part for change in settings for part in ("--set", change)]
     assert enfold("train", out, "--data", small_data, "--members", 2, *flags).code == 0
     before = whole(out)
@@ -93,7 +93,7 @@ def test_what_fails_for_one_seed_is_withdrawn_from_all(enfold, tmp_path, small_d
 
 
 def test_an_interrupted_fold_goes_on_where_it_stopped(enfold, finished, interrupted, monkeypatch):
-    again = ("fold", finished, "distill", "--label", "again", "--set", "start=fresh")
+    again = ("fold", finished, "kd", "--label", "again", "--set", "start=fresh")
     interrupted(3, *again)
     file = finished / "folds/again.checkpoint.safetensors"
     assert file.exists()
@@ -113,7 +113,7 @@ def test_an_interrupted_fold_goes_on_where_it_stopped(enfold, finished, interrup
 
 def test_an_interrupted_fold_may_be_given_other_settings(enfold, finished, interrupted):
     """Its checkpoint is not taken, nor the control that was trained as long."""
-    pending = ("fold", finished, "distill", "--label", "new")
+    pending = ("fold", finished, "kd", "--label", "new")
     interrupted(2, *pending, "--set", "temperature=4", "--set", "plan.epochs=2")
     interrupted(3, "run", finished / "recipe.yaml", finished, "--resume")  # after its control
     assert (finished / "controls/control-2.safetensors").exists()
@@ -123,7 +123,7 @@ def test_an_interrupted_fold_may_be_given_other_settings(enfold, finished, inter
     assert len(history["epochs"]) == 1
     folds = yaml.safe_load((finished / "recipe.yaml").read_text())["folds"]
     assert [(fold["label"], fold.get("temperature")) for fold in folds][2:] == [("new", None)]
-    beside = ("distill", "--label", "beside", "--set", "start=fresh", "--set", "plan.epochs=1")
+    beside = ("kd", "--label", "beside", "--set", "start=fresh", "--set", "plan.epochs=1")
     assert enfold("fold", finished, *beside).code == 0
     one, other = (load_file(finished / f"folds/{label}.safetensors") for label in ("new", "beside"))
     assert all(torch.equal(one[name], tensor) for name, tensor in other.items())

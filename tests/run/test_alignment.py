@@ -16,7 +16,7 @@ QUICK = ("--epochs", 1, "--examples", 96, "--temperatures", "0.5,1", "--noises",
 def run(enfold, small_data: Path, tmp_path: Path) -> Path:
     """Members that differ; for what is asked here they need not be trained."""
     out = tmp_path / "out"
-    changes = ("plan.epochs=0", "network={name: mlp, widths: [6, 5]}", "data.validation=60")
+    changes = ("plan.epochs=0", "network={name: mlp, widths: [6, 5]}", "data.val_size=60")
     settings = [part for change in changes for part in ("--set", change)]
     assert enfold("train", out, "--data", small_data, "--members", 3, *settings).code == 0
     return out
@@ -77,7 +77,7 @@ def test_settings_points_that_are_added_and_damaged_files(enfold, run: Path, dra
     folder = run / "alignment"
     settings = json.loads((folder / "rows.json").read_text())["settings"]
     assert (settings["fold"]["matched"], settings["fold"]["temperature"], settings["members"]) == (12, 0.5, 3)
-    assert settings["fold"]["plan"]["learning_rate"] == 0.1
+    assert settings["fold"]["plan"]["lr"] == 0.1
     expected = (folder / "matrices.json").read_text()
     (folder / "matrices.json").write_text("{")
     (folder / "matrices.safetensors").write_bytes(b"no tensors")

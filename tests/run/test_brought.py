@@ -15,7 +15,7 @@ def test_members_that_are_brought_are_a_run_like_any_other(enfold, finished: Pat
     networks = library.load(finished / "members" / "members.safetensors", make).networks()
     for index, network in enumerate(networks):
         torch.save(network.state_dict(), tmp_path / f"mine-{index}.pt")
-    given = ["--data", small_data, "--set", "data.validation=60", "--set", "network={name: mlp, widths: [16]}"]
+    given = ["--data", small_data, "--set", "data.val_size=60", "--set", "network={name: mlp, widths: [16]}"]
     brought = ["--checkpoints", str(tmp_path / "mine-*.pt")]
     done = enfold("train", tmp_path / "brought", *given, *brought, "--json")
     assert done.code == 0, done.err
@@ -44,7 +44,7 @@ def given(finished: Path, small_data: Path, tmp_path: Path) -> list[object]:
     networks = library.load(finished / "members/members.safetensors", library.networks.MLP(16, [16], 4)).networks()
     for index, network in enumerate(networks):
         torch.save(network.state_dict(), tmp_path / f"mine-{index}.pt")
-    return ["--data", small_data, "--set", "data.validation=60", "--set", "network={name: mlp, widths: [16]}"]
+    return ["--data", small_data, "--set", "data.val_size=60", "--set", "network={name: mlp, widths: [16]}"]
 
 
 def test_each_file_is_told_with_its_scores(enfold, given, tmp_path, small_data):
@@ -59,9 +59,9 @@ def test_each_file_is_told_with_its_scores(enfold, given, tmp_path, small_data):
     assert [each["file"] for each in files] == [str(tmp_path / f"mine-{index}.pt") for index in range(3)]
     assert json.loads((out / "members/members.json").read_text())["about"]["files"] == [f["file"] for f in files]
     assert files[1]["accuracy"] < 0.6 < min(files[0]["accuracy"], files[2]["accuracy"])
-    data = library.data.load(str(small_data), validation=60)
+    data = library.data.load(str(small_data), val_size=60)
     members = library.load(out / "members/members.safetensors", library.networks.MLP(16, [16], 4))
-    said = library.predict(members.member(2), data, "validation")
+    said = library.predict(members.member(2), data.val)
     assert files[2]["nll"] == pytest.approx(library.metrics.nll(said), rel=1e-5)
     told = f"enfold: member 1 is {tmp_path}/mine-1.pt: validation accuracy {100 * files[1]['accuracy']:.2f} %, NLL "
     assert told in done.err
@@ -75,7 +75,7 @@ def test_members_are_the_first_files_and_all_without_a_number(enfold, given, tmp
     assert f"enfold: of more files the first 2 were taken, not {tmp_path / 'mine-2.pt'}" in done.err
     about = json.loads((tmp_path / "two/members/members.json").read_text())["about"]
     assert [Path(file).name for file in about["files"]] == ["mine-0.pt", "mine-1.pt"]
-    settings = f"{{source: {given[1]}, validation: 60}}\nnetwork: {{name: mlp, widths: [16]}}\ncost: false"
+    settings = f"{{source: {given[1]}, val_size: 60}}\nnetwork: {{name: mlp, widths: [16]}}\ncost: false"
     (tmp_path / "r.yaml").write_text(f"data: {settings}\ncheckpoints: mine-*.pt\n")
     for dry in (["--dry-run"], []):
         done = enfold("run", tmp_path / "r.yaml", tmp_path / "all", *dry)

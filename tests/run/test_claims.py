@@ -8,7 +8,7 @@ import torch
 
 from enfold.errors import EnfoldError
 from enfold.metrics import accuracy, calibrated, mean_member, nll, normalised_disagreement
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 from enfold.report.claims import claim_rows
 from enfold.run import RunDirectory, parse_recipe
 from enfold.run.claims import judge, parse_claims, read_claims

@@ -49,13 +49,13 @@ def test_a_stored_fold_loads_without_enfold_and_predicts_the_same(finished: Path
 
 def test_verbs_one_by_one_give_what_run_gives(enfold, finished: Path, tmp_path: Path, small_data: Path) -> None:
     steps = tmp_path / "steps"
-    settings = ["plan.epochs=3", "plan.batch_size=32", "plan.learning_rate=0.01", "cost=false", "data.validation=60"]
+    settings = ["plan.epochs=3", "plan.batch_size=32", "plan.lr=0.01", "cost=false", "data.val_size=60"]
     flags = [part for setting in settings for part in ("--set", setting)]
     network = ("--set", "network={name: mlp, widths: [16]}")
     assert enfold("train", steps, "--data", small_data, "--members", 3, *flags, *network).code == 0
     folded = enfold("fold", steps, "average")
     assert (folded.code, folded.out.startswith("steps: test data, 1 seed")) == (0, True)
-    shown = enfold("fold", steps, "distill", "--label", "distill-fresh", "--set", "start=fresh", "--json")
+    shown = enfold("fold", steps, "kd", "--label", "distill-fresh", "--set", "start=fresh", "--json")
     assert shown.code == 0, shown.err
     rows = json.loads(shown.out)["rows"]
     expected = json.loads((finished / "summary.json").read_text())["rows"]
@@ -103,7 +103,8 @@ def test_dry_run_estimates_and_writes_nothing(enfold, recipe_file: Path, tmp_pat
 
 def test_methods_data_and_doctor_list_what_there_is(enfold) -> None:
     listed = json.loads(enfold("methods", "--json").out)
-    assert {each["name"] for each in listed} == {"repair"} | {name for room in ROOMS for name in methods(room)}
+    everything = [("repair", "step"), *((name, room) for room in ROOMS for name in methods(room))]
+    assert sorted((each["name"], each["room"]) for each in listed) == sorted(everything)
     assert all(each["idea"].endswith(".") for each in listed)
     shown = enfold("methods").out
     assert all(each["name"] in shown for each in listed)
@@ -217,10 +218,10 @@ def test_foreign_checkpoints_are_refused(tmp_path: Path) -> None:
     with (tmp_path / "pickled.pt").open("wb") as file:
         pickle.dump({"anything": Path("x")}, file)
     with pytest.raises(library.EnfoldError, match="pickled object"):
-        library.Stacked.load(tmp_path / "pickled.pt", lambda: torch.nn.Linear(3, 2))
+        library.DeepEnsemble.load(tmp_path / "pickled.pt", lambda: torch.nn.Linear(3, 2))
     torch.save(torch.nn.Linear(4, 2).state_dict(), tmp_path / "other.pt")
     with pytest.raises(library.EnfoldError, match=r"shape of 'weight' is \(2, 4\) instead of \(2, 3\)"):
-        library.Stacked.load(tmp_path / "other.pt", lambda: torch.nn.Linear(3, 2))
+        library.DeepEnsemble.load(tmp_path / "other.pt", lambda: torch.nn.Linear(3, 2))
 
 
 def test_a_run_that_was_killed_while_it_was_made_resumes(enfold, recipe_file: Path, tmp_path: Path) -> None:
@@ -252,7 +253,7 @@ def test_a_folder_of_the_users_own_is_never_taken(enfold, recipe_file: Path, tmp
 
 
 def test_a_run_with_an_added_fold_resumes_by_its_first_recipe(enfold, recipe_file: Path, finished: Path) -> None:
-    assert enfold("fold", finished, "distill", "--label", "soft", "--set", "temperature=4").code == 0
+    assert enfold("fold", finished, "kd", "--label", "soft", "--set", "temperature=4").code == 0
     again = enfold("run", recipe_file, finished, "--resume", "--json")
     assert again.code == 0
     assert "soft" in json.loads(again.out)["rows"]
@@ -260,7 +261,7 @@ def test_a_run_with_an_added_fold_resumes_by_its_first_recipe(enfold, recipe_fil
 
 def test_a_student_of_another_shape_is_evaluated_again(enfold, finished: Path) -> None:
     smaller = ["--label", "small", "--set", "student={name: mlp, widths: [4]}"]
-    first = enfold("fold", finished, "distill", *smaller, "--json")
+    first = enfold("fold", finished, "kd", *smaller, "--json")
     assert first.code == 0, first.err
     assert json.loads(enfold("evaluate", finished, "--json").out)["rows"] == json.loads(first.out)["rows"]
 
@@ -271,7 +272,7 @@ def test_code_that_a_file_names_is_not_run_unasked(enfold, tmp_path: Path, small
         f"from torch import nn\nopen({str(ran)!r}, 'w').close()\ndef network():\n    return nn.Linear(1, 1)\n"
     )
     recipe = tmp_path / "r.yaml"
-    recipe.write_text(f"data: {small_data}\nfolds: [{{method: distill, student: '{code}:network'}}]\n")
+    recipe.write_text(f"data: {small_data}\nfolds: [{{method: kd, student: '{code}:network'}}]\n")
     assert "--trust-code" in enfold("run", recipe, tmp_path / "out").err
     opened = tmp_path / "given"
     opened.mkdir()
@@ -293,8 +294,8 @@ def test_code_that_a_file_names_is_not_run_unasked(enfold, tmp_path: Path, small
         ["average", "--label", "control"],
         ["average", "--set", "plan=5"],
         ["average", "--set", "label.x=3"],
-        ["distill", "--set", "plan.epochs=["],
-        ["distill", "--set", "alpha=2"],
+        ["kd", "--set", "plan.epochs=["],
+        ["kd", "--set", "alpha=2"],
         ["nothing"],
     ],
 )

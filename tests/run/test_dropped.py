@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from enfold.run import RunDirectory
 from enfold.run.execute import unfinished
 
-SHORT = ("distill", "--set", "start=fresh", "--set", "plan.epochs=1")
-SLOW = ("distill", "--label", "slow", "--set", "start=fresh", "--set", "plan.epochs=2")
+SHORT = ("kd", "--set", "start=fresh", "--set", "plan.epochs=1")
+SLOW = ("kd", "--label", "slow", "--set", "start=fresh", "--set", "plan.epochs=2")
 
 
 def whole(run: Path) -> dict[str, bytes]:
@@ -66,7 +66,7 @@ def test_what_is_added_and_dropped_leaves_the_run_as_it_was(enfold, costed, inte
 
 def test_other_controls_keep_their_names(enfold, finished):
     for label, epochs in (("two", 2), ("one", 1)):
-        words = ("distill", "--label", label, "--set", "start=fresh", "--set", f"plan.epochs={epochs}")
+        words = ("kd", "--label", label, "--set", "start=fresh", "--set", f"plan.epochs={epochs}")
         assert enfold("fold", finished, *words).code == 0
     kept = {name: content for name, content in whole(finished).items() if "control-3" in name}
     assert enfold("drop", finished, "two").code == 0
@@ -75,14 +75,14 @@ def test_other_controls_keep_their_names(enfold, finished):
     assert [name for name in rows(finished) if "control" in name] == ["control", "control-3"]
     recipe = yaml.safe_load((finished / "recipe.yaml").read_text())
     assert recipe["control_names"] == {"one": "control-3"}
-    assert enfold("fold", finished, "distill", "--label", "four", "--set", "plan.epochs=4").code == 0
+    assert enfold("fold", finished, "kd", "--label", "four", "--set", "plan.epochs=4").code == 0
     assert {"control", "control-2", "control-3"} <= set(rows(finished))
     history = json.loads((finished / "histories/controls/control-2.json").read_text())
     assert len(history["epochs"]) == 4
 
 
 def test_a_control_that_another_fold_needs_is_kept(enfold, finished):
-    assert enfold("fold", finished, "distill", "--label", "as-long", "--set", "temperature=2").code == 0
+    assert enfold("fold", finished, "kd", "--label", "as-long", "--set", "temperature=2").code == 0
     before = load_file(finished / "controls/control.safetensors")
     assert enfold("drop", finished, "distill-fresh").code == 0
     assert rows(finished)[-3:] == ["control", "average", "as-long"]
@@ -119,16 +119,16 @@ def test_what_cannot_be_dropped(enfold, finished, label, says):
 
 def test_a_method_of_some_seeds_only_is_not_evaluated_yet(enfold, finished, tmp_path, small_data, interrupted):
     out = tmp_path / "seeds"
-    settings = ("plan.epochs=1", "cost=false", "data.validation=60", "network={name: mlp, widths: [8]}", "seeds=[0, 1]")
+    settings = ("plan.epochs=1", "cost=false", "data.val_size=60", "network={name: mlp, widths: [8]}", "seeds=[0, 1]")
     flags = [part for change in settings for part in ("--set", change)]
     assert enfold("train", out, "--data", small_data, "--members", 2, *flags).code == 0
     interrupted(2, "fold", out, *SHORT)  # of the second seed
-    assert (out / "seed-0/folds/distill.safetensors").exists()
+    assert (out / "seed-0/folds/kd.safetensors").exists()
     assert enfold("evaluate", out).code == 0
-    assert "distill" not in rows(out)
-    dropped = enfold("drop", out, "distill", "--json")
-    assert "distill" not in json.loads(dropped.out)["rows"]
-    assert not list(out.rglob("distill*"))
+    assert "kd" not in rows(out)
+    dropped = enfold("drop", out, "kd", "--json")
+    assert "kd" not in json.loads(dropped.out)["rows"]
+    assert not list(out.rglob("kd*"))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_method_of_some_seeds_only_is_not_evaluated_yet(enfold, finished, tmp_
     ],
 )
 def test_a_control_of_a_wrong_name_is_refused(enfold, recipe_file, tmp_path, names, says):
-    fold = "  - {method: distill, label: short, plan: {epochs: 1}}\n"
+    fold = "  - {method: kd, label: short, plan: {epochs: 1}}\n"
     recipe_file.write_text(f"{recipe_file.read_text()}{fold}control_names: {names}\n")
     refused = enfold("run", recipe_file, tmp_path / "out")
     assert (refused.code, says in refused.err) == (2, True), refused.err

@@ -53,12 +53,12 @@ def test_a_disk_that_is_full_while_teacher_outputs_are_recorded(enfold, finished
     shutil.rmtree(finished / "answers")
     with monkeypatch.context() as patched:
         patched.setattr(os, "posix_fallocate", full)
-        done = enfold("fold", finished, "distill", "--label", "later")
+        done = enfold("fold", finished, "kd", "--label", "later")
     assert done.code == 1
     assert "No space left on device" in done.err
     assert not parts(finished)
     assert "later" in (finished / "recipe.yaml").read_text()  # interrupted, not refused
-    assert enfold("fold", finished, "distill", "--label", "later").code == 0
+    assert enfold("fold", finished, "kd", "--label", "later").code == 0
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_disk_that_is_really_full_ends_without_a_bus_error(small_disk, finishe
     room = shutil.disk_usage(small_disk).free
     (small_disk / "filler").write_bytes(bytes(max(room - 12_000, 0)))
     code = "import sys; from enfold.cli import main; sys.argv = sys.argv[1:]; main()"
-    words = [sys.executable, "-c", code, "enfold", "fold", str(out), "distill", "--label", "later"]
+    words = [sys.executable, "-c", code, "enfold", "fold", str(out), "kd", "--label", "later"]
     done = subprocess.run(
         words, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
     )

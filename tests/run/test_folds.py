@@ -15,11 +15,11 @@ from enfold.run.gather import gather
 FOLDS = """
 folds:
   - {method: latent_be, label: latent, perturb: tdiv_sdiv}
-  - {method: distill, label: into-share, start: fresh, share: {method: batch_ensemble, num_members: 2}}
+  - {method: kd, label: into-share, start: fresh, share: {method: batch_ensemble, num_members: 2}}
   - {method: one_to_one, label: heads, share: batch_ensemble, start: average, tie: 0.1}
-  - {method: proxy_en_d2, label: proxy, start: fresh}
-  - {method: distill, label: small, student: {name: mlp, widths: [8]}, perturb: {method: conf_ods, step: 2}}
-  - {method: hydra_distillation, label: hydra, first_epochs: 1}
+  - {method: proxy_end2, label: proxy, start: fresh}
+  - {method: kd, label: small, student: {name: mlp, widths: [8]}, perturb: {method: conf_ods, step: 2}}
+  - {method: hydra, label: hydra, first_epochs: 1}
 """
 
 
@@ -55,11 +55,11 @@ def test_every_student_is_a_row(enfold, recipe_file, tmp_path):
 
 def test_a_dirichlet_student_is_evaluated_by_its_mean(enfold, finished, tmp_path):
     out = finished
-    done = enfold("fold", out, "proxy-en-d2", "--label", "proxy", "--json")
+    done = enfold("fold", out, "proxy-end2", "--label", "proxy", "--json")
     assert done.code == 0, done.err
     network = library.load(out / "folds" / "proxy.safetensors")
     assert json.loads((out / "folds" / "proxy.json").read_text())["about"]["dirichlet_offset"] == 1.0
-    recipe = library.data.load(str(tmp_path / "small.npz"), validation=60)
+    recipe = library.data.load(str(tmp_path / "small.npz"), val_size=60)
     expected = library.evaluate(library.Dirichlet(network, 1.0), recipe).scores["nll"]
     found = json.loads(done.out)["rows"]["proxy"]["scores"]["nll"]["mean"]
     assert found == pytest.approx(expected)
@@ -73,16 +73,16 @@ def test_a_dirichlet_student_is_evaluated_by_its_mean(enfold, finished, tmp_path
             "{method: one_to_one, label: a, share: {method: batch_ensemble, num_members: 2}}",
             "3 teachers and 2 students",
         ),
-        ("{method: distill, label: a, perturb: tdiv_sdiv}", "one network as the student"),
-        ("{method: distill, label: a, perturb: wobble}", "there is no perturb 'wobble'"),
-        ("{method: distill, label: a, start: als}", "a BatchEnsemble's, got one network"),
-        ("{method: distill, label: a, alpha: 2}", r"alpha must be in [0, 1], got 2"),
-        ("{method: distill, label: a, temperature: 0}", "temperature must be above 0, got 0"),
-        ("{method: distill, label: a, temperature: warm}", "'temperature' of fold 'a' must be a number, got 'warm'"),
-        ("{method: distill, label: a, share: {num_members: 2}}", "a name, or a mapping with method"),
-        ("{method: distill, label: a, share: {method: batch_ensemble, members: 8}}", "no setting 'members'"),
-        ("{method: distill, label: a, student: {name: mlp, widths: wide}}", "widths"),
-        ("{method: distill, label: a, student: mlp, start: member}", "got start: member: use start: fresh"),
+        ("{method: kd, label: a, perturb: tdiv_sdiv}", "one network as the student"),
+        ("{method: kd, label: a, perturb: wobble}", "there is no perturb 'wobble'"),
+        ("{method: kd, label: a, start: als}", "a BatchEnsemble's, got one network"),
+        ("{method: kd, label: a, alpha: 2}", r"alpha must be in [0, 1], got 2"),
+        ("{method: kd, label: a, temperature: 0}", "temperature must be above 0, got 0"),
+        ("{method: kd, label: a, temperature: warm}", "'temperature' of fold 'a' must be a number, got 'warm'"),
+        ("{method: kd, label: a, share: {num_members: 2}}", "a name, or a mapping with method"),
+        ("{method: kd, label: a, share: {method: batch_ensemble, members: 8}}", "no setting 'members'"),
+        ("{method: kd, label: a, student: {name: mlp, widths: wide}}", "widths"),
+        ("{method: kd, label: a, student: mlp, start: member}", "got start: member: use start: fresh"),
         ("{method: ae_kd, label: a, tolerance: 0.1}", "tolerance"),
         ("{method: latent_be, label: a, share: batch_ensemble}", "leave it out"),
     ],
@@ -124,7 +124,7 @@ def test_corrupted_copies_are_scored_beside_the_clean(enfold, recipe_file, tmp_p
 ROUTES = """
 folds:
   - {method: average, label: of-two, first: 2}
-  - {method: weight_matching, label: route, first: 2, then: [repair, {method: distill, plan: {epochs: 2}}]}
+  - {method: weight_matching, label: route, first: 2, then: [repair, {method: kd, plan: {epochs: 2}}]}
   - {method: perm_avg, label: soft, first: 2, plan: {epochs: 1}}
 """
 
@@ -135,13 +135,13 @@ def test_a_route_and_a_fold_of_some_members_are_rows(enfold, recipe_file, tmp_pa
     assert done.code == 0, done.err
     rows = json.loads(done.out)["rows"]
     assert {"of-two", "route", "soft", "control", "control-2"} <= set(rows)
-    data = library.data.load(str(tmp_path / "small.npz"), validation=60)
+    data = library.data.load(str(tmp_path / "small.npz"), val_size=60)
     members = library.load(out / "members" / "members.safetensors", library.networks.MLP(16, [16], 4))
     of_two = library.load(out / "folds" / "of-two.safetensors")
     expected = library.Average()(members[:2], data).state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in of_two.state_dict().items())
     told = json.loads((out / "folds" / "route.json").read_text())["about"]["then"]
-    assert told == [{"method": "repair"}, {"method": "distill", "plan": {"epochs": 2}}]
+    assert told == [{"method": "repair"}, {"method": "kd", "plan": {"epochs": 2}}]
     assert rows["ensemble of 2"]["gain_recovered"]["mean"] != pytest.approx(1)  # of what all three gain
     assert rows["route"]["scores"]["accuracy"]["mean"] > 0.8
 
@@ -169,7 +169,7 @@ def test_a_method_with_a_plan_of_its_own_keeps_it_and_its_control_trains_as_netw
     recipe = library.run.read_recipe(with_folds(recipe_file, ROUTES))
     soft = recipe.folds[2]
     plan, control = recipe.method_plan(soft, seed=1), recipe.as_long(soft, seed=1)
-    assert (plan.optimizer, plan.learning_rate, plan.epochs) == ("adam", 0.1, 1)
+    assert (plan.optimizer, plan.lr, plan.epochs) == ("adam", 0.1, 1)
     assert control == recipe.members_plan(1).replace(epochs=1)
     assert recipe.as_long(recipe.folds[0], seed=1) is None
     for first, order, epochs in ((3, "sequential", 2), (3, "joint", 1), (2, "sequential", 1)):
@@ -184,9 +184,9 @@ def test_a_method_with_a_plan_of_its_own_keeps_it_and_its_control_trains_as_netw
         ("{method: average, first: 4}", "there are 3"),
         ("{method: average, first: 0}", "greater than or equal to 1"),
         ("{method: average, seeds: [7]}", "'average' is of seeds [7], none of which the run has: choose among [0]"),
-        ("{method: average, then: [zip_it]}", "repair"),
+        ("{method: average, then: [zipit]}", "repair"),
         ("{method: average, then: [{method: repair, kind: paint}]}", "rescale"),
-        ("{method: average, then: [{method: distill, tau: 2}]}", "no setting 'tau'"),
+        ("{method: average, then: [{method: kd, tau: 2}]}", "no setting 'tau'"),
         ("{method: repair}", "no fold 'repair', which is a step: let it follow a fold, as then: [repair]"),
     ],
 )
@@ -230,7 +230,7 @@ def test_a_fold_that_is_a_member_as_it_was_says_so_and_makes_no_headline(enfold,
 
 
 def test_a_distillation_that_returned_its_start_is_marked_in_the_table_and_the_card(enfold, finished):
-    done = enfold("fold", finished, "distill", "--set", "plan.learning_rate=50", "--label", "kept")
+    done = enfold("fold", finished, "kd", "--set", "plan.lr=50", "--label", "kept")
     assert done.code == 0, done.err
     summary = json.loads((finished / "summary.json").read_text())
     start = summary["rows"]["kept"]["unchanged"]

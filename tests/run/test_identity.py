@@ -41,7 +41,7 @@ def test_other_data_under_the_same_name_are_refused(enfold, finished, recipe_fil
     change(small_data, name)
     for words in (
         ["evaluate", finished],
-        ["fold", finished, "distill", "--label", "other"],
+        ["fold", finished, "kd", "--label", "other"],
         ["share", finished, "batch_ensemble"],
         ["run", recipe_file, finished, "--resume"],
     ):
@@ -74,7 +74,7 @@ def test_a_changed_recipe_is_refused_with_the_setting(enfold, finished):
 
 def test_a_fold_of_other_settings_is_not_the_one(enfold, finished):
     """Neither where its settings were changed in the recipe, nor where the recipe has lost it."""
-    assert enfold("fold", finished, "distill", "--label", "soft", "--set", "temperature=2").code == 0
+    assert enfold("fold", finished, "kd", "--label", "soft", "--set", "temperature=2").code == 0
     folds = yaml.safe_load((finished / "recipe.yaml").read_text())["folds"]
     weights = files(finished / "folds")["soft.safetensors"]
     edit(finished, folds=[{**each, "temperature": 5} if each["label"] == "soft" else each for each in folds])
@@ -83,7 +83,7 @@ def test_a_fold_of_other_settings_is_not_the_one(enfold, finished):
     refused = enfold("run", finished / "recipe.yaml", finished, "--resume")
     assert (refused.code, "method.temperature (2, now 5)" in refused.err) == (2, True), refused.err
     edit(finished, folds=[each for each in folds if each["label"] != "soft"])
-    again = ["fold", finished, "distill", "--label", "soft", "--json", "--set"]
+    again = ["fold", finished, "kd", "--label", "soft", "--json", "--set"]
     refused = enfold(*again, "temperature=5")
     assert (refused.code, "method.temperature (2, now 5)" in refused.err) == (2, True), refused.err
     assert files(finished / "folds")["soft.safetensors"] == weights, "nothing is lost"

@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file
 
 from browser import CHROMIUM, Browser
+from enfold.analysis.many import chosen_examples, each, parameters_of, predictions
+from enfold.analysis.plane import diversity_points
+from enfold.analysis.trajectory import cosine_matrix
 from enfold.data.ood import noise
 from enfold.errors import EnfoldError
-from enfold.landscape.many import chosen_examples, each, parameters_of, predictions
-from enfold.landscape.plane import diversity_points
-from enfold.landscape.trajectory import cosine_matrix
 from enfold.metrics import nll
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 from enfold.report.landscape import DRAWINGS
 from enfold.report.landscape_words import WORDS
 from enfold.run import RunDirectory, parse_recipe, views
@@ -32,13 +32,13 @@ pytest.importorskip("sklearn")
 
 RECIPE = """\
 name: small
-data: {source: DATA, validation: 60}
+data: {source: DATA, val_size: 60}
 network: {name: mlp, widths: [8]}
 members: 3
 trajectory: {every: 1}
 cost: false
 control: false
-plan: {epochs: 3, batch_size: 64, learning_rate: 0.01}
+plan: {epochs: 3, batch_size: 64, lr: 0.01}
 shares: [batch_ensemble]
 folds: [average]
 """

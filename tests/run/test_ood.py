@@ -30,7 +30,7 @@ def other(tmp_path):
 
 @pytest.fixture
 def recipe(recipe_file, other):
-    text = recipe_file.read_text().replace("validation: 60", "validation: 60, exclude_classes: [3]")
+    text = recipe_file.read_text().replace("val_size: 60", "val_size: 60, exclude_classes: [3]")
     text = text.replace("members: 3\nsizes: [2, 3]", "members: 2\nseeds: [0, 1]").replace("epochs: 3", "epochs: 1")
     recipe_file.write_text(text + OOD.replace("OTHER", str(other)))
     return recipe_file
@@ -115,7 +115,7 @@ def official(tmp_path, monkeypatch):
     np.save(folder / "labels.npy", np.tile(labels[:100], 5).astype(np.uint8))
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
-        f"data: {{source: {tmp_path / 'cifar.npz'}, validation: 100}}\nnetwork: {{name: mlp, widths: [4]}}\n"
+        f"data: {{source: {tmp_path / 'cifar.npz'}, val_size: 100}}\nnetwork: {{name: mlp, widths: [4]}}\n"
         f"members: 2\ncost: false\nplan: {{epochs: 1}}\n"
         f"corruptions: {{folder: {folder}, kinds: [fog], severities: [1, 5]}}\n"
     )
@@ -138,7 +138,7 @@ def test_official_files_are_scored_under_their_own_name(enfold, official, tmp_pa
     ("old", "new", "message"),
     [
         ("kinds: [fog]", "kinds: [fog, snow]", "snow.npy must exist"),
-        ("validation: 100", "validation: 100, exclude_classes: [3]", "CIFAR-10-C holds the test images of CIFAR-10 in"),
+        ("val_size: 100", "val_size: 100, exclude_classes: [3]", "CIFAR-10-C holds the test images of CIFAR-10 in"),
     ],
 )
 def test_official_files_must_be_there_and_of_the_data(enfold, official, tmp_path, old, new, message):

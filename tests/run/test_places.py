@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-FAST = ("--set", "plan.epochs=1", "--set", "cost=false", "--set", "data.validation=60", "--trust-code")
+FAST = ("--set", "plan.epochs=1", "--set", "cost=false", "--set", "data.val_size=60", "--trust-code")
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_run_is_of_the_code_where_it_was_made(enfold, project):
 
 
 def test_a_recipe_finds_its_code_beside_itself(enfold, project):
-    recipe = "data: {source: mine.npz, validation: 60}\nnetwork: mine.py:mlp\nplan: {epochs: 1}\ncost: false\n"
+    recipe = "data: {source: mine.npz, val_size: 60}\nnetwork: mine.py:mlp\nplan: {epochs: 1}\ncost: false\n"
     (project / "recipe.yaml").write_text(f"{recipe}members: 2\nseeds: [0, 1]\nfolds: [average]\n")
     out = elsewhere(project) / "out"
     assert enfold("run", "../project/recipe.yaml", out, "--dry-run", "--trust-code").code == 0
@@ -96,7 +96,7 @@ def test_printed_commands_work_as_they_stand(enfold, project, interrupted):
     finish, drop = commands(told.replace(", or drop", "  or drop"))
     assert enfold(*share).code == 0
     assert enfold(*finish).code == 0
-    assert "distill" in json.loads(Path("my runs/a/summary.json").read_text())["rows"]
+    assert "kd" in json.loads(Path("my runs/a/summary.json").read_text())["rows"]
     assert enfold(*drop).code == 0
 
 

@@ -7,25 +7,23 @@ from enfold.run import parse_recipe
 
 
 def test_short_forms_resolve() -> None:
-    recipe = parse_recipe("data: digits\nfolds: [average, {method: distill, alpha: 0.5, plan: {epochs: 2}}]\n")
+    recipe = parse_recipe("data: digits\nfolds: [average, {method: kd, alpha: 0.5, plan: {epochs: 2}}]\n")
     assert recipe.data.source == "digits"
-    assert [fold.label for fold in recipe.folds] == ["average", "distill"]
+    assert [fold.label for fold in recipe.folds] == ["average", "kd"]
     assert recipe.folds[1].settings == {"alpha": 0.5}
     assert recipe.method_plan(recipe.folds[1], seed=4).epochs == 2
     assert recipe.method_plan(recipe.folds[1], seed=4).seed == 4
 
 
 def test_a_written_recipe_reads_back_equal() -> None:
-    text = "members: 2\nseeds: [1, 2]\nplan: {learning_rate: [0.1, 0.2], augment: [flip]}\nfolds: [average]\n"
+    text = "members: 2\nseeds: [1, 2]\nplan: {lr: [0.1, 0.2], augment: [flip]}\nfolds: [average]\n"
     recipe = parse_recipe(text)
     assert parse_recipe(recipe.as_yaml()) == recipe
-    assert recipe.members_plan(1).learning_rate == (0.1, 0.2)
+    assert recipe.members_plan(1).lr == (0.1, 0.2)
 
 
 def test_overrides() -> None:
-    recipe = parse_recipe(
-        "folds: [{method: distill}]\n", overrides=["plan.epochs=7", "folds.0.alpha=0.25", "data=digits"]
-    )
+    recipe = parse_recipe("folds: [{method: kd}]\n", overrides=["plan.epochs=7", "folds.0.alpha=0.25", "data=digits"])
     assert recipe.plan == {"epochs": 7}
     assert recipe.folds[0].settings == {"alpha": 0.25}
     assert recipe.data.source == "digits"
@@ -41,19 +39,19 @@ def test_overrides() -> None:
         ("plan: {optimizer: adamm}\n", r"optimizer"),
         ("plan: {seed: 3}\n", r"set seeds of the run instead of plan.seed"),
         ("members: 0\n", r"line 1: 'members' is wrong: an ensemble must have 1 to 10,000 members, got '0'"),
-        ("folds: [distil]\n", r"line 1: there is no fold 'distil', did you mean 'distill'"),
-        ("folds: [{method: distill, alfa: 1}]\n", r"'distill' has no setting 'alfa', did you mean 'alpha'"),
-        ("folds: [{method: distill, alpha: 2}]\n", r"alpha must be in \[0, 1\], got 2"),
+        ("folds: [kdd]\n", r"line 1: there is no fold 'kdd', did you mean 'kd'"),
+        ("folds: [{method: kd, alfa: 1}]\n", r"'kd' has no setting 'alfa', did you mean 'alpha'"),
+        ("folds: [{method: kd, alpha: 2}]\n", r"alpha must be in \[0, 1\], got 2"),
         ("folds: [average, average]\n", r"every share and fold must have its own label, got 'average' twice"),
         ("folds: [swag]\n", r"a fold is asked for, but 'swag' is a share: use enfold share RUN swag, or shares: in"),
-        ("shares: [distill]\n", r"a share is asked for, but 'distill' is a fold: use enfold fold RUN distill"),
+        ("shares: [kd]\n", r"a share is asked for, but 'kd' is a fold: use enfold fold RUN kd"),
         ("folds: [{method: soup, plan: {epochs: 1}}]\n", r"line 1: 'soup' is not trained by a plan: leave it out"),
         ("sizes: [9]\n", r"sizes must lie between 1 and the 4 members, got 9"),
         ("data: {sources: x}\n", r"there is no key 'sources', did you mean 'source'"),
         ("seeds: [1, 1]\n", r"every seed must be given once"),
         ("folds: [{method: average, label: a/b}]\n", r"a label must be at most 100 letters"),
-        ("members: 3\nplan: {learning_rate: [0.1, 0.2]}\n", r"must have 3 values, got 2"),
-        ("members: 2\nplan: {learning_rate: [0.1, 0.2]}\nfolds: [distill]\n", r"must have 1 values, got 2"),
+        ("members: 3\nplan: {lr: [0.1, 0.2]}\n", r"must have 3 values, got 2"),
+        ("members: 2\nplan: {lr: [0.1, 0.2]}\nfolds: [kd]\n", r"must have 1 values, got 2"),
         ("a: [\n", r"must be YAML"),
         ("", r"must be a mapping"),
         ("- 1\n", r"must be a mapping"),
@@ -91,7 +89,7 @@ def test_wrong_overrides(override: str) -> None:
 def test_an_override_that_has_no_place_is_told_another(override: str, remedy: str) -> None:
     text = (
         "name: run\nmembers: 4\nnetwork: mlp\ndata: digits\nood: [mnist]\nshares: []\n"
-        "folds: [average, {method: distill, share: batch_ensemble, then: [repair]}]\n"
+        "folds: [average, {method: kd, share: batch_ensemble, then: [repair]}]\n"
     )
     with pytest.raises(EnfoldError) as raised:
         parse_recipe(text, overrides=[override])
@@ -105,7 +103,7 @@ SHARE = "name: x\nshares:\n  - method: METHOD\n    label: mine\n    LINE\n"
 @pytest.mark.parametrize(
     ("method", "line", "says"),
     [
-        ("mixture_ensembles", "budget: lots", "line 5: 'budget' of share 'mine' must be a number, got 'lots'"),
+        ("mixture_ensemble", "budget: lots", "line 5: 'budget' of share 'mine' must be a number, got 'lots'"),
         ("batch_ensemble", "rank: 1.5", "line 5: 'rank' of share 'mine' must be a whole number, got '1.5'"),
         ("lora_ensemble", "frozen: 7", "line 5: 'frozen' of share 'mine' must be true or false, got '7'"),
         ("batch_ensemble", "include: 3", "line 5: 'include' of share 'mine' must be a list, got '3'"),
@@ -157,10 +155,10 @@ def test_a_value_of_another_type_is_one_sentence(text: str, says: str) -> None:
 def test_numbers_are_written_as_in_python(text: str) -> None:
     """YAML 1.1 reads 1e-3 as text."""
     for made in (
-        parse_recipe(f"data: digits\nplan: {{learning_rate: {text}}}"),
-        parse_recipe("data: digits", overrides=[f"plan.learning_rate={text}"]),
+        parse_recipe(f"data: digits\nplan: {{lr: {text}}}"),
+        parse_recipe("data: digits", overrides=[f"plan.lr={text}"]),
     ):
-        assert made.plan["learning_rate"] == 0.001
+        assert made.plan["lr"] == 0.001
         assert parse_recipe(made.as_yaml()).plan == made.plan
 
 
@@ -170,7 +168,5 @@ def test_text_that_looks_like_a_number_stays_text() -> None:
 
 
 def test_a_number_in_quotes_says_what_to_do() -> None:
-    with pytest.raises(
-        EnfoldError, match=r"'learning_rate' of the plan must not be text, got '0.001': leave out the qu"
-    ):
-        parse_recipe("data: digits", overrides=["plan.learning_rate='0.001'"])
+    with pytest.raises(EnfoldError, match=r"'lr' of the plan must not be text, got '0.001': leave out the qu"):
+        parse_recipe("data: digits", overrides=["plan.lr='0.001'"])

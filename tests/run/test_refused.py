@@ -53,7 +53,7 @@ def test_where_the_users_own_code_fails_is_said(enfold, own, small_data, tmp_pat
 
 @pytest.mark.parametrize(
     ("step", "says"),
-    [("repiar", "got 'repiar', did you mean 'repair'?: choose one of repair, "), ("zip_it", "got 'zip_it': choose")],
+    [("repiar", "got 'repiar', did you mean 'repair'?: choose one of repair, "), ("zipit", "got 'zipit': choose")],
 )
 def test_a_wrong_step_names_the_right_ones(enfold, finished, step, says):
     done = enfold("fold", finished, "average", "--label", "other", "--set", f"then=[{step}]")

@@ -11,7 +11,7 @@ import torch
 
 from enfold.errors import EnfoldError
 from enfold.metrics import accuracy, mean_member
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 from enfold.report.reproduced import notes, page, row_cells
 from enfold.run import RunDirectory, parse_recipe, read_recipe
 from enfold.run.claims import judge_by, parse_claims

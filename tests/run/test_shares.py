@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import enfold as library
+from enfold.registry import methods, related
 
 SHARES = """
 shares:
@@ -48,12 +49,12 @@ def test_every_share_is_a_row_with_its_diversity(enfold, shares_file, tmp_path):
 def test_a_share_can_be_added_to_a_run(enfold, finished):
     out = finished
     before = json.loads((out / "summary.json").read_text())["rows"]
-    done = enfold("share", out, "mixture-ensembles", "--label", "mix", "--set", "budget=2.0", "--json")
+    done = enfold("share", out, "mixture-ensemble", "--label", "mix", "--set", "budget=2.0", "--json")
     assert done.code == 0, done.err
     rows = json.loads(done.out)["rows"]
     assert rows["ensemble"]["scores"] == before["ensemble"]["scores"]
     assert rows["mix"]["scores"]["accuracy"]["mean"] > 0.3
-    again = enfold("share", out, "mixture-ensembles", "--label", "mix", "--set", "budget=1.5")
+    again = enfold("share", out, "mixture-ensemble", "--label", "mix", "--set", "budget=1.5")
     assert again.code == 2
     assert "own label, got 'mix' again, changed, beside mix, average, distill-fresh: add --label mix-2\n" in again.err
 
@@ -78,7 +79,7 @@ def test_a_dry_run_counts_shares(enfold, shares_file, tmp_path):
         ),
         ("shares: [{method: batch_ensemble, include: [nowhere]}]", "a pattern must match a layer, but 'nowhere'"),
         ("shares: [{method: mc_dropout}]", "inject"),
-        ("shares: [{method: mixture_ensembles, budget: 10}]", "smallest"),
+        ("shares: [{method: mixture_ensemble, budget: 10}]", "smallest"),
     ],
 )
 def test_what_is_wrong_is_said_before_training(enfold, recipe_file, tmp_path, line, says):
@@ -102,13 +103,14 @@ def test_members_that_are_one_function_are_told_of(enfold, recipe_file, tmp_path
 
 def test_a_method_of_the_other_kind_is_told_its_verb(enfold, finished):
     out = finished
-    refused = enfold("share", out, "distill")
-    assert (refused.code, "'distill' is a fold: use enfold fold RUN distill" in refused.err) == (2, True)
-    refused = enfold("fold", out, "hydra")
-    assert "folds near to it are hydra_distillation, one_to_one\n" in refused.err
-    refused = enfold("share", out, "hydra-distillation")
-    assert "'hydra_distillation' is a fold: use enfold fold RUN" in refused.err
-    assert "shares near to it are hydra\n" in refused.err
+    refused = enfold("share", out, "kd")
+    assert (refused.code, "'kd' is a fold: use enfold fold RUN kd" in refused.err) == (2, True)
+    refused = enfold("fold", out, "multi-head")
+    assert "folds near to it are hydra, one_to_one\n" in refused.err
+    refused = enfold("share", out, "one-to-one")
+    assert "'one_to_one' is a fold: use enfold fold RUN" in refused.err
+    assert related("hydra_distillation", methods("share")) == ["hydra"]
+    assert related("hydra", methods("fold")) == ["hydra", "one_to_one"]
     refused = enfold("fold", out, "batch-ensemble")
     assert (refused.code, "'batch_ensemble' is a share: use enfold share RUN" in refused.err) == (2, True)
 
@@ -131,7 +133,7 @@ def test_a_share_that_adapts_a_trained_network_is_told_where_it_starts_anew(enfo
 
 def test_a_search_that_picks_fewer_networks_says_so_in_its_row(enfold, recipe_file, tmp_path):
     text = recipe_file.read_text()
-    search = "{method: hyper_deep_ensembles, label: few, candidates: 4, stratify: false, goal: accuracy}"
+    search = "{method: hyper_deep_ensemble, label: few, candidates: 4, stratify: false, goal: accuracy}"
     recipe_file.write_text(text[: text.index("folds:")] + f"shares: [{search}]")
     done = enfold("run", recipe_file, tmp_path / "out", "--json")
     assert done.code == 0, done.err

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from enfold.errors import EnfoldError
+from enfold.io.usercode import code_files, is_reference, looking_in
 from enfold.registry import ROOMS, methods
 from enfold.run import Recipe, RunDirectory, open_run, parse_recipe
 from enfold.run.methods import STEPS
-from enfold.usercode import code_files, is_reference, looking_in
 
 VERBS = {
     "evaluate": ["evaluate"],
@@ -47,7 +47,7 @@ def edited(run: Path, **changes: Any) -> Path:
 
 
 def in_route(reference: str) -> dict[str, Any]:
-    route = {"method": "average", "label": "average", "then": [{"method": "distill", "student": reference}]}
+    route = {"method": "average", "label": "average", "then": [{"method": "kd", "student": reference}]}
     return {"folds": [route]}
 
 
@@ -56,7 +56,7 @@ PLACES = {
     "data": lambda reference: {"data": reference},
     "out-of-distribution": lambda reference: {"ood": [{"source": reference, "label": "other"}]},
     "share's network": lambda reference: {"shares": [{"method": "batch_ensemble", "network": reference}]},
-    "student": lambda reference: {"folds": [{"method": "distill", "student": {"name": reference}}]},
+    "student": lambda reference: {"folds": [{"method": "kd", "student": {"name": reference}}]},
     "student in a route": in_route,
 }
 
@@ -99,7 +99,7 @@ def test_a_command_line_is_no_exception(enfold, hostile, tmp_path, small_data, f
     student = ["--set", f"student={hostile}:make", "--label", "other"]
     for words in (
         ["train", tmp_path / "out", "--data", small_data, "--network", f"{hostile}:make"],
-        ["fold", finished, "distill", *student],
+        ["fold", finished, "kd", *student],
         ["data", f"{hostile}:make", "--check"],
         ["reproduce", "distill-cifar10", tmp_path / "out", "--scale", "smoke", "--set", f"network={hostile}:make"],
     ):
@@ -190,9 +190,9 @@ def test_every_text_of_the_schema_is_looked_at():
     )
     for room, name, setting in settings():
         key, value = f"{room}/{name}/{setting}", {"method": name, setting: "hostile.py:make"}
-        nested = [{"method": "distill", "perturb": value}] if room == "perturb" else [{"method": "x", "then": [value]}]
+        nested = [{"method": "kd", "perturb": value}] if room == "perturb" else [{"method": "x", "then": [value]}]
         trees[key] = {"shares": [value]} if room == "share" else {"folds": nested}
-        trees[f"nested {key}"] = {"folds": [{"method": "distill", "share": value, "then": [{"share": value}]}]}
+        trees[f"nested {key}"] = {"folds": [{"method": "kd", "share": value, "then": [{"share": value}]}]}
     with warnings.catch_warnings(action="ignore"):  # texts where there should be numbers
         ignored = {place for place, tree in trees.items() if not Recipe.model_construct(**tree).code_references()}
     assert ignored == {"name", "shares.0.label", "folds.0.label", "folds.0.then.0.label", "ood.0.label"}

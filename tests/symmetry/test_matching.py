@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
-from enfold.fold.c2m3 import C2M3
-from enfold.fold.weight_matching import WeightMatching
-from enfold.members import Stacked
+from enfold.merge.c2m3 import C2M3
+from enfold.merge.weight_matching import WeightMatching
 from enfold.networks import MLP, ResNet
 from enfold.symmetry import Group, Symmetry, match, permute, symmetries, weight_matching
 from planted import assert_back, pixels
@@ -126,7 +126,7 @@ def test_complex_weights_are_matched_by_both_their_parts(fold):
     other = shuffled(state, symmetry, 1)
     found = permute(other, symmetry, weight_matching(state, other, symmetry))
     torch.testing.assert_close(found, state, rtol=0, atol=0)
-    members = Stacked([network, Stacked([network]).network(other)])
+    members = DeepEnsemble([network, DeepEnsemble([network]).network(other)])
     assert_back(fold(members, pixels((4,))), network, pixels((4,)))
 
 
@@ -172,7 +172,7 @@ def test_matching_never_lowers_the_objective_and_never_changes_the_function(name
 def test_members_are_matched_and_stay_what_they_are():
     torch.manual_seed(0)
     networks = [ResNet(depth=8, width=4).eval() for _ in range(3)]
-    members, inputs = Stacked(networks), torch.randn(4, 3, 8, 8)
+    members, inputs = DeepEnsemble(networks), torch.randn(4, 3, 8, 8)
     before = {name: tensor.clone() for name, tensor in members.state_dict().items()}
     matched = match(members, example=inputs)
     torch.testing.assert_close(matched(inputs), members(inputs), rtol=1e-4, atol=1e-4)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from enfold.members.skeleton import read_state
-from enfold.merging.soft import mixed
+from enfold.engines.skeleton import read_state
+from enfold.merge.common.soft import mixed
 from enfold.symmetry import Symmetry, symmetries
 
 

@@ -69,7 +69,7 @@ def test_a_unit_is_the_same_weights_wherever_it_lies(name):
         torch.testing.assert_close(inside, nest.unit(outside, last, state), rtol=0, atol=0)
 
 
-class Alone(nn.Module):
+class SingleModelWarning(nn.Module):
     """Attention with two heads of two units, and nothing else that may be permuted."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Alone(nn.Module):
 
 def drawn(seed: int) -> dict[str, Tensor]:
     source = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(t.shape, generator=source) for name, t in Alone().state_dict().items()}
+    return {name: torch.randn(t.shape, generator=source) for name, t in SingleModelWarning().state_dict().items()}
 
 
 def agreement(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
@@ -91,7 +91,7 @@ def agreement(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_heads_and_what_is_inside_are_matched_as_well_as_can_be(seed):
-    symmetry = symmetries(Alone(), torch.randn(2, 3, 4))
+    symmetry = symmetries(SingleModelWarning(), torch.randn(2, 3, 4))
     assert [group.size for group in symmetry.groups] == [2] * 5
     goal, other = drawn(seed), drawn(seed + 100)
     ways = product(permutations(range(2)), repeat=5)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from known_networks import Calls
 from torch import Tensor, nn
 
-from enfold.members import Stacked
+from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.symmetry import Symmetry, match, permute, symmetries
 from enfold.symmetry.find import ALIKE, CHANGED
 from enfold.symmetry.verify import Bench
@@ -226,7 +226,7 @@ def test_members_that_decide_are_matched_where_they_can_be(factor):
     second = copy.deepcopy(first)
     orders = {group.name: torch.randperm(group.size) for group in symmetry.groups}
     second.load_state_dict(permute(first.state_dict(), symmetry, orders))
-    matched = match(Stacked([first, second]), example=torch.zeros(2, 5))
+    matched = match(DeepEnsemble([first, second]), example=torch.zeros(2, 5))
     inputs = factor * torch.randn(3, 5)
     for index in range(2):
         torch.testing.assert_close(matched.member(index)(inputs), first(inputs))

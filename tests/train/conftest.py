@@ -85,4 +85,4 @@ def double(data: Data) -> Data:
     def part(split: Split) -> Split:
         return Split(split.inputs.double(), split.labels)
 
-    return data.replace(train=part(data.train), validation=part(data.validation), test=part(data.test))
+    return data.replace(train=part(data.train), val=part(data.val), test=part(data.test))

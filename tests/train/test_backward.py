@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from enfold.data.batches import Batch, Order
-from enfold.members import Stacked
-from enfold.share import BatchEnsemble
+from enfold.ensembles.batch_ensemble import BatchEnsemble
+from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.train import CrossEntropy
 from enfold.train.backward import OneMember, Separable, backward
 
@@ -24,7 +24,7 @@ def test_one_by_one_as_all_at_once(data, images, make, network, own, smoothing):
     data = images if network == "convolutional" else data
     batch = next(Order(16, range(3) if own else None).batches(data, 0))
     objective = CrossEntropy(smoothing)
-    one_by_one, at_once = (Stacked.make(make[network], 3, engine="loop") for _ in range(2))
+    one_by_one, at_once = (DeepEnsemble.make(make[network], 3, engine="loop") for _ in range(2))
     losses = backward(one_by_one, batch, objective)
     expected = objective(at_once, batch)
     expected.sum().backward()
@@ -45,7 +45,7 @@ def test_an_objective_over_all_members_is_left_whole(data, make):
         seen.append(logits.shape[0])
         return (logits - logits.mean(0)).square().mean(dim=(1, 2))
 
-    members = Stacked.make(make["mlp"], 3, engine="loop")
+    members = DeepEnsemble.make(make["mlp"], 3, engine="loop")
     losses = backward(members, next(Order(16, range(3)).batches(data, 0)), spread)
     assert seen == [3]
     assert losses.shape == (3,)
@@ -53,7 +53,7 @@ def test_an_objective_over_all_members_is_left_whole(data, make):
 
 
 def test_gradients_are_scaled_and_added(data, make):
-    members = Stacked.make(make["mlp"], 2, engine="loop")
+    members = DeepEnsemble.make(make["mlp"], 2, engine="loop")
     batch = next(Order(16, range(2)).batches(data, 0))
     backward(members, batch, CrossEntropy())
     once = gradients(members)
@@ -64,7 +64,7 @@ def test_gradients_are_scaled_and_added(data, make):
 
 
 def test_a_view_of_one_member(data, make):
-    members = Stacked.make(make["mlp"], 3)
+    members = DeepEnsemble.make(make["mlp"], 3)
     view = OneMember(members.skeleton, {name: tensor[1] for name, tensor in members.expand().items()})
     assert list(view.parameters()) == []
     torch.testing.assert_close(view(data.test.inputs)[0], members(data.test.inputs)[1])

@@ -8,16 +8,16 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from enfold.data import Split
+from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
-from enfold.members import Stacked
-from enfold.train import CrossEntropy, Epoch, History, Plan, fit
+from enfold.train import CrossEntropy, Epoch, History, TrainConfig, fit
 
-PLAN = Plan(epochs=3, batch_size=16, learning_rate=0.05)
+PLAN = TrainConfig(epochs=3, batch_size=16, lr=0.05)
 KINDS = {
     "sgd": PLAN.replace(optimizer="sgd"),
     "adam": PLAN.replace(optimizer="adam", select="last"),
     "adamw": PLAN.replace(clip_norm=0.5, patience=2),
-    "by member": PLAN.replace(optimizer="sgd", learning_rate=(0.05, 0.2), bootstrap=True),
+    "by member": PLAN.replace(optimizer="sgd", lr=(0.05, 0.2), bootstrap=True),
 }
 
 
@@ -37,12 +37,12 @@ def made(make, members: int | None) -> nn.Module:
     torch.manual_seed(3)
     network = make["dropping"]()
     network.append(nn.BatchNorm1d(4))
-    return network if members is None else Stacked.make(network, members)
+    return network if members is None else DeepEnsemble.make(network, members)
 
 
 def values(history: History) -> list[tuple]:
     """Everything but the time."""
-    return [(e.epoch, e.train_loss, e.validation_nll, e.ensemble_nll, e.learning_rate) for e in history.epochs]
+    return [(e.epoch, e.train_loss, e.validation_nll, e.ensemble_nll, e.lr) for e in history.epochs]
 
 
 def assert_same_bits(first: nn.Module, second: nn.Module) -> None:
@@ -54,15 +54,15 @@ def assert_same_bits(first: nn.Module, second: nn.Module) -> None:
 @pytest.mark.parametrize("members", [None, 2], ids=["network", "members"])
 def test_resumed_to_the_same_bits(data, make, tmp_path, plan, members):
     if members is None and plan.varies:
-        plan = plan.replace(learning_rate=0.05)
+        plan = plan.replace(lr=0.05)
     whole, cut = made(make, members), made(make, members)
-    expected = fit(whole, data, plan, quiet=True)
+    expected = fit(whole, data, config=plan, quiet=True)
     file = tmp_path / "training.safetensors"
     with pytest.raises(Interrupted):
-        fit(cut, data, plan, checkpoint=file, on_epoch=interrupt_after(2), quiet=True)
+        fit(cut, data, config=plan, checkpoint=file, on_epoch=interrupt_after(2), quiet=True)
     again = made(make, members)  # a new process begins with the same start
     torch.manual_seed(99)  # and with another state of torch's own generator
-    history = fit(again, data, plan, checkpoint=file, quiet=True)
+    history = fit(again, data, config=plan, checkpoint=file, quiet=True)
     assert values(history) == values(expected)
     assert history.chosen == expected.chosen
     assert_same_bits(again, whole)
@@ -71,19 +71,19 @@ def test_resumed_to_the_same_bits(data, make, tmp_path, plan, members):
 def test_an_interrupted_model_goes_on_in_the_same_process(data, make, tmp_path):
     """As in a notebook: the model is half trained when it is given again."""
     whole, cut, file = made(make, 2), made(make, 2), tmp_path / "training.safetensors"
-    fit(whole, data, PLAN, quiet=True)
+    fit(whole, data, config=PLAN, quiet=True)
     with pytest.raises(Interrupted):
-        fit(cut, data, PLAN, checkpoint=file, on_epoch=interrupt_after(2), quiet=True)
-    fit(cut, data, PLAN, checkpoint=file, quiet=True)
+        fit(cut, data, config=PLAN, checkpoint=file, on_epoch=interrupt_after(2), quiet=True)
+    fit(cut, data, config=PLAN, checkpoint=file, quiet=True)
     assert_same_bits(cut, whole)
 
 
 def test_a_finished_training_is_not_repeated(data, make, tmp_path):
     file = tmp_path / "training.safetensors"
     first, second = made(make, 2), made(make, 2)
-    fit(first, data, PLAN, checkpoint=file, quiet=True)
+    fit(first, data, config=PLAN, checkpoint=file, quiet=True)
     seen: list[Epoch] = []
-    history = fit(second, data, PLAN, checkpoint=file, on_epoch=seen.append, quiet=True)
+    history = fit(second, data, config=PLAN, checkpoint=file, on_epoch=seen.append, quiet=True)
     assert seen == []
     assert len(history.epochs) == 3
     assert_same_bits(first, second)
@@ -91,8 +91,8 @@ def test_a_finished_training_is_not_repeated(data, make, tmp_path):
 
 def test_a_checkpoint_changes_nothing(data, make, tmp_path):
     first, second = made(make, 2), made(make, 2)
-    fit(first, data, PLAN, checkpoint=tmp_path / "a" / "b.safetensors", quiet=True)
-    fit(second, data, PLAN, quiet=True)
+    fit(first, data, config=PLAN, checkpoint=tmp_path / "a" / "b.safetensors", quiet=True)
+    fit(second, data, config=PLAN, quiet=True)
     assert_same_bits(first, second)
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b.safetensors"]
 
@@ -112,12 +112,12 @@ def test_tied_weights_can_be_checkpointed(data, tmp_path):
     start = {name: tensor.clone() for name, tensor in first.state_dict().items()}
     second = Tied()
     second.load_state_dict(start)
-    fit(first, data, PLAN, quiet=True)
+    fit(first, data, config=PLAN, quiet=True)
     with pytest.raises(Interrupted):
-        fit(second, data, PLAN, checkpoint=file, on_epoch=interrupt_after(2), quiet=True)
+        fit(second, data, config=PLAN, checkpoint=file, on_epoch=interrupt_after(2), quiet=True)
     third = Tied()
     third.load_state_dict(start)
-    fit(third, data, PLAN, checkpoint=file, quiet=True)
+    fit(third, data, config=PLAN, checkpoint=file, quiet=True)
     assert_same_bits(first, third)
     assert third.up.weight is third.down.weight
 
@@ -140,7 +140,7 @@ def changed(split: Split, part: str) -> Split:
         (lambda data: (data.replace(train=changed(data.train, "labels")), PLAN, CrossEntropy()), "training labels"),
         (lambda data: (data.replace(train=changed(data.train, "inputs")), PLAN, CrossEntropy()), "training inputs"),
         (
-            lambda data: (data.replace(validation=changed(data.validation, "inputs")), PLAN, CrossEntropy()),
+            lambda data: (data.replace(val=changed(data.val, "inputs")), PLAN, CrossEntropy()),
             "validation inputs",
         ),
         (lambda data: (data.replace(mean=(0.5,) * 8, std=(1.0,) * 8), PLAN, CrossEntropy()), "normalisation"),
@@ -150,35 +150,35 @@ def changed(split: Split, part: str) -> Split:
 def test_a_checkpoint_of_another_training_is_refused(data, make, tmp_path, another, says):
     """By what it says is other, and nothing else."""
     file = tmp_path / "training.safetensors"
-    fit(made(make, 2), data, PLAN, CrossEntropy(), checkpoint=file, quiet=True)
+    fit(made(make, 2), data, config=PLAN, objective=CrossEntropy(), checkpoint=file, quiet=True)
     network = made(make, 2)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     other, plan, objective = another(data)
     with pytest.raises(EnfoldError, match=f"of one with other {says}: "):
-        fit(network, other, plan, objective, checkpoint=file, quiet=True)
+        fit(network, other, config=plan, objective=objective, checkpoint=file, quiet=True)
     assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
 
 
 def test_a_checkpoint_of_other_initial_weights_is_refused(data, make, tmp_path):
     file = tmp_path / "training.safetensors"
-    fit(Stacked.make(make["mlp"], 2, seed=0), data, PLAN, checkpoint=file, quiet=True)
+    fit(DeepEnsemble.make(make["mlp"], 2, seed=0), data, config=PLAN, checkpoint=file, quiet=True)
     with pytest.raises(EnfoldError, match="initial weights: "):
-        fit(Stacked.make(make["mlp"], 2, seed=9), data, PLAN, checkpoint=file, quiet=True)
+        fit(DeepEnsemble.make(make["mlp"], 2, seed=9), data, config=PLAN, checkpoint=file, quiet=True)
 
 
 def test_the_same_data_elsewhere_go_on(data, make, tmp_path):
     file = tmp_path / "training.safetensors"
-    fit(made(make, 2), data, PLAN, checkpoint=file, quiet=True)
+    fit(made(make, 2), data, config=PLAN, checkpoint=file, quiet=True)
     moved = data.replace(source="elsewhere", train=Split(data.train.inputs.clone(), data.train.labels.clone()))
-    assert len(fit(made(make, 2), moved, PLAN, checkpoint=file, quiet=True).epochs) == 3
+    assert len(fit(made(make, 2), moved, config=PLAN, checkpoint=file, quiet=True).epochs) == 3
 
 
 def test_data_that_were_changed_in_place_are_noticed(data, make, tmp_path):
     file = tmp_path / "training.safetensors"
-    fit(made(make, 2), data, PLAN, checkpoint=file, quiet=True)
+    fit(made(make, 2), data, config=PLAN, checkpoint=file, quiet=True)
     data.train.inputs[3] += 1
     with pytest.raises(EnfoldError, match="training inputs: "):
-        fit(made(make, 2), data, PLAN, checkpoint=file, quiet=True)
+        fit(made(make, 2), data, config=PLAN, checkpoint=file, quiet=True)
 
 
 class Squares(Dataset):
@@ -206,26 +206,28 @@ LOADERS = {
 @pytest.mark.parametrize("loader", LOADERS.values(), ids=LOADERS)
 def test_the_examples_of_a_loader_are_compared(data, make, tmp_path, loader):
     file = tmp_path / "training.safetensors"
-    fit(made(make, 2), data.replace(train=loader(0.5)), PLAN, checkpoint=file, quiet=True)
-    assert len(fit(made(make, 2), data.replace(train=loader(0.5)), PLAN, checkpoint=file, quiet=True).epochs) == 3
+    fit(made(make, 2), data.replace(train=loader(0.5)), config=PLAN, checkpoint=file, quiet=True)
+    assert (
+        len(fit(made(make, 2), data.replace(train=loader(0.5)), config=PLAN, checkpoint=file, quiet=True).epochs) == 3
+    )
     with pytest.raises(EnfoldError, match="other training examples: "):
-        fit(made(make, 2), data.replace(train=loader(0.6)), PLAN, checkpoint=file, quiet=True)
+        fit(made(make, 2), data.replace(train=loader(0.6)), config=PLAN, checkpoint=file, quiet=True)
 
 
 def test_a_checkpoint_of_another_number_of_members_is_refused(data, make, tmp_path):
     file = tmp_path / "training.safetensors"
-    fit(made(make, 2), data, PLAN, checkpoint=file, quiet=True)
+    fit(made(make, 2), data, config=PLAN, checkpoint=file, quiet=True)
     with pytest.raises(EnfoldError, match="initial weights, network"):
-        fit(made(make, 3), data, PLAN, checkpoint=file, quiet=True)
+        fit(made(make, 3), data, config=PLAN, checkpoint=file, quiet=True)
 
 
 @pytest.mark.parametrize("keep", [0, 5, 200, -10])
 def test_a_broken_file_is_named(data, make, tmp_path, keep):
     file = tmp_path / "training.safetensors"
-    fit(made(make, None), data, PLAN, checkpoint=file, quiet=True)
+    fit(made(make, None), data, config=PLAN, checkpoint=file, quiet=True)
     file.write_bytes(file.read_bytes()[:keep])
     with pytest.raises(EnfoldError, match=r"training\.safetensors' must be a training checkpoint.*delete it"):
-        fit(made(make, None), data, PLAN, checkpoint=file, quiet=True)
+        fit(made(make, None), data, config=PLAN, checkpoint=file, quiet=True)
 
 
 def test_a_function_as_objective_can_be_resumed(data, make, tmp_path):
@@ -239,8 +241,16 @@ def test_a_function_as_objective_can_be_resumed(data, make, tmp_path):
 
     file = tmp_path / "training.safetensors"
     with pytest.raises(Interrupted):
-        fit(made(make, 2), data, PLAN, objective(), checkpoint=file, on_epoch=interrupt_after(2), quiet=True)
-    history = fit(made(make, 2), data, PLAN, objective(), checkpoint=file, quiet=True)
+        fit(
+            made(make, 2),
+            data,
+            config=PLAN,
+            objective=objective(),
+            checkpoint=file,
+            on_epoch=interrupt_after(2),
+            quiet=True,
+        )
+    history = fit(made(make, 2), data, config=PLAN, objective=objective(), checkpoint=file, quiet=True)
     assert len(history.epochs) == 3
 
 

@@ -5,13 +5,13 @@ import warnings
 import pytest
 import torch
 
-from enfold import Stacked
+from enfold import DeepEnsemble
 from enfold.data import Data, Split
+from enfold.ensembles.batch_ensemble import BatchEnsemble
+from enfold.metrics.predictions import Predictions
 from enfold.networks import MLP
-from enfold.predictions import Predictions
-from enfold.share import BatchEnsemble
-from enfold.train import Plan, fit
-from enfold.train.diversity import Alike, alike
+from enfold.train import TrainConfig, fit
+from enfold.train.diversity import LowDiversityWarning, alike
 
 
 @pytest.fixture
@@ -24,15 +24,17 @@ def data():
 
 def test_members_that_never_separate_are_told_of(data):
     members = BatchEnsemble(num_members=3, init="ones")(MLP(6, [8], 2))
-    with pytest.warns(Alike, match=r"the 3 members are nearly one function: two of them disagree on 0.00 %"):
-        fit(members, data, Plan(epochs=2, order="shared"), quiet=True)
+    with pytest.warns(
+        LowDiversityWarning, match=r"the 3 members are nearly one function: two of them disagree on 0.00 %"
+    ):
+        fit(members, data, config=TrainConfig(epochs=2, order="shared"), quiet=True)
 
 
 def test_members_of_a_deep_ensemble_are_not(data):
-    members = Stacked.make(lambda: MLP(6, [32], 2), 3)
+    members = DeepEnsemble.make(lambda: MLP(6, [32], 2), 3)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        fit(members, data, Plan(epochs=2), quiet=True)
+        fit(members, data, config=TrainConfig(epochs=2), quiet=True)
     assert told == []
 
 

@@ -9,26 +9,26 @@ from torch import nn
 from enfold.data import Split
 from enfold.data.batches import Batch, Order
 from enfold.data.dataset import pixels
-from enfold.members import Stacked
-from enfold.train import CrossEntropy, Plan, fit
+from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.train import CrossEntropy, TrainConfig, fit
 
-PLAN = Plan(epochs=2, batch_size=16, select="last", clip_norm=None, weight_decay=1e-3)
-SGD = PLAN.replace(optimizer="sgd", learning_rate=0.1, warmup_epochs=1.0)
+PLAN = TrainConfig(epochs=2, batch_size=16, select="last", clip_norm=None, weight_decay=1e-3)
+SGD = PLAN.replace(optimizer="sgd", lr=0.1, warmup_epochs=1.0)
 PLANS = {
     "sgd": SGD,
     "sgd without Nesterov": SGD.replace(nesterov=False, schedule="step"),
     "sgd without momentum": SGD.replace(momentum=0.0, schedule="constant"),
-    "adam": PLAN.replace(optimizer="adam", learning_rate=0.01, decay="weights"),
-    "adamw": PLAN.replace(optimizer="adamw", learning_rate=0.01, label_smoothing=0.1),
+    "adam": PLAN.replace(optimizer="adam", lr=0.01, decay="weights"),
+    "adamw": PLAN.replace(optimizer="adamw", lr=0.01, label_smoothing=0.1),
 }
 
 
-def trained(members: Stacked, data, plan: Plan) -> Stacked:
-    fit(members, data, plan, quiet=True)
+def trained(members: DeepEnsemble, data, plan: TrainConfig) -> DeepEnsemble:
+    fit(members, data, config=plan, quiet=True)
     return members
 
 
-def laid_out_as_networks(members: Stacked) -> Stacked:
+def laid_out_as_networks(members: DeepEnsemble) -> DeepEnsemble:
     """A copy whose slices lie in memory as a network's own weights do: on that the bits of a matrix product depend."""
     members = members[:]
     for parameter in members.parameters():
@@ -36,10 +36,10 @@ def laid_out_as_networks(members: Stacked) -> Stacked:
     return members
 
 
-def alone(members: Stacked, index: int, data, plan: Plan) -> nn.Module:
+def alone(members: DeepEnsemble, index: int, data, plan: TrainConfig) -> nn.Module:
     """Member `index` before training, trained by itself."""
     network = members.member(index)
-    fit(network, data, plan.replace(first_member=index), quiet=True)
+    fit(network, data, config=plan.replace(first_member=index), quiet=True)
     return network
 
 
@@ -50,7 +50,7 @@ def assert_equal_states(first: nn.Module, second: nn.Module, tolerance: float = 
         torch.testing.assert_close(tensor, expected[name], rtol=tolerance, atol=tolerance)
 
 
-def moved(members: Stacked, before: Stacked) -> bool:
+def moved(members: DeepEnsemble, before: DeepEnsemble) -> bool:
     """Training must have changed every member, or a comparison says nothing."""
     pairs = zip(members.parameters(), before.parameters(), strict=True)
     return all(bool((new != old).flatten(1).any(1).all()) for new, old in pairs)
@@ -61,7 +61,7 @@ def moved(members: Stacked, before: Stacked) -> bool:
 def test_the_loop_engine_gives_the_same_bits(data, make, plan, order):
     """Whole batches only: a member's slice then starts at a multiple of 64 bytes, on which bits depend too."""
     data, plan = data.replace(train=data.train[:48]), plan.replace(order=order)
-    before = Stacked.make(make["mlp"], 3, seed=1, engine="loop")
+    before = DeepEnsemble.make(make["mlp"], 3, seed=1, engine="loop")
     members = trained(laid_out_as_networks(before), data, plan)
     assert moved(members, before)
     for index in range(3):
@@ -71,7 +71,7 @@ def test_the_loop_engine_gives_the_same_bits(data, make, plan, order):
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 @pytest.mark.parametrize(("network", "engine"), [("mlp", "stacked"), ("normed", "stacked"), ("normed", "loop")])
 def test_engines_agree_with_networks_trained_alone(double, make, plan, network, engine):
-    before = Stacked.make(lambda: make[network]().double(), 3, seed=1, engine=engine)
+    before = DeepEnsemble.make(lambda: make[network]().double(), 3, seed=1, engine=engine)
     members = trained(before[:], double, plan)
     assert moved(members, before)
     for index in range(3):
@@ -82,9 +82,9 @@ def test_engines_agree_with_networks_trained_alone(double, make, plan, network, 
 @pytest.mark.parametrize("engine", ["auto", "vmap"])
 def test_convolutions_with_batch_norm_agree(images, make, engine, augment):
     floats = images.replace(train=Split(pixels(images.train.inputs).double(), images.train.labels))
-    floats = floats.replace(validation=[], test=[])
+    floats = floats.replace(val=[], test=[])
     plan = SGD.replace(augment=augment)
-    before = Stacked.make(lambda: make["convolutional"]().double(), 2, engine=engine)
+    before = DeepEnsemble.make(lambda: make["convolutional"]().double(), 2, engine=engine)
     members = trained(before[:], floats, plan)
     assert moved(members, before)
     for index in range(2):
@@ -94,7 +94,7 @@ def test_convolutions_with_batch_norm_agree(images, make, engine, augment):
 @pytest.mark.parametrize("changes", [{"bootstrap": True}, {"clip_norm": 0.05}], ids=["bagging", "clipping"])
 def test_bagging_and_clipping_are_by_member(double, make, changes):
     plan = SGD.replace(**changes)
-    before = Stacked.make(lambda: make["mlp"]().double(), 3, engine="loop")
+    before = DeepEnsemble.make(lambda: make["mlp"]().double(), 3, engine="loop")
     members = trained(before[:], double, plan)
     without = trained(before[:], double, SGD)
     for index in range(3):
@@ -105,9 +105,9 @@ def test_bagging_and_clipping_are_by_member(double, make, changes):
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize("decay", ["all", "weights"])
 def test_each_member_its_own_settings(data, make, optimizer, decay):
-    own = {"learning_rate": (0.01, 0.03, 0.1), "weight_decay": (0.0, 1e-2, 1e-1), "label_smoothing": (0.1, 0.0, 0.3)}
+    own = {"lr": (0.01, 0.03, 0.1), "weight_decay": (0.0, 1e-2, 1e-1), "label_smoothing": (0.1, 0.0, 0.3)}
     data, plan = data.replace(train=data.train[:48]), PLAN.replace(optimizer=optimizer, decay=decay)
-    before = Stacked.make(make["mlp"], 3, engine="loop")
+    before = DeepEnsemble.make(make["mlp"], 3, engine="loop")
     members = trained(laid_out_as_networks(before), data, plan.replace(**own))
     for index in range(3):
         single = {name: values[index] for name, values in own.items()}
@@ -116,10 +116,10 @@ def test_each_member_its_own_settings(data, make, optimizer, decay):
 
 def test_one_learning_rate_each_with_clipping(double, make):
     plan = SGD.replace(clip_norm=0.05)
-    before = Stacked.make(lambda: make["mlp"]().double(), 2)
-    members = trained(before[:], double, plan.replace(learning_rate=(0.1, 0.3)))
+    before = DeepEnsemble.make(lambda: make["mlp"]().double(), 2)
+    members = trained(before[:], double, plan.replace(lr=(0.1, 0.3)))
     for index, rate in enumerate((0.1, 0.3)):
-        single = alone(before, index, double, plan.replace(learning_rate=rate))
+        single = alone(before, index, double, plan.replace(lr=rate))
         assert_equal_states(members.member(index), single, 1e-10)
 
 
@@ -128,8 +128,8 @@ def test_one_learning_rate_each_with_clipping(double, make):
 def test_m_members_are_the_first_of_one_more(double, make, engine, bootstrap):
     plan = PLAN.replace(bootstrap=bootstrap)
 
-    def made(count: int) -> Stacked:
-        return trained(Stacked.make(lambda: make["normed"]().double(), count, engine=engine), double, plan)
+    def made(count: int) -> DeepEnsemble:
+        return trained(DeepEnsemble.make(lambda: make["normed"]().double(), count, engine=engine), double, plan)
 
     few, many = made(2), made(3)
     for index in range(2):
@@ -139,14 +139,14 @@ def test_m_members_are_the_first_of_one_more(double, make, engine, bootstrap):
 def test_stopping_early_is_by_member(data, make):
     """A member that gets no better is left at its best, as if it had been stopped alone, while the others go on."""
     data = data.replace(train=data.train[:48])
-    plan = SGD.replace(epochs=12, select="best", patience=1, learning_rate=0.5, schedule="constant")
-    before = Stacked.make(make["mlp"], 4, engine="loop")
+    plan = SGD.replace(epochs=12, select="best", patience=1, lr=0.5, schedule="constant")
+    before = DeepEnsemble.make(make["mlp"], 4, engine="loop")
     members = laid_out_as_networks(before)
-    history = fit(members, data, plan, quiet=True)
+    history = fit(members, data, config=plan, quiet=True)
     lengths = []
     for index in range(4):
         network = before.member(index)
-        single = fit(network, data, plan.replace(first_member=index), quiet=True)
+        single = fit(network, data, config=plan.replace(first_member=index), quiet=True)
         lengths.append(len(single.epochs))
         assert single.chosen == [history.chosen[index]]
         assert_equal_states(members.member(index), network)
@@ -156,7 +156,7 @@ def test_stopping_early_is_by_member(data, make):
 
 def test_losses_are_summed_over_members(data, make):
     """A member's gradient in the ensemble is its gradient alone, not an M-th of it."""
-    members = Stacked.make(make["mlp"], 4, engine="loop")
+    members = DeepEnsemble.make(make["mlp"], 4, engine="loop")
     batch = next(Order(16, range(4)).batches(data, 0))
     CrossEntropy()(members, batch).sum().backward()
     for index in range(4):

@@ -13,15 +13,16 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from enfold.data import Data, Split
 from enfold.data.batches import Order
+from enfold.ensemble import MixedEnsemble
+from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
-from enfold.members import Mixed, Stacked
 from enfold.metrics import accuracy, nll, per_member
-from enfold.train import CrossEntropy, History, Plan, fit
+from enfold.train import CrossEntropy, History, TrainConfig, fit
 from enfold.train.checkpoint import stored_history
 
-PLAN = Plan(epochs=3, batch_size=16, learning_rate=0.05)
-SGD = Plan(epochs=3, batch_size=16, optimizer="sgd", learning_rate=0.1, schedule="constant", select="last")
+PLAN = TrainConfig(epochs=3, batch_size=16, lr=0.05)
+SGD = TrainConfig(epochs=3, batch_size=16, optimizer="sgd", lr=0.1, schedule="constant", select="last")
 
 
 def seeded(factory, seed: int = 0) -> nn.Module:
@@ -52,7 +53,7 @@ def test_as_a_loop_written_by_hand(data, make):
     """SGD with Nesterov momentum and weight decay over a list of batches, bit by bit."""
     network, reference = seeded(make["mlp"]), seeded(make["mlp"])
     parts = batches(data.train)
-    fit(network, data.replace(train=parts), SGD.replace(weight_decay=1e-2, schedule="cosine"), quiet=True)
+    fit(network, data.replace(train=parts), config=SGD.replace(weight_decay=1e-2, schedule="cosine"), quiet=True)
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-2)
     for step in range(3 * len(parts)):
         inputs, labels = parts[step % len(parts)]
@@ -65,23 +66,23 @@ def test_as_a_loop_written_by_hand(data, make):
 
 
 def test_it_learns(data, make):
-    members = Stacked.make(make["mlp"], 3)
-    before = accuracy(predict(members, data))
-    history = fit(members, data, PLAN.replace(epochs=15), quiet=True)
-    assert accuracy(predict(members, data)) > max(before, 0.6)
+    members = DeepEnsemble.make(make["mlp"], 3)
+    before = accuracy(predict(members, data.test))
+    history = fit(members, data, config=PLAN.replace(epochs=15), quiet=True)
+    assert accuracy(predict(members, data.test)) > max(before, 0.6)
     assert history.epochs[-1].train_loss < history.epochs[0].train_loss
     assert not members.training
 
 
 def test_what_is_recorded(data, make):
-    members = Stacked.make(make["mlp"], 2)
-    history = fit(members, data, SGD.replace(learning_rate=0.05), quiet=True)
-    last, found = history.epochs[-1], predict(members, data, "validation")
+    members = DeepEnsemble.make(make["mlp"], 2)
+    history = fit(members, data, config=SGD.replace(lr=0.05), quiet=True)
+    last, found = history.epochs[-1], predict(members, data.val)
     assert [record.epoch for record in history.epochs] == [0, 1, 2]
     assert last.validation_nll == pytest.approx(per_member(nll, found).tolist())
     assert last.validation_accuracy == pytest.approx(per_member(accuracy, found).tolist())
     assert last.ensemble_nll == pytest.approx(nll(found))
-    assert last.learning_rate == 0.05
+    assert last.lr == 0.05
     assert history.chosen == []  # select="last"
 
 
@@ -91,46 +92,46 @@ def test_figures_that_a_model_tells_are_recorded_and_shown(data, capsys):
             return {"largest weight": float(self.weight.detach().abs().max())}
 
     network = Told(8, data.num_classes)
-    history = fit(network, data, Plan(epochs=2, select="last"))
+    history = fit(network, data, config=TrainConfig(epochs=2, select="last"))
     assert history.epochs[-1].figures == network.figures() != history.epochs[0].figures
     assert f"largest weight {network.figures()['largest weight']:.3g}" in capsys.readouterr().err
 
 
 def test_the_loss_of_an_epoch_is_the_mean_over_its_examples(data, make):
     """Fifty examples in batches of 16: the last two count as two."""
-    frozen = SGD.replace(epochs=1, learning_rate=1e-30, momentum=0.0, weight_decay=0.0)
+    frozen = SGD.replace(epochs=1, lr=1e-30, momentum=0.0, weight_decay=0.0)
     network = seeded(make["mlp"])
-    history = fit(network, data, frozen, quiet=True)
+    history = fit(network, data, config=frozen, quiet=True)
     expected = F.cross_entropy(network(data.train.inputs), data.train.labels).detach()
     assert history.epochs[0].train_loss == pytest.approx([float(expected)], rel=1e-6)
 
 
 def test_the_epoch_with_the_lowest_validation_nll_is_kept(data, make):
-    plan = SGD.replace(epochs=8, learning_rate=1.0, select="best")
-    members = Stacked.make(make["mlp"], 3)
-    start = per_member(nll, predict(members, data, "validation")).tolist()
-    history = fit(members, data, plan, quiet=True)
+    plan = SGD.replace(epochs=8, lr=1.0, select="best")
+    members = DeepEnsemble.make(make["mlp"], 3)
+    start = per_member(nll, predict(members, data.val)).tolist()
+    history = fit(members, data, config=plan, quiet=True)
     curves = list(zip(start, *(record.validation_nll for record in history.epochs), strict=True))
     assert history.chosen == [curve.index(min(curve)) for curve in curves]
     assert len(set(history.chosen)) > 1, "choose a plan whose members are best in different epochs"
-    kept = per_member(nll, predict(members, data, "validation")).tolist()
+    kept = per_member(nll, predict(members, data.val)).tolist()
     assert kept == pytest.approx([min(curve) for curve in curves])
 
 
 def test_a_trained_network_is_not_made_worse(data, make):
     network = seeded(make["mlp"])
-    fit(network, data, PLAN.replace(epochs=10), quiet=True)
+    fit(network, data, config=PLAN.replace(epochs=10), quiet=True)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    history = fit(network, data, SGD.replace(learning_rate=50.0, epochs=1, select="best"), quiet=True)
+    history = fit(network, data, config=SGD.replace(lr=50.0, epochs=1, select="best"), quiet=True)
     assert history.chosen == [0]
     assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
 
 
 def test_the_last_epoch_is_kept_if_asked_or_if_there_is_nothing_to_choose_by(data, make):
-    plan = SGD.replace(learning_rate=1.0, epochs=6)
+    plan = SGD.replace(lr=1.0, epochs=6)
     last, blind = seeded(make["mlp"]), seeded(make["mlp"])
-    fit(last, data, plan, quiet=True)
-    history = fit(blind, data.replace(validation=[]), plan.replace(select="best"), quiet=True)
+    fit(last, data, config=plan, quiet=True)
+    history = fit(blind, data.replace(val=[]), config=plan.replace(select="best"), quiet=True)
     assert history.chosen == []
     assert history.epochs[0].validation_nll == []
     assert states_equal(last, blind)
@@ -138,7 +139,7 @@ def test_the_last_epoch_is_kept_if_asked_or_if_there_is_nothing_to_choose_by(dat
 
 def test_no_epochs_change_nothing(data, make):
     network, before = seeded(make["mlp"]), seeded(make["mlp"])
-    history = fit(network, data, PLAN.replace(epochs=0), quiet=True)
+    history = fit(network, data, config=PLAN.replace(epochs=0), quiet=True)
     assert history.epochs == []
     assert history.chosen == [0]
     assert states_equal(network, before)
@@ -150,10 +151,10 @@ def test_the_same_seed_gives_the_same_result_whatever_torch_drew_before(data, ma
 
     def trained(seed: int, drawn: int) -> nn.Module:
         model = seeded(make["dropping"])
-        model = model if members is None else Stacked.make(model, members)
+        model = model if members is None else DeepEnsemble.make(model, members)
         torch.manual_seed(drawn)
         state = torch.random.get_rng_state()
-        fit(model, data, PLAN.replace(seed=seed), quiet=True)
+        fit(model, data, config=PLAN.replace(seed=seed), quiet=True)
         assert torch.equal(state, torch.random.get_rng_state())
         return model
 
@@ -172,7 +173,7 @@ def test_noise_differs_from_epoch_to_epoch_and_from_member_to_member(data):
 
     def draws(**changes: int) -> list[float]:
         drawn.clear()
-        fit(Noisy(8, 4), data, SGD.replace(epochs=2, **changes), quiet=True)
+        fit(Noisy(8, 4), data, config=SGD.replace(epochs=2, **changes), quiet=True)
         return list(drawn)
 
     drawn: list[float] = []
@@ -183,29 +184,29 @@ def test_noise_differs_from_epoch_to_epoch_and_from_member_to_member(data):
     assert not set(first) & set(draws(seed=1))
 
 
-@pytest.mark.filterwarnings("ignore::enfold.train.diversity.Alike")
+@pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")
 def test_dropout_differs_within_an_ensemble(data, make):
     """Equal members that see the same batches part ways by their noise alone."""
-    members = Stacked([seeded(make["dropping"])] * 2)
-    fit(members, data, SGD.replace(order="shared", epochs=1), quiet=True)
+    members = DeepEnsemble([seeded(make["dropping"])] * 2)
+    fit(members, data, config=SGD.replace(order="shared", epochs=1), quiet=True)
     assert members.equal_parameters() == []
 
 
-@pytest.mark.filterwarnings("ignore::enfold.train.diversity.Alike")
+@pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")
 @pytest.mark.parametrize("shared", [False, True])
 def test_equal_members_in_one_order_stay_equal(data, make, shared):
-    members = Stacked([seeded(make["mlp"])] * 2, engine="loop")
-    fit(members, data, SGD.replace(order="shared" if shared else "own"), quiet=True)
+    members = DeepEnsemble([seeded(make["mlp"])] * 2, engine="loop")
+    fit(members, data, config=SGD.replace(order="shared" if shared else "own"), quiet=True)
     assert (len(members.equal_parameters()) == 4) == shared
 
 
 def parts_of(data, kind: str):
     if kind == "list":
-        return batches(data.train), batches(data.validation)
+        return batches(data.train), batches(data.val)
     if kind == "loader":
-        train, validation = (TensorDataset(part.inputs, part.labels) for part in (data.train, data.validation))
+        train, validation = (TensorDataset(part.inputs, part.labels) for part in (data.train, data.val))
         return DataLoader(train, 16), DataLoader(validation, 16)
-    return DataLoader(Stream(data.train), 16), DataLoader(Stream(data.validation), 16)
+    return DataLoader(Stream(data.train), 16), DataLoader(Stream(data.val), 16)
 
 
 @pytest.mark.parametrize("kind", ["list", "loader", "stream"])
@@ -213,10 +214,10 @@ def parts_of(data, kind: str):
 def test_any_iterable_is_a_part(data, make, kind, members):
     train, validation = parts_of(data, kind)
     model, reference = (
-        seeded(make["mlp"]) if members is None else Stacked.make(make["mlp"], members) for _ in range(2)
+        seeded(make["mlp"]) if members is None else DeepEnsemble.make(make["mlp"], members) for _ in range(2)
     )
-    history = fit(model, data.replace(train=train, validation=validation), SGD, quiet=True)
-    fit(reference, data.replace(train=batches(data.train)), SGD, quiet=True)
+    history = fit(model, data.replace(train=train, val=validation), config=SGD, quiet=True)
+    fit(reference, data.replace(train=batches(data.train)), config=SGD, quiet=True)
     assert states_equal(model, reference)
     assert len(history.epochs[0].validation_nll) == (members or 1)
 
@@ -229,8 +230,8 @@ def ones_and(data: Data, size: int) -> Data:
 
 @pytest.mark.parametrize("members", [1, 2])
 def test_batch_norm_trains_without_a_loaders_last_batch_of_one(data, make, capsys, members):
-    model = Stacked.make(make["normed"], members, seed=0)
-    history = fit(model, ones_and(data, 8), Plan(epochs=2))
+    model = DeepEnsemble.make(make["normed"], members, seed=0)
+    history = fit(model, ones_and(data, 8), config=TrainConfig(epochs=2))
     assert [epoch.steps for epoch in history.epochs] == [2, 2]
     assert "100 %  epoch 2/2" in capsys.readouterr().err
 
@@ -239,15 +240,15 @@ def test_batch_norm_needs_more_than_one_example(data, make):
     message = "batches of 2 examples or more, got one of 1: raise batch_size, or make the loader with drop_last=True"
     for part, size in ((ones_and(data, 1), 8), (data, 1)):
         with pytest.raises(EnfoldError, match=message):
-            fit(make["normed"](), part, Plan(epochs=1, batch_size=size), quiet=True)
-    fit(make["mlp"](), ones_and(data, 1), Plan(epochs=1), quiet=True)  # which has no batch norm
+            fit(make["normed"](), part, config=TrainConfig(epochs=1, batch_size=size), quiet=True)
+    fit(make["mlp"](), ones_and(data, 1), config=TrainConfig(epochs=1), quiet=True)  # which has no batch norm
 
 
 def test_labels_of_another_integer_type(data, make):
     train = [(inputs, labels.to(torch.int32)) for inputs, labels in batches(data.train)]
     network, reference = seeded(make["mlp"]), seeded(make["mlp"])
-    history = fit(network, data.replace(train=train, validation=train), SGD, quiet=True)
-    fit(reference, data.replace(train=batches(data.train)), SGD, quiet=True)
+    history = fit(network, data.replace(train=train, val=train), config=SGD, quiet=True)
+    fit(reference, data.replace(train=batches(data.train)), config=SGD, quiet=True)
     assert states_equal(network, reference)
     assert math.isfinite(history.epochs[0].validation_nll[0])
 
@@ -258,7 +259,7 @@ def test_a_shuffling_loader_is_repeated_by_the_seed(data, make):
     def trained(drawn: int) -> nn.Module:
         network = seeded(make["mlp"])
         torch.manual_seed(drawn)
-        fit(network, data.replace(train=loader), SGD, quiet=True)
+        fit(network, data.replace(train=loader), config=SGD, quiet=True)
         return network
 
     assert states_equal(trained(1), trained(2))
@@ -266,27 +267,27 @@ def test_a_shuffling_loader_is_repeated_by_the_seed(data, make):
 
 def test_without_a_length_the_rate_is_set_by_the_epoch(data, make):
     stream = DataLoader(Stream(data.train), 16)
-    history = fit(seeded(make["mlp"]), data.replace(train=stream), SGD.replace(schedule="cosine"), quiet=True)
-    rates = [record.learning_rate for record in history.epochs]
+    history = fit(seeded(make["mlp"]), data.replace(train=stream), config=SGD.replace(schedule="cosine"), quiet=True)
+    rates = [record.lr for record in history.epochs]
     assert rates == pytest.approx([0.1, 0.1 * 0.75, 0.1 * 0.25])
 
 
 def test_a_generator_is_used_up_after_an_epoch(data, make):
     with pytest.raises(EnfoldError, match=r"got none in epoch 2: pass a DataLoader or a list, not a generator"):
-        fit(seeded(make["mlp"]), data.replace(train=iter(batches(data.train))), SGD, quiet=True)
+        fit(seeded(make["mlp"]), data.replace(train=iter(batches(data.train))), config=SGD, quiet=True)
 
 
 def test_a_generator_is_used_up_by_validation(data, make):
-    with pytest.raises(EnfoldError, match=r"validation part must hold examples.*not a generator that is used up"):
-        fit(seeded(make["mlp"]), data.replace(validation=iter(batches(data.validation))), SGD, quiet=True)
+    with pytest.raises(EnfoldError, match=r"there must be examples to predict.*not a generator that is used up"):
+        fit(seeded(make["mlp"]), data.replace(val=iter(batches(data.val))), config=SGD, quiet=True)
 
 
 def test_different_architectures_are_trained_together(data, make):
     networks = [seeded(make["mlp"]), seeded(make["normed"], 1)]
     alone = [seeded(make["mlp"]), seeded(make["normed"], 1)]
-    fit(Mixed(networks), data, SGD, quiet=True)
+    fit(MixedEnsemble(networks), data, config=SGD, quiet=True)
     for network, single in zip(networks, alone, strict=True):
-        fit(single, data, SGD.replace(order="shared"), quiet=True)
+        fit(single, data, config=SGD.replace(order="shared"), quiet=True)
         assert states_equal(network, single)
 
 
@@ -306,19 +307,19 @@ def test_a_loss_that_is_not_finite_stops_with_epoch_and_batch(data, tmp_path):
     """Four batches an epoch: the seventh is the third of epoch 2."""
     file = tmp_path / "training.safetensors"
     with pytest.raises(NonFiniteLoss, match=r"is nan for member 0 in epoch 2, batch 3: .*state after epoch 1 is kept"):
-        fit(seeded(lambda: Explosive(6)), data, PLAN, checkpoint=file, quiet=True)
+        fit(seeded(lambda: Explosive(6)), data, config=PLAN, checkpoint=file, quiet=True)
     network = seeded(lambda: Explosive(100))
-    history = fit(network, data, PLAN, checkpoint=file, quiet=True)
+    history = fit(network, data, config=PLAN, checkpoint=file, quiet=True)
     assert len(history.epochs) == 3
     assert all(torch.isfinite(parameter).all() for parameter in network.parameters())
 
 
 def test_the_member_that_diverged_is_named(data, make):
-    members = Stacked.make(make["mlp"], 3)
+    members = DeepEnsemble.make(make["mlp"], 3)
     with torch.no_grad():
         members.expand()["0.weight"][1] = math.inf
     with pytest.raises(NonFiniteLoss, match=r"for member 1 in epoch 1, batch 1: lower the learning rate"):
-        fit(members, data.replace(validation=[]), PLAN, quiet=True)
+        fit(members, data.replace(val=[]), config=PLAN, quiet=True)
 
 
 def test_gradients_that_were_left_behind_do_not_count(data, make):
@@ -326,35 +327,35 @@ def test_gradients_that_were_left_behind_do_not_count(data, make):
     for parameter in used.parameters():
         parameter.grad = torch.full_like(parameter, math.nan)
     for network in (clean, used):
-        fit(network, data, SGD, quiet=True)
+        fit(network, data, config=SGD, quiet=True)
     assert states_equal(clean, used)
     assert all(parameter.grad is None for parameter in used.parameters())
 
 
 def test_settings_that_contradict_the_data_or_the_model(data, make):
-    members = Stacked.make(make["mlp"], 2)
+    members = DeepEnsemble.make(make["mlp"], 2)
     with pytest.raises(EnfoldError, match="bagging needs each member to see its own draws"):
-        fit(members, data, PLAN.replace(bootstrap=True, order="shared"), quiet=True)
+        fit(members, data, config=PLAN.replace(bootstrap=True, order="shared"), quiet=True)
     with pytest.raises(EnfoldError, match="bagging needs each member to see its own draws"):
-        fit(members, data.replace(train=batches(data.train)), PLAN.replace(bootstrap=True), quiet=True)
+        fit(members, data.replace(train=batches(data.train)), config=PLAN.replace(bootstrap=True), quiet=True)
     with pytest.raises(EnfoldError, match="bagging needs the training part in memory"):
-        fit(make["mlp"](), data.replace(train=batches(data.train)), PLAN.replace(bootstrap=True), quiet=True)
+        fit(make["mlp"](), data.replace(train=batches(data.train)), config=PLAN.replace(bootstrap=True), quiet=True)
     with pytest.raises(EnfoldError, match="patience needs a validation part"):
-        fit(members, data.replace(validation=[]), PLAN.replace(patience=1), quiet=True)
+        fit(members, data.replace(val=[]), config=PLAN.replace(patience=1), quiet=True)
     with pytest.raises(EnfoldError, match="the training part must hold examples"):
-        fit(members, data.replace(train=data.train[:0]), PLAN, quiet=True)
-    assert states_equal(members, Stacked.make(make["mlp"], 2))
+        fit(members, data.replace(train=data.train[:0]), config=PLAN, quiet=True)
+    assert states_equal(members, DeepEnsemble.make(make["mlp"], 2))
 
 
 def test_progress_goes_to_stderr(data, make, capsys):
-    fit(Stacked.make(make["mlp"], 2), data, PLAN, title="two members")
+    fit(DeepEnsemble.make(make["mlp"], 2), data, config=PLAN, title="two members")
     shown = capsys.readouterr()
     assert shown.out == ""
     line = shown.err.splitlines()[-1]
     assert line.startswith("two members 100 %  epoch 3/3  loss ")
     assert "validation NLL" in line
     assert "ensemble NLL" in line
-    fit(make["mlp"](), data, PLAN, quiet=True)
+    fit(make["mlp"](), data, config=PLAN, quiet=True)
     assert capsys.readouterr().err == ""
 
 
@@ -365,19 +366,19 @@ def test_an_objective_of_ones_own(data, make):
         def __call__(self, model, batch):
             return model.forward_each(batch.inputs).square().mean(dim=(1, 2))
 
-    members = Stacked.make(make["mlp"], 2)
+    members = DeepEnsemble.make(make["mlp"], 2)
     batch = next(Order(50, range(2)).batches(data, 0))
     before = Quiet()(members, batch)
-    fit(members, data, SGD, Quiet(), quiet=True)
+    fit(members, data, config=SGD, objective=Quiet(), quiet=True)
     assert (Quiet()(members, batch) < 0.2 * before).all()
     assert CrossEntropy()(members, batch).mean().item() == pytest.approx(math.log(4), rel=0.05)
 
 
 def test_the_start_is_epoch_0_of_the_history(data, tmp_path):
-    members = Stacked.make(lambda: nn.Linear(data.shape[0], data.num_classes), 2)
-    before = per_member(nll, predict(members, data, "validation")).tolist()
+    members = DeepEnsemble.make(lambda: nn.Linear(data.shape[0], data.num_classes), 2)
+    before = per_member(nll, predict(members, data.val)).tolist()
     file = tmp_path / "checkpoint.safetensors"
-    history = fit(members, data, Plan(epochs=2, batch_size=16, learning_rate=100.0), checkpoint=file, quiet=True)
+    history = fit(members, data, config=TrainConfig(epochs=2, batch_size=16, lr=100.0), checkpoint=file, quiet=True)
     assert history.start.validation_nll == before
     assert (history.chosen, history.unchanged) == ([0, 0], [0, 1])
     assert len(history.epochs) == 2

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from enfold.data.batches import Batch
-from enfold.members import Mixed, Stacked
+from enfold.ensemble import MixedEnsemble
+from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.train import CrossEntropy
 from enfold.train.objective import batch_labels, batch_logits
 
@@ -53,19 +54,19 @@ def test_logits_of_every_kind_of_model():
     shared = Batch(inputs[0], torch.zeros(6, dtype=torch.long))
     own = Batch(inputs, torch.zeros(2, 6, dtype=torch.long), own=True)
     expected = torch.stack([network(inputs[0]) for network in networks])
-    torch.testing.assert_close(batch_logits(Stacked(networks), shared), expected)
-    torch.testing.assert_close(batch_logits(Mixed(networks), shared), expected)
+    torch.testing.assert_close(batch_logits(DeepEnsemble(networks), shared), expected)
+    torch.testing.assert_close(batch_logits(MixedEnsemble(networks), shared), expected)
     torch.testing.assert_close(batch_logits(networks[0], shared), expected[:1])
     alone = Batch(inputs[:1], torch.zeros(1, 6, dtype=torch.long), own=True)
     torch.testing.assert_close(batch_logits(networks[0], alone), expected[:1])
     each = torch.stack([network(x) for network, x in zip(networks, inputs, strict=True)])
-    torch.testing.assert_close(batch_logits(Stacked(networks), own), each)
+    torch.testing.assert_close(batch_logits(DeepEnsemble(networks), own), each)
     assert batch_labels(shared, 2).shape == batch_labels(own, 2).shape == (2, 6)
 
 
 @pytest.mark.parametrize("own", [False, True])
 def test_losses_of_half_precision_are_computed_in_float32(own):
-    members = Stacked([nn.Linear(4, 3), nn.Linear(4, 3)])
+    members = DeepEnsemble([nn.Linear(4, 3), nn.Linear(4, 3)])
     inputs, labels = torch.randn(2, 6, 4), torch.randint(3, (2, 6))
     batch = Batch(inputs, labels, True) if own else Batch(inputs[0], labels[0])
     expected = CrossEntropy()(members, batch)

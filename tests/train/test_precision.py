@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from enfold.members import Stacked
-from enfold.train import Plan, fit
+from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.train import TrainConfig, fit
 
-SGD = Plan(epochs=3, batch_size=16, optimizer="sgd", learning_rate=0.1, schedule="constant", select="last")
+SGD = TrainConfig(epochs=3, batch_size=16, optimizer="sgd", lr=0.1, schedule="constant", select="last")
 
 
 def seeded(factory, seed: int = 0) -> nn.Module:
@@ -22,10 +22,12 @@ def seeded(factory, seed: int = 0) -> nn.Module:
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 @pytest.mark.parametrize("members", [None, 2], ids=["network", "members"])
 def test_half_precision_learns_and_keeps_weights_in_full(data, make, precision, members):
-    model, full = (seeded(make["mlp"]) if members is None else Stacked.make(make["mlp"], members) for _ in range(2))
+    model, full = (
+        seeded(make["mlp"]) if members is None else DeepEnsemble.make(make["mlp"], members) for _ in range(2)
+    )
     plan = SGD.replace(clip_norm=1.0)
-    half = fit(model, data, plan.replace(precision=precision), quiet=True).epochs[-1]
-    whole = fit(full, data, plan, quiet=True).epochs[-1]
+    half = fit(model, data, config=plan.replace(precision=precision), quiet=True).epochs[-1]
+    whole = fit(full, data, config=plan, quiet=True).epochs[-1]
     assert half.train_loss == pytest.approx(whole.train_loss, rel=0.05)
     assert half.train_loss != whole.train_loss
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
@@ -48,12 +50,12 @@ def test_compiled_training(data, make, monkeypatch, members, fast):
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     model, reference = (
-        seeded(make["mlp"]) if members is None else Stacked.make(make["mlp"], members, engine="stacked")
+        seeded(make["mlp"]) if members is None else DeepEnsemble.make(make["mlp"], members, engine="stacked")
         for _ in range(2)
     )
-    fit(model, data, SGD.replace(compile=True), quiet=True)
+    fit(model, data, config=SGD.replace(compile=True), quiet=True)
     assert 2 <= len(graphs) <= 8, "graphs for training and validation, not one for each step"
-    fit(reference, data, SGD, quiet=True)
+    fit(reference, data, config=SGD, quiet=True)
     for own, expected in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-5)
     network = model if members is None else model.skeleton.network
@@ -66,5 +68,5 @@ def test_what_was_compiled_before_stays_compiled(data, make, monkeypatch):
     network = seeded(make["mlp"])
     network.compile()
     before = network._compiled_call_impl
-    fit(network, data, SGD.replace(compile=True, epochs=1), quiet=True)
+    fit(network, data, config=SGD.replace(compile=True, epochs=1), quiet=True)
     assert network._compiled_call_impl is before

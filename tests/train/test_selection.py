@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from enfold.members import Mixed, Stacked
+from enfold.ensemble import MixedEnsemble
+from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.train.selection import Selection
 
 
@@ -14,7 +15,7 @@ def counter(members: int | None = None) -> nn.Module:
     networks = [nn.Linear(1, 1, bias=False) for _ in range(members or 1)]
     for network in networks:
         nn.init.zeros_(network.weight)
-    return networks[0] if members is None else Stacked(networks)
+    return networks[0] if members is None else DeepEnsemble(networks)
 
 
 def run(selection: Selection, curves: list[list[float]]) -> int:
@@ -72,7 +73,7 @@ def test_a_stopped_member_stays_while_others_go_on():
 
 
 def test_members_that_share_nothing_to_tell_apart_are_chosen_together():
-    model = Mixed([counter(), counter()])
+    model = MixedEnsemble([counter(), counter()])
     selection = Selection(model, patience=None)
     run(selection, [[3, 1, 2], [3, 3, 0]])  # means 3, 2, 1
     selection.apply()

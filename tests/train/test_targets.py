@@ -7,13 +7,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from enfold import Data, Distill, Plan, Soup, Split, Stacked, StraightThrough, evaluate, fit, predict
+from enfold import KD, Data, DeepEnsemble, Soup, Split, StraightThrough, TrainConfig, evaluate, fit, predict
 from enfold.data.batches import Batch
+from enfold.ensembles.mimo import MIMO
 from enfold.errors import EnfoldError
-from enfold.share import MIMO
 from enfold.train.objective import batch_logits
 
-PLAN = Plan(epochs=2, batch_size=16, learning_rate=1e-2)
+PLAN = TrainConfig(epochs=2, batch_size=16, lr=1e-2)
 INPUTS = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
 CLASSES = (INPUTS[:, 0] > 0).long() + (INPUTS[:, 1] > 0).long()
 
@@ -26,8 +26,8 @@ def of_loaders(targets: torch.Tensor) -> Data:
     return Data(loader(targets), loader(targets), loader(targets), num_classes=3, shape=(6,))
 
 
-def two_members() -> Stacked:
-    return Stacked.make(lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), 2)
+def two_members() -> DeepEnsemble:
+    return DeepEnsemble.make(lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), 2)
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.int32, torch.int64])
@@ -39,7 +39,13 @@ def test_an_objective_of_the_users_own_sees_the_targets_as_they_are(kind):
         outputs = batch_logits(model, batch)[..., 0]
         return (outputs - batch.labels.to(outputs)).square().mean(1)
 
-    fit(two_members(), Data(loader(targets), [], [], num_classes=3, shape=(6,)), PLAN, squares, quiet=True)
+    fit(
+        two_members(),
+        Data(loader(targets), [], [], num_classes=3, shape=(6,)),
+        config=PLAN,
+        objective=squares,
+        quiet=True,
+    )
     assert seen[0].dtype == kind
     assert torch.equal(torch.cat(seen[:4]), targets)
 
@@ -47,10 +53,10 @@ def test_an_objective_of_the_users_own_sees_the_targets_as_they_are(kind):
 @pytest.mark.parametrize("kind", [torch.uint8, torch.int16, torch.int32])
 def test_classes_may_be_whole_numbers_of_any_width(kind):
     members, others = two_members(), two_members()
-    fit(members, of_loaders(CLASSES), PLAN, quiet=True)
-    fit(others, of_loaders(CLASSES.to(kind)), PLAN, quiet=True)
+    fit(members, of_loaders(CLASSES), config=PLAN, quiet=True)
+    fit(others, of_loaders(CLASSES.to(kind)), config=PLAN, quiet=True)
     assert all(torch.equal(one, other) for one, other in zip(members.parameters(), others.parameters(), strict=True))
-    scores = [evaluate(members, of_loaders(each).replace(validation=[])).scores for each in (CLASSES, CLASSES.to(kind))]
+    scores = [evaluate(members, of_loaders(each).replace(val=[])).scores for each in (CLASSES, CLASSES.to(kind))]
     assert scores[0] == scores[1]
     assert Split(INPUTS, CLASSES.to(kind)).labels.dtype == torch.int64
 
@@ -59,12 +65,12 @@ def refused() -> dict[str, object]:
     """What needs classes, given data of loaders and, as a Split, of good ones."""
     good = Split(INPUTS, CLASSES)
     return {
-        "fit": lambda data: fit(two_members(), data.replace(validation=[]), PLAN, quiet=True),
-        "a validation part": lambda data: fit(two_members(), data.replace(train=good), PLAN, quiet=True),
-        "evaluate": lambda data: evaluate(two_members(), data.replace(validation=[])),
-        "a plain network": lambda data: fit(nn.Linear(6, 3), data.replace(validation=[]), PLAN, quiet=True),
-        "distill": lambda data: Distill(alpha=0.5, plan=PLAN)(two_members(), data.replace(validation=good)),
-        "mimo": lambda data: fit(MIMO(2)(nn.Linear(6, 3)), data.replace(validation=[]), PLAN, quiet=True),
+        "fit": lambda data: fit(two_members(), data.replace(val=[]), config=PLAN, quiet=True),
+        "a validation part": lambda data: fit(two_members(), data.replace(train=good), config=PLAN, quiet=True),
+        "evaluate": lambda data: evaluate(two_members(), data.replace(val=[])),
+        "a plain network": lambda data: fit(nn.Linear(6, 3), data.replace(val=[]), config=PLAN, quiet=True),
+        "distill": lambda data: KD(alpha=0.5, plan=PLAN)(two_members(), data.replace(val=good)),
+        "mimo": lambda data: fit(MIMO(2)(nn.Linear(6, 3)), data.replace(val=[]), config=PLAN, quiet=True),
         "straight through": lambda data: StraightThrough(epochs=1)(two_members(), data),
         "soup": lambda data: Soup(kind="learned", epochs=1)(two_members(), data),
     }
@@ -82,11 +88,11 @@ def test_a_split_refuses_floats_and_one_hot_rows():
     with pytest.raises(EnfoldError, match=r"labels.*float32"):
         Split(INPUTS, CLASSES.float())
     with pytest.raises(EnfoldError, match="labels of shape"):
-        fit(nn.Linear(6, 3), Data(loader(nn.functional.one_hot(CLASSES)), [], [], 3, (6,)), PLAN, quiet=True)
+        fit(nn.Linear(6, 3), Data(loader(nn.functional.one_hot(CLASSES)), [], [], 3, (6,)), config=PLAN, quiet=True)
     with pytest.raises(EnfoldError, match="-100"):
         Data(Split(INPUTS, torch.full((64,), -100)), [], [], 3, (6,))
 
 
 def test_predict_refuses_targets_that_are_no_classes():
     with pytest.raises(EnfoldError, match=r"labels.*float32"):
-        predict(two_members(), of_loaders(CLASSES.float()), "test")
+        predict(two_members(), of_loaders(CLASSES.float()).test)

@@ -7,19 +7,19 @@ import torch
 from torch import nn
 
 from clouds import three_clouds
+from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
-from enfold.members import Stacked
-from enfold.train import Plan, Trajectory, fit
+from enfold.train import TrainConfig, Trajectory, fit
 
-PLAN = Plan(epochs=4, batch_size=16, learning_rate=0.05, select="last")
+PLAN = TrainConfig(epochs=4, batch_size=16, lr=0.05, select="last")
 
 
 def network() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
 
 
-def members() -> Stacked:
-    return Stacked.make(network, 2, seed=1)
+def members() -> DeepEnsemble:
+    return DeepEnsemble.make(network, 2, seed=1)
 
 
 def test_the_start_every_second_epoch_and_the_last_are_kept(tmp_path: Path) -> None:
@@ -27,7 +27,13 @@ def test_the_start_every_second_epoch_and_the_last_are_kept(tmp_path: Path) -> N
     start = {name: tensor.clone() for name, tensor in model.expand().items()}
     kept = Trajectory(tmp_path / "path", every=2)
     plan = PLAN.replace(epochs=5)
-    fit(model, data, plan, keep=kept, on_epoch=lambda _: seen.append({n: t.clone() for n, t in model.expand().items()}))
+    fit(
+        model,
+        data,
+        config=plan,
+        keep=kept,
+        on_epoch=lambda _: seen.append({n: t.clone() for n, t in model.expand().items()}),
+    )
     assert kept.epochs == [0, 2, 4, 5]
     torch.testing.assert_close(kept.state(0), start, rtol=0, atol=0)
     for epoch in (2, 4, 5):
@@ -38,21 +44,21 @@ def test_the_start_every_second_epoch_and_the_last_are_kept(tmp_path: Path) -> N
 
 
 def test_a_single_network_has_a_member_axis_too(tmp_path: Path) -> None:
-    fit(network(), three_clouds(40, 10, 10), PLAN.replace(epochs=1), keep=tmp_path)
+    fit(network(), three_clouds(40, 10, 10), config=PLAN.replace(epochs=1), keep=tmp_path)
     assert Trajectory(tmp_path).state(1)["0.weight"].shape == (1, 5, 4)
 
 
 def test_a_stopped_training_goes_on_with_its_trajectory(tmp_path: Path) -> None:
     data = three_clouds(40, 10, 10)
-    fit(members(), data, PLAN, keep=tmp_path / "whole")
+    fit(members(), data, config=PLAN, keep=tmp_path / "whole")
 
     def stop(record: object) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fit(members(), data, PLAN, keep=tmp_path / "parts", checkpoint=tmp_path / "c.safetensors", on_epoch=stop)
+        fit(members(), data, config=PLAN, keep=tmp_path / "parts", checkpoint=tmp_path / "c.safetensors", on_epoch=stop)
     assert Trajectory(tmp_path / "parts").epochs == [0, 1]
-    fit(members(), data, PLAN, keep=tmp_path / "parts", checkpoint=tmp_path / "c.safetensors")
+    fit(members(), data, config=PLAN, keep=tmp_path / "parts", checkpoint=tmp_path / "c.safetensors")
     whole, parts = Trajectory(tmp_path / "whole"), Trajectory(tmp_path / "parts")
     assert parts.epochs == whole.epochs == [0, 1, 2, 3, 4]
     for epoch in whole.epochs:
@@ -61,10 +67,10 @@ def test_a_stopped_training_goes_on_with_its_trajectory(tmp_path: Path) -> None:
 
 def test_another_trainings_folder_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     data = three_clouds(40, 10, 10)
-    fit(members(), data, PLAN, keep=tmp_path)
+    fit(members(), data, config=PLAN, keep=tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(EnfoldError, match="seed"):
-        fit(members(), data, PLAN.replace(seed=3), keep=tmp_path)
+        fit(members(), data, config=PLAN.replace(seed=3), keep=tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 

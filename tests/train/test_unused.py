@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from enfold import Data, Plan, Split, Stacked, fit
+from enfold import Data, DeepEnsemble, Split, TrainConfig, fit
 from enfold.data.batches import Batch
+from enfold.ensembles.lora_ensemble import LoRAEnsemble
 from enfold.errors import UnusedParameterWarning
-from enfold.share import LoRAEnsemble
 from enfold.train.objective import batch_logits
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*nearly one function")
@@ -58,11 +58,11 @@ def data() -> Data:
     return Data(Split(inputs, labels), [], [], 3, (6,))
 
 
-def plan(**changes: object) -> Plan:
-    return Plan(**{"epochs": 3, "batch_size": 5, "learning_rate": 1e-2, "schedule": "constant", **changes})
+def plan(**changes: object) -> TrainConfig:
+    return TrainConfig(**{"epochs": 3, "batch_size": 5, "lr": 1e-2, "schedule": "constant", **changes})
 
 
-def states(members: Stacked) -> list[dict[str, Tensor]]:
+def states(members: DeepEnsemble) -> list[dict[str, Tensor]]:
     return [network.state_dict() for network in members]
 
 
@@ -76,12 +76,12 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 def test_members_are_trained_as_alone(networks, data, name, objective):
     """Beside fit of a single network, and beside a loop by hand, in which torch leaves what has no gradient."""
     settings = plan(order="shared", **OPTIMIZERS[name])
-    members = Stacked(networks)
-    fit(members, data, settings, objective, quiet=True)
+    members = DeepEnsemble(networks)
+    fit(members, data, config=settings, objective=objective, quiet=True)
     seen: set[bool] = set()
     for index, found in enumerate(states(members)):
         alone = copy.deepcopy(networks[index])
-        fit(alone, data, settings, quiet=True)
+        fit(alone, data, config=settings, quiet=True)
         same(found, alone.state_dict())
         by_hand = copy.deepcopy(networks[index])
         seen |= trained_by_hand(by_hand, data, settings)
@@ -89,7 +89,7 @@ def test_members_are_trained_as_alone(networks, data, name, objective):
     assert seen == {True, False}, "some batches use what others do not"
 
 
-def trained_by_hand(network: nn.Module, data: Data, settings: Plan) -> set[bool]:
+def trained_by_hand(network: nn.Module, data: Data, settings: TrainConfig) -> set[bool]:
     from enfold.data.batches import Order
 
     kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}[settings.optimizer]
@@ -105,43 +105,41 @@ def trained_by_hand(network: nn.Module, data: Data, settings: Plan) -> set[bool]
     return seen
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"learning_rate": (1e-2, 2e-2, 3e-3)}, {"clip_norm": 0.1}, {"label_smoothing": 0.1}]
-)
+@pytest.mark.parametrize("changes", [{}, {"lr": (1e-2, 2e-2, 3e-3)}, {"clip_norm": 0.1}, {"label_smoothing": 0.1}])
 def test_member_k_alone_is_member_k(networks, data, changes):
-    members, settings = Stacked(networks), plan(weight_decay=0.1, **changes)
-    fit(members, data, settings, quiet=True)
-    rate = settings.learning_rate
+    members, settings = DeepEnsemble(networks), plan(weight_decay=0.1, **changes)
+    fit(members, data, config=settings, quiet=True)
+    rate = settings.lr
     for index, found in enumerate(states(members)):
-        one = Stacked([networks[index]])
+        one = DeepEnsemble([networks[index]])
         own = rate[index] if isinstance(rate, tuple) else rate
-        fit(one, data, settings.replace(first_member=index, learning_rate=own), quiet=True)
+        fit(one, data, config=settings.replace(first_member=index, lr=own), quiet=True)
         same(found, one.member(0).state_dict())
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_training_that_was_stopped_goes_on_to_the_same_bits(networks, data, name, tmp_path):
     settings, file = plan(epochs=4, **OPTIMIZERS[name]), tmp_path / "state.safetensors"
-    whole = Stacked(networks)
-    fit(whole, data, settings, quiet=True)
+    whole = DeepEnsemble(networks)
+    fit(whole, data, config=settings, quiet=True)
     for _ in range(2):
-        stopping, left = Stacked(networks), itertools.count()
+        stopping, left = DeepEnsemble(networks), itertools.count()
 
         def stop(record: object, left: itertools.count[int] = left) -> None:
             if next(left):
                 raise KeyboardInterrupt
 
         try:
-            fit(stopping, data, settings, checkpoint=file, on_epoch=stop, quiet=True)
+            fit(stopping, data, config=settings, checkpoint=file, on_epoch=stop, quiet=True)
         except KeyboardInterrupt:
             continue
-    stopping = Stacked(networks)
-    fit(stopping, data, settings, checkpoint=file, quiet=True)
+    stopping = DeepEnsemble(networks)
+    fit(stopping, data, config=settings, checkpoint=file, quiet=True)
     for one, other in zip(states(whole), states(stopping), strict=True):
         assert all(torch.equal(tensor, other[key]) for key, tensor in one.items())
 
 
-def by_hand(members: Stacked, data: Data, steps: int = 12) -> None:
+def by_hand(members: DeepEnsemble, data: Data, steps: int = 12) -> None:
     optimizer = torch.optim.AdamW(members.parameters(), lr=1e-2)
     for inputs, labels in zip(data.train.inputs.split(5), data.train.labels.split(5), strict=True):
         optimizer.zero_grad()
@@ -150,18 +148,18 @@ def by_hand(members: Stacked, data: Data, steps: int = 12) -> None:
 
 
 def test_a_loop_of_the_users_own_is_warned_once(networks, data):
-    members = Stacked(networks).train()
+    members = DeepEnsemble(networks).train()
     with pytest.warns(UnusedParameterWarning, match=r"'[bc]\.weight'") as found:
         by_hand(members, data)
     assert len([each for each in found if each.category is UnusedParameterWarning]) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error", UnusedParameterWarning)
         by_hand(members, data)
-        fit(Stacked(networks), data, plan(), quiet=True)
+        fit(DeepEnsemble(networks), data, config=plan(), quiet=True)
 
 
 def test_nobody_is_warned_where_all_is_used_or_losses_are_taken_one_by_one(data):
-    members = Stacked([nn.Linear(6, 3).double() for _ in range(3)], engine="loop").train()
+    members = DeepEnsemble([nn.Linear(6, 3).double() for _ in range(3)], engine="loop").train()
     with warnings.catch_warnings():
         warnings.simplefilter("error", UnusedParameterWarning)
         by_hand(members, data)
@@ -172,5 +170,5 @@ def test_nobody_is_warned_where_all_is_used_or_losses_are_taken_one_by_one(data)
 
 def test_what_members_of_an_efficient_ensemble_own_is_left_as_well(networks, data):
     members = LoRAEnsemble(2)(networks[0])
-    fit(members, data, plan(weight_decay=0.1), quiet=True)
+    fit(members, data, config=plan(weight_decay=0.1), quiet=True)
     assert all(bool(tensor.isfinite().all()) for tensor in members.expand().values())

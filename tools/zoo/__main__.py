@@ -18,8 +18,8 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from enfold.files import write_json
-from enfold.store import versions
+from enfold.io.files import write_json
+from enfold.saving import versions
 from tools.zoo.catalogue import NETWORKS
 from tools.zoo.checks import CHECKS
 from tools.zoo.held_out import HELD_OUT

@@ -18,19 +18,19 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import enfold
-import enfold.share
-from enfold import EnfoldError, Plan, Stacked
+import enfold.ensembles
+from enfold import DeepEnsemble, EnfoldError, TrainConfig
 from enfold.symmetry import permute
 from tools.zoo.case import MEMBERS, Case, Skipped, Wrong, difference, untouched
 from tools.zoo.entry import seeded
 
 Check = Callable[[Case], str | None]
 CHECKS: dict[str, Check] = {}
-STEP = Plan(
+STEP = TrainConfig(
     epochs=2,
     batch_size=64,
     optimizer="sgd",
-    learning_rate=0.02,
+    lr=0.02,
     momentum=0.9,
     nesterov=False,
     weight_decay=1e-2,
@@ -73,7 +73,7 @@ def outputs(case: Case) -> None:
     """In eval mode, for two batches."""
     sources = case.nets()
     with untouched(*sources):
-        members = Stacked(sources).eval()
+        members = DeepEnsemble(sources).eval()
         case.compare(members(case.batch()), case.references, "outputs")
         other = case.batch(seed=7)
         expected = torch.stack([case.outputs(network, other) for network in case.nets()])
@@ -96,7 +96,7 @@ def _train_outputs(case: Case, calm: bool) -> None:
     references, inputs = case.nets(calm=calm, train=True), case.batch()
     seeded(3)
     expected = torch.stack([case.outputs(network, inputs) for network in references])
-    members = Stacked(case.nets(calm=calm, train=True))
+    members = DeepEnsemble(case.nets(calm=calm, train=True))
     members.train()
     seeded(3)
     case.compare(members(inputs.clone()), expected, "outputs in train mode")
@@ -110,7 +110,7 @@ def _train_outputs(case: Case, calm: bool) -> None:
 def _like_on_average(case: Case, draws: int = 48) -> None:
     """Means and spreads over draws, all outputs together: rates of dropout that are another member's show."""
     references, inputs = case.nets(train=True), case.batch()
-    members = Stacked(case.nets(train=True)).train()
+    members = DeepEnsemble(case.nets(train=True)).train()
     seeded(3)
     expected = torch.stack([torch.stack([case.outputs(n, inputs) for n in references]) for _ in range(draws)])
     found = torch.stack([members(inputs.clone()) for _ in range(draws)])
@@ -145,7 +145,7 @@ def _stepped(case: Case, train: bool) -> None:
     alone = [_stepped_alone(case, index, train) for index in range(MEMBERS)]
     sources = case.nets(calm=True, train=train)
     with untouched(*sources):
-        members = Stacked(sources)
+        members = DeepEnsemble(sources)
         members.train(train)
         optimizer = torch.optim.SGD(members.parameters(), lr=1.0)
         sum(case.loss(one) for one in members(inputs.clone())).backward()
@@ -179,14 +179,14 @@ def forward_each(case: Case) -> None:
     """`forward_each`."""
     batches = [case.batch(seed=20 + index) for index in range(MEMBERS)]
     expected = torch.stack([case.outputs(n, b) for n, b in zip(case.nets(), batches, strict=True)])
-    case.compare(Stacked(case.nets()).eval().forward_each(torch.stack(batches)), expected, "forward_each")
+    case.compare(DeepEnsemble(case.nets()).eval().forward_each(torch.stack(batches)), expected, "forward_each")
 
 
 @capability("stacked: member")
 @torch.no_grad()
 def member(case: Case) -> None:
     """`member(k)` in both modes, and its values in a network that was built anew."""
-    members, inputs = Stacked(case.nets()).eval(), case.batch()
+    members, inputs = DeepEnsemble(case.nets()).eval(), case.batch()
     for index in range(MEMBERS):
         one = members.member(index)
         if not same_class(one, case.build(index)):
@@ -204,7 +204,7 @@ def member(case: Case) -> None:
 def _engine(name: str) -> Check:
     @torch.no_grad()
     def check(case: Case) -> None:
-        members = Stacked(case.nets(calm=True), engine=name).eval()
+        members = DeepEnsemble(case.nets(calm=True), engine=name).eval()
         case.compare(members(case.batch()), case.references, f"engine {name}")
         if case.drawing():
             return
@@ -223,13 +223,13 @@ for engine in ("loop", "stacked", "vmap", "measure"):
 @torch.no_grad()
 def copies(case: Case) -> None:
     """`copy.deepcopy`, `members[:2]`, iteration, and a state dict put into other members."""
-    members, inputs = Stacked(case.nets()).eval(), case.batch()
+    members, inputs = DeepEnsemble(case.nets()).eval(), case.batch()
     case.compare(copy.deepcopy(members)(inputs.clone()), case.references, "a deep copy")
     case.compare(members[:2].eval()(inputs.clone()), case.references[:2], "members[:2]")
     case.compare(
         torch.stack([case.outputs(network.eval(), inputs) for network in members]), case.references, "iteration"
     )
-    other = Stacked(case.nets()).eval()
+    other = DeepEnsemble(case.nets()).eval()
     other(inputs.clone())
     for parameter in other.parameters():
         parameter.mul_(1.5)
@@ -240,13 +240,13 @@ def copies(case: Case) -> None:
 @capability("stacked: make")
 def made(case: Case) -> None:
     """New members from a factory, and drawn anew from a network: as wide as the package starts them."""
-    members = Stacked.make(lambda: case.entry.make(0), 2, seed=3)
+    members = DeepEnsemble.make(lambda: case.entry.make(0), 2, seed=3)
     for index, seed in enumerate(members.seeds or ()):
         seeded(seed)
         fresh = case.entry.make(0)
         if case.dtype == torch.float32:
             case.compare_states(members.member(index), fresh, 1.0, f"member {index} of a factory")
-    drawn, start = Stacked.make(case.build(raw=True), 2, seed=3), case.build(raw=True)
+    drawn, start = DeepEnsemble.make(case.build(raw=True), 2, seed=3), case.build(raw=True)
     ours = dict(drawn.member(1).named_parameters())
     for name, parameter in start.named_parameters():
         spread = float(parameter.detach().abs().pow(2).mean().sqrt()) if parameter.numel() >= 64 else 0.0
@@ -259,14 +259,14 @@ def made(case: Case) -> None:
 @torch.no_grad()
 def mixed(case: Case) -> None:
     """Networks as they are, behind one call."""
-    case.compare(enfold.Mixed(case.nets()).eval()(case.batch()), case.references, "Mixed")
+    case.compare(enfold.MixedEnsemble(case.nets()).eval()(case.batch()), case.references, "MixedEnsemble")
 
 
 @capability("forward_mean")
 @torch.no_grad()
 def forward_mean(case: Case) -> None:
     """Log of the mean probability; outputs that are no (B, C) are to be refused."""
-    found = Stacked(case.nets()).eval().forward_mean(case.batch())
+    found = DeepEnsemble(case.nets()).eval().forward_mean(case.batch())
     if len(case.shape) != 2 or case.shape[1] < 2:
         raise Wrong(f"outputs of shape {case.shape} have no class axis that is known, got {tuple(found.shape)}")
     case.compare(found, case.references.softmax(-1).mean(0).log(), "forward_mean")
@@ -277,7 +277,7 @@ def forward_mean(case: Case) -> None:
 def save_members(case: Case) -> None:
     """`enfold.save`, then `enfold.load` with a factory."""
     with stored() as file:
-        members = Stacked(case.nets()).eval()
+        members = DeepEnsemble(case.nets()).eval()
         members(case.batch())
         enfold.save(members, file)
         loaded = enfold.load(file, case.build)
@@ -290,7 +290,7 @@ def save_members(case: Case) -> None:
 @torch.no_grad()
 def save_network(case: Case) -> None:
     """`enfold.save`, then `load_state_dict(load_file(...))` without enfold, and `enfold.load`."""
-    inputs, network = case.batch(), Stacked(case.nets()).member(1)
+    inputs, network = case.batch(), DeepEnsemble(case.nets()).member(1)
     with stored() as file:
         enfold.save(network, file)
         fresh = case.build(1)
@@ -306,16 +306,16 @@ def save_network(case: Case) -> None:
 # Training and evaluation
 
 
-def plain_training(case: Case, index: int, batches: list[tuple[Tensor, Tensor]], plan: Plan) -> nn.Module:
+def plain_training(case: Case, index: int, batches: list[tuple[Tensor, Tensor]], plan: TrainConfig) -> nn.Module:
     """Member `index` trained by torch alone."""
     network = case.build(index, calm=True, train=True)
     learned = [parameter for parameter in network.parameters() if parameter.requires_grad]
     if plan.optimizer == "sgd":
         optimizer: torch.optim.Optimizer = torch.optim.SGD(
-            learned, lr=plan.learning_rate, momentum=plan.momentum, weight_decay=plan.weight_decay
+            learned, lr=plan.lr, momentum=plan.momentum, weight_decay=plan.weight_decay
         )
     else:
-        optimizer = torch.optim.AdamW(learned, lr=plan.learning_rate, weight_decay=plan.weight_decay)
+        optimizer = torch.optim.AdamW(learned, lr=plan.lr, weight_decay=plan.weight_decay)
     for _ in range(plan.epochs):
         for inputs, labels in batches:
             optimizer.zero_grad()
@@ -324,12 +324,12 @@ def plain_training(case: Case, index: int, batches: list[tuple[Tensor, Tensor]],
     return network.eval()
 
 
-def _fit(plan: Plan, loader: bool) -> Check:
+def _fit(plan: TrainConfig, loader: bool) -> Check:
     def check(case: Case) -> str | None:
         data = case.data(loader=loader)
         kept = data.train.inputs.clone() if not loader else data.train[0][0].clone()
-        members = Stacked(case.nets(calm=True))
-        enfold.fit(members, data, plan, quiet=True)
+        members = DeepEnsemble(case.nets(calm=True))
+        enfold.fit(members, data, config=plan, quiet=True)
         case.require_classes()
         now = data.train.inputs if not loader else data.train[0][0]
         if not torch.equal(kept, now):
@@ -348,14 +348,14 @@ def _fit(plan: Plan, loader: bool) -> Check:
 
 
 capability("fit, SGD, a loader")(_fit(STEP, loader=True))
-ADAMW = STEP.replace(optimizer="adamw", learning_rate=1e-3, weight_decay=0.1)
+ADAMW = STEP.replace(optimizer="adamw", lr=1e-3, weight_decay=0.1)
 capability("fit, AdamW, in memory")(_fit(ADAMW, loader=False))
 
 
 @capability("evaluate")
 def evaluate(case: Case) -> None:
     """NLL and accuracy of the mean prediction, twice, with data left as they were."""
-    members, data = Stacked(case.nets(train=True)), case.data()
+    members, data = DeepEnsemble(case.nets(train=True)), case.data()
     kept = data.test.inputs.clone()
     found = [enfold.evaluate(members, data).scores for _ in range(2)]
     case.require_classes()
@@ -377,7 +377,7 @@ def evaluate(case: Case) -> None:
 @capability("cost")
 def cost(case: Case) -> None:
     """Counted parameters, and operations above 0."""
-    models = {"one": case.build(), "members": Stacked(case.nets())}
+    models = {"one": case.build(), "members": DeepEnsemble(case.nets())}
     found = enfold.measure(models, "one", case.batch()[0], batch_sizes=(1, 4), rounds=1, warmup=1)
     count = sum(parameter.numel() for parameter in case.build().parameters())
     for name, times in (("one", 1), ("members", MEMBERS)):
@@ -387,27 +387,27 @@ def cost(case: Case) -> None:
 
 # Efficient ensembles
 
-LONG = STEP.replace(epochs=8, learning_rate=1e-3)
+LONG = STEP.replace(epochs=8, lr=1e-3)
 
 
-def shares() -> dict[str, tuple[object, Plan]]:
+def shares() -> dict[str, tuple[object, TrainConfig]]:
     """Every efficient ensemble, small."""
-    short = STEP.replace(epochs=1, learning_rate=1e-3)
-    methods: dict[str, tuple[object, Plan]] = {}
-    for name in dir(enfold.share):
-        if name[0].isupper():
-            methods[name] = (getattr(enfold.share, name), short)
+    short = STEP.replace(epochs=1, lr=1e-3)
+    methods: dict[str, tuple[object, TrainConfig]] = {}
+    for name in dir(enfold.ensembles):
+        if name[0].isupper() and name != "DeepEnsemble":
+            methods[name] = (getattr(enfold.ensembles, name), short)
     settings = {
-        "HyperDeepEnsembles": {"candidates": 3, "chunk": 3},
-        "Subspace": {"threshold": None},
+        "HyperDeepEnsemble": {"candidates": 3, "chunk": 3},
+        "SubspaceSampling": {"threshold": None},
         "SWAG": {"rank": 2},
         "Masksembles": {"min_features": 2},
     }
-    long = ("FGE", "SnapshotEnsembles", "SWA", "SWAG", "Subspace", "AveragedModes")
+    long = ("FGE", "SnapshotEnsemble", "SWA", "SWAG", "SubspaceSampling", "MultiSWA")
     made = {}
     for name, (kind, plan) in methods.items():
         members = {} if name == "SWA" else {"num_members": MEMBERS}
-        epochs = {"FGE": 6, "SnapshotEnsembles": 3}.get(name, 4)
+        epochs = {"FGE": 6, "SnapshotEnsemble": 3}.get(name, 4)
         made[name] = (
             kind(**members, **settings.get(name, {})),
             plan.replace(epochs=epochs) if name in long else plan,
@@ -415,7 +415,7 @@ def shares() -> dict[str, tuple[object, Plan]]:
     return made
 
 
-def _share(name: str, method: object, plan: Plan) -> Check:
+def _share(name: str, method: object, plan: TrainConfig) -> Check:
     def check(case: Case) -> str | None:
         network, inputs = case.build(), case.batch()
         with untouched(network):
@@ -430,7 +430,7 @@ def _share(name: str, method: object, plan: Plan) -> Check:
                 _one_step(case, model, inputs)
             model = method_here.train(network, case.data(), plan, quiet=True)
         case.require_classes()
-        several = MEMBERS if name not in ("SWA", "HyperDeepEnsembles") else int(model.num_members)
+        several = MEMBERS if name not in ("SWA", "HyperDeepEnsemble") else int(model.num_members)
         _finite(case, model, inputs, several)
         _members_alone(case, model, inputs, "after training")
         return None
@@ -438,7 +438,7 @@ def _share(name: str, method: object, plan: Plan) -> Check:
     return check
 
 
-TRAINED_FIRST = ("FGE", "SnapshotEnsembles", "SWA", "SWAG", "Subspace", "HyperDeepEnsembles", "AveragedModes")
+TRAINED_FIRST = ("FGE", "SnapshotEnsemble", "SWA", "SWAG", "SubspaceSampling", "HyperDeepEnsemble", "MultiSWA")
 
 
 def _drops(network: nn.Module) -> bool:
@@ -574,7 +574,7 @@ def matched_copy(case: Case) -> str | None:
     found = enfold.symmetries(case.build(), case.batch())
     if not found.groups:
         raise Skipped("no units may change places")
-    pair = Stacked([case.build(), permuted(case, found)])
+    pair = DeepEnsemble([case.build(), permuted(case, found)])
     matched = enfold.WeightMatching(repair="none").matched(pair, data).eval()
     with torch.no_grad():
         expected = case.references[:1].expand(2, *case.references.shape[1:])
@@ -584,7 +584,7 @@ def matched_copy(case: Case) -> str | None:
     return "found" if off < 1e-2 else f"not found, {off:.0e} off"
 
 
-QUICK = STEP.replace(epochs=1, learning_rate=1e-3)
+QUICK = STEP.replace(epochs=1, lr=1e-3)
 MERGES: dict[str, tuple[Callable[[], object], bool]] = {  # and whether equal members must give the same function
     "Average": (lambda: enfold.Average(reestimate_batch_norm=False), True),
     "WeightMatching": (lambda: enfold.WeightMatching(repair="none"), True),
@@ -607,13 +607,13 @@ def _merge(make: Callable[[], object], same: bool) -> Check:
     def check(case: Case) -> str | None:
         fold, data, inputs = make(), case.data(), case.batch()
         if same:
-            equal = Stacked([case.build(), case.build()])
+            equal = DeepEnsemble([case.build(), case.build()])
             one = fold(equal, data)
             with torch.no_grad():
                 case.compare(case.outputs(one.eval(), inputs), case.references[0], "the merge of two equal members", 5)
         sources = case.nets(2)
         with untouched(*sources):
-            members = Stacked(sources)
+            members = DeepEnsemble(sources)
             if callable(getattr(fold, "matched", None)):  # the mean of these is what an alignment gives
                 ordered = fold.matched(members, data).eval()
                 with torch.no_grad():
@@ -648,22 +648,22 @@ def distill(case: Case) -> str | None:
     data, plan = case.data(), STEP.replace(epochs=1, batch_size=12, momentum=0.0)
     sources = case.nets(calm=True)
     with untouched(*sources):
-        one = enfold.Distill(plan=plan)(Stacked(sources), data)
+        one = enfold.KD(plan=plan)(DeepEnsemble(sources), data)
     case.require_classes()
     if case.drawing() or case.ordered():
         return "random even without dropout, or dependent on the order of a batch: not compared"
     with torch.no_grad():
         said = [case.outputs(network, data.train.inputs) for network in case.nets(calm=True)]
-        kept = [case.outputs(network, data.validation.inputs) for network in case.nets(calm=True)]
+        kept = [case.outputs(network, data.val.inputs) for network in case.nets(calm=True)]
         target = torch.stack(said).softmax(-1).mean(0)
-    best = int(torch.stack([F.cross_entropy(logits, data.validation.labels) for logits in kept]).argmin())
+    best = int(torch.stack([F.cross_entropy(logits, data.val.labels) for logits in kept]).argmin())
     student = case.build(best, calm=True)
     with torch.no_grad():
-        case.outputs(student, data.validation.inputs)  # an embedding with max_norm is changed by what it looks up
+        case.outputs(student, data.val.inputs)  # an embedding with max_norm is changed by what it looks up
     student.train()
     learned = [parameter for parameter in student.parameters() if parameter.requires_grad]
     F.cross_entropy(case.outputs(student, data.train.inputs), target).backward()
-    torch.optim.SGD(learned, lr=plan.learning_rate, weight_decay=plan.weight_decay).step()
+    torch.optim.SGD(learned, lr=plan.lr, weight_decay=plan.weight_decay).step()
     start = case.build(best, calm=True)
     case.compare_states(one, student, moved(student, start), "the student after one step")
     return None
@@ -673,7 +673,7 @@ def _distill(make: Callable[[], object]) -> Check:
     def check(case: Case) -> None:
         data, inputs, sources = case.data(), case.batch(), case.nets()
         with untouched(*sources):
-            members = Stacked(sources)
+            members = DeepEnsemble(sources)
             one = make()(members, data)
         case.require_classes()
         with torch.no_grad():
@@ -689,7 +689,7 @@ def _distill(make: Callable[[], object]) -> Check:
 for kind in ("AEKD", "EnD2", "ProxyEnD2", "HydraDistillation", "LatentBE"):
     capability(f"distill: {kind}")(_distill(lambda kind=kind: getattr(enfold, kind)(plan=QUICK)))
 capability("distill: OneToOne")(_distill(lambda: enfold.OneToOne(share=enfold.BatchEnsemble(MEMBERS), plan=QUICK)))
-capability("distill: ConfODS")(_distill(lambda: enfold.Distill(perturb="conf_ods", plan=QUICK)))
+capability("distill: ConfODS")(_distill(lambda: enfold.KD(perturb="conf_ods", plan=QUICK)))
 
 
 # Last, because tracing in several threads at once has left a whole process broken
@@ -711,7 +711,7 @@ def threads(case: Case) -> None:
         plain = [pool.submit(off, lambda x: case.outputs(networks[0], x), k, expected[k][0]) for k in range(4)]
         if max(one.result() for one in plain) > 1e-3:
             raise Skipped("the network itself cannot be called from several threads")
-        members = Stacked(case.nets()).eval()
+        members = DeepEnsemble(case.nets()).eval()
         found = [pool.submit(off, members, k, expected[k]) for k in range(4)]
         worst = max(one.result() for one in found)
     if not worst <= 1e-3:

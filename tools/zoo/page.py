@@ -29,6 +29,15 @@ network runs in a process of its own, so that a process that ends is seen. {miss
 
 {bad}
 """
+RENAMED = {  # since they were measured
+    "share: AveragedModes": "share: MultiSWA",
+    "share: HyperBatchEnsembles": "share: HyperBatchEnsemble",
+    "share: HyperDeepEnsembles": "share: HyperDeepEnsemble",
+    "share: MixtureEnsembles": "share: MixtureEnsemble",
+    "share: PackedEnsembles": "share: PackedEnsemble",
+    "share: SnapshotEnsembles": "share: SnapshotEnsemble",
+    "share: Subspace": "share: SubspaceSampling",
+}
 MEANINGS = {
     "ok": "as plain PyTorch",
     "refused": "an `EnfoldError` says why, and what to do",
@@ -42,7 +51,7 @@ MEANINGS = {
 
 def page(record: dict[str, Any]) -> str:
     """The whole page, in Markdown."""
-    networks = {name: row for name, row in record["networks"].items() if "network" not in row["capabilities"]}
+    networks = {name: named(row) for name, row in record["networks"].items() if "network" not in row["capabilities"]}
     missing = [name for name in record["networks"] if name not in networks]
     packages = {row["package"] for row in networks.values()} - {"by hand"}
     hazards = sum(row["package"] == "by hand" for row in networks.values())
@@ -61,6 +70,11 @@ def page(record: dict[str, Any]) -> str:
         bad="\n".join(failures(networks)) or "Nothing.",
     )
     return head + "\n" + "\n".join([*by_network(networks), "", *by_capability(networks), ""])
+
+
+def named(row: dict[str, Any]) -> dict[str, Any]:
+    """A network's outcomes by the names that capabilities have now."""
+    return {**row, "capabilities": {RENAMED.get(name, name): each for name, each in row["capabilities"].items()}}
 
 
 def capabilities(networks: dict[str, Any]) -> list[str]:

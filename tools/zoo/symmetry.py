@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
-from enfold.files import write_json
-from enfold.store import versions
+from enfold.io.files import write_json
+from enfold.saving import versions
 from enfold.symmetry import Symmetry, permute, symmetries
 from enfold.symmetry.trace import float_outputs, in_double
 from tools.zoo.catalogue import NETWORKS

@@ -12,10 +12,10 @@ import torch
 
 from enfold.data import catalogue, check
 from enfold.errors import EnfoldError
+from enfold.io.usercode import looking_in
+from enfold.options import default_of, meanings
 from enfold.registry import ROOMS, Method, methods, nearest
 from enfold.run.methods import STEPS
-from enfold.settings import default_of, meanings
-from enfold.usercode import looking_in
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,8 +39,9 @@ PACKAGES = (  # package, extra, what it gives
 
 def method_rows() -> list[dict[str, Any]]:
     """Every method, and every step that only follows a fold, with its idea and the names of its settings."""
-    found = _methods().values()
-    return [{"name": each.name, "room": each.room, "idea": each.idea, "settings": list(each.fields)} for each in found]
+    return [
+        {"name": each.name, "room": each.room, "idea": each.idea, "settings": list(each.fields)} for each in _methods()
+    ]
 
 
 def methods_table(rows: list[dict[str, Any]]) -> Table:
@@ -53,9 +54,8 @@ def methods_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def method_row(name: str) -> dict[str, Any]:
+def method_row(chosen: Method) -> dict[str, Any]:
     """One method with what each of its settings means."""
-    chosen = _method(name)
     said = meanings(chosen.kind)
     settings = [
         {"name": key, "default": default_of(field), "meaning": said[key]} for key, field in chosen.fields.items()
@@ -73,22 +73,25 @@ def method_table(row: dict[str, Any]) -> Table:
     return table
 
 
-def paper_of(name: str) -> str:
+def paper_of(chosen: Method) -> str:
     """What opens the method's file after its idea: equations, paper, and what differs from it."""
-    document = inspect.getdoc(inspect.getmodule(_method(name).kind)) or ""
+    document = inspect.getdoc(inspect.getmodule(chosen.kind)) or ""
     return document.partition("\n")[2].strip("\n")
 
 
-def _method(name: str) -> Method:
-    known, key = _methods(), name.replace("-", "_")
-    if key not in known:
+def named(name: str) -> list[Method]:
+    """The method of that name, or a share and a fold that are both called so."""
+    key = name.replace("-", "_")
+    found = [each for each in _methods() if each.name == key]
+    if not found:
+        known = list(dict.fromkeys(each.name for each in _methods()))
         raise EnfoldError(f"there is no method '{name}'{nearest(key, known)}: choose one of {', '.join(known)}")
-    return known[key]
+    return found
 
 
-def _methods() -> dict[str, Method]:
-    steps = {name: Method(name, "step", kind) for name, kind in STEPS.items()}
-    return {name: each for room in ROOMS for name, each in methods(room).items()} | steps
+def _methods() -> list[Method]:
+    steps = [Method(name, "step", kind) for name, kind in STEPS.items()]
+    return [each for room in ROOMS for each in methods(room).values()] + steps
 
 
 def data_rows(name: str | None = None) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ def claims(
     out: Annotated[Path | None, typer.Option(help="Also write the verdicts to this JSON file.")] = None,
 ) -> None:
     """Judge a paper's claims by a run: which orderings held, which did not, which are within noise."""
-    from enfold.files import write_json
+    from enfold.io.files import write_json
     from enfold.report.claims import claims_legend, claims_table
     from enfold.run import RunDirectory
     from enfold.run.published import judge_file
@@ -99,7 +99,7 @@ def report(
     ] = None,
 ) -> None:
     """Write one self-contained HTML page about a run: it opens from disk and loads nothing from anywhere."""
-    from enfold.files import write_text
+    from enfold.io.files import write_text
     from enfold.report.page import page
     from enfold.run.gather import gather
 
@@ -116,7 +116,7 @@ def card(
     out: Annotated[Path | None, typer.Option(help="The Markdown file; RUN/MODEL_CARD.md if left out.")] = None,
 ) -> None:
     """Write a model card for the network to ship: what it is, how good, how dear, and what it is not for."""
-    from enfold.files import write_text
+    from enfold.io.files import write_text
     from enfold.report.card import model_card
     from enfold.run.gather import gather
 
@@ -184,19 +184,21 @@ def methods(
     as_json: AsJson = False,
 ) -> None:
     """List every method with its idea in one line, or explain one and all its settings."""
-    from enfold.cli.listing import method_row, method_rows, method_table, methods_table, paper_of
+    from enfold.cli.listing import method_row, method_rows, method_table, methods_table, named, paper_of
 
     if name is None:
         rows = method_rows()
         print_json(rows) if as_json else console().print(methods_table(rows))
         return
-    row = method_row(name)
+    found = named(name)
+    rows = [method_row(each) for each in found]
     if as_json:
-        print_json(row)
+        print_json(rows if len(rows) > 1 else rows[0])
         return
-    use = f", which follows a fold: --set then=[{row['name']}]" if row["room"] == "step" else ""
-    say(f"{row['name']} ({row['room']}{use}): {row['idea']}\n\n{paper_of(name)}\n")
-    console().print(method_table(row))
+    for each, row in zip(found, rows, strict=True):
+        use = f", which follows a fold: --set then=[{row['name']}]" if row["room"] == "step" else ""
+        say(f"{row['name']} ({row['room']}{use}): {row['idea']}\n\n{paper_of(each)}\n")
+        console().print(method_table(row))
 
 
 def data(

@@ -299,6 +299,6 @@ def _make(opened: RunDirectory, recipe: Recipe, device: str, as_json: bool, trai
         told = {"run": str(opened.path), "members": recipe.members, "seeds": list(recipe.seeds)}
         print_json({**told, **files})
     else:
-        verbs = (("fold", opened.path, "distill"), ("share", opened.path, "batch_ensemble"))
+        verbs = (("fold", opened.path, "kd"), ("share", opened.path, "batch_ensemble"))
         fold, share = (recipe.command(*verb) for verb in verbs)
         say(f"members in {opened.path}: go on with  {fold}  or  {share}")

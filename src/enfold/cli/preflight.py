@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from enfold.errors import EnfoldError
+from enfold.io.usercode import code_words
 from enfold.run import Recipe, RunDirectory, open_run
-from enfold.usercode import code_words
 
 
 def check_device(device: str) -> None:

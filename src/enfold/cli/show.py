@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def report(run: RunDirectory, summary: dict[str, Any], as_json: bool) -> None:
     """Write the table and the figure of a summary, and print it."""
-    from enfold.files import write_text
+    from enfold.io.files import write_text
     from enfold.report.figure import quality_cost
     from enfold.report.table import LEGEND, markdown_table, notes, terminal_table
 

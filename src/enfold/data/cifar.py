@@ -15,7 +15,7 @@ import torch
 from enfold.data.dataset import Split
 from enfold.data.raw import find_file, read_bytes
 from enfold.errors import EnfoldError
-from enfold.files import atomic_path
+from enfold.io.files import atomic_path
 
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32

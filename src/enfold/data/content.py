@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from enfold.data.dataset import Data, Part, Split, length
-from enfold.files import digest
+from enfold.io.files import digest
 
-NAMES = {"train": "training", "validation": "validation", "test": "test"}
+NAMES = {"train": "training", "val": "validation", "test": "test"}
 FIRST = 16  # examples of a loader's data set that are read
 
 

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from enfold.errors import EnfoldError
-from enfold.files import digest
+from enfold.io.files import digest
 
 
 @dataclass(frozen=True)
 class Split:
-    """Labelled examples in memory: pixels stay uint8 (N, C, H, W) until batched; anything else is taken as it is."""
+    """Labelled examples in memory.
 
-    inputs: Tensor  # (N, ...)
-    labels: Tensor  # (N,) whole numbers, kept as int64
+    Args:
+        inputs: (N, ...). Pixels stay uint8 (N, C, H, W) until they are batched; anything else is used unchanged.
+        labels: (N,) class indices; stored as int64.
+        mean: Mean of each channel of pixels in [0, 1], subtracted when a batch is prepared.
+        std: Standard deviation of each channel, divided by when a batch is prepared.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    mean: tuple[float, ...] | None = field(default=None, kw_only=True)
+    std: tuple[float, ...] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.labels) or self.labels.ndim != 1:
@@ -35,7 +44,11 @@ class Split:
         return f"Split({len(self)} inputs of shape {tuple(self.inputs.shape[1:])}, {self.inputs.dtype})"
 
     def __getitem__(self, index: Tensor | slice) -> Split:
-        return Split(self.inputs[index], self.labels[index])
+        return replace(self, inputs=self.inputs[index], labels=self.labels[index])
+
+    def prepare(self, inputs: Tensor) -> Tensor:
+        """Convert raw inputs to what a network expects: scale bytes to [0, 1] and normalise each channel."""
+        return _normalise(pixels(inputs), self.mean, self.std, self.inputs.ndim - 1)
 
     @property
     def digests(self) -> tuple[str, str]:
@@ -52,15 +65,17 @@ Part = (
     Split | Iterable[tuple[Tensor, Tensor]]
 )  # tensors in memory, or a DataLoader, or any iterable of (inputs, labels)
 
+PartName = Literal["train", "val", "test"]
+
 
 @dataclass(frozen=True)
 class Data:
-    """What a run learns from (train), chooses by (validation) and is judged by (test)."""
+    """What a run learns from (train), chooses by (val) and is judged by (test)."""
 
     train: Part
-    validation: Part
+    val: Part
     test: Part
-    num_classes: int
+    num_classes: int | None  # None: unknown, labels are compared with the network's outputs
     shape: tuple[int, ...]  # of one input, without the batch axis
     names: tuple[str, ...] = ()  # of the classes
     mean: tuple[float, ...] | None = None  # per channel, of pixels in [0, 1]
@@ -68,13 +83,27 @@ class Data:
     source: str = "in memory"  # where it came from, for the record
 
     def __post_init__(self) -> None:
-        for name in ("train", "validation", "test"):
+        parts = [part for part in (self.train, self.val, self.test) if isinstance(part, Split)]
+        measured = next((part for part in parts if part.mean is not None), None)
+        if self.mean is None and measured is not None:
+            object.__setattr__(self, "mean", measured.mean)
+            object.__setattr__(self, "std", measured.std)
+        for name in ("train", "val", "test"):
             part = getattr(self, name)
-            if isinstance(part, Split) and len(part):
-                self._check(name, part)
+            if isinstance(part, Split):
+                object.__setattr__(self, name, self.with_statistics(part))
+                if len(part):
+                    self._check(name, part)
+
+    def with_statistics(self, part: Split) -> Split:
+        """Return a split that is normalised with the mean and standard deviation of this data."""
+        if (part.mean, part.std) == (self.mean, self.std):
+            return part
+        return replace(part, mean=self.mean, std=self.std)
 
     def _check(self, name: str, part: Split) -> None:
-        class_labels(part.labels, self.num_classes, f"the {name} part")
+        if self.num_classes is not None:
+            class_labels(part.labels, self.num_classes, f"the {name} part")
         if part.inputs.is_floating_point() and not bool(torch.isfinite(part.inputs).all()):
             raise EnfoldError(
                 f"inputs must be finite, but the {name} part holds NaN or infinity: remove or replace these values"
@@ -86,18 +115,24 @@ class Data:
 
     def normalise(self, inputs: Tensor) -> Tensor:
         """Subtract the mean and divide by the standard deviation of each channel: (..., C, H, W)."""
-        if self.mean is None or self.std is None:
-            return inputs
-        return (inputs - self._by_channel(self.mean, inputs)) / self._by_channel(self.std, inputs)
+        return _normalise(inputs, self.mean, self.std, len(self.shape))
 
     def denormalise(self, inputs: Tensor) -> Tensor:
         """The inverse of `normalise`: from what a network sees back to pixels in [0, 1]; the rest passes."""
         if self.mean is None or self.std is None:
             return inputs
-        return inputs * self._by_channel(self.std, inputs) + self._by_channel(self.mean, inputs)
+        mean, std = (_by_channel(values, inputs, len(self.shape)) for values in (self.mean, self.std))
+        return inputs * std + mean
 
-    def _by_channel(self, values: tuple[float, ...], like: Tensor) -> Tensor:
-        return torch.tensor(values, dtype=like.dtype, device=like.device).view(-1, *(1,) * (len(self.shape) - 1))
+    def known_classes(self) -> int:
+        """Return the number of classes.
+
+        Raises:
+            EnfoldError: If it is unknown.
+        """
+        if self.num_classes is None:
+            raise EnfoldError("the number of classes must be known here, got num_classes=None: pass Data(num_classes=)")
+        return self.num_classes
 
     @property
     def has_pixels(self) -> bool:
@@ -108,6 +143,17 @@ class Data:
     def replace(self, **changes: object) -> Data:
         """A copy with other parts, for example ``data.replace(train=loader)``."""
         return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def _normalise(inputs: Tensor, mean: tuple[float, ...] | None, std: tuple[float, ...] | None, axes: int) -> Tensor:
+    if mean is None or std is None:
+        return inputs
+    return (inputs - _by_channel(mean, inputs, axes)) / _by_channel(std, inputs, axes)
+
+
+def _by_channel(values: tuple[float, ...], like: Tensor, axes: int) -> Tensor:
+    """Values of channels in the shape of one example of so many axes, of which the first is the channel."""
+    return torch.tensor(values, dtype=like.dtype, device=like.device).view(-1, *(1,) * (axes - 1))
 
 
 def pixels(inputs: Tensor) -> Tensor:
@@ -164,7 +210,7 @@ def has_examples(part: Part | None) -> bool:
     return part is not None and length(part) != 0
 
 
-def evaluation_batches(data: Data, part: Part, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+def evaluation_batches(part: Part, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
     """The examples of one part in their own order, prepared; an iterable's inputs are passed through as they are."""
     if not isinstance(part, Split):
         for inputs, labels in part:
@@ -172,4 +218,4 @@ def evaluation_batches(data: Data, part: Part, batch_size: int) -> Iterator[tupl
         return
     for start in range(0, len(part), batch_size):
         chunk = part[start : start + batch_size]
-        yield data.prepare(chunk.inputs), chunk.labels
+        yield part.prepare(chunk.inputs), chunk.labels

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from enfold.data.raw import file_md5
 from enfold.errors import EnfoldError
-from enfold.files import not_followed
+from enfold.io.files import not_followed
 from enfold.progress import ProgressBar, progress
 
 CHUNK = 1 << 16

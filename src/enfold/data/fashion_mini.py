@@ -15,7 +15,7 @@ from enfold.data.npz import read_npz
 from enfold.data.official import FASHION_CLASSES
 from enfold.data.parts import Parts
 from enfold.data.source import Source
-from enfold.files import sha256
+from enfold.io.files import sha256
 
 FILE = Path(__file__).with_name("fashion_mini.npz")
 SHA256 = "644e0b4161930f0861cea8b0549998741b012034df7d056ed999f8111832d5b5"
@@ -35,7 +35,7 @@ class FashionMini(Source):
     def read(self, path: Path) -> Parts:
         """Bytes of shape (1, 28, 28)."""
         stored = read_npz(path)
-        parts = {part: _upright(getattr(stored, part)) for part in ("train", "validation", "test")}
+        parts = {part: _upright(getattr(stored, part)) for part in ("train", "val", "test")}
         return Parts(**parts, num_classes=len(self.classes), source="fashion-mini in enfold", names=self.classes)
 
     def problems(self, path: Path) -> list[str]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"}
 )  # of Pillow's many formats, those that data sets come in
-PARTS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
+PARTS = {"train": "train", "validation": "val", "val": "val", "test": "test"}
 GREY = frozenset({"1", "L", "LA"})
 DEEP = frozenset({"I", "I;16", "I;16B", "I;16L", "F"})  # Pillow would clip these to 255 without a word
 Size = tuple[int, int]  # height, width
@@ -35,7 +35,7 @@ def read_folder(folder: Path, size: int | Size | None = None) -> Parts:
     shape, mode = _common_form(every, (size, size) if isinstance(size, int) else size)
     splits = {part: _read_split(listed, shape, mode) for part, listed in files.items()}
     source = f"{folder.resolve().name} from {folder.resolve().parent}"
-    return Parts(splits["train"], splits.get("validation"), splits.get("test"), len(names), source, names)
+    return Parts(splits["train"], splits.get("val"), splits.get("test"), len(names), source, names)
 
 
 def _subfolders(folder: Path) -> list[Path]:

@@ -14,7 +14,7 @@ from enfold.data.dataset import Split
 from enfold.data.parts import Parts
 from enfold.data.raw import require_memory, require_plausible
 from enfold.errors import EnfoldError
-from enfold.files import parsing
+from enfold.io.files import parsing
 
 PARTS = ("train", "validation", "val", "test")
 NAMES = {"inputs", "labels", "names", *(f"{axis}_{part}" for part in PARTS for axis in "xy")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -24,7 +24,7 @@ class Parts:
     """What a source holds: a training part, and the other parts if it brings its own."""
 
     train: Split
-    validation: Split | None
+    val: Split | None
     test: Split | None
     num_classes: int
     source: str
@@ -34,7 +34,7 @@ class Parts:
 def assemble(
     parts: Parts,
     *,
-    validation: int | float | None = None,
+    val_size: int | float | None = None,
     seed: int = 0,
     train_size: int | float | None = None,
     exclude_classes: Sequence[int] = (),
@@ -43,7 +43,7 @@ def assemble(
 
     Classes are left out after the test part is set aside: what is left of it is the same with and without them.
     """
-    for name in ("train", "validation", "test"):
+    for name in ("train", "val", "test"):
         split = getattr(parts, name)
         if split is not None:
             check_split(split, parts.num_classes, f"the {name} part of {parts.source}")
@@ -52,12 +52,12 @@ def assemble(
     if test is None:
         size = resolve_size(TEST_FRACTION, len(train), "the test part")
         train, test = divide(train, size, TEST_SEED)
-    own, names, num_classes = parts.validation, parts.names, parts.num_classes
+    own, names, num_classes = parts.val, parts.names, parts.num_classes
     if exclude_classes:
         train, test = (without_classes(each, exclude_classes, num_classes) for each in (train, test))
         own = None if own is None else without_classes(own, exclude_classes, num_classes)
         names, num_classes = _other_names(names, exclude_classes), num_classes - len(set(exclude_classes))
-    train, held_out = resplit(train, own, validation, seed, train_size)
+    train, held_out = resplit(train, own, val_size, seed, train_size)
     statistics = channel_statistics(train.inputs)
     mean, std = statistics if statistics else (None, None)
     shape = tuple(train.inputs.shape[1:])
@@ -67,16 +67,16 @@ def assemble(
 def resplit(
     train: Split,
     own: Split | None,
-    validation: int | float | None,
+    val_size: int | float | None,
     seed: int,
     train_size: int | float | None,
 ) -> tuple[Split, Split]:
     """Training and validation part; a source's own validation part is kept unless another size is asked for."""
-    if own is not None and validation is None:
+    if own is not None and val_size is None:
         held_out = own
     else:
         pool = train if own is None else _join(train, own)
-        size = _validation_size(validation, len(pool))
+        size = _validation_size(val_size, len(pool))
         train, held_out = divide(pool, size, seeds.derive(seed, "validation"))
     if train_size is not None:
         size = resolve_size(train_size, len(train), "train_size")
@@ -85,13 +85,13 @@ def resplit(
     return train, held_out
 
 
-def resplit_data(data: Data, validation: int | float | None, seed: int, train_size: int | float | None) -> Data:
+def resplit_data(data: Data, val_size: int | float | None, seed: int, train_size: int | float | None) -> Data:
     """The user's own data with another validation part or less to train on."""
-    if validation is None and train_size is None:
+    if val_size is None and train_size is None:
         return data
-    train, own = _in_memory(data.train, "train"), _in_memory(data.validation, "validation")
-    train, held_out = resplit(train, own, validation, seed, train_size)
-    return data.replace(train=train, validation=held_out)
+    train, own = _in_memory(data.train, "train"), _in_memory(data.val, "val")
+    train, held_out = resplit(train, own, val_size, seed, train_size)
+    return data.replace(train=train, val=held_out)
 
 
 def without(data: Data, classes: Sequence[int]) -> Data:
@@ -99,15 +99,15 @@ def without(data: Data, classes: Sequence[int]) -> Data:
     if not classes:
         return data
     parts = {}
-    for name in ("train", "validation", "test"):
+    for name in ("train", "val", "test"):
         part = getattr(data, name)
         if not isinstance(part, Split):
             raise EnfoldError(
                 f"exclude_classes needs tensors in memory, got {type(part).__name__} as the {name} part: "
                 "return a Split there, or leave the classes out in your own function"
             )
-        parts[name] = without_classes(part, classes, data.num_classes)
-    left = data.num_classes - len(set(classes))
+        parts[name] = without_classes(part, classes, data.known_classes())
+    left = data.known_classes() - len(set(classes))
     return data.replace(**parts, num_classes=left, names=_other_names(data.names, classes))
 
 
@@ -127,7 +127,7 @@ def without_classes(split: Split, classes: Sequence[int], num_classes: int) -> S
     number = torch.full((num_classes,), -1)
     number[others] = torch.arange(len(others))
     rest = split[number[split.labels] >= 0]
-    return Split(rest.inputs, number[rest.labels])
+    return replace(rest, labels=number[rest.labels])
 
 
 def _other_names(names: tuple[str, ...], classes: Sequence[int]) -> tuple[str, ...]:
@@ -143,7 +143,7 @@ def divide(split: Split, size: int, seed: int) -> tuple[Split, Split]:
 def _validation_size(asked: int | float | None, available: int) -> int:
     if asked is None:
         return max(1, min(VALIDATION_LIMIT, round(VALIDATION_FRACTION * available)))
-    return resolve_size(asked, available - 1, "validation")
+    return resolve_size(asked, available - 1, "val_size")
 
 
 def _join(first: Split, second: Split) -> Split:
@@ -153,7 +153,7 @@ def _join(first: Split, second: Split) -> Split:
 def _in_memory(part: Part, name: str) -> Split:
     if not isinstance(part, Split):
         raise EnfoldError(
-            f"validation= and train_size= need tensors in memory, got {type(part).__name__} as the {name} part: "
+            f"val_size= and train_size= need tensors in memory, got {type(part).__name__} as the {name} part: "
             "return a Split there, or choose the sizes in your own function"
         )
     return part

@@ -17,7 +17,7 @@ from enfold.data.official import CIFAR10, CIFAR100, FASHION_MNIST, MNIST
 from enfold.data.parts import Parts, assemble, resplit_data, without
 from enfold.data.source import Source
 from enfold.errors import EnfoldError, closest
-from enfold.usercode import call, found, resolve, searched
+from enfold.io.usercode import call, found, resolve, searched
 
 SOURCES: dict[str, Source] = {
     source.name: source for source in (FASHION_MINI, DIGITS, FASHION_MNIST, MNIST, CIFAR10, CIFAR100)
@@ -42,7 +42,7 @@ class Row:
 def load(
     name_or_path: str | Path,
     *,
-    validation: int | float | None = None,
+    val_size: int | float | None = None,
     seed: int = 0,
     train_size: int | float | None = None,
     root: str | Path | None = None,
@@ -59,7 +59,7 @@ def load(
     `size` brings the images of a folder to one size. `exclude_classes` are left out of all parts and the others
     numbered anew: what was left out can be shown to a network that never saw its like.
     """
-    chosen: Any = {"validation": validation, "seed": seed, "train_size": train_size}
+    chosen: Any = {"val_size": val_size, "seed": seed, "train_size": train_size}
     if isinstance(name_or_path, str) and name_or_path in SOURCES:
         _refuse_size(size, name_or_path)
         source, place = SOURCES[name_or_path], _root(root)
@@ -142,12 +142,12 @@ def _own(reference: str) -> Data:
     if not isinstance(data, Data):
         raise EnfoldError(
             f"'{reference}' must be a function without arguments that returns enfold.Data, got "
-            f"{type(data).__name__}: build one with Data(train, validation, test, num_classes, shape)"
+            f"{type(data).__name__}: build one with Data(train, val, test, num_classes, shape)"
         )
-    for name in ("train", "validation", "test"):
+    for name in ("train", "val", "test"):
         part = getattr(data, name)
         if isinstance(part, Split):
-            check_split(part, data.num_classes, f"the {name} part of {reference}")
+            check_split(part, data.known_classes(), f"the {name} part of {reference}")
     return data if data.source != Data.source else data.replace(source=reference)
 
 

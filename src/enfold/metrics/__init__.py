@@ -12,7 +12,7 @@ from typing import Literal
 from enfold.metrics.bands import ReliabilityBand, reliability_band
 from enfold.metrics.bootstrap import Difference, draw_counts, metric_value, paired_difference, replicates
 from enfold.metrics.calibration import (
-    FewExamples,
+    FewExamplesWarning,
     Reliability,
     ace,
     adaptive_ece,
@@ -40,6 +40,7 @@ from enfold.metrics.diversity import (
     q_statistic,
 )
 from enfold.metrics.ood import aupr, auroc, detection, fpr95, ood_score, ood_scores, roc
+from enfold.metrics.predictions import Predictions
 from enfold.metrics.recovered import beyond_noise, gain_interval, gain_recovered, paired_bootstrap
 from enfold.metrics.scores import (
     accuracy,
@@ -76,7 +77,6 @@ from enfold.metrics.theory import (
 )
 from enfold.metrics.uncertainty import Kept, Uncertainty, decomposition, kept, of_concentrations
 from enfold.metrics.vote import majority_vote, vote_accuracy
-from enfold.predictions import Predictions
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ __all__ = [
     "BiasVarianceCovariance",
     "Calibrated",
     "Difference",
-    "FewExamples",
+    "FewExamplesWarning",
     "Kept",
     "MatrixScaler",
     "Metric",

@@ -11,7 +11,7 @@ from enfold.errors import EnfoldError
 from enfold.metrics.bootstrap import draw_counts
 from enfold.metrics.calibration import _EDGE, Reliability, Scheme, reliability
 from enfold.metrics.distributions import class_labels, ensemble_log_probs
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 
 _ENTRIES_AT_ONCE = 2_000_000  # of counts in float64
 

@@ -18,6 +18,7 @@ from enfold.errors import EnfoldError, closest
 from enfold.metrics.calibration import _EDGE, ece, reliability
 from enfold.metrics.distributions import class_labels, ensemble_log_probs, member_log_probs, several_members
 from enfold.metrics.diversity import disagreement, normalised_disagreement
+from enfold.metrics.predictions import Predictions
 from enfold.metrics.scores import (
     accuracy,
     brier,
@@ -29,7 +30,6 @@ from enfold.metrics.scores import (
     per_member,
 )
 from enfold.metrics.selective import aurc, aurc_estimator
-from enfold.predictions import Predictions
 from enfold.seeds import derive, generator
 
 Relation = Literal["above", "below"]

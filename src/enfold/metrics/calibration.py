@@ -21,7 +21,7 @@ from torch import Tensor
 
 from enfold.errors import EnfoldError
 from enfold.metrics.distributions import class_labels, ensemble_log_probs
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 
 Scheme = Literal["width", "mass"]
 
@@ -29,7 +29,7 @@ _EDGE = 1e-6  # how far above an edge still counts as on it
 FEWEST, USUAL = 100, 15  # fewer examples than that in so many bins make a figure of noise and bias
 
 
-class FewExamples(UserWarning):
+class FewExamplesWarning(UserWarning):
     """A calibration error of so few examples says little: its upward bias is of the size of what it measures."""
 
 
@@ -149,7 +149,7 @@ def _warn_of_few(examples: int, bins: int) -> None:
         warnings.warn(
             f"a calibration error in {bins} bins needs at least {-(-FEWEST * bins // USUAL)} examples to mean much, "
             f"got {examples}: judge by more, or take fewer bins",
-            FewExamples,
+            FewExamplesWarning,
             stacklevel=4,
         )
 

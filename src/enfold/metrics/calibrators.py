@@ -30,8 +30,8 @@ from torch import Tensor
 
 from enfold.errors import EnfoldError
 from enfold.metrics.distributions import class_labels, ensemble_log_probs, member_log_probs
+from enfold.metrics.predictions import Predictions
 from enfold.metrics.temperature import fit_temperature, same_examples
-from enfold.predictions import Predictions
 
 FitOn = Literal["ensemble", "members", "logit_mean"]
 FLOOR = -100.0  # of log-probabilities in (2) and (3): 0 times minus infinity is no number

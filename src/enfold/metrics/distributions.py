@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from enfold.errors import EnfoldError
-from enfold.predictions import Predictions, mean_log_probs
+from enfold.metrics.predictions import Predictions, mean_log_probs
 
 
 def member_log_probs(p: Predictions) -> Tensor:

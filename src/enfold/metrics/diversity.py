@@ -13,9 +13,9 @@ from torch import Tensor
 
 from enfold.errors import EnfoldError
 from enfold.metrics.distributions import class_labels, member_log_probs, of_label, several_members
+from enfold.metrics.predictions import Predictions
 from enfold.metrics.scores import accuracy, example_correct, per_member
 from enfold.metrics.uncertainty import decomposition
-from enfold.predictions import Predictions
 
 Normaliser = Literal["sample", "member", "ensemble"]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from enfold.errors import EnfoldError
 from enfold.metrics import accuracy
 from enfold.metrics.distributions import class_labels, member_log_probs, of_label
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 
 Goal = Literal["nll", "accuracy", "nll-accuracy"]
 

@@ -27,9 +27,9 @@ from torch import Tensor
 
 from enfold.errors import EnfoldError, closest
 from enfold.metrics.distributions import ensemble_log_probs, member_log_probs
+from enfold.metrics.predictions import Predictions
 from enfold.metrics.ranks import average_ranks
 from enfold.metrics.uncertainty import decomposition, of_concentrations
-from enfold.predictions import Predictions
 
 Side = Literal["outside", "inside"]
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from enfold.errors import EnfoldError
 from enfold.metrics.distributions import several_members
+from enfold.metrics.predictions import Predictions
 from enfold.metrics.scores import example_correct, per_member
-from enfold.predictions import Predictions
 from enfold.seeds import generator
 
 _DRAWS_AT_ONCE = 2_000_000  # bounds the memory of the bootstrap at some 30 MB

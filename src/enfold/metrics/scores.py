@@ -12,7 +12,7 @@ from torch import Tensor
 
 from enfold.errors import EnfoldError
 from enfold.metrics.distributions import class_labels, ensemble_log_probs, member_log_probs, of_label
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 
 
 def example_rank(p: Predictions) -> Tensor:

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from enfold.errors import EnfoldError
 from enfold.metrics.ood import auroc, doubt
+from enfold.metrics.predictions import Predictions
 from enfold.metrics.scores import example_correct
-from enfold.predictions import Predictions
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from itertools import combinations
 import torch
 
 from enfold.errors import EnfoldError
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 from enfold.seeds import generator
 
 

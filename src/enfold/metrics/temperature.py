@@ -15,7 +15,7 @@ from torch import Tensor
 
 from enfold.errors import EnfoldError
 from enfold.metrics.distributions import class_labels, ensemble_log_probs, expected, of_label
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 
 COLDEST, HOTTEST = 1e-6, 1e6  # the temperatures searched
 _TIE = 1e-6  # log-probabilities this close are equal up to the rounding of float32

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from enfold.errors import EnfoldError
 from enfold.metrics.distributions import class_labels, member_log_probs, of_label
-from enfold.predictions import Predictions, mean_log_probs
+from enfold.metrics.predictions import Predictions, mean_log_probs
 
 
 @dataclass(frozen=True)

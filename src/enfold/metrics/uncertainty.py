@@ -20,8 +20,8 @@ from torch import Tensor
 from enfold.errors import EnfoldError
 from enfold.metrics.dirichlet import dirichlet_uncertainty
 from enfold.metrics.distributions import entropy, expected, member_log_probs, several_members
+from enfold.metrics.predictions import Predictions, mean_log_probs
 from enfold.metrics.ranks import pearson, spearman
-from enfold.predictions import Predictions, mean_log_probs
 
 
 @dataclass(frozen=True)

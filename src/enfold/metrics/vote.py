@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from enfold.metrics.distributions import class_labels, ensemble_log_probs, member_log_probs
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 
 
 def majority_vote(p: Predictions) -> Tensor:

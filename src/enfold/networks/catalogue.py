@@ -92,7 +92,7 @@ def _read(spec: Spec) -> tuple[str, dict[str, Any]]:
 
 def _own(reference: str, arguments: dict[str, Any], known: dict[str, Any]) -> Callable[[], nn.Module]:
     """A factory that calls the user's function."""
-    from enfold.usercode import resolve
+    from enfold.io.usercode import resolve
 
     function = resolve(reference)
     if not callable(function) or isinstance(function, nn.Module):
@@ -116,7 +116,7 @@ def _own(reference: str, arguments: dict[str, Any], known: dict[str, Any]) -> Ca
 
 
 def _made(reference: str, function: Callable[[], Any]) -> nn.Module:
-    from enfold.usercode import call
+    from enfold.io.usercode import call
 
     network = call(reference, function)
     if not isinstance(network, nn.Module):

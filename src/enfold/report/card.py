@@ -39,7 +39,7 @@ def model_card(content: Content) -> str:
     if found is None:
         raise EnfoldError(
             f"a model card is about an evaluated fold or share, but '{content.folder}' has none: "
-            f"make one with  enfold fold {content.folder} distill{content.trust}"
+            f"make one with  enfold fold {content.folder} kd{content.trust}"
         )
     parts = [
         f"# {_plain(found.label)}, from the run {_plain(content.name)}",

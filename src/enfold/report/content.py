@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from enfold.metrics import ReliabilityBand, RiskCoverage
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 
 ONE = "mean member"  # the row that all others are compared with
 ONE_MEMBER = "one member"  # where a mean over members makes no sense, as in a diagram

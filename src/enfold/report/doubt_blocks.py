@@ -9,9 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from enfold.analysis.shift import by_kind
 from enfold.data.corruptions.split import OURS
 from enfold.errors import EnfoldError
-from enfold.files import write_json
+from enfold.io.files import write_json
 from enfold.report.blocks import Block, Figure, Item, Notes, Table
 from enfold.report.content import ONE, Content, Doubt
 from enfold.report.doubt import draw_curves, draw_histograms, draw_reliability, draw_roc
@@ -19,7 +20,6 @@ from enfold.report.figure import kind_of, write_figure
 from enfold.report.shift import COLOURS, PERCENT, TITLES, chosen_models, draw_boxes, draw_heat_map
 from enfold.report.svg import drawn
 from enfold.report.table import corrupted_name
-from enfold.shift import by_kind
 
 FOLDER = "figures"  # of a run, for these figures as files
 METRICS = ("accuracy", "nll", "ece")  # under corruptions, of which there are files

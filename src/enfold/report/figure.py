@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from enfold.errors import MissingExtra
-from enfold.files import atomic_path
+from enfold.io.files import atomic_path
 from enfold.report.labels import Array, distance, leader, place
 
 STYLE: Any = {

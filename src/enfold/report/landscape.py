@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from enfold.files import write_json
+from enfold.io.files import write_json
 from enfold.report.figure import FAINT, INK, write_figure
 from enfold.report.landscape_words import WORDS, called
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from enfold.analysis.shift import ByKind, Over, by_kind
 from enfold.errors import EnfoldError, closest
 from enfold.report.figure import FAINT, INK, legend_above, write_figure
-from enfold.shift import ByKind, Over, by_kind
 
 # Colours that people with any colour vision tell apart (M. Okabe and K. Ito, 2008).
 COLOURS = ("#56B4E9", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#777777")

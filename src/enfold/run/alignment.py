@@ -18,13 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from enfold.data import Data, Split
-from enfold.errors import EnfoldError
-from enfold.evaluate import predict
-from enfold.files import atomic_path, write_json
-from enfold.fold.perm_avg import PermAVG, published
-from enfold.fold.weight_matching import WeightMatching
-from enfold.landscape.alignment import (
+from enfold.analysis.alignment import (
     TEMPERATURES,
     Aligned,
     Scores,
@@ -40,10 +34,17 @@ from enfold.landscape.alignment import (
     row_statistics,
     temperature_point,
 )
-from enfold.landscape.line import barrier, interpolation
-from enfold.landscape.planted import NOISES, different_pair, differently_trained, planted_recovery
-from enfold.members import Stacked, State
-from enfold.merging.states import states_of
+from enfold.analysis.line import barrier, interpolation
+from enfold.analysis.planted import NOISES, different_pair, differently_trained, planted_recovery
+from enfold.data import Data, Split
+from enfold.engines.skeleton import State
+from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.errors import EnfoldError
+from enfold.evaluate import predict
+from enfold.io.files import atomic_path, write_json
+from enfold.merge.common.states import states_of
+from enfold.merge.perm_avg import PermAVG, published
+from enfold.merge.weight_matching import WeightMatching
 from enfold.metrics import accuracy, nll
 from enfold.progress import progress, titled
 from enfold.registry import nearest
@@ -52,7 +53,7 @@ from enfold.run.override import apply_override
 from enfold.run.stages import Cell
 from enfold.run.wrong import Place, explained
 from enfold.seeds import generator
-from enfold.train import Plan
+from enfold.train import TrainConfig
 
 PARTS = ("rows", "line", "matrices", "averages", "sweep", "planted", "different")
 MATRICES = "matrices.safetensors"
@@ -105,20 +106,21 @@ def chosen_fold(cell: Cell, temperature: float, epochs: int | None, changes: Seq
     return fold
 
 
-def _chosen_plan(changes: Any, epochs: int | None, place: Place) -> Plan:
+def _chosen_plan(changes: Any, epochs: int | None, place: Place) -> TrainConfig:
     try:
         given = TypeAdapter(dict[str, dict[str, Any]]).validate_python({"plan": changes})["plan"]
     except ValidationError as error:
-        raise explained(error, place, Plan) from error
+        raise explained(error, place, TrainConfig) from error
     own = given if epochs is None else {**given, "epochs": epochs}
-    unknown = next((key for key in own if key not in Plan.__dataclass_fields__), None)
+    unknown = next((key for key in own if key not in TrainConfig.__dataclass_fields__), None)
     if unknown is not None:
-        raise EnfoldError(f"a plan has no key '{unknown}'{nearest(unknown, Plan.__dataclass_fields__)}: see Plan")
+        near = nearest(unknown, TrainConfig.__dataclass_fields__)
+        raise EnfoldError(f"a plan has no key '{unknown}'{near}: see TrainConfig")
     values = {key: as_tuples(value) for key, value in own.items()}
     try:
-        return TypeAdapter(Plan).validate_python({**vars(published()), **values})
+        return TypeAdapter(TrainConfig).validate_python({**vars(published()), **values})
     except ValidationError as error:
-        raise explained(error, place, Plan, ("plan",)) from error
+        raise explained(error, place, TrainConfig, ("plan",)) from error
 
 
 def study(cell: Cell, folder: Path, asked: Asked, fold: PermAVG) -> dict[str, Any]:
@@ -159,12 +161,12 @@ class _Study:
         return data.replace(train=data.train[order[:count]])
 
     @cached_property
-    def everyone(self) -> Stacked:
+    def everyone(self) -> DeepEnsemble:
         """All members of the run."""
         return self.cell.members().cpu()
 
     @cached_property
-    def members(self) -> Stacked:
+    def members(self) -> DeepEnsemble:
         """Those that are aligned."""
         return self.everyone[: self.asked.members]
 
@@ -231,7 +233,7 @@ class _Study:
         def make() -> Any:
             matched = states_of(WeightMatching().matched(self.everyone, self.data))
             counts = range(2, self.everyone.num_members + 1)
-            said = predict(self.members, self.data, "test").mean()
+            said = predict(self.members, self.data.test).mean()
             return {
                 "naive": naive_averages(self.everyone, self.data),
                 "weight matching": {k: average_scores(self.everyone, matched[:k], self.data) for k in counts},

@@ -16,21 +16,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from scipy.special import stdtrit
 
 from enfold.errors import EnfoldError
-from enfold.metrics.bootstrap import (
-    BETWEEN_MEMBERS,
-    BOOTSTRAPPED,
-    Difference,
-    Relation,
-    Verdict,
-    paired_difference,
-)
+from enfold.metrics.bootstrap import BETWEEN_MEMBERS, BOOTSTRAPPED, Difference, Relation, Verdict, paired_difference
 from enfold.registry import nearest
 from enfold.run.directory import RunDirectory
 from enfold.run.evidence import CALIBRATED, CORRUPTED, Evidence, Place, Row
 from enfold.run.execute import cells
 from enfold.run.recipe import Recipe
 from enfold.run.yaml_text import read_text, read_yaml
-from enfold.store import versions
+from enfold.saving import versions
 
 NOT_RUN = "not run"
 FRACTIONS = ("accuracy", "ece", "cece", "disagreement", "corrupted accuracy", "corrupted ece")

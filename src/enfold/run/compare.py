@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from enfold.metrics import draw_counts, example_correct, example_nll, per_member
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 from enfold.report.content import ONE, Difference
 from enfold.seeds import generator
 

@@ -15,15 +15,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from enfold.errors import EnfoldError
-from enfold.files import append_line, atomic_path, remove_stale_parts, write_json, write_text
-from enfold.identity import Identity
-from enfold.predictions import Predictions
+from enfold.io.files import append_line, atomic_path, remove_stale_parts, write_json, write_text
+from enfold.io.identity import Identity
+from enfold.io.usercode import looking_in, untrusted
+from enfold.metrics.predictions import Predictions
 from enfold.run.lock import FILE as LOCK
 from enfold.run.lock import writing
 from enfold.run.recipe import Recipe, parse_recipe
 from enfold.run.yaml_text import read_text
-from enfold.store import versions
-from enfold.usercode import looking_in, untrusted
+from enfold.saving import versions
 
 FORMAT = 1
 

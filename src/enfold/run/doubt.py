@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from enfold.distilling.dirichlet import Dirichlet
-from enfold.files import atomic_path
+from enfold.analysis.ood import Told, answers, outside_scores
+from enfold.distill.dirichlet import Dirichlet
+from enfold.io.files import atomic_path
 from enfold.metrics import Uncertainty, decomposition, kept, of_concentrations, selective
 from enfold.metrics.dirichlet import concentrations
-from enfold.outside import Told, answers, outside_scores
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 from enfold.run.stages import Cell
 
 ONE = "mean member"

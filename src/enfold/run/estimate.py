@@ -13,11 +13,12 @@ from torch import nn
 from enfold.cost import peak_memory, stored_bytes
 from enfold.data.batches import Order
 from enfold.data.dataset import Split
-from enfold.members import Members, Stacked, trained_members
+from enfold.ensemble import Ensemble, trained_members
+from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.run.directory import RunDirectory
 from enfold.run.recipe import Recipe
 from enfold.run.stages import Cell
-from enfold.train import CrossEntropy, Objective, Plan
+from enfold.train import CrossEntropy, Objective, TrainConfig
 from enfold.train.backward import backward
 from enfold.train.optimize import Optimizer
 
@@ -49,10 +50,10 @@ def estimate(recipe: Recipe, device: str = "cpu", beside: Path | None = None, *,
     `beside` is the folder of the recipe's file.
     """
     cell = Cell(RunDirectory(Path("dry-run"), beside, trust_code=trust_code), recipe, recipe.seeds[0], device)
-    members = Stacked.make(cell.make_network, recipe.members, seed=0).to(device)
+    members = DeepEnsemble.make(cell.make_network, recipe.members, seed=0).to(device)
     plan = recipe.members_plan(0, device)
     of_members = _step_seconds(members, cell, plan)
-    alone = plan.replace(learning_rate=1e-3, weight_decay=0.0)  # what varies between members costs the same
+    alone = plan.replace(lr=1e-3, weight_decay=0.0)  # what varies between members costs the same
     of_network = _step_seconds(members[:1], cell, alone)
     fold_plans = [long for fold in recipe.folds if (long := recipe.as_long(fold, 0)) is not None]
     extra = [*fold_plans, *cell.controls().values()]
@@ -78,14 +79,14 @@ def estimate(recipe: Recipe, device: str = "cpu", beside: Path | None = None, *,
     )
 
 
-def _steps(cell: Cell, plan: Plan) -> int:
+def _steps(cell: Cell, plan: TrainConfig) -> int:
     return (Order(plan.batch_size).steps(cell.data.train) or 0) * plan.epochs
 
 
-def _step_seconds(model: nn.Module, cell: Cell, plan: Plan, objective: Objective | None = None) -> float:
+def _step_seconds(model: nn.Module, cell: Cell, plan: TrainConfig, objective: Objective | None = None) -> float:
     optimizer, objective = Optimizer(model, plan), objective or CrossEntropy()
     scaler = torch.amp.GradScaler(plan.device, enabled=False)
-    own = range(trained_members(model)) if isinstance(model, Members) and plan.order != "shared" else None
+    own = range(trained_members(model)) if isinstance(model, Ensemble) and plan.order != "shared" else None
     order = Order(plan.batch_size, own, augment=plan.augment, split=plan.order == "split")
     taken = []
     model.train()
@@ -101,7 +102,7 @@ def _step_seconds(model: nn.Module, cell: Cell, plan: Plan, objective: Objective
     return statistics.median(taken)
 
 
-def _step_bytes(members: Stacked, cell: Cell, plan: Plan) -> int:
+def _step_bytes(members: DeepEnsemble, cell: Cell, plan: TrainConfig) -> int:
     """Activations and temporary buffers of one step at its peak."""
     order = Order(plan.batch_size, range(members.num_members), augment=plan.augment)
     batch = next(order.batches(cell.data, epoch=0)).to(plan.device)
@@ -109,5 +110,5 @@ def _step_bytes(members: Stacked, cell: Cell, plan: Plan) -> int:
 
 
 def _data_bytes(cell: Cell) -> int:
-    parts = [cell.data.train, cell.data.validation, cell.data.test]
+    parts = [cell.data.train, cell.data.val, cell.data.test]
     return sum(part.inputs.nbytes + part.labels.nbytes for part in parts if isinstance(part, Split))

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from enfold.metrics.bootstrap import metric_value
+from enfold.metrics.predictions import Predictions
 from enfold.metrics.temperature import fit_temperature, tempered
-from enfold.predictions import Predictions
 from enfold.run.stages import Cell
 
 MEAN_MEMBER = "mean member"  # of the run's own members; "mean member of LABEL" is that of a share's

@@ -11,8 +11,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from torch import nn
 
+from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError, WriteError
-from enfold.members import Stacked
 from enfold.metrics import accuracy, nll, per_member
 from enfold.registry import nearest
 from enfold.run.directory import RunDirectory
@@ -20,7 +20,7 @@ from enfold.run.recipe import Recipe, make_recipe
 from enfold.run.results import Results, evaluate_cell, forget, predictions_of, summarise
 from enfold.run.specs import FoldSpec, ShareSpec
 from enfold.run.stages import Cell
-from enfold.store import read_manifest, versions
+from enfold.saving import read_manifest, versions
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -215,7 +215,7 @@ def _check(cell: Cell, spec: ShareSpec | FoldSpec) -> None:
     cell.check_share(spec) if isinstance(spec, ShareSpec) else cell.check_fold(spec)
 
 
-def _made(cell: Cell, spec: ShareSpec | FoldSpec, members: Stacked) -> nn.Module:
+def _made(cell: Cell, spec: ShareSpec | FoldSpec, members: DeepEnsemble) -> nn.Module:
     return cell.share(spec, members) if isinstance(spec, ShareSpec) else cell.fold(spec, members)
 
 

@@ -10,9 +10,9 @@ import torch
 
 from enfold.data import Data, Split
 from enfold.errors import EnfoldError
-from enfold.identity import Identity
+from enfold.io.identity import Identity
 from enfold.metrics import gain_recovered, nll
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 from enfold.registry import nearest
 from enfold.report.content import ONE, Content, Example, Examples, Headline, Seed
 from enfold.run.compare import Comparison

@@ -12,9 +12,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from enfold.analysis.many import AT_ONCE, answers
 from enfold.errors import EnfoldError, closest
-from enfold.files import atomic_path, write_json
-from enfold.landscape.many import AT_ONCE, answers
+from enfold.io.files import atomic_path, write_json
 from enfold.progress import progress
 from enfold.run.directory import RunDirectory
 from enfold.run.stages import Cell

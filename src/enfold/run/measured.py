@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from enfold.analysis.ood import INSIDE
 from enfold.errors import EnfoldError
 from enfold.metrics import reliability_band, risk_coverage, roc
-from enfold.outside import INSIDE
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 from enfold.report.content import ONE_MEMBER, Doubt, Headline, Seed
 
 SCORE = "entropy"  # every model has it

@@ -10,10 +10,10 @@ from pydantic import TypeAdapter
 from torch import nn
 
 from enfold.errors import EnfoldError
-from enfold.merging.repair import Repair
+from enfold.merge.repair import Repair
+from enfold.options import has_own_number
 from enfold.registry import method, methods, nearest
-from enfold.settings import has_own_number
-from enfold.train import Plan
+from enfold.train import TrainConfig
 
 Factory = Callable[[Any], Callable[[], nn.Module]]  # a network's spec to what makes the network
 
@@ -41,7 +41,7 @@ def made_fold(
     settings: Mapping[str, Any],
     *,
     network: Factory | None = None,
-    plan: Plan | None = None,
+    plan: TrainConfig | None = None,
     members: int | None = None,
     seed: int | None = None,
 ) -> Any:
@@ -103,8 +103,8 @@ def trainings(name: str, settings: Mapping[str, Any], members: int) -> int:
 def own_plan(name: str) -> dict[str, Any] | None:
     """The plan of a method that is not trained as networks are; None where the members' plan is taken."""
     chosen = {**methods("share"), **methods("fold")}.get(name.replace("-", "_"))
-    made = chosen.fields["plan"].default_factory if chosen and "plan" in chosen.fields else Plan
-    if made is Plan or made is dataclasses.MISSING:
+    made = chosen.fields["plan"].default_factory if chosen and "plan" in chosen.fields else TrainConfig
+    if made is TrainConfig or made is dataclasses.MISSING:
         return None
     return {key: value for key, value in dataclasses.asdict(made()).items() if key not in ("seed", "device")}
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from enfold.analysis.ood import INSIDE
 from enfold.data import Data, Split
 from enfold.data import load as load_data
 from enfold.data.dataset import Part, length
 from enfold.data.ood import Noise, Outside, noise, of_classes, outside
 from enfold.errors import EnfoldError
-from enfold.outside import INSIDE
 
 
 class OodSpec(BaseModel):

@@ -14,7 +14,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
 from enfold.errors import EnfoldError
-from enfold.members.checkpoints import matching_files, require_local
+from enfold.io.checkpoints import matching_files, require_local
+from enfold.io.usercode import is_reference, looking_in
 from enfold.registry import method, nearest
 from enfold.run.methods import (
     STEPS,
@@ -32,8 +33,7 @@ from enfold.run.override import apply_override
 from enfold.run.specs import CorruptionSpec, DataSpec, FoldSpec, MethodSpec, ShareSpec, TrajectorySpec, labelled
 from enfold.run.wrong import Place, explained, lines_of
 from enfold.run.yaml_text import Loader, read_text, read_yaml, write_yaml
-from enfold.train import Plan
-from enfold.usercode import is_reference, looking_in
+from enfold.train import TrainConfig
 
 LONGEST = 100  # of a label: the names of files, with what is added to it, have at most 255 bytes
 LABEL = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{LONGEST - 1}}}")  # a file's name and a row's
@@ -146,16 +146,16 @@ class Recipe(BaseModel):
                 )
         return value
 
-    def members_plan(self, seed: int, device: str = "cpu") -> Plan:
+    def members_plan(self, seed: int, device: str = "cpu") -> TrainConfig:
         """The members' plan for one seed."""
-        return Plan(**{**self.plan, "seed": seed, "device": device})
+        return TrainConfig(**{**self.plan, "seed": seed, "device": device})
 
-    def method_plan(self, fold: MethodSpec, seed: int, device: str = "cpu") -> Plan:
+    def method_plan(self, fold: MethodSpec, seed: int, device: str = "cpu") -> TrainConfig:
         """The members' plan, or the method's where it has one of its own, with what a share or fold changes."""
         own = own_plan(fold.method)
-        return Plan(**{**(self.plan if own is None else own), **fold.plan, "seed": seed, "device": device})
+        return TrainConfig(**{**(self.plan if own is None else own), **fold.plan, "seed": seed, "device": device})
 
-    def as_long(self, fold: FoldSpec, seed: int, device: str = "cpu") -> Plan | None:
+    def as_long(self, fold: FoldSpec, seed: int, device: str = "cpu") -> TrainConfig | None:
         """The plan by which a network is trained on the labels as long as this fold trains; None where it does not."""
         training = [step for step in fold.steps if has_plan(step.method)]
         if not training:
@@ -169,9 +169,9 @@ class Recipe(BaseModel):
         plan = self.method_plan(kept[-1], seed, device) if kept else self.members_plan(seed, device)
         return plan.replace(epochs=sum(epochs))
 
-    def controls(self, seed: int, device: str = "cpu") -> dict[str, Plan]:
+    def controls(self, seed: int, device: str = "cpu") -> dict[str, TrainConfig]:
         """One control for each plan that a fold trains by, under the name that is given for it or the next free."""
-        found: dict[str, Plan] = {}
+        found: dict[str, TrainConfig] = {}
         names = (f"control-{number}" if number > 1 else "control" for number in count(1))
         free = (name for name in names if name not in self.control_names.values())
         for fold in self.folds if self.control else ():
@@ -291,7 +291,7 @@ class _Located:
 
     def plan(self, settings: Mapping[str, Any], path: tuple[Any, ...], num_members: int | None) -> None:
         reserved = {"seed": "seeds", "device": "--device"}
-        known = [field.name for field in dataclasses.fields(Plan) if field.name not in reserved]
+        known = [field.name for field in dataclasses.fields(TrainConfig) if field.name not in reserved]
         for key in settings:
             at = self.place.at((*path, key))
             if key in reserved:
@@ -299,14 +299,14 @@ class _Located:
             if key not in known:
                 raise EnfoldError(f"{at}: a plan has no key '{key}'{nearest(key, known)}")
         try:
-            plan = TypeAdapter(Plan).validate_python({key: as_tuples(value) for key, value in settings.items()})
+            plan = TypeAdapter(TrainConfig).validate_python({key: as_tuples(value) for key, value in settings.items()})
             for key, value in settings.items():
                 if isinstance(value, str) and not isinstance(getattr(plan, key), str):
                     raise EnfoldError(f"'{key}' of the plan must not be text, got {value!r}: leave out the quotes")
-            for field in ("learning_rate", "weight_decay", "label_smoothing") if num_members else ():
+            for field in ("lr", "weight_decay", "label_smoothing") if num_members else ():
                 plan.per_member(field, num_members or 1)
         except ValidationError as error:
-            raise explained(error, self.place, Plan, path) from error
+            raise explained(error, self.place, TrainConfig, path) from error
         except (EnfoldError, TypeError) as error:
             raise EnfoldError(f"{self.place.at(path)}: {error}") from error
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from enfold.data import catalogue
 from enfold.errors import EnfoldError, MissingExtra
-from enfold.files import write_text
+from enfold.io.files import write_text
 from enfold.report.page import plain
 from enfold.report.reproduced import claims_csv, page, rows_csv
 from enfold.run.analyses import Tree, analyse, draw

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from enfold.analysis.shift import ByKind, corrupted_scores, corruption_error, mean_scores, official
 from enfold.cost import measure
+from enfold.ensemble import Ensemble
 from enfold.evaluate import mean_member_score, predict, recovered, score
-from enfold.members import Members
 from enfold.metrics import accuracy, disagreement, nll, normalised_disagreement, pairwise_kl, per_member
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 from enfold.run.doubt import doubts, mean_doubts, outside_rows, own_uncertainty
 from enfold.run.stages import Cell, example_input
-from enfold.shift import ByKind, corrupted_scores, corruption_error, mean_scores, official
 from enfold.train.diversity import alike
 
 ONE = "mean member"  # the row of one network, which costs are compared with
@@ -96,8 +96,8 @@ def _spread_out(asked: Mapping[str, Predictions], model: nn.Module, notice: str 
 
 def _alone(row: Mapping[str, Any], model: nn.Module, members: nn.Module) -> dict[str, Any]:
     """Of a fold that has one member's weights, which one that is, and a warning."""
-    own, known = dict(model.named_parameters()), members.expand() if isinstance(members, Members) else {}
-    if not isinstance(members, Members) or own.keys() != members.skeleton.parameters.keys():
+    own, known = dict(model.named_parameters()), members.expand() if isinstance(members, Ensemble) else {}
+    if not isinstance(members, Ensemble) or own.keys() != members.skeleton.parameters.keys():
         return {}
     for index in range(members.num_members):
         if all(torch.equal(tensor, known[name][index]) for name, tensor in own.items()):
@@ -137,8 +137,8 @@ def predictions_of(cell: Cell, label: str, model: nn.Module) -> dict[str, Predic
     stored = cell.run.read_predictions(label)
     if stored is None:
         stored = {
-            "validation": predict(model.to(cell.device), cell.data, "validation"),
-            "test": predict(model, cell.data, "test"),
+            "validation": predict(model.to(cell.device), cell.data.val),
+            "test": predict(model, cell.data.test),
         }
         cell.run.write_predictions(label, stored)
     return stored

@@ -20,7 +20,7 @@ class DataSpec(BaseModel):
 
     source: str = "fashion-mini"
     train_size: int | float | None = None
-    validation: int | float | None = None
+    val_size: int | float | None = None
     size: int | None = None  # images of a folder are resized to it
     seed: int = 0
     exclude_classes: tuple[int, ...] = ()  # left out of all parts, the others numbered anew

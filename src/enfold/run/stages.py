@@ -15,23 +15,26 @@ from typing import Any
 import torch
 from torch import nn
 
-from enfold.control import Control
+from enfold.analysis.shift import images_of, official
 from enfold.data import Data, Split, corrupt
 from enfold.data import load as load_data
 from enfold.data.content import content
 from enfold.data.corruptions import cifar_c_kinds
 from enfold.data.ood import Outside
-from enfold.distilling import Distillation
+from enfold.distill.base import Distillation
+from enfold.distill.control import Control
+from enfold.engines.initialization import initialised
+from enfold.ensembles.common.search import FewerCandidatesWarning
+from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError, UnchangedWarning
 from enfold.evaluate import best_member, member_logits
-from enfold.files import sha256
-from enfold.fold.soup import Alone
-from enfold.folding import Route, noted
-from enfold.identity import differences
-from enfold.members import Stacked
-from enfold.members.checkpoints import matching_files
-from enfold.members.initialise import initialised
-from enfold.merging.states import require_reference
+from enfold.io.checkpoints import matching_files
+from enfold.io.files import sha256
+from enfold.io.identity import differences
+from enfold.io.usercode import told
+from enfold.merge.common.folding import Route, noted
+from enfold.merge.common.states import require_reference
+from enfold.merge.soup import SingleModelWarning
 from enfold.networks import factory
 from enfold.progress import progress, titled
 from enfold.run.directory import RunDirectory
@@ -39,14 +42,11 @@ from enfold.run.methods import made_fold, made_share, made_step
 from enfold.run.ood import made_set
 from enfold.run.recipe import Recipe
 from enfold.run.specs import CorruptionSpec, FoldSpec, MethodSpec, ShareSpec
-from enfold.sharing.searching import Fewer
-from enfold.shift import images_of, official
-from enfold.store import load, save
-from enfold.train import Plan, Trajectory, fit
+from enfold.saving import load, save
+from enfold.train import TrainConfig, Trajectory, fit
 from enfold.train.checkpoint import stored_history
-from enfold.train.diversity import Alike
+from enfold.train.diversity import LowDiversityWarning
 from enfold.train.loop import Fit
-from enfold.usercode import told
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Cell:
     def maker(self, spec: str | Mapping[str, Any]) -> Callable[[], nn.Module]:
         """What makes the network of a spec for the recipe's data."""
         with self.run.context():
-            return factory(spec, self.data.shape, self.data.num_classes)
+            return factory(spec, self.data.shape, self.data.known_classes())
 
     def check(self) -> None:
         """Data and network must fit before anything is written: two inputs are run through the network."""
@@ -128,7 +128,7 @@ class Cell:
         inputs = example_input(self.data).expand(2, *self.data.shape)
         self._check_one(f"the student of '{spec.label}'", make, inputs)
         with _cannot_be(spec), torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
-            members = Stacked.make(self.make_network, self.recipe.members, seed=self.seed).eval()
+            members = DeepEnsemble.make(self.make_network, self.recipe.members, seed=self.seed).eval()
             fold.agreed(fold.begin(members, few, None, None), members, few)
 
     def check_share(self, spec: ShareSpec) -> None:
@@ -174,7 +174,7 @@ class Cell:
         if kind == "members":
             return {**found, "members": recipe.members, "checkpoints": recipe.checkpoints}
         spec = self.wanted()[kind, label]
-        if isinstance(spec, Plan):
+        if isinstance(spec, TrainConfig):
             return {**found, "control": _changes(spec)}
         own = spec.model_dump(mode="json", exclude={"label", "seeds"})
         return {**found, "method": {**own, "then": [_told(step) for step in getattr(spec, "then", ())]}}
@@ -228,7 +228,12 @@ class Cell:
         started = time.perf_counter()
         self.run.log("started", stage=f"{kind}/{label}", seed=self.seed)
         with warnings.catch_warnings():
-            for notice in (Alike, Alone, Fewer, UnchangedWarning):  # with the results, from what is stored
+            for notice in (
+                LowDiversityWarning,
+                SingleModelWarning,
+                FewerCandidatesWarning,
+                UnchangedWarning,
+            ):  # with the results, from what is stored
                 warnings.simplefilter("ignore", notice)
             model = make(checkpoint)
         self.run.require_folder()
@@ -241,7 +246,7 @@ class Cell:
         self.run.log("finished", stage=f"{kind}/{label}", seed=self.seed, seconds=time.perf_counter() - started)
         return model.eval()
 
-    def _brought(self) -> tuple[Stacked, dict[str, list[str]]] | None:
+    def _brought(self) -> tuple[DeepEnsemble, dict[str, list[str]]] | None:
         """Members that were trained elsewhere, if the recipe names their files, and which file is which.
 
         They are the first so many in order of name.
@@ -256,9 +261,9 @@ class Cell:
                 f"'{self.recipe.checkpoints}': leave members out, or set it to {len(files)}"
             )
         told = {"files": [str(file) for file in files[:wanted]], "left_out": [str(file) for file in files[wanted:]]}
-        return Stacked.load(files[:wanted], self.make_network), told
+        return DeepEnsemble.load(files[:wanted], self.make_network), told
 
-    def members(self) -> Stacked:
+    def members(self) -> DeepEnsemble:
         """The trained members."""
         told: dict[str, Any] = {}
 
@@ -267,17 +272,17 @@ class Cell:
             if brought is not None:
                 told.update(brought[1])
                 return brought[0]
-            members = Stacked.make(self.make_network, self.recipe.members, seed=self.seed)
+            members = DeepEnsemble.make(self.make_network, self.recipe.members, seed=self.seed)
             title = f"seed {self.seed}: {self.recipe.members} members"
             plan = self.recipe.members_plan(self.seed, self.device)
             keep = self.trajectory() if self.recipe.trajectory else None
-            history = fit(members, self.data, plan, checkpoint=checkpoint, title=title, keep=keep)
+            history = fit(members, self.data, config=plan, checkpoint=checkpoint, title=title, keep=keep)
             self.run.write_json("members/history.json", history.as_dict())
             return members
 
         members = self._stage("members", "members", make, told=told)
-        if not isinstance(members, Stacked):
-            raise TypeError("members are stored as Stacked")
+        if not isinstance(members, DeepEnsemble):
+            raise TypeError("members are stored as DeepEnsemble")
         return members.to(self.device)
 
     def trajectory(self) -> Trajectory:
@@ -285,7 +290,7 @@ class Cell:
         spec = self.recipe.trajectory
         return Trajectory(self.run.path / "trajectory", 1 if spec is None else spec.every)
 
-    def share(self, spec: ShareSpec, members: Stacked | None) -> nn.Module:
+    def share(self, spec: ShareSpec, members: DeepEnsemble | None) -> nn.Module:
         """One share, trained from a fresh network or on from the best member."""
         make_network = self.network_of(spec)
 
@@ -319,7 +324,7 @@ class Cell:
             return None
         return f"{spec.method} adapts a trained network, but this one was drawn anew: use from_member: true"
 
-    def fold(self, spec: FoldSpec, members: Stacked) -> nn.Module:
+    def fold(self, spec: FoldSpec, members: DeepEnsemble) -> nn.Module:
         """One fold of the members."""
         fold, members = self.chosen_fold(spec), members[: spec.first]
 
@@ -357,11 +362,11 @@ class Cell:
         steps = [made_step(step.method, step.settings, **given(step)) for step in spec.then]
         return Route((fold, *steps)) if steps else fold
 
-    def controls(self) -> dict[str, Plan]:
+    def controls(self) -> dict[str, TrainConfig]:
         """One control for each plan that a fold trains by."""
         return self.recipe.controls(self.seed, self.device)
 
-    def control(self, label: str, plan: Plan, members: Stacked) -> nn.Module:
+    def control(self, label: str, plan: TrainConfig, members: DeepEnsemble) -> nn.Module:
         """A member trained as long as the folds with that plan."""
         told: dict[str, Any] = {}
 
@@ -393,7 +398,7 @@ class Cell:
         Those of the labels in `without` are left out.
         """
         members = self.members()
-        make: dict[str, Callable[[Any, Stacked], nn.Module]] = {"shares": self.share, "folds": self.fold}
+        make: dict[str, Callable[[Any, DeepEnsemble], nn.Module]] = {"shares": self.share, "folds": self.fold}
         found: dict[str, nn.Module] = {"ensemble": members}
         for (kind, label), spec in self.wanted().items():
             if label not in without:
@@ -410,9 +415,9 @@ def _cannot_be(spec: FoldSpec) -> Iterator[None]:
         raise EnfoldError(f"the fold '{spec.label}' cannot be: {error}") from error
 
 
-def _changes(plan: Plan) -> dict[str, Any]:
+def _changes(plan: TrainConfig) -> dict[str, Any]:
     """What a plan has other than usual; where it runs is no part of it."""
-    usual = dataclasses.asdict(Plan())
+    usual = dataclasses.asdict(TrainConfig())
     return {key: value for key, value in dataclasses.asdict(plan).items() if value != usual[key] and key != "device"}
 
 
@@ -423,7 +428,7 @@ def _told(spec: MethodSpec) -> dict[str, Any]:
 
 def _require_apart(data: Data) -> None:
     """What models are calibrated by must not be what they are judged by."""
-    validation, test = data.validation, data.test
+    validation, test = data.val, data.test
     same = validation is test
     if isinstance(validation, Split) and isinstance(test, Split) and len(validation) == len(test):
         same = torch.equal(validation.labels, test.labels) and torch.equal(validation.inputs, test.inputs)

@@ -14,21 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from enfold.analysis.many import chosen_examples, each, parameters_of, predictions, some_examples, state_of
+from enfold.analysis.paths import BEZIER, TUNNEL, Along, along, bezier, matched, straight, tunnel
+from enfold.analysis.plane import diversity_points, limits
+from enfold.analysis.planes import plane_map, radial, through
+from enfold.analysis.sizes import curves_by_severity, within_and_over
+from enfold.analysis.trajectory import Visited, averaged, function_map, sampled, similarity, visited
 from enfold.data import Data, Split, corrupted
 from enfold.data.dataset import length
 from enfold.data.ood import Outside, noise
+from enfold.engines.skeleton import State
+from enfold.ensemble import Ensemble
+from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensembles.subspace_sampling import PLOT, Kind, SubspaceSampling
 from enfold.errors import EnfoldError
-from enfold.landscape.many import chosen_examples, each, parameters_of, predictions, some_examples, state_of
-from enfold.landscape.paths import BEZIER, TUNNEL, Along, along, bezier, matched, straight, tunnel
-from enfold.landscape.plane import diversity_points, limits
-from enfold.landscape.planes import plane_map, radial, through
-from enfold.landscape.sizes import curves_by_severity, within_and_over
-from enfold.landscape.trajectory import Visited, averaged, function_map, sampled, similarity, visited
-from enfold.members import Members, Stacked, State
 from enfold.metrics import accuracy, decomposition, over_modes, over_subsets
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 from enfold.run.stages import Cell
-from enfold.share.subspace import PLOT, Kind, Subspace
 from enfold.train import Trajectory
 from enfold.train.batch_norm import reestimate
 
@@ -60,7 +62,7 @@ class Scene:
     samples: int = 8  # of each kind around each network
 
     @cached_property
-    def members(self) -> Stacked:
+    def members(self) -> DeepEnsemble:
         """The trained members."""
         return self.cell.members()
 
@@ -94,7 +96,7 @@ class Scene:
     @cached_property
     def few(self) -> Data:
         """Enough to measure batch-norm statistics on, and to see whether a sample is any good."""
-        few = some_examples(self.data, "validation", self.examples)
+        few = some_examples(self.data, "val", self.examples)
         return some_examples(few, "train", CALIBRATION)
 
     @cached_property
@@ -213,7 +215,7 @@ def walk(scene: Scene) -> Found:
     found["tunnel"] = along(scene.network, relaxed, asked, **asking)
     for spec in scene.cell.recipe.shares:
         shared = scene.cell.share(spec, scene.members) if scene.cell.run.is_done("shares", spec.label) else None
-        if isinstance(shared, Members) and shared.num_members > 1:
+        if isinstance(shared, Ensemble) and shared.num_members > 1:
             one, other = each(shared)[:2]
             found[f"share: {spec.label}"] = along(
                 shared.member(0), straight(one, other), asked, batch_norm="train", **asking
@@ -340,7 +342,7 @@ def _networks(scene: Scene) -> int:
 
 def _drawing(scene: Scene) -> int:
     """What it takes to find random samples that are accurate enough, those that pca_random is fitted to among them."""
-    return TRIES * len(scene.states) * (scene.samples + Subspace.fitted) * scene.examples
+    return TRIES * len(scene.states) * (scene.samples + SubspaceSampling.fitted) * scene.examples
 
 
 VIEWS: dict[str, View] = {

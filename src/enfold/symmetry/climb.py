@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from enfold.members import State
+from enfold.engines.skeleton import State
 from enfold.seeds import generator
 from enfold.symmetry.axes import Group, Symmetry
 from enfold.symmetry.gains import Products, rise

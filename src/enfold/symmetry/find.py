@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from enfold.engines.modes import evaluating
+from enfold.engines.outputs import logits_of
+from enfold.engines.skeleton import Skeleton, State, read_state
 from enfold.errors import EnfoldError
-from enfold.members.outputs import logits_of
-from enfold.members.skeleton import Skeleton, State, read_state
-from enfold.modes import evaluating
 from enfold.seeds import generator
 from enfold.symmetry import elementwise, indices, matrices, moves, patches, products  # noqa: F401 - they are the rules
 from enfold.symmetry.axes import Fixed, Group, Symmetry

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from enfold.members import State
+from enfold.engines.skeleton import State
 from enfold.symmetry.axes import Axis, Group, Symmetry
 from enfold.symmetry.nested import Nest
 from enfold.symmetry.permute import permute

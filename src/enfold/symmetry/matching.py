@@ -22,9 +22,10 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
+from enfold.engines.skeleton import RUNNING, State
+from enfold.ensemble import Ensemble
+from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
-from enfold.members import Members, Stacked, State
-from enfold.members.skeleton import RUNNING
 from enfold.symmetry.axes import Symmetry
 from enfold.symmetry.climb import ROUNDS, climbed
 from enfold.symmetry.find import symmetries
@@ -64,7 +65,7 @@ def matched_to(
 
 
 @torch.no_grad()
-def match(members: Members, *, example: Tensor, seed: int = 0) -> Stacked:
+def match(members: Ensemble, *, example: Tensor, seed: int = 0) -> DeepEnsemble:
     """The members with their units in the orders that are nearest to member 0's; each stays the same function.
 
     `example` is a few inputs, (B, ...); see `symmetries`, which finds what may be permuted.
@@ -80,7 +81,7 @@ def match(members: Members, *, example: Tensor, seed: int = 0) -> Stacked:
         )
     learned = set(members.skeleton.parameters)
     matched = [states[0], *(matched_to(states[0], state, symmetry, seed=seed, learned=learned) for state in states[1:])]
-    return Stacked([members.network(state) for state in matched], members.engine_name)
+    return DeepEnsemble([members.network(state) for state in matched], members.engine_name)
 
 
 def _counted(state: Mapping[str, Tensor], symmetry: Symmetry, learned: Collection[str] | None) -> State:

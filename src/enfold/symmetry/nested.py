@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from enfold.members import State
+from enfold.engines.skeleton import State
 from enfold.symmetry.axes import Axis, Group, Symmetry
 
 

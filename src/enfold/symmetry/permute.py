@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from enfold.engines.skeleton import State
 from enfold.errors import EnfoldError
-from enfold.members import State
 from enfold.symmetry.axes import Axis, Group, Symmetry
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from enfold.members.skeleton import Skeleton, State
+from enfold.engines.skeleton import Skeleton, State
 from enfold.symmetry.axes import Group
 from enfold.symmetry.groups import Candidate
 from enfold.symmetry.permute import permuted, reordered, soft

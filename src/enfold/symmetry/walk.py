@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from enfold.members.skeleton import RUNNING, Skeleton, State
+from enfold.engines.skeleton import RUNNING, Skeleton, State
 from enfold.symmetry.space import Space, Term
 from enfold.symmetry.trace import (
     Reading,

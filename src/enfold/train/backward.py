@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from enfold.data.batches import Batch
+from enfold.engines.inputs import in_type_of
+from enfold.engines.skeleton import Skeleton, State
+from enfold.engines.usage import note_used
+from enfold.ensemble import Ensemble
 from enfold.evaluate import member_logits
-from enfold.members import Members, State
-from enfold.members.inputs import in_type_of
-from enfold.members.skeleton import Skeleton
-from enfold.members.usage import note_used
-from enfold.train.objective import Moment, Objective
+from enfold.train.objective import Objective, StepContext
 
 LossesOf = Callable[[nn.Module, Objective, Batch, int], Tensor]
 
@@ -55,7 +55,7 @@ def backward(
     precision: AbstractContextManager[object] | None = None,
     scaler: torch.amp.GradScaler | None = None,
     noise: Sequence[int] = (),
-    moment: Moment | None = None,
+    moment: StepContext | None = None,
 ) -> Tensor:
     """The loss of each member, (M,), after adding the gradients of their sum to the parameters'.
 
@@ -64,7 +64,7 @@ def backward(
     prepare = getattr(objective, "for_batch", None)  # isinstance of a protocol takes longer than a small layer
     if prepare is not None:
         with precision or nullcontext():
-            objective = prepare(model, batch, moment or Moment())
+            objective = prepare(model, batch, moment or StepContext())
 
     def losses_of(part: nn.Module, own: Objective, seen: Batch, index: int) -> Tensor:
         if noise:
@@ -75,13 +75,13 @@ def backward(
         scaled.backward(torch.ones_like(scaled))  # of their sum
         return losses.detach()
 
-    if not isinstance(model, Members) or not isinstance(objective, Separable) or not _by_member(model, batch):
+    if not isinstance(model, Ensemble) or not isinstance(objective, Separable) or not _by_member(model, batch):
         return losses_of(model, objective, batch, 0)
     with model.exclusive():  # the modules that members are put into are not another thread's meanwhile
         return _member_by_member(model, batch, objective, losses_of)
 
 
-def _member_by_member(model: Members, batch: Batch, objective: Separable, losses_of: LossesOf) -> Tensor:
+def _member_by_member(model: Ensemble, batch: Batch, objective: Separable, losses_of: LossesOf) -> Tensor:
     state, found = model.expand(), []
     gradients = Gradients(state)
     for index in range(model.num_members):
@@ -92,7 +92,7 @@ def _member_by_member(model: Members, batch: Batch, objective: Separable, losses
     return torch.cat(found)
 
 
-def _by_member(model: Members, batch: Batch) -> bool:
+def _by_member(model: Ensemble, batch: Batch) -> bool:
     everybody = model.trained_members == model.num_members
     return everybody and model.looped(in_type_of(model, batch.inputs[0] if batch.own else batch.inputs))
 

@@ -12,9 +12,9 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from enfold.data import Data
 from enfold.data.batches import Order
+from enfold.engines.modes import evaluating
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
-from enfold.modes import evaluating
 
 TRACKING = (_BatchNorm, _InstanceNorm)  # that may keep running statistics
 Norm = _BatchNorm | _InstanceNorm

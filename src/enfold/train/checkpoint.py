@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
-from enfold.files import atomic_path
-from enfold.identity import Identity, differences
+from enfold.io.files import atomic_path
+from enfold.io.identity import Identity, differences
 from enfold.train.history import History
 from enfold.train.optimize import Optimizer
 from enfold.train.selection import Selection

@@ -9,19 +9,21 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from enfold.identity import Identity
+from enfold.io.identity import Identity
 from enfold.progress import ProgressBar, Silent, progress
 from enfold.train.checkpoint import load_checkpoint, save_checkpoint
+from enfold.train.config import TrainConfig
 from enfold.train.history import Epoch, History
 from enfold.train.optimize import Optimizer
-from enfold.train.plan import Plan
 from enfold.train.selection import Selection
 
 
 class Descent:
     """Parameters on their way down by a plan; of an earlier run that was stopped, it goes on to the same bits."""
 
-    def __init__(self, parameters: nn.ParameterList, plan: Plan, identity: Identity, checkpoint: Path | None) -> None:
+    def __init__(
+        self, parameters: nn.ParameterList, plan: TrainConfig, identity: Identity, checkpoint: Path | None
+    ) -> None:
         self.parameters, self.plan, self.identity, self.checkpoint = parameters, plan, identity, checkpoint
         self.optimizer, self.scaler = Optimizer(parameters, plan), torch.amp.GradScaler(enabled=False)
         self.selection, self.history = Selection(parameters, plan.patience), History()

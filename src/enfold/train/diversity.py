@@ -13,7 +13,7 @@ from enfold.data.dataset import has_examples
 from enfold.errors import UnsupportedOutput
 from enfold.evaluate import predict
 from enfold.metrics import accuracy, disagreement, pairwise_kl, per_member
-from enfold.predictions import Predictions
+from enfold.metrics.predictions import Predictions
 
 ALIKE = 0.1  # disagreement as a fraction of a member's errors; deep ensembles have about 0.9, BatchEnsemble 0.4
 CLOSE = 0.01  # nats of pairwise KL
@@ -21,7 +21,7 @@ SAME = 1e-6
 SOME = 1024  # examples
 
 
-class Alike(UserWarning):
+class LowDiversityWarning(UserWarning):
     """Members are nearly identical functions."""
 
 
@@ -45,17 +45,17 @@ def warn_if_alike(model: nn.Module, data: Data) -> None:
     """The check on validation data, or on some training examples where there are none."""
     if getattr(model, "num_members", 1) < 2:
         return
-    if not has_examples(data.validation):
+    if not has_examples(data.val):
         if not isinstance(data.train, Split):
             return
-        data = dataclasses.replace(data, validation=data.train[torch.arange(min(len(data.train), SOME))])
+        data = dataclasses.replace(data, val=data.train[torch.arange(min(len(data.train), SOME))])
     try:
-        found = alike(predict(model, data, "validation"))
+        found = alike(predict(model, data.val))
     except UnsupportedOutput:  # an objective of the user's own may be about anything
         return
     if found:
         warnings.warn(
             f"{found}: averaging them gains next to nothing; start them further apart, train longer, or share less",
-            Alike,
+            LowDiversityWarning,
             stacklevel=3,
         )

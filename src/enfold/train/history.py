@@ -24,7 +24,7 @@ class Epoch:
     validation_nll: list[float]
     validation_accuracy: list[float]
     ensemble_nll: float | None  # of the mean prediction on validation data
-    learning_rate: float
+    lr: float
     seconds: float
     steps: int = 0
     figures: dict[str, float] = field(default_factory=dict)  # of a model that is `Telling`

@@ -18,27 +18,28 @@ from torch import nn
 from enfold.data import Data
 from enfold.data.batches import Batch, Order
 from enfold.data.content import content
+from enfold.data.convert import Examples, as_data, require
 from enfold.data.dataset import Split, has_examples
+from enfold.engines.modes import refuse_inference_mode
+from enfold.engines.shapes import refuse_shape
+from enfold.ensemble import Ensemble, share_of, trained_members
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
-from enfold.files import digest
-from enfold.identity import plain
-from enfold.members import Members, share_of, trained_members
-from enfold.members.checkpoints import require_tensors
-from enfold.members.shapes import refuse_shape
+from enfold.io.checkpoints import require_tensors
+from enfold.io.files import digest
+from enfold.io.identity import plain
 from enfold.metrics import accuracy, nll, per_member
-from enfold.modes import refuse_inference_mode
 from enfold.progress import ProgressBar, progress
 from enfold.seeds import derive
 from enfold.train.backward import backward
 from enfold.train.batch_norm import several_examples
+from enfold.train.callbacks import Follower
 from enfold.train.checkpoint import load_checkpoint, save_checkpoint
+from enfold.train.config import TrainConfig
 from enfold.train.diversity import warn_if_alike
-from enfold.train.follow import Follower
 from enfold.train.history import Epoch, History, Telling
-from enfold.train.objective import CrossEntropy, Moment, Objective
+from enfold.train.objective import CrossEntropy, Objective, StepContext
 from enfold.train.optimize import Optimizer
-from enfold.train.plan import Plan
 from enfold.train.selection import Selection
 from enfold.train.trajectory import Trajectory
 
@@ -47,27 +48,51 @@ ADDRESS = re.compile(" at 0x[0-9a-fA-F]+")  # in the text of an object, another 
 
 def fit(
     model: nn.Module,
-    data: Data,
-    plan: Plan | None = None,
-    objective: Objective | None = None,
+    train: Examples,
+    val: Examples | None = None,
+    config: TrainConfig | None = None,
     *,
+    objective: Objective | None = None,
     checkpoint: str | Path | None = None,
     on_epoch: Callable[[Epoch], None] | None = None,
     title: str = "training",
     quiet: bool = False,
     judged: Callable[[nn.Module], nn.Module] | None = None,
     keep: Trajectory | str | Path | None = None,
+    **settings: Any,
 ) -> History:
-    """Train a network or members in place by a plan and return what happened.
+    """Train a network or an ensemble in place.
 
-    With `checkpoint`, the state is written there after every epoch, and training goes on from it to the same bits if
-    the file exists; with other data, initial weights or settings it is refused (`enfold.data.content` says what is
-    compared of a loader). The default objective is cross-entropy with the plan's label smoothing. `judged` makes from
-    the model what is looked at on validation data in its place, such as the one network that members will become.
-    `keep` is a folder for the networks after every epoch, or a `Trajectory` that says which.
+    ``fit(model, train, val, epochs=20, lr=1e-3)`` is short for ``fit(model, train, val, TrainConfig(epochs=20,
+    lr=1e-3))``.
+
+    Args:
+        model: A network, or an `Ensemble`, whose members are trained together.
+        train: Training examples: a DataLoader, a Dataset, a pair (inputs, labels) of tensors or arrays, or a data set
+            of `enfold.data.load`, whose validation split is then used, too.
+        val: Validation examples, of the same kinds; they choose the best epoch and are reported after every epoch.
+        config: All settings of the training; the default is `TrainConfig()`.
+        objective: What is minimised; the default is cross-entropy with the label smoothing of `config`.
+        checkpoint: A file that is written after every epoch. If it exists, training continues from it to the same
+            bits; other data, initial weights or settings are refused.
+        on_epoch: Called with the record of every epoch.
+        title: The name on the progress bar.
+        quiet: Show no progress bar.
+        judged: A function that maps the model to what is evaluated on validation data in its place.
+        keep: A folder for the networks after every epoch, or a `Trajectory` that says which epochs.
+        **settings: Fields of `TrainConfig`, which replace those of `config`.
+
+    Returns:
+        The history of the training: losses, validation scores and times of every epoch.
+
+    Raises:
+        EnfoldError: If an argument is of the wrong kind; nothing is changed then.
+        NonFiniteLoss: If a loss becomes NaN or infinite.
     """
     refuse_inference_mode("training")
-    plan, share = plan or Plan(), share_of(model)
+    require(train, "train", "fit")
+    plan, share = (config or TrainConfig()).update(settings), share_of(model)
+    data = as_data(train, val, batch_size=plan.batch_size)
     if share is not None:  # a method says what its training needs, whoever trains it
         plan = share.adapted(plan)
         objective = objective or share.objective(plan)
@@ -89,7 +114,7 @@ class Fit:
         self,
         model: nn.Module,
         data: Data,
-        plan: Plan,
+        plan: TrainConfig,
         objective: Objective | None,
         checkpoint: Path | None,
         judged: Callable[[nn.Module], nn.Module] | None = None,
@@ -101,7 +126,7 @@ class Fit:
         self.objective = objective or _default_objective(plan, num_members)
         self.members = range(plan.first_member, plan.first_member + num_members)
         own = plan.order != "shared" and isinstance(data.train, Split)
-        if own and num_members > 1 and not isinstance(model, Members):
+        if own and num_members > 1 and not isinstance(model, Ensemble):
             own = False  # a predictor whose members share one pass sees one order
         self._check(num_members, own)
         self.order = Order(
@@ -116,7 +141,7 @@ class Fit:
         self.selection = Selection(model, plan.patience)
         self.history = History()
         self.scaler = torch.amp.GradScaler(plan.device, enabled=plan.precision == "float16")
-        self.chooses = plan.select == "best" and has_examples(data.validation)
+        self.chooses = plan.select == "best" and has_examples(data.val)
         if checkpoint is not None:
             require_tensors(model.state_dict(), "a checkpoint is written")
         self.start = ""
@@ -129,14 +154,14 @@ class Fit:
         if self.plan.bootstrap and num_members > 1 and not own:
             raise EnfoldError(
                 "bagging needs each member to see its own draws, got one order for all members: "
-                "use order: own, a Split as the training part, and Stacked members"
+                "use order: own, a Split as the training part, and DeepEnsemble members"
             )
         if self.plan.order == "split" and not own:
             raise EnfoldError(
                 "a batch is split among members that each see their own part, got one pass for all members, or a "
                 "loader: use order: shared, or a Split as the training part"
             )
-        if self.plan.patience is not None and not has_examples(self.data.validation):
+        if self.plan.patience is not None and not has_examples(self.data.val):
             raise EnfoldError(
                 "patience needs a validation part to tell whether training still helps, got "
                 f"patience={self.plan.patience} and no validation examples: pass some, or leave patience out"
@@ -220,7 +245,7 @@ class Fit:
 
     def _step(self, batch: Batch, epoch: int, number: int) -> torch.Tensor:
         noise = [derive(self.plan.seed, "noise", member, epoch, number) for member in self.members]
-        moment = Moment(derive(self.plan.seed, "moment", epoch, number), self._progress(epoch, number))
+        moment = StepContext(derive(self.plan.seed, "moment", epoch, number), self._progress(epoch, number))
         try:
             with several_examples():
                 losses = backward(self.model, batch, self.objective, _precision(self.plan), self.scaler, noise, moment)
@@ -255,9 +280,9 @@ class Fit:
 
     def _scores(self) -> tuple[list[float], list[float], float | None]:
         """On validation data, where there are some: NLL and accuracy of each member, and the NLL of their mean."""
-        if not has_examples(self.data.validation):
+        if not has_examples(self.data.val):
             return [], [], None
-        validation = predict(self.judged(self.model), self.data, "validation")
+        validation = predict(self.judged(self.model), self.data.val)
         ensemble = nll(validation) if validation.num_members > 1 else None
         return per_member(nll, validation).tolist(), per_member(accuracy, validation).tolist(), ensemble
 
@@ -271,10 +296,10 @@ class Fit:
     def identity(self) -> dict[str, Any]:
         """What must be the same for a checkpoint to be continued: data, initial weights, network, loss and plan."""
         shapes = {name: tuple(tensor.shape) for name, tensor in _tensors(self.model)}
-        network = self.model.skeleton.network if isinstance(self.model, Members) else self.model
+        network = self.model.skeleton.network if isinstance(self.model, Ensemble) else self.model
         return plain(
             {
-                **content(self.data, ("train", "validation")),
+                **content(self.data, ("train", "val")),
                 "initial weights": self.start,
                 "network": digest([], f"{shapes}{network!r}"),
                 "method": digest([], repr(share_of(self.model))),
@@ -318,7 +343,7 @@ def _tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [(name, value) for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)]
 
 
-def _default_objective(plan: Plan, num_members: int) -> CrossEntropy:
+def _default_objective(plan: TrainConfig, num_members: int) -> CrossEntropy:
     if isinstance(plan.label_smoothing, tuple):
         return CrossEntropy(plan.per_member("label_smoothing", num_members))
     return CrossEntropy(plan.label_smoothing)
@@ -331,7 +356,7 @@ def _mean(losses: list[torch.Tensor], sizes: list[int]) -> list[float]:
     return mean
 
 
-def _precision(plan: Plan) -> torch.autocast | nullcontext[None]:
+def _precision(plan: TrainConfig) -> torch.autocast | nullcontext[None]:
     if plan.precision == "float32":
         return nullcontext()
     return torch.autocast(torch.device(plan.device).type, dtype=getattr(torch, plan.precision))
@@ -343,7 +368,7 @@ def _compiled(model: nn.Module, wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    members = model if isinstance(model, Members) else None
+    members = model if isinstance(model, Ensemble) else None
     network = model if members is None else members.skeleton.network
     engine, before = None if members is None else members.engine_name, network._compiled_call_impl
     if members is not None:

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from enfold.data.batches import Batch
 from enfold.data.dataset import class_labels
+from enfold.engines.inputs import in_type_of
+from enfold.engines.outputs import at_least_float32, require_classes
+from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
-from enfold.members import Members
-from enfold.members.inputs import in_type_of
-from enfold.members.outputs import at_least_float32, require_classes
 
 
 class Objective(Protocol):
@@ -30,7 +30,7 @@ class Objective(Protocol):
 
 
 @dataclass(frozen=True)
-class Moment:
+class StepContext:
     """Where a training is: a seed of its own for each step, and the part of all steps that is done."""
 
     seed: int = 0
@@ -41,7 +41,7 @@ class Moment:
 class ByBatch(Protocol):
     """An objective that first prepares a batch: what all members need is computed once."""
 
-    def for_batch(self, model: nn.Module, batch: Batch, moment: Moment, /) -> Objective:
+    def for_batch(self, model: nn.Module, batch: Batch, moment: StepContext, /) -> Objective:
         """The objective for this batch."""
 
 
@@ -49,7 +49,7 @@ def batch_logits(model: nn.Module, batch: Batch) -> Tensor:
     """(M, B, C) in float32 or better: all members on the same inputs, or each on its own."""
     if not batch.own:
         logits = member_logits(model, batch.inputs)
-    elif isinstance(model, Members):
+    elif isinstance(model, Ensemble):
         logits = model.forward_each(in_type_of(model, batch.inputs))
     else:
         logits = member_logits(model, batch.inputs.squeeze(0))  # a plain network, or a view of one member

@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from enfold.engines.groups import decay_groups
+from enfold.engines.usage import take_used
+from enfold.ensemble import Ensemble, trained_members
 from enfold.errors import EnfoldError
-from enfold.members import Members, trained_members
-from enfold.members.groups import decay_groups
-from enfold.members.usage import take_used
-from enfold.train.plan import Plan
+from enfold.train.config import TrainConfig
 
 
 class Optimizer:
     """Steps a model by a plan. Parameters that carry a member axis are clipped, and may be set, member by member."""
 
-    def __init__(self, model: nn.Module, plan: Plan) -> None:
+    def __init__(self, model: nn.Module, plan: TrainConfig) -> None:
         self.plan = plan
         self.num_members = trained_members(model)
         self.groups = param_groups(model, plan)
@@ -40,14 +40,14 @@ class Optimizer:
 
     def _sliced(self) -> list[dict[str, Any]]:
         """One group a member: leaves that share storage with the stacked parameters' slices."""
-        rates = self.plan.per_member("learning_rate", self.num_members)
+        rates = self.plan.per_member("lr", self.num_members)
         decays = self.plan.per_member("weight_decay", self.num_members)
         by_member: list[dict[str, Any]] = []
         for group in self.groups:
             if not group["member_axis"] and self.num_members > 1:
                 raise EnfoldError(
                     "settings that differ between members need members that share no parameter, got a shared one: "
-                    "use one value for all, or Stacked members"
+                    "use one value for all, or DeepEnsemble members"
                 )
             decayed, scale = group["weight_decay"] > 0, group.get("lr_scale", 1.0)
             views = [_leaves(parameter, self.num_members) for parameter in group["params"]]
@@ -183,7 +183,7 @@ def _leaves(parameter: Tensor, num_members: int) -> list[Tensor]:
     return [part.requires_grad_() for part in _slices(parameter.detach(), num_members)]
 
 
-def _scaled(group: dict[str, Any], plan: Plan) -> dict[str, Any]:
+def _scaled(group: dict[str, Any], plan: TrainConfig) -> dict[str, Any]:
     """`step_scale` as a factor on gradients, or on the learning rate where an optimizer undoes factors on gradients."""
     scale = group.get("step_scale", 1.0)
     if plan.optimizer == "sgd":
@@ -192,11 +192,11 @@ def _scaled(group: dict[str, Any], plan: Plan) -> dict[str, Any]:
     return {**slowed, "towards": group["towards"] / scale} if scale and "towards" in group else slowed
 
 
-def param_groups(model: nn.Module, plan: Plan) -> list[dict[str, Any]]:
+def param_groups(model: nn.Module, plan: TrainConfig) -> list[dict[str, Any]]:
     """What a model declares, or for a plain network: its parameters, decayed or not as the plan says."""
     decay = max(plan.per_member("weight_decay", trained_members(model)))  # above 0 if any member's is
-    rate = plan.per_member("learning_rate", trained_members(model))[0]
-    if isinstance(model, Members):
+    rate = plan.per_member("lr", trained_members(model))[0]
+    if isinstance(model, Ensemble):
         declared = model.param_groups(decay, plan.decay)
     else:
         named = [(parameter, parameter.ndim) for parameter in model.parameters()]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from enfold.members import Stacked
+from enfold.ensembles.deep_ensemble import DeepEnsemble
 
 
 class Selection:
@@ -22,8 +22,8 @@ class Selection:
     def __init__(self, model: nn.Module, patience: int | None) -> None:
         self.model = model
         self.patience = patience
-        self.by_member = isinstance(model, Stacked)
-        self.count = model.num_members if isinstance(model, Stacked) else 1
+        self.by_member = isinstance(model, DeepEnsemble)
+        self.count = model.num_members if isinstance(model, DeepEnsemble) else 1
         self.nll = [math.inf] * self.count
         self.epoch = [0] * self.count
         self.state: dict[str, Tensor] = {}

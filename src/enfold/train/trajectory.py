@@ -16,11 +16,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from enfold.engines.skeleton import State, read_state
+from enfold.ensemble import Ensemble, trained_members
 from enfold.errors import EnfoldError
-from enfold.files import atomic_path
-from enfold.identity import Identity, differences
-from enfold.members import Members, State, trained_members
-from enfold.members.skeleton import read_state
+from enfold.io.files import atomic_path
+from enfold.io.identity import Identity, differences
 
 FILE = re.compile(r"epoch-(\d+)\.safetensors")
 
@@ -56,7 +56,7 @@ class Trajectory:
 
     def require(self, model: nn.Module, identity: Identity) -> None:
         """Refuse a model without separate networks, and a folder that holds another training's trajectory."""
-        if not isinstance(model, Members) and hasattr(model, "num_members"):
+        if not isinstance(model, Ensemble) and hasattr(model, "num_members"):
             raise EnfoldError(
                 f"a trajectory is of separate networks, which a {type(model).__name__} has not: leave keep out"
             )
@@ -72,7 +72,7 @@ class Trajectory:
     @torch.no_grad()
     def keep(self, model: nn.Module, epoch: int, identity: Identity) -> None:
         """Write the networks as they are after so many epochs, each (M, *its shape in the network)."""
-        if isinstance(model, Members):
+        if isinstance(model, Ensemble):
             state = {name: tensor[: trained_members(model)] for name, tensor in model.expand().items()}
         else:
             state = {name: tensor[None] for name, tensor in read_state(model).items()}

@@ -11,7 +11,7 @@ from torch import nn
 from enfold.data import corrupted, load
 from enfold.data.corruptions import KINDS
 from enfold.evaluate import predict
-from enfold.train import Plan, fit
+from enfold.train import TrainConfig, fit
 
 SPEC = importlib.util.spec_from_file_location(
     "accuracy_by_severity", Path(__file__).parents[3] / "tools" / "accuracy_by_severity.py"
@@ -36,12 +36,12 @@ def trained(clothes_data):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10))
-    fit(network, clothes_data, Plan(epochs=8, batch_size=64, learning_rate=3e-3, select="last"), quiet=True)
+    fit(network, clothes_data, config=TrainConfig(epochs=8, batch_size=64, lr=3e-3, select="last"), quiet=True)
     return network
 
 
 def right(network, data):
-    said = predict(network, data)
+    said = predict(network, data.test)
     return (said.log_probs[0].argmax(1) == said.labels).double()
 
 

@@ -128,7 +128,7 @@ def test_a_part_of_the_data(clothes):
     part = split[2:4]
     assert isinstance(part, Corrupted)
     assert (len(part), part.name) == (2, split.name)
-    assert len(corrupted(data, "fog", 1, part="validation")) == 10
+    assert len(corrupted(data, "fog", 1, part="val")) == 10
     assert corrupted(data, "fog", 1).name == "corrupted fog 1"
 
 

@@ -11,7 +11,7 @@ import torch
 from enfold.data.corruptions.split import Corrupted
 from enfold.data.corruptions.suite import KINDS, check_kind, check_severity
 from enfold.errors import EnfoldError
-from enfold.files import parsing
+from enfold.io.files import parsing
 
 IMAGES = 10_000  # a severity
 IMAGE = (32, 32, 3)

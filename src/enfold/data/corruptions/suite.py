@@ -81,7 +81,7 @@ def corruptions(
 
 def corrupted(data: Data, kind: str, severity: int, part: str = "test", seed: int = 0) -> Corrupted:
     """A corrupted copy of a part of the data, before normalisation: pass it where that part would go."""
-    if part not in ("train", "validation", "test"):
+    if part not in ("train", "val", "test"):
         raise EnfoldError(f"a part must be train, validation or test, got '{part}': choose among these")
     split = getattr(data, part)
     if not isinstance(split, Split):

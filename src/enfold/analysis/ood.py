@@ -1,0 +1,97 @@
+"""Outside: how well a model's doubt tells the test part from images that are unlike what it learnt from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import torch
+from torch import Tensor, nn
+
+from enfold.data.dataset import Data, Part, Split, evaluation_batches
+from enfold.data.ood import Outside
+from enfold.distill.dirichlet import Dirichlet
+from enfold.engines.modes import evaluating
+from enfold.evaluate import member_logits
+from enfold.metrics.dirichlet import concentrations
+from enfold.metrics.ood import detection, normalised, ood_scores
+from enfold.metrics.predictions import Predictions
+from enfold.progress import progress
+
+INSIDE = "inside"  # the test part, among the names of the sets
+Scores = dict[str, Tensor]  # score -> one number an example
+Detected = dict[str, dict[str, dict[str, float]]]  # set -> score -> figure -> value
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one model's scores tell."""
+
+    detected: Detected
+    scores: Mapping[str, Scores]  # set -> score -> (N,), the test part under "inside"
+
+
+def outside_scores(
+    models: Mapping[str, nn.Module], data: Data, sets: Sequence[Outside], *, members_of: str | None = None
+) -> tuple[dict[str, Told], Detected | None]:
+    """AUROC, AUPR and FPR95 of every score of every model for every set; with `members_of` those of its mean member.
+
+    The scores of a model are those of `ood_scores`; energy and Dempster–Shafer are left out for a model that answers
+    with log-probabilities.
+    """
+    found: dict[str, Told] = {}
+    mean_member: Detected | None = None
+    with progress("sets from outside", len(models) * (len(sets) + 1)) as bar:
+        for label, model in models.items():
+            said = {INSIDE: answers(model, data, data.test)}
+            bar.advance(1)
+            for each in sets:
+                said[each.name] = answers(model, data, each)
+                bar.advance(1)
+            found[label] = told(said, dirichlet=isinstance(model, Dirichlet))
+            if label == members_of:
+                alone = [told({name: each[m : m + 1] for name, each in said.items()}) for m in range(len(said[INSIDE]))]
+                mean_member = mean_detected([each.detected for each in alone])
+    return found, mean_member
+
+
+@torch.inference_mode()
+def answers(model: nn.Module, data: Data, part: Part, batch_size: int = 1024) -> Tensor:
+    """The unnormalised logits of every member for every example, (M, N, C), in eval mode, prepared as `data` is."""
+    device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+    prepared = data.with_statistics(part) if isinstance(part, Split) else part
+    with evaluating(model):
+        found = [
+            member_logits(model, inputs.to(device)).float().cpu()
+            for inputs, _ in evaluation_batches(prepared, batch_size)
+        ]
+    return torch.cat(found, dim=1)
+
+
+def told(said: Mapping[str, Tensor], *, dirichlet: bool = False) -> Told:
+    """From logits (M, N, C) by set, the test part under "inside"; of a Dirichlet student they are ln α."""
+    bare = normalised(said[INSIDE])
+    scores = {}
+    for name, logits in said.items():
+        p = Predictions.from_logits(logits, torch.zeros(logits.shape[1], dtype=torch.long))
+        alphas = concentrations(logits[0]) if dirichlet and len(logits) == 1 else None
+        scores[name] = ood_scores(p, None if bare else logits, alphas)
+    inside = scores[INSIDE]
+    detected = {
+        name: {score: detection(inside[score], values) for score, values in each.items()}
+        for name, each in scores.items()
+        if name != INSIDE
+    }
+    return Told(detected, scores)
+
+
+def mean_detected(each: Sequence[Detected]) -> Detected:
+    """The mean of every figure, for example over members that are asked alone."""
+    return {
+        name: {
+            score: {figure: fmean(one[name][score][figure] for one in each) for figure in figures}
+            for score, figures in scores.items()
+        }
+        for name, scores in each[0].items()
+    }

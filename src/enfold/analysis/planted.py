@@ -1,0 +1,164 @@
+"""Pairs whose answer is known: a copy of a network with its units shuffled, and two that have nothing in common.
+
+    θ_2 = Π(θ_1) + ν s ε,   ε ~ N(0, 1),   s the deviation of each tensor's values            (1)
+    recovered = share of units i for which  argmax_j P_ij = Π^-1(i)                           (2)
+
+In (1) there is one right alignment, Π^-1, and ν says how much is left of it. In a pair trained on different classes, or
+on labels that disagree, no alignment makes the members one function: what is gained there is gained by training.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from enfold.analysis.alignment import Rows, Scores, average_scores, learned_alignment, matrix_statistics, row_statistics
+from enfold.data import Data, Split
+from enfold.engines.initialization import initialised
+from enfold.engines.skeleton import State
+from enfold.ensemble import Ensemble
+from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.errors import EnfoldError
+from enfold.evaluate import predict
+from enfold.merge.common.aligning import mixable
+from enfold.merge.common.solve import Singular
+from enfold.merge.common.states import states_of
+from enfold.merge.perm_avg import PermAVG
+from enfold.metrics import accuracy
+from enfold.progress import titled
+from enfold.seeds import generator
+from enfold.symmetry import Symmetry, matched_to, permute, weight_matching
+from enfold.symmetry.places import inverse
+from enfold.train import TrainConfig, fit
+
+NOISES = (0.0, 1.0, 3.0, 10.0, 30.0)
+Difference = Literal["classes", "labels"]
+METHODS = ("permAVG", "permAVG, matched", "weight matching")
+START = 12.0  # times the matching, for the second of them
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How much of a planted permutation was found; None where matrices became singular on the way."""
+
+    noise: float  # ν of equation (1)
+    recovered: dict[str, float | None]  # (2), by method
+    chance: float  # what an unaligned order would have
+
+
+@dataclass(frozen=True)
+class DifferentPair:
+    """Two members that were taught different things, before and after alignment."""
+
+    difference: Difference
+    members: list[float]  # accuracy of each
+    naive: Scores
+    matched: Scores  # the average after weight matching
+    learned: Scores  # the average after permAVG
+    rows: list[Rows]
+    softness: dict[str, float]  # by group
+
+
+@torch.no_grad()
+def planted_pair(
+    members: Ensemble, data: Data, noise: float, *, seed: int = 0
+) -> tuple[DeepEnsemble, Symmetry, dict[str, Tensor]]:
+    """Equation (1) from the first member: both networks, what was permuted, and the orders that undo it, by group."""
+    _, symmetry = mixable(members, data, seed)
+    source = generator(seed, "plant")
+    first = states_of(members)[0]
+    orders = {group.name: torch.randperm(group.size, generator=source) for group in symmetry.groups}
+    learned = set(members.skeleton.parameters)
+    second: State = {}
+    for name, tensor in permute(first, symmetry, orders).items():
+        blurred = name in learned and tensor.is_floating_point()
+        drawn = torch.randn(tensor.shape, generator=source).to(tensor) if blurred else None
+        second[name] = tensor if drawn is None else tensor + noise * tensor.std(correction=0) * drawn  # (1)
+    pair = DeepEnsemble([members.network(first), members.network(second)])
+    return pair, symmetry, inverse(orders, symmetry)
+
+
+def planted_recovery(members: Ensemble, data: Data, fold: PermAVG, noise: float, *, seed: int = 0) -> Recovery:
+    """What each way of aligning finds of a permutation that was planted with so much noise."""
+    pair, symmetry, wanted = planted_pair(members, data, noise, seed=seed)
+    first, second = states_of(pair)
+    learned = set(pair.skeleton.parameters)
+    found: dict[str, float | None] = {}
+    for name, start in ((METHODS[0], None), (METHODS[1], fold.matched or START)):
+        with titled(f"planted with noise {noise:g}, {name}"):
+            found[name] = _recovered_by(replace(fold, matched=start), pair, data, wanted)
+    found[METHODS[2]] = _recovered(weight_matching(first, second, symmetry, seed=seed, learned=learned), wanted)
+    chance = len(wanted) / sum(len(order) for order in wanted.values())
+    return Recovery(noise, found, chance)
+
+
+def _recovered_by(fold: PermAVG, pair: Ensemble, data: Data, wanted: Mapping[str, Tensor]) -> float | None:
+    try:
+        with warnings.catch_warnings(action="ignore"):  # what is asked is which entries are largest
+            found = learned_alignment(pair, data, fold)
+    except Singular:
+        return None
+    orders = {group.name: each[0].argmax(1) for group, each in zip(found.groups, found.matrices, strict=True)}
+    return _recovered(orders, wanted)
+
+
+def _recovered(orders: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
+    """Equation (2) over the units of all groups."""
+    right = sum(int((orders[name] == order).sum()) for name, order in wanted.items())
+    return right / sum(len(order) for order in wanted.values())
+
+
+def differently_trained(
+    network: nn.Module | Callable[[], nn.Module], data: Data, plan: TrainConfig, difference: Difference
+) -> DeepEnsemble:
+    """Two members of fresh starts: one learns half of the classes and one the other, or labels one class further on."""
+    if difference not in get_args(Difference):
+        choices = ", ".join(get_args(Difference))
+        raise EnfoldError(f"members differ in one of {choices}, got {difference!r}: choose one")
+    train, validation = data.train, data.val
+    if not isinstance(train, Split) or not isinstance(validation, Split):
+        raise EnfoldError("what members are taught is changed in memory, got a loader: pass a Split of each part")
+    networks = []
+    for index in range(2):
+        own = data.replace(
+            train=_lesson(train, data.known_classes(), difference, index),
+            val=_lesson(validation, data.known_classes(), difference, index),
+        )
+        member, _ = initialised(network, plan.seed, index)
+        fit(member, own, config=plan, title=f"different {difference}, training member {index + 1}")
+        networks.append(member.cpu().eval())
+    return DeepEnsemble(networks)
+
+
+def _lesson(split: Split, num_classes: int, difference: Difference, index: int) -> Split:
+    if difference == "labels":
+        return replace(split, labels=(split.labels + index) % num_classes)
+    lower = split.labels < (num_classes + 1) // 2
+    return split[lower if index == 0 else ~lower]
+
+
+def different_pair(members: DeepEnsemble, data: Data, fold: PermAVG, difference: Difference) -> DifferentPair:
+    """What alignment does with members of `differently_trained`; permAVG learns on all classes and true labels."""
+    first, second = states_of(members)
+    _, symmetry = mixable(members, data, fold.plan.seed)
+    learned = set(members.skeleton.parameters)
+    matched = matched_to(first, second, symmetry, seed=fold.plan.seed, learned=learned)
+    said = predict(members, data.test)
+    with warnings.catch_warnings(action="ignore"), titled(f"different {difference}, permAVG"):
+        aligned = learned_alignment(members, data, fold)
+    states = aligned.states()
+    soft = matrix_statistics(aligned.groups, aligned.matrices)
+    return DifferentPair(
+        difference,
+        [accuracy(said.member(index)) for index in range(2)],
+        average_scores(members, [first, second], data),
+        average_scores(members, [first, matched], data),
+        average_scores(members, states, data),
+        row_statistics([first, second], states, aligned.groups),
+        {each.group: each.softness[0] for each in soft},
+    )

@@ -1,0 +1,93 @@
+"""Proxy-EnD²: one network learns the Dirichlet distribution whose mean and spread are those of the members.
+
+    π̄   = (1/M) Σ_m π_m,   MKL = (1/M) Σ_m KL(π̄ || π_m),   β_0 = (C - 1) / (2 MKL + ε)      (1)
+    β_k = β_0 π̄_k + target_offset,   the proxy, of precision β_0' = β_0 + C target_offset    (2)
+    α_k = exp(z_k) + offset                                                                  (3)
+
+    forward:  L = KL(Dir(β) || Dir(α))
+                = ln Γ(β_0') - Σ_k ln Γ(β_k) + Σ_k ln Γ(α_k) - ln Γ(α_0)
+                  + Σ_k (β_k - α_k) (ψ(β_k) - ψ(β_0'))                                       (4a)
+    reverse:  L = -Σ_k π̄_k (ψ(α_k) - ψ(α_0)) - H[Dir(α)] / β_0'                              (4b)
+
+M. Ryabinin, A. Malinin, M. Gales: Scaling Ensemble Distribution Distillation to Many Classes with Proxy Targets,
+NeurIPS 2021, arXiv:2105.06987.
+
+EnD² lets members' smallest probabilities rule the loss where classes are many. Here they are first made into one
+distribution, whose precision is Stirling's approximation to that of the most likely one, and which the student is then
+to match. What is returned is a network of the members' class; `answering(network)` reads it as `Dirichlet`, which gives
+means, concentrations and uncertainties.
+
+The paper argues for the reverse divergence, which is the default; the authors' ImageNet command is the forward one.
+(4b) is theirs: up to what does not depend on z it is KL(Dir(α) || Dir(1 + β_0' π̄)) / β_0', so for a target_offset of 1
+its minimum is C more precise than (2). ε is float32's 1.2e-7: members that are all alike have a large, finite
+precision. All of (1) to (4) is in float64; z is kept within ±230, as ln Γ is infinite at the published bound on α,
+the largest number over C.
+
+The network of the last epoch is returned, because the validation NLL of its mean, by which others are chosen, says
+nothing about the distribution: it would take the start, which never learned it, where that predicts well.
+
+Differs from the paper: the bound on z. If labels are learned, too (alpha below 1), it is by softmax(z), not by the mean
+of the distribution. The student may start from a member, and may be a share. Nothing else known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from enfold.distill.dirichlet import DirichletStudent, require_offset, require_temperature
+from enfold.metrics.dirichlet import concentrations, differential_entropy, expected_log_probs, log_beta
+from enfold.metrics.predictions import mean_log_probs
+
+Direction = Literal["reverse", "forward"]
+
+EPSILON = torch.finfo(torch.float32).eps
+
+
+@dataclass(frozen=True)
+class ProxyEnD2(DirichletStudent):
+    """One network, or a share of it, whose logits are concentrations matched to a proxy of the members."""
+
+    temperature: float = 1.0  # is 1: concentrations are read as they are
+    direction: Direction = "reverse"  # of the divergence from the proxy: reverse or forward
+    offset: float = 1.0  # added to the student's concentrations
+    target_offset: float = 1.0  # added to the proxy's concentrations
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_temperature(self.temperature)
+        require_offset(self.offset)
+        require_offset(self.target_offset, "target_offset")
+
+    def target(self, logits: Tensor) -> Tensor:
+        """π̄ and, in a last column, β_0 of equation (1): (T, N, C) -> (N, C + 1), in float64."""
+        log_probs = torch.log_softmax(logits.double(), dim=-1)
+        mean = mean_log_probs(log_probs)  # (N, C)
+        divergence = (mean.exp() * (mean - log_probs.mean(0))).sum(-1, keepdim=True).clamp(min=0.0)
+        precision = (mean.shape[-1] - 1) / (2 * divergence + EPSILON)  # (1)
+        return torch.cat([mean.exp(), precision], dim=-1)
+
+    def loss(self, logits: Tensor, target: Tensor, progress: float) -> Tensor:
+        """Equation (4), of each student."""
+        mean, precision = target.double().split([logits.shape[-1], 1], dim=-1)  # (..., B, C), (..., B, 1)
+        alphas = concentrations(logits, self.offset)  # (3): (S, B, C)
+        betas = self.proxy(mean, precision)
+        divergence = forward_kl(alphas, betas) if self.direction == "forward" else reverse_kl(alphas, mean, betas)
+        return divergence.mean(-1)
+
+    def proxy(self, mean: Tensor, precision: Tensor) -> Tensor:
+        """β of equation (2): (..., C) and (..., 1) -> (..., C)."""
+        return mean * precision + self.target_offset  # (2)
+
+
+def forward_kl(alphas: Tensor, betas: Tensor) -> Tensor:
+    """KL(Dir(β) || Dir(α)): (..., C) -> (...)."""
+    return log_beta(alphas) - log_beta(betas) + ((betas - alphas) * expected_log_probs(betas)).sum(-1)  # (4a)
+
+
+def reverse_kl(alphas: Tensor, mean: Tensor, betas: Tensor) -> Tensor:
+    """Equation (4b), the scaled KL(Dir(α) || Dir(β)) without what is constant in α: (..., C) -> (...)."""
+    return -(mean * expected_log_probs(alphas)).sum(-1) - differential_entropy(alphas) / betas.sum(-1)  # (4b)

@@ -1,0 +1,51 @@
+"""Ensembles: one file per method."""
+
+from enfold.ensembles.bagging import Bagging
+from enfold.ensembles.batch_ensemble import BatchEnsemble
+from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensembles.fge import FGE
+from enfold.ensembles.film_ensemble import FiLMEnsemble
+from enfold.ensembles.hydra import Hydra
+from enfold.ensembles.hyper_batch_ensemble import HyperBatchEnsemble
+from enfold.ensembles.hyper_deep_ensemble import HyperDeepEnsemble
+from enfold.ensembles.lora_ensemble import LoRAEnsemble
+from enfold.ensembles.masksembles import Masksembles
+from enfold.ensembles.mc_dropout import MCDropout
+from enfold.ensembles.mimo import MIMO
+from enfold.ensembles.mixture_ensemble import MixtureEnsemble
+from enfold.ensembles.multi_head import MultiHead
+from enfold.ensembles.multi_swa import MultiSWA
+from enfold.ensembles.packed_ensemble import PackedEnsemble
+from enfold.ensembles.papa import PAPA
+from enfold.ensembles.snapshot_ensemble import SnapshotEnsemble
+from enfold.ensembles.subspace_sampling import SubspaceSampling
+from enfold.ensembles.swa import SWA
+from enfold.ensembles.swag import SWAG
+from enfold.ensembles.tree_net import TreeNet
+from enfold.ensembles.wash import WASH
+
+__all__ = [
+    "FGE",
+    "MIMO",
+    "PAPA",
+    "SWA",
+    "SWAG",
+    "WASH",
+    "Bagging",
+    "BatchEnsemble",
+    "DeepEnsemble",
+    "FiLMEnsemble",
+    "Hydra",
+    "HyperBatchEnsemble",
+    "HyperDeepEnsemble",
+    "LoRAEnsemble",
+    "MCDropout",
+    "Masksembles",
+    "MixtureEnsemble",
+    "MultiHead",
+    "MultiSWA",
+    "PackedEnsemble",
+    "SnapshotEnsemble",
+    "SubspaceSampling",
+    "TreeNet",
+]

@@ -1,0 +1,1 @@
+"""Parts that several ensemble methods have in common."""

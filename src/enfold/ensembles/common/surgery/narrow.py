@@ -1,0 +1,182 @@
+"""Narrowing: a network of the same class whose hidden layers have a fraction of their widths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from torch import nn
+
+from enfold.engines.copying import copied
+from enfold.ensembles.common.surgery.cuts import KEEPING, NARROWABLE, cut_attributes, cut_layer, cut_own, widths_of
+from enfold.ensembles.common.surgery.ends import ends
+from enfold.ensembles.common.surgery.layers import CONVOLUTIONS, replaced, require_resizable
+from enfold.ensembles.common.surgery.rehearsal import Rehearsal
+from enfold.errors import EnfoldError
+
+HEADS = ("heads", "nhead", "n_head", "num_head")  # how attributes that count attention heads end
+WASTE = 1.25  # exact scaling of all widths is preferred if it keeps at most so many times what was asked
+
+Table = dict[int, int]  # new widths by the old ones
+
+
+def narrowed(network: nn.Module, fraction: float, groups: int = 1) -> nn.Module:
+    """A network of the same class whose hidden widths are `fraction` of these, rounded up; it still takes the same
+    inputs and gives the same outputs. Hidden convolutions have `groups` times as many groups.
+
+    All widths are scaled by one ratio of whole numbers, so that sums, concatenations and flattened axes still fit;
+    where that would leave them much wider than asked, each is rounded for itself. Widths stay divisible by `groups` and
+    by the number of attention heads. A grouped convolution or norm keeps as many groups as divide its new width.
+    Parameters and buffers outside of layers are cut along the axis that is a hidden width. The result is tried without
+    data on likely input shapes; whole numbers that a network keeps as attributes are scaled if it only runs so.
+    """
+    hidden = Hidden.of(network)
+    if not hidden.widths:
+        return copied(network)
+    for name in hidden.changed:
+        require_resizable(hidden.layers[name], name)
+    rehearsal = Rehearsal(network, [hidden.layers[name] for name in hidden.inputs if name in hidden.layers])
+    failure = None
+    for table, attributes in product(hidden.tables(fraction, groups), (False, True)):
+        twin = hidden.cut(network, table, groups, attributes=attributes)
+        found = rehearsal.failure(twin)
+        if found is None:
+            return twin
+        failure = failure or found
+    raise EnfoldError(
+        f"a network is narrowed layer by layer, but with {fraction:.3g} of its hidden widths this "
+        f"{type(network).__name__} {failure or 'has some that do not follow from the others'}: let its forward take "
+        "all sizes from its layers, or use a method that keeps widths"
+    )
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """The widths inside a network, and where they are."""
+
+    inputs: tuple[str, ...]  # layers that take the network's inputs
+    outputs: tuple[str, ...]  # layers that give its outputs
+    layers: dict[str, nn.Module]  # all that can be narrowed, in the order of registration
+    given: tuple[int, ...]  # widths that layers give
+    taken: dict[str, int]  # widths that layers take, by their names
+    heads: tuple[int, ...]
+
+    @classmethod
+    def of(cls, network: nn.Module) -> Hidden:
+        """Read off a network."""
+        inputs, outputs = (tuple(names) for names in ends(network, KEEPING))
+        layers = _layers(network)
+        _require_known(network, inputs, layers, "inputs must first meet")
+        _require_known(network, outputs, layers, "outputs must come from")
+        given, taken = [], {}
+        for name, layer in layers.items():
+            inward, outward = widths_of(layer)
+            keeps = isinstance(layer, KEEPING)
+            if name not in outputs and not keeps:
+                given.append(outward)
+            if inward and name not in inputs and not (keeps and name in outputs):
+                taken[name] = inward
+        return cls(inputs, outputs, layers, tuple(dict.fromkeys(given)), taken, _heads(network))
+
+    @property
+    def widths(self) -> list[int]:
+        """All of them but 1, which stays: it is spread over the others, not one of them."""
+        return sorted({*self.given, *self.taken.values()} - {1})
+
+    @property
+    def changed(self) -> list[str]:
+        """The layers of which a width is hidden: all but norms and attention of the network's inputs and outputs."""
+        return [name for name, layer in self.layers.items() if name in self.taken or not isinstance(layer, KEEPING)]
+
+    def tables(self, fraction: float, groups: int) -> Iterator[Table]:
+        """New widths, the better choice first."""
+        grouped = any(isinstance(self.layers[name], CONVOLUTIONS) for name in self.taken)
+        multiple = math.lcm(groups if grouped else 1, *self.heads)
+        exact, ratio = scaled(self.widths, fraction, multiple)
+        choices = [exact] if fraction >= 1 or ratio < 1 else []
+        own = self._rounded(fraction, multiple)
+        if own is not None:
+            choices.insert(len(choices) if ratio <= WASTE * fraction else 0, own)
+        yield from ({**choice, 1: 1} for choice in choices)
+
+    def _rounded(self, fraction: float, multiple: int) -> Table | None:
+        """Each given width rounded up; a width that none gives is a multiple or a part of the one given before it."""
+        new = {width: _up(width * fraction / multiple) * multiple for width in self.given}
+        before = 0
+        for name, layer in self.layers.items():
+            width = self.taken.get(name)
+            if width is not None and width > 1 and width not in new:
+                if not before or (width % before and before % width) or new[before] * width % before:
+                    return None
+                new[width] = new[before] * width // before
+            outward = widths_of(layer)[1]
+            if name not in self.outputs and not isinstance(layer, KEEPING):
+                before = outward
+        return new
+
+    def cut(self, network: nn.Module, table: Table, groups: int, *, attributes: bool) -> nn.Module:
+        """A copy with the widths of the table."""
+        new = {}
+        for name in self.changed:
+            layer = self.layers[name]
+            inward, outward = widths_of(layer)
+            inner = name in self.taken and name not in self.outputs
+            inward = table[inward] if name in self.taken else inward
+            outward = outward if name in self.outputs else table[outward]
+            new[name] = cut_layer(name, layer, inward, outward, groups if inner else 1, table)
+        twin = replaced(network, new)
+        known = {part for name in self.layers for part in twin.get_submodule(name).modules()}
+        for name, module in twin.named_modules():
+            if module not in known:
+                cut_own(name, module, table)
+                if attributes:
+                    cut_attributes(module, table)
+        return twin
+
+
+def scaled(widths: list[int], fraction: float, multiple: int) -> tuple[Table, float]:
+    """All widths times one ratio, the smallest from `fraction` on that keeps them whole and divisible."""
+    unit = math.gcd(*widths)
+    start = _up(unit * fraction)
+    count = next(
+        k for k in range(start, start + multiple + 1) if not any(width // unit * k % multiple for width in widths)
+    )
+    return {width: width // unit * count for width in widths}, count / unit
+
+
+def _up(value: float) -> int:
+    return max(1, math.ceil(value - 1e-9))
+
+
+def _layers(network: nn.Module) -> dict[str, nn.Module]:
+    """All that can be narrowed; attention's output layer is a part of it."""
+    layers: dict[str, nn.Module] = {}
+    for name, module in network.named_modules():
+        outer = layers.get(name.rpartition(".")[0])
+        if isinstance(module, NARROWABLE) and not (name and isinstance(outer, nn.MultiheadAttention)):
+            layers[name] = module
+    return layers
+
+
+def _require_known(network: nn.Module, names: Sequence[str], layers: Mapping[str, nn.Module], rule: str) -> None:
+    modules, buffers = dict(network.named_modules()), dict(network.named_buffers())
+    for name in names:
+        if name not in layers and name not in buffers:
+            kind = type(modules[name]).__name__ if name in modules else "a parameter outside of a layer"
+            raise EnfoldError(
+                f"{rule} a layer whose width is known, got '{name}' ({kind}): put a linear layer in its place, or use "
+                "a method that keeps widths"
+            )
+
+
+def _heads(network: nn.Module) -> tuple[int, ...]:
+    """The numbers of attention heads, by which widths must be divisible."""
+    found = {
+        value
+        for module in network.modules()
+        for key, value in vars(module).items()
+        if key.endswith(HEADS) and type(value) is int and value > 0
+    }
+    return tuple(sorted(found))

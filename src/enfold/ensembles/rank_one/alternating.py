@@ -1,0 +1,151 @@
+"""Alternating least squares for one layer: a shared weight and, for each member, factors of its outputs and inputs.
+
+    min over W, s_m, r_m   Σ_m || W ∘ (Σ_j s_mj r_mj^T) - W_m ||²                                              (1)
+
+    W     = Σ_m W_m ∘ R_m / Σ_m R_m ∘ R_m,                       R_m = Σ_j s_mj r_mj^T                         (2)
+    r_mi  = Σ_o W_oi s_mo W_m,oi / Σ_o (W_oi s_mo)²              (rank 1; otherwise a system of rank equations)  (3)
+    s_mo  = Σ_i W_oi r_mi W_m,oi / Σ_i (W_oi r_mi)²                                                            (4)
+
+    start:  mean  W = (1/M) Σ_m W_m,  r = s = 1                                                                (5)
+            svd   W = W_1,  s_m and r_m from the leading singular vectors of W_m / W_1                         (6)
+            best  the one of the two that is nearer after its first sweep
+
+Taps of a convolution are further terms of the sums. Each update adds ε times the squared change of what it updates, so
+(1) never rises and no denominator is zero. After each update of r and s their free scales are fixed: max |s_m| = 1, and
+over members r_mi has a mean square of 1. For members far from a BatchEnsemble the least residual may be reached by no
+finite factors; sweeps then go on gaining a little.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from enfold.ensembles.batch_ensemble import BatchEnsemble
+from enfold.ensembles.rank_one.quotient import quotient
+from enfold.seeds import generator
+
+Start = Literal["best", "mean", "svd"]
+EPSILON = 1e-12  # of the mean denominator
+
+
+@dataclass(frozen=True)
+class Factors:
+    """One layer's W, r and s."""
+
+    weight: Tensor  # (groups, outputs, inputs, taps)
+    r: Tensor  # (rank, M, groups, inputs)
+    s: Tensor  # (rank, M, groups, outputs)
+
+    def scales(self) -> Tensor:
+        """R_m, (M, groups, outputs, inputs, 1)."""
+        return torch.einsum("jmgo,jmgi->mgoi", self.s, self.r).unsqueeze(-1)
+
+    def residual(self, target: Tensor) -> float:
+        """(1) over Σ_m ||W_m||²; nothing is missing of nothing."""
+        total = float(target.square().sum())
+        return float((self.weight * self.scales() - target).square().sum()) / total if total else 0.0
+
+
+def fit_layer(
+    target: Tensor, share: BatchEnsemble, with_r: bool, sweeps: int, tolerance: float, start: Start
+) -> tuple[Factors, list[float]]:
+    """The factors of one layer and the residual at the start and after each sweep."""
+    now = _start(target, share, with_r, start)
+    found = [now.residual(target)]
+    for _ in range(sweeps):
+        after = _sweep(target, now, with_r)
+        residual = after.residual(target)
+        if not residual < found[-1]:  # as near as float64 comes
+            break
+        now = after
+        found.append(residual)
+        if found[-2] - residual <= tolerance * found[-2]:
+            break
+    return now, found
+
+
+def _start(target: Tensor, share: BatchEnsemble, with_r: bool, start: Start) -> Factors:
+    if start == "mean":
+        return _start_mean(target, share)
+    if start == "svd":
+        return _start_svd(target, share, with_r)
+    both = (_start_mean(target, share), _start_svd(target, share, with_r))
+    return min(both, key=lambda one: min(one.residual(target), _sweep(target, one, with_r).residual(target)))
+
+
+def _start_mean(target: Tensor, share: BatchEnsemble) -> Factors:
+    """Equation (5); of further ranks s is random and r zero, so that R = 1 and the first update can use them."""
+    members, groups, outputs, inputs, _ = target.shape
+    r, s = target.new_zeros(share.rank, members, groups, inputs), target.new_ones(share.rank, members, groups, outputs)
+    r[0] = 1
+    if share.rank > 1:
+        source = generator(share.seed, "reconstruct")
+        s[1:] = torch.randn(s[1:].shape, generator=source, dtype=s.dtype)
+    return Factors(target.mean(0), r, s)
+
+
+def _start_svd(target: Tensor, share: BatchEnsemble, with_r: bool) -> Factors:
+    """Equation (6), on quotients without outliers: what is near zero in member 0 is filled by what the rest implies."""
+    plain = _start_mean(target, share)
+    r, s = plain.r.clone(), plain.s.clone()
+    for index, weight in enumerate(target):
+        means = quotient(weight, target[0]).values.mean(-1)  # (groups, outputs, inputs)
+        if not with_r:
+            s[0, index] = means[..., 0]
+            continue
+        left, values, right = torch.linalg.svd(means, full_matrices=False)
+        for rank in range(min(share.rank, values.shape[-1])):
+            s[rank, index] = left[..., rank]
+            r[rank, index] = right[..., rank, :] * values[..., rank, None]
+    return _gauged(Factors(target[0], r, s), with_r)
+
+
+def _sweep(target: Tensor, now: Factors, with_r: bool) -> Factors:
+    """Equations (3), (4) and (2) in turn."""
+    cross = (now.weight * target).sum(-1)  # Σ over taps, (M, groups, outputs, inputs)
+    square = now.weight.square().sum(-1)  # (groups, outputs, inputs)
+    r = _update(now.r, now.s, cross, square) if with_r else now.r  # (3)
+    s = _update(now.s, r, cross.mT, square.mT)  # (4)
+    now = _gauged(Factors(now.weight, r, s), with_r)
+    scales = now.scales()
+    total, weight = (target * scales).sum(0), scales.square().sum(0)
+    epsilon = EPSILON * weight.mean() + torch.finfo(weight.dtype).tiny
+    return Factors((total + epsilon * now.weight) / (weight + epsilon), now.r, now.s)  # (2)
+
+
+def _update(old: Tensor, other: Tensor, cross: Tensor, square: Tensor) -> Tensor:
+    """The least-squares factor given the other, (rank, M, groups, a) and (rank, M, groups, b) of (..., b, a)."""
+    right = torch.einsum("jmgb,mgba->mgaj", other, cross)
+    left = torch.einsum("jlmgb,gba->mgajl", other.unsqueeze(1) * other, square)
+    epsilon = EPSILON * left.diagonal(dim1=-2, dim2=-1).mean() + torch.finfo(left.dtype).tiny
+    right = right + epsilon * old.permute(1, 2, 3, 0)
+    if len(old) == 1:
+        solved = right / (left[..., 0] + epsilon)
+    else:
+        system = left + epsilon * torch.eye(len(old), dtype=left.dtype)
+        solved = torch.cholesky_solve(right.unsqueeze(-1), torch.linalg.cholesky(system)).squeeze(-1)
+    return solved.permute(3, 0, 1, 2)
+
+
+def _gauged(factors: Factors, with_r: bool) -> Factors:
+    """What all members' factors of a channel have in common goes into W, then max |s_m| = 1; no product changes.
+
+    Without the first, sizes drift apart from channel to channel by orders of magnitude, and convergence stalls.
+    """
+    weight, r, s = factors.weight, factors.r, factors.s
+    rows = _size(s.square().mean((0, 1)).sqrt())  # (groups, outputs)
+    weight, s = weight * rows[..., None, None], s / rows
+    if with_r:  # else s has no partner that could take anything from it
+        largest = _size(s.abs().amax(-1, keepdim=True))
+        s, r = s / largest, r * largest
+        columns = _size(r.square().mean((0, 1)).sqrt())  # (groups, inputs)
+        weight, r = weight * columns[..., None, :, None], r / columns
+    return Factors(weight, r, s)
+
+
+def _size(found: Tensor) -> Tensor:
+    return torch.where(found > 0, found, 1.0)

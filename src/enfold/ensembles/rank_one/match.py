@@ -1,0 +1,37 @@
+"""Matching hidden units of members, so that their weights can be compared: see `enfold.symmetry.matching`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from enfold.ensemble import Ensemble
+from enfold.ensembles.common.layer_shapes import CONVOLUTIONS, TRANSPOSED
+from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensembles.rank_one.blocks import finite_blocks, member_layers
+from enfold.errors import EnfoldError
+from enfold.symmetry import match
+
+
+@torch.no_grad()
+def match_units(members: Ensemble, *, example: Tensor | None = None, seed: int = 0) -> DeepEnsemble:
+    """The members with their hidden units in the order that is nearest to member 0's; each stays the same function.
+
+    `example` is a few inputs, (B, ...), whose values do not matter; it can be left out where the first layer is linear.
+    """
+    layers = member_layers(members)
+    state = members.expand()
+    for prefix, shape in layers.items():
+        finite_blocks(state[f"{prefix}weight"], shape, prefix)
+    return match(members, example=_example(members) if example is None else example[:4], seed=seed)
+
+
+def _example(members: Ensemble) -> Tensor:
+    layers = (nn.Linear, nn.Embedding, *CONVOLUTIONS, *TRANSPOSED)
+    first = next(module for module in members.skeleton.network.modules() if isinstance(module, layers))
+    if isinstance(first, nn.Linear):
+        return torch.zeros(2, first.in_features)
+    raise EnfoldError(
+        f"matching hidden units runs the network once, but the inputs for a {type(first).__name__} are unknown: pass a "
+        "few inputs as example"
+    )

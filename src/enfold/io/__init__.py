@@ -1,0 +1,1 @@
+"""Files: atomic writes, content digests, checkpoints, and Python code that a user names."""

@@ -1,0 +1,1 @@
+"""Parts that several merging methods have in common."""

@@ -1,0 +1,286 @@
+"""The soft average: members mixed by soft permutations and averaged, as one network that is a function of scores.
+
+    W̄ = Σ_n w_n P_n W_n Q_n^-1                                                                (1)
+
+P_n mixes the units that a tensor produces and Q_n those that it consumes, both by `sinkhorn` from scores that are
+learned. Everything else that `Ensemble` give (running, selecting, checkpoints) then follows for a model of one member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from enfold.data import Data
+from enfold.engines.modes import evaluating
+from enfold.engines.skeleton import State, read_state
+from enfold.engines.tree import Tree
+from enfold.ensemble import Ensemble
+from enfold.evaluate import member_logits
+from enfold.merge.common.lazy import Lazy, Terms, lazy_weights
+from enfold.merge.common.sinkhorn import Gradient, sinkhorn, softness
+from enfold.merge.common.solve import condition, divide
+from enfold.merge.common.states import mean_of
+from enfold.symmetry import Axis, Group
+from enfold.train.batch_norm import reestimate
+
+
+@dataclass(frozen=True)
+class Balance:
+    """How scores become doubly stochastic matrices."""
+
+    iterations: int = 100
+    tolerance: float = 0.0
+    gradient: Gradient = "unrolled"
+    warm: bool = False  # iterations start where those of the last step ended
+    ridge: float = 0.0  # ε of (P + ε Π) / (1 + ε), Π the permutation nearest to the scores at the start
+
+
+def mixed(state: State, groups: Sequence[Group], matrices: Sequence[Tensor]) -> State:
+    """A state with each group's units mixed by its matrix; what consumes them is divided by it, in one solve."""
+    found = dict(state)
+    for group, matrix in zip(groups, matrices, strict=True):
+        present = [axis for axis in group.axes if axis.name in found]  # not the other names of tied tensors
+        _apply(found, [axis for axis in present if not axis.divided], partial(torch.matmul, matrix))
+        divided = [axis for axis in present if axis.divided]
+        _apply(found, divided, partial(_taken_apart, matrix, f"that of '{group.name}'"))
+    return found
+
+
+def _taken_apart(matrix: Tensor, name: str, units: Tensor) -> Tensor:
+    """P^-T U, as (Uᵀ P^-1)ᵀ."""
+    return divide(units.mT, matrix, name).mT
+
+
+def _apply(found: State, axes: Sequence[Axis], change: Callable[[Tensor], Tensor]) -> None:
+    """Change units, (d, places), along these axes: at once, but for axes of one tensor, one after the other."""
+    while axes:
+        now = list({axis.name: axis for axis in reversed(axes)}.values())
+        axes = [axis for axis in axes if axis not in now]
+        units = [axis.units_first(found[axis.name]) for axis in now]
+        flat = [each.flatten(1) for each in units]
+        changed = change(flat[0] if len(flat) == 1 else torch.cat(flat, 1))
+        for axis, each, part in zip(now, units, changed.split([rows.shape[1] for rows in flat], 1), strict=True):
+            found[axis.name] = axis.with_units(found[axis.name], part.reshape(each.shape))
+
+
+def nearest_permutations(matrices: Tensor) -> Tensor:
+    """The permutation matrices with the largest sum of entries taken, (n, d, d), by linear assignment."""
+    from scipy.optimize import linear_sum_assignment
+
+    found = torch.zeros_like(matrices)
+    for each, matrix in zip(found, matrices, strict=True):
+        rows, columns = linear_sum_assignment(matrix.detach().cpu().numpy(), maximize=True)
+        each[torch.as_tensor(rows), torch.as_tensor(columns)] = 1.0
+    return found
+
+
+class SoftAverage(Ensemble):
+    """Equation (1) as a model of one member, whose parameters are scores, (members, d, d) for each group.
+
+    `settled` are soft permutations that are no longer learned, one (members, d, d) for each group; the members are
+    those that are mixed by settled matrices, then those that are learned, after `fixed` ones that stay as they are.
+    """
+
+    expands = True
+    made_from = ""  # what tells its start from others, where not all of it is made again to go on from a checkpoint
+
+    def __init__(
+        self,
+        members: Ensemble,
+        states: Sequence[Mapping[str, Tensor]],
+        weights: Sequence[float],
+        groups: Sequence[Group],
+        scores: Sequence[Tensor],
+        settled: Sequence[Tensor],
+        gains: Sequence[Tensor] = (),
+        *,
+        temperature: float = 1.0,
+        balance: Balance | None = None,
+    ) -> None:
+        network = members.network(dict(states[0]))
+        super().__init__(network, 1, "loop")
+        self.groups, self.balance = tuple(groups), balance or Balance()
+        self.learned = len(scores[0])
+        self.num_settled = len(settled[0])
+        self.names = list(self.skeleton.parameters)
+        for index, name in enumerate(self.names):
+            given = torch.stack([state[name].detach() for state in states])
+            self.register_buffer(f"given{index}", given, persistent=False)
+        self.register_buffer("weights", torch.tensor(weights, dtype=torch.float64), persistent=False)
+        self.register_buffer("temperature", torch.tensor(float(temperature), dtype=torch.float64))
+        self.scores = nn.ParameterList([nn.Parameter(each.clone()) for each in scores])
+        self.gains = nn.ParameterList([nn.Parameter(each.clone()) for each in gains])
+        for index in range(len(groups)):
+            self.register_buffer(f"settled{index}", settled[index].clone())
+            if self.balance.ridge:
+                self.register_buffer(f"anchor{index}", nearest_permutations(scores[index]), persistent=False)
+            if self.balance.warm:
+                self.register_buffer(f"columns{index}", scores[index].new_zeros(scores[index].shape[:2]))
+        self.held = Tree(self._statistics(states, weights))
+        self.lazy = {} if gains else lazy_weights(self.skeleton, self.groups)
+        self.drawn: list[float] | None = None  # other weights, for a step of training
+        self._kept: tuple[object, list[State]] | None = None
+
+    @torch.no_grad()
+    def _statistics(self, states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> State:
+        """Buffers as equation (1) has them at the start, (1, *shape): statistics go where their units go."""
+        buffers = [{name: state[name].detach() for name in self.skeleton.buffers} for state in states]
+        if buffers[0]:
+            matrices = self.all_matrices()
+            for index, own in enumerate(zip(*matrices, strict=True), start=len(states) - len(matrices[0])):
+                buffers[index] = mixed(buffers[index], self.groups, own)
+        return {name: tensor.unsqueeze(0).clone() for name, tensor in mean_of(buffers, weights).items()}
+
+    def matrices(self) -> list[Tensor]:
+        """The learned soft permutations, (members, d, d) for each group."""
+        with torch.autocast(self.scores[0].device.type, enabled=False):  # what few digits leave is not balanced
+            found, ridge = self.balanced(), self.balance.ridge
+        if not ridge:
+            return found
+        return [(each + ridge * self.get_buffer(f"anchor{k}")) / (1 + ridge) for k, each in enumerate(found)]
+
+    def balanced(self) -> list[Tensor]:
+        """The same without a ridge; groups of one width are balanced at once."""
+        widths: dict[int, list[int]] = {}
+        for index, group in enumerate(self.groups):
+            widths.setdefault(group.size, []).append(index)
+        found: dict[int, Tensor] = {}
+        for indices in widths.values():
+            chosen = [self.scores[index] for index in indices]
+            scores = (chosen[0] if len(chosen) == 1 else torch.cat(chosen)) / float(self.get_buffer("temperature"))
+            found.update(zip(indices, self._balanced(scores, indices), strict=True))
+        return [found[index] for index in range(len(self.groups))]
+
+    def _balanced(self, scores: Tensor, indices: Sequence[int]) -> Sequence[Tensor]:
+        how, before = self.balance, None
+        if how.warm:
+            before = torch.cat([self.get_buffer(f"columns{index}") for index in indices])
+        matrices, columns = sinkhorn(scores, how.iterations, how.tolerance, gradient=how.gradient, start=before)
+        if how.warm and self.training:
+            with torch.no_grad():
+                for index, part in zip(indices, columns.split(self.learned), strict=True):
+                    self.get_buffer(f"columns{index}").copy_(part)
+        parts: tuple[Tensor, ...] = matrices.split(self.learned)
+        return parts
+
+    def all_matrices(self) -> list[Tensor]:
+        """Settled and learned matrices, (members, d, d) for each group, without a graph."""
+        with torch.no_grad():
+            learned = self.matrices()
+        return [torch.cat([self.get_buffer(f"settled{i}"), each]) for i, each in enumerate(learned)]
+
+    def figures(self) -> dict[str, float]:
+        """How soft the learned matrices are, how far from doubly stochastic, from invertible, and from permutations."""
+        with torch.no_grad(), evaluating(self):
+            found = self.matrices()
+        taken = [len(matrix.argmax(-1).unique()) / len(matrix) for each in found for matrix in each]
+        return {
+            "softness": float(torch.cat([softness(each) for each in found]).mean()),
+            "row error": max(float((each.sum(-1) - 1).abs().max()) for each in found),
+            "condition": max(float(condition(each).max()) for each in found),
+            "columns taken": sum(taken) / len(taken),  # by a row's largest entry; 1 for permutations
+        }
+
+    def _given(self, index: int) -> State:
+        return {name: self.get_buffer(f"given{k}")[index] for k, name in enumerate(self.names)}
+
+    def _constant(self) -> list[State]:
+        """The members that do not change in this training: fixed ones and those with settled matrices."""
+        settled = [self.get_buffer(f"settled{index}") for index in range(len(self.groups))]
+        key = [(each.data_ptr(), each._version) for each in (self.get_buffer("given0"), *settled)]
+        if self._kept is None or self._kept[0] != key:
+            count = len(self.get_buffer("weights")) - self.learned
+            with torch.inference_mode(False), torch.no_grad():  # evaluation may ask first, and training keeps it
+                states = [self._given(index) for index in range(count - self.num_settled)]
+                for index in range(self.num_settled):
+                    given = self._given(len(states))
+                    states.append(mixed(given, self.groups, [each[index] for each in settled]))
+            self._kept = (key, states)
+        return self._kept[1]
+
+    def _weights(self) -> list[float]:
+        if self.training and self.drawn is not None:
+            return self.drawn
+        weights: list[float] = self.get_buffer("weights").tolist()
+        return weights
+
+    def average(self, matrices: Sequence[Tensor], without: Collection[str] = ()) -> State:
+        """Equation (1) for the parameters but some, with these matrices for the learned members."""
+        with torch.autocast(self.scores[0].device.type, enabled=False):
+            return self._average(matrices, [name for name in self.names if name not in without])
+
+    def _average(self, matrices: Sequence[Tensor], names: Sequence[str]) -> State:
+        states = list(self._constant())
+        for index, own in enumerate(zip(*(each.unbind() for each in matrices), strict=True), start=len(states)):
+            given = self._given(index)
+            states.append(mixed({name: given[name] for name in names}, self.groups, own))
+        weights = self._weights()
+        found = {name: weights[0] * states[0][name] for name in names}
+        for weight, state in zip(weights[1:], states[1:], strict=True):
+            found = {name: torch.add(found[name], state[name], alpha=weight) for name in names}
+        for group, gain in zip(self.groups if self.gains else (), self.gains, strict=True):
+            for axis in (axis for axis in group.axes if axis.divided and axis.name in found):
+                units = axis.units_first(found[axis.name])
+                found[axis.name] = axis.with_units(found[axis.name], units * gain.view(-1, *[1] * (units.ndim - 1)))
+        return found
+
+    @torch.no_grad()
+    def projected(self) -> State:
+        """Equation (1) with the permutations that are nearest to all matrices, which settled ones then are."""
+        for index in range(len(self.groups)):
+            settled = self.get_buffer(f"settled{index}")
+            settled.copy_(nearest_permutations(settled))
+        return self.average([nearest_permutations(each) for each in self.balanced()])
+
+    @torch.no_grad()
+    def measure_statistics(self, data: Data) -> None:
+        """Batch-norm statistics as they are for the network of now."""
+        network = self.member(0)
+        reestimate(network, data)
+        measured = read_state(network)
+        for name, held in self.held.state().items():
+            held.copy_(measured[name].unsqueeze(0))
+
+    def _run(self, inputs: Tensor, *, each: bool) -> Tensor:
+        """In training, linear layers use their weights factor by factor where a batch is small for them."""
+        whole = torch.is_autocast_enabled(inputs.device.type)  # factors would be rounded one by one
+        if whole or not (self.training and self.lazy and torch.is_grad_enabled()):
+            return super()._run(inputs, each=each)
+        matrices = self.matrices()
+        state: dict[str, Any] = {name: tensor[0] for name, tensor in self.held.state().items()}
+        state |= self.average(matrices, without=self.lazy)
+        state |= {name: self._lazily(name, matrices) for name in self.lazy}
+        try:
+            with self.skeleton.holding(state, again=False) as network:
+                return member_logits(network, inputs[0] if each else inputs)
+        except Exception:  # the network's code may do with a weight what only tensors can: then it is given them
+            self.lazy = {}
+            return super()._run(inputs, each=each)
+
+    def _lazily(self, name: str, matrices: Sequence[Tensor]) -> Lazy:
+        left, right = self.lazy[name]
+        weights, states = self._weights(), self._constant()
+        constant = sum((w * state[name] for w, state in zip(weights, states, strict=False)), torch.zeros(()))
+        given = self.get_buffer(f"given{self.names.index(name)}")[len(states) :]
+        if not states:
+            constant = torch.zeros_like(given[0])
+        called = "" if right is None else f"that of '{self.groups[right].name}'"
+        factors = torch.tensor(weights[len(states) :], dtype=given.dtype, device=given.device)
+        outer = None if left is None else matrices[left]
+        inner = None if right is None else matrices[right]
+        return Lazy(torch.as_tensor(constant), Terms(factors, given, outer, inner, called))
+
+    def looped(self, inputs: Tensor) -> bool:
+        """Not where weights are used factor by factor: there are none to take gradients of."""
+        return not self.lazy and super().looped(inputs)
+
+    def expand(self) -> State:
+        """The one network's values, (1, *shape)."""
+        folded = {name: tensor.unsqueeze(0) for name, tensor in self.average(self.matrices()).items()}
+        return {**folded, **self.held.state()}

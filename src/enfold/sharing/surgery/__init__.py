@@ -1,8 +1,0 @@
-"""Surgery: a copy of a network in which some layers are exchanged, or all hidden ones narrower; its class is kept."""
-
-from enfold.sharing.surgery.cuts import widths_of
-from enfold.sharing.surgery.ends import first_and_last
-from enfold.sharing.surgery.layers import refuse_channel_quantisation, replaced, resized
-from enfold.sharing.surgery.narrow import narrowed
-
-__all__ = ["first_and_last", "narrowed", "refuse_channel_quantisation", "replaced", "resized", "widths_of"]

@@ -1,0 +1,118 @@
+"""`fit`, `predict` and `evaluate` accept loaders, data sets, tensors, arrays and built-in data, and refuse the rest."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from enfold import EnfoldError, evaluate, fit, predict
+from enfold.data import Data, Split
+from enfold.data.convert import as_data
+
+INPUTS = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+LABELS = (INPUTS[:, 0] > 0).long()
+
+
+class DataFrame:
+    iloc = None  # how pandas and its relatives are told from other objects
+
+
+class Pairs(Dataset):
+    def __len__(self):
+        return len(LABELS)
+
+    def __getitem__(self, index):
+        return INPUTS[index], LABELS[index]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return zip(INPUTS, LABELS, strict=True)
+
+
+KINDS = {
+    "tensors": (INPUTS, LABELS),
+    "list of tensors": [INPUTS, LABELS],
+    "arrays": (INPUTS.numpy(), LABELS.numpy()),
+    "split": Split(INPUTS, LABELS),
+    "tensor data set": TensorDataset(INPUTS, LABELS),
+    "data set": Pairs(),
+    "stream": Stream(),
+    "loader": DataLoader(TensorDataset(INPUTS, LABELS), batch_size=16),
+    "batches": [(INPUTS[:20], LABELS[:20]), (INPUTS[20:], LABELS[20:])],
+}
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Linear(6, 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_trains_and_is_evaluated(kind):
+    model = network()
+    history = fit(model, KINDS[kind], KINDS[kind], epochs=3, lr=0.1, batch_size=16, quiet=True)
+    assert len(history.epochs[-1].validation_nll) == 1
+    expected = predict(model, (INPUTS, LABELS))
+    torch.testing.assert_close(predict(model, KINDS[kind]).log_probs, expected.log_probs)
+    assert evaluate(model, KINDS[kind]).scores["nll"] < 0.6
+    assert "cnll" in evaluate(model, KINDS[kind], (INPUTS[::2] + 0.01, LABELS[::2])).scores
+
+
+@pytest.mark.parametrize("kind", ["tensors", "arrays", "split", "tensor data set"])
+def test_what_is_in_memory_trains_to_the_same_bits(kind):
+    models = []
+    for given in (KINDS["split"], KINDS[kind]):
+        models.append(network())
+        fit(models[-1], given, epochs=2, batch_size=16, quiet=True)
+    assert torch.equal(models[0].weight, models[1].weight)
+
+
+def test_a_built_in_set_is_the_same_whole_and_by_its_splits():
+    raw = torch.randint(0, 256, (40, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    split = Split(raw, LABELS)
+    data = Data(split, split[:20], split[10:], 2, (1, 4, 4), mean=(0.4,), std=(0.2,))
+    models = []
+    for given in ((data,), (data.train, data.val)):
+        torch.manual_seed(0)
+        models.append(nn.Sequential(nn.Flatten(), nn.Linear(16, 2)))
+        fit(models[-1], *given, epochs=2, batch_size=16, quiet=True)
+    assert torch.equal(models[0][1].weight, models[1][1].weight)
+    assert evaluate(models[0], data).scores == evaluate(models[0], data.test, data.val).scores
+    torch.testing.assert_close(data.test.prepare(raw[:1]), (raw[:1] / 255 - 0.4) / 0.2)
+
+
+def test_looking_at_a_loader_leaves_the_random_state_alone():
+    state = torch.random.get_rng_state()
+    as_data(DataLoader(TensorDataset(INPUTS, LABELS), batch_size=16, shuffle=True))
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (None, "train=None"),
+        (DataFrame(), "got a DataFrame.*to_numpy"),
+        ((INPUTS, LABELS, LABELS), "pair .inputs, labels., got 3"),
+        ("cifar10", r"enfold.data.load\('cifar10'\)"),
+        (INPUTS, "got a Tensor"),
+        ({"x": INPUTS}, "got a dict"),
+        (3, "got a int"),
+        ((INPUTS, LABELS.float()), "whole numbers"),
+        ((INPUTS, LABELS[:5]), "one label an input"),
+        ([(INPUTS, LABELS, LABELS)], "a batch of train must be a pair"),
+        ([{"x": INPUTS}], "a batch of train must be a pair .*got a dict"),
+        ([("a", LABELS)], "inputs of a batch of train must be a tensor, got str"),
+    ],
+)
+def test_other_kinds_are_refused_at_the_call(given, words):
+    model = network()
+    before = model.weight.clone()
+    with pytest.raises(EnfoldError, match=words):
+        fit(model, given, epochs=1, quiet=True)
+    assert torch.equal(model.weight, before)
+
+
+def test_a_setting_that_is_not_there_names_the_nearest():
+    with pytest.raises(EnfoldError, match="no setting 'epoch', did you mean 'epochs'"):
+        fit(network(), (INPUTS, LABELS), epoch=1)

@@ -1,0 +1,363 @@
+"""Distillation: the invariants of its loss, its teacher, and the student it gives."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from enfold.data import Data, Split
+from enfold.data.batches import Batch, Order
+from enfold.distill.divergence import as_target
+from enfold.distill.lesson import Lessons
+from enfold.distill.losses.kd import KD, teacher_log_probs
+from enfold.distill.teacher import Teacher
+from enfold.ensemble import MixedEnsemble
+from enfold.ensembles.batch_ensemble import BatchEnsemble
+from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.errors import EnfoldError, UnchangedWarning
+from enfold.evaluate import best_member, predict
+from enfold.metrics import nll, per_member
+from enfold.train import CrossEntropy, TrainConfig
+
+prop = settings(deadline=None, derandomize=True, max_examples=30)
+REDUCTIONS = ("mean_softened_probs", "mean_probs_then_soften", "mean_logits")
+PLAN = TrainConfig(epochs=3, batch_size=16, lr=0.02, select="last")
+
+
+class Table(nn.Module):
+    """A student whose logits are its parameters, whatever the inputs."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(logits.clone())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.logits
+
+
+def lessons(teacher, alpha: float, temperature: float, smoothing: float = 0.0, **settings: object) -> Lessons:
+    return Lessons(KD(alpha=alpha, temperature=temperature, **settings), teacher, None, smoothing)
+
+
+def teacher_of(members, data: Data, temperature: float = 1.0, reduction: str = "mean_softened_probs", **settings):
+    return Teacher(members, data, KD(temperature=temperature, reduction=reduction).target, **settings)
+
+
+def loss_of(student: Tensor, target: Tensor, labels: Tensor, alpha: float, temperature: float, smoothing: float = 0.0):
+    """The loss and its gradient in the logits, for a teacher that answers `target` = log p_t(τ)."""
+    table = Table(student)
+    objective = lessons(lambda batch: as_target(target), alpha, temperature, smoothing)
+    losses = objective(table, Batch(torch.zeros(len(labels), 1, dtype=student.dtype), labels))
+    losses.sum().backward()
+    return losses.detach(), table.logits.grad
+
+
+def logits_of_seed(seed: int, *shape: int) -> Tensor:
+    return 3 * torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+LABELS = torch.tensor([0, 1, 2, 3, 0])
+
+
+@prop
+@given(seed=st.integers(0, 10**6), temperature=st.floats(0.3, 20))
+def test_alpha_0_is_the_cross_entropy(seed, temperature):
+    student, target = logits_of_seed(seed, 5, 4), logits_of_seed(seed + 1, 5, 4).log_softmax(-1)
+    for smoothing in (0.0, 0.2):
+        loss, _ = loss_of(student, target, LABELS, 0.0, temperature, smoothing)
+        torch.testing.assert_close(loss[0], F.cross_entropy(student, LABELS, label_smoothing=smoothing))
+
+
+@prop
+@given(seed=st.integers(0, 10**6), temperature=st.floats(0.3, 20))
+def test_a_student_that_is_the_teacher_has_nothing_to_learn(seed, temperature):
+    student = logits_of_seed(seed, 5, 4)
+    target = teacher_log_probs(student[None], temperature, "mean_softened_probs")
+    loss, gradient = loss_of(student, target, LABELS, 1.0, temperature)
+    torch.testing.assert_close(loss, torch.zeros(1, dtype=torch.float64), rtol=0, atol=1e-9)
+    torch.testing.assert_close(gradient, torch.zeros(5, 4, dtype=torch.float64), rtol=0, atol=1e-9)
+
+
+@prop
+@given(seed=st.integers(0, 10**6), temperature=st.floats(0.3, 20), alpha=st.floats(0, 1))
+def test_the_gradient_in_closed_form(seed, temperature, alpha):
+    """d/dz of equation (1): (1 - α) (p_s - y) + α τ (p_s(τ) - p_t(τ)), each over the batch size."""
+    student, target = logits_of_seed(seed, 5, 4), logits_of_seed(seed + 1, 5, 4).log_softmax(-1)
+    _, gradient = loss_of(student, target, LABELS, alpha, temperature)
+    hard = student.softmax(-1) - F.one_hot(LABELS, 4)
+    soft = (student / temperature).softmax(-1) - target.exp()
+    torch.testing.assert_close(gradient, ((1 - alpha) * hard + alpha * temperature * soft) / 5)
+
+
+def test_a_high_temperature_matches_logits():
+    student, teacher = logits_of_seed(0, 5, 4), logits_of_seed(1, 1, 5, 4)
+    target = teacher_log_probs(teacher, 1e4, "mean_logits")
+    _, gradient = loss_of(student, target, LABELS, 1.0, 1e4)
+    difference = student - teacher[0]
+    expected = (difference - difference.mean(-1, keepdim=True)) / 4 / 5
+    torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-4)
+
+
+@prop
+@given(seed=st.integers(0, 10**6), temperature=st.floats(0.3, 20), reduction=st.sampled_from(REDUCTIONS))
+def test_equal_teachers_are_one_teacher(seed, temperature, reduction):
+    logits = logits_of_seed(seed, 1, 5, 4)
+    expected = (logits[0] / temperature).log_softmax(-1)
+    torch.testing.assert_close(teacher_log_probs(logits.expand(3, 5, 4), temperature, reduction), expected)
+
+
+@prop
+@given(seed=st.integers(0, 10**6), temperature=st.floats(0.3, 20), reduction=st.sampled_from(REDUCTIONS))
+def test_a_teacher_is_normalised_and_knows_no_order_of_members(seed, temperature, reduction):
+    logits = logits_of_seed(seed, 3, 5, 4)
+    found = teacher_log_probs(logits, temperature, reduction)
+    torch.testing.assert_close(found.exp().sum(-1), torch.ones(5, dtype=torch.float64))
+    torch.testing.assert_close(found, teacher_log_probs(logits[[2, 0, 1]], temperature, reduction))
+
+
+def test_the_three_means_by_hand():
+    """Two members that are sure of different classes, at τ = 2."""
+    logits = torch.tensor([[[0.0, 4.0]], [[2.0, 0.0]]], dtype=torch.float64)
+    one, other = 1 / (1 + math.exp(2)), 1 / (1 + math.exp(-1))
+    found = [teacher_log_probs(logits, 2.0, reduction).exp()[0, 0].item() for reduction in REDUCTIONS]
+    p = (1 / (1 + math.exp(4)) + 1 / (1 + math.exp(-2))) / 2
+    assert found[0] == pytest.approx((one + other) / 2)
+    assert found[1] == pytest.approx(math.sqrt(p) / (math.sqrt(p) + math.sqrt(1 - p)))
+    assert found[2] == pytest.approx(1 / (1 + math.exp(0.5)))
+    first, second, third = (teacher_log_probs(logits, 1.0, reduction) for reduction in REDUCTIONS)
+    torch.testing.assert_close(first, second)
+    assert not torch.allclose(first, third)
+
+
+def test_each_student_has_its_own_loss():
+    students, target = logits_of_seed(0, 3, 5, 4), logits_of_seed(1, 5, 4).log_softmax(-1)
+
+    class Three(nn.Module):
+        num_members = 3
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return students
+
+    together = lessons(lambda batch: as_target(target), 0.7, 2.0)(Three(), Batch(torch.zeros(5, 1), LABELS))
+    alone = [loss_of(student, target, LABELS, 0.7, 2.0)[0][0] for student in students]
+    torch.testing.assert_close(together, torch.stack(alone))
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_cached_answer_is_the_answer(members, data, own):
+    members.eval()
+    looked_up = teacher_of(members, data, 2.0, "mean_softened_probs", remembers=True)
+    computed = teacher_of(members, data, 2.0, "mean_softened_probs", remembers=False)
+    assert looked_up.targets is not None
+    assert looked_up.targets.shape == (40, 3 + 1)
+    assert computed.targets is None
+    for batch in Order(16, range(2) if own else None).batches(data, 0):
+        torch.testing.assert_close(looked_up(batch), computed(batch))
+
+
+def test_a_loader_is_never_cached(members, data):
+    loader = [(data.train.inputs, data.train.labels)]
+    assert teacher_of(members, data.replace(train=loader), remembers=True).targets is None
+
+
+def test_a_cached_and_an_uncached_teacher_make_one_student(members, data, monkeypatch):
+    plan = PLAN.replace(optimizer="sgd")  # Adam makes steps of rounding errors before a batch norm
+    looked_up = KD(plan=plan)(members, data)
+    monkeypatch.setattr(Teacher, "__init__", uncached(Teacher.__init__))
+    computed = KD(plan=plan)(members, data)
+    for name, tensor in looked_up.state_dict().items():
+        torch.testing.assert_close(tensor, computed.state_dict()[name], rtol=1e-4, atol=1e-5)
+
+
+def uncached(make):
+    def init(self, members, data, target, *, remembers, folder):
+        make(self, members, data, target, remembers=False)
+
+    return init
+
+
+class Picture(nn.Module):
+    """Counts how often it is asked, and remembers the mode it was in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(16, 2)
+        self.asked: list[tuple[int, bool]] = []
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.asked.append((len(images), self.training))
+        return self.head(images.flatten(1))
+
+
+@pytest.fixture
+def pictures() -> Data:
+    pixels = torch.randint(0, 256, (24, 1, 4, 4), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    split = Split(pixels, torch.arange(24) % 2)
+    return Data(split, split[:8], split[:8], 2, (1, 4, 4))
+
+
+@pytest.mark.parametrize("augment", [(), ("pad-crop", "flip")])
+def test_augmented_pictures_are_asked_about_anew(pictures, augment):
+    """One pass over the part if the pictures stay; a pass in each epoch if they move; always in eval mode."""
+    teacher = Picture()
+    plan = PLAN.replace(epochs=3, augment=augment, select="last")
+    KD(student=Picture, plan=plan)(MixedEnsemble([teacher]).train(), pictures)
+    assert (
+        sum(size for size, _ in teacher.asked) == (72 if augment else 24) + 2
+    )  # two, to see that it knows the classes
+    assert not any(training for _, training in teacher.asked)
+    assert teacher.training
+
+
+def test_teacher_and_student_see_the_same_augmented_pictures(pictures):
+    members = DeepEnsemble([Picture()])
+    teacher = teacher_of(members, pictures, 1.0, "mean_logits", remembers=False)
+    batch = next(Order(8, range(1), augment=("flip",)).batches(pictures, 0))
+    loss = lessons(teacher, 1.0, 1.0)(members.member(0), batch)
+    torch.testing.assert_close(loss, torch.zeros(1), rtol=0, atol=1e-6)
+
+
+def test_teachers_get_no_gradient(members, data, snapshot):
+    unchanged = snapshot(members.eval())
+    teacher = teacher_of(members, data, 1.0, "mean_logits", remembers=False)
+    batch = next(Order(8).batches(data, 0))
+    assert not teacher(batch).requires_grad
+    lessons(teacher, 1.0, 1.0)(members.member(0), batch).sum().backward()
+    assert all(parameter.grad is None for parameter in members.parameters())
+    KD(plan=PLAN)(members, data)
+    assert unchanged()
+
+
+def test_a_student_comes_closer_to_the_ensemble(members, data):
+    """At α = 1 it is the divergence to the ensemble that falls, and labels are not looked at."""
+    wrong = data.replace(train=Split(data.train.inputs, (data.train.labels + 1) % 3))
+    student = KD(plan=PLAN.replace(epochs=60, select="last"), start="fresh")(members, wrong)
+    ensemble = predict(members, data.train).mean().log_probs[0]
+    distances = [
+        F.kl_div(predict(one, data.train).log_probs[0], ensemble, reduction="batchmean", log_target=True)
+        for one in (student, *members.networks())
+    ]
+    assert distances[0] < min(distances[1:])
+
+
+def test_a_fresh_start_is_another_network_than_any_member(members, data):
+    fresh = KD(plan=PLAN.replace(epochs=0), start="fresh")(members, data)
+    from_member = KD(plan=PLAN.replace(epochs=0), start="member")(members, data)
+    best = best_member(members, data)
+    found = per_member(nll, predict(members, data.val))
+    assert best == int(found.argmin())
+    assert torch.equal(from_member.head.weight, members.member(best).head.weight)
+    assert all(not torch.equal(fresh.head.weight, network.head.weight) for network in members.networks())
+    other = KD(plan=PLAN.replace(epochs=0, seed=5), start="fresh")(members, data)
+    assert not torch.equal(fresh.head.weight, other.head.weight)
+
+
+def test_alpha_0_from_a_member_is_the_control(members, data):
+    """Without the ensemble's term a student is a member trained on."""
+    from enfold.distill.control import Control
+
+    student = KD(alpha=0.0, plan=PLAN)(members, data)
+    control = Control(PLAN)(members, data)
+    for name, tensor in student.state_dict().items():
+        torch.testing.assert_close(tensor, control.state_dict()[name])
+
+
+def test_another_architecture_as_student(members, data, networks):
+    student = KD(plan=PLAN, student=lambda: networks["plain"](width=3))(members, data)
+    assert type(student) is networks["plain"]
+    assert student.inner.weight.shape == (3, 4)
+    again = KD(plan=PLAN, student=lambda: networks["plain"](width=3))(members, data)
+    assert torch.equal(student.inner.weight, again.inner.weight)
+
+
+def test_different_architectures_can_teach(networks, data, snapshot):
+    teachers = MixedEnsemble([networks["plain"](), networks["normed"]()])
+    unchanged = snapshot(teachers)
+    student = KD(plan=PLAN, student=networks["plain"])(teachers, data)
+    assert unchanged()
+    assert type(student) is networks["plain"]
+    with pytest.raises(EnfoldError, match="a student of the members' own class needs members of one architecture"):
+        KD(plan=PLAN)(teachers, data)
+
+
+def test_the_checkpoint_of_other_teachers_is_refused(members, data, tmp_path):
+    file = tmp_path / "distill.safetensors"
+    KD(plan=PLAN, start="fresh")(members, data, checkpoint=file)
+    for other in (
+        lambda: KD(plan=PLAN, start="fresh")(members[:3], data, checkpoint=file),
+        lambda: KD(plan=PLAN, start="fresh", alpha=0.5)(members, data, checkpoint=file),
+        lambda: KD(plan=PLAN, start="fresh", reduction="mean_logits")(members, data, checkpoint=file),
+    ):
+        with pytest.raises(EnfoldError, match="can only continue the training it is from"):
+            other()
+    again = KD(plan=PLAN, start="fresh")(members, data, checkpoint=file)
+    assert torch.isfinite(again.head.weight).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"alpha": 1.5}, r"alpha must be in \[0, 1\], got 1.5"),
+        ({"alpha": math.nan}, r"alpha must be in \[0, 1\], got nan"),
+        ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
+        ({"temperature": math.nan}, "temperature must be above 0, got nan"),
+        ({"temperature": math.inf}, "temperature must be above 0, got inf"),
+        ({"reduction": "median"}, "reduction must be one of mean_softened_probs, .*, got 'median'"),
+        ({"start": "scratch"}, "start must be one of member, fresh, average, matched, als, got 'scratch'"),
+    ],
+)
+def test_settings_that_cannot_be(settings, message):
+    with pytest.raises(EnfoldError, match=message):
+        KD(**settings)
+
+
+def test_a_reduction_nobody_knows():
+    with pytest.raises(EnfoldError, match="reduction must be"):
+        teacher_log_probs(torch.zeros(2, 3, 4), 1.0, "median")
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_diverged_teacher_is_named(members, data, cached):
+    with torch.no_grad():
+        members.expand()["head.weight"][2] = math.nan
+    loader = data.replace(train=[(data.train.inputs, data.train.labels)])
+    with pytest.raises(EnfoldError, match="a teacher's outputs must be finite"):
+        KD(plan=PLAN, student=lambda: nn.Linear(4, 3))(members, data if cached else loader)
+
+
+def test_the_cross_entropy_of_the_plan_is_used(members, data):
+    """A plan's label smoothing holds for the labels' part of the loss."""
+    student = members.member(0).eval()
+    batch = next(Order(16).batches(data, 0))
+    teacher = teacher_of(members.eval(), data, 1.0, "mean_logits", remembers=True)
+    mixed = lessons(teacher, 0.25, 1.0, 0.3)(student, batch)
+    soft, hard = lessons(teacher, 1.0, 1.0)(student, batch), CrossEntropy(0.3)(student, batch)
+    torch.testing.assert_close(mixed, 0.25 * soft + 0.75 * hard)
+
+
+RUINOUS = PLAN.replace(lr=50.0, select="best")
+
+
+def test_a_student_that_is_its_start_says_so_with_the_members_index(members, data):
+    with pytest.warns(UnchangedWarning, match=f"member {best_member(members, data)}"):
+        student = KD(plan=RUINOUS)(members, data)
+    start = members.member(best_member(members, data))
+    assert all(torch.equal(one, other) for one, other in zip(student.parameters(), start.parameters(), strict=True))
+
+
+def test_a_share_and_a_fresh_student_that_stay_as_they_started_say_so(members, data):
+    with pytest.warns(UnchangedWarning, match="member"):
+        KD(share=BatchEnsemble(2), plan=RUINOUS)(members, data)
+    with pytest.warns(UnchangedWarning, match="before"):
+        KD(plan=RUINOUS).after(members.member(0), members, data)
+
+
+def test_nothing_is_said_of_the_last_epoch_or_of_a_student_that_was_not_trained(members, data):
+    KD(plan=PLAN.replace(epochs=0))(members, data)
+    KD(plan=RUINOUS.replace(select="last", lr=0.1))(members, data)

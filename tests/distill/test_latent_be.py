@@ -1,0 +1,314 @@
+"""LatentBE: its step against one written out, its three folds, and what it returns."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from enfold.data import Data, Split
+from enfold.distill.cached import CachedTeacher
+from enfold.distill.losses.latent_be import LatentBE, SameTargetsWarning, folded
+from enfold.engines.skeleton import read_state
+from enfold.ensemble import MixedEnsemble
+from enfold.ensembles.batch_ensemble import BatchEnsemble
+from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensembles.hydra import Hydra
+from enfold.errors import EnfoldError
+from enfold.evaluate import predict
+from enfold.merge.common.folding import mean_state
+from enfold.metrics import nll, per_member
+from enfold.train import TrainConfig
+
+plain = pytest.mark.parametrize("members", ["plain"], indirect=True)
+normed = pytest.mark.parametrize("members", ["normed"], indirect=True)
+PLAN = TrainConfig(epochs=2, batch_size=16, lr=0.02)
+FOLDS = ("mean_outer", "outer_mean", "sum")
+
+
+def small() -> nn.Sequential:
+    """A grouped convolution with a bias, a batch norm and a head."""
+    layers = [nn.Conv2d(2, 4, 3, groups=2), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3)]
+    return nn.Sequential(*layers).double()
+
+
+def published_steps(
+    network: nn.Sequential, teachers: Tensor, inputs: Tensor, labels: Tensor, plan: TrainConfig, alpha: float
+):
+    """Three steps as the authors take them: the mean over members and examples, with gradients of r and s times M."""
+    M, tau = len(teachers), 4.0
+    conv, norm, _, _, head = network
+    slow = [conv.weight, conv.bias, norm.weight, norm.bias, head.weight, head.bias]
+    W, b, g, h, V, c = slow = [tensor.detach().clone().requires_grad_() for tensor in slow]
+    fast = [torch.ones(M, size, dtype=torch.float64, requires_grad=True) for size in (2, 4, 16, 3)]
+    r1, s1, r2, s2 = fast
+    mean, variance = torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+    optimizer = torch.optim.SGD([*slow, *fast], plan.lr, plan.momentum, nesterov=True)
+
+    def rows(vectors: Tensor, axes: int) -> Tensor:
+        return vectors.repeat_interleave(len(inputs), 0).view(M * len(inputs), -1, *(1,) * (axes - 2))
+
+    for _ in range(3):
+        x = rows(r1, 4) * inputs.repeat(M, 1, 1, 1)
+        x = rows(s1, 4) * F.conv2d(x, W, b, groups=2)
+        x = torch.tanh(F.batch_norm(x, mean, variance, g, h, training=True))
+        z = (rows(s2, 2) * F.linear(rows(r2, 2) * x.flatten(1), V, c)).view(M, len(inputs), 3)
+        soft = -((teachers / tau).softmax(-1) * (z / tau).log_softmax(-1)).sum(-1).mean()
+        hard = F.cross_entropy(z.flatten(0, 1), labels.repeat(M))
+        decay = 0.5 * sum(p.square().sum() for p in slow) + 0.5 / M * sum((1 - p).square().sum() for p in fast)
+        loss = (1 - alpha) * hard + alpha * tau**2 * soft + plan.weight_decay * decay
+        optimizer.zero_grad()
+        loss.backward()
+        for vector in fast:
+            vector.grad *= M
+        optimizer.step()
+    return [tensor.detach() for tensor in (*slow, mean, variance, *fast)]
+
+
+def test_three_steps_are_the_published_ones():
+    torch.manual_seed(0)
+    inputs, labels = torch.randn(12, 2, 4, 4, dtype=torch.float64), torch.arange(12) % 3
+    data = Data(Split(inputs, labels), [], Split(inputs, labels), 3, (2, 4, 4))
+    teachers, network = DeepEnsemble([small() for _ in range(4)]).eval(), small()
+    plan = TrainConfig(
+        epochs=3, batch_size=12, optimizer="sgd", lr=0.1, weight_decay=0.05, schedule="constant"
+    )  # fmt: skip
+    expected = published_steps(network, teachers(inputs).detach(), inputs, labels, plan, alpha=0.8)
+    latent = LatentBE(alpha=0.8, student=lambda: network, plan=plan).latent(teachers, data)
+    state, fast = latent.shared.state(), latent.fast.state()
+    names = ("0.weight", "0.bias", "1.weight", "1.bias", "4.weight", "4.bias", "1.running_mean", "1.running_var")
+    found = [*(state[name] for name in names), *(fast[name][0] for name in ("0.r", "0.s", "4.r", "4.s"))]
+    torch.testing.assert_close([tensor.detach() for tensor in found], expected, rtol=1e-9, atol=1e-11)
+    assert all((vectors - 1).abs().max() > 1e-3 for vectors in expected[-4:])
+
+
+def spread(members, scale: float = 0.3, seed: int = 0):
+    """The members, with r, s and what each owns moved at random."""
+    source = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for vectors in [*members.fast.parameters(), *members.own.parameters()]:
+            vectors.add_(scale * torch.randn(vectors.shape, generator=source, dtype=torch.float64).to(vectors))
+    return members
+
+
+class Attention(nn.Module):
+    """An embedding, torch's own attention, a layer norm and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.attention = nn.Embedding(9, 8), nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.table(tokens)
+        return self.head(self.norm(x + self.attention(x, x, x)[0]).mean(1))
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        nn.Linear(5, 3),
+        nn.Conv2d(4, 6, 3),
+        nn.Conv2d(4, 6, 3, groups=2),
+        nn.ConvTranspose2d(4, 6, 3, groups=2),
+        nn.Embedding(7, 4),
+        Attention(),
+        small(),
+    ],
+    ids=lambda network: type(network).__name__,
+)
+@pytest.mark.parametrize("bias", ["shared_pre", "shared_post", "member"])
+@pytest.mark.filterwarnings("ignore::enfold.errors.PartialCoverageWarning")
+def test_the_mean_of_outer_products_is_the_mean_of_the_members(network, bias):
+    members = spread(BatchEnsemble(3, bias=bias, init="ones", batch_norm="joint")(network))
+    states = [read_state(member) for member in members.networks()]
+    found = folded(members)
+    assert found.keys() == read_state(network).keys()
+    for name, tensor in found.items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(tensor, torch.stack([state[name] for state in states]).mean(0))
+
+
+@pytest.mark.parametrize("network", [nn.Linear(5, 3), nn.Conv2d(4, 6, 3, groups=2), nn.Embedding(7, 4), small()])
+def test_the_three_folds_by_their_equations(network):
+    members = spread(BatchEnsemble(3, bias="shared_pre", init="ones")(network))
+    outer, added = folded(members, "outer_mean"), folded(members, "sum")
+    fast = members.fast.state()
+    for prefix, shape in members.layers.items():
+        weight, name = members.shared.state()[f"{prefix}weight"], f"{prefix}weight"
+        torch.testing.assert_close(added[name], 3 * folded(members)[name])
+        s, r = fast[f"{prefix}s"][0], fast.get(f"{prefix}r", torch.ones(1, 3, shape.outputs))[0]
+        mean = weight * shape.factor(r.mean(0).view(1, 1, -1) if shape.inputs else None, s.mean(0).view(1, 1, -1))[0]
+        torch.testing.assert_close(outer[name], mean)
+        if f"{prefix}bias" in outer:
+            for state in (outer, added):
+                torch.testing.assert_close(
+                    state[f"{prefix}bias"], s.mean(0) * members.shared.state()[f"{prefix}bias"]
+                )  # fmt: skip
+
+
+def test_a_covariance_by_hand():
+    """r = (1, 3), s = (1, 3): the mean of products is 5, the product of means 4, the sum 10."""
+    members = BatchEnsemble(2, init="ones", bias="shared_pre")(nn.Linear(1, 1))
+    with torch.no_grad():
+        members.shared.state()["weight"].fill_(1.0)
+        members.shared.state()["bias"].fill_(7.0)
+        for name in ("r", "s"):
+            members.fast.get_parameter(name).copy_(torch.tensor([[[1.0], [3.0]]]))
+    assert [folded(members, how)["weight"].item() for how in FOLDS] == [5.0, 4.0, 10.0]
+    assert [folded(members, how)["bias"].item() for how in FOLDS] == [14.0, 14.0, 14.0]
+
+
+def test_equal_members_fold_alike():
+    """All three, after the sum is divided by M; at r = s = 1 it is the network and every member."""
+    network = small()
+    for members in (BatchEnsemble(4, init="ones")(network), BatchEnsemble(4, init="gaussian")(network)):
+        with torch.no_grad():
+            for vectors in members.fast.parameters():
+                vectors.copy_(vectors[:, :1].expand_as(vectors))
+        mean, outer, added = (folded(members, how) for how in FOLDS)
+        for name in ("0.weight", "4.weight"):
+            torch.testing.assert_close([outer[name], added[name] / 4], [mean[name]] * 2)
+            torch.testing.assert_close(mean[name], members.expand()[name][2])
+    at_start = BatchEnsemble(4, init="ones", bias="shared_pre", batch_norm="joint")(network.eval())
+    inputs = torch.randn(5, 2, 4, 4, dtype=torch.float64)
+    found = at_start.network(folded(at_start))
+    torch.testing.assert_close(found(inputs), network(inputs))
+    torch.testing.assert_close(at_start(inputs), network(inputs).expand(4, 5, 3))
+
+
+@pytest.mark.parametrize("how", ["mean_outer", "outer_mean"])
+def test_the_error_of_the_fold_is_of_second_order(how):
+    """Half the spread, a quarter of the difference to the members' mean prediction."""
+    torch.manual_seed(0)
+    network, inputs = small().eval(), torch.randn(20, 2, 4, 4, dtype=torch.float64)
+    errors = []
+    for scale in (0.02, 0.01, 0.005):
+        members = spread(BatchEnsemble(4, init="ones", bias="shared_pre", batch_norm="joint")(network), scale).eval()
+        one = members.network(folded(members, how))(inputs).softmax(-1)
+        errors.append((one - members(inputs).softmax(-1).mean(0)).norm().item())
+    assert errors[0] / errors[1] == pytest.approx(4, rel=0.1)
+    assert errors[1] / errors[2] == pytest.approx(4, rel=0.1)
+
+
+@pytest.mark.parametrize("settings", [{}, {"batch_norm": "own"}, {"batch_norm": "shared", "bias": "member"}])
+def test_one_network_of_the_users_class_from_the_latent_members(members, data, settings):
+    method = LatentBE(plan=PLAN, **settings)
+    network, latent = method(members, data), method.latent(members, data)
+    assert type(network) is type(members.member(0))
+    assert network.state_dict().keys() == members.member(0).state_dict().keys()
+    assert latent.share == method.student_share(4)
+    expected = mean_state(latent)
+    for name, parameter in network.named_parameters():
+        torch.testing.assert_close(parameter, expected[name])
+    assert not network.training
+
+
+@normed
+def test_statistics_are_those_of_training_or_measured_anew(members, data):
+    """Measured where members have their own, or where it is asked for."""
+    for choice in ("joint", "shared", "own"):
+        latent = LatentBE(plan=PLAN, batch_norm=choice).latent(members, data)
+        for wanted in (None, False, True):
+            network = LatentBE(plan=PLAN, batch_norm=choice, reestimate_batch_norm=wanted)(members, data)
+            kept = torch.allclose(network.norm.running_mean, mean_state(latent)["norm.running_mean"])
+            assert kept == (wanted is False or (wanted is None and choice == "joint")), (choice, wanted)
+
+
+@plain
+def test_without_training_it_is_what_it_starts_from(members, data):
+    equal = DeepEnsemble([members.member(1)] * 4)
+    network = LatentBE(start="member", plan=PLAN.replace(epochs=0))(equal, data)
+    for name, parameter in members.member(1).named_parameters():
+        torch.testing.assert_close(dict(network.named_parameters())[name], parameter)
+    fresh = LatentBE(plan=PLAN.replace(epochs=0))(equal, data)
+    assert not torch.allclose(fresh.head.weight, members.member(1).head.weight)
+
+
+@plain
+def test_the_epoch_is_chosen_by_the_folded_network(members, data):
+    """With the sum, whose validation NLL falls here while the members' rises, so that they would stay at the start."""
+    plan = PLAN.replace(optimizer="sgd", lr=0.5, schedule="constant", select="last", batch_size=40)
+    method = LatentBE(fold="sum", start="member", plan=plan)
+    latent = [replace(method, plan=plan.replace(epochs=epochs)).latent(members, data) for epochs in range(4)]
+    scores = [float(per_member(nll, predict(model, data.val)).mean()) for model in latent]
+    assert scores.index(min(scores)) == 0
+    best = replace(method, plan=plan.replace(epochs=3, select="best")).latent(members, data)
+    after = [nll(predict(method.judged(model), data.val)) for model in (*latent, best)]
+    assert after[3] == min(after)
+    assert after[4] == pytest.approx(after[3])
+
+
+@plain
+def test_latent_members_part_and_the_network_learns(members, data):
+    plan = PLAN.replace(epochs=40, batch_size=40, lr=0.05, select="last")
+    method = LatentBE(plan=plan)
+    latent, network = method.latent(members, data), method(members, data)
+    assert all((vectors.std(1) > 0).any() for vectors in latent.fast.parameters())
+    ensemble = predict(members, data.train).mean().log_probs[0]
+    start = LatentBE(plan=plan.replace(epochs=0))(members, data)
+    apart = [
+        F.kl_div(predict(one, data.train).log_probs[0], ensemble, reduction="batchmean", log_target=True)
+        for one in (network, start)
+    ]
+    assert apart[0] < 0.2 * apart[1]
+
+
+@plain
+def test_teachers_that_say_the_same_are_warned_of(members, data):
+    first, second = members.member(0), members.member(1)
+    with pytest.warns(
+        SameTargetsWarning, match="told apart by their teachers alone, .*: use teachers trained from other seeds"
+    ):
+        latent = LatentBE(plan=PLAN).latent(DeepEnsemble([first] * 3), data)
+    for vectors in latent.fast.parameters():
+        torch.testing.assert_close(vectors, vectors[:, :1].expand_as(vectors))
+    with pytest.warns(SameTargetsWarning, match="teachers 1 and 2 are"):
+        LatentBE(plan=PLAN)(DeepEnsemble([first, second, second]), data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        LatentBE(plan=PLAN)(DeepEnsemble([first]), data)  # there is nobody to be told apart from
+
+
+def test_a_loader_recorded_answers_and_other_architectures(members, data, networks):
+    loader = data.replace(train=[(data.train.inputs, data.train.labels)])
+    assert torch.isfinite(LatentBE(plan=PLAN)(members, loader)(data.test.inputs)).all()
+    with torch.no_grad():
+        recorded = CachedTeacher(members.eval()(data.train.inputs))
+    kind = type(members.member(0))
+    assert type(LatentBE(plan=PLAN, student=kind)(recorded, data)) is kind
+    mixed = MixedEnsemble([networks["plain"](), networks["normed"]()])
+    assert type(LatentBE(plan=PLAN, student=networks["plain"])(mixed, data)) is networks["plain"]
+
+
+def test_vectors_take_the_steps_of_one_member():
+    assert LatentBE(plan=PLAN.replace(optimizer="sgd")).student_share(5).fast_grad_scale == 5
+    assert LatentBE(plan=PLAN.replace(optimizer="adamw")).student_share(5).fast_grad_scale == 1
+    assert LatentBE().student_share(5).fast_decay == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"share": Hydra(4)}, r"one member a teacher, got share=Hydra\(.*: leave it out, or use one_to_one"),
+        ({"share": BatchEnsemble(4)}, "one member a teacher, got share=BatchEnsemble"),
+        ({"start": "als"}, "must start as one network, got start: als.*: use fresh, member, average or matched"),
+        ({"fold": "median"}, "fold must be one of mean_outer, outer_mean, sum, got 'median'"),
+        ({"bias": "none"}, "bias must be one of shared_pre, shared_post, member, got 'none'"),
+        ({"batch_norm": "mine"}, "batch_norm must be one of own, shared, joint, got 'mine'"),
+        ({"fast_decay": -1.0}, "fast_decay must be 0 or more, got -1.0: change fast_decay"),
+        ({"temperature": 0.0}, "temperature must be above 0"),
+    ],
+)
+def test_settings_that_cannot_be(settings, message):
+    with pytest.raises(EnfoldError, match=message):
+        LatentBE(**settings)
+
+
+def test_a_fold_nobody_knows():
+    with pytest.raises(EnfoldError, match="the fold must be one of mean_outer, outer_mean, sum, got 'median'"):
+        folded(BatchEnsemble(2)(nn.Linear(3, 2)), "median")

@@ -1,0 +1,94 @@
+"""Outputs that are not the logits of classes are refused by name, not averaged over some axis."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from enfold import Data, DeepEnsemble, MixedEnsemble, Split, TrainConfig, evaluate, fit, predict
+from enfold.errors import DroppedOutputWarning, EnfoldError
+from enfold.train.objective import batch_logits
+
+NETWORKS = {
+    "dense": (lambda: nn.Conv2d(1, 3, 3, padding=1), (1, 8, 8)),
+    "tokens": (lambda: nn.Linear(4, 3), (5, 4)),
+    "one output": (lambda: nn.Linear(4, 1), (4,)),
+    "no axis of classes": (lambda: nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), (4,)),
+}
+
+
+def data_of(shape: tuple[int, ...]) -> Data:
+    inputs, labels = torch.randn(12, *shape), torch.zeros(12, dtype=torch.long)
+    return Data(Split(inputs, labels), Split(inputs + 1, labels), Split(inputs + 2, labels), 1, shape)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("kind", [DeepEnsemble, MixedEnsemble])
+def test_forward_mean_and_evaluation_refuse_them(name, kind):
+    make, shape = NETWORKS[name]
+    members = kind([make() for _ in range(3)])
+    with pytest.raises(EnfoldError, match="classes"):
+        members.forward_mean(torch.randn(4, *shape))
+    with pytest.raises(EnfoldError, match="classes"):
+        evaluate(members, data_of(shape))
+    assert members(torch.randn(4, *shape)).shape[:2] == (3, 4), "the members' own outputs are there"
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_so_does_training_by_cross_entropy(name):
+    make, shape = NETWORKS[name]
+    members = DeepEnsemble([make() for _ in range(2)])
+    with pytest.raises(EnfoldError, match="classes"):
+        fit(members, data_of(shape).replace(val=[]), config=TrainConfig(epochs=1), quiet=True)
+
+
+def test_an_objective_of_the_users_own_may_take_one_output():
+    make, shape = NETWORKS["one output"]
+    members = DeepEnsemble([make() for _ in range(2)])
+    history = fit(
+        members,
+        data_of(shape).replace(val=[]),
+        config=TrainConfig(epochs=1),
+        objective=lambda model, batch: batch_logits(model, batch).square().mean((1, 2)),
+        quiet=True,
+    )
+    assert len(history.epochs) == 1
+
+
+class More(nn.Module):
+    """A network that returns more than its logits, as a dictionary, an object or a named tuple."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer, self.kind = nn.Linear(4, 3), kind
+
+    def forward(self, inputs: torch.Tensor) -> object:
+        fields = {"logits": self.layer(inputs), f"aux_{self.kind}": inputs, "loss": None}
+        if self.kind == "dictionary":
+            return fields
+        return SimpleNamespace(**fields) if self.kind == "object" else namedtuple("Output", fields)(**fields)
+
+
+@pytest.mark.filterwarnings("error:a network returns")
+@pytest.mark.parametrize("kind", ["dictionary", "object", "tuple"])
+def test_outputs_that_are_dropped_are_named_once(kind):
+    network = More(kind)
+    with pytest.warns(DroppedOutputWarning, match=f"aux_{kind} beside"):
+        predict(network, data_of((4,)).test)
+    predict(network, data_of((4,)).test)
+
+
+@pytest.mark.filterwarnings("error:a network returns")
+def test_nothing_is_said_of_an_object_with_logits_alone():
+    predict(nn.Sequential(More("dictionary"), Only()), data_of((4,)).test)
+
+
+class Only(nn.Module):
+    """The logits, and what is None."""
+
+    def forward(self, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:
+        return {"logits": given["logits"], "aux": None}

@@ -1,0 +1,84 @@
+"""A wrong input size is one sentence with the shape, what the network takes and torch's own words; bugs stay bugs."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from enfold.data import Data, Split
+from enfold.ensembles.batch_ensemble import BatchEnsemble
+from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.errors import EnfoldError, WrongShape
+from enfold.evaluate import predict
+from enfold.train import TrainConfig, fit
+
+
+def make_linear() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def make_convolutional() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+
+
+def data_of(shape: tuple[int, ...]) -> Data:
+    part = Split(torch.randn(8, *shape), torch.arange(8) % 3)
+    return Data(part, Split(part.inputs[:0], part.labels[:0]), part, 3, shape)
+
+
+def models(make) -> dict[str, nn.Module]:
+    return {"network": make(), "members": DeepEnsemble.make(make, 2), "share": BatchEnsemble(2)(make())}
+
+
+@pytest.mark.parametrize("kind", ["network", "members", "share"])
+@pytest.mark.parametrize(
+    ("make", "shape", "takes"),
+    [
+        (make_linear, (3, 2), "first layer takes 12 features"),
+        (make_convolutional, (1, 8, 8), r"first layer takes \(3, height, width\)"),
+    ],
+)
+def test_it_is_said_wherever_a_first_batch_fails(kind, make, shape, takes):
+    data, said = data_of(shape), rf"Sequential, whose {takes}, fails on inputs of shape \({shape[0]}, {shape[1]}"
+    calls = [
+        lambda model: predict(model, data.test),
+        lambda model: fit(model, data, config=TrainConfig(epochs=1), quiet=True),
+    ]
+    if kind != "network":
+        calls.append(lambda model: model(data.train.inputs))
+    for call in calls:
+        with pytest.raises(WrongShape, match=said) as raised:
+            call(models(make)[kind])
+        cause = raised.value.__cause__
+        assert isinstance(cause, RuntimeError)
+        assert " ".join(str(cause).split()) in str(raised.value)
+        assert isinstance(raised.value, EnfoldError)
+        assert str(raised.value).endswith("change the network, or the shape of the data")
+
+
+class Broken(nn.Module):
+    """A bug of the user's own, on its `fails`-th call."""
+
+    def __init__(self, error: Exception, fails: int = 1) -> None:
+        super().__init__()
+        self.layer, self.error, self.left = nn.Linear(4, 3), error, fails
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.left -= 1
+        if self.left == 0:
+            raise self.error
+        return self.layer(inputs)
+
+
+@pytest.mark.parametrize(
+    ("error", "fails"),
+    [
+        (ZeroDivisionError("division by zero"), 1),
+        (RuntimeError("out of ideas"), 1),
+        (torch.OutOfMemoryError("no room for size 3"), 1),
+        (RuntimeError("the size of tensor a must match"), 2),  # the first batch went well
+    ],
+)
+def test_what_is_no_matter_of_shape_is_raised_as_it_is(error, fails):
+    with pytest.raises(type(error)) as raised:
+        predict(Broken(error, fails), data_of((4,)).test, batch_size=4)
+    assert raised.value is error

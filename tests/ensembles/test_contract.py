@@ -1,0 +1,265 @@
+"""What every share keeps to, over the registry and a zoo of networks: a new file is tested with no edit here."""
+
+import dataclasses
+
+import pytest
+import rtdl_revisiting_models
+import torch
+from torch import Tensor, nn
+
+import enfold
+from enfold.cost import parameters
+from enfold.data import Data, Split
+from enfold.data.batches import Batch
+from enfold.ensemble import Ensemble, trained_members
+from enfold.ensembles.common.sampling import Sampled
+from enfold.errors import EnfoldError
+from enfold.evaluate import predict
+from enfold.metrics import accuracy, nll
+from enfold.networks import MLP, MediumCNN, ResNet, ViT
+from enfold.registry import methods
+from enfold.train import TrainConfig
+from enfold.train.optimize import param_groups
+
+
+class Words(nn.Module):
+    """Embedding, layer norm, attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.attention = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.attention(self.embedding(tokens)).mean(1))
+
+
+def convolutions() -> nn.Module:
+    """Grouped, transposed and one-dimensional convolutions in nested modules."""
+    image = nn.Sequential(
+        nn.Conv2d(3, 6, 3, groups=3), nn.BatchNorm2d(6), nn.ReLU(), nn.ConvTranspose2d(6, 8, 3, groups=2)
+    )
+    return nn.Sequential(image, nn.Flatten(2), nn.Conv1d(8, 4, 5), nn.AdaptiveAvgPool1d(1), nn.Flatten())
+
+
+def foreign() -> nn.Module:
+    """A network from a package that nobody here wrote: residual, with batch norm and dropout."""
+    return rtdl_revisiting_models.ResNet(
+        d_in=12, d_out=4, n_blocks=2, d_block=8, d_hidden=None, d_hidden_multiplier=2.0, dropout1=0.1, dropout2=0.1
+    )
+
+
+NETWORKS = {
+    "mlp": (lambda: MLP(12, [8, 8], 4), lambda: torch.randn(6, 12)),
+    "bare": (lambda: nn.Linear(12, 4), lambda: torch.randn(6, 12)),
+    "batch norm": (
+        lambda: nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4)),
+        lambda: torch.randn(6, 12),
+    ),
+    "convolutions": (convolutions, lambda: torch.randn(6, 3, 8, 8)),
+    "cnn": (lambda: MediumCNN((3, 16, 16), 4, channels=(4, 8), dropout=0.0), lambda: torch.randn(6, 3, 16, 16)),
+    "residual": (lambda: ResNet(width=4, depth=8, num_classes=4), lambda: torch.randn(6, 3, 8, 8)),
+    "vit": (lambda: ViT((3, 8, 8), 4, width=8, depth=1, heads=2), lambda: torch.randn(6, 3, 8, 8)),
+    "words": (Words, lambda: torch.randint(20, (6, 5))),
+    "rtdl": (foreign, lambda: torch.randn(6, 12)),
+}
+KINDS = ("batch norm", "convolutions", "words")  # one of each kind of layer, for what the architecture hardly touches
+SHARES = sorted(methods("share"))
+M = 3
+SETTINGS = {  # what a method needs beside its defaults to be tried on networks as small as these
+    "mc_dropout": {"inject": 0.2},
+    "hyper_deep_ensemble": {"candidates": 4},
+    "swa": {"num_members": 1},
+}
+UNSUITED = {  # method -> networks that it refuses, saying why and what to do
+    "film_ensemble": ("mlp", "bare", "cnn"),  # no norm layers
+    "mc_dropout": ("rtdl",),  # has dropout of its own, so nothing may be injected
+    "mimo": ("words",),  # no first layer that could take several inputs
+}
+JOINT = (
+    "fge",
+    "mimo",
+    "mixture_ensemble",
+    "packed_ensemble",
+    "snapshot_ensemble",
+    "swa",
+)  # methods whose members are made together, so that M are not the first of M + 1
+TIES_WELCOME = ("mc_dropout", "swa", "swag")  # methods that change no weight of a layer, so that tied ones stay tied
+TRAINING = TrainConfig(epochs=6, batch_size=4, lr=0.01, select="last")
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning"),
+    pytest.mark.filterwarnings("ignore::enfold.ensembles.common.search.FewerCandidatesWarning"),
+]
+
+
+def method_of(name: str, num_members: int = M):
+    return methods("share")[name].make(**{"num_members": num_members, **SETTINGS.get(name, {})})
+
+
+def data_of(inputs: Tensor) -> Data:
+    labels = torch.arange(len(inputs)) % 4
+    part = Split(inputs, labels)
+    return Data(part, part, part, 4, tuple(inputs.shape[1:]))
+
+
+def ready(name: str, network: nn.Module, inputs: Tensor, num_members: int = M) -> nn.Module:
+    """Members as they are after training where they only exist then, else as they start."""
+    share = method_of(name, num_members)
+    model = share(network)
+    if isinstance(model, Sampled):
+        model = share.train(network, data_of(inputs), TRAINING, quiet=True)
+    return model.eval()
+
+
+def looped(model: nn.Module) -> nn.Module:
+    """Members run one by one: to choose an engine takes longer than all else in these tests."""
+    return model.set_engine("loop") if isinstance(model, Ensemble) else model
+
+
+@pytest.fixture(params=NETWORKS)
+def network_name(request):
+    return request.param
+
+
+@pytest.fixture(params=SHARES)
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def case(name, network_name):
+    torch.manual_seed(0)
+    if network_name in UNSUITED.get(name, ()):
+        pytest.skip(f"{name} refuses it")
+    make, inputs = NETWORKS[network_name]
+    return make(), inputs()
+
+
+@pytest.mark.parametrize(("name", "network_name"), [(name, each) for name in UNSUITED for each in UNSUITED[name]])
+def test_what_does_not_suit_is_refused_with_a_remedy(name, network_name):
+    with pytest.raises(EnfoldError, match=r".+: .+"):
+        method_of(name)(NETWORKS[network_name][0]())
+
+
+def test_forward_is_the_loop_over_members(name, case):
+    network, inputs = case
+    members = ready(name, network, inputs)
+    outputs = members(inputs)
+    assert outputs.shape == (members.num_members, 6, 4)
+    torch.testing.assert_close(members(inputs), outputs, rtol=0, atol=0)
+    if not isinstance(members, Ensemble):
+        return  # members do not exist as networks of their own
+    networks = members.networks()
+    alone = torch.stack([member.eval()(inputs) for member in networks])
+    torch.testing.assert_close(outputs, alone, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(looped(members)(inputs), alone, rtol=1e-4, atol=1e-4)
+    assert type(networks[0]) is type(network)
+    assert networks[0].state_dict().keys() == network.state_dict().keys()
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked", "vmap"])
+@pytest.mark.parametrize("network_name", ["batch norm", "cnn"])
+def test_every_engine_gives_what_the_members_give(name, case, engine):
+    network, inputs = case
+    members = ready(name, network, inputs)
+    if not isinstance(members, Ensemble):
+        pytest.skip("members do not exist as networks of their own")
+    try:
+        outputs = members.set_engine(engine)(inputs)
+    except EnfoldError as reason:
+        if engine == "loop":
+            raise
+        pytest.skip(str(reason))
+    alone = torch.stack([member.eval()(inputs) for member in members.networks()])
+    torch.testing.assert_close(outputs, alone, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in SHARES if "batch_norm" in methods("share")[name].fields])
+def test_batch_norms_are_the_members_own_or_shared(name):
+    torch.manual_seed(0)
+    make, inputs = NETWORKS["batch norm"]
+    for choice in ("own", "shared"):
+        share = methods("share")[name].make(num_members=M, batch_norm=choice)
+        members = looped(share(make())).train()
+        optimizer = torch.optim.SGD(members.parameters(), lr=0.5)
+        for _ in range(2):
+            optimizer.zero_grad()
+            outputs = members(inputs())
+            (outputs * torch.arange(1.0, M + 1)[:, None, None]).square().mean().backward()
+            optimizer.step()
+        scales = members.expand()["1.weight"]
+        assert scales.shape[0] == M
+        assert torch.equal(scales[0], scales[-1]) == (choice == "shared")
+
+
+def test_a_step_gives_every_declared_parameter_a_gradient_and_leaves_the_source(name, case):
+    network, inputs = case
+    before = {key: tensor.clone() for key, tensor in network.state_dict().items()}
+    share = method_of(name)
+    members = looped(share(network)).train()
+    groups = param_groups(members, TrainConfig(weight_decay=0.1))
+    declared = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(declared) == sorted(id(parameter) for parameter in members.parameters() if parameter.requires_grad)
+    if isinstance(members, Ensemble) or trained_members(members) == 1:
+        assert members(inputs).shape == (trained_members(members), 6, 4)
+    objective = share.objective(TRAINING) or (lambda model, batch: model(batch.inputs).square().sum())
+    objective(members, Batch(inputs, torch.arange(6) % 4)).sum().backward()
+    without = [
+        key for key, parameter in members.named_parameters() if parameter.requires_grad and parameter.grad is None
+    ]
+    assert not without
+    torch.testing.assert_close(dict(network.state_dict()), before, rtol=0, atol=0)
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
+@pytest.mark.parametrize("network_name", KINDS)
+def test_saved_and_loaded_is_equal(name, case, tmp_path):
+    network, inputs = case
+    members = looped(ready(name, network, inputs))
+    enfold.save(members, tmp_path / "members.safetensors")
+    loaded = looped(enfold.load(tmp_path / "members.safetensors", network))
+    torch.testing.assert_close(loaded(inputs), members(inputs), rtol=0, atol=0)
+    assert loaded.share == members.share == method_of(name)
+    assert dataclasses.is_dataclass(loaded.share)
+
+
+@pytest.mark.parametrize("name", [name for name in SHARES if name not in JOINT])
+@pytest.mark.parametrize("network_name", KINDS)
+def test_members_are_the_first_of_more(name, case):
+    network, inputs = case
+    few, more = (looped(ready(name, network, inputs, count)) for count in (M, M + 1))
+    first = few(inputs)
+    assert len(first) >= M
+    torch.testing.assert_close(more(inputs)[: len(first)], first, rtol=1e-4, atol=1e-4)
+
+
+def test_training_reaches_members_that_answer(name):
+    torch.manual_seed(0)
+    inputs = torch.randn(64, 12)
+    labels = (inputs[:, 0] > 0).long() + 2 * (inputs[:, 1] > 0).long()
+    data = Data(Split(inputs, labels), Split(inputs[:32], labels[:32]), Split(inputs, labels), 4, (12,))
+    network = nn.Sequential(
+        nn.Linear(12, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)
+    )
+    share = method_of(name)
+    gathered = 2 + share.rank if name == "swag" else 0  # a mean, a variance and deviations
+    assert parameters(share(network)) <= max(M, gathered) * parameters(network)
+    plan = TrainConfig(epochs=30, batch_size=32, lr=0.02, select="last")
+    members = share.train(network, data, plan, quiet=True)
+    said = predict(members, data.test)
+    assert accuracy(said) > 0.6, "chance is 0.25"
+    assert nll(said) < 1.2, "chance is 1.39"
+
+
+def test_no_members_and_tied_parameters_are_refused(name):
+    with pytest.raises(EnfoldError, match=r"1 member.*got 0|num_members.*got 0"):
+        methods("share")[name].make(num_members=0)(MLP(4, [4], 2))
+    tied = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    tied[2].weight = tied[0].weight
+    if name in TIES_WELCOME:
+        assert method_of(name)(tied).num_members == method_of(name).num_members
+        return
+    with pytest.raises(EnfoldError, match=r"'2\.weight' is tied to '0\.weight'"):
+        method_of(name)(tied)

@@ -1,0 +1,123 @@
+"""FGE: the paper's triangle, members at its low points, a start that leaves room for them, and resuming."""
+
+import pytest
+import torch
+
+import enfold
+from clouds import three_clouds
+from enfold.ensembles.fge import FGE
+from enfold.errors import EnfoldError
+from enfold.networks import MLP
+from enfold.train import TrainConfig, fit
+
+DATA = three_clouds(64, 40, 30)
+
+pytestmark = pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")
+
+
+def network():
+    torch.manual_seed(0)
+    return MLP(4, [8], 3)
+
+
+def published(epoch, iteration, cycle, high, low):
+    """Equation (1) as the authors' schedule has it: `iteration` is the part of the epoch that is over."""
+    t = (epoch % cycle + iteration) / cycle
+    return high * (1 - 2 * t) + low * 2 * t if t < 0.5 else high * (2 * t - 1) + low * (2 - 2 * t)
+
+
+@pytest.mark.parametrize("cycle", [2, 4])
+def test_the_learning_rate_is_the_papers(cycle):
+    share, steps = FGE(3, start=0.8, cycle=cycle), 7
+    plan = share.adapted(TrainConfig(epochs=100))
+    ours = [plan.rate_factor(80 * steps + step, steps) for step in range(20 * steps)]
+    theirs = [published(step // steps, step % steps / steps, cycle, 0.5, 0.1) for step in range(20 * steps)]
+    assert ours == pytest.approx(theirs, abs=1e-9)
+    assert plan.rate_factor(79 * steps, steps) == pytest.approx(0.5, abs=0.01), "the cosine has come down to the top"
+
+
+@pytest.mark.parametrize("cycle", [2, 4])
+def test_members_are_taken_where_the_rate_is_lowest(cycle):
+    share, steps = FGE(3, cycle=cycle), 10
+    plan = share.adapted(TrainConfig(epochs=40))
+    moments = share.moments(plan)
+    assert len(moments) == 3
+    assert moments == sorted(moments, reverse=True)
+    for epoch in moments:
+        low = plan.rate_factor(epoch * steps, steps)
+        assert low == pytest.approx(0.1)
+        assert low < plan.rate_factor(epoch * steps - 1, steps)
+        assert low < plan.rate_factor(epoch * steps + 1, steps)
+
+
+def test_the_published_run_has_twenty_members():
+    share = FGE(20)
+    plan = share.adapted(TrainConfig(epochs=200))
+    assert plan.tail_start == 0.8
+    assert share.moments(plan) == list(range(199, 160, -2))
+
+
+def test_cycles_begin_earlier_where_the_members_need_it():
+    plan = FGE(4).adapted(TrainConfig(epochs=20, warmup_epochs=15.0, patience=2))
+    assert (plan.tail_start, plan.warmup_epochs, plan.select) == (13 / 20, 13.0, "last")
+    assert FGE(4).moments(plan) == [20, 18, 16, 14]
+
+
+def test_members_are_the_networks_at_these_moments():
+    share, seen = FGE(2), {}
+    plan = share.adapted(TrainConfig(epochs=6, batch_size=16, lr=0.05))
+    model = share(network())
+
+    def keep(epoch):
+        seen[epoch.epoch + 1] = {name: tensor.detach().clone() for name, tensor in model.centre.state().items()}
+
+    fit(model, DATA, config=plan, on_epoch=keep, quiet=True)
+    for member, epoch in enumerate(share.moments(plan)):
+        for name, tensor in model.expand().items():
+            torch.testing.assert_close(tensor[member], seen[epoch][name], rtol=0, atol=0)
+
+
+def test_training_resumes_with_the_members_and_what_is_saved_is_loaded(tmp_path):
+    share, file = FGE(3), tmp_path / "checkpoint.safetensors"
+    plan = TrainConfig(epochs=8, batch_size=16, lr=0.05)
+
+    class Stop(Exception):
+        pass
+
+    def stop(epoch):
+        if epoch.epoch == 5:
+            raise Stop
+
+    whole = share.train(network(), DATA, plan, quiet=True)
+    with pytest.raises(Stop):
+        fit(share(network()), DATA, config=share.adapted(plan), checkpoint=file, on_epoch=stop, quiet=True)
+    resumed = share.train(network(), DATA, plan, checkpoint=file, quiet=True)
+    torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
+    enfold.save(whole, tmp_path / "model.safetensors")
+    loaded = enfold.load(tmp_path / "model.safetensors", network())
+    torch.testing.assert_close(loaded(DATA.test.inputs), whole(DATA.test.inputs), rtol=0, atol=0)
+
+
+def test_a_plan_without_cycles_gives_the_last_epochs():
+    assert FGE(3).moments(TrainConfig(epochs=5)) == [5, 4, 3]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cycle": 3}, "an even number of epochs, got 3: 2 and 4"),
+        ({"start": 1.0}, r"in \[0, 1\), got 1.0: 0.8"),
+        ({"low": 0.6}, "got low=0.6 and high=0.5: exchange"),
+        ({"num_members": 0}, "at least 1 member, got 0"),
+    ],
+)
+def test_bad_settings_are_refused(settings, message):
+    with pytest.raises(EnfoldError, match=message):
+        FGE(**settings)
+
+
+def test_too_few_epochs_are_refused():
+    with pytest.raises(EnfoldError, match=r"4 members need 7 epochs of cycles .* got 7 epochs: train for more than 7"):
+        FGE(4).adapted(TrainConfig(epochs=7))
+    with pytest.raises(EnfoldError, match="4 members need as many cycles, got a plan with 3"):
+        FGE(4).moments(TrainConfig(epochs=3))

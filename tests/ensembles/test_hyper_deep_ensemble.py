@@ -1,0 +1,214 @@
+"""Hyper-deep ensembles: what candidates draw, that picks weigh the mean, storing, resuming, and a small search."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import enfold
+import enfold.ensembles.common.search
+from clouds import three_clouds
+from enfold.ensembles.common.search import FewerCandidatesWarning, Pool, Setting
+from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensembles.hyper_deep_ensemble import HyperDeepEnsemble
+from enfold.errors import EnfoldError
+from enfold.evaluate import predict
+from enfold.metrics import nll, per_member
+from enfold.metrics.greedy import greedy_selection
+from enfold.networks import MLP
+from enfold.train import TrainConfig, fit
+
+pytestmark = pytest.mark.filterwarnings("ignore::enfold.ensembles.common.search.FewerCandidatesWarning")
+
+PLAN = TrainConfig(epochs=6, batch_size=16, lr=0.05, weight_decay=0.01, select="last")
+DATA = three_clouds(120, 90, 60)
+SMALL = HyperDeepEnsemble(num_members=3, candidates=5, chunk=5)
+
+
+def network():
+    torch.manual_seed(0)
+    return MLP(4, [8], 3)
+
+
+def picked(counts, share=None):
+    """Different networks, each counted so often, and these networks."""
+    share = share or HyperDeepEnsemble(num_members=len(counts) + 1, candidates=4)
+    pool = DeepEnsemble.make(network(), len(counts), seed=7).networks()
+    members = share(network()).eval()
+    members.choose(pool, counts, [Setting(0.1 * (k + 1), 0.2, 0.3) for k in range(len(counts))])
+    return members, pool
+
+
+def test_the_first_candidate_is_the_plan_and_the_others_draw_within_their_ranges():
+    share = HyperDeepEnsemble(candidates=400, lr=(0.5, 2.0))
+    first, *drawn = share.settings(PLAN)
+    assert first == Setting(0.05, 0.01, 0.0)
+    assert all(0.025 <= each.lr <= 0.1 for each in drawn)
+    assert all(1e-5 <= each.weight_decay <= 0.1 for each in drawn)
+    assert all(1e-5 <= each.label_smoothing <= 0.2 for each in drawn)
+    decades = torch.tensor([math.log10(each.weight_decay / 0.01) for each in drawn])  # uniform on -3 to 1
+    assert abs(float(decades.mean()) + 1) < 0.2
+    assert abs(float(decades.std()) - 4 / math.sqrt(12)) < 0.1
+
+
+def test_draws_depend_on_the_candidate_alone_and_none_keeps_the_plans_value():
+    few, more = HyperDeepEnsemble(candidates=5).settings(PLAN), HyperDeepEnsemble(candidates=9).settings(PLAN)
+    assert more[:5] == few
+    assert HyperDeepEnsemble(candidates=5, seed=1).settings(PLAN)[1] != few[1]
+    kept = HyperDeepEnsemble(candidates=5, weight_decay=None, label_smoothing=None).settings(PLAN)
+    assert set(kept) == {Setting(0.05, 0.01, 0.0)}
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked", "vmap"])
+def test_picks_weigh_the_mean(engine):
+    members, pool = picked([1, 1, 2])
+    members.set_engine(engine)
+    inputs = torch.randn(6, 4)
+    probs = torch.stack([one.eval()(inputs).softmax(-1) for one in pool])
+    assert members.num_members == 4
+    assert members(inputs).shape == (4, 6, 3)
+    expected = probs[0] / 4 + probs[1] / 4 + probs[2] / 2
+    torch.testing.assert_close(members.forward_mean(inputs).exp(), expected)
+    torch.testing.assert_close(members(inputs), torch.stack([one.eval()(inputs) for one in members]))
+    torch.testing.assert_close(members.forward_each(inputs.expand(4, 6, 4)), members(inputs))
+
+
+def test_a_network_runs_once_however_often_it_counts_and_not_at_all_if_it_was_not_picked():
+    members, _ = picked([1, 3])  # with room for three
+    members.set_engine("loop")(torch.randn(2, 4))  # its first call tries the engine
+    calls = []
+    members.skeleton.network.register_forward_hook(lambda *ignored: calls.append(1))
+    members(torch.randn(2, 4))
+    assert len(calls) == 2
+    assert members.num_members == 4
+
+
+def test_in_train_mode_each_stored_network_runs_once_and_keeps_its_statistics():
+    network = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    share = HyperDeepEnsemble(num_members=2, candidates=4)
+    members = share(network)
+    members.choose(DeepEnsemble.make(network, 2, seed=3).networks(), [1, 2], [Setting(0.1, 0.1, 0.1)] * 2)
+    before = members.tree.state()["1.running_mean"].clone()
+    members.train()
+    assert members(torch.randn(8, 4)).shape == members.forward_each(torch.randn(2, 8, 4)).shape == (2, 8, 3)
+    assert not torch.equal(before, members.tree.state()["1.running_mean"])
+
+
+def test_saved_and_loaded_counts_as_before(tmp_path):
+    members, _ = picked([1, 3])
+    enfold.save(members, tmp_path / "members.safetensors")
+    loaded = enfold.load(tmp_path / "members.safetensors", network())
+    inputs = torch.randn(5, 4)
+    assert loaded.num_members == 4
+    assert loaded.share == members.share
+    torch.testing.assert_close(loaded(inputs), members(inputs), rtol=0, atol=0)
+    torch.testing.assert_close(loaded.settings[:2], torch.tensor([[0.1, 0.2, 0.3], [0.2, 0.2, 0.3]]))
+
+
+def searched(chunk):
+    pool = Pool(network(), DATA, PLAN, chunk, 0, "auto", None, "search", True)
+    return pool, pool.train("search", SMALL.settings(PLAN), keep=True)
+
+
+def test_candidates_do_not_depend_on_the_chunks():
+    whole, apart = searched(5), searched(2)
+    assert [each.num_members for each in apart[1]] == [2, 2, 1]
+    together = torch.cat([each.log_probs for each in apart[1]])
+    torch.testing.assert_close(together, whole[1][0].log_probs, rtol=1e-3, atol=1e-4)
+    assert len(apart[0].networks) == 5
+
+
+def test_without_stratification_members_are_the_candidates_that_were_picked():
+    share = HyperDeepEnsemble(num_members=2, candidates=5, chunk=5, stratify=False)
+    members = share.train(network(), DATA, PLAN, quiet=True)
+    pool, predictions = searched(5)
+    found = greedy_selection(predictions, 2)
+    expected = [pool.networks[index] for index in found.picks]
+    inputs = torch.randn(6, 4)
+    mean = torch.stack([one.eval()(inputs).softmax(-1) for one in expected]).mean(0)
+    torch.testing.assert_close(members.forward_mean(inputs).exp(), mean, rtol=1e-4, atol=1e-5)
+    assert not members.training
+
+
+def test_stratification_trains_picked_settings_again_and_beats_its_members():
+    members = SMALL.train(network(), DATA, PLAN, quiet=True)
+    validation = predict(members, DATA.val)
+    assert int((members.counts > 0).sum()) > 1
+    assert members.num_members == int(members.counts.sum()) == validation.num_members
+    assert nll(validation) < float(per_member(nll, validation).min())
+    possible = torch.tensor(SMALL.settings(PLAN))
+    used = members.settings[members.counts > 0]
+    assert all(bool(torch.isclose(row, possible).all(1).any()) for row in used)
+    assert nll(predict(members, DATA.test)) < 0.8
+
+
+@pytest.mark.parametrize("killed_in", ["search, 4", "stratify, 1"])
+def test_a_kill_between_chunks_continues_to_the_same_members(tmp_path, monkeypatch, killed_in):
+    share, plan = HyperDeepEnsemble(num_members=2, candidates=5, chunk=3), PLAN.replace(epochs=2)
+    once = share.train(network(), DATA, plan, quiet=True)
+    checkpoint, real = tmp_path / "members.ckpt", enfold.ensembles.common.search.fit
+
+    def dying(*args, **kwargs):
+        if killed_in in kwargs["title"]:
+            raise KeyboardInterrupt
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(enfold.ensembles.common.search, "fit", dying)
+    with pytest.raises(KeyboardInterrupt):
+        share.train(network(), DATA, plan, checkpoint=checkpoint, quiet=True)
+    files = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert "members-search-0.ckpt" in files
+    monkeypatch.setattr(enfold.ensembles.common.search, "fit", real)
+    again = share.train(network(), DATA, plan, checkpoint=checkpoint, quiet=True)
+    seen = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert files.items() <= seen.items()  # what was finished was not trained again
+    torch.testing.assert_close(dict(again.state_dict()), dict(once.state_dict()), rtol=0, atol=0)
+
+
+def test_a_checkpoint_of_another_search_is_refused(tmp_path):
+    checkpoint = tmp_path / "members.ckpt"
+    SMALL.train(network(), DATA, PLAN.replace(epochs=1), checkpoint=checkpoint, quiet=True)
+    other = HyperDeepEnsemble(num_members=3, candidates=5, chunk=5, seed=1)
+    with pytest.raises(EnfoldError, match="initial weights, loss, plan"):
+        other.train(network(), DATA, PLAN.replace(epochs=1), checkpoint=checkpoint, quiet=True)
+
+
+def test_members_that_were_picked_can_be_trained_on():
+    members, _ = picked([2, 1])
+    before = members.tree.state()["head.weight"].clone()
+    history = fit(members, DATA, config=PLAN.replace(epochs=2, select="best"), quiet=True)
+    assert len(history.epochs[-1].train_loss) == 3  # of all that are stored
+    assert members.num_members == 3
+    moved = (members.tree.state()["head.weight"] != before).flatten(1).any(1)
+    assert moved.all()
+
+
+def test_bad_inputs():
+    with pytest.raises(EnfoldError, match="at least 1 member, got 0"):
+        HyperDeepEnsemble(num_members=0)
+    with pytest.raises(EnfoldError, match="candidates=3: raise it"):
+        HyperDeepEnsemble(num_members=4, candidates=3, stratify=False)
+    with pytest.raises(EnfoldError, match="chunk=0: pass"):
+        HyperDeepEnsemble(chunk=0)
+    with pytest.raises(EnfoldError, match="one of nll, accuracy, nll-accuracy, got 'acc'"):
+        HyperDeepEnsemble(goal="acc")
+    with pytest.raises(EnfoldError, match=r"range of weight_decay must be .* got \(0\.0, 1\.0\)"):
+        HyperDeepEnsemble(weight_decay=(0.0, 1.0))
+    with pytest.raises(EnfoldError, match=r"range of label_smoothing .* < 1\.0, got \(0\.1, 1\.5\)"):
+        HyperDeepEnsemble(label_smoothing=(0.1, 1.5))
+    with pytest.raises(EnfoldError, match=r"weight_decay=\(0\.1, 0\.2\): pass one number"):
+        SMALL.train(network(), DATA, PLAN.replace(weight_decay=(0.1, 0.2)), quiet=True)
+    with pytest.raises(EnfoldError, match="validation data, got none"):
+        SMALL.train(network(), DATA.replace(val=[]), PLAN, quiet=True)
+
+
+def test_fewer_different_networks_than_asked_for_are_told_of(tmp_path):
+    with pytest.warns(FewerCandidatesWarning, match="picked [123] different networks?, not the 4 asked for"):
+        members = HyperDeepEnsemble(4, candidates=4, stratify=False, goal="accuracy").train(
+            network(), DATA, PLAN, quiet=True
+        )
+    enfold.save(members, tmp_path / "members.safetensors")
+    assert enfold.load(tmp_path / "members.safetensors", network()).notice == members.notice
+    assert picked([1, 2, 1], HyperDeepEnsemble(3))[0].notice is None
+    assert "picked 1 different network, not the 3" in picked([2], HyperDeepEnsemble(3))[0].notice

@@ -1,0 +1,194 @@
+"""SWA: the mean of the last epochs' weights, with batch-norm statistics of its own."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import enfold
+from clouds import three_clouds
+from enfold.ensembles.swa import SWA, before_start
+from enfold.errors import EnfoldError
+from enfold.evaluate import predict
+from enfold.train import TrainConfig, fit
+
+DATA = three_clouds(64, 32, 32)
+PLAN = TrainConfig(epochs=6, batch_size=16, optimizer="sgd", lr=0.1)
+
+
+class Interrupted(Exception):
+    """Stands for a killed process."""
+
+
+def normed() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, affine=False), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 3))
+
+
+def weights(model) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.centre.state().items() if "weight" in name}
+
+
+def trained(share, plan=PLAN, **settings):
+    """A model trained by `fit`, and the weights after each epoch."""
+    model = share(normed())
+    seen = []
+    fit(
+        model,
+        DATA,
+        config=share.adapted(plan),
+        on_epoch=lambda record: seen.append(weights(model)),
+        quiet=True,
+        **settings,
+    )
+    return model, seen
+
+
+def test_the_mean_of_the_epochs_after_the_start():
+    model, seen = trained(SWA(start=0.5))
+    assert int(model.count) == 3
+    for name, mean in model.mean.state().items():
+        if name in seen[0]:
+            torch.testing.assert_close(mean, torch.stack([state[name] for state in seen[3:]]).mean(0))
+            assert not torch.equal(seen[4][name], seen[5][name])
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=30))
+def test_a_running_mean_is_the_arithmetic_mean(values):
+    model = SWA()(nn.Linear(1, 1))
+    for value in values:
+        nn.init.constant_(model.centre.get_parameter("weight"), value)
+        model.collect()
+    expected = torch.tensor(values, dtype=torch.float64).mean().float()
+    torch.testing.assert_close(model.sample()["weight"].squeeze(), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_the_mean_of_equal_weights_is_the_same_bits():
+    model = SWA()(normed())
+    for _ in range(7):
+        model.collect()
+    for name, mean in model.mean.state().items():
+        assert torch.equal(mean, model.centre.state()[name])
+
+
+def test_half_precision_is_averaged_in_single():
+    model = SWA()(nn.Linear(4, 4).to(torch.bfloat16))
+    for _ in range(300):
+        model.collect()
+    nn.init.constant_(model.centre.get_parameter("bias"), 4.0)
+    before = model.mean.get_buffer("bias").clone()
+    model.collect()
+    assert model.mean.get_buffer("bias").dtype == torch.float32
+    torch.testing.assert_close(model.mean.get_buffer("bias"), before + (4 - before) / 301)
+    assert model.sample()["bias"].dtype == torch.bfloat16
+
+
+def test_batch_norm_statistics_are_those_of_the_mean():
+    model, _ = trained(SWA())
+    network = model.member(0).eval()
+    outputs = network[1](network[0](DATA.train.inputs))
+    torch.testing.assert_close(outputs.mean(0), torch.zeros(8), rtol=0, atol=1e-4)
+    torch.testing.assert_close(outputs.var(0, correction=0), torch.ones(8), rtol=0.02, atol=0.0)
+    centre = model.centre.state()["1.running_mean"]
+    assert not torch.allclose(network[1].running_mean, centre)
+
+
+def test_other_buffers_are_the_trained_ones():
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+            self.register_buffer("calls", torch.tensor(0))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                self.calls += 1
+            return self.layer(inputs)
+
+    model = SWA().train(Counting(), DATA, PLAN, quiet=True)
+    assert int(model.member(0).calls) == 6 * 4
+
+
+def test_it_is_one_plain_network_that_predicts():
+    network = normed()
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    model = SWA().train(network, DATA, PLAN, quiet=True)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+    assert not model.training
+    inputs = DATA.test.inputs
+    one = model.member(0)
+    assert type(one) is nn.Sequential
+    assert one.state_dict().keys() == network.state_dict().keys()
+    torch.testing.assert_close(model(inputs), one(inputs)[None])
+    predictions = predict(model, DATA.test)
+    assert predictions.num_members == 1
+    assert (predictions.log_probs[0].argmax(1) == predictions.labels).float().mean() > 0.7
+
+
+def test_until_training_ends_the_network_itself_runs():
+    network, inputs = normed().eval(), DATA.test.inputs
+    model = SWA()(network)
+    assert not model.training
+    torch.testing.assert_close(model(inputs), network(inputs)[None])
+    model.train()
+    assert model(inputs).shape == (1, 32, 3)
+
+
+def test_the_plan():
+    plan = SWA(rate=0.1).adapted(TrainConfig(epochs=300, patience=5))
+    assert (plan.tail, plan.tail_start, plan.tail_factor) == ("constant", 161 / 300, 0.1)
+    assert (plan.select, plan.patience) == ("last", None)
+    assert plan.rate_factor(250 * 7, 7) == plan.rate_factor(299 * 7, 7) == 0.1
+    assert before_start(161 / 300, 300) == 161
+    assert [before_start(0.75, epochs) for epochs in (4, 5, 8)] == [3, 3, 6]
+
+
+def test_resumed_to_the_same_bits(tmp_path):
+    share, file = SWA(start=0.3), tmp_path / "training.safetensors"
+    whole, _ = trained(share)
+
+    def stop(record) -> None:
+        if record.epoch == 3:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        fit(share(normed()), DATA, config=share.adapted(PLAN), checkpoint=file, on_epoch=stop, quiet=True)
+    again, seen = trained(share, checkpoint=file)
+    assert len(seen) == 2
+    assert all(torch.equal(tensor, whole.state_dict()[name]) for name, tensor in again.state_dict().items())
+
+
+def test_saved_and_loaded(tmp_path):
+    model, _ = trained(SWA())
+    enfold.save(model, tmp_path / "model.safetensors")
+    loaded = enfold.load(tmp_path / "model.safetensors", normed())
+    inputs = DATA.test.inputs
+    torch.testing.assert_close(loaded(inputs), model(inputs), rtol=0, atol=0)
+    assert loaded.share == model.share
+
+
+def test_training_again_begins_a_new_mean():
+    share = SWA(start=0.5)
+    model, _ = trained(share)
+    fit(model, DATA, config=share.adapted(PLAN.replace(epochs=2)), quiet=True)
+    assert int(model.count) == 1
+    torch.testing.assert_close(model.mean.state()["0.weight"], model.centre.state()["0.weight"].detach())
+
+
+def test_what_is_refused():
+    with pytest.raises(EnfoldError, match=r"one network, got num_members=3: .* swag and num_members: 3"):
+        SWA(3)
+    with pytest.raises(EnfoldError, match="at least 1 member, got 0"):
+        SWA(0)
+    with pytest.raises(EnfoldError, match=r"in \[0, 1\), got start=1"):
+        SWA(start=1)
+    with pytest.raises(EnfoldError, match="above 0, got rate=0"):
+        SWA(rate=0)
+    with pytest.raises(EnfoldError, match=r"SWA needs 1 or more epochs after start=0\.537 .* got 0 of 0"):
+        SWA().adapted(TrainConfig(epochs=0))
+    model = SWA()(normed())
+    with pytest.raises(EnfoldError, match=r"1 or more epochs, got 0: .* select: last"):
+        model.finish(DATA)
+    assert not bool(model.ready)

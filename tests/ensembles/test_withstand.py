@@ -1,0 +1,136 @@
+"""What every share has to withstand: trainings by hand, what is frozen, single numbers, plans adapted twice."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from clouds import three_clouds
+from enfold.engines.skeleton import copied
+from enfold.ensembles.film_ensemble import FiLMEnsemble
+from enfold.ensembles.lora_ensemble import LoRAEnsemble
+from enfold.ensembles.mc_dropout import MCDropout
+from enfold.ensembles.mimo import MIMO
+from enfold.ensembles.multi_head import MultiHead
+from enfold.ensembles.snapshot_ensemble import SnapshotEnsemble
+from enfold.ensembles.subspace_sampling import SubspaceSampling
+from enfold.ensembles.swag import SWAG
+from enfold.errors import EnfoldError
+from enfold.networks import MLP
+from enfold.registry import methods
+from enfold.train import TrainConfig, fit
+
+DATA = three_clouds(64, 32, 32)
+PLAN = TrainConfig(epochs=6, batch_size=16, lr=0.02)
+
+pytestmark = pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")
+
+
+class Gated(nn.Module):
+    """A network with a parameter that is one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.gate = MLP(4, [8], 3), nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.gate * self.body(inputs)
+
+
+class Viewing(nn.Module):
+    """Flattens by a view, which needs its input to lie in one piece."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layer(images.view(images.size(0), -1))
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("name", sorted(methods("share")))
+def test_a_plan_that_is_adapted_twice_is_adapted_once(name):
+    share = methods("share")[name].make()
+    plan = share.adapted(TrainConfig(epochs=20, label_smoothing=0.0))
+    assert share.adapted(plan) == plan
+
+
+def test_fit_trains_as_the_method_says():
+    snapshots = SnapshotEnsemble(3)(MLP(4, [8], 3))
+    fit(snapshots, DATA, config=PLAN, quiet=True)
+    kept = snapshots.expand()["head.weight"]
+    assert not torch.equal(kept[0], kept[1])
+    assert not torch.equal(kept[1], kept[2])
+    seen = []
+    slots = MIMO(2, batch_repetition=1)(MLP(4, [8], 3))
+    slots.register_forward_pre_hook(lambda *_: seen.append("all slots alike") if slots.training else None)
+    fit(slots, DATA, config=PLAN, quiet=True)
+    assert not seen, "training gives each slot its own inputs"
+
+
+def test_a_second_training_begins_anew():
+    model = SubspaceSampling(3, kind="gaussian", checkpoints=4)(MLP(4, [8], 3))
+    fit(model, DATA, config=PLAN, quiet=True)
+    fit(model, DATA, config=PLAN.replace(epochs=2), quiet=True)
+    assert int(model.count) == 2
+    with pytest.raises(EnfoldError, match="2 or more checkpoints, got 1 epochs"):
+        fit(model, DATA, config=PLAN.replace(epochs=1), quiet=True)
+
+
+def test_one_number_may_be_a_parameter():
+    members = SWAG(3, rank=2).train(Gated(), DATA, PLAN, quiet=True)
+    assert members.expand()["gate"].shape == (3,)
+
+
+def test_until_training_has_ended_there_is_one_network():
+    members = SWAG(3)(MLP(4, [8], 3)).train()
+    assert members.forward_each(torch.zeros(1, 5, 4)).shape == (1, 5, 3)
+    with pytest.raises(EnfoldError, match="takes one batch, got 3"):
+        members.forward_each(torch.zeros(3, 5, 4))
+
+
+def test_mimo_gives_a_network_inputs_that_it_can_view():
+    model = MIMO(3)(Viewing())
+    assert model(torch.randn(5, 1, 4, 4)).shape == (3, 5, 3)
+
+
+def test_what_is_drawn_anew_is_trained_also_in_a_frozen_network():
+    frozen = normed().requires_grad_(False)
+    assert isinstance(copied(frozen)[0].weight, nn.Parameter)
+    assert FiLMEnsemble(2)(frozen).own.state()["1.weight"].requires_grad
+    assert MIMO(2)(frozen).network[0].weight.requires_grad
+    heads = LoRAEnsemble(2, head="drawn")(frozen).own.state()
+    assert heads["3.weight"].requires_grad
+    assert not torch.equal(heads["3.weight"][0], heads["3.weight"][1])
+
+
+@pytest.mark.parametrize("engine", ["auto", "loop"])
+def test_one_batch_updates_a_trunk_once_by_any_engine(engine):
+    network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    members = MultiHead(4, engine=engine)(network).train()
+    members(torch.randn(6, 4))
+    assert int(members.shared.state()["1.num_batches_tracked"]) == 1
+
+
+def test_dropout_that_is_never_called_or_used_in_place():
+    idle = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    idle.dropout = nn.Identity()
+    idle[1].unused = nn.Dropout(0.5)
+    with pytest.raises(EnfoldError, match="needs a network with dropout"):
+        MCDropout(3)(idle).eval()(torch.randn(5, 4))
+
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 32), nn.Linear(32, 3)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            hidden = self.first(inputs).relu()
+            nn.functional.dropout(hidden, 0.5, self.training, inplace=True)
+            return self.second(hidden)
+
+    with torch.no_grad():
+        assert (MCDropout(3)(InPlace()).eval()(torch.randn(5, 4)).std(0) > 0).all()

@@ -1,0 +1,89 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from enfold.errors import EnfoldError
+from enfold.io.usercode import resolve
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def test_a_function_of_an_installed_module():
+    assert resolve("math:sqrt")(9) == 3
+
+
+def test_a_dotted_name():
+    assert resolve("pathlib:Path.home") == Path.home
+
+
+def test_a_module_in_the_current_folder(here):
+    (here / "my_nets_here.py").write_text("def make(): return 42")
+    assert resolve("my_nets_here:make")() == 42
+    assert str(here) not in sys.path
+
+
+def test_a_file_may_import_its_neighbour_and_use_dataclasses(here):
+    (here / "deep").mkdir()
+    (here / "deep" / "neighbour_of_it.py").write_text("VALUE = 7")
+    (here / "deep" / "own.py").write_text(
+        "from __future__ import annotations\n"
+        "from dataclasses import dataclass\n"
+        "from neighbour_of_it import VALUE\n"
+        "@dataclass\n"
+        "class Net:\n    width: int = VALUE\n"
+    )
+    assert resolve("deep/own.py:Net")().width == 7
+    assert str(here / "deep") not in sys.path
+
+
+def test_a_file_is_executed_once_until_it_is_edited(here):
+    (here / "own.py").write_text("class Net: pass")
+    first = resolve("own.py:Net")
+    assert resolve(f"{here}/own.py:Net") is first
+    (here / "own.py").write_text("class Net: depth = 2")
+    assert resolve("own.py:Net").depth == 2
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("make_net", "must read module:name"),
+        ("own.py:", "must read module:name"),
+        (":make", "must read module:name"),
+        ("absent.py:make", r"Python file at 'absent\.py'"),
+        ("absent_module:make", "there must be a module 'absent_module'"),
+        ("absent_package.module:make", r"there must be a module 'absent_package\.module'"),
+        ("math:nothing", "'math' must define 'nothing', got .*sqrt"),
+        ("own.py:nothing", r"'own\.py' must define 'nothing', got make"),
+        ("broken.py:make", r"ZeroDivisionError: division by zero \(line 2 of .*broken\.py\)"),
+        ("syntax.py:make", r"SyntaxError: .*\(line 1 of .*syntax\.py\)"),
+        ("needs.py:make", "ModuleNotFoundError: No module named 'not_installed_at_all'"),
+        ("needs:make", "importing 'needs' must succeed, got ModuleNotFoundError"),
+    ],
+)
+def test_errors_are_one_sentence(here, reference, message):
+    (here / "own.py").write_text("def make(): pass")
+    (here / "broken.py").write_text("x = 1\n1 / 0")
+    (here / "syntax.py").write_text("def make(:")
+    (here / "needs.py").write_text("import not_installed_at_all")
+    with pytest.raises(EnfoldError, match=message) as caught:
+        resolve(reference)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_failed_can_be_mended(here):
+    (here / "own.py").write_text("1 / 0")
+    before = set(sys.modules)
+    with pytest.raises(EnfoldError, match="ZeroDivisionError"):
+        resolve("own.py:make")
+    assert set(sys.modules) == before
+    (here / "own.py").write_text("def make(): return 1")
+    assert resolve("own.py:make")() == 1

@@ -1,0 +1,83 @@
+"""Activation matching: planted copies average back, units that do the same are put together, whatever their scale."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import nn
+
+from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.errors import EnfoldError
+from enfold.merge.activation_matching import ActivationMatching
+from planted import assert_back, planted
+
+
+@pytest.mark.parametrize(
+    ("name", "watch"),
+    [
+        *(("shallow", "outputs"), ("deep", "inputs"), ("convolutional", "outputs"), ("residual", "inputs")),
+        *(("sharing", "inputs"), ("sharing", "outputs"), ("experts", "inputs")),
+    ],
+)
+def test_planted_copies_average_back(name, watch):
+    members, network, data = planted(name, 3)
+    assert_back(ActivationMatching(repair="none", watch=watch)(members, data), network, data)
+
+
+@pytest.mark.parametrize("likeness", ["correlation", "second_moment"])
+def test_members_stay_what_they_are(members, data, likeness):
+    matched = ActivationMatching(likeness=likeness).matched(members, data)
+    inputs = data.test.inputs
+    torch.testing.assert_close(matched.eval()(inputs), members.eval()(inputs), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("likeness", ["correlation", "second_moment"])
+def test_the_assignment_is_that_of_the_units_themselves(data, likeness):
+    """Against activations computed by hand on all of the training part."""
+    torch.manual_seed(0)
+    members = DeepEnsemble([nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)) for _ in range(2)])
+    one, other = (torch.tanh(member[0](data.train.inputs)).detach().double().T for member in members)
+    likes = torch.corrcoef(torch.cat([one, other]))[:6, 6:] if likeness == "correlation" else one @ other.T
+    order = linear_sum_assignment(likes.numpy(), maximize=True)[1]
+    matched = ActivationMatching(likeness=likeness).matched(members, data)
+    assert torch.equal(matched.member(1)[0].weight, members.member(1)[0].weight[order])
+    assert torch.equal(matched.member(1)[2].weight, members.member(1)[2].weight[:, order])
+
+
+def test_correlation_does_not_see_the_scale_of_a_unit(data):
+    """Every unit of a planted copy is scaled by its own factor, and its outgoing weights by the inverse."""
+    members, network, _ = planted("shallow", 2)
+    copy = members.member(1)
+    factors = torch.linspace(0.2, 5, 12)
+    with torch.no_grad():
+        copy.hidden[0].weight.mul_(factors[:, None])
+        copy.hidden[0].bias.mul_(factors)
+        copy.head.weight.div_(factors)
+    matched = ActivationMatching().matched(DeepEnsemble([network, copy]), data).member(1)
+    torch.testing.assert_close(
+        matched.hidden[0].weight / matched.hidden[0].weight.norm(dim=1, keepdim=True),
+        network.hidden[0].weight / network.hidden[0].weight.norm(dim=1, keepdim=True),
+    )
+
+
+def test_units_that_never_fire_stay_where_they_are(data):
+    network = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    with torch.no_grad():
+        network[0].bias[1:4] = -100.0
+    folded = ActivationMatching()(DeepEnsemble([network, network]), data)
+    torch.testing.assert_close(dict(folded.state_dict()), dict(network.state_dict()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"likeness": "distance"}, "likeness must be one of correlation, second_moment, got 'distance'"),
+        ({"watch": "weights"}, "watch must be one of inputs, outputs, got 'weights'"),
+        ({"examples": 0}, "examples must be 1 or more, got 0: 4096 is usual"),
+        ({"reference": -1}, "reference must be 0 or more, got -1: 0 is usual"),
+    ],
+)
+def test_settings_that_cannot_be(settings, message):
+    with pytest.raises(EnfoldError, match=message):
+        ActivationMatching(**settings)

@@ -1,0 +1,349 @@
+"""Activations: moments against those of the activations themselves, and which layers show which units."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.errors import EnfoldError
+from enfold.merge.activation_matching import ActivationMatching
+from enfold.merge.c2m3 import C2M3
+from enfold.merge.cca_merge import CCAMerge
+from enfold.merge.common.activations import moments, watched
+from enfold.merge.common.split import by_weights_first
+from enfold.merge.common.states import states_of
+from enfold.merge.merge_many import MergeMany
+from enfold.merge.ot_fusion import OTFusion
+from enfold.merge.perm_avg import PermAVG
+from enfold.merge.straight_through import StraightThrough
+from enfold.merge.weight_matching import WeightMatching
+from enfold.merge.zipit import ZipIt
+from enfold.networks import ViT
+from enfold.symmetry import Symmetry, symmetries
+from enfold.train import TrainConfig
+from planted import NETWORKS, Routed, assert_back, convolutional, drawn, pixels, planted, shuffled
+
+
+def network_and_symmetry(make, shape) -> tuple[nn.Module, Symmetry]:
+    network = drawn(make)
+    return network, symmetries(network, torch.randn(2, *shape))
+
+
+def transformer() -> nn.Module:
+    return ViT((3, 8, 8), 3, width=8, depth=1, heads=2, expansion=2)
+
+
+@pytest.mark.parametrize("first", ["inputs", "outputs"])
+def test_moments_are_those_of_the_units(first):
+    make, shape = NETWORKS["shallow"]
+    networks, data = [drawn(make, seed) for seed in range(3)], pixels(shape, count=300)
+    symmetry = symmetries(networks[0], data.train.inputs[:2])
+    found = moments(networks, watched(networks[0], symmetry, first), data)["hidden.0"]
+    units = torch.cat([network.hidden[0](data.train.inputs) for network in networks], dim=1).detach().double()
+    units = units.relu() if first == "inputs" else units
+    torch.testing.assert_close(found.second(), units.T @ units / 300, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found.covariance(), torch.cov(units.T, correction=0), rtol=1e-4, atol=1e-5)
+    moving = units.std(0) > 0
+    both = moving[:, None] & moving
+    expected = torch.corrcoef(units.T)
+    torch.testing.assert_close(found.correlation()[both], expected[both], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.block(found.second(), 1, 2), (units.T @ units / 300)[12:24, 24:])
+
+
+@pytest.mark.parametrize("first", ["inputs", "outputs"])
+def test_units_are_seen_before_what_works_on_them_in_place(first):
+    def make(inplace: bool) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace), nn.Linear(5, 6), nn.ReLU(inplace), nn.Linear(6, 3))
+
+    plain, data = drawn(lambda: make(False)), pixels((4,))
+    other = make(True)
+    other.load_state_dict(plain.state_dict())
+    places = watched(plain, symmetries(plain, data.train.inputs[:2]), first)
+    expected, found = (moments([network], places, data) for network in (plain, other))
+    assert expected.keys() == found.keys() == {"0", "2"}
+    for name, one in expected.items():
+        torch.testing.assert_close(found[name].sums, one.sums)
+
+
+def test_places_of_a_map_and_a_flatten_are_samples():
+    network, symmetry = network_and_symmetry(convolutional, (3, 8, 8))
+    data = pixels(count=50)
+    found = moments([network], watched(network, symmetry), data)
+    last = network[:6](data.train.inputs).detach().double()  # (50, 5, 2, 2), in front of the flatten
+    assert found["4"].counts == [50 * 4]
+    torch.testing.assert_close(found["4"].sums[0], last.sum((0, 2, 3)), rtol=1e-4, atol=1e-3)
+
+
+def test_only_so_many_examples_are_seen():
+    make, shape = NETWORKS["shallow"]
+    network, data = drawn(make), pixels(shape, count=300)
+    symmetry = symmetries(network, data.train.inputs[:2])
+    assert moments([network], watched(network, symmetry), data, examples=200)["hidden.0"].counts == [200.0]
+    with pytest.raises(EnfoldError, match="got examples=0: pass 1 or more"):
+        moments([network], watched(network, symmetry), data, examples=0)
+
+
+@pytest.mark.parametrize("size", [1, 16, 250])
+def test_examples_are_counted_whatever_the_batches_of_a_loader(size):
+    make, shape = NETWORKS["shallow"]
+    network, data = drawn(make), pixels(shape, count=300)
+    symmetry, part = symmetries(network, data.train.inputs[:2]), data.train
+    loader = [(part.inputs[k : k + size], part.labels[k : k + size]) for k in range(0, 300, size)]
+    found = moments([network], watched(network, symmetry), data.replace(train=loader), examples=200)
+    assert found["hidden.0"].counts == [200.0]
+
+
+@pytest.mark.parametrize("fold", [OTFusion(cost="activations"), ActivationMatching(watch="outputs")])
+def test_channels_of_a_layer_norm_over_their_places_are_seen_as_channels(fold):
+    members, network, data = planted("normed", 3)
+    assert_back(fold(members, data), network, data)
+
+
+def test_units_that_never_move_are_alike_and_like_no_other():
+    network = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    with torch.no_grad():
+        network[0].bias[:2] = -100.0
+        network[0].bias[2] = 3.0
+    symmetry = symmetries(network, torch.randn(2, 4))
+    likes = moments([network], watched(network, symmetry), pixels((4,)))["0"].correlation()
+    assert torch.equal(likes[:2, :2], torch.ones(2, 2).double())
+    assert torch.equal(likes[:2, 2:], torch.zeros(2, 3).double())
+
+
+def test_units_that_stay_at_different_values_are_not_alike():
+    network = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    with torch.no_grad():
+        network[0].weight[:4] = 0.0
+        network[0].bias[:4] = torch.tensor([2.0, 3.0, 2.0 + 1e-6, -1.0])
+    symmetry = symmetries(network, torch.randn(2, 4))
+    likes = moments([network], watched(network, symmetry), pixels((4,)))["0"].correlation()
+    expected = torch.eye(4)
+    expected[0, 2] = expected[2, 0] = 1
+    assert torch.equal(likes[:4, :4], expected.double())
+
+
+@pytest.mark.parametrize("fold", [ActivationMatching(), ZipIt()])
+def test_units_that_stay_at_their_values_come_back(fold):
+    """Constant units of copies in other orders are told apart by their values."""
+    network, data = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), pixels((4,))
+    with torch.no_grad():
+        network[0].weight[:4] = 0.0
+        network[0].bias[:4] = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    symmetry = symmetries(network, data.train.inputs[:2])
+    state = {name: tensor.detach() for name, tensor in network.state_dict().items()}
+    members = DeepEnsemble([network, *(DeepEnsemble([network]).network(shuffled(state, symmetry, k)) for k in (1, 2))])
+    assert_back(fold(members, data), network, data)
+
+
+def test_a_residual_stream_is_seen_wherever_it_goes_in():
+    make, shape = NETWORKS["residual"]
+    network, symmetry = network_and_symmetry(make, shape)
+    inputs = watched(network, symmetry, "inputs")
+    assert inputs.keys() == {group.name for group in symmetry.groups}
+    assert any(len(places) > 1 for places in inputs.values())
+    with pytest.raises(EnfoldError, match="watched as inputs or outputs of layers, got 'weights'"):
+        watched(network, symmetry, "weights")
+
+
+def test_heads_are_matched_by_weights_and_the_rest_by_what_it_does():
+    network, symmetry = network_and_symmetry(transformer, (3, 8, 8))
+    members, data = DeepEnsemble([network, drawn(transformer, 1)]), pixels((3, 8, 8))
+    states, places = by_weights_first(states_of(members), symmetry, members, data, 0, "inputs", 0, examples=30)
+    blocks = {group.name for group in symmetry.groups} - places.keys()
+    assert blocks
+    assert places
+    moved = members.network(states[1])
+    inputs = torch.randn(3, 3, 8, 8)
+    torch.testing.assert_close(moved(inputs), members.member(1)(inputs), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "fold",
+    [
+        *(WeightMatching(), ActivationMatching(), MergeMany(), C2M3()),
+        *(ZipIt(), CCAMerge(), OTFusion(), OTFusion(cost="weights")),
+    ],
+    ids=lambda fold: f"{type(fold).__name__} {getattr(fold, 'cost', '')}",
+)
+def test_copies_whose_heads_and_what_is_inside_them_are_in_other_orders_average_back(fold):
+    members, network, data = planted("attending", 3)
+    assert_back(fold(members, data), network, data)
+
+
+@pytest.mark.parametrize(
+    "fold",
+    [
+        *(WeightMatching(), MergeMany(), C2M3(), StraightThrough(), PermAVG(matched=40.0, plan=TrainConfig(epochs=0))),
+        *(ActivationMatching(), ZipIt(), CCAMerge(), OTFusion(watch="inputs"), OTFusion(cost="weights")),
+        *(ActivationMatching(watch="outputs"), ZipIt(watch="outputs"), OTFusion()),
+    ],
+    ids=lambda fold: f"{type(fold).__name__} {getattr(fold, 'cost', '')} {getattr(fold, 'watch', '')}",
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_units_whose_samples_are_in_other_orders_average_back(fold, seed):
+    """What mixes the tokens of a mixer sees one sample a channel."""
+    members, network, data = planted("mixing", 2 if isinstance(fold, StraightThrough) else 3, seed)
+    assert_back(fold(members, data), network, data)
+
+
+def test_only_what_sees_its_samples_in_any_order_is_matched_by_weights():
+    members, network, data = planted("mixing", 2)
+    symmetry = symmetries(network, data.train.inputs[:2])
+    _, seen = by_weights_first(states_of(members), symmetry, members, data, 0, "inputs", 0, examples=30)
+    assert {group.name for group in symmetry.groups} == {"embed", "tokens.0", "channels.0"}
+    assert seen.keys() == {"embed", "channels.0"}
+
+
+def test_a_loader_that_draws_shows_what_is_to_be_seen():
+    members, network, data = planted("deep", 2)
+    source, part = torch.Generator().manual_seed(0), TensorDataset(data.train.inputs, data.train.labels)
+    drawing = data.replace(train=DataLoader(part, 20, shuffle=True, generator=source))
+    symmetry = symmetries(network, data.train.inputs[:2])
+    _, seen = by_weights_first(states_of(members), symmetry, members, drawing, 0, "inputs", 0, examples=30)
+    assert seen.keys() == {group.name for group in symmetry.groups}
+
+
+class Elsewhere(Routed):
+    """The same, with a module that chooses and calls experts of another one."""
+
+    class Chooses(nn.Module):
+        """Calls what it is given."""
+
+        def forward(self, chosen: Tensor, tokens: Tensor, experts: nn.ModuleList) -> Tensor:
+            """What the experts make of the tokens that are theirs."""
+            made = torch.zeros_like(tokens)
+            for index, expert in enumerate(experts):
+                made[chosen == index] = expert(tokens[chosen == index])
+            return made
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chooses = self.Chooses()
+        self.before = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 5))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(B, tokens, features) -> (B, classes)."""
+        tokens = self.embed(self.before(inputs))
+        made = self.chooses(self.gate(tokens).argmax(-1), tokens, self.experts)
+        return self.head((tokens + made).mean(1))
+
+
+ACTIVATIONS = [ActivationMatching(), ZipIt(), CCAMerge(), OTFusion()]
+
+
+@pytest.mark.filterwarnings("ignore::enfold.merge.common.states.UnalignedWarning")
+@pytest.mark.parametrize("fold", [*ACTIVATIONS, OTFusion(cost="weights")])
+@pytest.mark.parametrize("make", [Routed, Elsewhere])
+def test_units_that_see_what_values_choose_are_matched_by_weights(fold, make, monkeypatch):
+    monkeypatch.setitem(NETWORKS, "routed", (make, (4, 5)))
+    members, network, data = planted("routed", 3)
+    assert_back(fold(members, data), network, data)
+    apart = DeepEnsemble([drawn(make, seed) for seed in range(3)])  # each routes in its own way
+    assert torch.isfinite(fold(apart, data)(data.test.inputs)).all()
+
+
+def test_what_is_inside_a_module_that_decides_or_sees_other_samples_is_not_seen():
+    copies, _, data = planted("routed", 2)  # of which the same tokens go to each expert
+    one, other = (DeepEnsemble([drawn(make, seed) for seed in range(3)]) for make in (Routed, Elsewhere))
+    for members, expected in ((copies, set()), (one, set()), (other, {"before.0", "before.2"})):
+        symmetry = symmetries(members.member(0), data.train.inputs[:2])
+        assert {"experts.0.0", "experts.1.0"} <= {group.name for group in symmetry.groups}
+        _, seen = by_weights_first(states_of(members), symmetry, members, data, 0, "inputs", 0, examples=60)
+        assert seen.keys() == expected
+
+
+@pytest.mark.parametrize("fold", [ActivationMatching(), WeightMatching()])
+def test_attention_stays_what_it_is(fold):
+    members, data = DeepEnsemble([drawn(transformer, seed) for seed in range(3)]), pixels(count=30)
+    matched = fold.matched(members, data)
+    inputs = data.test.inputs
+    torch.testing.assert_close(matched(inputs), members(inputs), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "fold", [CCAMerge(), ZipIt(), OTFusion(), OTFusion(cost="weights"), WeightMatching(repair="repair")]
+)
+def test_attention_can_be_merged_and_equal_members_stay_themselves(fold):
+    network, data = drawn(transformer), pixels(count=30)
+    folded = fold(DeepEnsemble([network] * 3), data)
+    torch.testing.assert_close(dict(folded.named_parameters()), dict(network.named_parameters()), rtol=1e-3, atol=1e-4)
+    other = fold(DeepEnsemble([network, drawn(transformer, 1)]), data)
+    assert torch.isfinite(other(data.test.inputs)).all()
+
+
+class Uncalled(nn.Module):
+    """Layers whose weights are used, but which are not called themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = nn.Linear(4, 9), nn.Linear(9, 8), nn.Linear(8, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.relu(F.linear(inputs, self.one.weight, self.one.bias))
+        return self.three(torch.relu(F.linear(hidden, self.two.weight, self.two.bias)))
+
+
+@pytest.mark.parametrize(
+    "fold",
+    [ActivationMatching(), ZipIt(), CCAMerge(), OTFusion(), OTFusion(watch="inputs"), OTFusion(cost="weights")],
+    ids=lambda fold: f"{type(fold).__name__} {getattr(fold, 'cost', '')} {fold.watch}",
+)
+def test_units_of_layers_that_are_not_called_are_matched_by_weights(fold, monkeypatch):
+    monkeypatch.setitem(NETWORKS, "uncalled", (Uncalled, (4,)))
+    members, network, data = planted("uncalled", 3)
+    assert_back(fold(members, data), network, data)
+
+
+@pytest.mark.parametrize("fold", [ActivationMatching(), ZipIt(), CCAMerge(), OTFusion()])
+def test_a_member_whose_units_are_not_finite_is_named(fold):
+    members, _, data = planted("shallow", 3)
+    with torch.no_grad():
+        next(tensor for name, tensor in members.named_parameters() if "hidden" in name)[2] = 1e38  # finite itself
+    with pytest.raises(EnfoldError, match=r"those of 'hidden.0' in member 2 are not: leave it out"):
+        fold(members, data)
+
+
+class ChannelNorm(nn.LayerNorm):
+    """A layer norm of channels that lie behind the batch, as ConvNeXt has."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return F.layer_norm(inputs.movedim(1, -1), self.normalized_shape, self.weight, self.bias, self.eps).movedim(
+            -1, 1
+        )
+
+
+class ChannelLinear(nn.Linear):
+    """A linear layer of such channels."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs.movedim(1, -1)).movedim(-1, 1)
+
+
+def channels_first(channels: int, side: int) -> nn.Module:
+    """Residual, with norms and layers whose channels are not where those of the PyTorch classes are."""
+    stem, body = nn.Conv2d(3, channels, 3, padding=1), nn.Sequential(ChannelNorm(channels), nn.ReLU())
+    mixing = nn.Sequential(ChannelLinear(channels, channels), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(stem, *body, *mixing, nn.Linear(channels, 3))
+
+
+@pytest.mark.parametrize("side", [4, 6, 9])  # fewer places than channels, as many, more
+@pytest.mark.parametrize(
+    "fold",
+    [
+        OTFusion(),
+        OTFusion(watch="inputs"),
+        ActivationMatching(watch="outputs"),
+        CCAMerge(watch="outputs"),
+        ZipIt(watch="outputs"),
+        WeightMatching(repair="repair"),
+    ],
+    ids=lambda fold: f"{type(fold).__name__} {getattr(fold, 'watch', fold.repair)}",
+)
+def test_channels_are_found_by_what_a_layer_does_and_not_by_its_class(fold, side, monkeypatch):
+    monkeypatch.setitem(NETWORKS, "channels first", (lambda: channels_first(6, side), (3, side, side)))
+    members, network, data = planted("channels first", 2)
+    assert_back(fold(members, data), network, data)

@@ -1,0 +1,248 @@
+"""Networks that can be looked at in part: merged there, and the user is told; not at all: refused."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
+
+from enfold import DeepEnsemble, EnfoldError, TrainConfig, fit
+from enfold.data import Data, Split
+from enfold.merge.activation_matching import ActivationMatching
+from enfold.merge.c2m3 import C2M3
+from enfold.merge.cca_merge import CCAMerge
+from enfold.merge.common.folding import BufferMismatchWarning
+from enfold.merge.common.states import UnalignedWarning
+from enfold.merge.ot_fusion import OTFusion
+from enfold.merge.perm_avg import PermAVG
+from enfold.merge.weight_matching import WeightMatching
+from enfold.merge.zipit import ZipIt
+
+PLAN = TrainConfig(epochs=1, optimizer="adam", lr=0.1, batch_size=4)
+
+
+class Deciding(nn.Module):
+    """What follows the first part depends on its values."""
+
+    def __init__(self, first: nn.Module) -> None:
+        super().__init__()
+        self.first, self.head = first, nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.first(inputs)
+        return self.head(hidden if float(hidden.sum()) > 0 else -hidden)
+
+
+@pytest.fixture
+def data() -> Data:
+    rows = Split(torch.randn(8, 4), torch.arange(8) % 3)
+    return Data(rows, rows, rows, 3, (4,))
+
+
+def test_units_inside_a_part_that_is_known_are_matched_and_the_rest_is_told_of(data: Data) -> None:
+    network = Deciding(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 6)))
+    turned = Deciding(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 6)))
+    order = torch.tensor([3, 0, 4, 1, 2])
+    state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    for name, axis in (("first.0.weight", 0), ("first.0.bias", 0), ("first.2.weight", 1)):
+        state[name] = state[name].index_select(axis, order)
+    turned.load_state_dict(state)
+    with pytest.warns(
+        UnalignedWarning, match=r"some units are averaged as they are, because .* decides by a value"
+    ) as told:
+        merged = WeightMatching(repair="none")(DeepEnsemble([network, turned]), data)
+    assert told[0].filename == __file__, "the warning points at the user's line"
+    for name, tensor in network.state_dict().items():
+        torch.testing.assert_close(merged.state_dict()[name], tensor)
+
+
+def test_a_network_of_which_nothing_is_known_is_refused(data: Data) -> None:
+    members = DeepEnsemble.make(lambda: Deciding(nn.Linear(4, 6)), 2)
+    with pytest.raises(EnfoldError, match="decides by a value: use average or a distillation for it"):
+        WeightMatching()(members, data)
+
+
+class Summing(nn.Module):
+    """Units that are summed up one after the other have an order."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.cumsum(inputs, -1)
+
+
+@pytest.mark.parametrize("fold", [WeightMatching(repair="none"), PermAVG(plan=PLAN)])
+def test_units_that_an_operation_keeps_in_order_are_told_of(data: Data, fold: WeightMatching | PermAVG) -> None:
+    members = DeepEnsemble.make(
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 6), Summing(), nn.Linear(6, 3)), 2
+    )
+    with pytest.warns(
+        UnalignedWarning, match=r"the units of '2.weight' are fixed \(of aten.cumsum in '3'\): print symm"
+    ):
+        fold(members, data)
+
+
+class Blocks(nn.Module):
+    """Two blocks of units that are added to each other: what is in one order in both is found, and no more."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        both = inputs.unflatten(-1, (2, 3))
+        return (both + both.flip(-2)).flatten(-2)
+
+
+class OneByOne(nn.Module):
+    """Experts in one tensor that are run one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.randn(2, 4, 5)), nn.Parameter(torch.randn(2, 5, 3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.stack([torch.relu(inputs @ self.up[k]) @ self.down[k] for k in range(2)]).sum(0)
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: nn.Sequential(nn.Linear(4, 6), Blocks(), nn.ReLU(), nn.Linear(6, 3)), "0.weight"),
+        (OneByOne, "up"),
+    ],
+)
+def test_units_that_have_one_order_in_all_blocks_are_told_of(data: Data, make, named: str) -> None:
+    members = DeepEnsemble.make(make, 2)
+    with pytest.warns(
+        UnalignedWarning, match=rf"the units of '{named}' are fixed \(all its blocks have one order of units"
+    ):
+        WeightMatching(repair="none")(members, data)
+
+
+def test_where_an_operation_keeps_all_units_in_order_nothing_is_merged(data: Data) -> None:
+    members = DeepEnsemble.make(lambda: nn.Sequential(nn.Linear(4, 6), Summing(), nn.Linear(6, 3)), 2)
+    with pytest.raises(EnfoldError, match=r"'0.weight' are fixed \(of aten.cumsum in '1'\): use average or a dist"):
+        WeightMatching()(members, data)
+
+
+def two_layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def spectral() -> nn.Module:
+    return nn.Sequential(parametrizations.spectral_norm(nn.Linear(4, 6)), nn.ReLU(), nn.Linear(6, 3))
+
+
+def pruned() -> nn.Module:
+    network = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    prune.l1_unstructured(network[0], "weight", amount=0.3)
+    return network
+
+
+@pytest.mark.parametrize("make", [spectral, pruned])
+def test_weights_that_are_computed_from_others_are_averaged_by_perm_avg_with_a_warning(data: Data, make) -> None:
+    with (
+        pytest.warns(BufferMismatchWarning, match=r"'0\S+' differs: if weights are made by it") as told,
+        pytest.warns(UnalignedWarning, match="are fixed"),
+    ):
+        PermAVG(plan=PLAN)(DeepEnsemble.make(make, 2), data)
+    assert told[0].filename == __file__, "the warning points at the user's line"
+
+
+def test_a_bare_layer_has_nothing_to_align(data: Data) -> None:
+    members = DeepEnsemble.make(lambda: nn.Linear(4, 3), 2)
+    torch.testing.assert_close(WeightMatching()(members, data).weight, members.expand()["weight"].mean(0))
+
+
+@pytest.mark.parametrize(
+    ("index", "says"),
+    [(2, "one of the 2 members, got 2: use 0 to 1"), (1.5, "the reference must be a whole number, got 1.5")],
+)
+def test_a_reference_that_is_no_member(data: Data, index: float, says: str) -> None:
+    with pytest.raises(EnfoldError, match=says):
+        WeightMatching(reference=index)(DeepEnsemble.make(two_layers, 2), data)  # type: ignore[arg-type]
+
+
+def test_members_of_other_statistics_alone_are_measured_again(data: Data) -> None:
+    network = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    other = copy.deepcopy(network)
+    other[1].running_mean += 1.0
+    found = PermAVG(plan=PLAN)(DeepEnsemble([network, other]), data)
+    torch.testing.assert_close(found[1].running_mean, network[0](data.train.inputs).mean(0), rtol=1e-4, atol=1e-5)
+    assert torch.equal(PermAVG(plan=PLAN)(DeepEnsemble([other, other]), data)[1].running_mean, other[1].running_mean)
+
+
+def test_gradients_are_switched_on_and_inference_mode_is_refused(data: Data) -> None:
+    members = DeepEnsemble.make(two_layers, 2)
+    expected = PermAVG(plan=PLAN)(members, data)[0].weight
+    with torch.no_grad():
+        torch.testing.assert_close(PermAVG(plan=PLAN)(members, data)[0].weight, expected, rtol=0, atol=0)
+    with torch.inference_mode():
+        for fold in (PermAVG(plan=PLAN), WeightMatching()):
+            with pytest.raises(EnfoldError, match=r"needs gradients, got a call inside torch.inference_mode\(\)"):
+                fold(members, data)
+        with pytest.raises(EnfoldError, match="training needs gradients"):
+            fit(nn.Linear(4, 3), data, config=TrainConfig(epochs=1))
+
+
+class Telling(nn.Module):
+    """A network that gives its features beside the logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> dict[str, Tensor]:
+        hidden = torch.relu(self.inner(inputs))
+        return {"logits": self.head(hidden), "features": hidden}
+
+
+MATCHING = [
+    WeightMatching(),
+    ActivationMatching(),
+    ZipIt(),
+    CCAMerge(),
+    OTFusion(),
+    C2M3(),
+    PermAVG(plan=PLAN.replace(epochs=0), matched=40.0),
+]
+
+
+@pytest.mark.parametrize("fold", MATCHING, ids=lambda fold: type(fold).__name__)
+def test_units_are_matched_by_logits_also_where_a_network_gives_them_too(data: Data, fold: WeightMatching) -> None:
+    network, turned = Telling(), Telling()
+    order = torch.tensor([3, 0, 4, 1, 2, 5])
+    state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    for name, axis in (("inner.weight", 0), ("inner.bias", 0), ("head.weight", 1)):
+        state[name] = state[name].index_select(axis, order)
+    turned.load_state_dict(state)
+    merged = fold(DeepEnsemble([network, turned]), data)
+    found, expected = (one(data.test.inputs)["logits"] for one in (merged, network))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+class Own(nn.Module):
+    """Weights of the user's own, in no layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(6, 4)), nn.Parameter(torch.randn(3, 6))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.relu(inputs @ self.first.t()).cumsum(1) @ self.second.t()
+
+
+def test_units_of_weights_in_no_layer_are_told_of_too(data: Data) -> None:
+    with pytest.raises(EnfoldError, match=r"the units of 'first' are fixed \(of aten.cumsum"):
+        WeightMatching()(DeepEnsemble.make(Own, 2), data)
+
+
+@pytest.mark.parametrize(
+    ("train", "says"),
+    [
+        (Split(torch.zeros(0, 4), torch.zeros(0, dtype=torch.long)), "got none: pass at least one"),
+        ([], "got none: pass at least one"),
+        (iter(()), "must yield batches, got none"),
+        ([{"inputs": torch.zeros(2, 4)}], "must yield pairs of inputs and labels, got dict"),
+    ],
+    ids=["split", "list", "iterator", "dictionaries"],
+)
+def test_a_training_part_without_examples(data: Data, train: object, says: str) -> None:
+    with pytest.raises(EnfoldError, match=says):
+        WeightMatching()(DeepEnsemble.make(two_layers, 2), data.replace(train=train))

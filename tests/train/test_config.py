@@ -1,0 +1,150 @@
+"""A plan is plain values: schedules in closed form, and values that cannot be are refused by name."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from enfold.errors import EnfoldError
+from enfold.train import TrainConfig
+
+prop = settings(deadline=None, derandomize=True, max_examples=25)
+
+
+def factors(plan: TrainConfig, steps: int) -> list[float]:
+    return [plan.rate_factor(step, steps) for step in range(plan.epochs * steps)]
+
+
+def test_constant():
+    assert factors(TrainConfig(epochs=3, schedule="constant"), 4) == [1.0] * 12
+
+
+def test_cosine_in_closed_form():
+    found = factors(TrainConfig(epochs=2, schedule="cosine", final_factor=0.1), 5)
+    assert found == pytest.approx([0.1 + 0.9 * (1 + math.cos(math.pi * step / 10)) / 2 for step in range(10)])
+    assert found[0] == 1.0
+
+
+def test_steps_at_fractions_of_the_epochs():
+    plan = TrainConfig(epochs=10, schedule="step", milestones=(0.3, 0.6, 0.8), step_factor=0.2)
+    found = factors(plan, 2)
+    assert found == pytest.approx([1.0] * 6 + [0.2] * 6 + [0.04] * 4 + [0.008] * 4)
+
+
+def test_warm_up_is_linear_and_then_the_schedule_begins():
+    plan = TrainConfig(epochs=4, schedule="cosine", warmup_epochs=1.0)
+    found = factors(plan, 4)
+    assert found[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert found[4:] == pytest.approx([(1 + math.cos(math.pi * step / 12)) / 2 for step in range(12)])
+
+
+def test_warm_up_through_part_of_a_step_does_not_overshoot():
+    plan = TrainConfig(epochs=2, schedule="constant", warmup_epochs=0.5)
+    assert factors(plan, 5) == pytest.approx([0.4, 0.8, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+
+
+@prop
+@given(
+    epochs=st.integers(1, 6),
+    steps=st.integers(1, 9),
+    warmup=st.floats(0, 1),
+    schedule=st.sampled_from(["constant", "step", "cosine"]),
+    final=st.floats(0, 1),
+)
+def test_a_factor_is_never_above_one_and_never_negative(epochs, steps, warmup, schedule, final):
+    plan = TrainConfig(epochs=epochs, schedule=schedule, warmup_epochs=warmup * epochs, final_factor=final)
+    found = [plan.rate_factor(step, steps) for step in range(epochs * steps + 3)]  # a loader may yield too much
+    assert all(0 <= factor <= 1 for factor in found)
+    falling = [factor for step, factor in enumerate(found) if step >= plan.warmup_epochs * steps]
+    assert falling == sorted(falling, reverse=True)
+
+
+def test_one_value_a_member():
+    plan = TrainConfig(lr=[0.1, 0.2], weight_decay=0.5)
+    assert plan.lr == (0.1, 0.2)
+    assert plan.per_member("lr", 2) == [0.1, 0.2]
+    assert plan.per_member("weight_decay", 2) == [0.5, 0.5]
+    assert plan.varies
+    assert not TrainConfig(label_smoothing=(0.1, 0.2)).varies  # the loss is told apart by member, not the optimizer
+    with pytest.raises(EnfoldError, match="one lr a member must have 3 values, got 2"):
+        plan.per_member("lr", 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epochs": -1}, "epochs must be a whole number, 0 or more, got -1"),
+        ({"epochs": 2.5}, "epochs must be a whole number, 0 or more, got 2.5"),
+        ({"batch_size": 0}, "batch_size must be a whole number above 0, got 0"),
+        ({"lr": 0.0}, "lr must be above 0"),
+        ({"lr": (0.1, math.nan)}, "lr must be above 0"),
+        ({"weight_decay": -1.0}, "weight_decay must be 0 or more"),
+        ({"label_smoothing": (0.1, 1.0)}, r"label_smoothing must be in \[0, 1\)"),
+        ({"momentum": 1.0}, r"momentum must be in \[0, 1\)"),
+        ({"betas": (0.9, 1.0)}, r"betas must be two, in \[0, 1\)"),
+        ({"clip_norm": 0.0}, "clip_norm must be above 0, or null for none"),
+        ({"epochs": 2, "warmup_epochs": 3.0}, "warmup_epochs must be between 0 and the epochs"),
+        ({"patience": 0}, "patience must be 1 or more"),
+        ({"patience": 2, "select": "last"}, "patience must be null where select is 'last'"),
+        ({"optimizer": "lbfgs"}, "optimizer must be one of sgd, adam, adamw, got 'lbfgs'"),
+        ({"schedule": "linear"}, "schedule must be one of constant, step, cosine"),
+        ({"order": "mine"}, "order must be one of own, shared"),
+        ({"select": "first"}, "select must be one of best, last"),
+        ({"precision": "float8"}, "precision must be one of float32, bfloat16, float16"),
+        ({"decay": "none"}, "decay must be one of all, weights"),
+    ],
+)
+def test_values_that_cannot_be(changes, message):
+    with pytest.raises(EnfoldError, match=message):
+        TrainConfig(**changes)
+
+
+def test_replace_gives_a_copy():
+    plan = TrainConfig()
+    assert plan.replace(epochs=3).epochs == 3
+    assert plan == TrainConfig()
+
+
+def test_cycles_are_the_cosine_again_and_again():
+    plan = TrainConfig(epochs=6, cycles=3)
+    once = TrainConfig(epochs=2)
+    steps = 5
+    for step in range(6 * steps):
+        assert plan.rate_factor(step, steps) == pytest.approx(once.rate_factor(step % (2 * steps), steps))
+
+
+def test_a_constant_tail_begins_where_the_cosine_ends():
+    plan = TrainConfig(epochs=8, tail="constant", tail_start=0.75, tail_factor=0.2)
+    assert plan.rate_factor(0, 10) == 1
+    assert plan.rate_factor(59, 10) == pytest.approx(0.2, abs=0.01)
+    assert [plan.rate_factor(step, 10) for step in (60, 70, 79)] == [0.2, 0.2, 0.2]
+
+
+def test_a_triangle_falls_to_its_low_in_the_middle_of_a_cycle():
+    plan = TrainConfig(epochs=8, tail="triangular", tail_start=0.5, tail_factor=0.5, tail_low=0.1, tail_cycle=2)
+    found = [plan.rate_factor(40 + step, 10) for step in (0, 5, 10, 15, 20, 30)]
+    assert found == pytest.approx([0.5, 0.3, 0.1, 0.3, 0.5, 0.1])
+    step = TrainConfig(
+        epochs=8, schedule="step", milestones=(0.25, 0.5), tail="triangular", tail_start=0.5, tail_factor=0.15
+    )
+    assert step.rate_factor(9, 10) == 1
+    assert step.rate_factor(10, 10) == step.step_factor, "milestones are fractions of the part before the tail"
+    assert step.rate_factor(20, 10) == 0.15, "the schedule ends where the tail begins, not below it"
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"cycles": 0}, "cycles"),
+        ({"tail_start": 1.5}, "tail_start"),
+        ({"tail_factor": -1.0}, "tail_factor"),
+        ({"tail_low": 0.9}, "tail_low"),
+        ({"tail_cycle": 0.0}, "tail_cycle"),
+    ],
+)
+def test_tails_that_cannot_be(changes, field):
+    with pytest.raises(EnfoldError, match=f"the plan's {field} must be"):
+        TrainConfig(**changes)
