@@ -218,6 +218,13 @@ class Ensemble(nn.Module, ABC):
         """A plain network of the user's class with these values (copied), in this object's mode."""
         return self.skeleton.materialise(state)
 
+    def mean_state(self) -> State:
+        """Return the mean of the members' values; counters and index buffers, which have no mean, are member 0's."""
+        return {
+            name: stacked.mean(dim=0) if stacked.is_floating_point() or stacked.is_complex() else stacked[0]
+            for name, stacked in self.expand().items()
+        }
+
     @torch.no_grad()
     def member(self, index: int) -> nn.Module:
         """Member `index` as a plain network of the user's class; it shares nothing with this object."""

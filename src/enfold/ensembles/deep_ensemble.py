@@ -120,6 +120,18 @@ class DeepEnsemble(Ensemble):
         return DeepEnsemble([*self.networks(), network], self.engine_name)
 
 
+def as_ensemble(models: Ensemble | Sequence[nn.Module]) -> Ensemble:
+    """Return an ensemble unchanged, or a `DeepEnsemble` of a list of networks.
+
+    Args:
+        models: An ensemble, or networks of one architecture.
+
+    Raises:
+        EnfoldError: If `models` is a single network, or the networks differ in architecture.
+    """
+    return models if isinstance(models, Ensemble) else DeepEnsemble(models)
+
+
 def _check_same(first: nn.Module, expected: State, network: nn.Module, state: State, index: int) -> None:
     remedy = "use MixedEnsemble for networks of different architectures"
     ours, theirs = dict(first.named_modules()), dict(network.named_modules())

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
+
+from enfold.errors import UnchangedWarning, level_outside
 
 
 @runtime_checkable
@@ -56,3 +59,23 @@ class History:
             list(content["chosen"]),
             None if start is None else Epoch(**start),
         )
+
+
+def warn_if_unchanged(history: History, what: str, start: str, remedy: str) -> None:
+    """Warn with `UnchangedWarning` if a training returned the weights that it started from.
+
+    Args:
+        history: The history of the training.
+        what: The name of the method, for the message.
+        start: What the training started from, such as "member 2".
+        remedy: What to try instead.
+    """
+    unchanged, count = history.unchanged, len(history.chosen)
+    if not unchanged:
+        return
+    which = "" if count == 1 else f" for students {', '.join(map(str, unchanged))} of {count}"
+    warnings.warn(
+        f"{what} returned its start, {start}, unchanged{which}: no epoch had a lower NLL on validation data; {remedy}",
+        UnchangedWarning,
+        stacklevel=level_outside(),
+    )
