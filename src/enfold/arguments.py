@@ -26,7 +26,23 @@ from enfold.errors import EnfoldError, closest
 F = TypeVar("F", bound=Callable[..., Any])
 
 INPUTS = frozenset(
-    ["self", "models", "network", "networks", "teacher", "train", "val", "test", "example", "config", "checkpoint", "cache", "on_epoch", "quiet", "title"]
+    [
+        "self",
+        "models",
+        "network",
+        "networks",
+        "teacher",
+        "train",
+        "val",
+        "test",
+        "example",
+        "config",
+        "checkpoint",
+        "cache",
+        "on_epoch",
+        "quiet",
+        "title",
+    ]
 )
 """Parameters that are no options of a method: networks, data, and how the call is carried out."""
 
