@@ -21,8 +21,7 @@ from enfold.distill.start import Start, begin
 from enfold.distill.teacher import Teacher
 from enfold.engines.copying import copied
 from enfold.engines.modes import evaluating
-from enfold.ensemble import share_of, trained_members
-from enfold.ensembles.common.sharing import Share
+from enfold.ensemble import Ensemble
 from enfold.ensembles.mimo import MIMO
 from enfold.ensembles.rank_one import Tied
 from enfold.errors import EnfoldError
@@ -30,6 +29,9 @@ from enfold.evaluate import best_member, member_logits
 from enfold.merge.common.folding import Composable, report_unchanged, require_data, require_members
 from enfold.registry import method, method_name
 from enfold.train import History, Objective, TrainConfig, fit
+from enfold.train.optimize import trained_members
+
+Share = Callable[[nn.Module], Ensemble]  # makes an efficient ensemble from a network
 
 
 @dataclass(frozen=True)
@@ -76,13 +78,10 @@ class Distillation(Composable, ABC):
                 f"student must be a function or class that makes a network, which is trained from scratch, got "
                 f"{type(self.student).__name__}: pass lambda: YourNetwork(...)"
             )
-        for name, kind in (("share", Share), ("plan", TrainConfig)):
-            value = getattr(self, name)
-            if not isinstance(value, kind) and not (name == "share" and value is None):
-                raise EnfoldError(
-                    f"{name} must be a {kind.__name__}, got {value!r}: pass "
-                    f"{'BatchEnsemble(4)' if name == 'share' else 'TrainConfig(epochs=...)'}"
-                )
+        if self.share is not None and not callable(self.share):
+            raise EnfoldError(f"share must make an ensemble from a network, got {self.share!r}: pass BatchEnsemble")
+        if not isinstance(self.plan, TrainConfig):
+            raise EnfoldError(f"plan must be a TrainConfig, got {self.plan!r}: pass TrainConfig(epochs=...)")
 
     @abstractmethod
     def target(self, logits: Tensor) -> Tensor:
@@ -242,18 +241,17 @@ class Distillation(Composable, ABC):
 
     def trained_by(self, student: nn.Module) -> TrainConfig:
         """The plan as the student's share has it."""
-        share, plan = share_of(student), self.adapted(student)
-        return plan if share is None else share.adapted(plan)
+        plan = self.adapted(student)
+        return student.configure(plan) if isinstance(student, Ensemble) else plan
 
     def _require_plain(self, student: nn.Module) -> None:
         """A share that learns by a loss of its own, or trains in its own way, would not be what it is."""
-        share = share_of(student)
-        if share is None:
+        if not isinstance(student, Ensemble):
             return
-        own = share.objective(self.trained_by(student)) is not None and not isinstance(share, MIMO)
-        if own or type(share).train is not Share.train:
+        own = student.objective(self.trained_by(student)) is not None and not isinstance(student, MIMO)
+        if own or type(student).fit_members is not Ensemble.fit_members:
             raise EnfoldError(
-                f"a student learns by the teachers' loss alone, but {type(share).__name__} as it is set has a loss or "
+                f"a student learns by the teachers' loss alone, but {type(student).__name__} as it is set has a loss or "
                 "a training of its own: use a share without, such as BatchEnsemble"
             )
 

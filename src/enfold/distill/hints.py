@@ -132,7 +132,7 @@ def teacher_features(teacher: Teacher, inputs: Tensor, path: str) -> Tensor:
 @torch.no_grad()
 def require_features(teacher: Teacher, student: nn.Module, path: str) -> None:
     """Teachers and student have the layer, and it says things of one shape."""
-    if hasattr(student, "num_members") and (not isinstance(student, Ensemble) or getattr(student, "joint", False)):
+    if isinstance(student, Ensemble) and (not student.is_expandable or getattr(student, "joint", False)):
         raise EnfoldError(
             f"a hint is learned by networks that can be run one by one, got a {type(student).__name__}: use one "
             "network, or a share without joint batch norms"

@@ -11,7 +11,6 @@ from enfold.data import Data
 from enfold.engines.initialization import initialised
 from enfold.ensemble import Ensemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
-from enfold.ensembles.common.sharing import Share
 from enfold.ensembles.rank_one import match_units, reconstruct
 from enfold.errors import EnfoldError
 from enfold.evaluate import best_member
@@ -30,7 +29,7 @@ def begin(
     start: Start,
     seed: int,
     make: Callable[[], nn.Module] | None = None,
-    share: Share | None = None,
+    share: Callable[[nn.Module], Ensemble] | None = None,
 ) -> nn.Module:
     """The student before its training; what it starts from is left untouched."""
     if make is not None:
@@ -55,13 +54,15 @@ def _network(members: Ensemble, data: Data, start: Start, seed: int) -> nn.Modul
     return network
 
 
-def _nearest(members: Ensemble, data: Data, share: Share | None) -> nn.Module:
-    if not isinstance(share, BatchEnsemble):
-        given = "one network" if share is None else type(share).__name__
+def _nearest(members: Ensemble, data: Data, share: Callable[[nn.Module], Ensemble] | None) -> nn.Module:
+    example = None if share is None else share(members.member(0))
+    if not isinstance(example, BatchEnsemble):
+        given = "one network" if example is None else type(example).__name__
         raise EnfoldError(
             f"a start by alternating least squares is a BatchEnsemble's, got {given}: use share: "
             "batch_ensemble, or another start"
         )
-    student = reconstruct(members, share).members
+    options = {name: value for name, value in example.options().items() if name != "num_members"}
+    student = reconstruct(members, **options)
     student.reestimate_batch_norm(data)
     return student

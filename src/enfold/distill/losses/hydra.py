@@ -32,8 +32,8 @@ from enfold.distill.losses.kd import KD
 from enfold.distill.losses.one_to_one import OneToOne
 from enfold.distill.perturbation import Perturbation
 from enfold.distill.start import Start
-from enfold.ensembles.common.sharing import Sharing
-from enfold.ensembles.hydra import Hydra
+from enfold.ensembles.common.efficient import EfficientEnsemble
+from enfold.ensembles.hydra_ensemble import HydraEnsemble
 from enfold.errors import EnfoldError
 from enfold.io.files import part_file
 
@@ -76,7 +76,7 @@ class HydraDistillation(OneToOne):
 
     def started(self, network: nn.Module, num_teachers: int) -> nn.Module:
         """Heads that are copies of the network's."""
-        heads = Hydra(num_teachers, self.split, self.noise, self.plan.seed)(network)
+        heads = HydraEnsemble(network, num_teachers, split=self.split, noise=self.noise, seed=self.plan.seed)
         if self.body == "frozen":
             _train_body(heads, False)
         return heads
@@ -89,7 +89,7 @@ class HydraDistillation(OneToOne):
 
 def _train_body(heads: nn.Module, trained: bool) -> None:
     """Whether what all heads share is trained."""
-    if not isinstance(heads, Sharing):
+    if not isinstance(heads, EfficientEnsemble):
         raise TypeError("Hydra's student is a share")
     learned = heads.skeleton.trainable
     for name, tensor in heads.shared.state().items():

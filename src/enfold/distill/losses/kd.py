@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from enfold.distill.base import Distillation
 from enfold.distill.divergence import as_target, divergence, divergence_from
 from enfold.distill.teacher import Teacher
-from enfold.ensemble import trained_members
+from enfold.train.optimize import trained_members
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 from enfold.metrics.predictions import mean_log_probs

@@ -34,8 +34,9 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -47,8 +48,8 @@ from enfold.distill.losses.one_to_one import OneToOne
 from enfold.distill.start import Start
 from enfold.distill.teacher import Teacher
 from enfold.engines.skeleton import State
-from enfold.ensembles.batch_ensemble import BatchEnsemble, BatchEnsembleMembers
-from enfold.ensembles.common.sharing import NormChoice
+from enfold.ensembles.batch_ensemble import BatchEnsemble
+from enfold.ensembles.common.efficient import NormChoice
 from enfold.errors import EnfoldError
 from enfold.merge.common.folding import mean_state
 from enfold.train.batch_norm import reestimate
@@ -95,10 +96,11 @@ class LatentBE(OneToOne):
             )
         self.student_share(1)  # refuses what it does not know
 
-    def student_share(self, num_teachers: int) -> BatchEnsemble:
+    def student_share(self, num_teachers: int) -> Any:
         """Equation (1), with the decay (3)."""
-        return BatchEnsemble(
-            num_teachers,
+        return partial(
+            BatchEnsemble,
+            num_members=num_teachers,
             init="ones",
             bias=self.bias,
             batch_norm=self.batch_norm,
@@ -113,10 +115,10 @@ class LatentBE(OneToOne):
         *,
         checkpoint: Path | None = None,
         answers: Path | None = None,
-    ) -> BatchEnsembleMembers:
+    ) -> BatchEnsemble:
         """The trained BatchEnsemble, whose fold is what a call returns."""
         student = self.learned(members, data, checkpoint=checkpoint, answers=answers)
-        if not isinstance(student, BatchEnsembleMembers):
+        if not isinstance(student, BatchEnsemble):
             raise TypeError("the student is a BatchEnsemble")
         return student
 
@@ -160,13 +162,13 @@ class LatentBE(OneToOne):
 
 
 def _network(student: nn.Module, how: How) -> nn.Module:
-    if not isinstance(student, BatchEnsembleMembers):
+    if not isinstance(student, BatchEnsemble):
         raise TypeError("the student is a BatchEnsemble")
     return student.network(folded(student, how))
 
 
 @torch.no_grad()
-def folded(members: BatchEnsembleMembers, how: How = "mean_outer") -> State:
+def folded(members: BatchEnsemble, how: How = "mean_outer") -> State:
     """One network's values by equation (4); everything but the layers' weights is the members' mean."""
     if how not in get_args(How):
         raise EnfoldError(f"the fold must be one of {', '.join(get_args(How))}, got {how!r}: choose one")

@@ -21,7 +21,8 @@ Differs from the papers: what members share takes the mean of their gradients, a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +30,8 @@ from torch import Tensor, nn
 from enfold.distill.base import Distillation
 from enfold.distill.divergence import as_target, divergence
 from enfold.distill.teacher import Teacher
-from enfold.ensemble import trained_members
 from enfold.ensembles.batch_ensemble import BatchEnsemble
-from enfold.ensembles.common.sharing import Share
+from enfold.train.optimize import trained_members
 from enfold.errors import EnfoldError
 
 
@@ -41,9 +41,9 @@ class OneToOne(Distillation):
 
     one_network: ClassVar[bool] = False
 
-    def student_share(self, num_teachers: int) -> Share | None:
+    def student_share(self, num_teachers: int) -> Any:
         """The share given, or a BatchEnsemble with a member for each teacher."""
-        return self.share or BatchEnsemble(num_teachers, seed=self.plan.seed)
+        return self.share or partial(BatchEnsemble, num_members=num_teachers, seed=self.plan.seed)
 
     def check(self, teacher: Teacher, student: nn.Module) -> None:
         """Pairs need as many students as teachers."""

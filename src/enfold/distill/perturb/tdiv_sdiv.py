@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from enfold.distill.perturbation import Asked, Perturbation, gradient, unit
-from enfold.ensemble import trained_members
+from enfold.train.optimize import trained_members
 from enfold.errors import EnfoldError
 
 Pairs = Literal["one", "all"]
