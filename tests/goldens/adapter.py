@@ -29,7 +29,7 @@ from enfold.data.corruptions import KINDS, corrupt
 from enfold.data.ood import noise
 from enfold.data.splits import stratified_split
 from enfold.distill.cached import CachedTeacher
-from enfold.ensembles.rank_one.reconstruct import reconstruct
+from enfold.ensembles.rank_one.reconstruct import fit_batch_ensemble
 from enfold.ensembles.rank_one.representable import representable
 from enfold.evaluate import mean_member_score, predict
 from enfold.merge.common.sinkhorn import sinkhorn
@@ -243,7 +243,11 @@ def _trained(networks: Sequence[nn.Module]) -> nn.Module:
 
 # Distillation
 
-BE = enfold.BatchEnsemble
+def BE(members: int) -> Callable[[nn.Module], nn.Module]:
+    """Return a function that makes a BatchEnsemble of a network."""
+    return lambda network: enfold.BatchEnsemble(network, members)
+
+
 DISTILLATIONS: dict[str, Callable[[], Any]] = {
     "kd": lambda: enfold.KD(plan=config()),
     "kd+fresh": lambda: enfold.KD(plan=config(), start="fresh"),
@@ -276,7 +280,7 @@ DISTILLATIONS: dict[str, Callable[[], Any]] = {
     "one_to_one+tdiv_sdiv": lambda: enfold.OneToOne(plan=config(), perturb=enfold.TDivSDiv(step=8.0)),
     "one_to_one+weight_penalty": lambda: enfold.OneToOne(plan=config(), tie=0.1),
     "one_to_one+weight_penalty_sum": lambda: enfold.OneToOne(plan=config(), tie=0.01, tie_over="sum"),
-    "one_to_one+mimo": lambda: enfold.OneToOne(plan=config(), share=enfold.MIMO(M), start="fresh"),
+    "one_to_one+mimo": lambda: enfold.OneToOne(plan=config(), share=lambda network: enfold.MIMO(network, M), start="fresh"),
     "control": lambda: enfold.Control(plan=config()),
 }
 
@@ -594,10 +598,10 @@ def interpolated(models: nn.Module) -> dict[str, Any]:
 
 def batch_ensemble_fit(models: nn.Module) -> dict[str, Any]:
     """Return the BatchEnsemble nearest to the members, and how far each layer is from being one."""
-    found = reconstruct(models, sweeps=20)
+    found = fit_batch_ensemble(models, sweeps=20)
     defects = {layer.name: layer.defect for layer in representable(models).layers}
     return {
-        "outputs": outputs(found.members),
+        "outputs": outputs(found.ensemble),
         "residuals": {name: values[-1] for name, values in found.residuals.items()},
         "rank_defects": defects,
     }

@@ -22,7 +22,8 @@ from enfold.engines.inputs import in_type_of
 from enfold.engines.modes import evaluating
 from enfold.engines.outputs import at_least_float32
 from enfold.engines.trunk import OneByOne
-from enfold.ensemble import Ensemble, MixedEnsemble
+from enfold.ensemble import Ensemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError, closest
 from enfold.train.objective import Objective, StepContext, batch_logits
 
@@ -83,7 +84,7 @@ class Hint(Lesson):
 
 def with_features(model: nn.Module, batch: Batch, path: str) -> tuple[Tensor, Tensor]:
     """Logits (S, B, C), and what the layer at `path` returned for each student, (S, B, ...)."""
-    networks = [code.network for code in model.codes] if isinstance(model, Ensemble) else [model]
+    networks = [code.network for code in model.codes] if isinstance(model, Ensemble) and model.is_expandable else [model]
     found: list[Tensor] = []
 
     def keep(module: nn.Module, arguments: Any, output: Any) -> Any:
@@ -96,7 +97,7 @@ def with_features(model: nn.Module, batch: Batch, path: str) -> tuple[Tensor, Te
 
     handles = [layer_at(network, path).register_forward_hook(keep) for network in networks]
     try:
-        if isinstance(model, Ensemble):  # one after the other, as other engines run no modules
+        if isinstance(model, Ensemble) and model.is_expandable:  # one after the other, as other engines run no modules
             inputs = in_type_of(model, batch.inputs)
             logits = at_least_float32(OneByOne(model.codes)(model.expand(), inputs, batch.own))
         else:
@@ -167,4 +168,4 @@ def layer_at(network: nn.Module, path: str) -> nn.Module:
 
 
 def _name(student: nn.Module) -> str:
-    return type(student.skeleton.network if isinstance(student, Ensemble) else student).__name__
+    return type(student.skeleton.network if isinstance(student, Ensemble) and student.is_expandable else student).__name__

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from enfold.data import Data
 from enfold.engines.modes import evaluating
 from enfold.engines.skeleton import State
-from enfold.ensemble import Ensemble, MixedEnsemble
+from enfold.ensemble import Ensemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 
@@ -39,7 +40,7 @@ class Asked:
         self.num_members = int(getattr(model, "num_members", 1))
         device = next((tensor.device for tensor in model.parameters()), inputs.device)
         self.inputs = inputs.to(device)
-        self._alone = isinstance(model, Ensemble | MixedEnsemble)
+        self._alone = isinstance(model, Ensemble) and (model.is_expandable or isinstance(model, MixedEnsemble))
         self._heard: dict[int, Tensor] = {}
 
     def logits(self, index: int) -> Tensor:
@@ -58,10 +59,10 @@ class Asked:
     @cached_property
     def _state(self) -> State:
         with torch.no_grad():
-            return self.model.expand() if isinstance(self.model, Ensemble) else {}
+            return self.model.expand() if isinstance(self.model, Ensemble) and self.model.is_expandable else {}
 
     def _one(self, index: int) -> Tensor:
-        if isinstance(self.model, Ensemble):
+        if isinstance(self.model, Ensemble) and self.model.is_expandable:
             self.model.verify(self.inputs)
             code = self.model.code(index)
             state = {name: tensor.detach()[index] for name, tensor in self._state.items()}

@@ -80,7 +80,7 @@ class Tied:
 
     def distances(self, model: nn.Module) -> Tensor:
         """How far each member's weights are from its teacher's, (M,), differentiable."""
-        if not isinstance(model, Ensemble):
+        if not isinstance(model, Ensemble) or not model.is_expandable:
             raise EnfoldError(
                 f"a tie is between members of one architecture, got a {type(model).__name__} as the student: "
                 "use BatchEnsemble(M)(network), or DeepEnsemble"

@@ -215,7 +215,7 @@ def walk(scene: Scene) -> Found:
     found["tunnel"] = along(scene.network, relaxed, asked, **asking)
     for spec in scene.cell.recipe.shares:
         shared = scene.cell.share(spec, scene.members) if scene.cell.run.is_done("shares", spec.label) else None
-        if isinstance(shared, Ensemble) and shared.num_members > 1:
+        if isinstance(shared, Ensemble) and shared.is_expandable and shared.num_members > 1:
             one, other = each(shared)[:2]
             found[f"share: {spec.label}"] = along(
                 shared.member(0), straight(one, other), asked, batch_norm="train", **asking

@@ -225,7 +225,7 @@ def require_members(model: object, purpose: str, *, averaged: bool = False, data
     Where they are to be averaged, a warning tells of buffers that differ and are no running statistics. With data,
     members are compared on one batch: networks that compute different functions of their parameters are refused.
     """
-    if not isinstance(model, Ensemble):
+    if not isinstance(model, Ensemble) or not model.is_expandable:
         raise EnfoldError(
             f"{purpose} needs members of one architecture, got {type(model).__name__}: put networks into "
             "DeepEnsemble([...]) first, or distill into a student of its own"
