@@ -13,7 +13,7 @@ from enfold.symmetry.axes import Axis, Group, Symmetry
 
 
 @dataclass(frozen=True)
-class Nest:
+class GroupTree:
     """A group and what is inside its units: kinds of groups (of queries and keys, of values), with one a unit."""
 
     outer: Group
@@ -43,8 +43,8 @@ def _along(axis: Axis, tensor: Tensor, unit: int) -> Tensor:
     return own.movedim((0, 1), (axis.axis, axis.axis + 1)).flatten(axis.axis, axis.axis + 1)
 
 
-def nests(symmetry: Symmetry) -> list[Nest]:
-    """All groups as the symmetry lists them; a group inside the units of another is in that one's nest.
+def group_trees(symmetry: Symmetry) -> list[GroupTree]:
+    """All groups as the symmetry lists them; a group inside the units of another is in that one's tree.
 
     What is inside the units of two groups, neither of them inside the other, is in the first one's.
     """
@@ -56,7 +56,7 @@ def nests(symmetry: Symmetry) -> list[Nest]:
             own = {axes: kind for axes, kind in kinds[group.name].items() if kind[0].name not in taken}
             taken |= {one.name for kind in own.values() for one in kind}
             each = (Group(str(k), kind[0].size, axes) for k, (axes, kind) in enumerate(own.items()))
-            found.append(Nest(group, tuple(own.values()), Symmetry(tuple(each), ())))
+            found.append(GroupTree(group, tuple(own.values()), Symmetry(tuple(each), ())))
     return found
 
 
@@ -74,7 +74,7 @@ def _inside(outer: Group, symmetry: Symmetry) -> dict[tuple[Axis, ...], tuple[Gr
 
 
 def _spot(axis: Axis, outer: Group) -> tuple[int, Axis] | None:
-    """The unit of the outer group in which an axis lies, and the axis of `Nest.unit` that it is there."""
+    """The unit of the outer group in which an axis lies, and the axis of `GroupTree.unit` that it is there."""
     for number, over in enumerate(outer.axes):
         span = axis.span(over.axis) if axis.name == over.name else None
         if span is None or not all(_lies(axis.span(other), start, length) for other, start, length in over.within):

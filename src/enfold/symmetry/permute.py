@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
 import torch
 from torch import Tensor
@@ -15,10 +16,10 @@ from enfold.symmetry.axes import Axis, Group, Symmetry
 
 def permuted(state: Mapping[str, Tensor], group: Group, order: Tensor) -> State:
     """The state with unit order[k] of the group in place k; nothing is changed in place."""
-    return reordered(state, [(group, order)])
+    return apply_orders(state, [(group, order)])
 
 
-def reordered(state: Mapping[str, Tensor], moves: Iterable[tuple[Group, Tensor]]) -> State:
+def apply_orders(state: Mapping[str, Tensor], moves: Iterable[tuple[Group, Tensor]]) -> State:
     """The state with one group after the other in an order.
 
     Orders along an axis become one, so that each tensor is read once an axis, however many blocks it has; only where
@@ -36,14 +37,14 @@ def reordered(state: Mapping[str, Tensor], moves: Iterable[tuple[Group, Tensor]]
                 pending[axis.name][axis.axis] = line.with_units(places, line.units_first(places)[order])
                 continue
             if axis.name in pending or axis.name not in owned:
-                tensor = found[axis.name] = _selected(tensor.clone(), pending.pop(axis.name, {}))
+                tensor = found[axis.name] = _index_axes(tensor.clone(), pending.pop(axis.name, {}))
                 owned.add(axis.name)
             units = axis.units_first(tensor)
             units.copy_(units.index_select(0, order.to(tensor.device)))
-    return found | {name: _selected(found[name], places) for name, places in pending.items()}
+    return found | {name: _index_axes(found[name], places) for name, places in pending.items()}
 
 
-def _selected(tensor: Tensor, places: Mapping[int, Tensor]) -> Tensor:
+def _index_axes(tensor: Tensor, places: Mapping[int, Tensor]) -> Tensor:
     for axis, where in places.items():
         tensor = tensor.index_select(axis, where.to(tensor.device))
     return tensor
@@ -63,7 +64,7 @@ def permute(state: Mapping[str, Tensor], symmetry: Symmetry, orders: Mapping[str
     unknown = sorted(orders.keys() - {group.name for group in symmetry.groups})
     if unknown:
         raise EnfoldError(f"orders must be of groups of the symmetry, got '{unknown[0]}': print(symmetry) lists them")
-    return reordered(state, ((group, orders[group.name]) for group in symmetry.groups if group.name in orders))
+    return apply_orders(state, ((group, orders[group.name]) for group in symmetry.groups if group.name in orders))
 
 
 def soft(state: Mapping[str, Tensor], group: Group, matrix: Tensor, inverse: Tensor) -> State:
@@ -109,3 +110,63 @@ def _present(state: Mapping[str, Tensor], group: Group) -> Iterator[Axis]:
                 f"a state must hold every tensor of the group '{group.name}', but '{axis.name}' is missing: pass all "
                 "parameters and buffers of the network"
             )
+
+
+def invert_orders(orders: Mapping[str, Tensor], symmetry: Symmetry) -> dict[str, Tensor]:
+    """Orders, for `permute`, that undo these; units inside blocks are not where they were when the blocks are back."""
+    places = OrderTracker(symmetry)
+    for group in symmetry.groups:
+        if group.name in orders:
+            places.move(group, orders[group.name])
+    places.now = {key: came.flatten().argsort().view(came.shape) for key, came in places.now.items()}
+    return places.orders(symmetry)
+
+
+class OrderTracker:
+    """Where each place of each axis came from: moves inside and of blocks are put into one order a group by it.
+
+    Axes of a tensor of which one is moved within parts of the other are followed together.
+    """
+
+    def __init__(self, symmetry: Symmetry) -> None:
+        self.together: dict[str, list[set[int]]] = {}
+        ends: dict[tuple[str, int], int] = {}
+        for axis in (axis for group in symmetry.groups for axis in group.axes):
+            own, apart = {axis.axis, *(other for other, _, _ in axis.within)}, []
+            for known in self.together.get(axis.name, []):
+                if own & known:
+                    own |= known
+                else:
+                    apart.append(known)
+            self.together[axis.name] = [*apart, own]
+            for other in own:
+                ends[axis.name, other] = max(ends.get((axis.name, other), 0), sum(axis.span(other) or (0,)))
+        self.now = {
+            (name, min(axes)): _numbered([ends[name, k] if k in axes else 1 for k in range(max(axes) + 1)])
+            for name, sets in self.together.items()
+            for axes in sets
+        }
+
+    def _key(self, axis: Axis) -> tuple[str, int]:
+        return axis.name, min(next(axes for axes in self.together[axis.name] if axis.axis in axes))
+
+    def move(self, group: Group, order: Tensor) -> None:
+        """Units in another order."""
+        for axis in group.axes:
+            now = self.now[self._key(axis)]
+            self.now[self._key(axis)] = axis.with_units(now, axis.units_first(now)[order])
+
+    def orders(self, symmetry: Symmetry) -> dict[str, Tensor]:
+        """What `permute` needs to get here; a group of blocks comes before the groups inside its blocks."""
+        found, here = {}, OrderTracker(symmetry)
+        for group in symmetry.groups:
+            axis = group.axes[0]
+            key = self._key(axis)
+            ours, wanted = (axis.by_unit(places[key]).sort(1).values[:, 0] for places in (here.now, self.now))
+            found[group.name] = (wanted.unsqueeze(1) == ours).long().argmax(1)
+            here.move(group, found[group.name])
+        return found
+
+
+def _numbered(sizes: Sequence[int]) -> Tensor:
+    return torch.arange(prod(sizes)).view(sizes)

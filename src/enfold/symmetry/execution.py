@@ -14,15 +14,15 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-FINE = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
-FINE |= dict.fromkeys((torch.complex64, torch.complex32), torch.complex128)
+DOUBLE_TYPES = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
+DOUBLE_TYPES |= dict.fromkeys((torch.complex64, torch.complex32), torch.complex128)
 
 
-class Untraceable(Exception):
+class TraceError(Exception):
     """What the network does cannot be recorded."""
 
 
-class _InDouble(TorchDispatchMode):
+class _Float64Mode(TorchDispatchMode):
     """Float64 also where a network asks for less, as norms and rotary positions do: else rounding hides a proof."""
 
     @classmethod
@@ -32,22 +32,22 @@ class _InDouble(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation with any smaller type replaced, of what it makes and of what the network's code brings."""
         kwargs = dict(kwargs or {})
-        if kwargs.get("dtype") in FINE:
-            kwargs["dtype"] = FINE[kwargs["dtype"]]
+        if kwargs.get("dtype") in DOUBLE_TYPES:
+            kwargs["dtype"] = DOUBLE_TYPES[kwargs["dtype"]]
         given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-        if not func._schema.is_mutable and any(one.dtype in FINE for one in given):
-            args, kwargs = tree_map(_doubled, (args, kwargs))
+        if not func._schema.is_mutable and any(one.dtype in DOUBLE_TYPES for one in given):
+            args, kwargs = tree_map(_to_float64, (args, kwargs))
         result = func(*args, **kwargs)
-        return result if given else _doubled(result)
+        return result if given else _to_float64(result)
 
 
-def _doubled(value: Any) -> Any:
-    return value.to(FINE[value.dtype]) if isinstance(value, Tensor) and value.dtype in FINE else value
+def _to_float64(value: Any) -> Any:
+    return value.to(DOUBLE_TYPES[value.dtype]) if isinstance(value, Tensor) and value.dtype in DOUBLE_TYPES else value
 
 
-def in_double() -> AbstractContextManager[object]:
+def float64_mode() -> AbstractContextManager[object]:
     """Float64 in every operation of a network whose weights and inputs are."""
-    return _InDouble()  # type: ignore[no-untyped-call]
+    return _Float64Mode()  # type: ignore[no-untyped-call]
 
 
 def float_outputs(output: Any) -> list[Tensor]:
@@ -60,7 +60,7 @@ def float_outputs(output: Any) -> list[Tensor]:
 
 
 @contextmanager
-def decomposed() -> Iterator[None]:
+def decompose_fused_operations() -> Iterator[None]:
     """Recurrent layers and attention as the operations that they are made of, not as one of a CPU's own."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -73,16 +73,16 @@ def decomposed() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def tensors_in(value: Any, depth: int = 3) -> Iterator[Tensor]:
+def find_tensors(value: Any, depth: int = 3) -> Iterator[Tensor]:
     """All tensors in nested containers and objects."""
     for leaf in tree_leaves(value):
         if isinstance(leaf, Tensor):
             yield leaf
         elif depth and _holds(leaf):
-            yield from tensors_in(list(vars(leaf).values()), depth - 1)
+            yield from find_tensors(list(vars(leaf).values()), depth - 1)
 
 
-def says_something(value: Any) -> bool:
+def has_other_values(value: Any) -> bool:
     """Whether a value holds anything but tensors and None, which a caller may decide by."""
     return any(not isinstance(leaf, Tensor | None) for leaf in tree_leaves(value))
 
@@ -95,7 +95,7 @@ Passed = Callable[[str, Any], None]  # a module's name and what goes in or out
 
 
 @contextmanager
-def naming_modules(network: nn.Module, running: list[str], passed: Passed, left: Passed) -> Iterator[None]:
+def track_modules(network: nn.Module, running: list[str], passed: Passed, left: Passed) -> Iterator[None]:
     """While a module runs, its name is the last of `running`; it and its caller are `passed` what goes in and out."""
 
     def caller() -> str:
@@ -129,7 +129,7 @@ def _one_hot(input: Tensor, num_classes: int = -1) -> Tensor | None:
     return nowhere.scatter(-1, input.unsqueeze(-1), 1)
 
 
-class Reading(TorchFunctionMode):
+class ReadDetector(TorchFunctionMode):
     """Tells when a network's code reads a tensor past torch: as a list or as an array.
 
     One-hot vectors are made without a look at the values, which they are else checked by.

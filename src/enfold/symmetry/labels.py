@@ -17,7 +17,7 @@ Term = tuple[Product, ...]  # products, one behind the other
 ONE: Term = ((),)
 
 
-class Space:
+class AxisLabels:
     """Labels with their sizes, and what has been learned about them."""
 
     def __init__(self) -> None:
@@ -70,28 +70,28 @@ class Space:
 
     # Normal forms
 
-    def normal(self, term: Term) -> Term:
+    def expand(self, term: Term) -> Term:
         """The term in labels that are neither divided nor cut."""
-        return tuple(found for product in term for found in self._expanded(product))
+        return tuple(found for product in term for found in self._expand(product))
 
-    def _expanded(self, product: Product, *, open_: bool = True) -> list[Product]:
+    def _expand(self, product: Product, *, open_: bool = True) -> list[Product]:
         found: list[Product] = [()]
         for index, label in enumerate(product):
             root = self.root(label)
             if open_ and root in self._opened:
                 rest = product[index + 1 :]
                 parts = [
-                    part for place in range(self._sizes[root]) for part in self._expanded(self._at(rest, root, place))
+                    part for place in range(self._sizes[root]) for part in self._expand(self._at(rest, root, place))
                 ]
-                return self._times(found, parts)
+                return self._multiply(found, parts)
             meaning = self._meaning.get(root)
             inner: list[Product] = (
-                [(root,)] if meaning is None else [p for m in meaning for p in self._expanded(m, open_=open_)]
+                [(root,)] if meaning is None else [p for m in meaning for p in self._expand(m, open_=open_)]
             )
-            found = self._times(found, inner)
+            found = self._multiply(found, inner)
         return found
 
-    def _times(self, left: list[Product], right: list[Product]) -> list[Product]:
+    def _multiply(self, left: list[Product], right: list[Product]) -> list[Product]:
         if len(right) == 1:
             return [product + right[0] for product in left]
         if any(left) and all(self.reason(label) is not None for product in right for label in product):
@@ -104,26 +104,26 @@ class Space:
             found += right * self.places(product)
         return found
 
-    def settle(self) -> None:
+    def fix_repeats(self) -> None:
         """Fix what sequences are repeated along, unless all their parts are fixed: call it when all is learned."""
         for product, sequence in list(self._repeats):
-            if any(self.reason(label) is None for part in self.normal(sequence) for label in part):
+            if any(self.reason(label) is None for part in self.expand(sequence) for label in part):
                 self._fix_labels(product, "a sequence is repeated along it")
 
-    def times(self, terms: Sequence[Term]) -> Term:
+    def merge(self, terms: Sequence[Term]) -> Term:
         """Axes merged into one, the first outermost."""
         found: list[Product] = [()]
         if all(len(term) == 1 for term in terms):
             return (tuple(label for term in terms for label in term[0]),)
         for term in terms:
-            found = self._times(found, list(self.normal(term)))
+            found = self._multiply(found, list(self.expand(term)))
         return tuple(found)
 
     # What is learned
 
     def fix(self, term: Term, reason: str) -> None:
         """The order along this axis matters."""
-        for product in self.normal(term):
+        for product in self.expand(term):
             self._fix_labels(product, reason)
 
     def _fix_labels(self, product: Product, reason: str) -> None:
@@ -138,14 +138,14 @@ class Space:
 
     def unify(self, one: Term, other: Term, reason: str) -> None:
         """Two axes of one size are permuted alike from now on."""
-        left, right = list(self.normal(one)), list(self.normal(other))
+        left, right = list(self.expand(one)), list(self.expand(other))
         place = 0
         while place < min(len(left), len(right)):
             sizes = self.places(left[place]), self.places(right[place])
             if sizes[0] != sizes[1]:
                 longer = left if sizes[0] > sizes[1] else right
                 longer[place : place + 1] = self._cut(longer[place], min(sizes), reason)
-                left, right = list(self.normal(tuple(left))), list(self.normal(tuple(right)))
+                left, right = list(self.expand(tuple(left))), list(self.expand(tuple(right)))
                 place = 0  # a label that was cut may stand in the places before, too
             else:
                 place += 1
@@ -155,7 +155,7 @@ class Space:
     def _pair(self, left: Product, right: Product, reason: str) -> None:
         """Two products of one size."""
         while True:
-            expanded = self._expanded(left), self._expanded(right)
+            expanded = self._expand(left), self._expand(right)
             if max(len(found) for found in expanded) > 1:
                 self.unify(tuple(expanded[0]), tuple(expanded[1]), reason)
                 return
@@ -250,14 +250,14 @@ class Space:
             self._bind(root, (first, second))
         return first + product[1:], second + product[1:]
 
-    def pieces(self, term: Term, sizes: Sequence[int], reason: str) -> list[Term]:
+    def cut(self, term: Term, sizes: Sequence[int], reason: str) -> list[Term]:
         """An axis cut into pieces of these sizes."""
-        queue, found = list(self.normal(term)), []
+        queue, found = list(self.expand(term)), []
         for size in sizes:
             piece: list[Product] = []
             missing = size
             while missing:
-                parts = self._expanded(queue.pop(0))
+                parts = self._expand(queue.pop(0))
                 if len(parts) > 1:
                     queue[:0] = parts
                     continue
@@ -273,12 +273,12 @@ class Space:
         """An axis reshaped into axes of these sizes."""
         if len(sizes) == 1:
             return [term]
-        whole = [found for product in term for found in self._expanded(product, open_=False)]
+        whole = [found for product in term for found in self._expand(product, open_=False)]
         if len(whole) == 1:
             return self._split_product(whole[0], sizes, reason)
         inner = prod(sizes[1:])
         if any(self.places(product) % inner for product in whole):  # each piece holds several products
-            parts = self.pieces(term, [inner] * sizes[0], reason)
+            parts = self.cut(term, [inner] * sizes[0], reason)
             heads = self.fixed(sizes[0], "it numbers the parts of a sequence")
         else:
             both = [
@@ -301,7 +301,7 @@ class Space:
                 label = self.root(queue.pop(0))
                 need = size // self.places(taken)
                 if label in self._meaning:
-                    queue[:0] = self._expanded((label,), open_=False)[0]
+                    queue[:0] = self._expand((label,), open_=False)[0]
                 elif need % self._sizes[label] == 0:
                     taken += (label,)
                 elif self._sizes[label] % need == 0:
@@ -319,25 +319,23 @@ class Space:
         values of one packed projection are permuted independently.
         """
         others = [term for index, term in enumerate(terms) if index != axis]
-        own = self._expanded(terms[axis][0], open_=False) if len(terms[axis]) == 1 else []
+        own = self._expand(terms[axis][0], open_=False) if len(terms[axis]) == 1 else []
         if len(own) != 1 or len(own[0]) != 1 or self.reason(own[0][0]) is not None:
             size = self.size(terms[axis])
-            if any(self.reason(label) is None for product in self.normal(terms[axis]) for label in product):
-                self.pieces(terms[axis], [place, 1, size - place - 1], reason)
+            if any(self.reason(label) is None for product in self.expand(terms[axis]) for label in product):
+                self.cut(terms[axis], [place, 1, size - place - 1], reason)
             return others
         chosen = own[0][0]
         for term in others:
-            for label in {label for product in self.normal(term) for label in product}:
+            for label in {label for product in self.expand(term) for label in product}:
                 if label not in self._members and self._within(label, chosen) and label not in self._reasons:
                     copies = [self._new(self._sizes[label])[0] for _ in range(self._sizes[chosen])]
                     self._members[label] = (chosen, copies)
                     self._opened.add(chosen)
         if self.root(chosen) not in self._opened:
-            self.pieces(terms[axis], [place, 1, self._sizes[chosen] - place - 1], reason)
+            self.cut(terms[axis], [place, 1, self._sizes[chosen] - place - 1], reason)
             return others
-        return [
-            tuple(self._at(p, chosen, place) for product in term for p in self._expanded(product)) for term in others
-        ]
+        return [tuple(self._at(p, chosen, place) for product in term for p in self._expand(product)) for term in others]
 
     def _within(self, label: int, chosen: int) -> bool:
         seen: set[int] = set()
@@ -350,7 +348,7 @@ class Space:
 
     def _at(self, product: Product, chosen: int, place: int) -> Product:
         """The product with the labels that it has at one place of another label."""
-        parts = self._expanded(product)
+        parts = self._expand(product)
         if len(parts) > 1:
             return product
         found: list[int] = []

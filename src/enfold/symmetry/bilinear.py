@@ -17,39 +17,39 @@ from itertools import combinations
 from torch import Tensor
 
 from enfold.symmetry.axes import Axis, Group
-from enfold.symmetry.verify import Bench
+from enfold.symmetry.verify import Verifier
 
 MOST = 16  # layers of a group whose sides are looked for
 FEW = 4  # layers of which all divisions into two sides are tried; of more, one layer against the others
 
 
-def meeting(bench: Bench, groups: Sequence[Group]) -> list[Group]:
+def assign_bilinear_roles(verifier: Verifier, groups: Sequence[Group]) -> list[Group]:
     """The groups, with the role of those axes that meet the others."""
     kinds: dict[tuple[str, ...], list[int]] = {}
     for index, group in enumerate(groups):
-        made = all(axis.role == "produces" and _is_real(bench.state.get(axis.name)) for axis in group.axes)
+        made = all(axis.role == "produces" and _is_numeric(verifier.state.get(axis.name)) for axis in group.axes)
         if made and 2 <= len(_layers(group)) <= MOST:
             alike = tuple(re.sub(r"\d+", "#", name) for name, _ in _layers(group))  # of all blocks of a network
             kinds.setdefault(alike, []).append(index)
     found = list(groups)
     for indices in kinds.values():
-        together = _divided(bench, [groups[index] for index in indices])
+        together = _split_sides(verifier, [groups[index] for index in indices])
         for number, index in enumerate(indices if together or len(indices) > 1 else ()):
-            divided = together[number : number + 1] if together else _divided(bench, [groups[index]])
+            divided = together[number : number + 1] if together else _split_sides(verifier, [groups[index]])
             found[index] = divided[0] if divided else groups[index]
     return found
 
 
-def _divided(bench: Bench, groups: Sequence[Group]) -> list[Group] | None:
+def _split_sides(verifier: Verifier, groups: Sequence[Group]) -> list[Group] | None:
     """The groups, all divided into the same two sides, if some sides pass."""
     for side in _sides(len(_layers(groups[0]))):
-        tried = [_met(group, side) for group in groups]
-        if bench.mixes(tried):
+        tried = [_assign_side(group, side) for group in groups]
+        if verifier.is_invariant_to_matrices(tried):
             return tried
     return None
 
 
-def _is_real(tensor: Tensor | None) -> bool:
+def _is_numeric(tensor: Tensor | None) -> bool:
     """Whether it can be multiplied by a matrix; the other names of tied tensors hold nothing of their own."""
     return tensor is None or tensor.is_floating_point() or tensor.is_complex()
 
@@ -69,7 +69,7 @@ def _sides(layers: int) -> Iterator[tuple[int, ...]]:
         yield from combinations(range(layers - 1, -1, -1), size)
 
 
-def _met(group: Group, side: Sequence[int]) -> Group:
+def _assign_side(group: Group, side: Sequence[int]) -> Group:
     layers = _layers(group)
     chosen = {layers[index] for index in side}
     axes = (replace(axis, role="meets") if _layer(axis) in chosen else axis for axis in group.axes)
