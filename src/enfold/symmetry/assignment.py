@@ -1,12 +1,15 @@
-"""Gains: what unit j of one network adds to the inner product of weights in the place of unit i of another.
+"""Linear assignment problems of weight matching.
 
-    G[i, j] = <θ_i, θ'_j>  +  Σ over kinds of units inside  ( max over P <θ_i, P(θ'_j)>  -  <θ_i, θ'_j> )          (1)
+    G[i, j] = <θ_i, θ'_j>  +  Σ over kinds of inner groups  ( max over P <θ_i, P(θ'_j)>  -  <θ_i, θ'_j> )          (1)
     order = argmax over permutations  Σ_i G[i, order(i)]                                                           (2)
 
-Units inside a unit (those of a head: of its queries and keys, of its values) are put in the order P that is best for
-the pair, so that (2) is the best order of a group and of all groups inside its units together. Where several groups
-inside a unit are along the same weights (heads of queries that share a head of keys, and the units of both), P is
-ascend for each pair as for a network.
+G[i, j] is the contribution of unit j of one network at index i of the other to the inner product of their weights.
+Units
+inside a unit (those of a head: of its queries and keys, of its values) are put in the order P that is best for the
+pair,
+so that (2) is the joint optimum of a group and of all groups inside its units. Where several inner groups act on the
+same
+weights (query heads that share a key head, and the units of both), P is found by coordinate ascent for each pair.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ InnerOrders = tuple[float, list[Tensor]]
 
 @dataclass(frozen=True)
 class Step:
-    """Equation (2) of one tree."""
+    """Solution of equation (2) for one group tree."""
 
     moves: list[tuple[Group, Tensor]]  # one after the other: the order of the units, then of what is inside each
     gain: float  # over the order of now
@@ -39,10 +42,10 @@ class Step:
 
 
 class GainMatrices:
-    """<unit i of the goal, unit j of what is held>, (units, units), over all axes of a group, and what follows.
+    """The matrices <unit i of the goal, unit j of the current state> of all groups, updated incrementally.
 
-    GainMatrices are computed once and then follow the moves: of the tree itself, by the order of its units; of a tree
-    beside it, by what the units that have moved add, which is little work if they are few.
+    Products are computed once and then updated after every move: those of the moved tree by permuting columns, those of
+    adjacent trees by the contribution of the units that moved.
     """
 
     def __init__(self, goal: State, held: State, group_trees: Sequence[GroupTree], ascend: Ascend) -> None:
@@ -73,7 +76,7 @@ class GainMatrices:
         self.rounding = [100 * eps * sum(lengths[axis.name] for axis in axes) for axes in self.axes]
 
     def best(self, held: State, index: int, names: Collection[str]) -> Step:
-        """The step of one tree by these of its tensors, which are all that were given for it before or more."""
+        """Return the best step of one tree, computed from these of its tensors."""
         chosen = [axis for axis in self.axes[index] if axis.name in names]
         followed = {axis for axis in chosen if axis.name in self.along}
         for axis in followed - self.summed[index]:
@@ -95,7 +98,7 @@ class GainMatrices:
         return Step(moves, gain, torch.finfo(pairs.dtype).eps * len(order) * float(pairs.abs().max()))
 
     def move(self, held: State, index: int, order: Tensor) -> None:
-        """Units of a simple tree in another order, in what is held, in place, and in all products."""
+        """Permute a simple tree in place, in the state and in all products."""
         units = _moved_places(order)
         self.sums[index].index_copy_(1, units, self.sums[index].index_select(1, order[units]))
         for axis in self.axes[index]:
@@ -110,7 +113,7 @@ class GainMatrices:
                     self._add(self.sums[other], replace(beside, axis=number), ours, change)
 
     def increase(self, held: State, index: int, order: Tensor) -> float:
-        """By how much a simple tree's order raises the inner product with the goal, in float64."""
+        """Return the increase of the inner product for a new order of a simple tree, in float64."""
         units, total = _moved_places(order), 0.0
         for axis in self.axes[index]:
             ours, there = (axis.units_first(state[axis.name]) for state in (self.goal, held))
@@ -122,7 +125,7 @@ class GainMatrices:
         pairs.addmm_(axis.by_unit(goal).to(self.dtype), axis.by_unit(held).mT.to(self.dtype))
 
     def _apart(self, held: State, tree: GroupTree, names: Collection[str]) -> list[list[InnerOrders]]:
-        """For each pair of units: what is inside, one kind at a time."""
+        """Return, for each pair of units, the best inner orders, one kind at a time."""
         ours, theirs = (
             [[self._units(state, kind[i], names) for kind in tree.inside] for i in range(tree.outer.size)]
             for state in (self.goal, held)
@@ -130,7 +133,7 @@ class GainMatrices:
         return [[_best(one, other) for other in theirs] for one in ours]
 
     def _coupled(self, held: State, tree: GroupTree, names: Collection[str]) -> list[list[InnerOrders]]:
-        """For each pair of units: what is inside, all kinds together."""
+        """Return, for each pair of units, the best inner orders, all kinds jointly."""
         ours, theirs = ([tree.unit(state, i, names) for i in range(tree.outer.size)] for state in (self.goal, held))
         known = [replace(group, axes=tuple(axis for axis in group.axes if axis.name in ours[0])) for group in tree.each]
         each = Symmetry(tuple(group for group in known if group.axes), ())
@@ -143,13 +146,13 @@ class GainMatrices:
         return [[ascend(one, other) for other in theirs] for one in ours]
 
     def _units(self, state: State, group: Group, names: Collection[str]) -> Tensor:
-        """(units, everything else), over all axes."""
+        """Return (units, remaining entries) over all axes."""
         along = [axis.by_unit(state[axis.name]).to(self.dtype) for axis in group.axes if axis.name in names]
         return torch.cat([torch.zeros(group.size, 0, dtype=self.dtype), *along], dim=1)
 
 
 def _best(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> InnerOrders:
-    """The best order of each kind by itself; of its units, (units inside, everything else)."""
+    """Return the best order of each kind independently."""
     gain, orders = 0.0, []
     for one, other in zip(ours, theirs, strict=True):
         products = one @ other.mT
@@ -159,13 +162,13 @@ def _best(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> InnerOrders:
 
 
 def increase(goal: State, held: State, moved: State) -> float:
-    """By how much the inner product with the goal is higher after a move, in float64."""
+    """Return the increase of the inner product with the goal after a move, in float64."""
     names = [name for name in goal if moved[name] is not held[name]]
     return sum(float(((moved[name].double() - held[name]) * goal[name]).sum()) for name in names)
 
 
 def _moved_places(order: Tensor) -> Tensor:
-    """The places that an order gives to another unit."""
+    """Return the indices to which an order assigns another unit."""
     return (order != torch.arange(len(order))).nonzero().squeeze(1)
 
 
@@ -174,7 +177,7 @@ def _is_quadratic(axes: Sequence[Axis]) -> bool:
 
 
 def solve_assignment(gains: Tensor) -> Tensor:
-    """The order with the largest sum of gains[k, order[k]]."""
+    """Return the order that maximises the sum of gains[k, order[k]]."""
     from scipy.optimize import linear_sum_assignment
 
     return torch.as_tensor(linear_sum_assignment(gains.numpy(), maximize=True)[1])

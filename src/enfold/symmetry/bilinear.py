@@ -1,10 +1,11 @@
-"""Units that meet: what two weights make is multiplied unit by unit and summed up, as queries and keys are.
+"""Find units that two weights produce and that are contracted with each other, such as queries and keys.
 
     qᵀ k = (P q)ᵀ (P^-ᵀ k)                                                                    (1)
 
-No weight consumes such units. Permutations move both sides alike, and any other matrix P keeps (1) if one of the sides
-is multiplied by P^-ᵀ. Which one meets the other is not read from the graph, but tried: with random matrices the outputs
-must stay as they are, which they do not where something is between the two and the product, as a norm or a rotation.
+No weight consumes such units. A permutation acts on both sides in the same way, and any other matrix P preserves (1)
+if one of the sides is multiplied by P^-ᵀ. Which side that is cannot be read from the graph, so it is tested: with
+random
+matrices the outputs must not change, which fails if something such as a norm or a rotation lies in between.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from torch import Tensor
 from enfold.symmetry.axes import Axis, Group
 from enfold.symmetry.verify import Verifier
 
-MOST = 16  # layers of a group whose sides are looked for
-FEW = 4  # layers of which all divisions into two sides are tried; of more, one layer against the others
+MOST = 16  # layers of a group for which divisions are tested
+FEW = 4  # up to this many layers all divisions are tested; with more, one layer against the others
 
 
 def assign_bilinear_roles(verifier: Verifier, groups: Sequence[Group]) -> list[Group]:
-    """The groups, with the role of those axes that meet the others."""
+    """Return the groups with the role "meets" for axes that are contracted with the others."""
     kinds: dict[tuple[str, ...], list[int]] = {}
     for index, group in enumerate(groups):
         made = all(axis.role == "produces" and _is_numeric(verifier.state.get(axis.name)) for axis in group.axes)
@@ -41,7 +42,7 @@ def assign_bilinear_roles(verifier: Verifier, groups: Sequence[Group]) -> list[G
 
 
 def _split_sides(verifier: Verifier, groups: Sequence[Group]) -> list[Group] | None:
-    """The groups, all divided into the same two sides, if some sides pass."""
+    """Return the groups divided into the same two sides, if some division passes the test."""
     for side in _sides(len(_layers(groups[0]))):
         tried = [_assign_side(group, side) for group in groups]
         if verifier.is_invariant_to_matrices(tried):
@@ -50,12 +51,12 @@ def _split_sides(verifier: Verifier, groups: Sequence[Group]) -> list[Group] | N
 
 
 def _is_numeric(tensor: Tensor | None) -> bool:
-    """Whether it can be multiplied by a matrix; the other names of tied tensors hold nothing of their own."""
+    """Return whether a tensor can be multiplied by a matrix; other names of tied tensors have no values of their own."""
     return tensor is None or tensor.is_floating_point() or tensor.is_complex()
 
 
 def _layers(group: Group) -> list[tuple[str, int]]:
-    """What makes the units: a layer, or a part of one, by name and place."""
+    """Return the layers, or parts of layers, that produce the units, by name and offset."""
     return list(dict.fromkeys(_layer(axis) for axis in group.axes if axis.tied_to is None))
 
 
@@ -64,7 +65,7 @@ def _layer(axis: Axis) -> tuple[str, int]:
 
 
 def _sides(layers: int) -> Iterator[tuple[int, ...]]:
-    """One of two sides, of which each holds at least one: the last layer first."""
+    """Yield one of two non-empty sides, the last layer first."""
     for size in range(1, layers // 2 + 1 if layers <= FEW else 2):
         yield from combinations(range(layers - 1, -1, -1), size)
 

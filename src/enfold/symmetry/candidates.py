@@ -1,4 +1,4 @@
-"""Groups that the labels of a graph allow, with what to try if one of them cannot be verified."""
+"""Candidate groups that the labels allow, with coarser alternatives in case one cannot be verified."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from enfold.symmetry.tracer import AxisTracer, TensorAxis
 
 @dataclass(frozen=True)
 class Candidate:
-    """Groups of one label, in several ways: each is coarser than those before it.
+    """Groups of one label in several versions, from fine to coarse.
 
-    First units have an order of their own in each block in which they lie, last one in all blocks. Blocks may be as
-    many as a weight has entries, so groups are not built before they are needed.
+    The finest gives units an order of their own in every block (head, expert), the coarsest one order for all blocks.
+    There may be as many blocks as a weight has entries, so groups are built only when they are needed.
     """
 
     places: tuple[TensorAxis, ...]  # where the label is
@@ -26,7 +26,7 @@ class Candidate:
 
     @cached_property
     def options(self) -> tuple[tuple[Group, ...], ...]:
-        """The groups of each way."""
+        """The groups of each version."""
         return self.build()
 
     @property
@@ -47,7 +47,7 @@ class _Occurrence:
     terms: tuple[Term, ...]  # of the tensor
 
     def axis_of(self, outer: int) -> int | None:
-        """The axis that tells blocks apart: its own if they are outside there, else another; None if unclear."""
+        """Return the axis along which blocks are separated; None if that is ambiguous."""
         if outer in self.product:
             clear = self.product.count(outer) == self.product[: self.index].count(outer) == 1
             return self.place[1] if clear else None
@@ -58,12 +58,12 @@ class _Occurrence:
 
     @property
     def is_indexed(self) -> bool:
-        """Whether places of another axis of the tensor are used one by one, as experts in a loop are."""
+        """Whether indices of another axis of the tensor are used one by one, as experts in a loop are."""
         return any(() in term and len(term) > 1 for axis, term in enumerate(self.terms) if axis != self.place[1])
 
 
 def find_candidates(tracer: AxisTracer, aliases: dict[str, list[str]]) -> list[Candidate]:
-    """One for each label that is free: in the order in which the tensors are listed, but blocks before their units."""
+    """Return one candidate per free label, in the order of the tensors, but blocks before the units inside them."""
     found: dict[int, list[_Occurrence]] = {}
     for name, value in tracer.tensors.items():
         terms = tuple(tracer.labels.expand(term) for term in value.terms)
@@ -95,7 +95,7 @@ def _role(tracer: AxisTracer, place: TensorAxis) -> Role:
 
 
 def _blocks(tracer: AxisTracer, found: Mapping[int, Sequence[_Occurrence]]) -> dict[int, list[int]]:
-    """By label, the labels of blocks in which its units lie everywhere; of two that lie so, the first is outside."""
+    """Return, by label, the labels of the blocks that contain its units everywhere."""
     along = tracer.common_labels()
     first = {label: number for number, label in enumerate(found)}
 
@@ -112,7 +112,7 @@ def _blocks(tracer: AxisTracer, found: Mapping[int, Sequence[_Occurrence]]) -> d
 def _candidate(
     tracer: AxisTracer, places: Sequence[_Occurrence], blocks: Sequence[int], aliases: dict[str, list[str]]
 ) -> Candidate:
-    """Blocks that lie across the units, inside of each, are not told apart; nor are places taken one by one."""
+    """Build a candidate; blocks that cross the units, or that are indexed one by one, get a single order."""
     clear = [outer for outer in blocks if all(place.axis_of(outer) is not None for place in places)]
     ways = [clear, *([outer] for outer in reversed(clear) if len(clear) > 1), *([()] if clear else [])]
     alike = len(clear) < len(blocks) or all(place.is_indexed for place in places)
@@ -126,7 +126,7 @@ def _candidate(
 def _way(
     tracer: AxisTracer, places: Sequence[_Occurrence], blocks: Sequence[int], aliases: dict[str, list[str]]
 ) -> tuple[Group, ...]:
-    """A group for each place of these blocks."""
+    """Build one group for each position of these blocks."""
     groups: list[Group] = []
     for block in every(*(range(tracer.labels.places((label,))) for label in blocks)):
         axes = [axis for place in places for axis in _axes(tracer, place, dict(zip(blocks, block, strict=True)))]
@@ -136,7 +136,7 @@ def _way(
 
 
 def _axes(tracer: AxisTracer, found: _Occurrence, block: Mapping[int, int]) -> list[Axis]:
-    """The units at one place of each of some blocks."""
+    """Return the axes of the units at one position of each of some blocks."""
     space, (name, number) = tracer.labels, found.place
     size, inner = (
         space.places(part) for part in (found.product[found.index : found.index + 1], found.product[found.index + 1 :])
@@ -156,7 +156,7 @@ def _axes(tracer: AxisTracer, found: _Occurrence, block: Mapping[int, int]) -> l
 
 
 def _parts(tracer: AxisTracer, product: Product, block: Mapping[int, int]) -> tuple[list[int], int]:
-    """Where the parts of a product begin that lie at these places of its labels, and their length."""
+    """Return where the ranges of a product begin that lie at these positions of its labels, and their length."""
     starts, length = [0], tracer.labels.places(product)
     last = max((index for index, label in enumerate(product) if label in block), default=-1)
     for label in product[: last + 1]:
@@ -168,7 +168,7 @@ def _parts(tracer: AxisTracer, product: Product, block: Mapping[int, int]) -> tu
 
 
 def name_groups(groups: Iterable[Group]) -> list[Group]:
-    """The groups with names by the first of their tensors that produces their units."""
+    """Name the groups after the first tensor that produces their units."""
     found: dict[str, Group] = {}
     for group in groups:
         first = next((axis for axis in group.axes if axis.role != "consumes"), group.axes[0])
@@ -186,7 +186,7 @@ def name_groups(groups: Iterable[Group]) -> list[Group]:
 
 
 def find_fixed_axes(tracer: AxisTracer, groups: Iterable[Group], refused: Mapping[TensorAxis, str]) -> list[Fixed]:
-    """All axes of which some places are in no group, a group was refused, or blocks of free units are fixed."""
+    """Return all axes that are not, or only partly, covered by groups, with reasons."""
     covered: dict[TensorAxis, set[int]] = {}
     for group in groups:
         for axis in group.axes:

@@ -1,4 +1,4 @@
-"""What a network runs: recording it operation by operation, with the module that each one belongs to."""
+"""Run a network for tracing and verification: in float64, with fused operations decomposed and modules tracked."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ DOUBLE_TYPES |= dict.fromkeys((torch.complex64, torch.complex32), torch.complex1
 
 
 class TraceError(Exception):
-    """What the network does cannot be recorded."""
+    """The operations of the network cannot be traced."""
 
 
 class _Float64Mode(TorchDispatchMode):
-    """Float64 also where a network asks for less, as norms and rotary positions do: else rounding hides a proof."""
+    """Compute in float64 also where a network casts to a smaller type, so that rounding does not hide a difference."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # to be skipped by a compiler takes importing it, which takes seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation with any smaller type replaced, of what it makes and of what the network's code brings."""
+        """Run an operation with smaller floating-point types replaced by float64."""
         kwargs = dict(kwargs or {})
         if kwargs.get("dtype") in DOUBLE_TYPES:
             kwargs["dtype"] = DOUBLE_TYPES[kwargs["dtype"]]
@@ -46,12 +46,12 @@ def _to_float64(value: Any) -> Any:
 
 
 def float64_mode() -> AbstractContextManager[object]:
-    """Float64 in every operation of a network whose weights and inputs are."""
+    """Return a context in which all floating-point operations are computed in float64."""
     return _Float64Mode()  # type: ignore[no-untyped-call]
 
 
 def float_outputs(output: Any) -> list[Tensor]:
-    """All tensors of numbers in what a network returns."""
+    """Return all floating-point tensors in the output of a network."""
     if isinstance(output, Tensor):
         return [output] if output.is_floating_point() else []
     parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else ()
@@ -61,7 +61,7 @@ def float_outputs(output: Any) -> list[Tensor]:
 
 @contextmanager
 def decompose_fused_operations() -> Iterator[None]:
-    """Recurrent layers and attention as the operations that they are made of, not as one of a CPU's own."""
+    """Run recurrent layers and attention as elementary operations inside the block."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -74,7 +74,7 @@ def decompose_fused_operations() -> Iterator[None]:
 
 
 def find_tensors(value: Any, depth: int = 3) -> Iterator[Tensor]:
-    """All tensors in nested containers and objects."""
+    """Yield all tensors in nested containers and objects."""
     for leaf in tree_leaves(value):
         if isinstance(leaf, Tensor):
             yield leaf
@@ -83,7 +83,7 @@ def find_tensors(value: Any, depth: int = 3) -> Iterator[Tensor]:
 
 
 def has_other_values(value: Any) -> bool:
-    """Whether a value holds anything but tensors and None, which a caller may decide by."""
+    """Return whether a value contains anything except tensors and None, on which a caller could branch."""
     return any(not isinstance(leaf, Tensor | None) for leaf in tree_leaves(value))
 
 
@@ -96,7 +96,7 @@ Passed = Callable[[str, Any], None]  # a module's name and what goes in or out
 
 @contextmanager
 def track_modules(network: nn.Module, running: list[str], passed: Passed, left: Passed) -> Iterator[None]:
-    """While a module runs, its name is the last of `running`; it and its caller are `passed` what goes in and out."""
+    """Keep the name of the running module last in `running`, and report inputs and outputs to it and to its caller."""
 
     def caller() -> str:
         return running[-1] if running else ""
@@ -130,9 +130,9 @@ def _one_hot(input: Tensor, num_classes: int = -1) -> Tensor | None:
 
 
 class ReadDetector(TorchFunctionMode):
-    """Tells when a network's code reads a tensor past torch: as a list or as an array.
+    """Report when code reads a tensor's values as a list or an array.
 
-    One-hot vectors are made without a look at the values, which they are else checked by.
+    One-hot vectors are built without checking the values, which would count as reading them.
     """
 
     METHODS = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
@@ -142,7 +142,7 @@ class ReadDetector(TorchFunctionMode):
         self.read = read
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run it, and tell."""
+        """Run the function and report reads."""
         if func in self.METHODS:
             self.read(args[0])
         if func is F.one_hot:

@@ -1,4 +1,4 @@
-"""Symmetries of a network, found from its graph and verified."""
+"""Find the permutation symmetries of a network from its graph, and verify them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,22 @@ UNREACHED = "the outputs do not depend on it"
 
 
 def symmetries(network: nn.Module, example: Tensor, *, seed: int = 0, logits_only: bool = False) -> Symmetry:
-    """Which axes of which parameters and buffers may be permuted together, each group verified in float64.
+    """Find which axes of which parameters and buffers can be permuted together, and verify each group in float64.
 
-    `example` is a small batch, (B, ...), whose values do not matter unless they are whole numbers. Where a module
-    decides by values, groups are those inside the modules that it calls, and `note` says why. With `logits_only`, what
-    else the network returns, such as its features, may come in another order. The network is left as it is.
+    The network is left unchanged. Where the control flow of a module depends on values, only groups inside the modules
+    that it calls are found, and `Symmetry.note` gives the reason.
+
+    Args:
+        network: The network to analyse.
+        example: A small batch of inputs, (B, ...); its values do not matter unless they are integers.
+        seed: Seed of the random weights and permutations of the verification.
+        logits_only: Ignore outputs other than the logits, such as returned features.
+
+    Returns:
+        The verified groups and the fixed axes.
+
+    Raises:
+        EnfoldError: If the network does not run on the example.
     """
     skeleton = Skeleton(network)
     if logits_only:
@@ -51,15 +62,15 @@ def symmetries(network: nn.Module, example: Tensor, *, seed: int = 0, logits_onl
 
 
 def _logits(_: nn.Module, __: object, output: object) -> object:
-    """What networks are judged by."""
+    """Reduce the output to its logits."""
     return logits_of(output)
 
 
 def _running(skeleton: Skeleton, state: State, example: Tensor) -> Tensor:
-    """The example on the CPU, if the network takes it."""
+    """Return the example on the CPU after checking that the network runs on it."""
     if not isinstance(example, Tensor) or not example.ndim or not len(example):
         what = f"a tensor of shape {tuple(example.shape)}" if isinstance(example, Tensor) else type(example).__name__
-        raise EnfoldError(f"the example must be a batch of inputs, (B, ...), got {what}: pass one or two inputs")
+        raise EnfoldError(f"example must be a batch of inputs, (B, ...), got {what}: pass one or two inputs")
     numbers = next((tensor.dtype for tensor in state.values() if tensor.is_floating_point()), example.dtype)
     example = example.detach().cpu().to(numbers if example.is_floating_point() else example.dtype)
     try:
@@ -89,7 +100,7 @@ def _decisions(tracer: AxisTracer) -> str:
 
 
 def _aliases(network: nn.Module, skeleton: Skeleton) -> dict[str, list[str]]:
-    """The other names that tied tensors have in a state_dict."""
+    """Return the other names of tied tensors in a state dict."""
     first: dict[int, str] = {}
     found: dict[str, list[str]] = {}
     named = [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]
@@ -100,7 +111,7 @@ def _aliases(network: nn.Module, skeleton: Skeleton) -> dict[str, list[str]]:
 
 
 def _verified(verifier: Verifier, tracer: AxisTracer, proposed: list[Candidate]) -> Symmetry:
-    """All groups at once; only if that fails, one by one."""
+    """Verify all groups together, and one by one only if that fails."""
     refused: dict[TensorAxis, str] = {}
 
     def refuse(groups: tuple[Group, ...], reason: str) -> None:

@@ -1,9 +1,9 @@
-"""A space of labels: what lies along the axis of a tensor, and what must therefore be permuted alike.
+"""Labels of axes: which axes are permuted together, and how reshapes and slices divide them.
 
-A label stands for places that would be permuted together, wherever it appears. An axis is a *term*: products of labels,
-one behind the other. A channel axis is one label; channels flattened with H x W places are the product of three; a
-concatenation is a sequence. Labels are unified as the graph demands, divided where a reshape divides them and cut where
-a slice cuts them; what meets no rule is fixed, with a reason.
+A label represents indices that are permuted together wherever it appears. An axis is a *term*: a concatenation of
+products of labels. A channel axis is one label; channels flattened with H x W positions are a product of three; a
+concatenation is a sequence. Labels are unified as operations require, divided by reshapes and cut by slices; what no
+rule covers is fixed, with a reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ONE: Term = ((),)
 
 
 class AxisLabels:
-    """Labels with their sizes, and what has been learned about them."""
+    """Labels with their sizes and the relations between them."""
 
     def __init__(self) -> None:
         self._parent: list[int] = []
@@ -33,11 +33,11 @@ class AxisLabels:
     # Labels
 
     def free(self, size: int) -> Term:
-        """An axis that may be permuted as far as is known."""
+        """Return an axis that can be permuted, as far as is known."""
         return (self._new(size, None if size else "it has no places"),)
 
     def fixed(self, size: int, reason: str) -> Term:
-        """An axis whose order matters."""
+        """Return an axis whose order matters."""
         return (self._new(size, reason),)
 
     def _new(self, size: int, reason: str | None = None) -> Product:
@@ -50,28 +50,28 @@ class AxisLabels:
         return (self._parent[-1],)
 
     def root(self, label: int) -> int:
-        """The label that stands for all that were unified with it."""
+        """Return the representative of all labels unified with this one."""
         while self._parent[label] != label:
             self._parent[label] = self._parent[self._parent[label]]
             label = self._parent[label]
         return label
 
     def reason(self, label: int) -> str | None:
-        """Why a label is fixed; None if it is not."""
+        """Return why a label is fixed; None if it is not."""
         return self._reasons.get(self.root(label))
 
     def size(self, term: Term) -> int:
-        """The number of places."""
+        """Return the length of an axis."""
         return sum(self.places(product) for product in term)
 
     def places(self, product: Iterable[int]) -> int:
-        """The number of places of one product."""
+        """Return the number of indices of one product."""
         return prod(self._sizes[label] for label in product)
 
-    # Normal forms
+    # Expansion into undivided labels
 
     def expand(self, term: Term) -> Term:
-        """The term in labels that are neither divided nor cut."""
+        """Return the term in labels that are neither divided nor cut."""
         return tuple(found for product in term for found in self._expand(product))
 
     def _expand(self, product: Product, *, open_: bool = True) -> list[Product]:
@@ -105,13 +105,13 @@ class AxisLabels:
         return found
 
     def fix_repeats(self) -> None:
-        """Fix what sequences are repeated along, unless all their parts are fixed: call it when all is learned."""
+        """Fix the labels along which sequences with free parts are repeated; call it after tracing."""
         for product, sequence in list(self._repeats):
             if any(self.reason(label) is None for part in self.expand(sequence) for label in part):
                 self._fix_labels(product, "a sequence is repeated along it")
 
     def merge(self, terms: Sequence[Term]) -> Term:
-        """Axes merged into one, the first outermost."""
+        """Return axes merged into one, the first outermost."""
         found: list[Product] = [()]
         if all(len(term) == 1 for term in terms):
             return (tuple(label for term in terms for label in term[0]),)
@@ -119,10 +119,10 @@ class AxisLabels:
             found = self._multiply(found, list(self.expand(term)))
         return tuple(found)
 
-    # What is learned
+    # Constraints
 
     def fix(self, term: Term, reason: str) -> None:
-        """The order along this axis matters."""
+        """Fix the order along an axis."""
         for product in self.expand(term):
             self._fix_labels(product, reason)
 
@@ -137,7 +137,7 @@ class AxisLabels:
                     self._fix_labels((member,), reason)
 
     def unify(self, one: Term, other: Term, reason: str) -> None:
-        """Two axes of one size are permuted alike from now on."""
+        """Tie two axes of the same size, so that they are permuted together."""
         left, right = list(self.expand(one)), list(self.expand(other))
         place = 0
         while place < min(len(left), len(right)):
@@ -153,7 +153,7 @@ class AxisLabels:
             self._pair(first, second, reason)
 
     def _pair(self, left: Product, right: Product, reason: str) -> None:
-        """Two products of one size."""
+        """Unify two products of the same size."""
         while True:
             expanded = self._expand(left), self._expand(right)
             if max(len(found) for found in expanded) > 1:
@@ -206,10 +206,10 @@ class AxisLabels:
         for member in [*(ours or (0, []))[1], *(theirs or (0, []))[1]]:
             self._union(root, member)
 
-    # Division, cuts and places
+    # Division and selection
 
     def _divide(self, label: int, outer: int) -> Product:
-        """A label as outer x the rest."""
+        """Split a label into outer x inner."""
         root = self.root(label)
         inner = self._sizes[root] // outer
         why = self._reasons.get(root)
@@ -238,7 +238,7 @@ class AxisLabels:
                 self._members[label] = (of, [copy[index] for copy in copies])
 
     def _cut(self, product: Product, at: int, reason: str) -> tuple[Product, Product]:
-        """A product in two, one behind the other."""
+        """Cut a product into two consecutive parts."""
         inner = self.places(product[1:])
         if at % inner:
             self._fix_labels(product, reason)
@@ -251,7 +251,7 @@ class AxisLabels:
         return first + product[1:], second + product[1:]
 
     def cut(self, term: Term, sizes: Sequence[int], reason: str) -> list[Term]:
-        """An axis cut into pieces of these sizes."""
+        """Cut an axis into consecutive parts of these sizes."""
         queue, found = list(self.expand(term)), []
         for size in sizes:
             piece: list[Product] = []
@@ -270,7 +270,7 @@ class AxisLabels:
         return found
 
     def split(self, term: Term, sizes: Sequence[int], reason: str) -> list[Term]:
-        """An axis reshaped into axes of these sizes."""
+        """Reshape an axis into axes of these sizes."""
         if len(sizes) == 1:
             return [term]
         whole = [found for product in term for found in self._expand(product, open_=False)]
@@ -313,10 +313,10 @@ class AxisLabels:
         return found
 
     def at(self, terms: Sequence[Term], axis: int, place: int, reason: str) -> list[Term]:
-        """The axes that are left when one place is taken of one of them.
+        """Return the remaining axes when one index of an axis is selected.
 
-        Where the other axes were divided from the same label, each place gets labels of its own: queries, keys and
-        values of one packed projection are permuted independently.
+        Where the other axes were divided from the same label, each index gets labels of its own: queries, keys and
+        values of a packed projection are permuted independently.
         """
         others = [term for index, term in enumerate(terms) if index != axis]
         own = self._expand(terms[axis][0], open_=False) if len(terms[axis]) == 1 else []
@@ -347,7 +347,7 @@ class AxisLabels:
         return False
 
     def _at(self, product: Product, chosen: int, place: int) -> Product:
-        """The product with the labels that it has at one place of another label."""
+        """Return the product with the labels that it has at one index of another label."""
         parts = self._expand(product)
         if len(parts) > 1:
             return product

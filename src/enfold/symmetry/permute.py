@@ -1,4 +1,4 @@
-"""Permuting: units put in another order (hard), or mixed by a matrix and taken apart by its inverse (soft)."""
+"""Apply permutations (hard) or matrices and their inverses (soft) to the units of a state dict."""
 
 from __future__ import annotations
 
@@ -15,15 +15,22 @@ from enfold.symmetry.axes import Axis, Group, Symmetry
 
 
 def permuted(state: Mapping[str, Tensor], group: Group, order: Tensor) -> State:
-    """The state with unit order[k] of the group in place k; nothing is changed in place."""
+    """Return the state with unit order[k] of the group at index k.
+
+    Args:
+        state: Parameters and buffers by name; left unchanged.
+        group: The group to permute.
+        order: A permutation of 0 ... size - 1.
+    """
     return apply_orders(state, [(group, order)])
 
 
 def apply_orders(state: Mapping[str, Tensor], moves: Iterable[tuple[Group, Tensor]]) -> State:
-    """The state with one group after the other in an order.
+    """Return the state after permuting one group after the other.
 
-    Orders along an axis become one, so that each tensor is read once an axis, however many blocks it has; only where
-    units lie within a part of another axis is that part moved by itself.
+    Permutations along the same axis are composed first, so that each tensor is indexed once per axis; only units within
+    a
+    range of another axis are moved separately.
     """
     found, owned = dict(state), set[str]()
     pending: dict[str, dict[int, Tensor]] = {}  # what comes from where, by tensor and axis
@@ -60,7 +67,16 @@ def _require_order(group: Group, order: Tensor) -> None:
 
 
 def permute(state: Mapping[str, Tensor], symmetry: Symmetry, orders: Mapping[str, Tensor]) -> State:
-    """The state with the groups named in these orders; group by group, as the symmetry lists them."""
+    """Return the state with the named groups permuted, in the order in which the symmetry lists them.
+
+    Args:
+        state: Parameters and buffers by name; left unchanged.
+        symmetry: The symmetry of the network.
+        orders: Permutations by name of the group.
+
+    Raises:
+        EnfoldError: If a name is not a group of the symmetry, or an order is not a permutation.
+    """
     unknown = sorted(orders.keys() - {group.name for group in symmetry.groups})
     if unknown:
         raise EnfoldError(f"orders must be of groups of the symmetry, got '{unknown[0]}': print(symmetry) lists them")
@@ -68,9 +84,18 @@ def permute(state: Mapping[str, Tensor], symmetry: Symmetry, orders: Mapping[str
 
 
 def soft(state: Mapping[str, Tensor], group: Group, matrix: Tensor, inverse: Tensor) -> State:
-    """The state with axes that produce the group's units times `matrix` and those that consume them times `inverse`.
+    """Return the state with producing axes multiplied by `matrix` and consuming axes by `inverse`.
 
-    Differentiable in both. A permutation matrix with P[k, order[k]] = 1 and its transpose do what `permuted` does.
+    Differentiable in both. A permutation matrix with P[k, order[k]] = 1 and its transpose are equivalent to `permuted`.
+
+    Args:
+        state: Parameters and buffers by name; left unchanged.
+        group: The group to transform.
+        matrix: (size, size).
+        inverse: The inverse of `matrix`.
+
+    Raises:
+        EnfoldError: If a shape does not match, or a tied tensor both produces and consumes the units.
     """
     for name, given in (("matrix", matrix), ("inverse", inverse)):
         if given.shape != (group.size, group.size):
@@ -82,7 +107,7 @@ def soft(state: Mapping[str, Tensor], group: Group, matrix: Tensor, inverse: Ten
     if tied is not None:
         raise EnfoldError(
             f"'{tied.name}' both produces and consumes the units of '{group.name}', so no matrix but a permutation's "
-            "keeps its two uses together: use permuted, or leave this group out"
+            "is consistent with both uses: use permuted, or leave this group out"
         )
     found = dict(state)
     for axis in _present(found, group):
@@ -113,7 +138,7 @@ def _present(state: Mapping[str, Tensor], group: Group) -> Iterator[Axis]:
 
 
 def invert_orders(orders: Mapping[str, Tensor], symmetry: Symmetry) -> dict[str, Tensor]:
-    """Orders, for `permute`, that undo these; units inside blocks are not where they were when the blocks are back."""
+    """Return the orders that undo these; needed because units inside blocks move when the blocks do."""
     places = OrderTracker(symmetry)
     for group in symmetry.groups:
         if group.name in orders:
@@ -123,9 +148,9 @@ def invert_orders(orders: Mapping[str, Tensor], symmetry: Symmetry) -> dict[str,
 
 
 class OrderTracker:
-    """Where each place of each axis came from: moves inside and of blocks are put into one order a group by it.
+    """The origin of every index of every axis, which composes moves of blocks and inside blocks into one order per group.
 
-    Axes of a tensor of which one is moved within parts of the other are followed together.
+    Axes of a tensor of which one is moved within a range of the other are tracked together.
     """
 
     def __init__(self, symmetry: Symmetry) -> None:
@@ -151,13 +176,13 @@ class OrderTracker:
         return axis.name, min(next(axes for axes in self.together[axis.name] if axis.axis in axes))
 
     def move(self, group: Group, order: Tensor) -> None:
-        """Units in another order."""
+        """Apply an order to a group."""
         for axis in group.axes:
             now = self.now[self._key(axis)]
             self.now[self._key(axis)] = axis.with_units(now, axis.units_first(now)[order])
 
     def orders(self, symmetry: Symmetry) -> dict[str, Tensor]:
-        """What `permute` needs to get here; a group of blocks comes before the groups inside its blocks."""
+        """Return the orders for `permute` that lead to the current state; groups of blocks precede the groups inside them."""
         found, here = {}, OrderTracker(symmetry)
         for group in symmetry.groups:
             axis = group.axes[0]

@@ -1,8 +1,8 @@
-"""A tracer through a network that labels the axes of every value, by one rule an operation.
+"""Label the axes of every value that a network computes, with one rule per operation.
 
-Operations are seen as PyTorch dispatches them, so linear layers are matrix products and attention is products and a
-softmax, whoever wrote the module. What a module decides by values is not seen, so all that it touches is fixed; other
-modules that it calls are followed from their inputs to their outputs.
+Operations are seen as PyTorch dispatches them: linear layers are matrix products, and attention is matrix products and
+a softmax. Control flow that depends on values is not visible, so everything that such a module touches is fixed; the
+modules that it calls are traced from their inputs to their outputs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ VALUES = ("_local_scalar_dense", "equal", "is_nonzero", "allclose")  # operation
 
 @dataclass(frozen=True)
 class Value:
-    """What lies along each axis; for a value made of parameters alone also which of their axes these are."""
+    """Labels along each axis of a value and, if it depends on parameters only, the parameter axes they come from."""
 
     terms: tuple[Term, ...]
     origins: tuple[frozenset[TensorAxis], ...]
@@ -60,7 +60,7 @@ class Value:
 
     @property
     def ndim(self) -> int:
-        """The number of axes."""
+        """Number of axes."""
         return len(self.terms)
 
 
@@ -70,7 +70,7 @@ RULES: dict[str, Callable[..., Values]] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Say how operations of these names label what they return."""
+    """Register a function as the labelling rule of operations with these names."""
 
     def add(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, function))
@@ -80,7 +80,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 class AxisTracer(TorchDispatchMode):
-    """Labels of all values so far, and whether a parameter's axis produces units or consumes them."""
+    """A dispatch mode that labels all values and records whether a parameter axis produces or consumes units."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -104,7 +104,7 @@ class AxisTracer(TorchDispatchMode):
         return False  # to be skipped by a compiler takes importing it, which takes seconds
 
     def trace(self, skeleton: Skeleton, state: State, example: Tensor) -> None:
-        """Label every value of one pass; the network's input and outputs are fixed."""
+        """Label every value of one forward pass; the inputs and outputs of the network are fixed."""
         held = {name: tensor.clone() for name, tensor in state.items()}
         for name, tensor in held.items():
             self.tensors[name] = self._label_parameter(name, tensor.shape, name in skeleton.parameters)
@@ -138,7 +138,7 @@ class AxisTracer(TorchDispatchMode):
         return Value(value.terms, origins, data=False, constant=constant)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, and label what it returns."""
+        """Run an operation and label its result."""
         kwargs = kwargs or {}
         self.name = str(func.overloadpacket).removeprefix("aten.")
         shared = any(one.alias_info is not None for one in (*func._schema.arguments, *func._schema.returns))
@@ -174,7 +174,7 @@ class AxisTracer(TorchDispatchMode):
         return result
 
     def _follow_numbers(self, args: Any, kwargs: Any) -> Term | None:
-        """The units that what is moved numbers; where something else is done with numbers, these units are fixed."""
+        """Return the units indexed by the moved values; units whose indices are used in other ways are fixed."""
         name = self.name.removesuffix("_")
         numbers = [value.numbers for value in _values_in((args, kwargs)) if value.numbers is not None]
         if name in MOVES:
@@ -186,7 +186,7 @@ class AxisTracer(TorchDispatchMode):
         return None
 
     def _apply_rule(self, found: Any, args: Any, kwargs: Any) -> Any:
-        """What a rule says; without one, or where it does not know such arguments, all that was given is fixed."""
+        """Apply a rule; without one, or if it fails on these arguments, fix all arguments."""
         try:
             return self.fix_all(*args, *kwargs.values()) if found is None else found(self, *args, **kwargs)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
@@ -194,7 +194,7 @@ class AxisTracer(TorchDispatchMode):
             return tuple(self.new(self.why, shape) for shape in self.all_sizes)
 
     def _check_sizes(self, tensor: Tensor, value: Value, given: Any) -> Value:
-        """The value, if a rule gave it the sizes that the operation gave."""
+        """Return the value if the rule's sizes agree with the result; otherwise fix it."""
         if tuple(self.labels.size(term) for term in value.terms) != tuple(tensor.shape):
             self.fix(value, self.why)
             self.fix(_values_in(given), self.why)
@@ -206,14 +206,14 @@ class AxisTracer(TorchDispatchMode):
         self._kept.append(tensor)
 
     def _read_argument(self, tensor: Tensor, shared: bool) -> Value:
-        """What is known of an argument; what is the same everywhere has labels of its own wherever it is only read."""
+        """Return the labels of an argument; a uniform tensor that is only read gets new labels."""
         value = self.value(tensor)
         if not shared and _memory(tensor) in self._uniform:
             return replace(value, terms=self.new(None, tensor.shape).terms)
         return value
 
     def _track_uniform(self, func: Any, given: Any, result: Any) -> None:
-        """Which memory holds one value everywhere: what was filled and not written to since."""
+        """Record which memory holds a single repeated value: filled, and not written to since."""
         if self.name in FILLS and isinstance(result, Tensor):
             self._uniform.add(_memory(result))
         elif func._schema.is_mutable:
@@ -221,7 +221,7 @@ class AxisTracer(TorchDispatchMode):
             self._uniform -= {_memory(one) for one in written}
 
     def value(self, tensor: Tensor) -> Value:
-        """What is known of a tensor; one that nothing made is a constant."""
+        """Return the labels of a tensor; a tensor that no traced operation created is a constant."""
         if id(tensor) not in self._values:
             made = self.new("it meets a constant", tensor.shape, data=False)
             self._store(tensor, Value(made.terms, made.origins, data=False, constant=True))
@@ -236,7 +236,7 @@ class AxisTracer(TorchDispatchMode):
         self._touched.setdefault(module, []).extend(find_tensors(given))
 
     def _on_exit(self, module: str, output: Any) -> None:
-        """Where a module has read values and hands over something else than tensors, its caller may decide by it."""
+        """Pass a decision on to the caller if the module returns something other than tensors."""
         if module in self.decisions and has_other_values(output):
             self.decisions.setdefault(self._module, self.decisions[module])
 
@@ -260,21 +260,21 @@ class AxisTracer(TorchDispatchMode):
 
     @property
     def why(self) -> str:
-        """The operation and its module, as a reason."""
+        """The current operation and its module, as a reason for fixing an axis."""
         return f"of {self._where()}"
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of what the operation returns; of the first, if it returns several."""
+        """Sizes of the (first) result of the current operation."""
         return self.all_sizes[0]
 
     def new(self, reason: str | None, sizes: Sequence[int], *, data: bool = True) -> Value:
-        """A value with labels of its own."""
+        """Return a value with new labels."""
         terms = tuple(self.labels.free(n) if reason is None else self.labels.fixed(n, reason) for n in sizes)
         return Value(terms, (NOWHERE,) * len(terms), data)
 
     def fix(self, value: Any, reason: str) -> None:
-        """All axes of a value, or of several."""
+        """Fix all axes of a value, or of several."""
         if isinstance(value, Value):
             for term in value.terms:
                 self.labels.fix(term, reason)
@@ -284,33 +284,33 @@ class AxisTracer(TorchDispatchMode):
                 self.fix(one, reason)
 
     def fix_all(self, *args: Any) -> Values:
-        """Fix all that goes into an operation without a rule and all that comes out."""
+        """Fix all arguments and results of an operation without a rule."""
         self.fix(args, self.why)
         return tuple(self.new(self.why, sizes) for sizes in self.all_sizes)
 
     def mark_produced(self, value: Value, axes: Sequence[int] | None = None) -> None:
-        """Units along these axes of parameters come out of them."""
+        """Record that parameters produce units along these axes."""
         for axis in range(value.ndim) if axes is None else axes:
             self.produced |= value.origins[axis]
 
     def mark_consumed(self, value: Value, axis: int) -> None:
-        """Units along this axis of parameters go into them."""
+        """Record that parameters consume units along this axis."""
         self.consumed |= value.origins[axis]
 
     def follow_index(self, index: Value, term: Term) -> None:
-        """Values that number an axis go with it, in whatever order it is; of other numbers nothing is known."""
+        """Unify an axis with the units that an index refers to; fix it if the index is unrelated to units."""
         if index.numbers is None or self.labels.size(index.numbers) != self.labels.size(term):
             self.labels.fix(term if index.numbers is None else index.numbers + term, self.why)
         else:
             self.unify(term, index.numbers)
 
     def mark_mixed(self, value: Value, axes: Sequence[int]) -> None:
-        """OrderTracker along these axes are mixed, so what lies along the others has one order in all of them."""
+        """Record that entries along these axes are mixed, so that the other axes have one order for all of them."""
         mixed = {axis % value.ndim for axis in axes}
         self._mixed.add(tuple(term for axis, term in enumerate(value.terms) if axis not in mixed))
 
     def common_labels(self) -> dict[int, set[int]]:
-        """By label, the labels that are along wherever it is: in each of their places it may have its own order."""
+        """Return, by label, the labels present wherever it is; for each of their indices it may have its own order."""
         found: dict[int, set[int]] = {}
         for terms in self._mixed | {value.terms for value in (*self.tensors.values(), *self._values.values())}:
             normal = [self.labels.expand(term) for term in terms]
@@ -323,7 +323,7 @@ class AxisTracer(TorchDispatchMode):
         return found
 
     def unify(self, one: Term, other: Term) -> Term:
-        """Two axes that an operation sees as one; of a single place there may be any number."""
+        """Unify two axes that an operation identifies; an axis of size 1 broadcasts."""
         sizes = self.labels.size(one), self.labels.size(other)
         if sizes[0] != sizes[1]:
             if 1 not in sizes:
@@ -335,7 +335,7 @@ class AxisTracer(TorchDispatchMode):
 
 
 def _everywhere(term: Term) -> set[int]:
-    """The labels that all parts of an axis have: what is repeated, one behind the other, too."""
+    """Return the labels contained in all parts of an axis."""
     first, *rest = (set(product) for product in term)
     return first.intersection(*rest)
 
@@ -348,7 +348,7 @@ def _values_in(given: Any) -> list[Value]:
 
 
 def _memory(tensor: Tensor) -> int:
-    """Where its values are; a sparse tensor has no such place, and none of its own."""
+    """Return the address of a tensor's values; a sparse tensor has none."""
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else -id(tensor)
 
 
@@ -357,12 +357,12 @@ def _composite(func: Any) -> bool:
 
 
 def any_data(values: Sequence[Value]) -> bool:
-    """Whether the network's input is part of any."""
+    """Return whether any of the values depends on the network's input."""
     return any(value.data for value in values)
 
 
 def _gives_python_a_value(func: Any, name: str, args: Any) -> bool:
-    """Whether code can decide by what an operation gives: a value, or the shape of what a mask picks."""
+    """Return whether code can branch on the result: a scalar, or a shape that depends on values."""
     if name in VALUES:
         return True
     if name.startswith("index"):

@@ -1,4 +1,4 @@
-"""Proof of groups: with random weights in float64, random orders must leave the outputs as they are."""
+"""Verify groups: with random weights in float64, random permutations must leave the outputs unchanged."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SCALES = (1.0, 0.3, 0.05, 0.0)  # of weights, 0 is near the network's own: the f
 
 
 class VerificationError(Exception):
-    """The network does not run in float64, or gives no finite outputs with random weights."""
+    """The network does not run in float64, or its outputs with random weights are not finite."""
 
 
 @dataclass(frozen=True)
 class Verifier:
-    """A network with random weights and inputs on which groups are tried."""
+    """A network with random weights and inputs on which groups are tested."""
 
     skeleton: Skeleton
     state: State
@@ -37,7 +37,7 @@ class Verifier:
 
     @staticmethod
     def create(skeleton: Skeleton, state: State, example: Tensor, source: torch.Generator) -> Verifier:
-        """Weights at the usual scale; biases, scales and statistics away from 0 and 1, so that every unit matters."""
+        """Draw weights at the usual scale, and biases, scales and statistics away from 0 and 1 so that every unit matters."""
         inputs = example
         if example.is_floating_point():
             inputs = torch.randn(example.shape, generator=source, dtype=torch.float64)
@@ -52,10 +52,10 @@ class Verifier:
         raise VerificationError("its outputs with random weights are not finite")
 
     def is_invariant(self, groups: Sequence[Group]) -> bool:
-        """Whether random orders of all these groups at once leave the outputs as they are.
+        """Return whether random permutations of all these groups together leave the outputs unchanged.
 
-        Groups of two units have one order each: two of them that hold only together are told apart by moving, in proof
-        k + 1, those with bit k in their number.
+        Groups of two units have a single non-trivial order. To separate two of them that hold only jointly, proof k + 1
+        permutes those with bit k in their number.
         """
         pairs = [index for index, group in enumerate(groups) if group.size == 2]
         numbers = {index: number for number, index in enumerate(pairs, start=1)}
@@ -71,7 +71,7 @@ class Verifier:
         return True
 
     def is_invariant_to_matrices(self, groups: Sequence[Group]) -> bool:
-        """Whether random matrices, on each axis as its role says, leave the outputs as they are."""
+        """Return whether random matrices, applied to each axis according to its role, leave the outputs unchanged."""
         state = self.state
         for group in groups:
             noise = torch.randn(group.size, group.size, generator=self.source, dtype=torch.float64)
@@ -93,9 +93,9 @@ class Verifier:
         return bool((outputs - self.outputs).abs().max() <= TOLERANCE * scale)
 
     def find_used(self, candidates: Sequence[Candidate]) -> list[bool]:
-        """Whether the outputs depend on a candidate: if they do not, any order would pass.
+        """Return whether the outputs depend on each candidate; if they do not, any order would pass.
 
-        Axes are permuted by themselves only where the outputs have no gradient for a tensor and yet depend on it.
+        Axes are permuted one by one only where a tensor has no gradient and yet affects the outputs.
         """
         moved = self._find_differentiable(set().union(*(one.names for one in candidates)))
         still = set().union(*(one.names for one in candidates if not one.names & moved))
@@ -103,7 +103,7 @@ class Verifier:
         return [bool(one.names & moved) or self._changes_outputs(one, one.names & tried) for one in candidates]
 
     def _find_influential(self, names: Sequence[str]) -> set[str]:
-        """The tensors among these whose order matters for the outputs: one run if none does, else by halves."""
+        """Return the tensors whose order affects the outputs, by bisection."""
         if not names:
             return set()
         rolled = {name: self.state[name].flatten().roll(1).view_as(self.state[name]) for name in names}
@@ -115,7 +115,7 @@ class Verifier:
         return self._find_influential(names[:half]) | self._find_influential(names[half:])
 
     def _find_differentiable(self, names: set[str]) -> set[str]:
-        """The parameters among these for which the outputs have a gradient: all by one pass."""
+        """Return the parameters for which the outputs have a non-zero gradient."""
         state = {name: tensor.clone() for name, tensor in self.state.items()}
         leaves = {name: state[name].requires_grad_() for name in sorted(names & self.skeleton.parameters.keys())}
         weights = torch.randn(self.outputs.shape, generator=self.source, dtype=self.outputs.dtype)
@@ -127,7 +127,7 @@ class Verifier:
         return {name for name, gradient in zip(leaves, gradients, strict=True) if _moves(gradient)}
 
     def _changes_outputs(self, candidate: Candidate, names: set[str]) -> bool:
-        """Whether the outputs change if one axis of these tensors is permuted and the others are not."""
+        """Return whether permuting a single axis of these tensors changes the outputs."""
         if not names:
             return False
         group = candidate.options[0][0]
@@ -141,9 +141,9 @@ def _moves(gradient: Tensor | None) -> bool:
 
 
 def run(skeleton: Skeleton, state: State, inputs: Tensor, *, grad: bool = False, exact: bool = True) -> Tensor:
-    """All outputs in one row, computed in float64 throughout if `exact`.
+    """Run the network and return all outputs as one vector, computed in float64 throughout if `exact`.
 
-    Random numbers are the same in each run, and torch's own generator is left alone.
+    Random numbers are the same in each run, and the global generator is not advanced.
     """
     given = state if grad else {name: tensor.clone() for name, tensor in state.items()}
     mode = float64_mode() if exact else nullcontext()
