@@ -41,7 +41,7 @@ class _Ascent:
         self.places, self.products = OrderTracker(symmetry), GainMatrices(goal, held, nested, ascend)
 
     def place(self) -> None:
-        """Initialise greedily: order the trees by the weights whose other groups are placed already, the largest set first."""
+        """Initialise greedily: order trees by weights whose other groups are placed already, the largest set first."""
         names, rest = self.products.names, set(range(len(self.products.names)))
         while rest:
             known = {one: names[one].difference(*(names[other] for other in rest - {one})) for one in sorted(rest)}

@@ -51,7 +51,7 @@ def _split_sides(verifier: Verifier, groups: Sequence[Group]) -> list[Group] | N
 
 
 def _is_numeric(tensor: Tensor | None) -> bool:
-    """Return whether a tensor can be multiplied by a matrix; other names of tied tensors have no values of their own."""
+    """Return whether a tensor can be multiplied by a matrix; aliases of tied tensors have no values of their own."""
     return tensor is None or tensor.is_floating_point() or tensor.is_complex()
 
 

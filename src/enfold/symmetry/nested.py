@@ -27,7 +27,7 @@ class GroupTree:
 
     @property
     def coupled(self) -> bool:
-        """Whether kinds inside a unit act on the same weights, so that their orders cannot be optimised independently."""
+        """Whether kinds inside a unit act on the same weights, so that their orders depend on each other."""
         along = Counter(name for group in self.each for name in {axis.name for axis in group.axes})
         return any(number > 1 for number in along.values())
 

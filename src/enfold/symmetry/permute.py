@@ -148,7 +148,7 @@ def invert_orders(orders: Mapping[str, Tensor], symmetry: Symmetry) -> dict[str,
 
 
 class OrderTracker:
-    """The origin of every index of every axis, which composes moves of blocks and inside blocks into one order per group.
+    """The origin of every index of every axis: composes moves of blocks and inside blocks into one order per group.
 
     Axes of a tensor of which one is moved within a range of the other are tracked together.
     """
@@ -182,7 +182,7 @@ class OrderTracker:
             self.now[self._key(axis)] = axis.with_units(now, axis.units_first(now)[order])
 
     def orders(self, symmetry: Symmetry) -> dict[str, Tensor]:
-        """Return the orders for `permute` that lead to the current state; groups of blocks precede the groups inside them."""
+        """Return the orders for `permute` that lead to the current state; blocks precede the groups inside them."""
         found, here = {}, OrderTracker(symmetry)
         for group in symmetry.groups:
             axis = group.axes[0]

@@ -37,7 +37,7 @@ class Verifier:
 
     @staticmethod
     def create(skeleton: Skeleton, state: State, example: Tensor, source: torch.Generator) -> Verifier:
-        """Draw weights at the usual scale, and biases, scales and statistics away from 0 and 1 so that every unit matters."""
+        """Draw weights at the usual scale, and biases and statistics away from 0 and 1 so that every unit matters."""
         inputs = example
         if example.is_floating_point():
             inputs = torch.randn(example.shape, generator=source, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Training: the one loop, its plan, its checkpoints."""
+"""Training: one loop, its settings and its checkpoints."""
 
 from enfold.train.callbacks import Follower
 from enfold.train.config import TrainConfig
