@@ -77,7 +77,9 @@ def test_heads_that_are_refused_are_named_though_units_inside_them_are_free(monk
         q, k, v = (layer(x).unflatten(-1, (-1, 2)).transpose(1, 2) for layer in (net.q, net.k, net.v))
         return net.out(F.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2))
 
-    monkeypatch.setattr(contraction, "_unify_heads", lambda tracer, queries, keys: queries)  # as if no two belonged together
+    monkeypatch.setattr(
+        contraction, "_unify_heads", lambda tracer, queries, keys: queries
+    )  # as if no two belonged together
     symmetry = found_in(attending(forward), torch.randn(2, 5, 3))
     assert {group.size for group in symmetry.groups} == {2}
     reasons = {fixed.name: fixed.reason for fixed in symmetry.fixed if fixed.name != "out.weight"}
@@ -125,7 +127,9 @@ def test_heads_that_lie_across_their_units_are_named():
 def test_blocks_that_are_mixed_are_known_to_have_one_order(mix, monkeypatch):
     """It is not what is left when a proof has failed, which takes one of each group by itself."""
     proofs, true = [], Verifier.is_invariant
-    monkeypatch.setattr(Verifier, "is_invariant", lambda verifier, groups: proofs.append(true(verifier, groups)) or proofs[-1])
+    monkeypatch.setattr(
+        Verifier, "is_invariant", lambda verifier, groups: proofs.append(true(verifier, groups)) or proofs[-1]
+    )
     network = Calls(
         lambda net, x: net.head(mix(net.first(x).unflatten(1, (2, 3))).flatten(1)),
         first=nn.Linear(4, 6),

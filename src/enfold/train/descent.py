@@ -1,4 +1,4 @@
-"""Gradient descent on parameters with gradients from the caller, with the optimizer, selection and checkpoints of `fit`."""
+"""Gradient descent with gradients from the caller, and the optimizer, selection and checkpoints of `fit`."""
 
 from __future__ import annotations
 
