@@ -1,5 +1,6 @@
 """`fit`, `predict` and `evaluate` accept loaders, data sets, tensors, arrays and built-in data, and refuse the rest."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ LABELS = (INPUTS[:, 0] > 0).long()
 
 
 class DataFrame:
-    iloc = None  # how pandas and its relatives are told from other objects
+    iloc = None  # how data frames are recognised
 
 
 class Pairs(Dataset):
@@ -88,29 +89,56 @@ def test_looking_at_a_loader_leaves_the_random_state_alone():
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (None, "train=None"),
-        (DataFrame(), "got a DataFrame.*to_numpy"),
-        ((INPUTS, LABELS, LABELS), "pair .inputs, labels., got 3"),
-        ("cifar10", r"enfold.data.load\('cifar10'\)"),
-        (INPUTS, "got a Tensor"),
-        ({"x": INPUTS}, "got a dict"),
-        (3, "got a int"),
-        ((INPUTS, LABELS.float()), "whole numbers"),
-        ((INPUTS, LABELS[:5]), "one label an input"),
-        ([(INPUTS, LABELS, LABELS)], "a batch of train must be a pair"),
-        ([{"x": INPUTS}], "a batch of train must be a pair .*got a dict"),
-        ([("a", LABELS)], "inputs of a batch of train must be a tensor, got str"),
-    ],
-)
-def test_other_kinds_are_refused_at_the_call(given, words):
+WRONG = {
+    "None": (None, "None"),
+    "data frame": (DataFrame(), "got a DataFrame.*to_numpy"),
+    "data frame in a pair": ((DataFrame(), LABELS), "inputs .*got a DataFrame.*to_numpy"),
+    "three tensors": ((INPUTS, LABELS, LABELS), "pair .inputs, labels., got 3"),
+    "name": ("cifar10", r"enfold.data.load\('cifar10'\)"),
+    "inputs only": (INPUTS, "got a Tensor"),
+    "dict": ({"x": INPUTS}, "got a dict"),
+    "number": (3, "got a int"),
+    "float labels": ((INPUTS, LABELS.float()), "labels"),
+    "text labels": ((INPUTS.numpy(), np.array(["a"] * 40)), "labels"),
+    "list labels": ((INPUTS, LABELS.tolist()), "labels .*got a list"),
+    "one-hot labels": ((INPUTS, nn.functional.one_hot(LABELS)), "labels .*argmax"),
+    "negative labels": ((INPUTS, LABELS - 100), "labels .*from 0"),
+    "too few labels": ((INPUTS, LABELS[:5]), "labels"),
+    "batches of three": ([(INPUTS, LABELS, LABELS)], "batch of (train|test) must be a pair"),
+    "dict batches": ([{"x": INPUTS}], "batch of (train|test) must be a pair .*got a dict"),
+    "text batches": ([("a", LABELS)], "inputs of a batch of (train|test) must be a tensor, got a str"),
+    "uneven batches": ([(INPUTS, LABELS[:5])], "batch of (train|test) must have one label per input"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_fit_refuses_other_kinds_at_the_call(kind):
+    given, words = WRONG[kind]
     model = network()
     before = model.weight.clone()
     with pytest.raises(EnfoldError, match=words):
         fit(model, given, epochs=1, quiet=True)
     assert torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize("kind", WRONG)
+@pytest.mark.parametrize("call", [evaluate, predict])
+def test_evaluation_refuses_other_kinds_at_the_call(kind, call):
+    given, words = WRONG[kind]
+    with pytest.raises(EnfoldError, match=words):
+        call(network(), given)
+
+
+def test_validation_examples_are_checked_by_name():
+    with pytest.raises(EnfoldError, match="val must be"):
+        fit(network(), (INPUTS, LABELS), DataFrame(), epochs=1, quiet=True)
+
+
+@pytest.mark.parametrize("given", [(INPUTS, LABELS + 5), [(INPUTS, LABELS + 5)]])
+def test_labels_beyond_the_outputs_are_refused(given):
+    for call in (lambda: fit(network(), given, epochs=1, quiet=True), lambda: evaluate(network(), given)):
+        with pytest.raises(EnfoldError, match="labels must be"):
+            call()
 
 
 def test_a_setting_that_is_not_there_names_the_nearest():

@@ -9,9 +9,9 @@ from known_networks import KNOWN, made, symmetry_of
 from torch import Tensor, nn
 
 from enfold.symmetry import permute, symmetries, weight_matching
-from enfold.symmetry.climb import climbed
-from enfold.symmetry.gains import Products
-from enfold.symmetry.nested import nests
+from enfold.symmetry.ascent import ascend
+from enfold.symmetry.assignment import GainMatrices
+from enfold.symmetry.nested import group_trees
 
 
 @pytest.mark.parametrize(
@@ -23,24 +23,24 @@ from enfold.symmetry.nested import nests
 )  # fmt: skip
 def test_each_head_has_the_groups_inside_it(name, inside):
     symmetry = symmetry_of(name)
-    found = nests(symmetry)
-    assert sum(len(nest.inside) for nest in found) == inside
-    for nest in found:
-        for kind in nest.inside:
-            assert len(kind) == nest.outer.size
+    found = group_trees(symmetry)
+    assert sum(len(tree.inside) for tree in found) == inside
+    for tree in found:
+        for kind in tree.inside:
+            assert len(kind) == tree.outer.size
             assert len({group.size for group in kind}) == 1
 
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_every_group_is_in_one_nest(name):
     symmetry = symmetry_of(name)
-    names = [group.name for nest in nests(symmetry) for group in nest.groups]
+    names = [group.name for tree in group_trees(symmetry) for group in tree.groups]
     assert sorted(names) == sorted(group.name for group in symmetry.groups)
 
 
 def test_what_is_inside_a_unit_may_be_blocks_again():
-    (nest,) = (nest for nest in nests(symmetry_of("separable")) if nest.inside)  # groups of a grouped convolution
-    channels, *rest = nests(nest.each)  # of the first convolution; each of them is two of the second
+    (tree,) = (tree for tree in group_trees(symmetry_of("separable")) if tree.inside)  # groups of a grouped convolution
+    channels, *rest = group_trees(tree.each)  # of the first convolution; each of them is two of the second
     assert (channels.outer.size, [kind[0].size for kind in channels.inside]) == (3, [2])
     assert [one.outer.size for one in rest] == [4]
 
@@ -48,25 +48,25 @@ def test_what_is_inside_a_unit_may_be_blocks_again():
 def test_blocks_of_one_expert_hold_no_units_of_another():
     symmetry = symmetry_of("experts of blocks")
     apart = replace(symmetry, groups=tuple(group for group in symmetry.groups if group.size != 3))
-    found = [nest for nest in nests(apart) if nest.inside]
+    found = [tree for tree in group_trees(apart) if tree.inside]
     assert len(found) == 3
     assert all(
-        {axis.within for axis in nest.outer.axes} == {axis.within for one in nest.groups for axis in one.axes}
-        for nest in found
+        {axis.within for axis in tree.outer.axes} == {axis.within for one in tree.groups for axis in one.axes}
+        for tree in found
     )
 
 
 @pytest.mark.parametrize("name", ["grouped queries", "experts", "packed attention"])
 def test_a_unit_is_the_same_weights_wherever_it_lies(name):
     state = dict(made(name)[0].state_dict())
-    (nest,) = (nest for nest in nests(symmetry_of(name)) if nest.inside)
-    last = nest.outer.size - 1
-    there = permute(state, symmetry_of(name), {nest.outer.name: torch.arange(nest.outer.size).flip(0)})
-    for kind, group in zip(nest.inside, nest.each, strict=True):
+    (tree,) = (tree for tree in group_trees(symmetry_of(name)) if tree.inside)
+    last = tree.outer.size - 1
+    there = permute(state, symmetry_of(name), {tree.outer.name: torch.arange(tree.outer.size).flip(0)})
+    for kind, group in zip(tree.inside, tree.each, strict=True):
         order = torch.arange(group.size).flip(0)
         outside = permute(state, symmetry_of(name), {kind[last].name: order})
-        inside = permute(nest.unit(there, 0, state), nest.each, {group.name: order})
-        torch.testing.assert_close(inside, nest.unit(outside, last, state), rtol=0, atol=0)
+        inside = permute(tree.unit(there, 0, state), tree.each, {group.name: order})
+        torch.testing.assert_close(inside, tree.unit(outside, last, state), rtol=0, atol=0)
 
 
 class SingleModelWarning(nn.Module):
@@ -112,13 +112,13 @@ def test_a_step_gains_what_it_says(name):
     symmetry, state = symmetry_of(name), {n: t.double() for n, t in network.state_dict().items() if "num_" not in n}
     source = torch.Generator().manual_seed(3)
     goal = {n: torch.randn(t.shape, generator=source, dtype=torch.float64) for n, t in state.items()}
-    nested = nests(symmetry)
-    products = Products(goal, state, nested, climbed)
-    for index, nest in enumerate(nested):
+    nested = group_trees(symmetry)
+    products = GainMatrices(goal, state, nested, ascend)
+    for index, tree in enumerate(nested):
         if index in products.beside[index]:
             continue  # a tensor has the group on two axes: the gain is that of the linear part
         step = products.best(state, index, products.names[index])
-        moved = permute(state, symmetry, {nest.outer.name: step.moves[0][1]})
+        moved = permute(state, symmetry, {tree.outer.name: step.moves[0][1]})
         for group, order in step.moves[1:]:
             moved = permute(moved, symmetry, {group.name: order})
         assert agreement(goal, moved) - agreement(goal, state) == pytest.approx(step.gain, abs=1e-9)

@@ -15,8 +15,8 @@ from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.ensembles.rank_one.match import match
 from enfold.symmetry import Symmetry, permute, symmetries
 from enfold.symmetry.find import ALIKE, CHANGED
-from enfold.symmetry.verify import Bench
-from enfold.symmetry.walk import Walk
+from enfold.symmetry.tracer import AxisTracer
+from enfold.symmetry.verify import Verifier
 
 
 def found_in(network: nn.Module, inputs: Tensor) -> Symmetry:
@@ -72,13 +72,15 @@ def test_heads_that_are_fixed_are_named_though_units_inside_them_are_free():
 
 
 def test_heads_that_are_refused_are_named_though_units_inside_them_are_free(monkeypatch):
-    from enfold.symmetry import products
+    from enfold.symmetry.rules import contraction
 
     def forward(net: Calls, x: Tensor) -> Tensor:
         q, k, v = (layer(x).unflatten(-1, (-1, 2)).transpose(1, 2) for layer in (net.q, net.k, net.v))
         return net.out(F.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2))
 
-    monkeypatch.setattr(products, "_shared", lambda walk, queries, keys: queries)  # as if no two belonged together
+    monkeypatch.setattr(
+        contraction, "_unify_heads", lambda tracer, queries, keys: queries
+    )  # as if no two belonged together
     symmetry = found_in(attending(forward), torch.randn(2, 5, 3))
     assert {group.size for group in symmetry.groups} == {2}
     reasons = {fixed.name: fixed.reason for fixed in symmetry.fixed if fixed.name != "out.weight"}
@@ -86,10 +88,10 @@ def test_heads_that_are_refused_are_named_though_units_inside_them_are_free(monk
 
 
 def test_sizes_that_do_not_fit_are_fixed():
-    walk = Walk()
-    one, other = walk.space.free(4), walk.space.free(6)
-    walk.unify(one, other)
-    assert walk.space.reason(one[0][0]) == walk.space.reason(other[0][0]) == walk.why
+    tracer = AxisTracer()
+    one, other = tracer.labels.free(4), tracer.labels.free(6)
+    tracer.unify(one, other)
+    assert tracer.labels.reason(one[0][0]) == tracer.labels.reason(other[0][0]) == tracer.why
 
 
 def blocks_flipped(net: Calls, x: Tensor) -> Tensor:
@@ -125,8 +127,10 @@ def test_heads_that_lie_across_their_units_are_named():
 @pytest.mark.parametrize("mix", [lambda x: x.softmax(1), lambda x: F.layer_norm(x.mT, [2]).mT], ids=["softmax", "norm"])
 def test_blocks_that_are_mixed_are_known_to_have_one_order(mix, monkeypatch):
     """It is not what is left when a proof has failed, which takes one of each group by itself."""
-    proofs, true = [], Bench.holds
-    monkeypatch.setattr(Bench, "holds", lambda bench, groups: proofs.append(true(bench, groups)) or proofs[-1])
+    proofs, true = [], Verifier.is_invariant
+    monkeypatch.setattr(
+        Verifier, "is_invariant", lambda verifier, groups: proofs.append(true(verifier, groups)) or proofs[-1]
+    )
     network = Calls(
         lambda net, x: net.head(mix(net.first(x).unflatten(1, (2, 3))).flatten(1)),
         first=nn.Linear(4, 6),
@@ -137,9 +141,9 @@ def test_blocks_that_are_mixed_are_known_to_have_one_order(mix, monkeypatch):
 
 
 def test_two_groups_of_two_units_that_hold_only_together_are_told_apart(monkeypatch):
-    from enfold.symmetry import walk
+    from enfold.symmetry import tracer
 
-    monkeypatch.setitem(walk.RULES, "mul", lambda _, x, y: x)  # as if the two were independent
+    monkeypatch.setitem(tracer.RULES, "mul", lambda _, x, y: x)  # as if the two were independent
     network = Calls(lambda net, x: net.head(net.one(x) * net.two(x)), head=nn.Linear(2, 3))
     network.one, network.two = nn.Linear(4, 2), nn.Linear(4, 2)
     symmetry = symmetries(network, torch.zeros(2, 4))

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from enfold.errors import EnfoldError
 from enfold.networks import MLP
 from enfold.symmetry import Axis, Group, permute, permuted, soft, symmetries
-from enfold.symmetry.places import inverse
+from enfold.symmetry.permute import invert_orders
 
 
 def matrix_of(order: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ def test_orders_of_all_groups_are_undone(name):
     source = torch.Generator().manual_seed(1)  # it moves the blocks of all that have any
     orders = {group.name: torch.randperm(group.size, generator=source) for group in symmetry.groups}
     there = permute(state, symmetry, orders)
-    torch.testing.assert_close(permute(there, symmetry, inverse(orders, symmetry)), state, rtol=0, atol=0)
+    torch.testing.assert_close(permute(there, symmetry, invert_orders(orders, symmetry)), state, rtol=0, atol=0)
 
 
 def test_a_hand_worked_axis():

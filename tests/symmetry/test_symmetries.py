@@ -151,10 +151,11 @@ def test_what_only_looks_symmetric_is_fixed_by_name(function, reason):
 
 
 def test_what_the_rules_get_wrong_is_fixed_by_verification(monkeypatch):
-    from enfold.symmetry import elementwise, walk
+    from enfold.symmetry import tracer
+    from enfold.symmetry.rules import elementwise
 
-    monkeypatch.setitem(walk.RULES, "flip", elementwise.pointwise)
-    monkeypatch.setitem(walk.RULES, "cumsum", elementwise.pointwise)
+    monkeypatch.setitem(tracer.RULES, "flip", elementwise.pointwise)
+    monkeypatch.setitem(tracer.RULES, "cumsum", elementwise.pointwise)
     for function in (flipped, summed_up):
         network = Calls(function, first=nn.Linear(4, 6), head=nn.Linear(6, 3))
         body = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), network)
@@ -165,9 +166,10 @@ def test_what_the_rules_get_wrong_is_fixed_by_verification(monkeypatch):
 
 
 def test_zero_weights_do_not_hide_a_broken_symmetry(monkeypatch):
-    from enfold.symmetry import elementwise, walk
+    from enfold.symmetry import tracer
+    from enfold.symmetry.rules import elementwise
 
-    monkeypatch.setitem(walk.RULES, "flip", elementwise.pointwise)
+    monkeypatch.setitem(tracer.RULES, "flip", elementwise.pointwise)
     network = Calls(flipped, first=nn.Linear(4, 6), head=nn.Linear(6, 3))
     for parameter in network.parameters():
         nn.init.zeros_(parameter)

@@ -154,7 +154,7 @@ def test_a_checkpoint_of_another_training_is_refused(data, make, tmp_path, anoth
     network = made(make, 2)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     other, plan, objective = another(data)
-    with pytest.raises(EnfoldError, match=f"of one with other {says}: "):
+    with pytest.raises(EnfoldError, match=f"written with different {says}: "):
         fit(network, other, config=plan, objective=objective, checkpoint=file, quiet=True)
     assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
 
@@ -210,7 +210,7 @@ def test_the_examples_of_a_loader_are_compared(data, make, tmp_path, loader):
     assert (
         len(fit(made(make, 2), data.replace(train=loader(0.5)), config=PLAN, checkpoint=file, quiet=True).epochs) == 3
     )
-    with pytest.raises(EnfoldError, match="other training examples: "):
+    with pytest.raises(EnfoldError, match="different training examples: "):
         fit(made(make, 2), data.replace(train=loader(0.6)), config=PLAN, checkpoint=file, quiet=True)
 
 
@@ -226,7 +226,7 @@ def test_a_broken_file_is_named(data, make, tmp_path, keep):
     file = tmp_path / "training.safetensors"
     fit(made(make, None), data, config=PLAN, checkpoint=file, quiet=True)
     file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(EnfoldError, match=r"training\.safetensors' must be a training checkpoint.*delete it"):
+    with pytest.raises(EnfoldError, match=r"checkpoint must be .*training\.safetensors.*delete it"):
         fit(made(make, None), data, config=PLAN, checkpoint=file, quiet=True)
 
 

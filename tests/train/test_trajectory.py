@@ -75,9 +75,9 @@ def test_another_trainings_folder_is_refused_before_anything_is_written(tmp_path
 
 
 def test_wrong_asks_are_named(tmp_path: Path) -> None:
-    with pytest.raises(EnfoldError, match="every 1 or more epochs, got every=0"):
+    with pytest.raises(EnfoldError, match="every must be"):
         Trajectory(tmp_path, every=0)
-    with pytest.raises(EnfoldError, match=r"got 3 of \[\]"):
+    with pytest.raises(EnfoldError, match=r"epoch must be .*got 3"):
         Trajectory(tmp_path).state(3)
     Trajectory(tmp_path).file(0).write_bytes(b"broken")
     with pytest.raises(EnfoldError, match="cannot be read"):

@@ -17,7 +17,7 @@ from enfold.ensembles.lora_ensemble import LoRAEnsemble
 from enfold.errors import UnusedParameterWarning
 from enfold.train.objective import batch_logits
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*nearly one function")
+pytestmark = pytest.mark.filterwarnings("ignore:.*nearly identical")
 OPTIMIZERS = {
     "adamw": {"optimizer": "adamw", "weight_decay": 0.1},
     "adam": {"optimizer": "adam", "weight_decay": 0.1},

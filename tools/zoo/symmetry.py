@@ -23,7 +23,7 @@ from enfold.errors import EnfoldError
 from enfold.io.files import write_json
 from enfold.saving import versions
 from enfold.symmetry import Symmetry, permute, symmetries
-from enfold.symmetry.trace import float_outputs, in_double
+from enfold.symmetry.execution import float64_mode, float_outputs
 from tools.zoo.catalogue import NETWORKS
 from tools.zoo.entry import Foreign, declare_operators, seeded
 
@@ -51,7 +51,7 @@ def drawn(network: nn.Module) -> nn.Module:
 def outputs_of(network: nn.Module, inputs: Tensor) -> Tensor:
     """All outputs in one row; what is random in the network is the same each time."""
     torch.manual_seed(1)
-    with torch.no_grad(), in_double():
+    with torch.no_grad(), float64_mode():
         return torch.cat([output.flatten() for output in float_outputs(network(inputs))])
 
 

@@ -33,7 +33,7 @@ from enfold.metrics import accuracy
 from enfold.progress import titled
 from enfold.seeds import generator
 from enfold.symmetry import Symmetry, matched_to, permute, weight_matching
-from enfold.symmetry.places import inverse
+from enfold.symmetry.permute import invert_orders
 from enfold.train import TrainConfig, fit
 
 NOISES = (0.0, 1.0, 3.0, 10.0, 30.0)
@@ -80,7 +80,7 @@ def planted_pair(
         drawn = torch.randn(tensor.shape, generator=source).to(tensor) if blurred else None
         second[name] = tensor if drawn is None else tensor + noise * tensor.std(correction=0) * drawn  # (1)
     pair = DeepEnsemble([members.network(first), members.network(second)])
-    return pair, symmetry, inverse(orders, symmetry)
+    return pair, symmetry, invert_orders(orders, symmetry)
 
 
 def planted_recovery(members: Ensemble, data: Data, fold: PermAVG, noise: float, *, seed: int = 0) -> Recovery:

@@ -1,4 +1,4 @@
-"""Convert what users have (loaders, data sets, tensors, arrays) to the `Data` that the library works with."""
+"""Convert what users have (loaders, datasets, tensors, arrays) to `Data`, and refuse everything else at the call."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from enfold.data.arrays import as_inputs, as_labels
-from enfold.data.dataset import Data, Part, Split, whole_numbers
+from enfold.data.dataset import Data, Part, Split
 from enfold.errors import EnfoldError
 
 Examples = Data | Part | Dataset[Any] | tuple[Any, Any]
-"""What `fit`, `distill`, `merge` and `evaluate` accept: a DataLoader or another iterable of (inputs, labels) batches, a
+"""Accepted by `fit`, `distill`, `merge` and `evaluate`: a DataLoader or another iterable of (inputs, labels) batches, a
 Dataset, a pair (inputs, labels) of tensors or numpy arrays, a `Split`, or a built-in data set."""
 
 EMPTY: list[Any] = []
@@ -28,13 +28,16 @@ def as_data(
     """Convert training, validation and test examples to one `Data`.
 
     Args:
-        train: Training examples, or a built-in data set, of which the missing splits are taken.
-        val: Validation examples; none if left out.
-        test: Test examples; none if left out.
+        train: Training examples, or a built-in data set, whose other splits are used where `val` or `test` is None.
+        val: Validation examples; None for none.
+        test: Test examples; None for none.
         batch_size: Batch size for a Dataset, which is wrapped in a DataLoader.
 
+    Returns:
+        The splits, with the shape of the inputs inferred from one batch.
+
     Raises:
-        EnfoldError: If an argument is of another kind, or its batches are no pairs of tensors.
+        EnfoldError: If an argument is of another kind, or its batches are not pairs of tensors.
     """
     given: dict[str, Any] = {"val": val, "test": test}
     if isinstance(train, Data):
@@ -49,7 +52,7 @@ def as_data(
 
 
 def require(examples: object, name: str, needed_by: str) -> None:
-    """Raise an error that names the argument if examples are needed and none were given."""
+    """Raise an error that names the argument if required examples are None."""
     if examples is None:
         raise EnfoldError(f"{needed_by} needs {name} examples, got {name}=None: pass {ACCEPTED}")
 
@@ -61,6 +64,12 @@ def as_split(examples: Any, name: str, batch_size: int = 128) -> Part:
         examples: What the user passed.
         name: Its name in error messages: "train", "val" or "test".
         batch_size: Batch size for a Dataset.
+
+    Returns:
+        A `Split` for tensors and arrays, otherwise a loader.
+
+    Raises:
+        EnfoldError: If it is of another kind, or its first batch is not a pair (inputs, labels) of tensors.
     """
     if isinstance(examples, Data):
         chosen: Part = getattr(examples, name)
@@ -69,7 +78,7 @@ def as_split(examples: Any, name: str, batch_size: int = 128) -> Part:
         return examples
     if isinstance(examples, TensorDataset):
         examples = examples.tensors
-    if isinstance(examples, list | tuple) and examples and isinstance(examples[0], Tensor | np.ndarray):
+    if _is_pair(examples):
         return _pair(examples, name)
     if isinstance(examples, Dataset):
         shuffle = name == "train" and not isinstance(examples, IterableDataset)
@@ -78,24 +87,52 @@ def as_split(examples: Any, name: str, batch_size: int = 128) -> Part:
         raise EnfoldError(_refusal(examples, name))
     if not isinstance(examples, Iterable):
         raise EnfoldError(_refusal(examples, name))
-    if not isinstance(examples, Iterator):  # a generator would lose the batch that is looked at
+    if not isinstance(examples, Iterator):  # reading from a generator would lose the batch
         _check_batch(_first_batch(examples), name)
     return examples
+
+
+def _is_pair(examples: Any) -> bool:
+    """Return whether this is a sequence of tensors, arrays or table columns, and not of batches."""
+    columns = (Tensor, np.ndarray)
+    return isinstance(examples, list | tuple) and any(
+        isinstance(each, columns) or hasattr(each, "iloc") for each in examples
+    )
 
 
 def _pair(examples: Any, name: str) -> Split:
     if len(examples) != 2:
         raise EnfoldError(
-            f"{name} must be a pair (inputs, labels), got {len(examples)} tensors or arrays: pass (inputs, labels)"
+            f"{name} must be a pair (inputs, labels), got {len(examples)} elements: pass (inputs, labels)"
         )
     inputs, labels = examples
     if isinstance(inputs, np.ndarray):
         inputs = as_inputs(inputs, f"the inputs of {name}")
     if isinstance(labels, np.ndarray):
         labels = as_labels(labels, f"the labels of {name}")
-    if not (isinstance(inputs, Tensor) and isinstance(labels, Tensor)):
-        raise EnfoldError(_refusal(examples, name))
-    return Split(inputs, labels)
+    for what, value in (("inputs", inputs), ("labels", labels)):
+        if not isinstance(value, Tensor):
+            raise EnfoldError(
+                f"the {what} of {name} must be a tensor or a numpy array, got a {type(value).__name__}: "
+                f"{_as_array(value)}"
+            )
+    if labels.ndim != 1 or len(labels) != len(inputs):
+        remedy = "pass labels.argmax(1)" if labels.ndim == 2 else "pass class indices of shape (N,)"
+        raise EnfoldError(
+            f"the labels of {name} must be one class index per input, got shape {tuple(labels.shape)} for "
+            f"{len(inputs)} inputs: {remedy}"
+        )
+    split = Split(inputs, labels)
+    if len(split) and int(split.labels.min()) < 0:
+        raise EnfoldError(
+            f"the labels of {name} must be class indices from 0, got {int(split.labels.min())}: number the classes "
+            "from 0 and leave out examples without a class"
+        )
+    return split
+
+
+def _as_array(value: object) -> str:
+    return "pass value.to_numpy()" if hasattr(value, "iloc") else "pass torch.tensor(values)"
 
 
 def _refusal(examples: object, name: str) -> str:
@@ -109,7 +146,7 @@ def _refusal(examples: object, name: str) -> str:
 
 
 def _first_batch(loader: Iterable[Any]) -> Any:
-    """The first batch, without a trace in torch's random state; None if there is none."""
+    """Return the first batch without advancing torch's random state; None if there is none."""
     with torch.random.fork_rng(devices=[]):
         return next(iter(loader), None)
 
@@ -119,13 +156,15 @@ def _check_batch(batch: Any, name: str) -> None:
         return
     remedy = "yield pairs of tensors from the loader"
     if not isinstance(batch, list | tuple) or len(batch) != 2:
-        size = f"{len(batch)} parts" if isinstance(batch, list | tuple) else f"a {type(batch).__name__}"
+        size = f"{len(batch)} elements" if isinstance(batch, list | tuple) else f"a {type(batch).__name__}"
         raise EnfoldError(f"a batch of {name} must be a pair (inputs, labels), got {size}: {remedy}")
-    for what, part in zip(("inputs", "labels"), batch, strict=True):
-        if not isinstance(part, Tensor):
-            raise EnfoldError(f"the {what} of a batch of {name} must be a tensor, got {type(part).__name__}: {remedy}")
-    if not batch[1].is_floating_point():
-        whole_numbers(batch[1])
+    for what, value in zip(("inputs", "labels"), batch, strict=True):
+        if not isinstance(value, Tensor):
+            kind = type(value).__name__
+            raise EnfoldError(f"the {what} of a batch of {name} must be a tensor, got a {kind}: {remedy}")
+    if len(batch[0]) != len(batch[1]):
+        sizes = f"{len(batch[0])} inputs and {len(batch[1])} labels"
+        raise EnfoldError(f"a batch of {name} must have one label per input, got {sizes}: {remedy}")
 
 
 def _shape(part: Part) -> tuple[int, ...]:

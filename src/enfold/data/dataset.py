@@ -1,4 +1,4 @@
-"""Data: three parts, the number of classes, the shape of one input and how raw inputs become a network's inputs."""
+"""Data: three splits, the number of classes, the shape of one input, and the normalization of raw inputs."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ class Split:
         labels: (N,) class indices; stored as int64.
         mean: Mean of each channel of pixels in [0, 1], subtracted when a batch is prepared.
         std: Standard deviation of each channel, divided by when a batch is prepared.
+
+    Raises:
+        EnfoldError: If labels are not one integer per input.
     """
 
     inputs: Tensor
@@ -32,7 +35,7 @@ class Split:
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.labels) or self.labels.ndim != 1:
             raise EnfoldError(
-                f"a split must have one label an input, got {len(self.inputs)} inputs and labels of shape "
+                f"a split must have one label per input, got {len(self.inputs)} inputs and labels of shape "
                 f"{tuple(self.labels.shape)}: pass labels of shape (N,)"
             )
         object.__setattr__(self, "labels", whole_numbers(self.labels))
@@ -47,12 +50,12 @@ class Split:
         return replace(self, inputs=self.inputs[index], labels=self.labels[index])
 
     def prepare(self, inputs: Tensor) -> Tensor:
-        """Convert raw inputs to what a network expects: scale bytes to [0, 1] and normalise each channel."""
+        """Convert raw inputs to what a network expects: scale bytes to [0, 1] and normalize each channel."""
         return _normalise(pixels(inputs), self.mean, self.std, self.inputs.ndim - 1)
 
     @property
     def digests(self) -> tuple[str, str]:
-        """What tells the inputs, and the labels, from others; computed again only where torch changed a tensor."""
+        """Digests of the inputs and of the labels; recomputed only if torch has changed a tensor."""
         tensors = self.inputs, self.labels
         versions = [None if tensor.is_inference() else tensor._version for tensor in tensors]
         known: tuple[Any, tuple[str, str]] | None = vars(self).get("_digests")
@@ -61,26 +64,41 @@ class Split:
         return known[1]
 
 
-Part = (
-    Split | Iterable[tuple[Tensor, Tensor]]
-)  # tensors in memory, or a DataLoader, or any iterable of (inputs, labels)
+Loader = Iterable[tuple[Tensor, Tensor]]
+"""A DataLoader, or another iterable of (inputs, labels) batches."""
 
+Part = Split | Loader
 PartName = Literal["train", "val", "test"]
 
 
 @dataclass(frozen=True)
 class Data:
-    """What a run learns from (train), chooses by (val) and is judged by (test)."""
+    """Training, validation and test examples of one problem.
+
+    Args:
+        train: Training examples: a `Split`, or a DataLoader or another iterable of (inputs, labels).
+        val: Validation examples, which select epochs and fit temperatures.
+        test: Test examples.
+        num_classes: Number of classes; None if unknown, labels are then compared with the network's outputs.
+        shape: Shape of one input, without the batch axis.
+        names: Names of the classes.
+        mean: Mean of each channel of pixels in [0, 1].
+        std: Standard deviation of each channel.
+        source: Where the data comes from, for reports.
+
+    Raises:
+        EnfoldError: If labels are not class indices, or inputs are not finite.
+    """
 
     train: Part
     val: Part
     test: Part
-    num_classes: int | None  # None: unknown, labels are compared with the network's outputs
-    shape: tuple[int, ...]  # of one input, without the batch axis
-    names: tuple[str, ...] = ()  # of the classes
-    mean: tuple[float, ...] | None = None  # per channel, of pixels in [0, 1]
+    num_classes: int | None
+    shape: tuple[int, ...]
+    names: tuple[str, ...] = ()
+    mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    source: str = "in memory"  # where it came from, for the record
+    source: str = "in memory"
 
     def __post_init__(self) -> None:
         parts = [part for part in (self.train, self.val, self.test) if isinstance(part, Split)]
@@ -96,21 +114,21 @@ class Data:
                     self._check(name, part)
 
     def with_statistics(self, part: Split) -> Split:
-        """Return a split that is normalised with the mean and standard deviation of this data."""
+        """Return a split that is normalized with the mean and standard deviation of this data."""
         if (part.mean, part.std) == (self.mean, self.std):
             return part
         return replace(part, mean=self.mean, std=self.std)
 
     def _check(self, name: str, part: Split) -> None:
         if self.num_classes is not None:
-            class_labels(part.labels, self.num_classes, f"the {name} part")
+            class_labels(part.labels, self.num_classes, f"the {name} split")
         if part.inputs.is_floating_point() and not bool(torch.isfinite(part.inputs).all()):
             raise EnfoldError(
-                f"inputs must be finite, but the {name} part holds NaN or infinity: remove or replace these values"
+                f"inputs must be finite, got NaN or infinity in the {name} split: remove or replace these values"
             )
 
     def prepare(self, inputs: Tensor) -> Tensor:
-        """Raw inputs as a network sees them: pixels become [0, 1] and are normalised per channel; the rest passes."""
+        """Convert raw inputs to what a network expects: scale bytes to [0, 1] and normalize each channel."""
         return self.normalise(pixels(inputs))
 
     def normalise(self, inputs: Tensor) -> Tensor:
@@ -118,7 +136,7 @@ class Data:
         return _normalise(inputs, self.mean, self.std, len(self.shape))
 
     def denormalise(self, inputs: Tensor) -> Tensor:
-        """The inverse of `normalise`: from what a network sees back to pixels in [0, 1]; the rest passes."""
+        """Invert `normalise`: convert network inputs to pixels in [0, 1]; inputs without statistics are unchanged."""
         if self.mean is None or self.std is None:
             return inputs
         mean, std = (_by_channel(values, inputs, len(self.shape)) for values in (self.mean, self.std))
@@ -136,12 +154,12 @@ class Data:
 
     @property
     def has_pixels(self) -> bool:
-        """Whether inputs are known to lie in [0, 1] before they are normalised: bytes, or pixels with a mean."""
+        """Whether inputs are known to be in [0, 1] before normalization: bytes, or pixels with a mean."""
         bytes_held = isinstance(self.train, Split) and self.train.inputs.dtype == torch.uint8
         return bytes_held or (self.mean is not None and self.std is not None)
 
     def replace(self, **changes: object) -> Data:
-        """A copy with other parts, for example ``data.replace(train=loader)``."""
+        """Return a copy with other fields, for example ``data.replace(train=loader)``."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
@@ -152,50 +170,66 @@ def _normalise(inputs: Tensor, mean: tuple[float, ...] | None, std: tuple[float,
 
 
 def _by_channel(values: tuple[float, ...], like: Tensor, axes: int) -> Tensor:
-    """Values of channels in the shape of one example of so many axes, of which the first is the channel."""
+    """Return values per channel in the shape of one example with this many axes, the channel first."""
     return torch.tensor(values, dtype=like.dtype, device=like.device).view(-1, *(1,) * (axes - 1))
 
 
 def pixels(inputs: Tensor) -> Tensor:
-    """uint8 pixels as floats in [0, 1]; anything else is returned as it is."""
+    """Convert uint8 pixels to floats in [0, 1]; return anything else unchanged."""
     return inputs.float().div_(255) if inputs.dtype == torch.uint8 else inputs
 
 
 def whole_numbers(labels: Tensor) -> Tensor:
-    """Labels of any integer type as int64; others are refused, as a cast would cut them."""
+    """Convert integer labels of any type to int64.
+
+    Raises:
+        EnfoldError: If they are not integers, which a cast would truncate.
+    """
     if labels.is_floating_point() or labels.is_complex():
         raise EnfoldError(
-            f"labels of classes must be whole numbers, got the type {labels.dtype}: pass the index of each class; "
-            "targets of another kind need a DataLoader and an objective of your own"
+            f"labels must be integer class indices, got {labels.dtype}: pass labels.long() if they are class indices, "
+            "or a DataLoader and your own objective for other targets"
         )
     return labels.long()
 
 
 def class_labels(labels: Tensor, num_classes: int, where: str) -> Tensor:
-    """Labels as int64; any that is no index of a class, -100 among them, is refused."""
+    """Convert labels to int64 after checking that each is a class index; -100 is refused as well.
+
+    Args:
+        labels: Labels of any integer type.
+        num_classes: Number of classes.
+        where: Their name in error messages.
+
+    Raises:
+        EnfoldError: If a label is not a class index.
+    """
     labels = whole_numbers(labels)
     low, high = (int(labels.min()), int(labels.max())) if labels.numel() else (0, 0)
     if low < 0 or high >= num_classes:
         raise EnfoldError(
-            f"labels must lie between 0 and num_classes - 1 = {num_classes - 1}, but {where} has "
-            f"{low if low < 0 else high}: number the classes from 0, leave out examples without a class, or raise "
-            "num_classes"
+            f"labels must be between 0 and num_classes - 1 = {num_classes - 1}, got {low if low < 0 else high} in "
+            f"{where}: number the classes from 0, leave out examples without a class, or raise num_classes"
         )
     return labels
 
 
 def length(part: Part) -> int | None:
-    """How many examples a split or batches a loader holds; None where only iterating tells."""
+    """Return the number of examples of a split or of batches of a loader; None if it is unknown."""
     try:
         return len(part)  # type: ignore[arg-type]
-    except TypeError:  # no length, or a DataLoader around a dataset without one
+    except TypeError:  # no length, or a DataLoader of a dataset without one
         return None
 
 
 def some(labels: Tensor, examples: int | None) -> Tensor | slice:
-    """Which so many stand for all: the first, or some at even distances where these lack a class that others have.
+    """Return the index of a representative subset: the first examples, or evenly spaced ones.
 
-    Images from a folder come class by class: the first thousand would be of one.
+    Images from a folder are ordered by class, so that the first examples may lack classes.
+
+    Args:
+        labels: Labels of all examples.
+        examples: Size of the subset; None for all.
     """
     if examples is None or examples >= len(labels):
         return slice(None)
@@ -206,12 +240,12 @@ def some(labels: Tensor, examples: int | None) -> Tensor | slice:
 
 
 def has_examples(part: Part | None) -> bool:
-    """Whether there is something to learn or choose by; what has no length is taken to hold examples."""
+    """Return whether there are examples; an iterable of unknown length is assumed to have some."""
     return part is not None and length(part) != 0
 
 
 def evaluation_batches(part: Part, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The examples of one part in their own order, prepared; an iterable's inputs are passed through as they are."""
+    """Yield the examples of a split in order, prepared; the batches of a loader are passed through."""
     if not isinstance(part, Split):
         for inputs, labels in part:
             yield inputs, whole_numbers(labels)

@@ -1,4 +1,4 @@
-"""Groups of axes: which places of which tensors are permuted together without changing what a network computes."""
+"""Groups of parameter axes that are permuted together, and the symmetry of a network as a list of them."""
 
 from __future__ import annotations
 
@@ -14,45 +14,57 @@ ARROWS: dict[Role, str] = {"produces": "->", "consumes": "<-", "meets": "<>", "b
 
 @dataclass(frozen=True)
 class Axis:
-    """Units along one axis of a tensor: from `offset` on, the axis is outer x units x inner places.
+    """Units along one axis of a tensor: from `offset` on, the axis has the structure outer x units x inner.
 
-    After a flatten, `inner` is the number of places of one channel. Units of one expert of many lie `within` a part of
-    the other axes. An axis that produces units is multiplied by P, one that consumes them by P^-1, and so is one whose
-    units meet theirs in a product, as keys meet queries; one of a tied tensor may do both.
+    After a flatten, `inner` is the number of positions of one channel. If the units belong to one expert of several,
+    they lie `within` a range of other axes. An axis that produces units is multiplied by P, one that consumes them by
+    P^-1, and so is one that is contracted with them ("meets", as keys with queries); an axis of a tied tensor may do
+    both.
+
+    Args:
+        name: Name of the tensor in the state dict.
+        axis: Index of the axis.
+        size: Number of units.
+        role: "produces", "consumes", "meets" or "both".
+        offset: First index of the units along the axis.
+        outer: Repetitions of the units.
+        inner: Consecutive indices that belong to one unit.
+        within: (axis, start, length) of ranges of other axes that the units are limited to.
+        tied_to: First name of the same tensor, if it is tied.
     """
 
-    name: str  # in the network's state
+    name: str
     axis: int
-    size: int  # units
+    size: int
     role: Role = "produces"
     offset: int = 0
     outer: int = 1
     inner: int = 1
-    within: tuple[tuple[int, int, int], ...] = ()  # (axis, start, length): of other axes, these places only
-    tied_to: str | None = None  # the first name of the same tensor; a state may hold one of them or both
+    within: tuple[tuple[int, int, int], ...] = ()
+    tied_to: str | None = None
 
     @property
     def length(self) -> int:
-        """How many places of the axis belong to the units."""
+        """Number of indices along the axis that belong to the units."""
         return self.outer * self.size * self.inner
 
     @property
     def divided(self) -> bool:
-        """Whether it is P^-1 that the axis is multiplied by."""
+        """Whether the axis is multiplied by P^-1."""
         return self.role in ("consumes", "meets")
 
     def span(self, axis: int) -> tuple[int, int] | None:
-        """The start and the length of what belongs to the units along an axis of the tensor; None if it is all."""
+        """Return start and length of the units' range along an axis of the tensor; None if it is the complete axis."""
         if axis == self.axis:
             return self.offset, self.length
         return next(((start, length) for other, start, length in self.within if other == axis), None)
 
     def by_unit(self, tensor: Tensor) -> Tensor:
-        """(units, everything else)."""
+        """Return the tensor as (units, remaining entries)."""
         return self.units_first(tensor).flatten(1)
 
     def units_first(self, tensor: Tensor) -> Tensor:
-        """(units, outer, inner, *the other axes), a view."""
+        """Return a view of shape (units, outer, inner, *other axes)."""
         part = tensor.narrow(self.axis, self.offset, self.length)
         for axis, start, length in self.within:
             part = part.narrow(axis, start, length)
@@ -60,7 +72,7 @@ class Axis:
         return units.movedim((self.axis + 1, self.axis, self.axis + 2), (0, 1, 2))
 
     def with_units(self, tensor: Tensor, units: Tensor) -> Tensor:
-        """The tensor with other values at its units, given as `units_first` gives them."""
+        """Return a copy of the tensor with other values for the units, given in the layout of `units_first`."""
         if self.within:
             (axis, start, length), *rest = self.within
             part = replace(self, within=tuple(rest)).with_units(tensor.narrow(axis, start, length), units)
@@ -83,7 +95,13 @@ class Axis:
 
 @dataclass(frozen=True)
 class Group:
-    """Units that may be put in any order, if it is done along all these axes."""
+    """Units that can be permuted in any order, if the same permutation is applied along all these axes.
+
+    Args:
+        name: Name of the group, after the first tensor that produces its units.
+        size: Number of units.
+        axes: The axes along which the units lie.
+    """
 
     name: str
     size: int
@@ -92,7 +110,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Fixed:
-    """An axis of a tensor whose places, or some of them, may not be permuted, or only in blocks alike, and why."""
+    """An axis that cannot be permuted, completely or in part.
+
+    Args:
+        name: Name of the tensor.
+        axis: Index of the axis.
+        reason: Why it is fixed.
+    """
 
     name: str
     axis: int
@@ -101,12 +125,19 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Symmetry:
-    """What may be permuted in a network, and what may not; printed as a table."""
+    """The permutation groups of a network and its fixed axes; `print` shows them as a table.
+
+    Args:
+        groups: The verified groups; also available by iteration and by name.
+        fixed: Axes that cannot be permuted, with reasons.
+        note: Why parts of the network could not be analysed; empty if all of it was.
+        deciding: Names of modules whose control flow depends on values.
+    """
 
     groups: tuple[Group, ...]
     fixed: tuple[Fixed, ...]
-    note: str = ""  # what keeps the whole network from being looked at
-    deciding: tuple[str, ...] = ()  # modules that decide by values
+    note: str = ""
+    deciding: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> Group:
         for group in self.groups:
@@ -121,11 +152,11 @@ class Symmetry:
         return len(self.groups)
 
     def decided(self, module: str) -> bool:
-        """Whether a module lies inside one that decides by values: what it is called with may be chosen."""
+        """Return whether a module is inside one whose control flow depends on values."""
         return any(not name or f"{module}.".startswith(f"{name}.") for name in self.deciding)
 
     def table(self) -> str:
-        """Groups with their sizes and axes, then what is fixed and why."""
+        """Return the groups with sizes and axes, followed by the fixed axes with reasons, as text."""
         rows = [["group", "units", "axes"]]
         for group in self.groups:
             axes = [f"{axis} {ARROWS[axis.role]}" for axis in group.axes if not axis.tied_to]

@@ -1,4 +1,4 @@
-"""Symmetries of a network, found from its graph and verified."""
+"""Find the permutation symmetries of a network from its graph, and verify them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from enfold.engines.outputs import logits_of
 from enfold.engines.skeleton import Skeleton, State, read_state
 from enfold.errors import EnfoldError
 from enfold.seeds import generator
-from enfold.symmetry import elementwise, indices, matrices, moves, patches, products  # noqa: F401 - they are the rules
+from enfold.symmetry import rules  # noqa: F401 - importing registers the rules
 from enfold.symmetry.axes import Fixed, Group, Symmetry
-from enfold.symmetry.groups import Candidate, candidates, fixed_axes, named
-from enfold.symmetry.meet import meeting
-from enfold.symmetry.trace import Untraceable
-from enfold.symmetry.verify import Bench, Unverifiable, run
-from enfold.symmetry.walk import Place, Walk
+from enfold.symmetry.bilinear import assign_bilinear_roles
+from enfold.symmetry.candidates import Candidate, find_candidates, find_fixed_axes, name_groups
+from enfold.symmetry.execution import TraceError
+from enfold.symmetry.tracer import AxisTracer, TensorAxis
+from enfold.symmetry.verify import VerificationError, Verifier, run
 
 CHANGED = "a random order along it changes the outputs"
 ALIKE = "all its blocks have one order of units, as one for each could not be verified"
@@ -26,11 +26,22 @@ UNREACHED = "the outputs do not depend on it"
 
 
 def symmetries(network: nn.Module, example: Tensor, *, seed: int = 0, logits_only: bool = False) -> Symmetry:
-    """Which axes of which parameters and buffers may be permuted together, each group verified in float64.
+    """Find which axes of which parameters and buffers can be permuted together, and verify each group in float64.
 
-    `example` is a small batch, (B, ...), whose values do not matter unless they are whole numbers. Where a module
-    decides by values, groups are those inside the modules that it calls, and `note` says why. With `logits_only`, what
-    else the network returns, such as its features, may come in another order. The network is left as it is.
+    The network is left unchanged. Where the control flow of a module depends on values, only groups inside the modules
+    that it calls are found, and `Symmetry.note` gives the reason.
+
+    Args:
+        network: The network to analyse.
+        example: A small batch of inputs, (B, ...); its values do not matter unless they are integers.
+        seed: Seed of the random weights and permutations of the verification.
+        logits_only: Ignore outputs other than the logits, such as returned features.
+
+    Returns:
+        The verified groups and the fixed axes.
+
+    Raises:
+        EnfoldError: If the network does not run on the example.
     """
     skeleton = Skeleton(network)
     if logits_only:
@@ -38,28 +49,28 @@ def symmetries(network: nn.Module, example: Tensor, *, seed: int = 0, logits_onl
     state = {name: tensor.detach().cpu() for name, tensor in read_state(network).items()}
     with evaluating(skeleton.network), torch.random.fork_rng(devices=[]):
         example = _running(skeleton, state, example)
-        walk = Walk()
+        tracer = AxisTracer()
         try:
-            walk.through(skeleton, state, example)
-            bench = Bench.of(skeleton, state, example, generator(seed, "symmetry"))
-        except Untraceable as error:
+            tracer.trace(skeleton, state, example)
+            verifier = Verifier.create(skeleton, state, example, generator(seed, "symmetry"))
+        except TraceError as error:
             return _nothing(state, f"the graph cannot be recorded: {error}")
-        except Unverifiable as error:
+        except VerificationError as error:
             return _nothing(state, f"nothing could be verified: {error}")
-        found = _verified(bench, walk, candidates(walk, _aliases(network, skeleton)))
-        return replace(found, note=_decisions(walk), deciding=tuple(walk.decisions))
+        found = _verified(verifier, tracer, find_candidates(tracer, _aliases(network, skeleton)))
+        return replace(found, note=_decisions(tracer), deciding=tuple(tracer.decisions))
 
 
 def _logits(_: nn.Module, __: object, output: object) -> object:
-    """What networks are judged by."""
+    """Reduce the output to its logits."""
     return logits_of(output)
 
 
 def _running(skeleton: Skeleton, state: State, example: Tensor) -> Tensor:
-    """The example on the CPU, if the network takes it."""
+    """Return the example on the CPU after checking that the network runs on it."""
     if not isinstance(example, Tensor) or not example.ndim or not len(example):
         what = f"a tensor of shape {tuple(example.shape)}" if isinstance(example, Tensor) else type(example).__name__
-        raise EnfoldError(f"the example must be a batch of inputs, (B, ...), got {what}: pass one or two inputs")
+        raise EnfoldError(f"example must be a batch of inputs, (B, ...), got {what}: pass one or two inputs")
     numbers = next((tensor.dtype for tensor in state.values() if tensor.is_floating_point()), example.dtype)
     example = example.detach().cpu().to(numbers if example.is_floating_point() else example.dtype)
     try:
@@ -80,16 +91,16 @@ def _nothing(state: State, note: str) -> Symmetry:
     return Symmetry((), tuple(Fixed(name, axis, note) for name, axis in axes), note)
 
 
-def _decisions(walk: Walk) -> str:
-    if not walk.decisions:
+def _decisions(tracer: AxisTracer) -> str:
+    if not tracer.decisions:
         return ""
-    found = list(walk.decisions.values())
+    found = list(tracer.decisions.values())
     more = f" ({len(found) - 1} more modules do)" if len(found) > 1 else ""
     return f"the graph depends on values, so only what lies inside other modules is permuted: {found[0]}{more}"
 
 
 def _aliases(network: nn.Module, skeleton: Skeleton) -> dict[str, list[str]]:
-    """The other names that tied tensors have in a state_dict."""
+    """Return the other names of tied tensors in a state dict."""
     first: dict[int, str] = {}
     found: dict[str, list[str]] = {}
     named = [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]
@@ -99,27 +110,29 @@ def _aliases(network: nn.Module, skeleton: Skeleton) -> dict[str, list[str]]:
     return found
 
 
-def _verified(bench: Bench, walk: Walk, proposed: list[Candidate]) -> Symmetry:
-    """All groups at once; only if that fails, one by one."""
-    refused: dict[Place, str] = {}
+def _verified(verifier: Verifier, tracer: AxisTracer, proposed: list[Candidate]) -> Symmetry:
+    """Verify all groups together, and one by one only if that fails."""
+    refused: dict[TensorAxis, str] = {}
 
     def refuse(groups: tuple[Group, ...], reason: str) -> None:
         for axis in (axis for group in groups for axis in group.axes):
             refused.setdefault((axis.name, axis.axis), reason)
 
-    reached = bench.reached(proposed)
+    reached = verifier.find_used(proposed)
     for candidate, reaches in zip(proposed, reached, strict=True):
         if not reaches:
             refused.update((place, refused.get(place, UNREACHED)) for place in candidate.places)
     proposed = [candidate for candidate, reaches in zip(proposed, reached, strict=True) if reaches]
     groups: list[Group] = []
-    whole = bench.holds([group for candidate in proposed for group in candidate.ways[0]])
+    whole = verifier.is_invariant([group for candidate in proposed for group in candidate.options[0]])
     for candidate in proposed:
-        way = 0 if whole else next((k for k, way in enumerate(candidate.ways) if bench.holds(way)), None)
+        way = 0 if whole else next((k for k, way in enumerate(candidate.options) if verifier.is_invariant(way)), None)
         if way is None:
-            refuse(candidate.ways[0], CHANGED)
+            refuse(candidate.options[0], CHANGED)
             continue
-        groups += candidate.ways[way]
-        if way or candidate.alike:
-            refuse(candidate.ways[way], ALIKE)
-    return Symmetry(tuple(named(meeting(bench, groups))), tuple(fixed_axes(walk, groups, refused)))
+        groups += candidate.options[way]
+        if way or candidate.single_order:
+            refuse(candidate.options[way], ALIKE)
+    return Symmetry(
+        tuple(name_groups(assign_bilinear_roles(verifier, groups))), tuple(find_fixed_axes(tracer, groups, refused))
+    )

@@ -4,7 +4,8 @@
 
 One P_g at a time, the others fixed, is a linear assignment problem on the sum over the group's axes of inner products
 unit by unit, solved exactly; a step that does not raise (1) is not taken, and the first round without one is the last.
-Heads and the units inside them are one problem together (see `gains`). Running statistics follow, but do not count.
+Heads and the units inside them are one problem together (see `assignment`). Running statistics follow but do not
+count.
 
 S. K. Ainsworth, J. Hayase, S. Srinivasa: Git Re-Basin: Merging Models modulo Permutation Symmetries, ICLR 2023,
 arXiv:2209.04836.
@@ -24,8 +25,8 @@ from torch import Tensor
 
 from enfold.engines.skeleton import RUNNING, State
 from enfold.errors import EnfoldError
+from enfold.symmetry.ascent import ROUNDS, ascend
 from enfold.symmetry.axes import Symmetry
-from enfold.symmetry.climb import ROUNDS, climbed
 from enfold.symmetry.permute import permute
 
 
@@ -45,7 +46,7 @@ def weight_matching(
     """
     goal, held = (_counted(given, symmetry, learned) for given in (target, state))
     _require_same_shapes(goal, held)
-    return climbed(goal, held, symmetry, seed=seed, rounds=rounds)
+    return ascend(goal, held, symmetry, seed=seed, rounds=rounds)
 
 
 def matched_to(

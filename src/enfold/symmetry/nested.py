@@ -1,4 +1,4 @@
-"""Nested groups: blocks of units (heads, experts), and the groups inside each block, which move along with it."""
+"""Nested groups: blocks of units (heads, experts) and the groups inside each block, which move along with it."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from enfold.symmetry.axes import Axis, Group, Symmetry
 
 
 @dataclass(frozen=True)
-class Nest:
-    """A group and what is inside its units: kinds of groups (of queries and keys, of values), with one a unit."""
+class GroupTree:
+    """A group and the groups inside its units: kinds of groups (of queries and keys, of values), with one per unit."""
 
     outer: Group
     inside: tuple[tuple[Group, ...], ...]
-    each: Symmetry  # what is inside any one unit, as groups of `unit`: one a kind
+    each: Symmetry  # the groups inside one unit, relative to `unit`: one per kind
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """All of them, the outer one first."""
+        """All groups, the outer one first."""
         return (self.outer, *(group for kind in self.inside for group in kind))
 
     @property
     def coupled(self) -> bool:
-        """Whether kinds inside a unit are along the same weights, so that no order is best by itself."""
+        """Whether kinds inside a unit act on the same weights, so that their orders depend on each other."""
         along = Counter(name for group in self.each for name in {axis.name for axis in group.axes})
         return any(number > 1 for number in along.values())
 
     def unit(self, state: State, number: int, names: Collection[str]) -> State:
-        """One unit: what it is along each axis of the outer group, of these tensors."""
+        """Return one unit: its slice along each axis of the outer group, for these tensors."""
         present = [(str(k), axis) for k, axis in enumerate(self.outer.axes) if axis.name in names]
         return {key: _along(axis, state[axis.name], number) for key, axis in present}
 
 
 def _along(axis: Axis, tensor: Tensor, unit: int) -> Tensor:
-    """The tensor with one unit's places along the axis, (..., outer x inner, ...)."""
+    """Return the tensor restricted to one unit along the axis, (..., outer x inner, ...)."""
     own = axis.units_first(tensor)[unit]
     return own.movedim((0, 1), (axis.axis, axis.axis + 1)).flatten(axis.axis, axis.axis + 1)
 
 
-def nests(symmetry: Symmetry) -> list[Nest]:
-    """All groups as the symmetry lists them; a group inside the units of another is in that one's nest.
+def group_trees(symmetry: Symmetry) -> list[GroupTree]:
+    """Arrange the groups of a symmetry into trees, in the order of the symmetry.
 
-    What is inside the units of two groups, neither of them inside the other, is in the first one's.
+    A group inside the units of two groups, neither of which contains the other, belongs to the first.
     """
     kinds = {group.name: _inside(group, symmetry) for group in symmetry.groups}
     inner = {group.name for some in kinds.values() for kind in some.values() for group in kind}
@@ -56,12 +56,12 @@ def nests(symmetry: Symmetry) -> list[Nest]:
             own = {axes: kind for axes, kind in kinds[group.name].items() if kind[0].name not in taken}
             taken |= {one.name for kind in own.values() for one in kind}
             each = (Group(str(k), kind[0].size, axes) for k, (axes, kind) in enumerate(own.items()))
-            found.append(Nest(group, tuple(own.values()), Symmetry(tuple(each), ())))
+            found.append(GroupTree(group, tuple(own.values()), Symmetry(tuple(each), ())))
     return found
 
 
 def _inside(outer: Group, symmetry: Symmetry) -> dict[tuple[Axis, ...], tuple[Group, ...]]:
-    """Groups that lie in one unit each, and in every unit alike, by their axes there."""
+    """Return the groups that lie in exactly one unit each and exist in every unit, by their axes there."""
     kinds: dict[tuple[Axis, ...], dict[int, Group]] = {}
     for group in symmetry.groups:
         spots = [_spot(axis, outer) for axis in group.axes] if _spot(group.axes[0], outer) else []
@@ -74,7 +74,7 @@ def _inside(outer: Group, symmetry: Symmetry) -> dict[tuple[Axis, ...], tuple[Gr
 
 
 def _spot(axis: Axis, outer: Group) -> tuple[int, Axis] | None:
-    """The unit of the outer group in which an axis lies, and the axis of `Nest.unit` that it is there."""
+    """Return the unit of the outer group in which an axis lies, and the axis relative to `GroupTree.unit`."""
     for number, over in enumerate(outer.axes):
         span = axis.span(over.axis) if axis.name == over.name else None
         if span is None or not all(_lies(axis.span(other), start, length) for other, start, length in over.within):

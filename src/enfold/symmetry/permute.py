@@ -1,9 +1,10 @@
-"""Permuting: units put in another order (hard), or mixed by a matrix and taken apart by its inverse (soft)."""
+"""Apply permutations (hard) or matrices and their inverses (soft) to the units of a state dict."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
 import torch
 from torch import Tensor
@@ -14,15 +15,22 @@ from enfold.symmetry.axes import Axis, Group, Symmetry
 
 
 def permuted(state: Mapping[str, Tensor], group: Group, order: Tensor) -> State:
-    """The state with unit order[k] of the group in place k; nothing is changed in place."""
-    return reordered(state, [(group, order)])
+    """Return the state with unit order[k] of the group at index k.
+
+    Args:
+        state: Parameters and buffers by name; left unchanged.
+        group: The group to permute.
+        order: A permutation of 0 ... size - 1.
+    """
+    return apply_orders(state, [(group, order)])
 
 
-def reordered(state: Mapping[str, Tensor], moves: Iterable[tuple[Group, Tensor]]) -> State:
-    """The state with one group after the other in an order.
+def apply_orders(state: Mapping[str, Tensor], moves: Iterable[tuple[Group, Tensor]]) -> State:
+    """Return the state after permuting one group after the other.
 
-    Orders along an axis become one, so that each tensor is read once an axis, however many blocks it has; only where
-    units lie within a part of another axis is that part moved by itself.
+    Permutations along the same axis are composed first, so that each tensor is indexed once per axis; only units within
+    a
+    range of another axis are moved separately.
     """
     found, owned = dict(state), set[str]()
     pending: dict[str, dict[int, Tensor]] = {}  # what comes from where, by tensor and axis
@@ -36,14 +44,14 @@ def reordered(state: Mapping[str, Tensor], moves: Iterable[tuple[Group, Tensor]]
                 pending[axis.name][axis.axis] = line.with_units(places, line.units_first(places)[order])
                 continue
             if axis.name in pending or axis.name not in owned:
-                tensor = found[axis.name] = _selected(tensor.clone(), pending.pop(axis.name, {}))
+                tensor = found[axis.name] = _index_axes(tensor.clone(), pending.pop(axis.name, {}))
                 owned.add(axis.name)
             units = axis.units_first(tensor)
             units.copy_(units.index_select(0, order.to(tensor.device)))
-    return found | {name: _selected(found[name], places) for name, places in pending.items()}
+    return found | {name: _index_axes(found[name], places) for name, places in pending.items()}
 
 
-def _selected(tensor: Tensor, places: Mapping[int, Tensor]) -> Tensor:
+def _index_axes(tensor: Tensor, places: Mapping[int, Tensor]) -> Tensor:
     for axis, where in places.items():
         tensor = tensor.index_select(axis, where.to(tensor.device))
     return tensor
@@ -59,17 +67,35 @@ def _require_order(group: Group, order: Tensor) -> None:
 
 
 def permute(state: Mapping[str, Tensor], symmetry: Symmetry, orders: Mapping[str, Tensor]) -> State:
-    """The state with the groups named in these orders; group by group, as the symmetry lists them."""
+    """Return the state with the named groups permuted, in the order in which the symmetry lists them.
+
+    Args:
+        state: Parameters and buffers by name; left unchanged.
+        symmetry: The symmetry of the network.
+        orders: Permutations by name of the group.
+
+    Raises:
+        EnfoldError: If a name is not a group of the symmetry, or an order is not a permutation.
+    """
     unknown = sorted(orders.keys() - {group.name for group in symmetry.groups})
     if unknown:
         raise EnfoldError(f"orders must be of groups of the symmetry, got '{unknown[0]}': print(symmetry) lists them")
-    return reordered(state, ((group, orders[group.name]) for group in symmetry.groups if group.name in orders))
+    return apply_orders(state, ((group, orders[group.name]) for group in symmetry.groups if group.name in orders))
 
 
 def soft(state: Mapping[str, Tensor], group: Group, matrix: Tensor, inverse: Tensor) -> State:
-    """The state with axes that produce the group's units times `matrix` and those that consume them times `inverse`.
+    """Return the state with producing axes multiplied by `matrix` and consuming axes by `inverse`.
 
-    Differentiable in both. A permutation matrix with P[k, order[k]] = 1 and its transpose do what `permuted` does.
+    Differentiable in both. A permutation matrix with P[k, order[k]] = 1 and its transpose are equivalent to `permuted`.
+
+    Args:
+        state: Parameters and buffers by name; left unchanged.
+        group: The group to transform.
+        matrix: (size, size).
+        inverse: The inverse of `matrix`.
+
+    Raises:
+        EnfoldError: If a shape does not match, or a tied tensor both produces and consumes the units.
     """
     for name, given in (("matrix", matrix), ("inverse", inverse)):
         if given.shape != (group.size, group.size):
@@ -81,7 +107,7 @@ def soft(state: Mapping[str, Tensor], group: Group, matrix: Tensor, inverse: Ten
     if tied is not None:
         raise EnfoldError(
             f"'{tied.name}' both produces and consumes the units of '{group.name}', so no matrix but a permutation's "
-            "keeps its two uses together: use permuted, or leave this group out"
+            "is consistent with both uses: use permuted, or leave this group out"
         )
     found = dict(state)
     for axis in _present(found, group):
@@ -109,3 +135,63 @@ def _present(state: Mapping[str, Tensor], group: Group) -> Iterator[Axis]:
                 f"a state must hold every tensor of the group '{group.name}', but '{axis.name}' is missing: pass all "
                 "parameters and buffers of the network"
             )
+
+
+def invert_orders(orders: Mapping[str, Tensor], symmetry: Symmetry) -> dict[str, Tensor]:
+    """Return the orders that undo these; needed because units inside blocks move when the blocks do."""
+    places = OrderTracker(symmetry)
+    for group in symmetry.groups:
+        if group.name in orders:
+            places.move(group, orders[group.name])
+    places.now = {key: came.flatten().argsort().view(came.shape) for key, came in places.now.items()}
+    return places.orders(symmetry)
+
+
+class OrderTracker:
+    """The origin of every index of every axis: composes moves of blocks and inside blocks into one order per group.
+
+    Axes of a tensor of which one is moved within a range of the other are tracked together.
+    """
+
+    def __init__(self, symmetry: Symmetry) -> None:
+        self.together: dict[str, list[set[int]]] = {}
+        ends: dict[tuple[str, int], int] = {}
+        for axis in (axis for group in symmetry.groups for axis in group.axes):
+            own, apart = {axis.axis, *(other for other, _, _ in axis.within)}, []
+            for known in self.together.get(axis.name, []):
+                if own & known:
+                    own |= known
+                else:
+                    apart.append(known)
+            self.together[axis.name] = [*apart, own]
+            for other in own:
+                ends[axis.name, other] = max(ends.get((axis.name, other), 0), sum(axis.span(other) or (0,)))
+        self.now = {
+            (name, min(axes)): _numbered([ends[name, k] if k in axes else 1 for k in range(max(axes) + 1)])
+            for name, sets in self.together.items()
+            for axes in sets
+        }
+
+    def _key(self, axis: Axis) -> tuple[str, int]:
+        return axis.name, min(next(axes for axes in self.together[axis.name] if axis.axis in axes))
+
+    def move(self, group: Group, order: Tensor) -> None:
+        """Apply an order to a group."""
+        for axis in group.axes:
+            now = self.now[self._key(axis)]
+            self.now[self._key(axis)] = axis.with_units(now, axis.units_first(now)[order])
+
+    def orders(self, symmetry: Symmetry) -> dict[str, Tensor]:
+        """Return the orders for `permute` that lead to the current state; blocks precede the groups inside them."""
+        found, here = {}, OrderTracker(symmetry)
+        for group in symmetry.groups:
+            axis = group.axes[0]
+            key = self._key(axis)
+            ours, wanted = (axis.by_unit(places[key]).sort(1).values[:, 0] for places in (here.now, self.now))
+            found[group.name] = (wanted.unsqueeze(1) == ours).long().argmax(1)
+            here.move(group, found[group.name])
+        return found
+
+
+def _numbered(sizes: Sequence[int]) -> Tensor:
+    return torch.arange(prod(sizes)).view(sizes)

@@ -1,4 +1,4 @@
-"""Proof of groups: with random weights in float64, random orders must leave the outputs as they are."""
+"""Verify groups: with random weights in float64, random permutations must leave the outputs unchanged."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from torch import Tensor
 
 from enfold.engines.skeleton import Skeleton, State
 from enfold.symmetry.axes import Group
-from enfold.symmetry.groups import Candidate
-from enfold.symmetry.permute import permuted, reordered, soft
-from enfold.symmetry.trace import FINE, decomposed, float_outputs, in_double
-from enfold.symmetry.walk import STATISTICS
+from enfold.symmetry.candidates import Candidate
+from enfold.symmetry.execution import DOUBLE_TYPES, decompose_fused_operations, float64_mode, float_outputs
+from enfold.symmetry.permute import apply_orders, permuted, soft
+from enfold.symmetry.tracer import STATISTICS
 
 PROOFS = 6  # one random order may spare a structure that another shows
 TOLERANCE = 1e-9
 SCALES = (1.0, 0.3, 0.05, 0.0)  # of weights, 0 is near the network's own: the first with finite outputs is taken
 
 
-class Unverifiable(Exception):
-    """The network does not run in float64, or gives no finite outputs with random weights."""
+class VerificationError(Exception):
+    """The network does not run in float64, or its outputs with random weights are not finite."""
 
 
 @dataclass(frozen=True)
-class Bench:
-    """A network with random weights and inputs on which groups are tried."""
+class Verifier:
+    """A network with random weights and inputs on which groups are tested."""
 
     skeleton: Skeleton
     state: State
@@ -36,8 +36,8 @@ class Bench:
     source: torch.Generator
 
     @staticmethod
-    def of(skeleton: Skeleton, state: State, example: Tensor, source: torch.Generator) -> Bench:
-        """Weights at the usual scale; biases, scales and statistics away from 0 and 1, so that every unit matters."""
+    def create(skeleton: Skeleton, state: State, example: Tensor, source: torch.Generator) -> Verifier:
+        """Draw weights at the usual scale, and biases and statistics away from 0 and 1 so that every unit matters."""
         inputs = example
         if example.is_floating_point():
             inputs = torch.randn(example.shape, generator=source, dtype=torch.float64)
@@ -46,16 +46,16 @@ class Bench:
             try:
                 outputs = run(skeleton, drawn, inputs)
             except Exception as error:
-                raise Unverifiable((str(error).strip() or type(error).__name__).splitlines()[0]) from error
+                raise VerificationError((str(error).strip() or type(error).__name__).splitlines()[0]) from error
             if bool(outputs.isfinite().all()):
-                return Bench(skeleton, drawn, inputs, outputs, source)
-        raise Unverifiable("its outputs with random weights are not finite")
+                return Verifier(skeleton, drawn, inputs, outputs, source)
+        raise VerificationError("its outputs with random weights are not finite")
 
-    def holds(self, groups: Sequence[Group]) -> bool:
-        """Whether random orders of all these groups at once leave the outputs as they are.
+    def is_invariant(self, groups: Sequence[Group]) -> bool:
+        """Return whether random permutations of all these groups together leave the outputs unchanged.
 
-        Groups of two units have one order each: two of them that hold only together are told apart by moving, in proof
-        k + 1, those with bit k in their number.
+        Groups of two units have a single non-trivial order. To separate two of them that hold only jointly, proof k + 1
+        permutes those with bit k in their number.
         """
         pairs = [index for index, group in enumerate(groups) if group.size == 2]
         numbers = {index: number for number, index in enumerate(pairs, start=1)}
@@ -65,13 +65,13 @@ class Bench:
                 for index, group in enumerate(groups)
                 if not proof or index not in numbers or numbers[index] >> (proof - 1) & 1
             )
-            state = reordered(self.state, ((group, self._order(group.size)) for group in moved))
+            state = apply_orders(self.state, ((group, self._order(group.size)) for group in moved))
             if not self._same(run(self.skeleton, state, self.inputs)):
                 return False
         return True
 
-    def mixes(self, groups: Sequence[Group]) -> bool:
-        """Whether random matrices, on each axis as its role says, leave the outputs as they are."""
+    def is_invariant_to_matrices(self, groups: Sequence[Group]) -> bool:
+        """Return whether random matrices, applied to each axis according to its role, leave the outputs unchanged."""
         state = self.state
         for group in groups:
             noise = torch.randn(group.size, group.size, generator=self.source, dtype=torch.float64)
@@ -92,18 +92,18 @@ class Bench:
         scale = float(self.outputs.abs().max())
         return bool((outputs - self.outputs).abs().max() <= TOLERANCE * scale)
 
-    def reached(self, candidates: Sequence[Candidate]) -> list[bool]:
-        """Whether the outputs depend on a candidate: if they do not, any order would pass.
+    def find_used(self, candidates: Sequence[Candidate]) -> list[bool]:
+        """Return whether the outputs depend on each candidate; if they do not, any order would pass.
 
-        Axes are permuted by themselves only where the outputs have no gradient for a tensor and yet depend on it.
+        Axes are permuted one by one only where a tensor has no gradient and yet affects the outputs.
         """
-        moved = self._moving(set().union(*(one.names for one in candidates)))
+        moved = self._find_differentiable(set().union(*(one.names for one in candidates)))
         still = set().union(*(one.names for one in candidates if not one.names & moved))
-        tried = self._influential(sorted(still))
-        return [bool(one.names & moved) or self._any_alone(one, one.names & tried) for one in candidates]
+        tried = self._find_influential(sorted(still))
+        return [bool(one.names & moved) or self._changes_outputs(one, one.names & tried) for one in candidates]
 
-    def _influential(self, names: Sequence[str]) -> set[str]:
-        """The tensors among these whose order matters for the outputs: one run if none does, else by halves."""
+    def _find_influential(self, names: Sequence[str]) -> set[str]:
+        """Return the tensors whose order affects the outputs, by bisection."""
         if not names:
             return set()
         rolled = {name: self.state[name].flatten().roll(1).view_as(self.state[name]) for name in names}
@@ -112,10 +112,10 @@ class Bench:
         if len(names) == 1:
             return set(names)
         half = len(names) // 2
-        return self._influential(names[:half]) | self._influential(names[half:])
+        return self._find_influential(names[:half]) | self._find_influential(names[half:])
 
-    def _moving(self, names: set[str]) -> set[str]:
-        """The parameters among these for which the outputs have a gradient: all by one pass."""
+    def _find_differentiable(self, names: set[str]) -> set[str]:
+        """Return the parameters for which the outputs have a non-zero gradient."""
         state = {name: tensor.clone() for name, tensor in self.state.items()}
         leaves = {name: state[name].requires_grad_() for name in sorted(names & self.skeleton.parameters.keys())}
         weights = torch.randn(self.outputs.shape, generator=self.source, dtype=self.outputs.dtype)
@@ -126,11 +126,11 @@ class Bench:
             return set()
         return {name for name, gradient in zip(leaves, gradients, strict=True) if _moves(gradient)}
 
-    def _any_alone(self, candidate: Candidate, names: set[str]) -> bool:
-        """Whether the outputs change if one axis of these tensors is permuted and the others are not."""
+    def _changes_outputs(self, candidate: Candidate, names: set[str]) -> bool:
+        """Return whether permuting a single axis of these tensors changes the outputs."""
         if not names:
             return False
-        group = candidate.ways[0][0]
+        group = candidate.options[0][0]
         alone = (replace(group, axes=(axis,)) for axis in group.axes if axis.name in names)
         states = (permuted(self.state, one, self._order(group.size)) for one in alone)
         return any(not self._same(run(self.skeleton, state, self.inputs)) for state in states)
@@ -141,13 +141,13 @@ def _moves(gradient: Tensor | None) -> bool:
 
 
 def run(skeleton: Skeleton, state: State, inputs: Tensor, *, grad: bool = False, exact: bool = True) -> Tensor:
-    """All outputs in one row, computed in float64 throughout if `exact`.
+    """Run the network and return all outputs as one vector, computed in float64 throughout if `exact`.
 
-    Random numbers are the same in each run, and torch's own generator is left alone.
+    Random numbers are the same in each run, and the global generator is not advanced.
     """
     given = state if grad else {name: tensor.clone() for name, tensor in state.items()}
-    mode = in_double() if exact else nullcontext()
-    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(grad), decomposed(), mode:
+    mode = float64_mode() if exact else nullcontext()
+    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(grad), decompose_fused_operations(), mode:
         torch.default_generator.manual_seed(0)
         with skeleton.holding(given) as network:
             return torch.cat([value.flatten().double() for value in float_outputs(network(inputs.clone()))])
@@ -157,8 +157,8 @@ def _random_state(skeleton: Skeleton, state: State, source: torch.Generator, sca
     drawn: State = {}
     for name, tensor in state.items():
         varied = name in skeleton.parameters or name.rsplit(".", 1)[-1] in STATISTICS
-        kind = FINE.get(tensor.dtype, tensor.dtype)
-        if not varied or kind not in FINE.values():
+        kind = DOUBLE_TYPES.get(tensor.dtype, tensor.dtype)
+        if not varied or kind not in DOUBLE_TYPES.values():
             drawn[name] = tensor.to(kind, copy=True)
         elif not scale:
             drawn[name] = tensor + 0.05 * torch.rand(tensor.shape, generator=source, dtype=kind)

@@ -1,4 +1,4 @@
-"""Training: the one loop, its plan, its checkpoints."""
+"""Training: one loop, its settings and its checkpoints."""
 
 from enfold.train.config import TrainConfig
 from enfold.train.history import Epoch, History

@@ -1,7 +1,8 @@
-"""Gradients of all members' losses; member by member where members are run one after the other.
+"""Compute the gradients of all members' losses, member by member where members run one after the other.
 
-The losses are summed, so their gradients may be taken one member at a time: only one member's activations are then in
-memory, which is also faster on a CPU (less memory to fetch from the system in every step).
+The losses are summed, so their gradients can be computed one member at a time: only one member's activations are then
+in
+memory, which is also faster on a CPU.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ LossesOf = Callable[[nn.Module, Objective, Batch, int], Tensor]
 
 @runtime_checkable
 class Separable(Protocol):
-    """An objective in which a member's loss depends on that member alone."""
+    """An objective in which a member's loss depends on that member only."""
 
     def member(self, index: int) -> Objective:
-        """The objective of one member."""
+        """Return the objective of one member."""
 
 
 def backward(
@@ -41,9 +42,16 @@ def backward(
     noise: Sequence[int] = (),
     moment: StepContext | None = None,
 ) -> Tensor:
-    """The loss of each member, (M,), after adding the gradients of their sum to the parameters'.
+    """Add the gradients of the summed losses to the parameters' gradients and return the loss of each member, (M,).
 
-    `noise` seeds what each member's layers draw, such as dropout; members that run at once take the first.
+    Args:
+        model: A network or an ensemble.
+        batch: The examples.
+        objective: The losses.
+        precision: Autocast context.
+        scaler: Gradient scaler for float16.
+        noise: Seeds of each member's random layers, such as dropout; members that run together use the first.
+        moment: The position in the training, for objectives that prepare batches.
     """
     prepare = getattr(objective, "for_batch", None)  # isinstance of a protocol takes longer than a small layer
     if prepare is not None:
@@ -61,7 +69,7 @@ def backward(
 
     if not isinstance(model, Ensemble) or not isinstance(objective, Separable) or not _by_member(model, batch):
         return losses_of(model, objective, batch, 0)
-    with model.exclusive():  # the modules that members are put into are not another thread's meanwhile
+    with model.exclusive():  # no other thread may use the modules in which members run
         return _member_by_member(model, batch, objective, losses_of)
 
 
@@ -82,23 +90,23 @@ def _by_member(model: Ensemble, batch: Batch) -> bool:
 
 
 class Gradients:
-    """Gradients of stacked values, taken one member at a time and then passed on to what the values are made from."""
+    """Gradients of stacked values, computed one member at a time and then propagated to the underlying parameters."""
 
     def __init__(self, state: State) -> None:
         self.state = state
         self.found: State = {}
         self.current: State = {}
-        self.unused: dict[str, set[int]] = {}  # members without a gradient of what others have one of
+        self.unused: dict[str, set[int]] = {}  # members without a gradient where other members have one
 
     def leaves(self, index: int) -> State:
-        """One member's values; those that want a gradient begin a graph of their own."""
+        """Return one member's values; those that require gradients start a graph of their own."""
         self.current = {
             name: tensor.detach()[index].requires_grad_() for name, tensor in self.state.items() if tensor.requires_grad
         }
         return {**{name: tensor[index] for name, tensor in self.state.items()}, **self.current}
 
     def keep(self, index: int) -> None:
-        """Put the member's gradients beside those of the others."""
+        """Store the member's gradients beside those of the others."""
         for name, leaf in self.current.items():
             if leaf.grad is None:
                 self.unused.setdefault(name, set()).add(index)
@@ -110,7 +118,7 @@ class Gradients:
             self.found[name][index] = 0.0 if leaf.grad is None else leaf.grad.to_dense()
 
     def apply(self) -> None:
-        """Add them to the parameters' gradients, and record for the optimizer which members use a parameter."""
+        """Propagate them to the parameters' gradients, and record for the optimizer which members use a parameter."""
         for name in self.unused.keys() & self.found.keys():
             stacked = self.state[name]
             if stacked.is_leaf:

@@ -1,4 +1,4 @@
-"""Statistics of norms after the weights were edited: what is stored no longer fits, so it is measured again."""
+"""Recompute normalization statistics after the weights were changed."""
 
 from __future__ import annotations
 
@@ -16,16 +16,26 @@ from enfold.engines.modes import evaluating
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 
-TRACKING = (_BatchNorm, _InstanceNorm)  # that may keep running statistics
+TRACKING = (_BatchNorm, _InstanceNorm)  # layers that may have running statistics
 Norm = _BatchNorm | _InstanceNorm
 
 
 @torch.no_grad()
 def reestimate(network: nn.Module, data: Data, *, batch_size: int = 256, seed: int = 0) -> None:
-    """Set running means and variances to their averages over one pass of the training part, in place.
+    """Set running means and variances to their averages over one pass of the training examples, in place.
 
-    Only batch norms, and instance norms that keep statistics, are in train mode, so dropout draws nothing; a batch
-    counts as much as it has examples.
+    Only batch norms, and instance norms with running statistics, are in train mode, so that dropout is inactive.
+    Batches
+    are weighted by their size.
+
+    Args:
+        network: A network or an ensemble.
+        data: The data; only the training split is used.
+        batch_size: Examples per forward pass.
+        seed: Seed of the data order.
+
+    Raises:
+        EnfoldError: If there is no batch of at least 2 examples; the statistics are left unchanged.
     """
     layers = _layers(network)
     if not layers:
@@ -45,21 +55,21 @@ def reestimate(network: nn.Module, data: Data, *, batch_size: int = 256, seed: i
         for name, buffer in network.named_buffers():
             buffer.copy_(before[name])
         raise EnfoldError(
-            "batch-norm statistics need batches of at least 2 examples, got none in the training part: pass larger ones"
+            "batch-norm statistics need batches of at least 2 examples, got none in train: pass larger batches"
         )
 
 
 @contextmanager
 def several_examples() -> Iterator[None]:
-    """Torch's error about the variance of one example in a block that trains, with the remedy."""
+    """Translate torch's error about the variance of one example into an `EnfoldError` with a remedy."""
     try:
         yield
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
         raise EnfoldError(
-            "batch norm trains on batches of 2 examples or more, got one of 1: raise batch_size, or make the loader "
-            "with drop_last=True"
+            "batch norm needs training batches of at least 2 examples, got 1: raise batch_size, or create the "
+            "DataLoader with drop_last=True"
         ) from error
 
 
@@ -69,7 +79,7 @@ def _layers(network: nn.Module) -> list[Norm]:
 
 @contextmanager
 def _averaging(layers: list[Norm]) -> Iterator[None]:
-    """Running statistics are the mean over all rows since the start of the block; a layer may be called repeatedly."""
+    """Compute running statistics as the mean over all rows inside the block; a layer may be called repeatedly."""
     momenta = [layer.momentum for layer in layers]
     seen = [0] * len(layers)
 

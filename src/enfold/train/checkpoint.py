@@ -1,6 +1,6 @@
-"""A checkpoint of training: weights, chosen weights, the optimizer's memory and the history, in one safetensors file.
+"""Training checkpoints: weights, selected weights, optimizer state and history in one safetensors file.
 
-Every random draw is derived from the seed and the epoch, so no generator's state is needed to go on with the same bits.
+Every random draw is derived from the seed and the epoch, so no generator state is needed to resume to the same bits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def save_checkpoint(
         ("chosen", selection.state),
         ("optimizer", optimizer.state()),
     ):
-        for name, tensor in state.items():  # copied, as tied tensors share memory, which safetensors refuses
+        for name, tensor in state.items():  # cloned, because safetensors refuses tied tensors
             tensors[f"{prefix}/{name}"] = tensor.clone(memory_format=torch.contiguous_format)
     progress = {
         "identity": dict(identity),
@@ -47,7 +47,7 @@ def save_checkpoint(
         "selection": selection.record(),
         "scaler": scaler.state_dict(),
     }
-    first = len(history.epochs) < 2  # later a folder that is gone was removed, and is not made again
+    first = len(history.epochs) < 2  # a folder that is missing later was removed on purpose
     with atomic_path(path, parents=first) as temporary:
         save_file(tensors, temporary, {"progress": json.dumps(progress)})
 
@@ -94,13 +94,13 @@ def read_checkpoint(path: Path, identity: Identity) -> Checkpoint:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
     except SafetensorError as error:
         raise EnfoldError(
-            f"'{path}' must be a training checkpoint, but it cannot be read ({error}): delete it"
+            f"checkpoint must be a training checkpoint, but '{path}' cannot be read ({error}): delete it"
         ) from error
     changed = differences(progress.get("identity", {}), identity)
     if changed:
         raise EnfoldError(
-            f"a checkpoint can only continue the training it is from, but '{path}' is of one with other "
-            f"{', '.join(changed)}: restore what it was, delete the file, or choose another"
+            f"checkpoint must belong to the same training, but '{path}' was written with different "
+            f"{', '.join(changed)}: restore these, delete the file, or choose another"
         )
     return Checkpoint(progress, tensors)
 
@@ -118,13 +118,13 @@ def load_checkpoint(
 
 
 def stored_history(path: Path) -> History | None:
-    """How a training that is under way has gone so far; None where it has no checkpoint yet."""
+    """Return the history in a checkpoint; None if there is no readable checkpoint yet."""
     try:
         with safe_open(path, "pt") as file:
             progress: dict[str, Any] = json.loads((file.metadata() or {}).get("progress", "{}"))
         history, selection = History.from_dict(progress["history"]), progress.get("selection", {"nll": [None]})
-        if None not in selection["nll"]:  # an epoch is chosen
+        if None not in selection["nll"]:  # an epoch is selected
             history.chosen = list(selection["epoch"])
         return history
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError):  # gone since, or of another kind
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError):  # removed, or not a checkpoint
         return None

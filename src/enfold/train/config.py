@@ -1,4 +1,4 @@
-"""TrainConfig: how to train, as plain values that can be written to a file."""
+"""TrainConfig: the settings of training as plain values that can be written to a file."""
 
 from __future__ import annotations
 
@@ -6,86 +6,119 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from enfold.arguments import checked
 from enfold.errors import EnfoldError, closest
 
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
 PerMember = float | tuple[float, ...]
 
+PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
+
+@checked
 @dataclass(frozen=True)
 class TrainConfig:
-    """How to train. A tuple instead of a number gives each member its own value in one vectorised run."""
+    """Settings of `fit`. A tuple in place of a number gives every ensemble member its own value.
 
-    epochs: int = 20
-    batch_size: int = 128
+    Args:
+        epochs: Passes over the training examples.
+        batch_size: Examples per step and member.
+        optimizer: The update rule.
+        lr: Learning rate at the start of the schedule.
+        momentum: Momentum of "sgd".
+        nesterov: Use Nesterov momentum with "sgd".
+        betas: Decay rates of the moment estimates of "adam" and "adamw".
+        weight_decay: Weight decay: decoupled for "adamw", added to the gradient for "sgd" and "adam".
+        decay: Which parameters are decayed: "all", or "weights" to exclude biases and normalization parameters.
+        schedule: How the learning rate changes: "constant", "step" (multiplied by `step_factor` at each milestone) or
+            "cosine" (annealed to `final_factor`).
+        milestones: Milestones of the "step" schedule, as fractions of the epochs.
+        step_factor: Factor on the learning rate at each milestone of the "step" schedule.
+        final_factor: Final learning rate of the "cosine" schedule, as a fraction of `lr`.
+        cycles: Number of cosine cycles (warm restarts).
+        tail: What follows the schedule from `tail_start` on: "none", a "constant" learning rate, or a "triangular"
+            cyclical one, as used for weight averaging.
+        tail_start: Start of the tail, as a fraction of the epochs.
+        tail_factor: Learning rate of the tail, as a fraction of `lr`; for "triangular" the maximum.
+        tail_low: Minimum learning rate of a "triangular" tail, as a fraction of `lr`.
+        tail_cycle: Length of one cycle of a "triangular" tail in epochs.
+        warmup_epochs: Epochs of linear warmup before the schedule.
+        label_smoothing: Label smoothing of the cross-entropy loss.
+        clip_norm: Maximum gradient norm of each member; None for no clipping.
+        order: Order of the training examples: "own" (a separate order for every member), "shared" (one order for all)
+            or "split" (one order, with every batch divided among the members).
+        bootstrap: Train every member on a bootstrap sample (bagging).
+        augment: Augmentations applied to image batches, in this order: "pad-crop", "flip".
+        select: Which weights are returned: those of the epoch with the lowest validation NLL ("best", separately for
+            every member of a deep ensemble) or those of the last epoch ("last").
+        patience: Stop after this many epochs without a lower validation NLL; None to train for all epochs.
+        precision: Precision of the forward and backward pass: "float32", or mixed precision with "bfloat16" or
+            "float16" ("fp32", "bf16" and "fp16" are accepted as well).
+        compile: Compile the network with `torch.compile`.
+        device: Device to train on, such as "cpu" or "cuda".
+        seed: Seed of data order, augmentation and dropout.
+        first_member: Index of the first member. A single network trained with `first_member=k` sees the data exactly
+            as member k of an ensemble does.
+    """
+
+    epochs: Annotated[int, Field(ge=0)] = 20
+    batch_size: Annotated[int, Field(ge=1)] = 128
     optimizer: Literal["sgd", "adam", "adamw"] = "adamw"
-    lr: PerMember = 1e-3
-    momentum: float = 0.9  # sgd
-    nesterov: bool = True  # sgd
-    betas: tuple[float, float] = (0.9, 0.999)  # adam, adamw
-    weight_decay: PerMember = 1e-2  # sgd, adam: added to the gradient; adamw: decoupled
-    decay: Literal["all", "weights"] = "all"  # "weights": not biases and norm parameters
+    lr: Positive | tuple[Positive, ...] = 1e-3
+    momentum: BelowOne = 0.9
+    nesterov: bool = True
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
+    weight_decay: NonNegative | tuple[NonNegative, ...] = 1e-2
+    decay: Literal["all", "weights"] = "all"
     schedule: Literal["constant", "step", "cosine"] = "cosine"
-    milestones: tuple[float, ...] = (0.3, 0.6, 0.8)  # step: fractions of the epochs
-    step_factor: float = 0.2  # step: the learning rate is multiplied by it at each milestone
-    final_factor: float = 0.0  # cosine: the learning rate ends at this fraction
-    cycles: int = 1  # cosine: the schedule is gone through so many times
-    tail: Literal["none", "constant", "triangular"] = "none"  # what follows the schedule, from tail_start on
-    tail_start: float = 0.75  # fraction of the epochs
-    tail_factor: float = 0.5  # of the learning rate; the top of a triangle
-    tail_low: float = 0.005  # triangular: the bottom, as a fraction of the learning rate
-    tail_cycle: float = 1.0  # triangular: epochs from top to top
-    warmup_epochs: float = 0.0  # linear from 0, then the schedule
-    label_smoothing: PerMember = 0.0
-    clip_norm: float | None = None  # of each member's own gradient
-    order: Literal["own", "shared", "split"] = "own"  # members see the data in their own order, in one, or a part each
-    bootstrap: bool = False  # bagging
-    augment: tuple[str, ...] = ()  # "pad-crop", "flip"
-    select: Literal["best", "last"] = "best"  # each member's epoch with the lowest validation NLL, or the last
-    patience: int | None = None  # stop a member after so many epochs without a better validation NLL
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    milestones: tuple[float, ...] = (0.3, 0.6, 0.8)
+    step_factor: float = 0.2
+    final_factor: float = 0.0
+    cycles: Annotated[int, Field(ge=1)] = 1
+    tail: Literal["none", "constant", "triangular"] = "none"
+    tail_start: Fraction = 0.75
+    tail_factor: NonNegative = 0.5
+    tail_low: NonNegative = 0.005
+    tail_cycle: Positive = 1.0
+    warmup_epochs: NonNegative = 0.0
+    label_smoothing: BelowOne | tuple[BelowOne, ...] = 0.0
+    clip_norm: Positive | None = None
+    order: Literal["own", "shared", "split"] = "own"
+    bootstrap: bool = False
+    augment: tuple[str, ...] = ()
+    select: Literal["best", "last"] = "best"
+    patience: Annotated[int, Field(ge=1)] | None = None
+    precision: Literal["float32", "bfloat16", "float16", "fp32", "bf16", "fp16"] = "float32"
     compile: bool = False
     device: str = "cpu"
     seed: int = 0
-    first_member: int = 0  # training member k alone, exactly as inside an ensemble: first_member=k
+    first_member: int = 0
 
     def __post_init__(self) -> None:
-        for field in ("milestones", "augment", "betas", "lr", "weight_decay", "label_smoothing"):
-            value = getattr(self, field)
-            if isinstance(value, list):
-                object.__setattr__(self, field, tuple(value))
-        self._require("epochs", isinstance(self.epochs, int) and self.epochs >= 0, "a whole number, 0 or more")
-        self._require("batch_size", isinstance(self.batch_size, int) and self.batch_size >= 1, "a whole number above 0")
-        self._require("lr", all(rate > 0 for rate in _all(self.lr)), "above 0")
-        self._require("weight_decay", all(decay >= 0 for decay in _all(self.weight_decay)), "0 or more")
-        self._require("label_smoothing", all(0 <= part < 1 for part in _all(self.label_smoothing)), "in [0, 1)")
-        self._require("momentum", 0 <= self.momentum < 1, "in [0, 1)")
-        self._require("betas", len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas), "two, in [0, 1)")
-        self._require("clip_norm", self.clip_norm is None or self.clip_norm > 0, "above 0, or null for none")
-        self._require("warmup_epochs", 0 <= self.warmup_epochs <= max(self.epochs, 0), "between 0 and the epochs")
-        self._require("cycles", self.cycles >= 1, "1 or more")
-        self._require("tail_start", 0 <= self.tail_start <= 1, "between 0 and 1")
-        self._require("tail_factor", self.tail_factor >= 0, "0 or more")
-        self._require("tail_low", 0 <= self.tail_low <= self.tail_factor, "between 0 and tail_factor")
-        self._require("tail_cycle", self.tail_cycle > 0, "above 0")
-        self._require("patience", self.patience is None or self.patience >= 1, "1 or more, or null for none")
-        keeps_last = self.patience is not None and self.select == "last"
-        self._require("patience", not keeps_last, "null where select is 'last', as it waits for a better epoch")
-        for declared in dataclasses.fields(self):
-            choices = _choices(str(declared.type))
-            allowed = not choices or getattr(self, declared.name) in choices
-            self._require(declared.name, allowed, f"one of {', '.join(choices)}")
+        object.__setattr__(self, "precision", PRECISIONS.get(self.precision, self.precision))
+        self._require("warmup_epochs", self.warmup_epochs <= self.epochs, f"at most epochs = {self.epochs}")
+        self._require("tail_low", self.tail_low <= self.tail_factor, f"at most tail_factor = {self.tail_factor}")
+        self._require("patience", self.patience is None or self.select == "best", "None with select='last'")
 
     def _require(self, field: str, holds: bool, rule: str) -> None:
         if not holds:
-            raise EnfoldError(f"the plan's {field} must be {rule}, got {getattr(self, field)!r}: change {field}")
+            raise EnfoldError(f"{field} must be {rule}, got {getattr(self, field)!r}: change {field}")
 
     def update(self, settings: Mapping[str, Any]) -> TrainConfig:
         """Return a copy with other values, given by name.
 
+        Args:
+            settings: Values by field name.
+
         Raises:
-            EnfoldError: If a name is no field of `TrainConfig`; the message suggests the nearest one.
+            EnfoldError: If a name is not a field of `TrainConfig`; the message suggests the closest one.
         """
         known = [field.name for field in dataclasses.fields(self)]
         for name in settings:
@@ -96,28 +129,37 @@ class TrainConfig:
         return dataclasses.replace(self, **settings) if settings else self
 
     def replace(self, **changes: object) -> TrainConfig:
-        """A copy with other values."""
+        """Return a copy with other values."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
     def per_member(self, field: str, num_members: int) -> list[float]:
-        """One value a member; a single number holds for all."""
+        """Return one value per member; a single number is repeated.
+
+        Raises:
+            EnfoldError: If the field holds a tuple with another number of values.
+        """
         value = getattr(self, field)
         if not isinstance(value, Sequence):
             return [float(value)] * num_members
         if len(value) != num_members:
             raise EnfoldError(
-                f"a plan with one {field} a member must have {num_members} values, got {len(value)}: "
-                "pass a number, or one value for each member"
+                f"{field} must be a number or have one value for each of the {num_members} members, got {len(value)} "
+                f"values: change {field}"
             )
         return [float(each) for each in value]
 
     @property
     def varies(self) -> bool:
-        """Whether members are optimised with different values."""
+        """Whether members have different learning rates or weight decays."""
         return isinstance(self.lr, tuple) or isinstance(self.weight_decay, tuple)
 
     def rate_factor(self, step: int, steps_per_epoch: int) -> float:
-        """What multiplies the learning rate in step `step` of the whole training, counted from 0."""
+        """Return the factor on the learning rate at a step.
+
+        Args:
+            step: The step since the start of training, counted from 0.
+            steps_per_epoch: Steps in one epoch.
+        """
         warmup = self.warmup_epochs * steps_per_epoch
         if step < warmup:
             return min((step + 1) / warmup, 1.0)
@@ -138,18 +180,8 @@ class TrainConfig:
         return 1.0
 
     def _tail(self, epochs: float) -> float:
-        """So many epochs after the schedule's end: one rate, or a triangle from tail_factor to tail_low and back."""
+        """Return the factor some epochs after the start of the tail: constant, or a triangle wave."""
         if self.tail == "constant":
             return self.tail_factor
         place = epochs / self.tail_cycle % 1.0
         return self.tail_low + (self.tail_factor - self.tail_low) * abs(1 - 2 * place)
-
-
-def _all(value: PerMember) -> tuple[float, ...]:
-    return value if isinstance(value, tuple) else (value,)
-
-
-def _choices(annotation: str) -> list[str]:
-    if not annotation.startswith("Literal["):
-        return []
-    return [choice.strip("\"' ") for choice in annotation.removeprefix("Literal[").removesuffix("]").split(",")]

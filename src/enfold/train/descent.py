@@ -1,4 +1,4 @@
-"""A descent along slopes of the caller's own: optimizer, chosen epoch, checkpoint and progress are those of `fit`."""
+"""Gradient descent with gradients from the caller, and the optimizer, selection and checkpoints of `fit`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from enfold.train.selection import Selection
 
 
 class Descent:
-    """Parameters on their way down by a plan; of an earlier run that was stopped, it goes on to the same bits."""
+    """Parameters optimised according to a `TrainConfig`; an interrupted run resumes to the same bits."""
 
     def __init__(
         self, parameters: nn.ParameterList, plan: TrainConfig, identity: Identity, checkpoint: Path | None
@@ -35,9 +35,11 @@ class Descent:
             )
 
     def epochs(self, loss: Callable[[], float], steps: int | None, title: str, of: str = "") -> Iterator[int]:
-        """The epochs that are still to do, in each of which the caller makes its `steps`.
+        """Yield the remaining epochs; the caller makes its `steps` in each.
 
-        After each one `loss` is asked; in the end the parameters are those of the lowest, the start's among them.
+        `loss` is evaluated after every epoch; finally the parameters with the lowest value are restored, which may be
+        the
+        initial ones.
         """
         done = len(self.history.epochs)
         if not done:
@@ -48,7 +50,7 @@ class Descent:
                 if self.selection.finished(epoch):
                     self.bar.advance((steps or 0) * (self.plan.epochs - epoch))
                     self.bar.say(
-                        f"{of}no lower loss than {self.selection.nll[0]:.4f} since epoch {self.selection.epoch[0]}"
+                        f"{of}loss not below {self.selection.nll[0]:.4f} since epoch {self.selection.epoch[0]}"
                     )
                     break
                 started, self.steps = time.perf_counter(), 0
@@ -60,7 +62,7 @@ class Descent:
         self.selection.apply()
 
     def step(self, slopes: Sequence[Tensor]) -> None:
-        """One step down."""
+        """Take one optimizer step along the given gradients."""
         for parameter, slope in zip(self.parameters, slopes, strict=True):
             parameter.grad = slope
         self.optimizer.step(1.0, self.scaler)

@@ -1,4 +1,4 @@
-"""After training: members that are nearly the same function are no ensemble, and the user is told so."""
+"""Warn after training if the members of an ensemble are nearly identical functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from enfold.evaluate import predict
 from enfold.metrics import accuracy, disagreement, pairwise_kl, per_member
 from enfold.metrics.predictions import Predictions
 
-ALIKE = 0.1  # disagreement as a fraction of a member's errors; deep ensembles have about 0.9, BatchEnsemble 0.4
+ALIKE = 0.1  # disagreement relative to a member's error rate; deep ensembles have about 0.9, BatchEnsemble 0.4
 CLOSE = 0.01  # nats of pairwise KL
 SAME = 1e-6
 SOME = 1024  # examples
@@ -27,23 +27,22 @@ class LowDiversityWarning(UserWarning):
 
 
 def alike(p: Predictions) -> str | None:
-    """What shows that members are nearly one function: they disagree on few examples, and say the same about all."""
+    """Return a message if members are nearly identical: they rarely disagree and their distributions are close."""
     if p.num_members < 2:
         return None
     error = 1 - float(per_member(accuracy, p).mean())
     differ, nats = disagreement(p), pairwise_kl(p)
-    solved = error == 0 and nats > SAME  # where nobody errs, agreement says little
+    solved = error == 0 and nats > SAME  # without errors, agreement is not informative
     if differ > ALIKE * error or nats > CLOSE or solved:
         return None
     return (
-        f"the {p.num_members} members are nearly one function: two of them disagree on {100 * differ:.2f} % of the "
-        f"examples, where a member is wrong on {100 * error:.2f} %, and their predictions are "
-        f"{nats:.1e} nats apart"
+        f"the {p.num_members} members are nearly identical: two of them disagree on {100 * differ:.2f} % of the "
+        f"examples (error rate of a member: {100 * error:.2f} %), and their mean KL divergence is {nats:.1e} nats"
     )
 
 
 def warn_if_alike(model: nn.Module, data: Data) -> None:
-    """The check on validation data, or on some training examples where there are none."""
+    """Check the members on validation examples, or on training examples if there are none."""
     if not isinstance(model, Ensemble) or model.num_members < 2:
         return
     if not has_examples(data.val):
@@ -52,11 +51,12 @@ def warn_if_alike(model: nn.Module, data: Data) -> None:
         data = dataclasses.replace(data, val=data.train[torch.arange(min(len(data.train), SOME))])
     try:
         found = alike(predict(model, data.val))
-    except UnsupportedOutput:  # an objective of the user's own may be about anything
+    except UnsupportedOutput:  # a custom objective may train other kinds of outputs
         return
     if found:
         warnings.warn(
-            f"{found}: averaging them gains next to nothing; start them further apart, train longer, or share less",
+            f"{found}: averaging them has almost no effect; use different initialisations, train longer, or give "
+            "members more parameters of their own",
             LowDiversityWarning,
             stacklevel=level_outside(),
         )

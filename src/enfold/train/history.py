@@ -1,4 +1,4 @@
-"""What training left behind: one record an epoch."""
+"""Training history: one record per epoch."""
 
 from __future__ import annotations
 
@@ -12,47 +12,65 @@ from enfold.errors import UnchangedWarning, level_outside
 
 @runtime_checkable
 class Telling(Protocol):
-    """A model that has figures of its own to tell after every epoch."""
+    """A model that reports metrics of its own after every epoch."""
 
     def figures(self) -> dict[str, float]:
-        """Names and values."""
+        """Return values by name."""
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """One epoch, one value a member."""
+    """Results of one epoch, with one value per member.
 
-    epoch: int  # counted from 0; -1: before the first
+    Args:
+        epoch: Index, counted from 0; -1 for the state before training.
+        train_loss: Mean training loss.
+        validation_nll: Validation NLL.
+        validation_accuracy: Validation accuracy.
+        ensemble_nll: Validation NLL of the mean prediction; None for a single network.
+        lr: Learning rate at the end of the epoch.
+        seconds: Duration.
+        steps: Number of optimizer steps.
+        figures: Metrics reported by the model.
+    """
+
+    epoch: int
     train_loss: list[float]
     validation_nll: list[float]
     validation_accuracy: list[float]
-    ensemble_nll: float | None  # of the mean prediction on validation data
+    ensemble_nll: float | None
     lr: float
     seconds: float
     steps: int = 0
-    figures: dict[str, float] = field(default_factory=dict)  # of a model that is `Telling`
+    figures: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
 class History:
-    """All epochs so far, and after how many each member's weights were taken (0: it is as it started)."""
+    """All epochs of a training.
+
+    Args:
+        epochs: The epochs so far.
+        chosen: For each member, the number of epochs after which its weights were taken; 0 for the initial weights.
+        start: Scores before training, where epochs are selected by validation NLL.
+    """
 
     epochs: list[Epoch] = field(default_factory=list)
     chosen: list[int] = field(default_factory=list)
-    start: Epoch | None = None  # epoch 0 in `chosen`: the scores before training, where an epoch is chosen by them
+    start: Epoch | None = None
 
     @property
     def unchanged(self) -> list[int]:
-        """The members whose weights are those they started from, although they were trained."""
+        """Members whose returned weights are their initial ones, although they were trained."""
         return [index for index, epoch in enumerate(self.chosen) if epoch == 0] if self.epochs else []
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> History:
-        """The inverse of `as_dict`."""
+        """Invert `as_dict`."""
         start = content.get("start")
         return cls(
             [Epoch(**epoch) for epoch in content["epochs"]],

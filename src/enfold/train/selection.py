@@ -1,4 +1,4 @@
-"""Which epoch's weights are kept: each member's best by validation NLL; and when a member stopped getting better."""
+"""Select the weights of each member's best epoch by validation NLL, and stop members that no longer improve."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from enfold.train.optimize import trained_members
 
 
 class Selection:
-    """The best weights so far, the start among them: training on may not make a trained network worse.
+    """The best weights so far, including the initial ones: training cannot make a trained network worse.
 
-    Members that own all their parameters are chosen one by one, others as a whole. Epochs are counted as trained so
-    far: 0 is the start.
+    Members that own all their parameters are selected individually, others together. Epochs are counted as completed
+    epochs: 0 is the start.
     """
 
     def __init__(self, model: nn.Module, patience: int | None) -> None:
@@ -31,9 +31,9 @@ class Selection:
 
     @torch.no_grad()
     def update(self, epoch: int, validation_nll: list[float]) -> None:
-        """Keep the weights of those that got better and have not stopped."""
+        """Store the weights of members that improved and have not stopped."""
         if self.by_member:
-            values = validation_nll * self.count if len(validation_nll) == 1 else validation_nll  # judged as a whole
+            values = validation_nll * self.count if len(validation_nll) == 1 else validation_nll  # evaluated jointly
         else:
             values = [sum(validation_nll) / len(validation_nll)]
         better = [
@@ -54,28 +54,28 @@ class Selection:
                     self.state[name] = _copied(tensor)
 
     def stopped(self, index: int, epoch: int) -> bool:
-        """Whether this member's patience ran out before `epoch`."""
+        """Return whether this member's patience ran out before `epoch`."""
         return self.patience is not None and epoch - self.epoch[index] > self.patience
 
     def finished(self, epoch: int) -> bool:
-        """Whether no member can still get better after `epoch`."""
+        """Return whether no member can improve after `epoch`."""
         return all(self.stopped(index, epoch + 1) for index in range(self.count))
 
     def apply(self) -> None:
-        """Put the chosen weights into the model."""
+        """Load the selected weights into the model."""
         if self.state:
             self.model.load_state_dict(self.state)
 
     def record(self) -> dict[str, Any]:
-        """Plain values for a checkpoint."""
+        """Return plain values for a checkpoint."""
         return {"nll": [None if math.isinf(value) else value for value in self.nll], "epoch": self.epoch}
 
     def restore(self, record: dict[str, Any], state: dict[str, Tensor]) -> None:
-        """The inverse of `record`."""
+        """Invert `record`."""
         self.nll = [math.inf if value is None else value for value in record["nll"]]
         self.epoch, self.state = list(record["epoch"]), state
 
 
 def _copied(value: Any) -> Any:
-    """A tensor of a state dict, or what `get_extra_state` returned, as it is now."""
+    """Return a copy of a tensor of a state dict, or of what `get_extra_state` returned."""
     return value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)

@@ -1,7 +1,7 @@
-"""A trajectory: the networks that training passes through, one safetensors file a kept epoch.
+"""Trajectories: the networks during training, one safetensors file per stored epoch.
 
-Files are written once and whole, so that a training that was killed goes on with its trajectory, and one epoch can be
-read without the others. Epochs are counted as trained so far: 0 is the start.
+Files are written once and atomically, so that an interrupted training resumes with its trajectory, and one epoch can be
+read without the others. Epochs are counted as completed epochs: 0 is the start.
 """
 
 from __future__ import annotations
@@ -27,10 +27,14 @@ FILE = re.compile(r"epoch-(\d+)\.safetensors")
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A folder with what `fit(..., keep=Trajectory(folder))` keeps: the start, every so many epochs, and the last.
+    """A folder for ``fit(..., keep=Trajectory(folder))``: the start, every n-th epoch, and the last one are stored.
 
     >>> Trajectory("somewhere", every=2).is_kept(3, epochs=3)
     True
+
+    Args:
+        folder: The folder.
+        every: Distance between stored epochs.
     """
 
     folder: str | Path
@@ -38,40 +42,40 @@ class Trajectory:
 
     def __post_init__(self) -> None:
         if self.every < 1:
-            raise EnfoldError(f"a trajectory keeps every 1 or more epochs, got every={self.every}: raise every")
+            raise EnfoldError(f"every must be at least 1, got {self.every}: raise every")
 
     def file(self, epoch: int) -> Path:
-        """Where the networks after so many epochs are."""
+        """Return the file of the networks after this many epochs."""
         return Path(self.folder) / f"epoch-{epoch:04d}.safetensors"
 
     @property
     def epochs(self) -> list[int]:
-        """What is there, in order."""
+        """The stored epochs, in order."""
         found = (FILE.fullmatch(path.name) for path in Path(self.folder).glob("epoch-*.safetensors"))
         return sorted(int(match.group(1)) for match in found if match)
 
     def is_kept(self, epoch: int, epochs: int) -> bool:
-        """Whether the networks after this epoch of so many are kept."""
+        """Return whether the networks after this epoch are stored."""
         return epoch % self.every == 0 or epoch == epochs
 
     def require(self, model: nn.Module, identity: Identity) -> None:
-        """Refuse a model without separate networks, and a folder that holds another training's trajectory."""
+        """Refuse a model without separate networks, and a folder with the trajectory of another training."""
         if isinstance(model, Ensemble) and not model.is_expandable:
             raise EnfoldError(
-                f"a trajectory is of separate networks, which a {type(model).__name__} has not: leave keep out"
+                f"keep needs a model with separate networks, got a {type(model).__name__}: leave keep out"
             )
         for epoch in self.epochs[:1]:
             with _opened(self.file(epoch)) as file:
                 changed = differences(json.loads((file.metadata() or {}).get("identity", "{}")), identity)
             if changed:
                 raise EnfoldError(
-                    f"a folder holds one training's trajectory, but '{self.folder}' has that of one with other "
-                    f"{', '.join(changed)}: restore what it was, delete the folder, or choose another"
+                    f"keep must be a folder of the same training, but '{self.folder}' was written with different "
+                    f"{', '.join(changed)}: restore these, delete the folder, or choose another"
                 )
 
     @torch.no_grad()
     def keep(self, model: nn.Module, epoch: int, identity: Identity) -> None:
-        """Write the networks as they are after so many epochs, each (M, *its shape in the network)."""
+        """Write the networks after this many epochs, each tensor stacked as (M, *shape)."""
         if isinstance(model, Ensemble):
             state = {name: tensor[: model.trained_members] for name, tensor in model.expand().items()}
         else:
@@ -81,14 +85,18 @@ class Trajectory:
             save_file(tensors, temporary, {"identity": json.dumps(identity)})
 
     def state(self, epoch: int) -> State:
-        """All members after so many epochs, stacked."""
+        """Return all members after this many epochs, stacked.
+
+        Raises:
+            EnfoldError: If the epoch was not stored.
+        """
         if not self.file(epoch).is_file():
-            raise EnfoldError(f"an epoch must have been kept to be read, got {epoch} of {self.epochs}: choose another")
+            raise EnfoldError(f"epoch must be one of the stored epochs {self.epochs}, got {epoch}: choose another")
         with _opened(self.file(epoch)) as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
 
     def of_member(self, index: int, last: int = 0) -> list[State]:
-        """One member, epoch by epoch; the last so many if given."""
+        """Return one member epoch by epoch; only the `last` epochs if given."""
         found = []
         for epoch in self.epochs[-last:]:
             with _opened(self.file(epoch)) as file:
@@ -101,5 +109,5 @@ def _opened(path: Path) -> safe_open:
         return safe_open(path, "pt")
     except SafetensorError as error:
         raise EnfoldError(
-            f"'{path}' must be a part of a trajectory, but it cannot be read ({error}): delete it, and train anew"
+            f"'{path}' must be a file of a trajectory, but it cannot be read ({error}): delete it and train again"
         ) from error

@@ -1,4 +1,4 @@
-"""What a network runs: recording it operation by operation, with the module that each one belongs to."""
+"""Run a network for tracing and verification: in float64, with fused operations decomposed and modules tracked."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-FINE = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
-FINE |= dict.fromkeys((torch.complex64, torch.complex32), torch.complex128)
+DOUBLE_TYPES = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
+DOUBLE_TYPES |= dict.fromkeys((torch.complex64, torch.complex32), torch.complex128)
 
 
-class Untraceable(Exception):
-    """What the network does cannot be recorded."""
+class TraceError(Exception):
+    """The operations of the network cannot be traced."""
 
 
-class _InDouble(TorchDispatchMode):
-    """Float64 also where a network asks for less, as norms and rotary positions do: else rounding hides a proof."""
+class _Float64Mode(TorchDispatchMode):
+    """Compute in float64 also where a network casts to a smaller type, so that rounding does not hide a difference."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # to be skipped by a compiler takes importing it, which takes seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation with any smaller type replaced, of what it makes and of what the network's code brings."""
+        """Run an operation with smaller floating-point types replaced by float64."""
         kwargs = dict(kwargs or {})
-        if kwargs.get("dtype") in FINE:
-            kwargs["dtype"] = FINE[kwargs["dtype"]]
+        if kwargs.get("dtype") in DOUBLE_TYPES:
+            kwargs["dtype"] = DOUBLE_TYPES[kwargs["dtype"]]
         given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-        if not func._schema.is_mutable and any(one.dtype in FINE for one in given):
-            args, kwargs = tree_map(_doubled, (args, kwargs))
+        if not func._schema.is_mutable and any(one.dtype in DOUBLE_TYPES for one in given):
+            args, kwargs = tree_map(_to_float64, (args, kwargs))
         result = func(*args, **kwargs)
-        return result if given else _doubled(result)
+        return result if given else _to_float64(result)
 
 
-def _doubled(value: Any) -> Any:
-    return value.to(FINE[value.dtype]) if isinstance(value, Tensor) and value.dtype in FINE else value
+def _to_float64(value: Any) -> Any:
+    return value.to(DOUBLE_TYPES[value.dtype]) if isinstance(value, Tensor) and value.dtype in DOUBLE_TYPES else value
 
 
-def in_double() -> AbstractContextManager[object]:
-    """Float64 in every operation of a network whose weights and inputs are."""
-    return _InDouble()  # type: ignore[no-untyped-call]
+def float64_mode() -> AbstractContextManager[object]:
+    """Return a context in which all floating-point operations are computed in float64."""
+    return _Float64Mode()  # type: ignore[no-untyped-call]
 
 
 def float_outputs(output: Any) -> list[Tensor]:
-    """All tensors of numbers in what a network returns."""
+    """Return all floating-point tensors in the output of a network."""
     if isinstance(output, Tensor):
         return [output] if output.is_floating_point() else []
     parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else ()
@@ -60,8 +60,8 @@ def float_outputs(output: Any) -> list[Tensor]:
 
 
 @contextmanager
-def decomposed() -> Iterator[None]:
-    """Recurrent layers and attention as the operations that they are made of, not as one of a CPU's own."""
+def decompose_fused_operations() -> Iterator[None]:
+    """Run recurrent layers and attention as elementary operations inside the block."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -73,17 +73,17 @@ def decomposed() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def tensors_in(value: Any, depth: int = 3) -> Iterator[Tensor]:
-    """All tensors in nested containers and objects."""
+def find_tensors(value: Any, depth: int = 3) -> Iterator[Tensor]:
+    """Yield all tensors in nested containers and objects."""
     for leaf in tree_leaves(value):
         if isinstance(leaf, Tensor):
             yield leaf
         elif depth and _holds(leaf):
-            yield from tensors_in(list(vars(leaf).values()), depth - 1)
+            yield from find_tensors(list(vars(leaf).values()), depth - 1)
 
 
-def says_something(value: Any) -> bool:
-    """Whether a value holds anything but tensors and None, which a caller may decide by."""
+def has_other_values(value: Any) -> bool:
+    """Return whether a value contains anything except tensors and None, on which a caller could branch."""
     return any(not isinstance(leaf, Tensor | None) for leaf in tree_leaves(value))
 
 
@@ -95,8 +95,8 @@ Passed = Callable[[str, Any], None]  # a module's name and what goes in or out
 
 
 @contextmanager
-def naming_modules(network: nn.Module, running: list[str], passed: Passed, left: Passed) -> Iterator[None]:
-    """While a module runs, its name is the last of `running`; it and its caller are `passed` what goes in and out."""
+def track_modules(network: nn.Module, running: list[str], passed: Passed, left: Passed) -> Iterator[None]:
+    """Keep the name of the running module last in `running`, and report inputs and outputs to it and to its caller."""
 
     def caller() -> str:
         return running[-1] if running else ""
@@ -129,10 +129,10 @@ def _one_hot(input: Tensor, num_classes: int = -1) -> Tensor | None:
     return nowhere.scatter(-1, input.unsqueeze(-1), 1)
 
 
-class Reading(TorchFunctionMode):
-    """Tells when a network's code reads a tensor past torch: as a list or as an array.
+class ReadDetector(TorchFunctionMode):
+    """Report when code reads a tensor's values as a list or an array.
 
-    One-hot vectors are made without a look at the values, which they are else checked by.
+    One-hot vectors are built without checking the values, which would count as reading them.
     """
 
     METHODS = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
@@ -142,7 +142,7 @@ class Reading(TorchFunctionMode):
         self.read = read
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run it, and tell."""
+        """Run the function and report reads."""
         if func in self.METHODS:
             self.read(args[0])
         if func is F.one_hot:

@@ -1,8 +1,8 @@
-"""A walk through a network that labels the axes of every value, by one rule an operation.
+"""Label the axes of every value that a network computes, with one rule per operation.
 
-Operations are seen as PyTorch dispatches them, so linear layers are matrix products and attention is products and a
-softmax, whoever wrote the module. What a module decides by values is not seen, so all that it touches is fixed; other
-modules that it calls are followed from their inputs to their outputs.
+Operations are seen as PyTorch dispatches them: linear layers are matrix products, and attention is matrix products and
+a softmax. Control flow that depends on values is not visible, so everything that such a module touches is fixed; the
+modules that it calls are traced from their inputs to their outputs.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from enfold.engines.skeleton import RUNNING, Skeleton, State
-from enfold.symmetry.space import Space, Term
-from enfold.symmetry.trace import (
-    Reading,
-    Untraceable,
-    decomposed,
+from enfold.symmetry.execution import (
+    ReadDetector,
+    TraceError,
+    decompose_fused_operations,
+    find_tensors,
     float_outputs,
-    naming_modules,
-    says_something,
-    tensors_in,
+    has_other_values,
+    track_modules,
 )
+from enfold.symmetry.labels import AxisLabels, Term
 
-Place = tuple[str, int]  # a tensor of the state and one of its axes
-NOWHERE: frozenset[Place] = frozenset()
+TensorAxis = tuple[str, int]  # a tensor of the state and one of its axes
+NOWHERE: frozenset[TensorAxis] = frozenset()
 
 STATISTICS = (
     *RUNNING,
@@ -39,7 +39,7 @@ STATISTICS = (
     "beta",
 )  # buffers like parameters
 FILLS = ("full", "zeros", "ones", "full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full")
-MOVING = (
+MOVES = (
     *("view", "_unsafe_view", "expand", "squeeze", "unsqueeze", "permute", "transpose", "t", "select", "slice"),
     *("clone", "detach", "alias", "_to_copy"),
 )  # what numbers an axis still does behind these
@@ -49,10 +49,10 @@ VALUES = ("_local_scalar_dense", "equal", "is_nonzero", "allclose")  # operation
 
 @dataclass(frozen=True)
 class Value:
-    """What lies along each axis; for a value made of parameters alone also which of their axes these are."""
+    """Labels along each axis of a value and, if it depends on parameters only, the parameter axes they come from."""
 
     terms: tuple[Term, ...]
-    origins: tuple[frozenset[Place], ...]
+    origins: tuple[frozenset[TensorAxis], ...]
     data: bool = True  # the network's input is part of it
     constant: bool = False  # neither the input nor what may be permuted is part of it
     numbers: Term | None = None  # its values number the places of this axis
@@ -60,7 +60,7 @@ class Value:
 
     @property
     def ndim(self) -> int:
-        """The number of axes."""
+        """Number of axes."""
         return len(self.terms)
 
 
@@ -70,7 +70,7 @@ RULES: dict[str, Callable[..., Values]] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Say how operations of these names label what they return."""
+    """Register a function as the labelling rule of operations with these names."""
 
     def add(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, function))
@@ -79,15 +79,15 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return add
 
 
-class Walk(TorchDispatchMode):
-    """Labels of all values so far, and whether a parameter's axis produces units or consumes them."""
+class AxisTracer(TorchDispatchMode):
+    """A dispatch mode that labels all values and records whether a parameter axis produces or consumes units."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.space = Space()
+        self.labels = AxisLabels()
         self.tensors: dict[str, Value] = {}  # parameters and buffers by name
-        self.produced: set[Place] = set()
-        self.consumed: set[Place] = set()
+        self.produced: set[TensorAxis] = set()
+        self.consumed: set[TensorAxis] = set()
         self.name = ""  # of the operation
         self.all_sizes: list[tuple[int, ...]] = []  # of all that it returns
         self._values: dict[int, Value] = {}
@@ -103,45 +103,52 @@ class Walk(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # to be skipped by a compiler takes importing it, which takes seconds
 
-    def through(self, skeleton: Skeleton, state: State, example: Tensor) -> None:
-        """Label every value of one pass; the network's input and outputs are fixed."""
+    def trace(self, skeleton: Skeleton, state: State, example: Tensor) -> None:
+        """Label every value of one forward pass; the inputs and outputs of the network are fixed."""
         held = {name: tensor.clone() for name, tensor in state.items()}
         for name, tensor in held.items():
-            self.tensors[name] = self._entering(name, tensor.shape, name in skeleton.parameters)
-            self._hold(tensor, self.tensors[name])
+            self.tensors[name] = self._label_parameter(name, tensor.shape, name in skeleton.parameters)
+            self._store(tensor, self.tensors[name])
         example = example.clone()
-        self._hold(example, self.new("they are the network's inputs", example.shape))
+        self._store(example, self.new("they are the network's inputs", example.shape))
         try:
-            named = naming_modules(skeleton.network, self._running, self._touch, self._left)
-            with named, torch.no_grad(), decomposed(), self, Reading(self._read), skeleton.holding(held) as network:
+            named = track_modules(skeleton.network, self._running, self._touch, self._on_exit)
+            with (
+                named,
+                torch.no_grad(),
+                decompose_fused_operations(),
+                self,
+                ReadDetector(self._read),
+                skeleton.holding(held) as network,
+            ):
                 outputs = float_outputs(network(example))
         except Exception as error:  # whatever a network's own code or torch raises under a dispatch mode
-            raise Untraceable((str(error).strip() or type(error).__name__).splitlines()[0]) from error
+            raise TraceError((str(error).strip() or type(error).__name__).splitlines()[0]) from error
         for tensor in outputs:
             self.fix(self.value(tensor), "they are the network's outputs")
         for name, decision in self.decisions.items():
             for tensor in self._touched[name]:
                 self.fix(self.value(tensor), decision)
-        self.space.settle()
+        self.labels.fix_repeats()
 
-    def _entering(self, name: str, sizes: Sequence[int], learned: bool) -> Value:
+    def _label_parameter(self, name: str, sizes: Sequence[int], learned: bool) -> Value:
         constant = not learned and name.rsplit(".", 1)[-1] not in STATISTICS
         value = self.new("the buffer is a constant" if constant else None, sizes, data=False)
         origins = tuple(frozenset([(name, axis)]) for axis in range(len(sizes)))
         return Value(value.terms, origins, data=False, constant=constant)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, and label what it returns."""
+        """Run an operation and label its result."""
         kwargs = kwargs or {}
         self.name = str(func.overloadpacket).removeprefix("aten.")
         shared = any(one.alias_info is not None for one in (*func._schema.arguments, *func._schema.returns))
         given = tree_map(
-            lambda one: self._given(one, shared) if isinstance(one, Tensor) else one, (tuple(args), kwargs)
+            lambda one: self._read_argument(one, shared) if isinstance(one, Tensor) else one, (tuple(args), kwargs)
         )
         if _gives_python_a_value(func, self.name, args) and not all(value.constant for value in _values_in(given)):
-            self._decides(f"aten.{self.name}")
+            self._record_decision(f"aten.{self.name}")
         self._touch(self._module, (args, kwargs))
-        carried = self._numbers(*given)
+        carried = self._follow_numbers(*given)
         found = RULES.get(self.name) or RULES.get(self.name.removesuffix("_"))
         if found is None and torch.Tag.pointwise in func.tags:
             found = RULES["pointwise"]
@@ -152,61 +159,61 @@ class Walk(TorchDispatchMode):
         self.strides = args[0].stride() if args and isinstance(args[0], Tensor) else ()
         result = func(*args, **kwargs)
         self._touch(self._module, result)
-        self._remember(func, (args, kwargs), result)
+        self._track_uniform(func, (args, kwargs), result)
         several = isinstance(result, tuple | list)
         returned = list(result) if several else [result]
         self.all_sizes = [tuple(one.shape) if isinstance(one, Tensor) else () for one in returned]
         if self.all_sizes and any(isinstance(one, Tensor) for one in returned):
-            made = self._ruled(found, *given)
+            made = self._apply_rule(found, *given)
             labels = made if isinstance(made, tuple) else (made,)
             constant = all(value.constant for value in _values_in(given))
             for tensor, value in zip(returned, labels, strict=False):
                 if isinstance(tensor, Tensor):
-                    made = replace(self._checked(tensor, value, given), numbers=carried or value.numbers)
-                    self._hold(tensor, replace(made, data=False, constant=True) if constant else made)
+                    made = replace(self._check_sizes(tensor, value, given), numbers=carried or value.numbers)
+                    self._store(tensor, replace(made, data=False, constant=True) if constant else made)
         return result
 
-    def _numbers(self, args: Any, kwargs: Any) -> Term | None:
-        """The units that what is moved numbers; where something else is done with numbers, these units are fixed."""
+    def _follow_numbers(self, args: Any, kwargs: Any) -> Term | None:
+        """Return the units indexed by the moved values; units whose indices are used in other ways are fixed."""
         name = self.name.removesuffix("_")
         numbers = [value.numbers for value in _values_in((args, kwargs)) if value.numbers is not None]
-        if name in MOVING:
+        if name in MOVES:
             return numbers[0] if numbers else None
         used = (args[:1], args[3:]) if name in NUMBERED else (args, kwargs)  # the index is for its rule to follow
         for value in _values_in(used):
             if value.numbers is not None:
-                self.space.fix(value.numbers, self.why)
+                self.labels.fix(value.numbers, self.why)
         return None
 
-    def _ruled(self, found: Any, args: Any, kwargs: Any) -> Any:
-        """What a rule says; without one, or where it does not know such arguments, all that was given is fixed."""
+    def _apply_rule(self, found: Any, args: Any, kwargs: Any) -> Any:
+        """Apply a rule; without one, or if it fails on these arguments, fix all arguments."""
         try:
-            return self.unknown(*args, *kwargs.values()) if found is None else found(self, *args, **kwargs)
+            return self.fix_all(*args, *kwargs.values()) if found is None else found(self, *args, **kwargs)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             self.fix(_values_in((args, kwargs)), self.why)
             return tuple(self.new(self.why, shape) for shape in self.all_sizes)
 
-    def _checked(self, tensor: Tensor, value: Value, given: Any) -> Value:
-        """The value, if a rule gave it the sizes that the operation gave."""
-        if tuple(self.space.size(term) for term in value.terms) != tuple(tensor.shape):
+    def _check_sizes(self, tensor: Tensor, value: Value, given: Any) -> Value:
+        """Return the value if the rule's sizes agree with the result; otherwise fix it."""
+        if tuple(self.labels.size(term) for term in value.terms) != tuple(tensor.shape):
             self.fix(value, self.why)
             self.fix(_values_in(given), self.why)
             return self.new(self.why, tensor.shape)
         return value
 
-    def _hold(self, tensor: Tensor, value: Value) -> None:
+    def _store(self, tensor: Tensor, value: Value) -> None:
         self._values[id(tensor)] = value
         self._kept.append(tensor)
 
-    def _given(self, tensor: Tensor, shared: bool) -> Value:
-        """What is known of an argument; what is the same everywhere has labels of its own wherever it is only read."""
+    def _read_argument(self, tensor: Tensor, shared: bool) -> Value:
+        """Return the labels of an argument; a uniform tensor that is only read gets new labels."""
         value = self.value(tensor)
         if not shared and _memory(tensor) in self._uniform:
             return replace(value, terms=self.new(None, tensor.shape).terms)
         return value
 
-    def _remember(self, func: Any, given: Any, result: Any) -> None:
-        """Which memory holds one value everywhere: what was filled and not written to since."""
+    def _track_uniform(self, func: Any, given: Any, result: Any) -> None:
+        """Record which memory holds a single repeated value: filled, and not written to since."""
         if self.name in FILLS and isinstance(result, Tensor):
             self._uniform.add(_memory(result))
         elif func._schema.is_mutable:
@@ -214,10 +221,10 @@ class Walk(TorchDispatchMode):
             self._uniform -= {_memory(one) for one in written}
 
     def value(self, tensor: Tensor) -> Value:
-        """What is known of a tensor; one that nothing made is a constant."""
+        """Return the labels of a tensor; a tensor that no traced operation created is a constant."""
         if id(tensor) not in self._values:
             made = self.new("it meets a constant", tensor.shape, data=False)
-            self._hold(tensor, Value(made.terms, made.origins, data=False, constant=True))
+            self._store(tensor, Value(made.terms, made.origins, data=False, constant=True))
         value = self._values[id(tensor)]
         if value.pending:
             for one, other in value.pending:
@@ -226,19 +233,19 @@ class Walk(TorchDispatchMode):
         return value
 
     def _touch(self, module: str, given: Any) -> None:
-        self._touched.setdefault(module, []).extend(tensors_in(given))
+        self._touched.setdefault(module, []).extend(find_tensors(given))
 
-    def _left(self, module: str, output: Any) -> None:
-        """Where a module has read values and hands over something else than tensors, its caller may decide by it."""
-        if module in self.decisions and says_something(output):
+    def _on_exit(self, module: str, output: Any) -> None:
+        """Pass a decision on to the caller if the module returns something other than tensors."""
+        if module in self.decisions and has_other_values(output):
             self.decisions.setdefault(self._module, self.decisions[module])
 
     def _read(self, tensor: Tensor) -> None:
         if not self.value(tensor).constant:
             self._touch(self._module, tensor)
-            self._decides("reading a tensor")
+            self._record_decision("reading a tensor")
 
-    def _decides(self, what: str) -> None:
+    def _record_decision(self, what: str) -> None:
         self.decisions.setdefault(self._module, f"{what} in {self._place()} decides by a value")
 
     @property
@@ -253,60 +260,60 @@ class Walk(TorchDispatchMode):
 
     @property
     def why(self) -> str:
-        """The operation and its module, as a reason."""
+        """The current operation and its module, as a reason for fixing an axis."""
         return f"of {self._where()}"
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of what the operation returns; of the first, if it returns several."""
+        """Sizes of the (first) result of the current operation."""
         return self.all_sizes[0]
 
     def new(self, reason: str | None, sizes: Sequence[int], *, data: bool = True) -> Value:
-        """A value with labels of its own."""
-        terms = tuple(self.space.free(n) if reason is None else self.space.fixed(n, reason) for n in sizes)
+        """Return a value with new labels."""
+        terms = tuple(self.labels.free(n) if reason is None else self.labels.fixed(n, reason) for n in sizes)
         return Value(terms, (NOWHERE,) * len(terms), data)
 
     def fix(self, value: Any, reason: str) -> None:
-        """All axes of a value, or of several."""
+        """Fix all axes of a value, or of several."""
         if isinstance(value, Value):
             for term in value.terms:
-                self.space.fix(term, reason)
-            self.producing(value)
+                self.labels.fix(term, reason)
+            self.mark_produced(value)
         elif isinstance(value, tuple | list):
             for one in value:
                 self.fix(one, reason)
 
-    def unknown(self, *args: Any) -> Values:
-        """Fix all that goes into an operation without a rule and all that comes out."""
+    def fix_all(self, *args: Any) -> Values:
+        """Fix all arguments and results of an operation without a rule."""
         self.fix(args, self.why)
         return tuple(self.new(self.why, sizes) for sizes in self.all_sizes)
 
-    def producing(self, value: Value, axes: Sequence[int] | None = None) -> None:
-        """Units along these axes of parameters come out of them."""
+    def mark_produced(self, value: Value, axes: Sequence[int] | None = None) -> None:
+        """Record that parameters produce units along these axes."""
         for axis in range(value.ndim) if axes is None else axes:
             self.produced |= value.origins[axis]
 
-    def consuming(self, value: Value, axis: int) -> None:
-        """Units along this axis of parameters go into them."""
+    def mark_consumed(self, value: Value, axis: int) -> None:
+        """Record that parameters consume units along this axis."""
         self.consumed |= value.origins[axis]
 
-    def numbering(self, index: Value, term: Term) -> None:
-        """Values that number an axis go with it, in whatever order it is; of other numbers nothing is known."""
-        if index.numbers is None or self.space.size(index.numbers) != self.space.size(term):
-            self.space.fix(term if index.numbers is None else index.numbers + term, self.why)
+    def follow_index(self, index: Value, term: Term) -> None:
+        """Unify an axis with the units that an index refers to; fix it if the index is unrelated to units."""
+        if index.numbers is None or self.labels.size(index.numbers) != self.labels.size(term):
+            self.labels.fix(term if index.numbers is None else index.numbers + term, self.why)
         else:
             self.unify(term, index.numbers)
 
-    def mixing(self, value: Value, axes: Sequence[int]) -> None:
-        """Places along these axes are mixed, so what lies along the others has one order in all of them."""
+    def mark_mixed(self, value: Value, axes: Sequence[int]) -> None:
+        """Record that entries along these axes are mixed, so that the other axes have one order for all of them."""
         mixed = {axis % value.ndim for axis in axes}
         self._mixed.add(tuple(term for axis, term in enumerate(value.terms) if axis not in mixed))
 
-    def alongside(self) -> dict[int, set[int]]:
-        """By label, the labels that are along wherever it is: in each of their places it may have its own order."""
+    def common_labels(self) -> dict[int, set[int]]:
+        """Return, by label, the labels present wherever it is; for each of their indices it may have its own order."""
         found: dict[int, set[int]] = {}
         for terms in self._mixed | {value.terms for value in (*self.tensors.values(), *self._values.values())}:
-            normal = [self.space.normal(term) for term in terms]
+            normal = [self.labels.expand(term) for term in terms]
             for axis, products in enumerate(normal):
                 others = {label for k, one in enumerate(normal) if k != axis for label in _everywhere(one)}
                 for product in products:
@@ -316,19 +323,19 @@ class Walk(TorchDispatchMode):
         return found
 
     def unify(self, one: Term, other: Term) -> Term:
-        """Two axes that an operation sees as one; of a single place there may be any number."""
-        sizes = self.space.size(one), self.space.size(other)
+        """Unify two axes that an operation identifies; an axis of size 1 broadcasts."""
+        sizes = self.labels.size(one), self.labels.size(other)
         if sizes[0] != sizes[1]:
             if 1 not in sizes:
-                self.space.fix(one, self.why)
-                self.space.fix(other, self.why)
+                self.labels.fix(one, self.why)
+                self.labels.fix(other, self.why)
             return other if sizes[0] == 1 else one
-        self.space.unify(one, other, self.why)
+        self.labels.unify(one, other, self.why)
         return one
 
 
 def _everywhere(term: Term) -> set[int]:
-    """The labels that all parts of an axis have: what is repeated, one behind the other, too."""
+    """Return the labels contained in all parts of an axis."""
     first, *rest = (set(product) for product in term)
     return first.intersection(*rest)
 
@@ -341,7 +348,7 @@ def _values_in(given: Any) -> list[Value]:
 
 
 def _memory(tensor: Tensor) -> int:
-    """Where its values are; a sparse tensor has no such place, and none of its own."""
+    """Return the address of a tensor's values; a sparse tensor has none."""
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else -id(tensor)
 
 
@@ -349,13 +356,13 @@ def _composite(func: Any) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
 
 
-def one_of(values: Sequence[Value]) -> bool:
-    """Whether the network's input is part of any."""
+def any_data(values: Sequence[Value]) -> bool:
+    """Return whether any of the values depends on the network's input."""
     return any(value.data for value in values)
 
 
 def _gives_python_a_value(func: Any, name: str, args: Any) -> bool:
-    """Whether code can decide by what an operation gives: a value, or the shape of what a mask picks."""
+    """Return whether code can branch on the result: a scalar, or a shape that depends on values."""
     if name in VALUES:
         return True
     if name.startswith("index"):

@@ -1,9 +1,9 @@
-"""A space of labels: what lies along the axis of a tensor, and what must therefore be permuted alike.
+"""Labels of axes: which axes are permuted together, and how reshapes and slices divide them.
 
-A label stands for places that would be permuted together, wherever it appears. An axis is a *term*: products of labels,
-one behind the other. A channel axis is one label; channels flattened with H x W places are the product of three; a
-concatenation is a sequence. Labels are unified as the graph demands, divided where a reshape divides them and cut where
-a slice cuts them; what meets no rule is fixed, with a reason.
+A label represents indices that are permuted together wherever it appears. An axis is a *term*: a concatenation of
+products of labels. A channel axis is one label; channels flattened with H x W positions are a product of three; a
+concatenation is a sequence. Labels are unified as operations require, divided by reshapes and cut by slices; what no
+rule covers is fixed, with a reason.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Term = tuple[Product, ...]  # products, one behind the other
 ONE: Term = ((),)
 
 
-class Space:
-    """Labels with their sizes, and what has been learned about them."""
+class AxisLabels:
+    """Labels with their sizes and the relations between them."""
 
     def __init__(self) -> None:
         self._parent: list[int] = []
@@ -33,11 +33,11 @@ class Space:
     # Labels
 
     def free(self, size: int) -> Term:
-        """An axis that may be permuted as far as is known."""
+        """Return an axis that can be permuted, as far as is known."""
         return (self._new(size, None if size else "it has no places"),)
 
     def fixed(self, size: int, reason: str) -> Term:
-        """An axis whose order matters."""
+        """Return an axis whose order matters."""
         return (self._new(size, reason),)
 
     def _new(self, size: int, reason: str | None = None) -> Product:
@@ -50,48 +50,48 @@ class Space:
         return (self._parent[-1],)
 
     def root(self, label: int) -> int:
-        """The label that stands for all that were unified with it."""
+        """Return the representative of all labels unified with this one."""
         while self._parent[label] != label:
             self._parent[label] = self._parent[self._parent[label]]
             label = self._parent[label]
         return label
 
     def reason(self, label: int) -> str | None:
-        """Why a label is fixed; None if it is not."""
+        """Return why a label is fixed; None if it is not."""
         return self._reasons.get(self.root(label))
 
     def size(self, term: Term) -> int:
-        """The number of places."""
+        """Return the length of an axis."""
         return sum(self.places(product) for product in term)
 
     def places(self, product: Iterable[int]) -> int:
-        """The number of places of one product."""
+        """Return the number of indices of one product."""
         return prod(self._sizes[label] for label in product)
 
-    # Normal forms
+    # Expansion into undivided labels
 
-    def normal(self, term: Term) -> Term:
-        """The term in labels that are neither divided nor cut."""
-        return tuple(found for product in term for found in self._expanded(product))
+    def expand(self, term: Term) -> Term:
+        """Return the term in labels that are neither divided nor cut."""
+        return tuple(found for product in term for found in self._expand(product))
 
-    def _expanded(self, product: Product, *, open_: bool = True) -> list[Product]:
+    def _expand(self, product: Product, *, open_: bool = True) -> list[Product]:
         found: list[Product] = [()]
         for index, label in enumerate(product):
             root = self.root(label)
             if open_ and root in self._opened:
                 rest = product[index + 1 :]
                 parts = [
-                    part for place in range(self._sizes[root]) for part in self._expanded(self._at(rest, root, place))
+                    part for place in range(self._sizes[root]) for part in self._expand(self._at(rest, root, place))
                 ]
-                return self._times(found, parts)
+                return self._multiply(found, parts)
             meaning = self._meaning.get(root)
             inner: list[Product] = (
-                [(root,)] if meaning is None else [p for m in meaning for p in self._expanded(m, open_=open_)]
+                [(root,)] if meaning is None else [p for m in meaning for p in self._expand(m, open_=open_)]
             )
-            found = self._times(found, inner)
+            found = self._multiply(found, inner)
         return found
 
-    def _times(self, left: list[Product], right: list[Product]) -> list[Product]:
+    def _multiply(self, left: list[Product], right: list[Product]) -> list[Product]:
         if len(right) == 1:
             return [product + right[0] for product in left]
         if any(left) and all(self.reason(label) is not None for product in right for label in product):
@@ -104,26 +104,26 @@ class Space:
             found += right * self.places(product)
         return found
 
-    def settle(self) -> None:
-        """Fix what sequences are repeated along, unless all their parts are fixed: call it when all is learned."""
+    def fix_repeats(self) -> None:
+        """Fix the labels along which sequences with free parts are repeated; call it after tracing."""
         for product, sequence in list(self._repeats):
-            if any(self.reason(label) is None for part in self.normal(sequence) for label in part):
+            if any(self.reason(label) is None for part in self.expand(sequence) for label in part):
                 self._fix_labels(product, "a sequence is repeated along it")
 
-    def times(self, terms: Sequence[Term]) -> Term:
-        """Axes merged into one, the first outermost."""
+    def merge(self, terms: Sequence[Term]) -> Term:
+        """Return axes merged into one, the first outermost."""
         found: list[Product] = [()]
         if all(len(term) == 1 for term in terms):
             return (tuple(label for term in terms for label in term[0]),)
         for term in terms:
-            found = self._times(found, list(self.normal(term)))
+            found = self._multiply(found, list(self.expand(term)))
         return tuple(found)
 
-    # What is learned
+    # Constraints
 
     def fix(self, term: Term, reason: str) -> None:
-        """The order along this axis matters."""
-        for product in self.normal(term):
+        """Fix the order along an axis."""
+        for product in self.expand(term):
             self._fix_labels(product, reason)
 
     def _fix_labels(self, product: Product, reason: str) -> None:
@@ -137,15 +137,15 @@ class Space:
                     self._fix_labels((member,), reason)
 
     def unify(self, one: Term, other: Term, reason: str) -> None:
-        """Two axes of one size are permuted alike from now on."""
-        left, right = list(self.normal(one)), list(self.normal(other))
+        """Tie two axes of the same size, so that they are permuted together."""
+        left, right = list(self.expand(one)), list(self.expand(other))
         place = 0
         while place < min(len(left), len(right)):
             sizes = self.places(left[place]), self.places(right[place])
             if sizes[0] != sizes[1]:
                 longer = left if sizes[0] > sizes[1] else right
                 longer[place : place + 1] = self._cut(longer[place], min(sizes), reason)
-                left, right = list(self.normal(tuple(left))), list(self.normal(tuple(right)))
+                left, right = list(self.expand(tuple(left))), list(self.expand(tuple(right)))
                 place = 0  # a label that was cut may stand in the places before, too
             else:
                 place += 1
@@ -153,9 +153,9 @@ class Space:
             self._pair(first, second, reason)
 
     def _pair(self, left: Product, right: Product, reason: str) -> None:
-        """Two products of one size."""
+        """Unify two products of the same size."""
         while True:
-            expanded = self._expanded(left), self._expanded(right)
+            expanded = self._expand(left), self._expand(right)
             if max(len(found) for found in expanded) > 1:
                 self.unify(tuple(expanded[0]), tuple(expanded[1]), reason)
                 return
@@ -206,10 +206,10 @@ class Space:
         for member in [*(ours or (0, []))[1], *(theirs or (0, []))[1]]:
             self._union(root, member)
 
-    # Division, cuts and places
+    # Division and selection
 
     def _divide(self, label: int, outer: int) -> Product:
-        """A label as outer x the rest."""
+        """Split a label into outer x inner."""
         root = self.root(label)
         inner = self._sizes[root] // outer
         why = self._reasons.get(root)
@@ -238,7 +238,7 @@ class Space:
                 self._members[label] = (of, [copy[index] for copy in copies])
 
     def _cut(self, product: Product, at: int, reason: str) -> tuple[Product, Product]:
-        """A product in two, one behind the other."""
+        """Cut a product into two consecutive parts."""
         inner = self.places(product[1:])
         if at % inner:
             self._fix_labels(product, reason)
@@ -250,14 +250,14 @@ class Space:
             self._bind(root, (first, second))
         return first + product[1:], second + product[1:]
 
-    def pieces(self, term: Term, sizes: Sequence[int], reason: str) -> list[Term]:
-        """An axis cut into pieces of these sizes."""
-        queue, found = list(self.normal(term)), []
+    def cut(self, term: Term, sizes: Sequence[int], reason: str) -> list[Term]:
+        """Cut an axis into consecutive parts of these sizes."""
+        queue, found = list(self.expand(term)), []
         for size in sizes:
             piece: list[Product] = []
             missing = size
             while missing:
-                parts = self._expanded(queue.pop(0))
+                parts = self._expand(queue.pop(0))
                 if len(parts) > 1:
                     queue[:0] = parts
                     continue
@@ -270,15 +270,15 @@ class Space:
         return found
 
     def split(self, term: Term, sizes: Sequence[int], reason: str) -> list[Term]:
-        """An axis reshaped into axes of these sizes."""
+        """Reshape an axis into axes of these sizes."""
         if len(sizes) == 1:
             return [term]
-        whole = [found for product in term for found in self._expanded(product, open_=False)]
+        whole = [found for product in term for found in self._expand(product, open_=False)]
         if len(whole) == 1:
             return self._split_product(whole[0], sizes, reason)
         inner = prod(sizes[1:])
         if any(self.places(product) % inner for product in whole):  # each piece holds several products
-            parts = self.pieces(term, [inner] * sizes[0], reason)
+            parts = self.cut(term, [inner] * sizes[0], reason)
             heads = self.fixed(sizes[0], "it numbers the parts of a sequence")
         else:
             both = [
@@ -301,7 +301,7 @@ class Space:
                 label = self.root(queue.pop(0))
                 need = size // self.places(taken)
                 if label in self._meaning:
-                    queue[:0] = self._expanded((label,), open_=False)[0]
+                    queue[:0] = self._expand((label,), open_=False)[0]
                 elif need % self._sizes[label] == 0:
                     taken += (label,)
                 elif self._sizes[label] % need == 0:
@@ -313,31 +313,29 @@ class Space:
         return found
 
     def at(self, terms: Sequence[Term], axis: int, place: int, reason: str) -> list[Term]:
-        """The axes that are left when one place is taken of one of them.
+        """Return the remaining axes when one index of an axis is selected.
 
-        Where the other axes were divided from the same label, each place gets labels of its own: queries, keys and
-        values of one packed projection are permuted independently.
+        Where the other axes were divided from the same label, each index gets labels of its own: queries, keys and
+        values of a packed projection are permuted independently.
         """
         others = [term for index, term in enumerate(terms) if index != axis]
-        own = self._expanded(terms[axis][0], open_=False) if len(terms[axis]) == 1 else []
+        own = self._expand(terms[axis][0], open_=False) if len(terms[axis]) == 1 else []
         if len(own) != 1 or len(own[0]) != 1 or self.reason(own[0][0]) is not None:
             size = self.size(terms[axis])
-            if any(self.reason(label) is None for product in self.normal(terms[axis]) for label in product):
-                self.pieces(terms[axis], [place, 1, size - place - 1], reason)
+            if any(self.reason(label) is None for product in self.expand(terms[axis]) for label in product):
+                self.cut(terms[axis], [place, 1, size - place - 1], reason)
             return others
         chosen = own[0][0]
         for term in others:
-            for label in {label for product in self.normal(term) for label in product}:
+            for label in {label for product in self.expand(term) for label in product}:
                 if label not in self._members and self._within(label, chosen) and label not in self._reasons:
                     copies = [self._new(self._sizes[label])[0] for _ in range(self._sizes[chosen])]
                     self._members[label] = (chosen, copies)
                     self._opened.add(chosen)
         if self.root(chosen) not in self._opened:
-            self.pieces(terms[axis], [place, 1, self._sizes[chosen] - place - 1], reason)
+            self.cut(terms[axis], [place, 1, self._sizes[chosen] - place - 1], reason)
             return others
-        return [
-            tuple(self._at(p, chosen, place) for product in term for p in self._expanded(product)) for term in others
-        ]
+        return [tuple(self._at(p, chosen, place) for product in term for p in self._expand(product)) for term in others]
 
     def _within(self, label: int, chosen: int) -> bool:
         seen: set[int] = set()
@@ -349,8 +347,8 @@ class Space:
         return False
 
     def _at(self, product: Product, chosen: int, place: int) -> Product:
-        """The product with the labels that it has at one place of another label."""
-        parts = self._expanded(product)
+        """Return the product with the labels that it has at one index of another label."""
+        parts = self._expand(product)
         if len(parts) > 1:
             return product
         found: list[int] = []

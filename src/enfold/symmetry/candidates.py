@@ -1,4 +1,4 @@
-"""Groups that the labels of a graph allow, with what to try if one of them cannot be verified."""
+"""Candidate groups that the labels allow, with coarser alternatives in case one cannot be verified."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from functools import cached_property
 from itertools import product as every
 
 from enfold.symmetry.axes import Axis, Fixed, Group, Role
-from enfold.symmetry.space import Product, Term
-from enfold.symmetry.walk import Place, Walk
+from enfold.symmetry.labels import Product, Term
+from enfold.symmetry.tracer import AxisTracer, TensorAxis
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Groups of one label, in several ways: each is coarser than those before it.
+    """Groups of one label in several versions, from fine to coarse.
 
-    First units have an order of their own in each block in which they lie, last one in all blocks. Blocks may be as
-    many as a weight has entries, so groups are not built before they are needed.
+    The finest gives units an order of their own in every block (head, expert), the coarsest one order for all blocks.
+    There may be as many blocks as a weight has entries, so groups are built only when they are needed.
     """
 
-    places: tuple[Place, ...]  # where the label is
+    places: tuple[TensorAxis, ...]  # where the label is
     build: Callable[[], tuple[tuple[Group, ...], ...]]
-    alike: bool = False  # also the first has one order in blocks that might have their own
+    single_order: bool = False  # also the first has one order in blocks that might have their own
 
     @cached_property
-    def ways(self) -> tuple[tuple[Group, ...], ...]:
-        """The groups of each way."""
+    def options(self) -> tuple[tuple[Group, ...], ...]:
+        """The groups of each version."""
         return self.build()
 
     @property
@@ -36,10 +36,10 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Occurrence:
     """A label along an axis of a tensor."""
 
-    place: Place
+    place: TensorAxis
     role: Role
     offset: int
     product: Product  # in which it is, and where
@@ -47,7 +47,7 @@ class _Found:
     terms: tuple[Term, ...]  # of the tensor
 
     def axis_of(self, outer: int) -> int | None:
-        """The axis that tells blocks apart: its own if they are outside there, else another; None if unclear."""
+        """Return the axis along which blocks are separated; None if that is ambiguous."""
         if outer in self.product:
             clear = self.product.count(outer) == self.product[: self.index].count(outer) == 1
             return self.place[1] if clear else None
@@ -57,93 +57,95 @@ class _Found:
         return found[0] if len(found) == 1 else None
 
     @property
-    def taken_apart(self) -> bool:
-        """Whether places of another axis of the tensor are used one by one, as experts in a loop are."""
+    def is_indexed(self) -> bool:
+        """Whether indices of another axis of the tensor are used one by one, as experts in a loop are."""
         return any(() in term and len(term) > 1 for axis, term in enumerate(self.terms) if axis != self.place[1])
 
 
-def candidates(walk: Walk, aliases: dict[str, list[str]]) -> list[Candidate]:
-    """One for each label that is free: in the order in which the tensors are listed, but blocks before their units."""
-    found: dict[int, list[_Found]] = {}
-    for name, value in walk.tensors.items():
-        terms = tuple(walk.space.normal(term) for term in value.terms)
+def find_candidates(tracer: AxisTracer, aliases: dict[str, list[str]]) -> list[Candidate]:
+    """Return one candidate per free label, in the order of the tensors, but blocks before the units inside them."""
+    found: dict[int, list[_Occurrence]] = {}
+    for name, value in tracer.tensors.items():
+        terms = tuple(tracer.labels.expand(term) for term in value.terms)
         for axis, term in enumerate(terms):
             offset = 0
             for product in term:
                 for index, label in enumerate(product):
-                    place = _Found((name, axis), _role(walk, (name, axis)), offset, product, index, terms)
+                    place = _Occurrence((name, axis), _role(tracer, (name, axis)), offset, product, index, terms)
                     found.setdefault(label, []).append(place)
-                offset += walk.space.places(product)
-    blocks = _blocks(walk, found)
+                offset += tracer.labels.places(product)
+    blocks = _blocks(tracer, found)
     listed: dict[int, Candidate] = {}
 
     def add(label: int) -> None:
-        if walk.space.reason(label) is None and label not in listed:
+        if tracer.labels.reason(label) is None and label not in listed:
             for outer in blocks[label]:
                 add(outer)
-            listed[label] = _candidate(walk, found[label], blocks[label], aliases)
+            listed[label] = _candidate(tracer, found[label], blocks[label], aliases)
 
     for label in found:
         add(label)
     return list(listed.values())
 
 
-def _role(walk: Walk, place: Place) -> Role:
-    if place in walk.consumed:
-        return "both" if place in walk.produced else "consumes"
+def _role(tracer: AxisTracer, place: TensorAxis) -> Role:
+    if place in tracer.consumed:
+        return "both" if place in tracer.produced else "consumes"
     return "produces"
 
 
-def _blocks(walk: Walk, found: Mapping[int, Sequence[_Found]]) -> dict[int, list[int]]:
-    """By label, the labels of blocks in which its units lie everywhere; of two that lie so, the first is outside."""
-    along = walk.alongside()
+def _blocks(tracer: AxisTracer, found: Mapping[int, Sequence[_Occurrence]]) -> dict[int, list[int]]:
+    """Return, by label, the labels of the blocks that contain its units everywhere."""
+    along = tracer.common_labels()
     first = {label: number for number, label in enumerate(found)}
 
     def outside(label: int, outer: int) -> bool:
-        return walk.space.reason(outer) is not None or label not in along[outer] or first[outer] < first[label]
+        return tracer.labels.reason(outer) is not None or label not in along[outer] or first[outer] < first[label]
 
     return {
         label: sorted((one for one in along[label] & first.keys() if outside(label, one)), key=first.__getitem__)
         for label in found
-        if walk.space.reason(label) is None
+        if tracer.labels.reason(label) is None
     }
 
 
-def _candidate(walk: Walk, places: Sequence[_Found], blocks: Sequence[int], aliases: dict[str, list[str]]) -> Candidate:
-    """Blocks that lie across the units, inside of each, are not told apart; nor are places taken one by one."""
+def _candidate(
+    tracer: AxisTracer, places: Sequence[_Occurrence], blocks: Sequence[int], aliases: dict[str, list[str]]
+) -> Candidate:
+    """Build a candidate; blocks that cross the units, or that are indexed one by one, get a single order."""
     clear = [outer for outer in blocks if all(place.axis_of(outer) is not None for place in places)]
     ways = [clear, *([outer] for outer in reversed(clear) if len(clear) > 1), *([()] if clear else [])]
-    alike = len(clear) < len(blocks) or all(place.taken_apart for place in places)
+    alike = len(clear) < len(blocks) or all(place.is_indexed for place in places)
     return Candidate(
         tuple(place.place for place in places),
-        lambda: tuple(_way(walk, places, way, aliases) for way in ways),
+        lambda: tuple(_way(tracer, places, way, aliases) for way in ways),
         alike,
     )
 
 
 def _way(
-    walk: Walk, places: Sequence[_Found], blocks: Sequence[int], aliases: dict[str, list[str]]
+    tracer: AxisTracer, places: Sequence[_Occurrence], blocks: Sequence[int], aliases: dict[str, list[str]]
 ) -> tuple[Group, ...]:
-    """A group for each place of these blocks."""
+    """Build one group for each position of these blocks."""
     groups: list[Group] = []
-    for block in every(*(range(walk.space.places((label,))) for label in blocks)):
-        axes = [axis for place in places for axis in _axes(walk, place, dict(zip(blocks, block, strict=True)))]
+    for block in every(*(range(tracer.labels.places((label,))) for label in blocks)):
+        axes = [axis for place in places for axis in _axes(tracer, place, dict(zip(blocks, block, strict=True)))]
         tied = [replace(axis, name=alias, tied_to=axis.name) for axis in axes for alias in aliases.get(axis.name, [])]
         groups.append(Group(str(len(groups)), axes[0].size, (*axes, *tied)))
     return tuple(groups)
 
 
-def _axes(walk: Walk, found: _Found, block: Mapping[int, int]) -> list[Axis]:
-    """The units at one place of each of some blocks."""
-    space, (name, number) = walk.space, found.place
+def _axes(tracer: AxisTracer, found: _Occurrence, block: Mapping[int, int]) -> list[Axis]:
+    """Return the axes of the units at one position of each of some blocks."""
+    space, (name, number) = tracer.labels, found.place
     size, inner = (
         space.places(part) for part in (found.product[found.index : found.index + 1], found.product[found.index + 1 :])
     )
-    starts, outer = _parts(walk, found.product[: found.index], block)
+    starts, outer = _parts(tracer, found.product[: found.index], block)
     others = []
     for axis in sorted({axis for outer in block if (axis := found.axis_of(outer)) not in (None, number)}):
         begins, length = _parts(
-            walk, found.terms[axis][0], {o: k for o, k in block.items() if found.axis_of(o) == axis}
+            tracer, found.terms[axis][0], {o: k for o, k in block.items() if found.axis_of(o) == axis}
         )
         others.append([(axis, begin, length) for begin in begins])
     return [
@@ -153,20 +155,20 @@ def _axes(walk: Walk, found: _Found, block: Mapping[int, int]) -> list[Axis]:
     ]
 
 
-def _parts(walk: Walk, product: Product, block: Mapping[int, int]) -> tuple[list[int], int]:
-    """Where the parts of a product begin that lie at these places of its labels, and their length."""
-    starts, length = [0], walk.space.places(product)
+def _parts(tracer: AxisTracer, product: Product, block: Mapping[int, int]) -> tuple[list[int], int]:
+    """Return where the ranges of a product begin that lie at these positions of its labels, and their length."""
+    starts, length = [0], tracer.labels.places(product)
     last = max((index for index, label in enumerate(product) if label in block), default=-1)
     for label in product[: last + 1]:
-        size = walk.space.places((label,))
+        size = tracer.labels.places((label,))
         length //= size
         chosen: Iterable[int] = [block[label]] if label in block else range(size)
         starts = [start + place * length for start in starts for place in chosen]
     return starts, length
 
 
-def named(groups: Iterable[Group]) -> list[Group]:
-    """The groups with names by the first of their tensors that produces their units."""
+def name_groups(groups: Iterable[Group]) -> list[Group]:
+    """Name the groups after the first tensor that produces their units."""
     found: dict[str, Group] = {}
     for group in groups:
         first = next((axis for axis in group.axes if axis.role != "consumes"), group.axes[0])
@@ -183,20 +185,20 @@ def named(groups: Iterable[Group]) -> list[Group]:
     return list(found.values())
 
 
-def fixed_axes(walk: Walk, groups: Iterable[Group], refused: Mapping[Place, str]) -> list[Fixed]:
-    """All axes of which some places are in no group, a group was refused, or blocks of free units are fixed."""
-    covered: dict[Place, set[int]] = {}
+def find_fixed_axes(tracer: AxisTracer, groups: Iterable[Group], refused: Mapping[TensorAxis, str]) -> list[Fixed]:
+    """Return all axes that are not, or only partly, covered by groups, with reasons."""
+    covered: dict[TensorAxis, set[int]] = {}
     for group in groups:
         for axis in group.axes:
             places = range(axis.offset, axis.offset + axis.length)
             covered.setdefault((axis.name, axis.axis), set()).update(places)
     found = []
-    for name, value in walk.tensors.items():
+    for name, value in tracer.tensors.items():
         for number, term in enumerate(value.terms):
-            place, normal = (name, number), walk.space.normal(term)
-            reasons = [[walk.space.reason(label) for label in product] for product in normal]
+            place, normal = (name, number), tracer.labels.expand(term)
+            reasons = [[tracer.labels.reason(label) for label in product] for product in normal]
             over = next((why for each in reasons for k, why in enumerate(each) if why and None in each[k:]), None)
-            if len(covered.get(place, ())) < walk.space.size(term) > 1 or place in refused or over:
+            if len(covered.get(place, ())) < tracer.labels.size(term) > 1 or place in refused or over:
                 fixed = next((why for each in reasons for why in each if why), "a part of it is a single place")
                 found.append(Fixed(name, number, refused.get(place) or over or fixed))
     return found

@@ -1,7 +1,7 @@
-"""Climbing: orders of all groups that bring one state near to another, by steps of one nest of groups at a time.
+"""Coordinate ascent: permute one group (with the groups inside it) at a time to align one state with another.
 
-A nest in its best order, the others fixed, is an assignment (see `gains`); a step that does not raise the inner product
-is not taken, and the first round without one is the last.
+The best order of a group with the others fixed is a linear assignment (see `assignment`); a step that does not increase
+the inner product is rejected, and the first round without a step ends the search.
 """
 
 from __future__ import annotations
@@ -14,35 +14,34 @@ from torch import Tensor
 
 from enfold.engines.skeleton import State
 from enfold.seeds import generator
+from enfold.symmetry.assignment import GainMatrices, increase
 from enfold.symmetry.axes import Group, Symmetry
-from enfold.symmetry.gains import Products, rise
-from enfold.symmetry.nested import Nest, nests
-from enfold.symmetry.permute import reordered
-from enfold.symmetry.places import Places
+from enfold.symmetry.nested import GroupTree, group_trees
+from enfold.symmetry.permute import OrderTracker, apply_orders
 
 ROUNDS = 100
 
 
-def climbed(goal: State, held: State, symmetry: Symmetry, *, seed: int = 0, rounds: int = ROUNDS) -> dict[str, Tensor]:
-    """Orders, for `permute`, of all groups, from the higher one of two starts."""
-    nested = nests(symmetry)
-    climb = _Climb(goal, held, symmetry, nested)
-    climb.place()
-    if rise(goal, held, climb.held) <= 0:
-        climb = _Climb(goal, held, symmetry, nested)
-    climb.up(rounds, generator(seed, "match units"))
-    return climb.places.orders(symmetry)
+def ascend(goal: State, held: State, symmetry: Symmetry, *, seed: int = 0, rounds: int = ROUNDS) -> dict[str, Tensor]:
+    """Return orders for `permute` that align `held` with `goal`, from the better of two initialisations."""
+    nested = group_trees(symmetry)
+    ascent = _Ascent(goal, held, symmetry, nested)
+    ascent.place()
+    if increase(goal, held, ascent.held) <= 0:
+        ascent = _Ascent(goal, held, symmetry, nested)
+    ascent.up(rounds, generator(seed, "match units"))
+    return ascent.places.orders(symmetry)
 
 
-class _Climb:
-    """A way up (1) from the orders that are given, one nest of groups at a time."""
+class _Ascent:
+    """Coordinate ascent from given orders, one group tree at a time."""
 
-    def __init__(self, goal: State, held: State, symmetry: Symmetry, nested: Sequence[Nest]) -> None:
+    def __init__(self, goal: State, held: State, symmetry: Symmetry, nested: Sequence[GroupTree]) -> None:
         self.goal, self.held = goal, {name: tensor.clone() for name, tensor in held.items()}
-        self.places, self.products = Places(symmetry), Products(goal, held, nested, climbed)
+        self.places, self.products = OrderTracker(symmetry), GainMatrices(goal, held, nested, ascend)
 
     def place(self) -> None:
-        """The other start: nests are placed by what is known, first the one of which most weights are."""
+        """Initialise greedily: order trees by weights whose other groups are placed already, the largest set first."""
         names, rest = self.products.names, set(range(len(self.products.names)))
         while rest:
             known = {one: names[one].difference(*(names[other] for other in rest - {one})) for one in sorted(rest)}
@@ -51,7 +50,7 @@ class _Climb:
             self._take(index, self.products.best(self.held, index, known[index]).moves)
 
     def up(self, rounds: int, source: torch.Generator) -> None:
-        """Steps of one nest after another, until none raises (1)."""
+        """Optimise one tree after another until none improves."""
         settled = {index for index, names in enumerate(self.products.names) if not names}
         for _ in range(rounds):  # what is settled was at its best, and nothing beside it has moved since
             for index in torch.randperm(len(self.products.names), generator=source).tolist():
@@ -63,7 +62,7 @@ class _Climb:
                 break
 
     def _step(self, index: int) -> bool:
-        """One nest in its best order, the others fixed; whether that raises (1)."""
+        """Put one tree into its best order with the others fixed, and return whether that is an improvement."""
         step = self.products.best(self.held, index, self.products.names[index])
         if step.gain <= step.noise:
             return False
@@ -75,8 +74,8 @@ class _Climb:
 
     def _rise(self, index: int, moves: Sequence[tuple[Group, Tensor]]) -> float:
         if self.products.simple[index]:
-            return self.products.rise(self.held, index, moves[0][1])
-        return rise(self.goal, self.held, _moved(self.held, moves))
+            return self.products.increase(self.held, index, moves[0][1])
+        return increase(self.goal, self.held, _moved(self.held, moves))
 
     def _take(self, index: int, moves: Sequence[tuple[Group, Tensor]]) -> None:
         if self.products.simple[index]:
@@ -88,6 +87,6 @@ class _Climb:
 
 
 def _moved(state: State, moves: Sequence[tuple[Group, Tensor]]) -> State:
-    """The tensors that are there, with groups in other orders."""
+    """Return the state with groups permuted, ignoring tensors that it does not contain."""
     present = ((group, tuple(axis for axis in group.axes if axis.name in state), order) for group, order in moves)
-    return reordered(state, ((replace(group, axes=axes), order) for group, axes, order in present))
+    return apply_orders(state, ((replace(group, axes=axes), order) for group, axes, order in present))
