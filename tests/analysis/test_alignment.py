@@ -22,7 +22,7 @@ from enfold.analysis.alignment import (
     row_statistics,
     temperature_sweep,
 )
-from enfold.analysis.planted import different_pair, differently_trained, planted_pair, planted_recovery
+from enfold.analysis.planted_permutations import different_pair, differently_trained, planted_pair, planted_recovery
 from enfold.data import Data, Split
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from clouds import three_clouds
-from enfold.analysis.many import chosen_examples, mixture, state_of
 from enfold.analysis.paths import BEZIER, TUNNEL, Bezier, Tunnel, along, bezier, matched, straight, tunnel
+from enfold.analysis.states import chosen_examples, mixture, state_of
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from clouds import three_clouds
-from enfold.analysis.many import chosen_examples, each, predictions
+from enfold.analysis.states import chosen_examples, each, predictions
 from enfold.analysis.trajectory import averaged, cosine_matrix, function_map, sampled, similarity, visited
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError

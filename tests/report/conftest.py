@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from enfold.metrics.predictions import Predictions
-from enfold.report import curves, doubt_blocks, sections
+from enfold.report import curves, sections, uncertainty_blocks
 from enfold.report.svg import drawn
 from enfold.run import RunDirectory
 from enfold.run.execute import cells
@@ -122,7 +122,7 @@ def write_run(path: Path, data: Path, seeds: tuple[int, ...] = (0, 1), **changes
 @pytest.fixture
 def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures of one kind are drawn by the first test that needs them; others are about the page around them."""
-    for module in (curves, doubt_blocks, sections):
+    for module in (curves, sections, uncertainty_blocks):
         monkeypatch.setattr(module, "drawn", _drawn_once)
 
 

@@ -14,7 +14,7 @@ from matplotlib import style
 
 from enfold.errors import MissingExtra
 from enfold.report.figure import ASIDE, KINDS, STYLE, Point, draw, near_and_away, points_of, quality_cost
-from enfold.report.labels import overlaps
+from enfold.report.label_placement import overlaps
 
 
 @pytest.fixture(autouse=True)

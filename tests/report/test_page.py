@@ -16,14 +16,14 @@ from safetensors.torch import save_file
 
 from enfold.errors import EnfoldError
 from enfold.metrics import auroc
-from enfold.report import doubt_blocks
+from enfold.report import uncertainty_blocks
 from enfold.report.card import model_card
 from enfold.report.content import Content, Difference
-from enfold.report.doubt_blocks import METRICS
 from enfold.report.figure import write_figure
 from enfold.report.page import page, plain
 from enfold.report.sections import listed_blocks
 from enfold.report.svg import inline
+from enfold.report.uncertainty_blocks import METRICS
 from enfold.run.gather import gather
 
 pytestmark = pytest.mark.usefixtures("drawn_once")
@@ -271,9 +271,9 @@ def _are_written_as_files(content: Content, monkeypatch: pytest.MonkeyPatch) -> 
         (folder / f"{name}.svg").write_text(alt)
         return [folder / f"{name}.svg"]
 
-    monkeypatch.setattr(doubt_blocks, "write_figure", write)
-    found, folder = content.doubt, content.folder / doubt_blocks.FOLDER
-    written = doubt_blocks.doubt_figures(content, folder)
+    monkeypatch.setattr(uncertainty_blocks, "write_figure", write)
+    found, folder = content.doubt, content.folder / uncertainty_blocks.FOLDER
+    written = uncertainty_blocks.doubt_figures(content, folder)
     listed = json.loads((folder / "figures.json").read_text())["figures"]
     names = [entry["file"].removesuffix(".svg") for entry in listed]
     assert names[:6] == [f"{kind}-{metric}" for kind in ("corruptions", "severities") for metric in METRICS]
@@ -287,7 +287,7 @@ def _are_written_as_files(content: Content, monkeypatch: pytest.MonkeyPatch) -> 
     assert auroc(*found.outside["<noise>"]["kd"]) == pytest.approx(float(torch.trapezoid(true, false)))
     assert listed_blocks(content) == [], "a page draws these figures itself"
     with pytest.raises(EnfoldError, match="got a run without predictions"):
-        doubt_blocks.doubt_figures(dataclasses.replace(content, doubt=None, seeds=()), folder)
+        uncertainty_blocks.doubt_figures(dataclasses.replace(content, doubt=None, seeds=()), folder)
 
 
 def test_trainings_under_way_show_how_far_they_are_and_how_long_they_take(own_run: Path) -> None:

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from enfold.analysis.line import Barrier, excess
-from enfold.analysis.many import BatchNorm, each, mixture, parameters_of, predictions
-from enfold.analysis.plane import disagreement_with
+from enfold.analysis.diversity_plane import disagreement_with
+from enfold.analysis.interpolation import Barrier, excess
+from enfold.analysis.states import BatchNorm, each, mixture, parameters_of, predictions
 from enfold.analysis.trajectory import cosine_matrix
 from enfold.data import Data
 from enfold.data.dataset import PartName

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from enfold.analysis.many import each, mixture, parameters_of, predictions
+from enfold.analysis.states import each, mixture, parameters_of, predictions
 from enfold.data import Data
 from enfold.data.dataset import PartName
 from enfold.engines.skeleton import State

@@ -57,7 +57,7 @@ def tell_members(recipe: Recipe, brought: dict[str, Any]) -> None:
 
 def draw(path: Path) -> None:
     """The figures of what models say of their own certainty."""
-    from enfold.report.doubt_blocks import FOLDER, doubt_figures
+    from enfold.report.uncertainty_blocks import FOLDER, doubt_figures
     from enfold.run.gather import gather
 
     if written := drawn(lambda: doubt_figures(gather(path), path / FOLDER)):

@@ -13,7 +13,7 @@ import numpy as np
 
 from enfold.errors import MissingExtra
 from enfold.io.files import atomic_path
-from enfold.report.labels import Array, distance, leader, place
+from enfold.report.label_placement import Array, distance, leader, place
 
 STYLE: Any = {
     "font.family": "sans-serif",

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from enfold.io.files import write_json
 from enfold.report.figure import FAINT, INK, write_figure
-from enfold.report.landscape_words import WORDS, called
+from enfold.report.landscape_captions import WORDS, called
 
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Any]  # tensors or arrays by name

@@ -14,11 +14,17 @@ from enfold.report.blocks import Block, Builder, Figure, Item, Listing, Notes, S
 from enfold.report.claims import HEADER, claim_rows, claims_legend
 from enfold.report.content import Content, Difference
 from enfold.report.curves import curve_blocks, duration, progress_blocks
-from enfold.report.doubt_blocks import FOLDER, calibration_blocks, corruption_blocks, coverage_blocks, outside_blocks
 from enfold.report.examples import example_blocks
 from enfold.report.figure import draw, kind_of, points_of
 from enfold.report.svg import drawn
 from enfold.report.table import marked, table_rows
+from enfold.report.uncertainty_blocks import (
+    FOLDER,
+    calibration_blocks,
+    corruption_blocks,
+    coverage_blocks,
+    outside_blocks,
+)
 
 NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+")
 SHIFTS = {  # columns after which the difference to the mean member stands: metric, scale, digits

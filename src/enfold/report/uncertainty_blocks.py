@@ -9,17 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from enfold.analysis.shift import by_kind
+from enfold.analysis.corruptions import by_kind
 from enfold.data.corruptions.split import OURS
 from enfold.errors import EnfoldError
 from enfold.io.files import write_json
 from enfold.report.blocks import Block, Figure, Item, Notes, Table
 from enfold.report.content import ONE, Content, Doubt
-from enfold.report.doubt import draw_curves, draw_histograms, draw_reliability, draw_roc
+from enfold.report.corruptions import COLOURS, PERCENT, TITLES, chosen_models, draw_boxes, draw_heat_map
 from enfold.report.figure import kind_of, write_figure
-from enfold.report.shift import COLOURS, PERCENT, TITLES, chosen_models, draw_boxes, draw_heat_map
 from enfold.report.svg import drawn
 from enfold.report.table import corrupted_name
+from enfold.report.uncertainty import draw_curves, draw_histograms, draw_reliability, draw_roc
 
 FOLDER = "figures"  # of a run, for these figures as files
 METRICS = ("accuracy", "nll", "ece")  # under corruptions, of which there are files

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enfold.report.labels import GAP, distance, leader, overlaps, place
+from enfold.report.label_placement import GAP, distance, leader, overlaps, place
 
 FRAME = np.array([0.0, 0.0, 430.0, 250.0])
 NO_LINES = np.zeros((0, 4))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from enfold.analysis.line import Line, barrier, excess, interpolation
+from enfold.analysis.interpolation import Line, barrier, excess, interpolation
 from enfold.data import Data, Split
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from enfold.errors import EnfoldError
 from enfold.metrics import ReliabilityBand, RiskCoverage
+from enfold.report.corruptions import COLOURS
 from enfold.report.figure import FAINT, INK, legend_above, write_figure
-from enfold.report.shift import COLOURS
 
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))  # curves do without colour
 INSIDE, OUTSIDE = "#0072B2", "#D55E00"

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from clouds import three_clouds
-from enfold.analysis.many import chosen_examples, mixture, state_of
-from enfold.analysis.plane import disagreement_with
-from enfold.analysis.planes import plane_map, radial, through
+from enfold.analysis.diversity_plane import disagreement_with
+from enfold.analysis.states import chosen_examples, mixture, state_of
+from enfold.analysis.weight_planes import plane_map, radial, through
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.metrics import accuracy, nll

@@ -4,11 +4,13 @@ import pytest
 import torch
 from matplotlib import style
 
-from enfold.analysis.shift import by_kind
+from enfold.analysis.corruptions import by_kind
 from enfold.errors import EnfoldError
 from enfold.metrics import reliability_band, risk_coverage, roc
 from enfold.metrics.predictions import Predictions
-from enfold.report.doubt import (
+from enfold.report.corruptions import COLOURS, chosen_models, draw_boxes, draw_heat_map, severity_boxes, shift_heat_map
+from enfold.report.figure import STYLE
+from enfold.report.uncertainty import (
     draw_histograms,
     draw_reliability,
     outside_histograms,
@@ -16,8 +18,6 @@ from enfold.report.doubt import (
     risk_coverage_figure,
     roc_figure,
 )
-from enfold.report.figure import STYLE
-from enfold.report.shift import COLOURS, chosen_models, draw_boxes, draw_heat_map, severity_boxes, shift_heat_map
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from enfold.analysis.shift import MEAN_MEMBER, by_kind, corrupted_scores, corruption_error, images_of, mean_scores
+from enfold.analysis.corruptions import MEAN_MEMBER, by_kind, corrupted_scores, corruption_error, images_of, mean_scores
 from enfold.data import Data, Split, corrupt
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError

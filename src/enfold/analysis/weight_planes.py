@@ -20,8 +20,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from enfold.analysis.many import BatchNorm, answers, mixture, parameters_of, predictions
-from enfold.analysis.plane import disagreement_with
+from enfold.analysis.diversity_plane import disagreement_with
+from enfold.analysis.states import BatchNorm, answers, mixture, parameters_of, predictions
 from enfold.data import Data
 from enfold.data.dataset import PartName
 from enfold.engines.skeleton import State

@@ -5,7 +5,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enfold.analysis.plane import disagreement_with, diversity_points, flipped, independent, limits, lower_limit
+from enfold.analysis.diversity_plane import (
+    disagreement_with,
+    diversity_points,
+    flipped,
+    independent,
+    limits,
+    lower_limit,
+)
 from enfold.errors import EnfoldError
 from enfold.metrics.predictions import Predictions
 

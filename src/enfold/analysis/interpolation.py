@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from enfold.analysis.many import BatchNorm, answers, mixture, require_batch_norm
+from enfold.analysis.states import BatchNorm, answers, mixture, require_batch_norm
 from enfold.data import Data
 from enfold.data.dataset import PartName
 from enfold.engines.skeleton import State, read_state

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from enfold.analysis.shift import ByKind, Over, by_kind
+from enfold.analysis.corruptions import ByKind, Over, by_kind
 from enfold.errors import EnfoldError, closest
 from enfold.report.figure import FAINT, INK, legend_above, write_figure
 
