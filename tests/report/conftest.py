@@ -14,7 +14,7 @@ from torch import nn
 
 from enfold.metrics.predictions import Predictions
 from enfold.report import curves, sections, uncertainty_blocks
-from enfold.report.svg import drawn
+from enfold.report.svg import draw_svg
 from enfold.run import RunDirectory
 from enfold.run.execute import cells
 from enfold.run.recipe import make_recipe
@@ -134,7 +134,7 @@ def _first(purpose: str) -> list[str]:
 def _drawn_once(make: Callable[[], Any], purpose: str) -> str:
     kept = _first(purpose)
     if not kept:
-        kept.append(drawn(make, purpose))
+        kept.append(draw_svg(make, purpose))
     return kept[0]
 
 

@@ -12,7 +12,7 @@ from enfold.report.blocks import Block, Figure, Notes
 from enfold.report.content import Content
 from enfold.report.page import page
 from enfold.report.sections import alignment_blocks, listed_blocks
-from enfold.report.svg import inline
+from enfold.report.svg import inline_svg
 from enfold.run.gather import gather
 
 pytestmark = pytest.mark.usefixtures("drawn_once")
@@ -68,7 +68,7 @@ def test_svg_is_cleaned_of_all_that_acts_or_asks() -> None:
       <a href="javascript:a()"><path d="M0 0"/></a><animate attributeName="href" to="javascript:a()"/>
       <image xlink:href="https://example.org/x.png"/><use xlink:href="#m"/><path id="m" style="fill: url(https://example.org)"/>
       <rect id="unused" style="fill: #ffffff; clip-path: url(#m)" onclick="a()"/></svg>"""
-    found = inline(evil, 'a "figure"', "f7-")
+    found = inline_svg(evil, 'a "figure"', "f7-")
     for word in (
         "script",
         "@import",
@@ -92,4 +92,4 @@ def test_svg_is_cleaned_of_all_that_acts_or_asks() -> None:
 @pytest.mark.parametrize("text", ["<svg", "<html/>", ""])
 def test_what_is_no_svg_is_refused(text: str) -> None:
     with pytest.raises(EnfoldError, match="must be an SVG figure"):
-        inline(text, "alt", "f-", "plane.svg")
+        inline_svg(text, "alt", "f-", "plane.svg")

@@ -22,7 +22,7 @@ from enfold.report.content import Content, Difference
 from enfold.report.figure import write_figure
 from enfold.report.page import page, plain
 from enfold.report.sections import listed_blocks
-from enfold.report.svg import inline
+from enfold.report.svg import inline_svg
 from enfold.report.uncertainty_blocks import METRICS
 from enfold.run.gather import gather
 
@@ -355,8 +355,8 @@ def test_styles_of_others_figures_load_and_cover_nothing(style: str) -> None:
     drawn = (
         f"""<svg xmlns="http://www.w3.org/2000/svg"><g style="{style}" transform="translate(1 2) scale(2)"/></svg>"""
     )
-    shown = inline(drawn, "alt", "f0-")
+    shown = inline_svg(drawn, "alt", "f0-")
     assert "style" not in shown
     assert "translate(1 2) scale(2)" in shown
-    kept = inline(drawn.replace(style, "fill: rgb(1, 2, 3); clip-path: url(#a)"), "alt", "f0-")
+    kept = inline_svg(drawn.replace(style, "fill: rgb(1, 2, 3); clip-path: url(#a)"), "alt", "f0-")
     assert "url(#f0-a)" in kept
