@@ -76,8 +76,8 @@ def _recommended(content: Content, found: Headline) -> list[str]:
     seed = content.seeds[0]
     file = _weights(content, seed.folder, found.control)
     return [
-        f"**Use {_plain(found.control)} ({_code(file)}) instead**: one member trained further on labels for as many epochs "
-        f"is better; the NLL of {_plain(found.label)} is {shown} nats {interval} above it{noise}."
+        f"**Use {_plain(found.control)} ({_code(file)}) instead**: one member trained further on labels for as many "
+        f"epochs is better; the NLL of {_plain(found.label)} is {shown} nats {interval} above it{noise}."
     ]
 
 
@@ -211,7 +211,7 @@ def _limits(content: Content, found: Headline) -> str:
         )
     if content.rows[found.label].get("warning"):
         lines.append(f"- {_plain(str(content.rows[found.label]['warning']))}")
-    lines.append("- Probabilities are calibrated for the training distribution; check calibration on other data.")
+    lines.append("- Calibration was measured on the test split; check it on your own data.")
     return "\n".join(lines)
 
 

@@ -21,8 +21,8 @@ def example_blocks(content: Content) -> list[Block]:
         return []
     caption = (
         f"The {len(found.examples)} of {found.total:,} test examples with the largest total variation distance between "
-        f"the predictions of the ensemble and {found.label} (seed {found.seed}): half the sum of absolute differences of "
-        "probabilities, from 0 to 1. Bars: the most probable classes of each model; the true class is green."
+        f"the predictions of the ensemble and {found.label} (seed {found.seed}): half the sum of absolute differences "
+        "of probabilities, from 0 to 1. Bars: the most probable classes of each model; the true class is green."
     )
     if found.notice:
         caption += f" ({found.notice[0].upper()}{found.notice[1:]}.)"

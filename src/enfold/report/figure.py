@@ -74,7 +74,7 @@ def quality_cost(summary: Mapping[str, Any], folder: Path) -> list[Path]:
     Returns:
         The paths of the files.
     """
-    return write_figure(lambda: draw(points_of(summary)), folder, "quality-cost", "the quality-cost figure")
+    return write_figure(lambda: draw(read_points(summary)), folder, "quality-cost", "the quality-cost figure")
 
 
 def write_figure(make: Callable[[], Any], folder: Path, name: str, purpose: str, alt: str = "") -> list[Path]:

@@ -84,8 +84,8 @@ def models(contents: Sequence[Content]) -> Section | None:
     header = ("model", *(["run"] if several else []), *names)
     caption = (
         "Test data, ± standard deviation over seeds. Δ: difference to the mean member with its 95 % interval, from a "
-        "paired bootstrap over seeds and test examples, in bold if the interval excludes 0. Latency: median of one call "
-        "at batch size 1 and 128; in parentheses the ratio to a single network, or equal if the quartiles overlap."
+        "paired bootstrap over seeds and test examples, in bold if the interval excludes 0. Latency: median of one "
+        "call at batch size 1 and 128; in parentheses the ratio to a single network, or equal if the quartiles overlap."
     )
     intro = "All evaluated models. Click on a column to sort by it."
     return Section("models", "All models", intro, (("", (Table(caption, header, tuple(rows), sortable=True),)),))
@@ -234,8 +234,8 @@ SECTIONS: tuple[Builder, ...] = (
     section_per_run(
         "calibration",
         "Calibration",
-        "Accuracy in bins of confidence. Points on the dotted line are calibrated; below it a model is overconfident. The "
-        "band is a 95 % bootstrap interval; the bars show the number of examples in each bin.",
+        "Accuracy in bins of confidence. Points on the dotted line are calibrated; below it a model is overconfident. "
+        "The band is a 95 % bootstrap interval; the bars show the number of examples in each bin.",
         calibration_blocks,
     ),
     section_per_run("coverage", "Selective prediction", "", coverage_blocks),

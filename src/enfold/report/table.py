@@ -136,6 +136,8 @@ def format_latency(cost: Mapping[str, Any], batch: str, quartiles: bool) -> str:
     """Return the median in ms and its ratio to one network, or "equal" where the quartiles of both overlap."""
     own, reference = cost["latency"][batch], cost.get("reference", {}).get("latency", {}).get(batch)
     spread = f" [{1e3 * own['lower']:.2f}, {1e3 * own['upper']:.2f}]" if quartiles else ""
+    if own == reference:  # the single network itself
+        return f"{1e3 * own['median']:.2f}{spread}"
     equal = reference is not None and own["lower"] <= reference["upper"] and reference["lower"] <= own["upper"]
     ratio = "equal" if equal else f"{cost['ratios']['latency'][batch]:.2f}x"
     return f"{1e3 * own['median']:.2f}{spread} ({ratio})"
@@ -186,7 +188,7 @@ def table_notes(summary: Mapping[str, Any]) -> list[str]:
         if row.get("unchanged"):
             starts = ", ".join(dict.fromkeys(row["unchanged"]))
             found.append(
-                f"{row_title(name, row)}: no epoch had a lower validation NLL than the initial weights, those of {starts}"
+                f"{row_title(name, row)}: no epoch had a lower validation NLL than the initial weights ({starts})"
             )
     if any(is_gain_noise(summary, name) for name in summary["rows"]):
         found.append(f"{WITHIN_NOISE}: the ensemble's own gain in NLL is, so a fraction of it has no meaning")

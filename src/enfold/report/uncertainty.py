@@ -39,10 +39,7 @@ def risk_coverage_figure(
 ) -> list[Path]:
     """Write the error on covered examples against coverage, one curve per model."""
     _require(models)
-    alt_text = (
-        alt
-        or f"Risk–coverage curves of {', '.join(models)}: error on the most confident test examples against their fraction."
-    )
+    alt_text = alt or f"Risk–coverage curves of {', '.join(models)}: error on covered test examples against coverage."
     curves = {label: (100 * each.coverage, 100 * each.risk) for label, each in models.items()}
     return write_figure(
         lambda: draw_curves(curves, "coverage (%)", "error on covered examples (%)"),

@@ -17,6 +17,7 @@ from enfold.report.blocks import Block, Figure, Item, Notes, Table
 from enfold.report.content import ONE, Content, Uncertainty
 from enfold.report.corruptions import COLOURS, PERCENT, TITLES, draw_boxes, draw_heat_map, select_models
 from enfold.report.figure import kind_of, write_figure
+from enfold.report.svg import draw_svg
 from enfold.report.table import corrupted_name
 from enfold.report.uncertainty import draw_curves, draw_histograms, draw_reliability, draw_roc
 
@@ -44,7 +45,7 @@ class Drawing:
 
     def block(self) -> Figure:
         """Return the block for a page."""
-        svg = drawn(self.make, self.purpose)
+        svg = draw_svg(self.make, self.purpose)
         return Figure(self.title, self.caption, self.alt, svg, paper=self.paper, small=self.small)
 
 
@@ -173,8 +174,8 @@ def _corruptions(content: Content, by_kinds: Sequence[str], by_severity: Sequenc
             title="By kind of corruption",
             caption=(
                 f"{_word(metric)} of every model (columns) on {images} under each kind of corruption (rows), mean over "
-                "severities and seeds; darker is worse. Compare along a row: a network that is brighter than the mean member "
-                "is more robust to that corruption."
+                "severities and seeds; darker is worse. Compare along a row: a network that is brighter than the mean "
+                "member is more robust to that corruption."
             ),
             alt=f"Heat map of {_word(metric, capital=False)} for {len(next(iter(found.values())))} corruptions and "
             f"{len(known)} models",
@@ -208,8 +209,8 @@ def _histograms(found: Uncertainty) -> Iterator[Drawing]:
             _file("ood", set_),
             title=f"Test images and {set_}",
             caption=(
-                f"Distribution of the predictive {found.score} on test images (filled) and on {set_} (outlined). The less they "
-                "overlap, the better the model detects OOD inputs."
+                f"Distribution of the predictive {found.score} on test images (filled) and on {set_} (outlined). "
+                "The less they overlap, the better the model detects OOD inputs."
             ),
             alt=f"Histograms of {found.score} on test images and on {set_}, of {', '.join(shown)}",
             make=partial(draw_histograms, shown, found.score),
@@ -223,8 +224,8 @@ def _roc(found: Uncertainty) -> Iterator[Drawing]:
             _file("roc", set_),
             title=f"Detecting {set_}",
             caption=(
-                f"True positive rate (images of {set_}) against false positive rate (test images) for every threshold of the "
-                f"{found.score}. The dotted line is chance. Seed {found.seed}."
+                f"True positive rate (images of {set_}) against false positive rate (test images) for all "
+                f"thresholds of the {found.score}. The dotted line is chance. Seed {found.seed}."
             ),
             alt=f"ROC curves by {found.score} for {set_} against test images, of {', '.join(curves)}",
             make=partial(draw_roc, curves),
