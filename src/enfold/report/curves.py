@@ -103,6 +103,7 @@ def _panels(columns: int, width: float) -> tuple[Any, Any]:
     panels = figure.subplots(1, columns, squeeze=False)[0]
     for axes in panels:
         axes.set_xlabel("epoch")
+        axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     return figure, panels
 
@@ -119,7 +120,8 @@ def draw_members(trainings: Sequence[Training]) -> Any:
             _line(right, training, partial(_nth, "validation_nll", number), color=member, lw=0.8)
         _line(right, training, lambda epoch: epoch["ensemble_nll"], color=ensemble, lw=2)
     left.set_ylabel("training loss")
-    right.set_ylabel("NLL on validation data (nats)")
+    right.set_ylabel("validation NLL (nats)")
+    _log_if_wide(left, right)
     handles = [Line2D([], [], color=member, lw=1, label="member")]
     legend_above(left, handles)
     legend_above(right, [*handles, Line2D([], [], color=ensemble, lw=2, label="ensemble")], ncols=2)
@@ -137,10 +139,26 @@ def draw_others(trainings: Sequence[Training], stages: Sequence[str]) -> Any:
     }
     for training in trainings:
         _line(axes, training, lambda epoch: _average(epoch["validation_nll"]), lw=1.2, **looks[training.stage])
-    axes.set_ylabel("NLL on validation data (nats)")
+    axes.set_ylabel("validation NLL (nats)")
+    _log_if_wide(axes)
     handles = [Line2D([], [], lw=1.6, label=stage.split("/", 1)[1], **look) for stage, look in looks.items()]
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, borderaxespad=0)
     return figure
+
+
+def _log_if_wide(*panels: Any) -> None:
+    """Use a log scale where a linear one would hide the last epochs below the value before training."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for axes in panels:
+        values = [value for line in axes.lines for value in line.get_ydata()]
+        if not values or min(values) <= 0 or max(values) < 3 * min(values):
+            continue
+        axes.set_yscale("log")
+        axes.set_ylabel(axes.get_ylabel() + ", log scale")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _epochs(training: Training) -> Sequence[Any]:

@@ -49,7 +49,7 @@ def quality_cost_blocks(content: Content) -> list[Block]:
     several = len(content.summary["seeds"]) > 1
     return [
         Figure(
-            title="Quality and cost",
+            title="NLL against FLOPs",
             caption=(
                 "NLL on test data (up is better) against the FLOPs of one prediction, as a ratio to a single network. "
                 "The best place is the upper left: the NLL of the ensemble (dotted line) at the cost of a single "

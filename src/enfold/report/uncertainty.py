@@ -101,7 +101,7 @@ def draw_curves(curves: Curves, across: str, up: str) -> Any:
     axes, handles = panels[0, 0], []
     for index, (label, (x, y)) in enumerate(curves.items()):
         style: dict[str, Any] = {
-            "color": COLOURS[(index + 1) % len(COLOURS)],
+            "color": COLOURS[index % len(COLOURS)],
             "ls": DASHES[index % len(DASHES)],
             "lw": 1.4,
         }
