@@ -123,7 +123,7 @@ def write_run(path: Path, data: Path, seeds: tuple[int, ...] = (0, 1), **changes
 def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures of one kind are drawn by the first test that needs them; others are about the page around them."""
     for module in (curves, sections, uncertainty_blocks):
-        monkeypatch.setattr(module, "drawn", _drawn_once)
+        monkeypatch.setattr(module, "draw_svg", _drawn_once)
 
 
 @cache

@@ -103,7 +103,6 @@ def _panels(columns: int, width: float) -> tuple[Any, Any]:
     panels = figure.subplots(1, columns, squeeze=False)[0]
     for axes in panels:
         axes.set_xlabel("epoch")
-        axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     return figure, panels
 
@@ -121,7 +120,7 @@ def draw_members(trainings: Sequence[Training]) -> Any:
         _line(right, training, lambda epoch: epoch["ensemble_nll"], color=ensemble, lw=2)
     left.set_ylabel("training loss")
     right.set_ylabel("validation NLL (nats)")
-    _log_if_wide(left, right)
+    _set_scales(left, right)
     handles = [Line2D([], [], color=member, lw=1, label="member")]
     legend_above(left, handles)
     legend_above(right, [*handles, Line2D([], [], color=ensemble, lw=2, label="ensemble")], ncols=2)
@@ -137,20 +136,24 @@ def draw_others(trainings: Sequence[Training], stages: Sequence[str]) -> Any:
         stage: {"color": LINES[number % len(LINES)], "ls": DASHES[number // len(LINES) % len(DASHES)]}
         for number, stage in enumerate(stages)
     }
+    for stage in stages:
+        if stage.startswith("controls/"):
+            looks[stage]["color"] = KINDS["control"].colour
     for training in trainings:
         _line(axes, training, lambda epoch: _average(epoch["validation_nll"]), lw=1.2, **looks[training.stage])
     axes.set_ylabel("validation NLL (nats)")
-    _log_if_wide(axes)
+    _set_scales(axes)
     handles = [Line2D([], [], lw=1.6, label=stage.split("/", 1)[1], **look) for stage, look in looks.items()]
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, borderaxespad=0)
     return figure
 
 
-def _log_if_wide(*panels: Any) -> None:
-    """Use a log scale where a linear one would hide the last epochs below the value before training."""
+def _set_scales(*panels: Any) -> None:
+    """Start at epoch 0, with a log scale where a linear one would hide the last epochs."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     for axes in panels:
+        axes.set_xlim(left=0)
         values = [value for line in axes.lines for value in line.get_ydata()]
         if not values or min(values) <= 0 or max(values) < 3 * min(values):
             continue

@@ -122,7 +122,7 @@ def kind_of(name: str, row: Mapping[str, Any]) -> str:
     """Return the key of `KINDS` for a row of a run; a row with a diversity has several members."""
     if name == "mean member":
         return "member"
-    if name.startswith("ensemble"):
+    if name == "ensemble" or name.startswith("ensemble of "):
         return "ensemble"
     if name.startswith("control"):
         return "control"

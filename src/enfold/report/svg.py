@@ -67,7 +67,7 @@ def inline_svg(text: str, alt: str, prefix: str, where: str = "a figure") -> str
     root.attrib.pop("height", None)
     root.attrib |= {"role": "img", "aria-label": alt}
     if wide:
-        root.set("style", f"width: {wide:g}pt")
+        root.set("style", f"--width: {wide:g}pt; width: {wide:g}pt")  # small screens scale it down less
     return ElementTree.tostring(root, encoding="unicode")
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 REFERENCE = "mean member"
 WITHIN_NOISE = "within noise"
-LOWEST, HIGHEST = -1.0, 3.0  # gains recovered beyond these say only that a network failed, or that the gain is small
+LOWEST, HIGHEST = -1.0, 5.0  # gains recovered beyond these say only that a network failed, or that the gain is small
 
 
 def table_rows(summary: Mapping[str, Any], *, quartiles: bool = False) -> tuple[list[str], list[list[str]]]:
