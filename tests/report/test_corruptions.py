@@ -101,7 +101,7 @@ def test_what_cannot_be_drawn_is_refused(tmp_path):
         severity_boxes(many, tmp_path)
     with pytest.raises(EnfoldError, match="did you mean 'ensemble'"):
         select_models(SEEDS, ["ensembel"])
-    with pytest.raises(EnfoldError, match="at least one seed's scores"):
+    with pytest.raises(EnfoldError, match="at least one seed"):
         shift_heat_map([], tmp_path)
     with pytest.raises(EnfoldError, match="at least one model"):
         roc_figure({}, tmp_path)

@@ -33,8 +33,8 @@ def test_of_several_seeds_the_first_that_has_figures_is_shown_and_the_others_are
     content = gather(run)
     for home, shown, told in (
         ("seed-1", "seed-1", [("seed 1", "figures of one seed of 2; not available for other seeds")]),
-        ("seed-0", "seed-0", [("seed 0", f"figures of one seed of 2; others are in seed-1/{name}")]),
-        (".", "seed-0", [("seed 0", f"figures of one seed of 2; others are in seed-1/{name}, {name}")]),
+        ("seed-0", "seed-0", [("seed 0", f"figures of one seed of 2; other seeds: seed-1/{name}")]),
+        (".", "seed-0", [("seed 0", f"figures of one seed of 2; other seeds: seed-1/{name}, {name}")]),
     ):
         folder = run / home / name
         folder.mkdir()

@@ -100,11 +100,8 @@ def _step(content: Content, label: str) -> Mapping[str, Any]:
 
 def _weights(content: Content, seed: Path, label: str) -> Path:
     """Return the file with the weights of a row, relative to the run."""
-    others = {"predictions", "ood", "answers", "teachers"}
-    files = [
-        file for file in sorted(seed.glob(f"*/{glob.escape(label)}.safetensors")) if file.parent.name not in others
-    ]
-    return (files[0] if files else seed / f"{label}.safetensors").relative_to(content.folder)
+    manifest = next(iter(sorted(seed.glob(f"*/{glob.escape(label)}.json"))), seed / f"{label}.json")
+    return manifest.with_name(f"{label}.safetensors").relative_to(content.folder)
 
 
 def _code(value: object) -> str:
