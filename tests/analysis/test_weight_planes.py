@@ -75,10 +75,10 @@ def test_a_map_holds_all_networks_and_a_radial_one_the_origin(states) -> None:
 
 def test_networks_on_one_line_span_no_plane(states) -> None:
     twice = mixture(states[:2], torch.tensor([2.0, 0.0]))
-    with pytest.raises(EnfoldError, match="do not lie on one line"):
+    with pytest.raises(EnfoldError, match="not lie on one line"):
         radial(network(), states[0], twice)
     middle = mixture(states[:2], torch.tensor([0.5, 0.5]))
-    with pytest.raises(EnfoldError, match="do not lie on one line"):
+    with pytest.raises(EnfoldError, match="not lie on one line"):
         through(network(), states[0], states[1], middle)
     with pytest.raises(EnfoldError, match="at least 2 points a side"):
         plane_map(network(), radial(network(), *states[:2]), three_clouds(5, 5, 5), size=1)

@@ -2,8 +2,8 @@
 
     y = d(network, base) / (1 - a),   a: the network's accuracy                                                    (1)
 
-With a* the accuracy of the base and K classes, d lies between that of a network with errors independent of the base, and
-that of the base with predictions replaced at random until its accuracy is a:
+With a* the accuracy of the base and K classes, d lies between that of a network with errors independent of the base,
+and that of the base with predictions replaced at random until its accuracy is a:
 
     upper: d = 1 - (a* a + (1 - a*)(1 - a) / (K - 1))                                                              (2)
     lower: d = (a* - a) / (a* - (1 - a*) / (K - 1))                                                                (3)

@@ -4,7 +4,7 @@
     excess(α) = L(θ(α)) - (α L(θ_1) + (1 - α) L(θ_2)),   barrier = max over α                 (2)
 
 Activations of interpolated weights differ from those of both networks, so interpolated batch-norm statistics are wrong.
-They are used as they are ("stored"), taken from each batch ("train") or estimated on training data for every α ("reset").
+They are used as they are ("stored"), taken from each batch ("train") or estimated on training data per α ("reset").
 With `repair`, all hidden units have the interpolated means and standard deviations of the two networks.
 
 J. Frankle, G. K. Dziugaite, D. Roy, M. Carbin: Linear Mode Connectivity and the Lottery Ticket Hypothesis, ICML 2020,
@@ -142,6 +142,6 @@ def _check(own: State, first: State, second: State, points: int, batch_norm: str
         unfit = sorted(own.keys() ^ state.keys()) or [name for name in own if own[name].shape != state[name].shape]
         if unfit:
             raise EnfoldError(
-                f"first and second must be states of network, but '{unfit[0]}' differs: pass all parameters and buffers, "
-                "or the networks themselves"
+                f"first and second must be states of network, but '{unfit[0]}' differs: pass all parameters and "
+                "buffers, or the networks themselves"
             )

@@ -2,8 +2,8 @@
 
     score(k) = mean over all subsets of k of the M members of the score of their mean probability                  (1)
 
-A mode is the result of one training, and samples are drawn around it. Over modes, each mode predicts with the mean of its
-samples (or with its averaged weights) and counts as one member. More modes improve more than more samples of one mode,
+A mode is the result of one training, and samples are drawn around it. Over modes, each mode predicts with the mean of
+its samples (or with its averaged weights) and counts as one member. More modes improve more than more samples of one mode,
 above all on corrupted inputs.
 
 S. Fort, H. Hu, B. Lakshminarayanan: Deep Ensembles: A Loss Landscape Perspective, 2019, arXiv:1912.02757.
@@ -62,9 +62,7 @@ def curves_by_severity(
     found: dict[int, Curves] = {}
     for severity, kinds in said.items():
         if not kinds:
-            raise EnfoldError(
-                f"every severity needs predictions, got none for {severity}: omit it, or pass predictions"
-            )
+            raise EnfoldError(f"every severity needs predictions, got none for {severity}: omit it, or pass some")
         curves = [size_curve(each, sizes, limit=limit, seed=seed) for each in kinds]
         found[severity] = {name: torch.stack([curve[name] for curve in curves]).mean(0) for name in SCORES}
     return found
