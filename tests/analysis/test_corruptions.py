@@ -74,7 +74,7 @@ def test_some_examples_are_of_every_class(pictures):
 
 def test_what_is_no_image_is_refused():
     split = Split(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))
-    with pytest.raises(EnfoldError, match="corruptions are of images in memory"):
+    with pytest.raises(EnfoldError, match="images in memory"):
         images_of(Data(split, split, split, 2, (3,)))
 
 

@@ -80,5 +80,5 @@ def test_networks_on_one_line_span_no_plane(states) -> None:
     middle = mixture(states[:2], torch.tensor([0.5, 0.5]))
     with pytest.raises(EnfoldError, match="not lie on one line"):
         through(network(), states[0], states[1], middle)
-    with pytest.raises(EnfoldError, match="at least 2 points a side"):
+    with pytest.raises(EnfoldError, match="size"):
         plane_map(network(), radial(network(), *states[:2]), three_clouds(5, 5, 5), size=1)

@@ -117,9 +117,7 @@ def by_kind(seeds: Sequence[ByKind], metric: str = "accuracy") -> dict[str, dict
     if metric not in MEASURED:
         raise EnfoldError(f"metric must be one of {', '.join(MEASURED)}, got '{metric}': pass one of them")
     if not seeds:
-        raise EnfoldError(
-            "seeds must contain the scores of at least one seed, got none: pass the scores of one model per seed"
-        )
+        raise EnfoldError("seeds must contain the scores of at least one seed, got none: pass those of one model")
     found: dict[str, dict[str, Over]] = {}
     for kind, severities in seeds[0].items():
         values = {severity: [seed[kind][severity][metric] for seed in seeds] for severity in severities}

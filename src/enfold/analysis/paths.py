@@ -2,7 +2,7 @@
 
     straight   φ(t) = (1 - t) θ_1 + t θ_2                                                                          (1)
     bezier     φ(t) = (1 - t)² θ_1 + 2 t (1 - t) θ_c + t² θ_2,   θ_c minimises E over t ~ U(0, 1) of L(φ(t))       (2)
-    tunnel     points of (1), trained with the component of every step along θ_2 - θ_1 removed                          (3)
+    tunnel     points of (1), trained with the component of every step along θ_2 - θ_1 removed                     (3)
 
 The straight line between independently trained networks crosses a barrier; on (2) and (3) the loss stays low while the
 predictions change from those of one end to those of the other: equal loss does not imply equal function.

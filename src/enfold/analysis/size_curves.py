@@ -3,8 +3,8 @@
     score(k) = mean over all subsets of k of the M members of the score of their mean probability                  (1)
 
 A mode is the result of one training, and samples are drawn around it. Over modes, each mode predicts with the mean of
-its samples (or with its averaged weights) and counts as one member. More modes improve more than more samples of one mode,
-above all on corrupted inputs.
+its samples (or with its averaged weights) and counts as one member. More modes improve more than more samples of one
+mode, above all on corrupted inputs.
 
 S. Fort, H. Hu, B. Lakshminarayanan: Deep Ensembles: A Loss Landscape Perspective, 2019, arXiv:1912.02757.
 """

@@ -4,8 +4,8 @@
     d(i, j) = (1/N) Σ_n 1[argmax p_i(x_n) ≠ argmax p_j(x_n)],   a metric on predictions                            (2)
 
 Late networks of one training are nearly equal in both; independently trained networks are nearly orthogonal in (1) and
-differ in (2) although they are equally accurate. A map of predictions (t-SNE or principal components) shows each training
-as a separate path.
+differ in (2) although they are equally accurate. A map of predictions (t-SNE or principal components) shows each
+training as a separate path.
 
 S. Fort, H. Hu, B. Lakshminarayanan: Deep Ensembles: A Loss Landscape Perspective, 2019, arXiv:1912.02757.
 """
@@ -177,9 +177,7 @@ def sampled(
         **settings: Options of `SubspaceSampling`.
     """
     if kind in ("gaussian", "pca") and len(path) < 2:
-        raise EnfoldError(
-            f"path must contain at least 2 networks for kind {kind!r}, got {len(path)}: store more epochs"
-        )
+        raise EnfoldError(f"path must contain at least 2 networks for {kind!r}, got {len(path)}: store more epochs")
     share = SubspaceSampling(num_members, kind, **{"checkpoints": max(len(path), 2), **settings})
     members = share(network)
     members.begin()

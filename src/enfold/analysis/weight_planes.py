@@ -4,8 +4,8 @@
     through:  θ(u, v) = θ_1 + u e_1 + v e_2,           of span{θ_2 - θ_1, θ_3 - θ_1}                               (2)
 
 Every point is a mixture Σ_k w_k θ_k of the networks that span the plane, with weights computed from inner products; at
-the position of a network they are exactly 1 and 0. In a radial plane a ray from the origin is one network at all scales:
-two trainings give two wedges of low loss, with one function along each.
+the position of a network they are exactly 1 and 0. In a radial plane a ray from the origin is one network at all
+scales: two trainings give two wedges of low loss, with one function along each.
 
 S. Fort, H. Hu, B. Lakshminarayanan: Deep Ensembles: A Loss Landscape Perspective, 2019, arXiv:1912.02757 (1);
 T. Garipov et al.: Loss Surfaces, Mode Connectivity, and Fast Ensembling of DNNs, NeurIPS 2018, arXiv:1802.10026 (2).

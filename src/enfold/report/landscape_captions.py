@@ -1,4 +1,4 @@
-"""Titles, captions and alt texts of a landscape's figures, with the figures' own numbers in them."""
+"""Titles, captions and alt texts of the figures of a loss landscape, with their numbers."""
 
 from __future__ import annotations
 
@@ -11,160 +11,159 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Facts = Mapping[str, Any]
-Words = dict[str, str]
+Caption = dict[str, str]
 
 
 def landscape_table(parts: Mapping[str, Any]) -> Table:
-    """What became of each part, for a terminal."""
+    """Return a table of the analyses and their main results, for a terminal."""
     from rich.table import Table
 
-    table = Table("part", "", "seconds", "what it says", box=None, pad_edge=False)
+    table = Table("analysis", "", "seconds", "result", box=None, pad_edge=False)
     for name, row in parts.items():
         seconds = f"{row['seconds']:.1f}" if "seconds" in row else ""
-        table.add_row(name, row["state"], seconds, row.get("reason") or _in_short(name, row["facts"]))
+        table.add_row(name, row["state"], seconds, row.get("reason") or _summarize(name, row["facts"]))
     return table
 
 
-def _in_short(name: str, facts: Facts) -> str:
+def _summarize(name: str, facts: Facts) -> str:
     if name == "similarity" and not facts["trajectory"]:
-        return f"cosine {_number(facts['cosine_between'])}, different answers {_percent(facts['disagreement_between'])}"
+        return f"cosine {_number(facts['cosine_between'])}, disagreement {_percent(facts['disagreement_between'])}"
     if name == "similarity":
         return (
             f"cosine within runs {_number(facts['cosine_within'])}, between {_number(facts['cosine_between'])}; "
-            f"different answers {_percent(facts['disagreement_within'])} and {_percent(facts['disagreement_between'])}"
+            f"disagreement {_percent(facts['disagreement_within'])} and {_percent(facts['disagreement_between'])}"
         )
     if name == "paths":
         heights = {path: found["loss"]["height"] for path, found in facts["barriers"].items()}
-        return "barriers of loss (nats): " + ", ".join(f"{path} {height:.3f}" for path, height in heights.items())
+        return "loss barriers (nats): " + ", ".join(f"{path} {height:.3f}" for path, height in heights.items())
     if name == "diversity":
         return f"base {100 * facts['base_accuracy']:.1f} %, {len(facts['groups'])} groups"
     if name == "outside":
         return f"{facts['networks']} networks of {len(facts['groups'])} groups on {', '.join(facts['sets'])}"
     if name == "map":
-        return f"trainings with samples: {_list(kind for kind in facts['kinds'] if kind != 'training')}"
+        return f"samples: {_list(kind for kind in facts['kinds'] if kind != 'training')}"
     if name == "sizes":
         return f"{_list(facts['groups'])}; severities {', '.join(map(str, facts['severities']))}"
     return f"{facts['size']} x {facts['size']} networks"
 
 
-def _similarity(facts: Facts, arrays: Facts, settings: Facts) -> Words:
+def _similarity(facts: Facts, arrays: Facts, settings: Facts) -> Caption:
     runs = len(np.unique(arrays["member"]))
     if facts["trajectory"]:
-        told = (
-            f"In the later half of training two networks of one run have a cosine of {_number(facts['cosine_within'])} "
-            f"and answer {_percent(facts['disagreement_within'])} of the examples differently; two of different runs "
+        result = (
+            f"In the second half of training, two networks of one run have a cosine of {_number(facts['cosine_within'])} "
+            f"and differ in {_percent(facts['disagreement_within'])} of the predictions; two of different runs "
             f"{_number(facts['cosine_between'])} and {_percent(facts['disagreement_between'])}."
         )
         how = "Each block on the diagonal is one run, its epochs from left to right; blocks off it compare two runs."
     else:
-        told = (
-            f"Two members have a mean cosine of {_number(facts['cosine_between'])} and answer "
-            f"{_percent(facts['disagreement_between'])} of the examples differently."
+        result = (
+            f"Two members have a mean cosine of {_number(facts['cosine_between'])} and "
+            f"differ in {_percent(facts['disagreement_between'])} of the predictions."
         )
         how = "Each cell compares two members."
     return {
-        "title": "How alike the networks are, in weights and in answers",
-        "caption": f"{how} {told} {_asked(settings)}",
-        "alt": f"Two square matrices of {len(arrays['member'])} networks of {runs} runs. {told}",
+        "title": "Similarity in weights and in predictions",
+        "caption": f"{how} {result} {_data_note(settings)}",
+        "alt": f"Two square matrices of {len(arrays['member'])} networks of {runs} runs. {result}",
     }
 
 
-def _map(facts: Facts, arrays: Facts, settings: Facts) -> Words:
+def _map(facts: Facts, arrays: Facts, settings: Facts) -> Caption:
     runs = len(np.unique(arrays["member"]))
     return {
-        "title": "Where trainings go in the space of functions",
-        "caption": "Each point is a network, and near points answer alike. A line is one run, dots growing with the "
-        "epochs; shapes of its colour are samples around its end and the mean of its last weights. Runs that end "
-        "apart are different functions; samples that stay with their run are nearly the same one. t-SNE keeps "
-        f"neighbourhoods, not distances; principal components keep large distances. {_asked(settings)}",
+        "title": "Trainings in function space",
+        "caption": "Each point is a network; close points have similar predictions. A line is one run, with dots that "
+        "grow with the epoch; other markers of its colour are samples around its end and the mean of its last weights. "
+        "Runs that end at different points are different functions. t-SNE preserves neighbourhoods, not distances; "
+        f"principal components preserve large distances. {_data_note(settings)}",
         "alt": f"Two maps of predictions: {runs} runs as coloured paths, with samples drawn around the end of each.",
     }
 
 
-def _diversity(facts: Facts, arrays: Facts, settings: Facts) -> Words:
-    told = ""
+def _diversity(facts: Facts, arrays: Facts, settings: Facts) -> Caption:
+    result = ""
     if "independent training" in facts["groups"]:
         a, y = (arrays[f"independent training/{key}"].mean() for key in ("accuracy", "diversity"))
-        told = f"Independent runs: {100 * a:.1f} % accurate, {y:.2f} different answers for each error. "
+        result = f"Independent runs: {100 * a:.1f} % accurate, {y:.2f} disagreements per error. "
     return {
-        "title": "Diversity for accuracy",
-        "caption": "How often a network answers unlike the base network (run 1), divided by its own error rate, over "
-        "its accuracy. The upper curve is that of errors independent of the base's, the lower one that of the base "
-        "with answers exchanged at random. High and far right is what an ensemble wants: different and good. "
-        f"{told}{_asked(settings)}",
-        "alt": f"Scatter of {_list(facts['groups'])} between two limiting curves. {told}".strip(),
+        "title": "Diversity and accuracy",
+        "caption": "Disagreement with the base network (run 1) divided by the error rate, against accuracy. Upper curve: "
+        "errors independent of the base; lower curve: the base with random changes of predictions. Good members of an "
+        "ensemble are at the upper right: diverse and accurate. "
+        f"{result}{_data_note(settings)}",
+        "alt": f"Scatter of {_list(facts['groups'])} between two limiting curves. {result}".strip(),
     }
 
 
-def _paths(facts: Facts, arrays: Facts, settings: Facts) -> Words:
+def _paths(facts: Facts, arrays: Facts, settings: Facts) -> Caption:
     heights = ", ".join(f"{name} {facts['barriers'][name]['loss']['height']:.3f}" for name in facts["paths"])
     return {
-        "title": "Ways from one network to another",
-        "caption": "Loss, accuracy and answers along paths between runs 1 and 2 (inside a share: between its first two "
-        "members, batch norm by batch). A low path on which answers still change from one end's to the other's joins "
-        "different functions of equal loss. The barrier is the highest rise of loss above the line between the ends' "
-        f"own, in nats: {heights}. {_asked(settings)}",
-        "alt": f"Three panels of curves along paths between two networks. Barriers of loss in nats: {heights}.",
+        "title": "Paths between two networks",
+        "caption": "Loss, accuracy and disagreement along paths between runs 1 and 2 (for an efficient ensemble: between "
+        "its first two members, with batch statistics). A path of low loss on which predictions change connects different "
+        "functions. The barrier is the largest excess of the loss over linear interpolation of the ends, in nats: "
+        f"{heights}. {_data_note(settings)}",
+        "alt": f"Three panels of curves along paths between two networks. Loss barriers in nats: {heights}.",
     }
 
 
-def _plane(facts: Facts, arrays: Facts, settings: Facts) -> Words:
+def _plane(facts: Facts, arrays: Facts, settings: Facts) -> Caption:
     size = f"{facts['size']} x {facts['size']} networks"
     if facts["kind"] == "radial":
         return {
             "title": "The plane through the origin and two networks",
-            "caption": "Every point is a network u·e1 + v·e2; distances are lengths of weights. A dotted ray is one "
-            "network at all scales. Where each ray lies in a wedge of its own, with high accuracy and its run's "
-            f"answers, the runs are two valleys, and each valley is one function. {size}. {_asked(settings)}",
-            "alt": "Three maps over a plane of weights through the origin and two runs: accuracy, and answers unlike "
-            "those of each run.",
+            "caption": "Every point is a network u·e1 + v·e2; distances are norms of weights. A dotted ray is one network at "
+            "all scales. Separate wedges of high accuracy are separate modes, each with one function. "
+            f"{size}. {_data_note(settings)}",
+            "alt": "Three maps over a plane of weights through the origin and two runs: accuracy, and disagreement with "
+            "each run.",
         }
     return {
         "title": "The plane through three networks",
-        "caption": "Every point is a mixture of the three runs' weights; distances are lengths of weights. Low loss "
-        f"around each, with ridges between, means separate valleys. {size}. {_asked(settings)}",
-        "alt": "Three maps over the plane through three networks: loss, accuracy, and answers unlike the first run's.",
+        "caption": "Every point is a mixture of the weights of three runs; distances are norms of weights. Low loss around "
+        f"each with barriers between them means separate modes. {size}. {_data_note(settings)}",
+        "alt": "Three maps over the plane through three networks: loss, accuracy, and disagreement with run 1.",
     }
 
 
-def _sizes(facts: Facts, arrays: Facts, settings: Facts) -> Words:
+def _sizes(facts: Facts, arrays: Facts, settings: Facts) -> Caption:
     first, last = (float(arrays["original/0/nll"][at]) for at in (0, -1))
     count = len(arrays["original/0/nll"])
     inside = ", ".join(
         f"{called(name)} {float(arrays[f'{name}/within/nll'][0]):.3f} to {float(arrays[f'{name}/within/nll'][-1]):.3f}"
         for name in facts["within"]
     )
-    below = "Below, on the same scale, samples of one mode alone, mean over modes. " if facts["within"] else ""
-    below += "Last, by severity of corruption, one mode beside all. " if len(facts["severities"]) > 1 else ""
-    told = f"From 1 to {count} runs the members' NLL goes from {first:.3f} to {last:.3f}. "
+    below = "Second row: samples of one mode on the same scale, mean over modes. " if facts["within"] else ""
+    below += "Last row: by severity of corruption, one mode and all modes. " if len(facts["severities"]) > 1 else ""
+    result = f"From 1 to {count} runs the members' NLL goes from {first:.3f} to {last:.3f}. "
     if inside:
-        told += f"Inside one run, from 1 sample to all: {inside}. "
+        result += f"Inside one run, from 1 sample to all: {inside}. "
     return {
-        "title": "What further members give",
+        "title": "Scores by number of modes",
         "caption": "Scores of the mean prediction over the number of modes (runs), each the mean over all subsets of "
         f"that size (of {facts['subsets']} where there are more). “Original” are the members, “averaged” the means "
         f"of their last weights; of samples, each mode is the mean prediction of all its samples. {below}"
-        f"{told}{_asked(settings)}",
-        "alt": f"Curves of accuracy, NLL, Brier score and ECE over the number of modes. {told}".strip(),
+        f"{result}{_data_note(settings)}",
+        "alt": f"Curves of accuracy, NLL, Brier score and ECE over the number of modes. {result}".strip(),
     }
 
 
-def _outside(facts: Facts, arrays: Facts, settings: Facts) -> Words:
+def _outside(facts: Facts, arrays: Facts, settings: Facts) -> Caption:
     first = facts["groups"][0]
-    told = "; ".join(f"{where}: {float(arrays[f'{first}/{where}']):.3f}" for where in facts["sets"])
+    result = "; ".join(f"{where}: {float(arrays[f'{first}/{where}']):.3f}" for where in facts["sets"])
     return {
-        "title": "Who disagrees where nobody can know",
-        "caption": f"How far {facts['networks']} networks are at odds, by group and kind of input: the entropy of "
-        "their mean prediction minus their own mean entropy (the Jensen-Shannon divergence), mean over inputs, "
-        "over all choices of so many networks and, of samples, over the runs they surround. 0 is one voice. The "
-        "further right on inputs from outside, the better an ensemble knows that it does not know. Of independent "
-        f"trainings, in nats: {told}. {_asked(settings)}",
-        "alt": f"Dot plot of the Jensen-Shannon divergence of {_list(facts['groups'])}. Of {first} (nats): {told}.",
+        "title": "Diversity on OOD inputs",
+        "caption": f"Jensen-Shannon divergence of {facts['networks']} networks by group and kind of input: the entropy of "
+        "their mean prediction minus their mean entropy, averaged over inputs, over subsets of networks and, for "
+        "samples, over runs. 0: equal predictions. Large values on OOD inputs mean that the ensemble detects them. "
+        f"Independent trainings, in nats: {result}. {_data_note(settings)}",
+        "alt": f"Dot plot of the Jensen-Shannon divergence of {_list(facts['groups'])}. Of {first} (nats): {result}.",
     }
 
 
 def called(group: str) -> str:
-    """A group as people read it; labels of shares and folds stay as they are."""
+    """Return the name of a group as shown; labels of steps are not changed."""
     return {"pca_random": "pca-random"}.get(group, group)
 
 
@@ -180,11 +179,11 @@ def _percent(value: float | None) -> str:
     return "none" if value is None else f"{100 * value:.1f} %"
 
 
-def _asked(settings: Facts) -> str:
-    return f"Seed {settings['seed']}, up to {settings['examples']:,} test examples, drawn at random."
+def _data_note(settings: Facts) -> str:
+    return f"Seed {settings['seed']}, up to {settings['examples']:,} test examples, sampled at random."
 
 
-WORDS: dict[str, Callable[[Facts, Facts, Facts], Words]] = {
+CAPTIONS: dict[str, Callable[[Facts, Facts, Facts], Caption]] = {
     "similarity": _similarity,
     "map": _map,
     "diversity": _diversity,
