@@ -249,9 +249,7 @@ def draw_plane(facts: Facts, arrays: Arrays) -> Any:
     for run in range(2 if radial else 1):
         maps.append((f"disagreement with run {run + 1} (%)", 100 * arrays["disagreement"][run], HIGH))
     u, v = arrays["u"], arrays["v"]
-    figure, (panels,) = _figure(
-        10.2, 1.2 + 3.05 * np.ptp(v) / np.ptp(u), 1, 3, sharey=True
-    )  # equal scales of both axes
+    figure, (panels,) = _figure(10.2, 1.2 + 3.05 * np.ptp(v) / np.ptp(u), 1, 3, sharey=True)  # equal scales
     for axes, (title, values, colours) in zip(panels, maps, strict=True):
         norm = PowerNorm(0.5, 0, max(float(values.max()), 1.0)) if title.startswith("disagreement") else None
         shown = axes.pcolormesh(u, v, values, cmap=colours, norm=norm, shading="nearest", rasterized=True)

@@ -51,9 +51,9 @@ def _similarity(facts: Facts, arrays: Facts, settings: Facts) -> Caption:
     runs = len(np.unique(arrays["member"]))
     if facts["trajectory"]:
         result = (
-            f"In the second half of training, two networks of one run have a cosine of {_number(facts['cosine_within'])} "
-            f"and differ in {_percent(facts['disagreement_within'])} of the predictions; two of different runs "
-            f"{_number(facts['cosine_between'])} and {_percent(facts['disagreement_between'])}."
+            f"In the second half of training, two networks of one run have a cosine of "
+            f"{_number(facts['cosine_within'])} and differ in {_percent(facts['disagreement_within'])} of the "
+            f"predictions; two of different runs {_number(facts['cosine_between'])} and {_percent(facts['disagreement_between'])}."
         )
         how = "Each block on the diagonal is one run, its epochs from left to right; blocks off it compare two runs."
     else:
@@ -88,9 +88,9 @@ def _diversity(facts: Facts, arrays: Facts, settings: Facts) -> Caption:
         result = f"Independent runs: {100 * a:.1f} % accurate, {y:.2f} disagreements per error. "
     return {
         "title": "Diversity and accuracy",
-        "caption": "Disagreement with the base network (run 1) divided by the error rate, against accuracy. Upper curve: "
-        "errors independent of the base; lower curve: the base with random changes of predictions. Good members of an "
-        "ensemble are at the upper right: diverse and accurate. "
+        "caption": "Disagreement with the base network (run 1) divided by the error rate, against accuracy. Upper "
+        "curve: errors independent of the base; lower curve: the base with random changes of predictions. Good members "
+        "of an ensemble are at the upper right: diverse and accurate. "
         f"{result}{_data_note(settings)}",
         "alt": f"Scatter of {_list(facts['groups'])} between two limiting curves. {result}".strip(),
     }
@@ -100,10 +100,10 @@ def _paths(facts: Facts, arrays: Facts, settings: Facts) -> Caption:
     heights = ", ".join(f"{name} {facts['barriers'][name]['loss']['height']:.3f}" for name in facts["paths"])
     return {
         "title": "Paths between two networks",
-        "caption": "Loss, accuracy and disagreement along paths between runs 1 and 2 (for an efficient ensemble: between "
-        "its first two members, with batch statistics). A path of low loss on which predictions change connects different "
-        "functions. The barrier is the largest excess of the loss over linear interpolation of the ends, in nats: "
-        f"{heights}. {_data_note(settings)}",
+        "caption": "Loss, accuracy and disagreement along paths between runs 1 and 2 (for an efficient ensemble: "
+        "between its first two members, with batch statistics). A path of low loss on which predictions change "
+        "connects different functions. The barrier is the largest excess of the loss over linear interpolation of the "
+        f"ends, in nats: {heights}. {_data_note(settings)}",
         "alt": f"Three panels of curves along paths between two networks. Loss barriers in nats: {heights}.",
     }
 
@@ -113,16 +113,16 @@ def _plane(facts: Facts, arrays: Facts, settings: Facts) -> Caption:
     if facts["kind"] == "radial":
         return {
             "title": "The plane through the origin and two networks",
-            "caption": "Every point is a network u·e1 + v·e2; distances are norms of weights. A dotted ray is one network at "
-            "all scales. Separate wedges of high accuracy are separate modes, each with one function. "
+            "caption": "Every point is a network u·e1 + v·e2; distances are norms of weights. A dotted ray is one "
+            "network at all scales. Separate wedges of high accuracy are separate modes, each with one function. "
             f"{size}. {_data_note(settings)}",
-            "alt": "Three maps over a plane of weights through the origin and two runs: accuracy, and disagreement with "
-            "each run.",
+            "alt": "Three maps over a plane of weights through the origin and two runs: accuracy, and disagreement "
+            "with each run.",
         }
     return {
         "title": "The plane through three networks",
-        "caption": "Every point is a mixture of the weights of three runs; distances are norms of weights. Low loss around "
-        f"each with barriers between them means separate modes. {size}. {_data_note(settings)}",
+        "caption": "Every point is a mixture of the weights of three runs; distances are norms of weights. Low loss "
+        f"around each with barriers between them means separate modes. {size}. {_data_note(settings)}",
         "alt": "Three maps over the plane through three networks: loss, accuracy, and disagreement with run 1.",
     }
 
@@ -154,8 +154,8 @@ def _outside(facts: Facts, arrays: Facts, settings: Facts) -> Caption:
     result = "; ".join(f"{where}: {float(arrays[f'{first}/{where}']):.3f}" for where in facts["sets"])
     return {
         "title": "Diversity on OOD inputs",
-        "caption": f"Jensen-Shannon divergence of {facts['networks']} networks by group and kind of input: the entropy of "
-        "their mean prediction minus their mean entropy, averaged over inputs, over subsets of networks and, for "
+        "caption": f"Jensen-Shannon divergence of {facts['networks']} networks by group and kind of input: the entropy "
+        "of their mean prediction minus their mean entropy, averaged over inputs, over subsets of networks and, for "
         "samples, over runs. 0: equal predictions. Large values on OOD inputs mean that the ensemble detects them. "
         f"Independent trainings, in nats: {result}. {_data_note(settings)}",
         "alt": f"Dot plot of the Jensen-Shannon divergence of {_list(facts['groups'])}. Of {first} (nats): {result}.",
