@@ -9,7 +9,7 @@ import torch
 
 import enfold as library
 from enfold.report.headline import headline
-from enfold.report.table import notes
+from enfold.report.table import table_notes
 from enfold.run.gather import gather
 
 FOLDS = """
@@ -162,7 +162,7 @@ def test_what_the_names_of_rows_do_not_say_is_said_below_the_table(enfold, recip
         assert f"{line}.\n" in (out / "table.md").read_text()
     summary = json.loads((out / "summary.json").read_text())
     summary["rows"]["ensemble of 2"] = summary["rows"]["ensemble"]
-    assert "of their ensemble, the row ensemble of 2" in notes(summary)[-1]
+    assert "of their ensemble, the row ensemble of 2" in table_notes(summary)[-1]
 
 
 def test_a_method_with_a_plan_of_its_own_keeps_it_and_its_control_trains_as_networks_do(recipe_file):

@@ -68,7 +68,9 @@ def test_a_run_scores_its_sets_and_keeps_what_it_scored(enfold, recipe, tmp_path
     assert "epistemic" not in rows["average"]["uncertainty"]
 
     assert gather(out).examples.notice == "", "the data without the class left out are those of the run"
-    monkeypatch.setattr("enfold.report.doubt_blocks.write_figure", lambda make, folder, name, *_: [folder / name] * 2)
+    monkeypatch.setattr(
+        "enfold.report.uncertainty_blocks.write_figure", lambda make, folder, name, *_: [folder / name] * 2
+    )
     drawn = enfold("evaluate", out, "--figures")
     assert drawn.code == 0, drawn.err
     files = {entry["file"] for entry in json.loads((out / "figures/figures.json").read_text())["figures"]}

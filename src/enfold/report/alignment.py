@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from enfold.io.files import write_json
+from enfold.report.alignment_groups import Kind, evenly, kinds_of, layer_name, left_out, short, telling
 from enfold.report.alignment_matrices import draw_matrices
-from enfold.report.alignment_units import Kind, evenly, kinds_of, layer_name, left_out, short, telling
 from enfold.report.figure import FAINT, INK, legend_above, write_figure
 from enfold.report.mechanism import arrow
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from enfold.report.alignment_units import kinds_of, layer_name, left_out, telling
+from enfold.report.alignment_groups import kinds_of, layer_name, left_out, telling
 
 if TYPE_CHECKING:
     from rich.table import Table

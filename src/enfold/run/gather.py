@@ -67,7 +67,7 @@ def _gather(run: RunDirectory, recipe: Recipe, label: str | None) -> Content:
         controls={fold: control for fold, control in controls.items() if control in summary["rows"]},
         headline=headline,
         examples=_examples(run, recipe, seeds, headline),
-        doubt=doubt_of(seeds, headline),
+        uncertainty=doubt_of(seeds, headline),
         claims=tuple(_claims(run)),
     )
 
