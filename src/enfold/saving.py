@@ -128,7 +128,8 @@ def load(
 def _is_separate(members: Ensemble) -> bool:
     """Whether members are networks of different settings, as far as they were run or their attributes tell."""
     own_codes = len(members.codes) > 1 and members.share is None
-    return own_codes and (bool(members.is_separate) or different_attribute(members.codes) is not None)
+    is_separate = members.mismatch is not None and not members.mismatch.recomputes
+    return own_codes and (is_separate or different_attribute(members.codes) is not None)
 
 
 def _members(network: nn.Module | list[nn.Module], manifest: dict[str, Any]) -> nn.Module:
