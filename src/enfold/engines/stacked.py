@@ -191,7 +191,7 @@ def trace_forward(network: nn.Module) -> fx.Graph:
         random.setstate(before[0])
         np.random.set_state(before[1])
     if str(graphs[0]) != str(graphs[1]):
-        raise CannotRun("its forward depends on `training` in code that is not a layer")
+        raise CannotRun("its forward depends on `training` and not in a layer")
     return graphs[0]
 
 

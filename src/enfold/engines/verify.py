@@ -29,6 +29,7 @@ from enfold.errors import EnfoldError, SeparateModulesWarning, level_outside
 OUTPUTS = "the outputs"
 TOLERANCE = 1e-4  # relative to the largest value of a tensor; ten times as much for gradients
 LONGEST = 1000  # items of a list that are compared
+DEEPEST = 4  # functions in closures of functions that are compared
 PLAIN = (bool, int, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 SKIPPED = ("_parameters", "_buffers", "_modules", "_compiled_call_impl")
 
@@ -454,7 +455,7 @@ def find_difference(ours: dict[str, object], theirs: dict[str, object]) -> str |
     return next((name.removeprefix(".") for name in (*ours, *theirs) if ours.get(name) != theirs.get(name)), None)
 
 
-def _describe(value: Any) -> object:
+def _describe(value: Any, depth: int = 0) -> object:
     """Return an object that is equal for equal settings; of unknown objects only the class is compared."""
     if isinstance(value, PLAIN):
         return value
@@ -466,9 +467,8 @@ def _describe(value: Any) -> object:
         return type(value), tuple((repr(key), _describe(item)) for key, item in list(value.items())[:LONGEST])
     if isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or () if not _is_empty(cell)]
-        own = tuple(
-            _describe(cell) if isinstance(cell, (*PLAIN, float, FunctionType)) else type(cell) for cell in cells
-        )
+        known = (*PLAIN, float, FunctionType) if depth < DEEPEST else ()  # a function may close over itself
+        own = tuple(_describe(cell, depth + 1) if isinstance(cell, known) else type(cell) for cell in cells)
         return value.__code__, own, _describe(value.__defaults__), _describe(value.__kwdefaults__)
     if isinstance(value, partial):
         return _describe(value.func), _describe(value.args), _describe(value.keywords)
