@@ -24,6 +24,7 @@ from enfold.errors import EnfoldError
 
 Memo = dict[int, Any]  # copies by the id of the original object, as in `copy.deepcopy`
 NOT_COPIED = (ModuleType, type(threading.Lock()), type(threading.RLock()), threading.Event)
+FREQUENT = frozenset([bool, int, float, str, type(None)])
 CONSTANTS = (bool, int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, torch.Size)
 
 
@@ -117,9 +118,9 @@ def _copy_tensor(tensor: Tensor | None, memo: Memo) -> Tensor | None:
 
 def _copy_constant(value: Any, memo: Memo) -> Any:
     """Return a copy of a constant or of a container of constants; raises TypeError for any other object."""
-    if isinstance(value, CONSTANTS):
-        return value
     kind = type(value)
+    if kind in FREQUENT or isinstance(value, CONSTANTS):
+        return value
     if kind is tuple:
         return tuple(_copy_constant(item, memo) for item in value)
     if kind is FunctionType and value.__closure__ is None and not vars(value):
@@ -139,11 +140,16 @@ def _copy_constant(value: Any, memo: Memo) -> Any:
 def refuse_scripted(network: nn.Module) -> None:
     """Raise EnfoldError for scripted and traced modules: their parameters are not Python attributes."""
     for name, module in network.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            raise EnfoldError(
-                f"a network must be a Python module, but '{name or type(network).__name__}' is a scripted or traced "
-                "module: pass the nn.Module from which it was made"
-            )
+        refuse_scripted_module(module, name or type(network).__name__)
+
+
+def refuse_scripted_module(module: nn.Module, name: str) -> None:
+    """Raise EnfoldError if this module itself is scripted or traced."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise EnfoldError(
+            f"a network must be a Python module, but '{name}' is a scripted or traced module: pass the nn.Module from "
+            "which it was made"
+        )
 
 
 def rebind(duplicate: nn.Module, network: nn.Module, memo: Memo) -> None:

@@ -26,7 +26,7 @@ from enfold.engines.copying import (
     detach_tensors,
     find_uncopied,
     rebind,
-    refuse_scripted,
+    refuse_scripted_module,
 )
 from enfold.engines.inputs import copy_write_record, has_input_writes
 from enfold.errors import EnfoldError
@@ -45,11 +45,11 @@ def find_places(network: nn.Module) -> tuple[dict[str, list[Place]], dict[str, l
     Raises:
         EnfoldError: If a module is scripted, or a parameter is lazy.
     """
-    refuse_scripted(network)
     parameters: dict[str, list[Place]] = {}
     buffers: dict[str, list[Place]] = {}
     names: dict[int, str] = {}
     for prefix, module in network.named_modules():  # a module that appears twice is listed once
+        refuse_scripted_module(module, prefix or type(network).__name__)
         for found, tensors in ((parameters, module._parameters), (buffers, module._buffers)):
             for key, tensor in tensors.items():
                 if tensor is None:
@@ -156,6 +156,7 @@ class Skeleton:
 
     def __init__(self, network: nn.Module) -> None:
         self._set_network(copy_network(network, _make_placeholders(network)))
+        self.aliases = find_aliases(self.network)
         self.written: set[str] = set()
         self.trainable = {name for name, tensor in network.named_parameters() if tensor.requires_grad}
         self.is_private = False
@@ -168,7 +169,6 @@ class Skeleton:
     def _set_network(self, network: nn.Module) -> None:
         self.network = network
         self.parameters, self.buffers = find_places(network)
-        self.aliases = find_aliases(network)
         self.empty = [
             (module._buffers, key)
             for module in network.modules()
@@ -201,12 +201,14 @@ class Skeleton:
         memo[id(self)] = twin
         with torch.inference_mode(False):
             network = copy_plain(self.network, {**memo})
+            is_plain = network is not None  # then no attribute refers to a tensor
             if network is None:
                 memo.update({**find_uncopied(self.network), **detach_tensors(self.network), **memo})
                 network = copy.deepcopy(self.network, memo)
                 rebind(network, self.network, memo)
         vars(twin).update(vars(self))
         twin._set_network(network)
+        twin.aliases = {} if is_plain else find_aliases(network)
         twin.written, twin._placeholders = set(self.written), None
         copy_write_record(self.network, network)
         return twin

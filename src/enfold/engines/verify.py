@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +30,7 @@ from enfold.errors import EnfoldError, SeparateModulesWarning, level_outside
 OUTPUTS = "the outputs"
 TOLERANCE = 1e-4  # relative to the largest value of a tensor; ten times as much for gradients
 LONGEST = 1000  # items of a list that are compared
+CONTAINERS = frozenset([dict, OrderedDict, list, tuple, set, type(None)])  # the most frequent other attributes
 DEEPEST = 4  # functions in closures of functions that are compared
 PLAIN = (bool, int, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 SKIPPED = ("_parameters", "_buffers", "_modules", "_compiled_call_impl")
@@ -169,7 +171,7 @@ def find_recomputation(code: Skeleton, state: Mapping[str, Tensor], inputs: Tens
         code.is_reentrant = any(_is_reentrant(node) for node in _walk_graph(outputs))
         try:
             if outputs.requires_grad:
-                outputs.abs().sum().backward()  # type: ignore[no-untyped-call]
+                outputs.abs().sum().backward()
             code.recomputes = False
         except Exception:
             code.recomputes = True
@@ -285,7 +287,7 @@ class _Comparison:
             values[name].requires_grad_()
         try:
             with code.use_values(values) as network:
-                outputs, found = self._run_forward(network, training)
+                outputs, found = self._run_forward(network, values, training)
             # Behind the block, where the values have been removed: a checkpointed block would need them.
             found.tensors |= _compute_gradients(outputs, values) if training else {}
         except Exception as error:  # of the user's own forward
@@ -307,7 +309,7 @@ class _Comparison:
         code = self.codes[index]
         network = code.materialise(self._values_of(index)).train(training)
         leaves, before = read_state(network), read_numbers(network)
-        outputs, result = self._run_forward(network, training)
+        outputs, result = self._run_forward(network, leaves, training)
         _refuse_originals(outputs, code)
         result.tensors |= _compute_gradients(outputs, leaves) if training else {}
         after = read_numbers(network)
@@ -328,10 +330,9 @@ class _Comparison:
         with torch.no_grad():
             return logits_of(network.eval()(self.rows.clone()))
 
-    def _run_forward(self, network: nn.Module, training: bool) -> tuple[Tensor, Result]:
-        """Run a network on the examples; return its outputs, with a graph in train mode, and the result."""
-        before = read_state(network)
-        versions = {name: tensor._version for name, tensor in before.items()}
+    def _run_forward(self, network: nn.Module, state: State, training: bool) -> tuple[Tensor, Result]:
+        """Run a network with this state on the examples; return its outputs, with a graph in train mode."""
+        versions = {name: tensor._version for name, tensor in state.items()}
         seed_rng(self.rows.device)
         with torch.set_grad_enabled(training):
             output, writes_inputs = call_and_watch(network, self.rows)
@@ -428,6 +429,9 @@ def read_attributes(network: nn.Module) -> dict[str, object]:
         path = f"{prefix}." if prefix else ""
         found[f"{path}__class__"] = _describe_class(type(module))
         for key, value in vars(module).items():
+            if type(value) in CONTAINERS and not value and key not in SKIPPED:
+                found[f"{path}{key}"] = type(value)
+                continue
             if key.endswith("_hooks"):
                 value = list(value.values())  # the keys are numbered across all modules of the process
             if key not in SKIPPED:
@@ -438,15 +442,10 @@ def read_attributes(network: nn.Module) -> dict[str, object]:
 def read_numbers(network: nn.Module) -> dict[str, object]:
     """Return the numbers and strings in the attributes of a network's modules: where a forward pass may count."""
     return {
-        f"{prefix}.{key}": value
+        f"{prefix}.{key}": repr(value) if isinstance(value, float | complex) else value  # NaN differs from itself
         for prefix, module in network.named_modules()
         for key, value in vars(module).items()
-        if isinstance(value, int | str)
-    } | {
-        f"{prefix}.{key}": repr(value)  # NaN is equal to itself as a string
-        for prefix, module in network.named_modules()
-        for key, value in vars(module).items()
-        if isinstance(value, float | complex)
+        if type(value) not in CONTAINERS and isinstance(value, int | str | float | complex)
     }
 
 
