@@ -138,7 +138,8 @@ def _is_separate(model: Ensemble) -> bool:
     if isinstance(model, MixedEnsemble):
         return True
     was_given = type(model) is DeepEnsemble and len(model.codes) > 1
-    return was_given and (bool(model.is_separate) or different_attribute(model.codes) is not None)
+    differs = model.mismatch is not None and not model.mismatch.recomputes
+    return was_given and (differs or different_attribute(model.codes) is not None)
 
 
 def _make_ensemble(network: nn.Module | list[nn.Module], manifest: dict[str, Any]) -> Ensemble:

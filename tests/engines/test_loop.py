@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from enfold.engines.inference import PIECE, Shortcut, shortcuts_of
+from enfold.engines.inference import PIECE, Fusion, find_fusions
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.networks import ResNet
 
@@ -107,13 +107,13 @@ def test_no_pieces_in_training_or_for_gradients(images: Tensor) -> None:
 
 
 class Block(nn.Module):
-    """A convolution with a batch norm and a rectifier; `more` sees the convolution's and the batch norm's outputs."""
+    """A convolution with a batch norm and a relu; `more` sees the convolution's and the batch norm's outputs."""
 
     def __init__(self, more: More | None = None, *, bias: bool = True, affine: bool = True) -> None:
         super().__init__()
         self.convolution = nn.Conv2d(1, 4, 3, bias=bias)
         self.norm = nn.BatchNorm2d(4, affine=affine)
-        self.rectifier = nn.ReLU()
+        self.relu = nn.ReLU()
         self.head = nn.Linear(4, 3)
         self.register_buffer("gate", torch.zeros(()))
         self.more = more
@@ -121,7 +121,7 @@ class Block(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         convolved = self.convolution(inputs)
         normalised = self.norm(convolved)
-        rectified = self.rectifier(normalised)
+        rectified = self.relu(normalised)
         if self.more:
             rectified = rectified + self.more(self, inputs, convolved, normalised)
         return self.head(rectified.mean((2, 3)))
@@ -131,7 +131,7 @@ class Between(Block):
     """Something in place between the convolution and the batch norm."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.head(self.rectifier(self.norm(self.convolution(inputs).clamp_(-1, 1))).mean((2, 3)))
+        return self.head(self.relu(self.norm(self.convolution(inputs).clamp_(-1, 1))).mean((2, 3)))
 
 
 def trained(network: nn.Module) -> nn.Module:
@@ -145,9 +145,9 @@ def trained(network: nn.Module) -> nn.Module:
     return network
 
 
-def found_in(members: DeepEnsemble, images: Tensor) -> list[Shortcut] | None:
+def found_in(members: DeepEnsemble, images: Tensor) -> list[Fusion] | None:
     first = {name: tensor[0] for name, tensor in members.expand().items()}
-    return shortcuts_of(members.skeleton, first, images[:3])
+    return find_fusions(members.skeleton, first, images[:3])
 
 
 def expected_of(members: DeepEnsemble, images: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ def test_batch_norms_are_taken_into_convolutions(settings: dict[str, bool], dtyp
     images = images.to(dtype)
     network = members.skeleton.network
     has_bias = settings.get("bias", True)
-    assert found_in(members, images) == [Shortcut(network.convolution, has_bias, network.norm, network.rectifier)]
+    assert found_in(members, images) == [Fusion(network.convolution, has_bias, network.norm, network.relu)]
     assert_same(members, images, 1e-5 if dtype == torch.float32 else 1e-12)
     assert network.convolution.bias is None or network.convolution.bias.is_meta  # and all is put back
     assert "forward" not in vars(network.norm)
@@ -211,10 +211,10 @@ def test_nothing_is_shortened_that_is_used_elsewhere(images: Tensor) -> None:
 
 
 @torch.no_grad()
-def test_a_rectifier_works_in_place_only_on_what_it_alone_takes(images: Tensor) -> None:
+def test_a_relu_works_in_place_only_on_what_it_alone_takes(images: Tensor) -> None:
     members = DeepEnsemble([trained(Block(normalised_too)) for _ in range(2)], engine="loop").eval()
     network = members.skeleton.network
-    assert found_in(members, images) == [Shortcut(network.convolution, True, network.norm, None)]
+    assert found_in(members, images) == [Fusion(network.convolution, True, network.norm, None)]
     assert_same(members, images)
 
 

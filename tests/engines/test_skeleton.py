@@ -90,8 +90,8 @@ def test_a_buffer_that_carries_a_graph_is_kept_without_it():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (torch.zeros(1), r"gave 'mean' the shape \(1,\) instead of \(3,\): allocate it at its final size"),
-        (None, r"gave 'mean' nothing instead of \(3,\)"),
+        (torch.zeros(1), r"'mean' of shape \(3,\) to a tensor of shape \(1,\)"),
+        (None, r"'mean' of shape \(3,\) to None"),
     ],
 )
 def test_a_buffer_must_keep_its_shape(value, message):

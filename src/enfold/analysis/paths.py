@@ -33,6 +33,7 @@ from enfold.data.convert import Examples
 from enfold.data.dataset import PartName
 from enfold.engines.skeleton import Skeleton, State
 from enfold.engines.tree import Tree
+from enfold.engines.verify import find_recomputation
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
@@ -156,6 +157,8 @@ class Bezier(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the logits: (B, ...) -> (B, C)."""
         t = float(torch.rand(())) if self.training else 0.5
+        if torch.is_grad_enabled():
+            find_recomputation(self.skeleton, self.control.state(), inputs)
         with self.skeleton.holding(self.at(t)) as network:
             return member_logits(network, inputs)[0]
 

@@ -1,7 +1,12 @@
-"""Engines: three ways to run M networks whose parameters are stacked; all give the same numbers.
+"""Engines: ways to run M networks whose parameters are stacked; all give the same results.
 
-On two CPU cores stacked products win for linear layers, and a loop in channels-last for convolutions, where vmap and
-grouped convolution lose to a plain loop; `make bench` measures it (results/bench-members.json).
+- `Loop` (this file) runs one network after the other, convolutions in channels-last;
+- `stacked.StackedProgram` runs each linear layer of all networks as one batched product;
+- `vmap.Vmap` runs all networks by torch.vmap.
+
+On two CPU cores batched products are fastest for linear layers, and the loop for convolutions, where vmap and grouped
+convolutions are slower than a plain loop; `make bench` measures it (results/bench-members.json). `choose.choose_engine`
+selects one after it has compared its results with those of the loop.
 """
 
 from __future__ import annotations
@@ -10,114 +15,101 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from enfold.engines.inference import PIECE, Shortcut, all_folded, is_watched, shortcuts_of
-from enfold.engines.layout import runs_channels_last
+from enfold.engines.inference import PIECE, Fusion, find_fusions, fuse_all, has_hooks
+from enfold.engines.layout import arrange_for, arrange_images, runs_channels_last
 from enfold.engines.outputs import logits_of
+from enfold.engines.parameters import unbind_and_record
 from enfold.engines.skeleton import Skeleton, State
-from enfold.engines.usage import unbind_watched
+from enfold.errors import EnfoldError
 
 EngineName = Literal["auto", "measure", "stacked", "loop", "vmap"]
 Engine = Callable[[State, Tensor, bool], Tensor]  # (state, inputs, each) -> (M, B, C)
 
-
-def image_layout(network: nn.Module, inputs: Tensor) -> Tensor:
-    """Images in channels-last where the network convolves on a CPU: there it is up to twice as fast."""
-    return laid_out(inputs, inputs.ndim == 4 and runs_channels_last(network))
+image_layout = arrange_for  # to be removed: the name before the second edition
 
 
-def laid_out(inputs: Tensor, channels_last: bool, *, copy: bool = False) -> Tensor:
-    """Images on a CPU in channels-last if wanted; anything else as it is, or a copy for code that writes to it."""
-    if channels_last and inputs.ndim == 4 and inputs.device.type == "cpu":
-        arranged = inputs.contiguous(memory_format=torch.channels_last)
-        return arranged.clone() if copy and arranged is inputs else arranged
-    return inputs.clone() if copy else inputs
+class CannotRun(Exception):
+    """An engine cannot run a network; the message gives the reason."""
 
 
 class Loop:
-    """One network after the other, each with its slice of the stacked state.
+    """Run one network after the other, each with its slice of the stacked state.
 
-    All run the code of the first network, or each its own: separate modules.
+    All members run the code of the first network, or each its own (separate modules).
 
-    Images are taken in pieces of 64 where no gradient is wanted: what a convolution gives for more of them is too large
-    to be kept by the allocator, and is fetched from the system again, page by page, in each call. That took as long as
-    the arithmetic, and came and went with what else the process had allocated. Batch norms in eval mode are then taken
-    into the convolutions before them.
+    Without gradients, images are processed in pieces of 64: the outputs of a convolution for more of them are so large
+    that the allocator returns them to the system and requests them again, page by page, in each call, which takes as
+    long as the arithmetic. Batch norms in eval mode are then fused into the convolutions before them.
     """
 
     def __init__(self, codes: Skeleton | Sequence[Skeleton]) -> None:
         self.codes = [codes] if isinstance(codes, Skeleton) else list(codes)
         self.skeleton = self.codes[0]
         self.channels_last = runs_channels_last(self.skeleton.network)
-        self._shortcuts: dict[object, list[Shortcut] | None] = {}  # by shape and kind of images; None: take all at once
+        self._fusions: dict[object, list[Fusion] | None] = {}  # by shape and dtype; None: do not use pieces
 
     def code(self, index: int) -> Skeleton:
         """Return the code that member `index` runs."""
         return self.codes[index] if len(self.codes) > 1 else self.skeleton
 
-    def given(self, inputs: Tensor) -> Tensor:
-        """Return inputs as a member takes them: laid out, and its own where the code writes to them."""
-        return laid_out(inputs, self.channels_last, copy=self.writes_inputs)
+    def prepare(self, inputs: Tensor) -> Tensor:
+        """Return the inputs in the members' memory layout, as a copy if a member modifies its inputs."""
+        return arrange_images(inputs, self.channels_last, copy=self.writes_inputs)
 
     @property
     def writes_inputs(self) -> bool:
-        """Whether a member works in place on its inputs."""
+        """Whether a member modifies its inputs in place."""
         return any(code.writes_inputs for code in self.codes)
 
     def __call__(self, state: State, inputs: Tensor, each: bool) -> Tensor:
         """(B, ...) or, with `each`, (M, B, ...) -> (M, B, C)."""
-        slices = {name: self.slices(name, tensor) for name, tensor in state.items()}
+        self.check_reentrant(state)
+        slices = {name: self.slice(name, tensor) for name, tensor in state.items()}
         num_members = len(next(iter(slices.values())))
-        shared = None if each or self.writes_inputs else self.given(inputs)
-        shortcuts = self._allowed(state, inputs[0] if each else inputs)
+        common = None if each or self.writes_inputs else self.prepare(inputs)
+        fusions = self._find_fusions(state, inputs[0] if each else inputs)
         outputs = []
         for index in range(num_members):
-            own = self.given(inputs[index] if each else inputs) if shared is None else shared
-            with self.code(index).holding({name: tensors[index] for name, tensors in slices.items()}) as network:
-                if shortcuts is None:
+            own = self.prepare(inputs[index] if each else inputs) if common is None else common
+            with self.code(index).use_values({name: tensors[index] for name, tensors in slices.items()}) as network:
+                if fusions is None:
                     outputs.append(logits_of(network(own)))
                     continue
-                with all_folded(shortcuts):
+                with fuse_all(fusions):
                     outputs.append(torch.cat([logits_of(network(rows)) for rows in own.split(PIECE)]))
         return torch.stack(outputs)
 
-    def slices(self, name: str, tensor: Tensor) -> Sequence[Tensor]:
-        """Return every member's own tensor of that name."""
-        # Torch lets nobody write to what `unbind` gives, and prediction changes nothing.
+    def slice(self, name: str, tensor: Tensor) -> Sequence[Tensor]:
+        """Return the tensor of every member with that name."""
+        # The results of `unbind` cannot be modified in place, and prediction must not modify parameters.
         if any(name in code.written for code in self.codes):
             own = [tensor[index] for index in range(len(tensor))]
             return own if torch.is_grad_enabled() else [each.clone() for each in own]
-        return unbind_watched(name, tensor, self.skeleton)
+        return unbind_and_record(name, tensor, self.skeleton)
 
-    def _allowed(self, state: State, rows: Tensor) -> list[Shortcut] | None:
-        """What to shorten if the rows are taken in pieces; None: they are taken at once, and nothing is shortened."""
+    def check_reentrant(self, state: State) -> None:
+        """Raise EnfoldError if a block with use_reentrant=True would go twice through the graph of the parameters."""
+        if not self.skeleton.is_reentrant or not torch.is_grad_enabled():
+            return
+        if any(tensor.requires_grad and not tensor.is_leaf for tensor in state.values()):
+            raise EnfoldError(
+                "members whose parameters are computed from others need use_reentrant=False in "
+                "torch.utils.checkpoint.checkpoint, got use_reentrant=True: pass use_reentrant=False, or train with "
+                "enfold.fit"
+            )
+
+    def _find_fusions(self, state: State, rows: Tensor) -> list[Fusion] | None:
+        """Return the layers to fuse if the rows are processed in pieces, or None if they are processed at once."""
         small = len(rows) <= PIECE or rows.ndim != 4 or rows.device.type != "cpu" or len(self.codes) > 1
         if small or not self.channels_last or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return None
         network = self.skeleton.network
-        if any(part.training for part in network.modules()) or is_watched(network):
+        if any(module.training for module in network.modules()) or has_hooks(network):
             return None
         kind = (rows.shape[1:], rows.dtype, torch.is_autocast_enabled("cpu"))
-        if kind not in self._shortcuts:
+        if kind not in self._fusions:
             first = {name: tensor[0] for name, tensor in state.items()}
-            self._shortcuts[kind] = shortcuts_of(self.skeleton, first, rows[:3])
-        return self._shortcuts[kind]
-
-
-class Vmap:
-    """All networks at once by torch.vmap; dropout draws differ between members."""
-
-    def __init__(self, skeleton: Skeleton) -> None:
-        self.skeleton = skeleton
-
-    def __call__(self, state: State, inputs: Tensor, each: bool) -> Tensor:
-        """(B, ...) or, with `each`, (M, B, ...) -> (M, B, C)."""
-
-        def one(values: State, own: Tensor) -> Tensor:
-            with self.skeleton.holding(values, again=False) as network:
-                return logits_of(network(own))
-
-        in_dims = (0, 0 if each else None)
-        outputs: Tensor = torch.vmap(one, in_dims=in_dims, randomness="different")(state, inputs)
-        return outputs
+            self._fusions[kind] = find_fusions(self.skeleton, first, rows[:3])
+        return self._fusions[kind]

@@ -1,7 +1,7 @@
-"""What an ensemble computes, in a few numbers: stored with its values, and compared when these are loaded again.
+"""Fingerprint: a few outputs of an ensemble, stored with its values and compared when the values are loaded.
 
-Values say nothing about the code that uses them. Loaded into a network with another activation function, other heads or
-other constants, they give other outputs without an error; a fingerprint shows it.
+Values loaded into a network with another activation function, other heads or other constants give other outputs without
+an error; the fingerprint detects this.
 """
 
 from __future__ import annotations
@@ -12,35 +12,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from enfold.engines.modes import evaluating
-from enfold.engines.trial import Example
-from enfold.engines.verify import TOLERANCE, fixed_draws
+from enfold.engines.examples import Example, fix_rng
+from enfold.engines.modes import eval_mode
+from enfold.engines.verify import TOLERANCE
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
 
-VALUES = 16  # outputs kept of each member
+VALUES = 16  # stored outputs per member
 
 
-def fingerprint(members: Ensemble) -> dict[str, Any] | None:
-    """Return what members give in eval mode for inputs like their first ones, as JSON can hold it.
+def compute_fingerprint(members: Ensemble) -> dict[str, Any] | None:
+    """Return outputs in eval mode for random inputs similar to the first batch, as JSON values.
 
     Returns:
-        None if they were never called, or if two calls give different outputs.
+        None if the ensemble was never called, or if two calls give different outputs.
     """
     if members.example is None:
         return None
-    first, second = (_outputs(members, members.example) for _ in range(2))
+    first, second = (_compute_outputs(members, members.example) for _ in range(2))
     if first is None or second is None or not torch.equal(first, second):
         return None
     return {"inputs": asdict(members.example), "outputs": first.tolist()}
 
 
+fingerprint = compute_fingerprint  # to be removed: the name before the second edition
+
+
 def require_fingerprint(members: Ensemble, stored: dict[str, Any], name: str) -> None:
-    """Refuse members that do not compute what was stored.
+    """Raise EnfoldError for members that give other outputs than the stored ones.
 
     Args:
         members: The loaded members.
-        stored: What `fingerprint` returned when they were saved.
+        stored: The fingerprint of the saved ensemble.
         name: The file, for the message.
 
     Raises:
@@ -48,24 +51,24 @@ def require_fingerprint(members: Ensemble, stored: dict[str, Any], name: str) ->
     """
     given = stored["inputs"]
     example = Example(tuple(given["shape"]), str(given["dtype"]), float(given["low"]), float(given["high"]))
-    found, expected = _outputs(members, example), torch.tensor(stored["outputs"])
+    found, expected = _compute_outputs(members, example), torch.tensor(stored["outputs"])
     kind = next(members.parameters()).dtype if any(True for _ in members.parameters()) else torch.float32
     tolerance = max(TOLERANCE, 8 * torch.finfo(kind).eps) * float(expected.abs().max().clamp_min(1e-6))
     for index, outputs in enumerate(expected):
         if found is None or len(found) <= index or not torch.allclose(found[index], outputs, 0.0, tolerance):
             raise EnfoldError(
-                f"members must compute what they did when '{name}' was saved, but member {index} gives other outputs: "
-                "pass the network they were made from, or a list of one network a member if these differ"
+                f"members must give the outputs that they gave when '{name}' was saved, but those of member {index} "
+                "differ: pass the network from which they were made, or a list of networks if the members differ"
             )
 
 
 @torch.no_grad()
-def _outputs(members: Ensemble, example: Example) -> Tensor | None:
-    """(M, 16) of float32, or None where there are no such finite numbers."""
+def _compute_outputs(members: Ensemble, example: Example) -> Tensor | None:
+    """Return outputs of shape (M, 16) in float32, or None if the ensemble fails or they are not finite."""
     inputs = example.inputs().to(next(iter(members.expand().values())).device)
     try:
-        with evaluating(members), fixed_draws(inputs):
+        with eval_mode(members), fix_rng(inputs):
             outputs = members(inputs).flatten(1)[:, :VALUES].float().cpu()
-    except (RuntimeError, IndexError, ValueError, TypeError):  # random inputs may be none that the network can take
+    except (RuntimeError, IndexError, ValueError, TypeError):  # the network may not accept random inputs
         return None
     return outputs if bool(outputs.isfinite().all()) else None

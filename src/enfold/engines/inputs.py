@@ -1,46 +1,106 @@
-"""What a network is given."""
+"""Inputs of a network: their type, in-place modifications of them, and errors about their shape."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-COMPUTED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # what layers compute in; others are storage
+from enfold.errors import EnfoldError, WrongShape
 
-_WRITES: WeakKeyDictionary[nn.Module, dict[bool, bool]] = WeakKeyDictionary()  # by whether it is in train mode
+COMPUTED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # dtypes in which layers compute
+ABOUT_SHAPES = re.compile(r"shape|size|dimension|channels|\dD\b", re.IGNORECASE)
+AXES: dict[type[nn.Module], str] = {
+    nn.Conv1d: "length",
+    nn.Conv2d: "height, width",
+    nn.Conv3d: "depth, height, width",
+}
+
+_WRITES: WeakKeyDictionary[nn.Module, dict[bool, bool]] = WeakKeyDictionary()  # by network, then by its mode
 
 
 def call_protected(model: nn.Module, inputs: Tensor) -> Any:
-    """Call the model such that the inputs stay as they are: one that works in place on them is given a copy.
+    """Call a model without modifying the inputs: a model that works on them in place gets a copy.
 
-    The first call in each mode is on a copy, whose version counter tells whether the model writes to its inputs.
+    The first call in train mode and the first call in eval mode use `call_and_watch`.
     """
     if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(inputs):
         return model(inputs)
-    known = _WRITES.setdefault(model, {})
-    if model.training not in known:
-        copy = _tracked_copy(inputs)
-        version = copy._version
-        output = model(copy)
-        known[model.training] = copy._version != version
+    writes = _WRITES.get(model, {}).get(model.training)
+    if writes is None:
+        output, writes = call_and_watch(model, inputs)
+        record_input_writes(model, model.training, writes)
         return output
-    return model(inputs.clone() if known[model.training] else inputs)
+    return model(inputs.clone() if writes else inputs)
 
 
-def _tracked_copy(inputs: Tensor) -> Tensor:
-    """A copy that counts what is written to it, which tensors made in inference mode do not."""
-    if not torch.is_inference_mode_enabled():
-        return inputs.clone()
-    with torch.inference_mode(False), torch.no_grad():
-        return inputs.clone()
+def call_and_watch(call: Callable[[Tensor], Any], inputs: Tensor) -> tuple[Any, bool]:
+    """Call a network on a copy of the inputs; return its output, and whether it modified the copy in place."""
+    # Tensors made in inference mode do not count their versions.
+    with torch.inference_mode(False), torch.set_grad_enabled(torch.is_grad_enabled() and inputs.requires_grad):
+        copy = inputs.clone()
+    version = copy._version
+    output = call(copy)
+    return output, copy._version != version
+
+
+def record_input_writes(network: nn.Module, training: bool, writes: bool) -> None:
+    """Record whether a network modifies its inputs in place in train or eval mode."""
+    known = _WRITES.setdefault(network, {})
+    known[training] = known.get(training, False) or writes
+
+
+def has_input_writes(network: nn.Module) -> bool:
+    """Return whether a call of the network was seen to modify its inputs in place, in either mode."""
+    return any(_WRITES.get(network, {}).values())
+
+
+def copy_write_record(network: nn.Module, duplicate: nn.Module) -> None:
+    """Record for a copy of a network what is known about the network."""
+    if network in _WRITES:
+        _WRITES[duplicate] = dict(_WRITES[network])
 
 
 def in_type_of(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Floating-point inputs in the type of the model's first such parameter; whole numbers stay what they are."""
+    """Return floating-point inputs in the dtype of the model's first floating-point parameter, others unchanged."""
     if not inputs.is_floating_point():
         return inputs
     kind = next((tensor.dtype for tensor in model.parameters() if tensor.dtype in COMPUTED), inputs.dtype)
     return inputs.to(kind)
+
+
+def refuse_shape(model: nn.Module, inputs: Tensor, error: Exception) -> None:
+    """Raise `WrongShape` from the error of a first forward pass if it is about shapes, else return.
+
+    Args:
+        model: A network or an ensemble.
+        inputs: The inputs (B, ...) for which it failed.
+        error: The exception.
+
+    Raises:
+        WrongShape: With the shape of an input, the first layer's size and torch's message.
+    """
+    if isinstance(error, EnfoldError | torch.OutOfMemoryError) or not ABOUT_SHAPES.search(str(error)):
+        return
+    skeleton = getattr(model, "skeleton", None)
+    network = model if skeleton is None else skeleton.network
+    given, message = tuple(inputs.shape[1:]), " ".join(str(error).split())
+    raise WrongShape(
+        f"inputs must have the shape that the network takes, but {type(network).__name__}{_describe_first(network)} "
+        f"fails on inputs of shape {given} ({type(error).__name__}: {message}): change the network, or reshape the data"
+    ) from error
+
+
+def _describe_first(network: nn.Module) -> str:
+    """Return the input size of the first layer, for an error message."""
+    for module in network.modules():
+        if isinstance(module, nn.Linear):
+            return f", whose first layer takes {module.in_features} features,"
+        axes = AXES.get(type(module))
+        if axes is not None:
+            return f", whose first layer takes ({module.in_channels}, {axes}),"
+    return ""

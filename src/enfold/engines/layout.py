@@ -1,4 +1,4 @@
-"""Memory layout: how stacked parameters lie in memory, and where convolutions run in channels-last."""
+"""Memory layout: of stacked parameters, and of images, which convolutions on a CPU process faster in channels-last."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ NARROW = 16  # channels
 
 
 def runs_channels_last(network: nn.Module) -> bool:
-    """Whether the network convolves, and may do so in channels-last.
+    """Return whether the network has convolutions, and may run them in channels-last.
 
     With oneDNN 3.12 (torch 2.13) the weight gradient of a narrow 1 x 1 convolution with a stride corrupts memory in
-    that layout (oneDNN issue 6035): a network with such a layer keeps the usual layout.
+    that layout (oneDNN issue 6035): a network with such a layer runs in the default layout.
     """
     layers = [module for module in network.modules() if isinstance(module, nn.Conv2d | nn.ConvTranspose2d)]
     return bool(layers) and not any(_is_hazardous(layer) for layer in layers)
@@ -25,10 +25,32 @@ def _is_hazardous(layer: nn.Conv2d | nn.ConvTranspose2d) -> bool:
     return pointwise and max(layer.stride) > 1 and layer.in_channels // layer.groups < NARROW
 
 
-def owners(network: nn.Module, *, batched_products: bool) -> dict[int, nn.Module]:
-    """The layer that decides about a parameter's layout, by the parameter's id.
+def arrange_images(inputs: Tensor, channels_last: bool, *, copy: bool = False) -> Tensor:
+    """Return images on a CPU in channels-last if requested, and other inputs unchanged.
 
-    A loop keeps linear weights as they are in the network, and so gives the same bits as a network alone.
+    Args:
+        inputs: A batch (B, ...).
+        channels_last: Whether images are wanted in channels-last.
+        copy: Whether the caller modifies the result in place, so that it must be a new tensor.
+    """
+    if channels_last and inputs.ndim == 4 and inputs.device.type == "cpu":
+        arranged = inputs.contiguous(memory_format=torch.channels_last)
+        return arranged.clone() if copy and arranged is inputs else arranged
+    return inputs.clone() if copy else inputs
+
+
+def arrange_for(network: nn.Module, inputs: Tensor) -> Tensor:
+    """Return images in channels-last if the network has convolutions and runs on a CPU: up to twice as fast."""
+    return arrange_images(inputs, inputs.ndim == 4 and runs_channels_last(network))
+
+
+def find_owners(network: nn.Module, *, batched_products: bool) -> dict[int, nn.Module]:
+    """Return the layers that determine the layout of their parameters, by the id of the parameter.
+
+    Args:
+        network: The network.
+        batched_products: Whether linear layers run as batched products. A loop keeps the layout of linear weights, and
+            so gives the same bits as a single network.
     """
     layers: tuple[type[nn.Module], ...] = (nn.Linear,) if batched_products else ()
     if runs_channels_last(network):
@@ -42,11 +64,16 @@ def owners(network: nn.Module, *, batched_products: bool) -> dict[int, nn.Module
 
 
 def stack(tensors: Sequence[Tensor], layer: nn.Module | None) -> Tensor:
-    """(M, ...). A linear weight lies in memory as (M, in, out), as its gradient in a batched product does: the gradient
-    is then taken over without a copy, a fifth of a training step. A kernel that is used in channels-last lies so.
+    """Stack the tensors of M members: (M, ...), in the layout that suits the layer.
+
+    A linear weight is stored as (M, in, out), like its gradient in a batched product: accumulating the gradient then
+    needs no copy, which is a fifth of a training step. The kernel of a channels-last convolution is channels-last.
     """
     if isinstance(layer, nn.Linear) and tensors[0].ndim == 2:
         return torch.stack([tensor.t() for tensor in tensors]).transpose(1, 2)
     if layer is not None and tensors[0].ndim == 4:
         return torch.stack([tensor.permute(0, 2, 3, 1) for tensor in tensors]).permute(0, 1, 4, 2, 3)
     return torch.stack(list(tensors))
+
+
+owners = find_owners  # to be removed: the name before the second edition

@@ -1,4 +1,4 @@
-"""Train and eval mode, put back afterwards exactly as they were, module by module; and torch's inference mode."""
+"""Train and eval mode, restored for each module after a block; and torch's inference mode."""
 
 from __future__ import annotations
 
@@ -12,33 +12,41 @@ from enfold.errors import EnfoldError
 
 
 def refuse_inference_mode(what: str) -> None:
-    """Networks that are made or trained in inference mode could never learn again."""
+    """Raise EnfoldError in inference mode, in which networks cannot be made or trained."""
     if torch.is_inference_mode_enabled():
-        raise EnfoldError(f"{what} needs gradients, got a call inside torch.inference_mode(): call it outside of it")
+        raise EnfoldError(
+            f"{what} needs gradients, got a call inside torch.inference_mode(): call it without inference mode"
+        )
 
 
 @contextmanager
-def evaluating(*modules: nn.Module) -> Iterator[None]:
-    """Eval mode inside the block."""
-    modes = [(part, part.training) for module in modules for part in _parts(module)]
+def eval_mode(*modules: nn.Module) -> Iterator[None]:
+    """Set eval mode inside the block, and restore the mode of each submodule after it."""
+    modes = [(inner, inner.training) for module in modules for inner in _all_modules(module)]
     for module in modules:
         module.eval()
     try:
         yield
     finally:
-        for part, mode in modes:
-            part.training = mode
+        for inner, mode in modes:
+            inner.training = mode
 
 
-def in_eval_mode(module: nn.Module) -> AbstractContextManager[None]:
-    """Eval mode inside the block; where that is the mode already, nothing is done and nothing kept for it is lost."""
-    return evaluating(module) if any(part.training for part in _parts(module)) else nullcontext()
+evaluating = eval_mode  # to be removed: the name before the second edition
 
 
-def _parts(module: nn.Module) -> Iterator[nn.Module]:
-    """All modules, and those of the networks that an Ensemble holds without listing them among its own."""
-    for part in module.modules():
-        yield part
-        codes = getattr(part, "codes", None)
+def ensure_eval_mode(module: nn.Module) -> AbstractContextManager[None]:
+    """Set eval mode inside the block if it is not set, so that values cached for eval mode stay valid."""
+    return eval_mode(module) if any(inner.training for inner in _all_modules(module)) else nullcontext()
+
+
+in_eval_mode = ensure_eval_mode  # to be removed: the name before the second edition
+
+
+def _all_modules(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield all submodules, and those of the networks in `Ensemble.codes`, which are not submodules."""
+    for inner in module.modules():
+        yield inner
+        codes = getattr(inner, "codes", None)
         for code in codes if isinstance(codes, list) else ():
             yield from getattr(code, "network", nn.Module()).modules()

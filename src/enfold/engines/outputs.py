@@ -1,4 +1,4 @@
-"""What a network returns."""
+"""Outputs of a network: the logits in them, and their shape."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from torch import Tensor
 
 from enfold.errors import DroppedOutputWarning, EnfoldError, UnsupportedOutput, level_outside
 
-_WARNED: set[tuple[str, ...]] = set()  # the kinds of outputs that were told of
+_WARNED: set[tuple[str, ...]] = set()  # the kinds of outputs for which a warning was given
 
 
-def logits_of(output: Any) -> Tensor:
-    """The logits in what a network returns: a tensor, or an object or dictionary with `logits`.
+def get_logits(output: Any) -> Tensor:
+    """Return the logits in the output of a network: a tensor, or an object or dictionary with `logits`.
 
-    What else is in it is named in one warning: it is neither returned nor trained.
+    Other entries are neither returned nor trained; one warning names them.
+
+    Raises:
+        EnfoldError: If the output has no logits.
     """
     if isinstance(output, Tensor):
         return output
@@ -31,16 +34,19 @@ def logits_of(output: Any) -> Tensor:
     return logits
 
 
+logits_of = get_logits  # to be removed: the name before the second edition
+
+
 def _warn_of_dropped(output: Any) -> None:
-    """Name what is dropped, once for each kind of output."""
+    """Warn about dropped entries, once for each kind of output."""
     fields = output if isinstance(output, dict) else output._asdict() if hasattr(output, "_asdict") else _fields(output)
     names = tuple(str(name) for name, value in fields.items() if str(name) != "logits" and value is not None)
     kind = (type(output).__qualname__, *names)
     if names and kind not in _WARNED:
         _WARNED.add(kind)
         warnings.warn(
-            f"a network returns {', '.join(names)} beside logits ({type(output).__name__}), of which members use the "
-            "logits alone: train what else it is for yourself, or wrap it in a module that returns one tensor",
+            f"a network returns {', '.join(names)} beside logits ({type(output).__name__}), of which members use "
+            "only the logits: train the others yourself, or wrap the network in a module that returns one tensor",
             DroppedOutputWarning,
             stacklevel=level_outside(),
         )
@@ -51,10 +57,10 @@ def _fields(output: object) -> dict[str, Any]:
 
 
 def require_classes(logits: Tensor, purpose: str) -> Tensor:
-    """The members' logits, (M, B, C), if they are those of classes.
+    """Return the members' logits, (M, B, C), if they are logits of classes.
 
     Raises:
-        UnsupportedOutput: If they have other axes, as dense outputs have, or a single output.
+        UnsupportedOutput: If they have another number of axes, as dense outputs, or a single class.
     """
     if logits.ndim != 3 or logits.shape[-1] < 2:
         raise UnsupportedOutput(
@@ -65,5 +71,5 @@ def require_classes(logits: Tensor, purpose: str) -> Tensor:
 
 
 def at_least_float32(logits: Tensor) -> Tensor:
-    """Logits as losses take them: of half precision as float32."""
+    """Return logits for a loss: half precision as float32, others unchanged."""
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits

@@ -1,8 +1,8 @@
-"""A network without values: its code, and the places where parameters and buffers are put for one call.
+"""Skeleton: a network without values, into which the parameters and buffers of one member are put for one call.
 
-`torch.func.functional_call` does nearly this. Three things made us write it: a module that appears twice keeps the
-swapped tensor after the call, a buffer that the network *reassigns* (instead of editing it in place) is lost, and the
-look-up by dotted name on each call is a visible part of the latency of a small network.
+`torch.func.functional_call` does nearly this. It is not used because a module that appears twice keeps the new tensor
+after the call, a buffer that the network *reassigns* (instead of modifying it in place) is lost, and looking up dotted
+names in each call is a large fraction of the latency of a small network.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import copy
 import dataclasses
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,25 +19,39 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from enfold.engines.copying import copied, detached_tensors, rebind, refuse_scripted, shared_attributes
-from enfold.engines.recompute import entered
+from enfold.engines.copying import (
+    copied,
+    copy_network,
+    copy_plain,
+    detach_tensors,
+    find_uncopied,
+    rebind,
+    refuse_scripted_module,
+)
+from enfold.engines.inputs import copy_write_record, has_input_writes
 from enfold.errors import EnfoldError
+
+__all__ = ["RUNNING", "Skeleton", "State", "copied", "empty_buffers", "places", "read_state"]
 
 RUNNING = ("running_mean", "running_var", "running_std")  # buffers that are statistics of the data
 State = dict[str, Tensor]  # parameters and buffers by their names in the network
 
-Place = tuple[dict[str, Tensor | None], str]  # a module's own dictionary of parameters or buffers, and the key in it
+Place = tuple[dict[str, Tensor | None], str]  # the dictionary `_parameters` or `_buffers` of a module, and a key in it
 
 
-def places(network: nn.Module) -> tuple[dict[str, list[Place]], dict[str, list[Place]]]:
-    """Where each parameter and each buffer lives; a tied tensor has one name, its first, and several places."""
-    refuse_scripted(network)
+def find_places(network: nn.Module) -> tuple[dict[str, list[Place]], dict[str, list[Place]]]:
+    """Return the places of each parameter and of each buffer; a tied tensor has one name, its first, and many places.
+
+    Raises:
+        EnfoldError: If a module is scripted, or a parameter is lazy.
+    """
     parameters: dict[str, list[Place]] = {}
     buffers: dict[str, list[Place]] = {}
     names: dict[int, str] = {}
     for prefix, module in network.named_modules():  # a module that appears twice is listed once
-        for found, held in ((parameters, module._parameters), (buffers, module._buffers)):
-            for key, tensor in held.items():
+        refuse_scripted_module(module, prefix or type(network).__name__)
+        for found, tensors in ((parameters, module._parameters), (buffers, module._buffers)):
+            for key, tensor in tensors.items():
                 if tensor is None:
                     continue
                 if is_lazy(tensor):
@@ -47,38 +60,41 @@ def places(network: nn.Module) -> tuple[dict[str, list[Place]], dict[str, list[P
                         "run one batch through the network first"
                     )
                 name = names.setdefault(id(tensor), f"{prefix}.{key}" if prefix else key)
-                found.setdefault(name, []).append((held, key))
+                found.setdefault(name, []).append((tensors, key))
     return parameters, buffers
 
 
+places = find_places  # to be removed: the name before the second edition
+
+
 def read_state(network: nn.Module) -> State:
-    """The network's own parameters and buffers, not copied; tied ones once."""
-    parameters, buffers = places(network)
+    """Return the parameters and buffers of a network, not copied; tied tensors once."""
+    parameters, buffers = find_places(network)
     state: State = {}
     for name, where in {**parameters, **buffers}.items():
-        held, key = where[0]
-        state[name] = _present(held[key])
+        tensors, key = where[0]
+        state[name] = _require_tensor(tensors[key])
     return state
 
 
-def _aliases(network: nn.Module) -> dict[int, list[tuple[Any, Any]]]:
-    """Return the attributes, lists and dictionaries of a network's modules that hold a registered tensor, by its id."""
-    known = {id(tensor) for tensor in read_state(network).values()}
-    found: dict[int, list[tuple[Any, Any]]] = {}
+def find_aliases(network: nn.Module) -> dict[str, list[tuple[Any, Any]]]:
+    """Return the attributes, lists and dictionaries of modules that refer to a registered tensor, by its name."""
+    known = {id(tensor): name for name, tensor in read_state(network).items()}
+    found: dict[str, list[tuple[Any, Any]]] = {}
 
-    def search(held: Any, items: Iterable[tuple[Any, Any]]) -> None:
+    def search(container: Any, items: Iterable[tuple[Any, Any]]) -> None:
         for key, value in items:
             if isinstance(value, Tensor):
                 if id(value) in known:
-                    found.setdefault(id(value), []).append((held, key))
+                    found.setdefault(known[id(value)], []).append((container, key))
             elif isinstance(value, list | dict):
                 search(value, enumerate(value) if isinstance(value, list) else value.items())
             elif dataclasses.is_dataclass(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
                 search(vars(value), vars(value).items())
             elif isinstance(value, tuple) and any(isinstance(item, Tensor) and id(item) in known for item in value):
                 raise EnfoldError(
-                    f"parameters may be held in lists and dictionaries as well, but '{key}' of this "
-                    f"{type(network).__name__} is a tuple of them: make it a list"
+                    f"parameters may also be stored in lists and dictionaries, but '{key}' of this "
+                    f"{type(network).__name__} is a tuple of parameters: make it a list"
                 )
 
     for module in network.modules():
@@ -97,12 +113,12 @@ def empty_buffers(network: nn.Module) -> list[str]:
     ]
 
 
-def _present(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None  # noqa: S101 - places() lists only what is there
+def _require_tensor(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None  # noqa: S101 - find_places() lists only tensors
     return tensor
 
 
-def _placeholders(network: nn.Module) -> dict[int, Tensor]:
+def _make_placeholders(network: nn.Module) -> dict[int, Tensor]:
     """Return a tensor without storage for every parameter and buffer, by the id of the original."""
     found: dict[int, Tensor] = {}
     for tensor in read_state(network).values():
@@ -111,63 +127,94 @@ def _placeholders(network: nn.Module) -> dict[int, Tensor]:
     return found
 
 
-def _unset(tensor: Tensor) -> Tensor:
-    """Return a tensor of that kind with one stored value for all: not a number, where there is such a value."""
+def _make_unset(tensor: Tensor) -> Tensor:
+    """Return a tensor of that shape and dtype which stores one value: NaN, where the dtype has it."""
     value = float("nan") if tensor.is_floating_point() or tensor.is_complex() else 0
     empty = torch.full((), value, dtype=tensor.dtype).expand(tensor.shape)
     return nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty
 
 
+def _fill(where: Iterable[tuple[Any, Any]], tensor: Tensor | None) -> None:
+    for container, key in where:
+        container[key] = tensor
+
+
 class Skeleton:
-    """A copy of the user's network whose tensors are placeholders without storage."""
+    """A copy of the user's network whose tensors are placeholders without storage.
+
+    Attributes:
+        network: The copy.
+        parameters: The places of each parameter, by its name.
+        buffers: The places of each buffer, by its name.
+        trainable: The names of the parameters that require a gradient.
+        written: The names of the parameters that the forward pass modifies in place.
+        is_private: Whether one member alone runs this code, so that attributes and buffers that a call sets stay set.
+        recomputes: Whether the network runs blocks again in the backward pass, as `torch.utils.checkpoint` does; None
+            before `verify.find_recomputation`.
+        is_reentrant: Whether it does so with ``use_reentrant=True``.
+    """
 
     def __init__(self, network: nn.Module) -> None:
-        self.network = copied(network, _placeholders(network))
-        self.parameters, self.buffers = places(self.network)
-        aliases = _aliases(self.network)
-        self.aliases = {
-            name: aliases[id(tensor)] for name, tensor in read_state(self.network).items() if id(tensor) in aliases
-        }
-        self.writes_inputs = False  # whether the forward pass works in place on its inputs
-        self.written: set[str] = set()  # the parameters that the forward pass changes in place
+        self._set_network(copy_network(network, _make_placeholders(network)))
+        self.aliases = find_aliases(self.network)
+        self.written: set[str] = set()
         self.trainable = {name for name, tensor in network.named_parameters() if tensor.requires_grad}
+        self.is_private = False
+        self.recomputes: bool | None = None
+        self.is_reentrant = False
+        named = network.named_parameters()
+        self._originals = {id(tensor): (weakref.ref(tensor), name) for name, tensor in named}
+        self._placeholders: State | None = None  # while the values of a call stay in the network
+
+    def _set_network(self, network: nn.Module) -> None:
+        self.network = network
+        self.parameters, self.buffers = find_places(network)
         self.empty = [
             (module._buffers, key)
-            for module in self.network.modules()
+            for module in network.modules()
             for key, tensor in module._buffers.items()
             if tensor is None
         ]
-        self.forgets = True  # whether what a call puts into an empty buffer is taken out again
-        named = network.named_parameters()
-        self._originals = {id(tensor): (weakref.ref(tensor), name) for name, tensor in named}
+
+    @property
+    def writes_inputs(self) -> bool:
+        """Whether the forward pass modifies its inputs in place; see `inputs.call_and_watch`."""
+        return has_input_writes(self.network)
 
     def name_of_original(self, tensor: Tensor | None) -> str | None:
-        """Return the name of a parameter of the network that this is a copy of."""
+        """Return the name of a parameter of the network that was copied."""
         known = self._originals.get(id(tensor))
         return known[1] if known is not None and known[0]() is tensor else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Skeleton:
+        for name, placeholder in (self._placeholders or {}).items():
+            memo[id(self._tensor(name))] = placeholder
         try:
             return self._copy({**memo})
-        except (NotImplementedError, RuntimeError):  # a class reads its tensors' values when it is copied
+        except (NotImplementedError, RuntimeError):  # a class that reads the values of its tensors when it is copied
             for name in self.names:
-                where = [*(self.parameters.get(name) or self.buffers[name]), *self.aliases.get(name, [])]
-                self._fill(where, _unset(self._tensor(name)))
+                self._fill_name(name, _make_unset(self._tensor(name)))
             return self._copy(memo)
 
     def _copy(self, memo: dict[int, Any]) -> Skeleton:
-        memo.update({**shared_attributes(self.network), **detached_tensors(self.network)})
         twin = Skeleton.__new__(Skeleton)
         memo[id(self)] = twin
         with torch.inference_mode(False):
-            vars(twin).update(copy.deepcopy(vars(self), memo))
-            rebind(twin.network, self.network, memo)
+            network = copy_plain(self.network, {**memo})
+            is_plain = network is not None  # then no attribute refers to a tensor
+            if network is None:
+                memo.update({**find_uncopied(self.network), **detach_tensors(self.network), **memo})
+                network = copy.deepcopy(self.network, memo)
+                rebind(network, self.network, memo)
+        vars(twin).update(vars(self))
+        twin._set_network(network)
+        twin.aliases = {} if is_plain else find_aliases(network)
+        twin.written, twin._placeholders = set(self.written), None
+        copy_write_record(self.network, network)
         return twin
 
-    @staticmethod
-    def _fill(where: Iterable[tuple[Any, Any]], tensor: Tensor | None) -> None:
-        for held, key in where:
-            held[key] = tensor
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_originals": {}, "_placeholders": None}
 
     @property
     def names(self) -> list[str]:
@@ -175,82 +222,107 @@ class Skeleton:
         return [*self.parameters, *self.buffers]
 
     def shape(self, name: str) -> torch.Size:
-        """The shape of one network's tensor of that name."""
+        """Return the shape of a parameter or buffer in one network."""
         return self._tensor(name).shape
 
+    def _places(self, name: str) -> list[Place]:
+        return self.parameters.get(name) or self.buffers[name]
+
     def _tensor(self, name: str) -> Tensor:
-        held, key = (self.parameters.get(name) or self.buffers[name])[0]
-        return _present(held[key])
+        tensors, key = self._places(name)[0]
+        return _require_tensor(tensors[key])
+
+    def _fill_name(self, name: str, tensor: Tensor) -> None:
+        _fill(self._places(name), tensor)
+        _fill(self.aliases.get(name, ()), tensor)
 
     def names_in(self, module: nn.Module) -> dict[str, str]:
-        """The names in a state of one module's own parameters and buffers, by their keys in the module."""
+        """Return the names in a state of the parameters and buffers of one module, by their keys in the module."""
         every = {**self.parameters, **self.buffers}
         return {
             key: name
             for name, where in every.items()
-            for held, key in where
-            if held is module._parameters or held is module._buffers
+            for tensors, key in where
+            if tensors is module._parameters or tensors is module._buffers
         }
 
     @contextmanager
-    def holding(self, state: Mapping[str, Tensor], *, again: bool = True) -> Iterator[nn.Module]:
-        """The network with these values; what the call does to buffers ends up in `state`'s tensors.
+    def use_values(self, state: Mapping[str, Tensor], *, again: bool = True) -> Iterator[nn.Module]:
+        """Give the network with these values inside the block; modifications of buffers end up in `state`'s tensors.
 
-        A checkpointed block gets them `again` in the backward pass, or is refused.
+        A network with activation checkpointing needs its values in the backward pass, too. If gradients are enabled,
+        they therefore stay in the network of a private skeleton, and for any other a copy of the network is run.
+
+        Args:
+            state: The values by name.
+            again: Whether the values may stay in the network after the block.
+
+        Raises:
+            EnfoldError: If the values are needed in the backward pass, but `again` is false.
         """
+        if self.recomputes and torch.is_grad_enabled():
+            if not again:
+                raise EnfoldError(
+                    "a network with activation checkpointing needs its values in the backward pass, got an engine "
+                    "that removes them before: use engine='loop'"
+                )
+            code = self if self.is_private else copy.deepcopy(self)
+            with code._leave_values(state) as network:
+                yield network
+            return
         if parametrize._cache_enabled:
-            parametrize._cache.clear()  # it is kept by module, and the module has other values now
-        placeholders = [(where, where[0][0][where[0][1]]) for where in self._places_of(state)]
+            parametrize._cache.clear()  # its keys are modules, and this module has other values now
+        placeholders = [(where, where[0][0][where[0][1]]) for where in map(self._places, state)]
         for (where, _), tensor in zip(placeholders, state.values(), strict=True):
-            self._fill(where, tensor)
+            _fill(where, tensor)
         for name, also in self.aliases.items():
-            self._fill(also, state[name])
-        entered.contexts.append(partial(self._holding_again, state) if again else None)
+            _fill(also, state[name])
         try:
             yield self.network
-            self._keep_buffers(state)
+            self._store_buffers(state)
         finally:
-            entered.contexts.pop()
-            if not entered.contexts:
-                entered.blocks = 0  # one that raised was not left
             for where, placeholder in placeholders:
-                self._fill(where, placeholder)
+                _fill(where, placeholder)
             for name, also in self.aliases.items():
-                self._fill(also, self._tensor(name))
-            for held, key in self.empty if self.forgets else ():  # what one member puts there is not for the next
-                held[key] = None
+                _fill(also, self._tensor(name))
+            for tensors, key in () if self.is_private else self.empty:  # another member must not see this buffer
+                tensors[key] = None
 
-    def _holding_again(self, state: Mapping[str, Tensor]) -> AbstractContextManager[nn.Module]:
-        """The same values; statistics are not updated once more."""
-        own = {name: tensor.clone() if name in self.buffers else tensor for name, tensor in state.items()}
-        return self.holding(own)
+    holding = use_values  # to be removed: the name before the second edition
+
+    @contextmanager
+    def _leave_values(self, state: Mapping[str, Tensor]) -> Iterator[nn.Module]:
+        """Give the network with these values, which stay in it; it must be run by one member alone."""
+        if self._placeholders is None:
+            self._placeholders = {name: self._tensor(name) for name in self.names}
+        for name, tensor in state.items():
+            self._fill_name(name, tensor)
+        yield self.network
+        self._store_buffers(state)
+        for name in self.buffers:  # the backward pass must not update statistics a second time
+            self._fill_name(name, state[name].clone())
 
     @torch.no_grad()
-    def _keep_buffers(self, state: Mapping[str, Tensor]) -> None:
-        """Copy what the network put in a buffer's place into the state's own tensor."""
+    def _store_buffers(self, state: Mapping[str, Tensor]) -> None:
+        """Copy buffers that the network reassigned into the state's own tensors."""
         for name, where in self.buffers.items():
-            for held, key in where:
-                current = held.get(key)
+            for tensors, key in where:
+                current = tensors.get(key)
                 if current is state[name]:
                     continue
                 if current is None or current.shape != state[name].shape:
-                    what = "nothing" if current is None else f"the shape {tuple(current.shape)}"
+                    what = "None" if current is None else f"a tensor of shape {tuple(current.shape)}"
                     raise EnfoldError(
-                        f"a buffer must keep its shape, but the forward gave '{name}' {what} instead of "
-                        f"{tuple(state[name].shape)}: allocate it at its final size"
+                        f"the forward pass must not change the shape of a buffer, but it set '{name}' of shape "
+                        f"{tuple(state[name].shape)} to {what}: allocate it at its final size"
                     )
                 state[name].copy_(current)
 
-    def _places_of(self, state: Mapping[str, Tensor]) -> Iterator[list[Place]]:
-        for name in state:
-            yield self.parameters[name] if name in self.parameters else self.buffers[name]
-
     def materialise(self, state: Mapping[str, Tensor]) -> nn.Module:
-        """A plain network of the user's class with copies of these values and the original ties."""
+        """Return a plain network of the user's class with copies of these values and the original ties."""
         other = copy.deepcopy(self)
-        for name, where in (*other.parameters.items(), *other.buffers.items()):
+        for name in other.names:
             value = state[name].detach().clone(memory_format=torch.contiguous_format)  # so that view(-1) works
             is_parameter = name in other.parameters
-            tensor = nn.Parameter(value, requires_grad=name in self.trainable) if is_parameter else value
-            self._fill([*where, *other.aliases.get(name, [])], tensor)
+            other._fill_name(name, nn.Parameter(value, requires_grad=name in self.trainable) if is_parameter else value)
         return other.network

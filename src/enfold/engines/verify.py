@@ -1,56 +1,78 @@
-"""Members compared with their own networks, before the first batch decides how they are run.
+"""Comparison of members with their own networks, with the first batch, before an engine is chosen.
 
-An ensemble runs M sets of values through the code of one network. That is right only if every network's own code does
-the same with its values: no attribute, closure, cache or memory of one network may decide about another's outputs. So
-each member's outputs and buffers in eval and in train mode, and its gradients, are compared with those of an
-independent copy of its own network, for the same examples and the same random state. Where they differ, members run as
-separate modules, which is a plain loop over copies of the networks.
+An ensemble runs M sets of values through the code of one network. This is right only if the code of every network
+computes the same function of its values: no attribute, closure, cache or counter of one network may influence the
+outputs of another. So the outputs and buffers of each member in eval and in train mode, and its gradients, are compared
+with those of an independent copy of its own network, for the same inputs and the same random state. If they differ,
+members run as separate modules, which is a plain loop over copies of the networks.
 """
 
 from __future__ import annotations
 
 import copy
-import random
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from enfold.engines.attributes import attributes, first_difference, numbers
+from enfold.engines.examples import EXAMPLES, fix_rng, seed_rng, vary
+from enfold.engines.inputs import call_and_watch, record_input_writes
 from enfold.engines.outputs import logits_of
 from enfold.engines.skeleton import Skeleton, State, empty_buffers, read_state
-from enfold.engines.trial import EXAMPLES, same_draws, varied
 from enfold.errors import EnfoldError, SeparateModulesWarning, level_outside
 
 OUTPUTS = "the outputs"
-TOLERANCE = 1e-4  # relative to the largest value of a tensor; gradients have ten times as much
+TOLERANCE = 1e-4  # relative to the largest value of a tensor; ten times as much for gradients
+LONGEST = 1000  # items of a list that are compared
+CONTAINERS = frozenset([dict, OrderedDict, list, tuple, set, type(None)])  # the most frequent other attributes
+DEEPEST = 4  # functions in closures of functions that are compared
+PLAIN = (bool, int, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+SKIPPED = ("_parameters", "_buffers", "_modules", "_compiled_call_impl")
+
+fixed_draws = fix_rng  # to be removed: the name before the second edition
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Why members cannot all run by the code of one network."""
+    """The reason why members cannot all run the code of one network.
+
+    Attributes:
+        member: The index of a member.
+        what: What differs between the member and its network.
+        same_code: Whether the networks compute the same function of their values, each with its own copy of the code.
+        recomputes: Whether the only reason is activation checkpointing.
+    """
 
     member: int
     what: str
-    same_code: bool = False  # whether they compute the same function of their values, each by a copy of its own
+    same_code: bool = False
+    recomputes: bool = False
 
     def __str__(self) -> str:
-        return f"{self.what} of member {self.member} would differ from its own network's"
+        return f"{self.what} of member {self.member} would differ from those of its own network"
 
     def report(self, engine: str) -> None:
-        """Warn that members run as separate modules, or refuse an engine that cannot."""
+        """Warn that members run as separate modules, or raise EnfoldError for an engine that cannot do this."""
         if engine in ("stacked", "vmap"):
-            raise EnfoldError(
-                f"the engine '{engine}' runs all members by the code of one network, but {self}: use engine: auto"
+            reason = (
+                "it uses activation checkpointing, and its values are not available in the backward pass"
+                if self.recomputes
+                else f"members run the code of one network, and {self}"
             )
+            raise EnfoldError(
+                f"the engine '{engine}' cannot run this network because {reason}: use engine='loop' or engine='auto'"
+            )
+        if self.recomputes:
+            return  # nothing that the user could change
         warnings.warn(
-            f"members run as separate modules, one after the other, because by the code of one network {self}; to run "
-            "them together, keep what differs between them in parameters or buffers",
+            f"members run as separate modules, one after the other, because with the code of one network {self}; to "
+            "run them together, store the values that differ between them in parameters or buffers",
             SeparateModulesWarning,
             stacklevel=level_outside(),
         )
@@ -58,120 +80,180 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Verification:
-    """What a comparison found."""
+    """The result of a comparison.
+
+    Attributes:
+        mismatch: The first difference, or None.
+        is_complete: Whether members could be compared.
+        covers_training: Whether they could be compared in train mode.
+    """
 
     mismatch: Mismatch | None = None
-    is_complete: bool = False  # whether members could be compared at all
-    covers_training: bool = False  # whether they could be compared in train mode
+    is_complete: bool = False
+    covers_training: bool = False
 
 
 @dataclass
 class Result:
-    """What one network gave for the examples: outputs, buffers and gradients by name."""
+    """One run of a network on the examples: outputs, buffers and gradients by name."""
 
     tensors: dict[str, Tensor]
     writes_inputs: bool
-    written: set[str]  # parameters that the forward pass changes
-    changed: str | None  # an attribute or an empty buffer that the pass leaves otherwise than it was
+    written: set[str]  # parameters that the forward pass modifies
+    changed: str | None = None  # an attribute or an empty buffer that has another value after the call
 
 
 def verify(codes: Sequence[Skeleton], state: State, inputs: Tensor) -> Verification:
     """Compare members that run the code of the first network with their own networks.
 
-    What is learned about the code is noted in it: whether it works in place on its inputs or on parameters.
+    In-place modifications of inputs and parameters, and activation checkpointing, are recorded in the skeletons.
 
     Args:
-        codes: The members' own networks; one that stands for all members where they share their code.
-        state: All members' values, each (M, ...).
-        inputs: A batch (B, ...), which is left as it is.
+        codes: The members' own networks, or one for all members.
+        state: The values of all members, each (M, ...).
+        inputs: A batch (B, ...), which is not modified.
 
     Returns:
-        What differs, if anything, and whether members could be compared at all and in train mode.
+        The first difference, if any, and whether members could be compared at all and in train mode.
 
     Raises:
         EnfoldError: If members differ from their own networks even as separate modules, or use tensors of the networks
-            that they were made from.
+            from which they were copied.
     """
     few = min(EXAMPLES, len(inputs))
     for rows, kind in dict.fromkeys([(few, "varied"), (few, "given"), (len(inputs), "varied"), (len(inputs), "given")]):
-        # What a network warns of, it warns of when it is run.
+        # Warnings of the network are shown when the ensemble runs it.
         with torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings(action="ignore"):
             try:
-                comparison = _Comparison(codes, state, inputs[:rows].detach().clone(), is_varied=kind == "varied")
+                with fix_rng(inputs):
+                    comparison = _Comparison(codes, state, inputs[:rows].detach().clone(), is_varied=kind == "varied")
             except EnfoldError:
                 raise
-            except Exception:  # noqa: S112 - it does not take so few rows, such values, or such inputs
+            except Exception:  # noqa: S112 - the network does not accept this number of rows, these values or inputs
                 continue
             covers = all(result is not None for result in comparison.trained)
             if covers or rows == len(inputs):
-                return Verification(comparison.mismatch(), True, covers or len(inputs) > 1)
+                with fix_rng(inputs):
+                    return Verification(comparison.find_mismatch(), True, covers or len(inputs) > 1)
     return Verification()
 
 
 def separate(codes: Sequence[Skeleton], num_members: int) -> list[Skeleton]:
-    """Return one network's code for every member, which keeps what its own calls leave behind."""
+    """Return one private skeleton for every member."""
     own = list(codes) if len(codes) == num_members else [copy.deepcopy(codes[0]) for _ in range(num_members)]
     for code in own:
-        code.forgets = False
+        code.is_private = True
     return own
 
 
+def find_recomputation(code: Skeleton, state: Mapping[str, Tensor], inputs: Tensor) -> None:
+    """Record in a skeleton whether its network uses activation checkpointing, unless this is known.
+
+    A forward pass is run, then the values are removed and a backward pass is run: it fails if a block is run again.
+
+    Args:
+        code: The skeleton.
+        state: The values of one member.
+        inputs: A batch (B, ...), of which a few rows are used.
+    """
+    if code.recomputes is not None:
+        return
+    twin = copy.deepcopy(code)
+    values = {name: _copy_contiguous(tensor.detach()) for name, tensor in state.items()}
+    for name in code.trainable & values.keys():
+        values[name].requires_grad_()
+    with torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings(action="ignore"), fix_rng(inputs):
+        try:
+            with twin.use_values(values) as network:
+                outputs = logits_of(network(inputs[:EXAMPLES].detach().clone()))
+        except Exception:  # the network does not accept so few rows
+            return
+        code.is_reentrant = any(_is_reentrant(node) for node in _walk_graph(outputs))
+        try:
+            if outputs.requires_grad:
+                outputs.abs().sum().backward()
+            code.recomputes = False
+        except Exception:
+            code.recomputes = True
+
+
+def _is_reentrant(node: Any) -> bool:
+    return type(node).__name__ == "CheckpointFunctionBackward"
+
+
 def different_attribute(codes: Sequence[Skeleton]) -> tuple[int, str] | None:
-    """Return the first member whose network has other settings than the first one's, and the attribute's name."""
-    first = attributes(codes[0].network)
+    """Return the first member whose network has other attributes than the first one, and the name of the attribute."""
+    first = read_attributes(codes[0].network)
     for index, code in enumerate(codes[1:], 1):
-        name = first_difference(first, attributes(code.network))
+        if code is codes[0]:
+            continue
+        name = find_difference(first, read_attributes(code.network))
         if name is not None:
             return index, name
     return None
 
 
 class _Comparison:
-    """Examples, values, and what the members' own networks give for them."""
+    """Examples, values, and the results of the members' own networks for them."""
 
     def __init__(self, codes: Sequence[Skeleton], state: State, rows: Tensor, *, is_varied: bool) -> None:
         members = len(next(iter(state.values())))
         if len(codes) == 1:
-            members = min(members, 2)  # one code for all: what it carries from one member to the next, two show
+            members = min(members, 2)  # two members show whether the one code carries anything from member to member
         self.codes = [codes[index if len(codes) > 1 else 0] for index in range(members)]
         self.rows = rows
         given = {name: tensor.detach()[:members].clone() for name, tensor in state.items()}
-        self.values = varied(given, set(codes[0].parameters)) if is_varied else given
-        self.evaluated = [self._of_own_network(index, training=False) for index in range(members)]
+        self.values = vary(given, codes[0].parameters) if is_varied else given
+        self.evaluated = [self._run_own_network(index, training=False) for index in range(members)]
         if is_varied and not all(bool(torch.isfinite(one.tensors[OUTPUTS]).all()) for one in self.evaluated):
-            raise ValueError("varied values are outside of what the network can compute")
-        self.trained = [self._if_it_trains(index) for index in range(members)]
+            raise ValueError("varied values are not in the domain of the network")
+        self.trained = [self._try_to_train(index) for index in range(members)]
         for code, *results in zip(self.codes, self.evaluated, self.trained, strict=True):
-            for result in results:
+            for training, result in enumerate(results):
                 if result is not None:
-                    code.writes_inputs |= result.writes_inputs
+                    record_input_writes(code.network, bool(training), result.writes_inputs)
                     code.written |= result.written
 
-    def _if_it_trains(self, index: int) -> Result | None:
+    def _try_to_train(self, index: int) -> Result | None:
         try:
-            return self._of_own_network(index, training=True)
+            return self._run_own_network(index, training=True)
         except EnfoldError:
             raise
-        except Exception:  # a batch that is too small, or a network that takes something else in train mode
+        except Exception:  # a batch that is too small, or a network that takes other arguments in train mode
             return None
 
-    def mismatch(self) -> Mismatch | None:
-        """Return the first difference; if even separate modules differ, refuse the networks."""
-        found = self._first_mismatch(lambda index: 0)
+    def find_mismatch(self) -> Mismatch | None:
+        """Return the first difference; raises EnfoldError if even separate modules differ from their networks."""
+        found = self._find_first(lambda index: 0)
+        if found is not None and self._find_recomputation():
+            found = self._find_first(lambda index: 0)
+            if found is None:
+                return self._compare_settings() or Mismatch(0, "the gradients", same_code=True, recomputes=True)
         if found is None:
-            return self._different_settings()
-        reason = self._first_mismatch(lambda index: index)
+            return self._compare_settings()
+        reason = self._find_first(lambda index: index)
         if reason is not None and self._is_reproducible(reason[0]):
             raise EnfoldError(
-                f"members must do what their own networks do, but {reason[1]} of member {reason[0]} differ, even as "
-                f"separate modules: keep what the forward pass of {type(self.codes[0].network).__name__} uses in "
-                "parameters, buffers or attributes of its modules"
+                f"members must compute the same as their own networks, but {reason[1]} of member {reason[0]} differ, "
+                f"even as separate modules: store everything that the forward pass of "
+                f"{type(self.codes[0].network).__name__} uses in parameters, buffers or attributes of its modules"
             )
-        same_code = self._first_mismatch(lambda index: 0, afresh=True) is None
+        same_code = self._find_first(lambda index: 0, fresh=True) is None
         return Mismatch(*found, same_code=same_code)
 
-    def _different_settings(self) -> Mismatch | None:
-        """Settings that no example showed, and what changes from call to call and so from member to member."""
+    def _find_recomputation(self) -> bool:
+        """Return whether a network uses activation checkpointing, and record it in all skeletons."""
+        for index, code in enumerate(self.codes):
+            find_recomputation(code, self._values_of(index), self.rows)
+        if not any(code.recomputes for code in self.codes):
+            return False
+        reentrant = any(code.is_reentrant for code in self.codes)
+        for code in self.codes:
+            code.recomputes, code.is_reentrant = True, reentrant
+        return True
+
+    def _compare_settings(self) -> Mismatch | None:
+        """Return differences in attributes, and attributes that change from call to call and so between members."""
         different = different_attribute(self.codes)
         if different is not None:
             return Mismatch(different[0], f"the attribute '{different[1]}'", same_code=True)
@@ -181,164 +263,226 @@ class _Comparison:
             return Mismatch(1, f"'{changed}', which every call changes,", same_code=True)
         return None
 
-    def _first_mismatch(self, code_of: Callable[[int], int], *, afresh: bool = False) -> tuple[int, str] | None:
-        """Run every member by the code that `code_of` names, which all members with it share, unless `afresh`."""
+    def _find_first(self, code_of: Callable[[int], int], *, fresh: bool = False) -> tuple[int, str] | None:
+        """Run every member with the code of member `code_of(index)`, a new copy of it for each one if `fresh`."""
         for training in (False, True):
             twins: dict[int, Skeleton] = {}
             for index in range(len(self.codes)):
                 which = code_of(index)
-                if which not in twins or afresh:
+                if which not in twins or fresh:
                     twins[which] = copy.deepcopy(self.codes[which])
                     twins[which].network.train(training)
-                what = self._difference(twins[which], index, training)
+                what = self._compare_member(twins[which], index, training)
                 if what is not None:
                     return index, f"{what} in {'train' if training else 'eval'} mode"
         return None
 
-    def _difference(self, code: Skeleton, index: int, training: bool) -> str | None:
+    def _compare_member(self, code: Skeleton, index: int, training: bool) -> str | None:
         expected = self.trained[index] if training else self.evaluated[index]
         if expected is None:
             return None
-        # Laid out as in the own network: the draws of dropout follow the layout.
-        values = {name: _contiguous(tensor) for name, tensor in self._values_of(index).items()}
+        # In the memory layout of the own network, because the random numbers of dropout follow the layout.
+        values = {name: _copy_contiguous(tensor) for name, tensor in self._values_of(index).items()}
         for name in code.trainable & values.keys():
             values[name].requires_grad_()
         try:
-            with code.holding(values) as network:
-                found = self._result(network, training)
+            with code.use_values(values) as network:
+                outputs, found = self._run_forward(network, values, training)
+            # Behind the block, where the values have been removed: a checkpointed block would need them.
+            found.tensors |= _compute_gradients(outputs, values) if training else {}
         except Exception as error:  # of the user's own forward
             return f"the errors ({type(error).__name__}: {error})"
         return difference(expected.tensors, found.tensors)
 
     def _is_reproducible(self, index: int) -> bool:
-        """Tell whether copies of a network give the same; not if it draws from a source of its own, or others draw."""
+        """Return whether copies of a network give equal results; not if it has a random generator of its own."""
         for training, expected in ((False, self.evaluated[index]), (True, self.trained[index])):
             for _ in range(2 if expected is not None else 0):
-                if difference(expected.tensors, self._of_own_network(index, training=training).tensors) is not None:  # type: ignore[union-attr]
+                if difference(expected.tensors, self._run_own_network(index, training=training).tensors) is not None:  # type: ignore[union-attr]
                     return False
         return True
 
     def _values_of(self, index: int) -> State:
         return {name: tensor[index] for name, tensor in self.values.items()}
 
-    def _of_own_network(self, index: int, *, training: bool) -> Result:
+    def _run_own_network(self, index: int, *, training: bool) -> Result:
         code = self.codes[index]
         network = code.materialise(self._values_of(index)).train(training)
-        before = numbers(network)
-        result = self._result(network, training, code)
-        after = numbers(network)
-        if first_difference(before, after) is not None:  # a size that is noted again in every call changes nothing
-            self._outputs(network)
-            result.changed = first_difference(after, numbers(network))
-        filled = set(empty_buffers(code.network)) - set(empty_buffers(network))
-        if training and filled and not torch.equal(self._outputs(network), self._outputs(network, without=filled)):
+        leaves, before = read_state(network), read_numbers(network)
+        outputs, result = self._run_forward(network, leaves, training)
+        _refuse_originals(outputs, code)
+        result.tensors |= _compute_gradients(outputs, leaves) if training else {}
+        after = read_numbers(network)
+        if before != after:  # a size that every call sets to the same value is no change
+            self._evaluate(network)
+            result.changed = find_difference(after, read_numbers(network))
+        filled = set(empty_buffers(code.network)) - set(empty_buffers(network)) if code.empty else set()
+        if training and filled and not torch.equal(self._evaluate(network), self._evaluate(network, without=filled)):
             result.changed = min(filled)
         return result
 
-    def _outputs(self, network: nn.Module, without: Collection[str] = ()) -> Tensor:
-        """Return what a network gives in eval mode, after some of its buffers were emptied."""
+    def _evaluate(self, network: nn.Module, without: Collection[str] = ()) -> Tensor:
+        """Return the outputs of a network in eval mode, after some of its buffers were set to None."""
         for name in without:
             path, _, key = name.rpartition(".")
             network.get_submodule(path)._buffers[key] = None
-        with fixed_draws(self.rows), torch.no_grad():
+        seed_rng(self.rows.device)
+        with torch.no_grad():
             return logits_of(network.eval()(self.rows.clone()))
 
-    def _result(self, network: nn.Module, training: bool, own: Skeleton | None = None) -> Result:
-        """Run a network on the examples; gradients are those of a weighted sum of the outputs, in train mode."""
-        before, rows = read_state(network), self.rows.clone()
-        versions, entered = {name: tensor._version for name, tensor in before.items()}, rows._version
-        with fixed_draws(rows), torch.set_grad_enabled(training):
-            outputs, after = logits_of(network(rows)), read_state(network)
-            tensors = {OUTPUTS: outputs.detach()}  # and buffers before a checkpointed block is run again
-            tensors |= {f"the buffer '{name}'": after[name].detach().clone() for name in self.codes[0].buffers}
-            if own is not None:
-                _refuse_originals(outputs, own)
-            gradients = _gradients(outputs, before) if training else {}
+    def _run_forward(self, network: nn.Module, state: State, training: bool) -> tuple[Tensor, Result]:
+        """Run a network with this state on the examples; return its outputs, with a graph in train mode."""
+        versions = {name: tensor._version for name, tensor in state.items()}
+        seed_rng(self.rows.device)
+        with torch.set_grad_enabled(training):
+            output, writes_inputs = call_and_watch(network, self.rows)
+            outputs, after = logits_of(output), read_state(network)
+        tensors = {OUTPUTS: outputs.detach()}
+        tensors |= {f"the buffer '{name}'": after[name].detach().clone() for name in self.codes[0].buffers}
         written = {name for name in self.codes[0].parameters if after[name]._version != versions[name]}
-        return Result({**tensors, **gradients}, rows._version != entered, written, None)
+        return outputs, Result(tensors, writes_inputs, written)
+
+
+def _walk_graph(outputs: Tensor) -> list[Any]:
+    """Return all nodes of the autograd graph."""
+    waiting, seen = [outputs.grad_fn], dict[Any, None]()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen[node] = None
+            waiting.extend(function for function, _ in node.next_functions)
+    return list(seen)
 
 
 def _refuse_originals(outputs: Tensor, code: Skeleton) -> None:
-    """Refuse a copy whose outputs have a gradient for a parameter of the network that it was made from."""
-    waiting, seen = [outputs.grad_fn], set[Any]()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    """Raise EnfoldError if the outputs of a copy have a gradient for a parameter of the network that was copied."""
+    for node in _walk_graph(outputs):
         name = code.name_of_original(getattr(node, "variable", None))
         if name is not None:
             raise EnfoldError(
                 f"a copy of a network must not use the original, but that of {type(code.network).__name__} uses its "
-                f"parameter '{name}', perhaps by a function or an object that refers to the network: look it up when "
-                "it is used"
+                f"parameter '{name}', perhaps by a function or an object that refers to the network: look it up in "
+                "the forward pass"
             )
-        waiting.extend(function for function, _ in node.next_functions)
 
 
-def _contiguous(tensor: Tensor) -> Tensor:
+def _copy_contiguous(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _gradients(outputs: Tensor, state: State) -> dict[str, Tensor]:
+def _compute_gradients(outputs: Tensor, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the gradients of a weighted sum of the outputs."""
     leaves = {name: tensor for name, tensor in state.items() if tensor.requires_grad}
     if not outputs.requires_grad or not leaves:
         return {}
     real = torch.view_as_real(outputs) if outputs.is_complex() else outputs
     weights = torch.rand(real.shape, generator=torch.Generator().manual_seed(0)).to(real) + 0.5
-    found = torch.autograd.grad((real * weights).sum(), list(leaves.values()), allow_unused=True)
+    real.backward(weights)  # not autograd.grad, which reentrant checkpointing does not support
     return {
-        f"the gradients of '{name}'": torch.zeros_like(leaf) if grad is None else grad.to_dense()
-        for (name, leaf), grad in zip(leaves.items(), found, strict=True)
+        f"the gradients of '{name}'": torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.to_dense()
+        for name, leaf in leaves.items()
     }
 
 
 def difference(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str | None:
-    """Return the name of the first tensor that differs by more than rounding, or None.
+    """Return the name of the first tensor that differs by more than rounding errors, or None.
 
     Args:
-        expected: Tensors by name; gradients among them share one scale.
-        found: Tensors under the same names.
+        expected: Tensors by name; gradients among them have one scale.
+        found: Tensors with the same names.
     """
     device = expected[OUTPUTS].device.type
     kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else expected[OUTPUTS].dtype
     tolerance = max(TOLERANCE, torch.finfo(kind).eps)
-    sizes = [_largest(tensor) for name, tensor in expected.items() if name.startswith("the gradients")]
-    floor = 0.1 * max(sizes, default=0.0)  # a bias before a batch norm has a gradient of rounding alone
+    sizes = {name: _largest(tensor) for name, tensor in expected.items()}
+    floor = 0.1 * max((size for name, size in sizes.items() if _is_gradient(name)), default=0.0)
     for name, tensor in expected.items():
         other = found.get(name)
         if other is None or other.shape != tensor.shape:
             return name
-        is_gradient = name.startswith("the gradients")
-        scale = max(_largest(tensor), floor if is_gradient else 1e-6)
-        allowed = (10 if is_gradient else 1) * tolerance * scale
+        # The gradient of a bias before a batch norm consists of rounding errors alone.
+        scale = max(sizes[name], floor if _is_gradient(name) else 1e-6)
+        allowed = (10 if _is_gradient(name) else 1) * tolerance * scale
         if not torch.allclose(other, tensor, rtol=0.0, atol=allowed, equal_nan=True):
             return name
     return None
 
 
+def _is_gradient(name: str) -> bool:
+    return name.startswith("the gradients")
+
+
 def _largest(tensor: Tensor) -> float:
-    finite = tensor[torch.isfinite(tensor)] if tensor.is_floating_point() or tensor.is_complex() else tensor
-    return float(finite.abs().max()) if finite.numel() and finite.dtype != torch.bool else 0.0
+    if not tensor.numel() or tensor.dtype == torch.bool:
+        return 0.0
+    size = float(tensor.abs().max())
+    if size - size == 0:
+        return size
+    finite = tensor[torch.isfinite(tensor)]
+    return float(finite.abs().max()) if finite.numel() else 0.0
 
 
-def _seed(device: torch.device, seed: int) -> None:
-    """Seed the generators of the CPU and of one device; `torch.manual_seed` notes the stack for devices without use."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
+def read_attributes(network: nn.Module) -> dict[str, object]:
+    """Return the numbers, strings, functions and classes in the attributes of a network's modules, for comparison."""
+    found: dict[str, object] = {}
+    for prefix, module in network.named_modules():
+        path = f"{prefix}." if prefix else ""
+        found[f"{path}__class__"] = _describe_class(type(module))
+        for key, value in vars(module).items():
+            if type(value) in CONTAINERS and not value and key not in SKIPPED:
+                found[f"{path}{key}"] = type(value)
+                continue
+            if key.endswith("_hooks"):
+                value = list(value.values())  # the keys are numbered across all modules of the process
+            if key not in SKIPPED:
+                found[f"{path}{key}"] = _describe(value)
+    return found
 
 
-@contextmanager
-def fixed_draws(inputs: Tensor) -> Iterator[None]:
-    """Draw the same random numbers in every such block, from torch, numpy and Python, and leave their states alone."""
-    before = random.getstate(), np.random.get_state()
-    with same_draws(inputs):
-        _seed(inputs.device, 0)
-        random.seed(0)
-        np.random.seed(0)
-        try:
-            yield
-        finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])
+def read_numbers(network: nn.Module) -> dict[str, object]:
+    """Return the numbers and strings in the attributes of a network's modules: where a forward pass may count."""
+    return {
+        f"{prefix}.{key}": repr(value) if isinstance(value, float | complex) else value  # NaN differs from itself
+        for prefix, module in network.named_modules()
+        for key, value in vars(module).items()
+        if type(value) not in CONTAINERS and isinstance(value, int | str | float | complex)
+    }
+
+
+def find_difference(ours: dict[str, object], theirs: dict[str, object]) -> str | None:
+    """Return the name of the first attribute that differs, or None."""
+    return next((name.removeprefix(".") for name in (*ours, *theirs) if ours.get(name) != theirs.get(name)), None)
+
+
+def _describe(value: Any, depth: int = 0) -> object:
+    """Return an object that is equal for equal settings; of unknown objects only the class is compared."""
+    if isinstance(value, PLAIN):
+        return value
+    if isinstance(value, float | complex):
+        return repr(value)
+    if isinstance(value, list | tuple | set | frozenset):
+        return type(value), tuple(_describe(item) for item in list(value)[:LONGEST])
+    if isinstance(value, dict):
+        return type(value), tuple((repr(key), _describe(item)) for key, item in list(value.items())[:LONGEST])
+    if isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if not _is_empty(cell)]
+        known = (*PLAIN, float, FunctionType) if depth < DEEPEST else ()  # a function may close over itself
+        own = tuple(_describe(cell, depth + 1) if isinstance(cell, known) else type(cell) for cell in cells)
+        return value.__code__, own, _describe(value.__defaults__), _describe(value.__kwdefaults__)
+    if isinstance(value, partial):
+        return _describe(value.func), _describe(value.args), _describe(value.keywords)
+    if isinstance(value, BuiltinFunctionType):
+        return value.__qualname__
+    return _describe_class(value if isinstance(value, type) else type(value))
+
+
+def _describe_class(kind: type) -> object:
+    """Return an object that is equal for classes with the same code; parametrizations make a class for every module."""
+    return kind.__module__, kind.__qualname__, getattr(vars(kind).get("forward"), "__code__", None)
+
+
+def _is_empty(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is None
+    except ValueError:
+        return True

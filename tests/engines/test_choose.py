@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from enfold import DeepEnsemble, EnfoldError
-from enfold.engines.base import Loop, Vmap
-from enfold.engines.choice import choose_engine
-from enfold.engines.program import StackedProgram
+from enfold.engines.base import Loop
+from enfold.engines.choose import choose_engine
+from enfold.engines.stacked import StackedProgram
+from enfold.engines.vmap import Vmap
 from enfold.errors import SeparateModulesWarning
 from enfold.networks import MLP
 from zoo import ZOO, Apply, population, vectors

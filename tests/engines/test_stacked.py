@@ -11,8 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from enfold import DeepEnsemble, EnfoldError
-from enfold.engines.program import LAYERS, CannotRun, StackedProgram, Value, linear
+from enfold.engines.base import CannotRun
 from enfold.engines.skeleton import Skeleton
+from enfold.engines.stacked import LAYERS, StackedProgram, Value, linear
 from zoo import Apply, population, vectors
 
 
@@ -81,9 +82,9 @@ def refusal(network, inputs=None):
     ("layers", "reason"),
     [
         ([nn.Unflatten(1, (2, 3)), nn.Conv1d(2, 2, 1), nn.Flatten(), nn.Linear(6, 3)], "a Conv1d, has no stacked form"),
-        ([nn.Linear(6, 3), nn.BatchNorm1d(3, momentum=None)], "keeps a cumulative average"),
+        ([nn.Linear(6, 3), nn.BatchNorm1d(3, momentum=None)], "cumulative average"),
         ([nn.Linear(6, 3), nn.PReLU()], "'1', a PReLU, has no stacked form"),
-        ([nn.Linear(6, 3), nn.Softmax(dim=0)], "does not give as outputs what the members give one by one"),
+        ([nn.Linear(6, 3), nn.Softmax(dim=0)], "gives other outputs"),
         ([nn.Linear(6, 3), nn.Flatten(0), nn.Unflatten(0, (-1, 3))], "an operation mixes the examples"),
     ],
 )
@@ -94,7 +95,7 @@ def test_a_refusal_names_its_reason(layers, reason):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"padding_idx": 0}, "keeps a padding row out of training"),
+        ({"padding_idx": 0}, "padding row"),
         ({"max_norm": 1.0}, "renormalises, rescales or is sparse"),
         ({"scale_grad_by_freq": True}, "renormalises, rescales or is sparse"),
         ({"sparse": True}, "renormalises, rescales or is sparse"),
@@ -108,20 +109,20 @@ def test_embeddings_that_are_more_than_a_table_are_refused(options, reason):
 @pytest.mark.parametrize(
     ("forward", "reason"),
     [
-        (lambda net, x: net.layer(x) + net.offset, "uses the parameter or buffer 'offset' outside of a layer"),
+        (lambda net, x: net.layer(x) + net.offset, "uses the parameter or buffer 'offset'"),
         (lambda net, x: net.layer(x) - net.layer(x).mean(0, keepdim=True), "an operation mixes the examples"),
         (lambda net, x: net.layer(x) * (net.layer(x).sum() > 1e9), "an operation mixes the examples"),
-        (lambda net, x: net.layer(x).roll(1, 0), "does not give as outputs"),
+        (lambda net, x: net.layer(x).roll(1, 0), "gives other outputs"),
         (lambda net, x: {"logits": net.layer(x)}, "does not return one tensor"),
         (lambda net, x: net.layer(x)[: x.shape[0]], "an operation mixes the examples"),
-        (lambda net, x: net.layer(x) + torch.rand(1).item(), "draws random numbers outside of a layer"),
-        (lambda net, x: net.layer(x) + random.gauss(), "draws random numbers outside of a layer"),
-        (lambda net, x: net.layer(x) + np.random.rand(), "draws random numbers outside of a layer"),
-        (lambda net, x: net.layer(x) + torch.rand_like(x[:, :3]), "does not give as outputs"),
-        (lambda net, x: F.dropout(net.layer(x), 0.5), "does not give as outputs"),
-        (lambda net, x: F.dropout(net.layer(x), 1e-9, net.training), "asks for the mode outside of a layer"),
+        (lambda net, x: net.layer(x) + torch.rand(1).item(), "draws random numbers"),
+        (lambda net, x: net.layer(x) + random.gauss(), "draws random numbers"),
+        (lambda net, x: net.layer(x) + np.random.rand(), "draws random numbers"),
+        (lambda net, x: net.layer(x) + torch.rand_like(x[:, :3]), "gives other outputs"),
+        (lambda net, x: F.dropout(net.layer(x), 0.5), "gives other outputs"),
+        (lambda net, x: F.dropout(net.layer(x), 1e-9, net.training), "depends on `training`"),
         (lambda net, x: net.layer(x) if x.shape[0] > 2 else x[:, :3], "cannot be traced (TraceError"),
-        (lambda net, x: net.layer(input=x), "given its input by keyword"),
+        (lambda net, x: net.layer(input=x), "keyword argument"),
     ],
 )
 def test_a_forward_that_cannot_be_merged_is_refused(forward, reason):
@@ -184,7 +185,7 @@ def test_tracing_leaves_nothing_behind():
 
     skeleton = Skeleton(Apply(forward, layer=nn.Linear(6, 3)))
     before = dict(vars(skeleton.network))
-    with pytest.raises(CannotRun, match="outside of a layer"):
+    with pytest.raises(CannotRun, match="not in a layer"):
         StackedProgram(skeleton)
     assert vars(skeleton.network) == before
 

@@ -52,7 +52,7 @@ def test_it_is_said_wherever_a_first_batch_fails(kind, make, shape, takes):
         assert isinstance(cause, RuntimeError)
         assert " ".join(str(cause).split()) in str(raised.value)
         assert isinstance(raised.value, EnfoldError)
-        assert str(raised.value).endswith("change the network, or the shape of the data")
+        assert str(raised.value).endswith("change the network, or reshape the data")
 
 
 class Broken(nn.Module):

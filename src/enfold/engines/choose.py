@@ -1,0 +1,145 @@
+"""The choice of an engine: one is used only after it gave the results of the loop, in train and in eval mode."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from enfold.engines.base import CannotRun, Engine, EngineName, Loop
+from enfold.engines.examples import choose_rows, preserve_rng, vary
+from enfold.engines.modes import eval_mode
+from enfold.engines.skeleton import Skeleton, State
+from enfold.engines.stacked import StackedProgram
+from enfold.engines.vmap import Vmap
+from enfold.errors import EnfoldError
+
+
+def require_engine(name: EngineName) -> EngineName:
+    """Return the name; raises EnfoldError if there is no such engine."""
+    if name not in get_args(EngineName):
+        raise EnfoldError(f"engine must be one of {', '.join(get_args(EngineName))}, got {name!r}: choose one of them")
+    return name
+
+
+def choose_engine(name: EngineName, skeleton: Skeleton, state: State, inputs: Tensor) -> Engine:
+    """Return an engine for a network.
+
+    Args:
+        name: The name of an engine; "auto": stacked if the network allows it, otherwise the loop on a CPU and vmap on
+            other devices; "measure": the fastest one.
+        skeleton: The network.
+        state: The values of all members, which are not modified.
+        inputs: A batch (B, ...).
+
+    Raises:
+        EnfoldError: If the engine of that name cannot run the network.
+    """
+    if name == "measure":
+        return measure_engines(skeleton, state, inputs)
+    candidates = [name] if name != "auto" else ["stacked"] if inputs.device.type == "cpu" else ["stacked", "vmap"]
+    for candidate in candidates:
+        try:
+            return make_engine(candidate, skeleton, state, inputs)
+        except CannotRun as reason:
+            if name != "auto":
+                raise EnfoldError(
+                    f"the engine '{name}' cannot run this network because {reason}: use engine='auto'"
+                ) from reason
+    return Loop(skeleton)
+
+
+def make_engine(name: str, skeleton: Skeleton, state: State, inputs: Tensor) -> Engine:
+    """Return the engine of that name; raises CannotRun if it cannot run this network."""
+    if name == "loop":
+        return Loop(skeleton)
+    if name == "vmap" and any(getattr(layer, "padding_idx", None) is not None for layer in skeleton.network.modules()):
+        raise CannotRun("torch.vmap would train the padding row of an embedding")  # as of torch 2.13
+    for buffer in skeleton.buffers:
+        if len(state[buffer]) > 1 and not state[buffer].stride(0):
+            raise CannotRun(f"the buffer '{buffer}' is the same tensor for all members, which would update it at once")
+    engine = StackedProgram(skeleton) if name == "stacked" else Vmap(skeleton)
+    with preserve_rng(inputs):
+        check_engine(engine, skeleton, state, inputs)
+    return engine
+
+
+@torch.no_grad()
+def check_engine(engine: Engine, skeleton: Skeleton, state: State, inputs: Tensor) -> None:
+    """Compare outputs and buffers of an engine with those of the loop, in both modes, for common and own inputs.
+
+    A few examples and varied copies of the parameters are used, so that equal members or a layer of zeros hide no
+    difference. Vmap mixes no members and is only required to run.
+
+    Raises:
+        CannotRun: If the engine fails or gives other results.
+    """
+    values = vary(state, skeleton.parameters)
+    own = choose_rows(inputs, len(next(iter(state.values()))))  # (M, 3, ...)
+    for training in (False, True):
+        for each in (False, True):
+            rows = own if each else own[0]
+            ours, theirs = ({name: tensor.clone() for name, tensor in values.items()} for _ in range(2))
+            with disable_dropout(skeleton.network, training):
+                try:
+                    expected, found = Loop(skeleton)(theirs, rows, each), engine(ours, rows, each)
+                except CannotRun:
+                    raise
+                except Exception as error:  # of the user's own forward, or of an operation that cannot be batched
+                    raise CannotRun(f"it does not run on a few examples ({error})") from error
+            if isinstance(engine, StackedProgram):
+                compare_results({"": expected, **theirs}, {"": found, **ours})
+
+
+def compare_results(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    """Raise CannotRun if outputs (named "") or buffers differ by more than rounding errors."""
+    tolerance = max(1e-3, 8 * torch.finfo(_compute_dtype(expected[""])).eps)
+    for name, tensor in expected.items():
+        scale = tensor.abs().max().clamp_min(1e-6) if tensor.numel() else 1.0
+        if found[name].shape != tensor.shape or not bool(((found[name] - tensor).abs() <= tolerance * scale).all()):
+            what = f"another value of the buffer '{name}'" if name else "other outputs"
+            raise CannotRun(f"it gives {what} than the members one by one")
+
+
+def _compute_dtype(outputs: Tensor) -> torch.dtype:
+    device = outputs.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else outputs.dtype
+
+
+@contextmanager
+def disable_dropout(network: nn.Module, training: bool) -> Iterator[None]:
+    """Set train or eval mode inside the block, without dropout, whose random numbers differ between engines."""
+    with eval_mode(network):
+        network.train(training)
+        for module in network.modules():
+            if isinstance(module, _DropoutNd):
+                module.eval()
+        yield
+
+
+@torch.no_grad()
+def measure_engines(skeleton: Skeleton, state: State, inputs: Tensor, rounds: int = 5) -> Engine:
+    """Time every engine that can run the network on these inputs, in turns; return the one with the smallest median."""
+    engines: list[Engine] = []
+    for candidate in ("loop", "stacked", "vmap"):
+        try:
+            engines.append(make_engine(candidate, skeleton, state, inputs))
+        except CannotRun:
+            continue
+    times: dict[Engine, list[float]] = {engine: [] for engine in engines}
+    values = {name: tensor.detach().clone() for name, tensor in state.items()}
+    with eval_mode(skeleton.network):
+        for engine in engines * (rounds + 1):
+            rows = inputs.clone() if skeleton.writes_inputs else inputs
+            start = time.perf_counter()
+            engine(values, rows, False)
+            if inputs.device.type == "cuda":
+                torch.cuda.synchronize(inputs.device)
+            times[engine].append(time.perf_counter() - start)
+    return min(engines, key=lambda engine: statistics.median(times[engine][1:]))  # without the first, which warms up

@@ -1,0 +1,102 @@
+"""Inputs, values and random states for comparisons: of engines with the loop, and of members with their networks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from enfold.engines.skeleton import State
+
+EXAMPLES = 3  # rows of a batch on which engines are compared: enough to notice that rows are mixed
+
+
+def vary(state: State, parameters: Collection[str]) -> State:
+    """Return similar values that differ between members and are constant nowhere."""
+    rng = torch.Generator().manual_seed(0)
+    found = {}
+    for name, tensor in state.items():
+        values = tensor.detach()
+        if values.is_floating_point() and values.numel():
+            noise = torch.randn(values.shape, generator=rng).to(values)
+            if name in parameters:
+                values = values + 0.5 * noise * values.std(correction=0).clamp_min(0.1)
+            else:
+                values = values * (1 + 0.1 * noise.abs())  # a variance stays positive
+        found[name] = values
+    return found
+
+
+def vary_own(state: State, own: Collection[str], parameters: Collection[str]) -> State:
+    """Return varied values that differ between members only in the tensors named in `own`."""
+    return {
+        name: tensor if name in own else tensor[:1].expand_as(tensor)
+        for name, tensor in vary(state, parameters).items()
+    }
+
+
+def choose_rows(inputs: Tensor, num_members: int) -> Tensor:
+    """Return a few rows of a batch for each member, different ones where there are enough: (M, 3, ...)."""
+    rows = torch.arange(EXAMPLES)
+    own = torch.stack([inputs[((k + 2) * rows // 2) % len(inputs)] for k in range(num_members)])
+    if not own.is_floating_point():
+        return own
+    noise = torch.rand(own.shape, generator=torch.Generator().manual_seed(0)).to(own)
+    return own * (0.75 + 0.5 * noise) if own.any() else noise
+
+
+def preserve_rng(inputs: Tensor) -> AbstractContextManager[None]:
+    """Restore the random state of torch after the block, for the CPU and for the device of the inputs."""
+    return torch.random.fork_rng(devices=[inputs.device] if inputs.device.type == "cuda" else [])
+
+
+@contextmanager
+def fix_rng(inputs: Tensor) -> Iterator[None]:
+    """Seed torch, numpy and Python inside the block, and restore their random states after it."""
+    before = random.getstate(), np.random.get_state()
+    with preserve_rng(inputs):
+        seed_rng(inputs.device)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
+
+
+def seed_rng(device: torch.device, seed: int = 0) -> None:
+    """Seed the generators of torch (CPU and one device), numpy and Python."""
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed also records a stack trace for unused devices
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+@dataclass(frozen=True)
+class Example:
+    """Shape, dtype and range of the inputs with which an ensemble was called first."""
+
+    shape: tuple[int, ...]  # of one input
+    dtype: str
+    low: float
+    high: float
+
+    @classmethod
+    def like(cls, inputs: Tensor) -> Example:
+        """Return the description of a batch (B, ...)."""
+        values = inputs.detach().double() if not inputs.is_complex() else inputs.detach().abs().double()
+        finite = values[values.isfinite()]
+        low, high = (float(finite.min()), float(finite.max())) if finite.numel() else (0.0, 0.0)
+        return cls(tuple(inputs.shape[1:]), str(inputs.dtype).removeprefix("torch."), low, high)
+
+    def inputs(self) -> Tensor:
+        """Return a few random inputs, the same ones in every call."""
+        drawn = torch.rand(EXAMPLES, *self.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        kind: torch.dtype = getattr(torch, self.dtype)
+        scaled = self.low + (self.high - self.low) * drawn
+        return (scaled if kind.is_floating_point or kind.is_complex else scaled.round()).to(kind)
