@@ -33,7 +33,7 @@ PACKAGES: dict[str, str] = {
 
 BASES: dict[str, str] = {
     "ensemble": "enfold.ensemble:Ensemble",
-    "distill": "enfold.distill.losses.base:DistillationLoss",
+    "distill": "enfold.distill.loss:DistillationLoss",
     "perturb": "enfold.distill.perturbation:Perturbation",
 }
 """The base class of methods that are classes; merges are functions."""
