@@ -276,9 +276,9 @@ class SoftAverage(Ensemble):
         inner = None if right is None else matrices[right]
         return Lazy(torch.as_tensor(constant), Terms(factors, given, outer, inner, called))
 
-    def looped(self, inputs: Tensor) -> bool:
+    def is_looped(self, inputs: Tensor) -> bool:
         """Not where weights are used factor by factor: there are none to take gradients of."""
-        return not self.lazy and super().looped(inputs)
+        return not self.lazy and super().is_looped(inputs)
 
     def expand(self) -> State:
         """The one network's values, (1, *shape)."""
