@@ -59,17 +59,21 @@ def is_trained(step: StepSpec) -> bool:
 
 
 def default_settings(step: StepSpec) -> dict[str, Any] | None:
-    """Return the training settings of a method that has published ones; None if it uses those of the run."""
-    config = None if is_user_code(step) else getattr(method_of(step).target, "default_config", None)
+    """Return the training settings of a method whose file defines `PUBLISHED` ones; None if it uses those of the run."""
+    config = None if is_user_code(step) else getattr(_module_of(step), "PUBLISHED", None)
     if not isinstance(config, TrainConfig):
         return None
     return {name: value for name, value in vars(config).items() if name not in ("seed", "device")}
 
 
 def count_trainings(step: StepSpec, num_members: int) -> int:
-    """Return how many trainings of the configured length a step carries out."""
-    count = None if is_user_code(step) else getattr(method_of(step).target, "count_trainings", None)
+    """Return how many trainings of the configured length a step has: `count_trainings` of the method's file, or 1."""
+    count = None if is_user_code(step) else getattr(_module_of(step), "count_trainings", None)
     return 1 if count is None else int(count(num_members, **step.options))
+
+
+def _module_of(step: StepSpec) -> Any:
+    return inspect.getmodule(inspect.unwrap(method_of(step).target))
 
 
 def distill_arguments() -> dict[str, Any]:

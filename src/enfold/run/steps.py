@@ -139,7 +139,7 @@ def _distill(
     own, common = split_options(method, step.options)
     loss = method.target(**own)
     teacher = members if step.teacher is None else run.step(run.recipe.step(step.teacher), run.members())
-    init, student = _start(run, step, members, details)
+    init, student = _start(run, step, loss, members, details)
     trained = distill(
         teacher,
         run.data,
@@ -160,7 +160,7 @@ def _distill(
 
 
 def _start(
-    run: SeedRun, step: StepSpec, members: DeepEnsemble, details: dict[str, Any]
+    run: SeedRun, step: StepSpec, loss: Any, members: DeepEnsemble, details: dict[str, Any]
 ) -> tuple[nn.Module | str | None, Any]:
     """The arguments `init` and `student` of `distill`."""
     details["start"] = {None: "the best member", "random": "an untrained network"}.get(step.init, f"init: {step.init}")
@@ -174,8 +174,9 @@ def _start(
     if step.student is None:
         if step.init == "als":
             raise EnfoldError("init: als needs a BatchEnsemble: add student: {method: batch_ensemble}")
-        started = step.init if step.init in (None, "random") else _network_named(run, str(step.init), members, details)
-        return started, None
+        if step.init in (None, "random") or (step.init == BEST and loss.default_init is None):
+            return ("random" if step.init == "random" else None), None
+        return _network_named(run, str(step.init), members, details), None
     method, options = student_method(step.student)  # type: ignore[arg-type]
     options = fill_options(method, options, members.num_members, run.seed)
     if step.init == "als":
@@ -286,13 +287,14 @@ def _check_distill(run: SeedRun, step: StepSpec) -> None:
         members = DeepEnsemble(run.make_network, run.recipe.members, seed=run.seed).eval()[: step.first]
         method = method_of(step)
         own, common = split_options(method, step.options)
-        init, student = _trial_start(run, step, members)
+        loss = method.target(**own)
+        init, student = _trial_start(run, step, loss, members)
         config = run.recipe.step_config(step, run.seed, run.device).replace(epochs=0, warmup_epochs=0)
         few = run.data.replace(train=run.data.train[:8])
         distill(
             members,
             few,
-            loss=method.target(**own),
+            loss=loss,
             init=init,
             student=student,
             perturb=make_perturbation(step.perturb),
@@ -302,9 +304,8 @@ def _check_distill(run: SeedRun, step: StepSpec) -> None:
         )
 
 
-def _trial_start(run: SeedRun, step: StepSpec, members: DeepEnsemble) -> tuple[Any, Any]:
-    """As `_start`, with an untrained network in place of those of earlier steps."""
-    if step.init in (*STARTS, None) and step.init not in (BEST, None, "average", "matched"):
-        return _start(run, step, members, {})
-    trial: Callable[..., Any] = step.model_copy
-    return _start(run, trial(update={"init": "random"}), members, {})
+def _trial_start(run: SeedRun, step: StepSpec, loss: Any, members: DeepEnsemble) -> tuple[Any, Any]:
+    """As `_start`, with an untrained network in place of the best member, of merges and of earlier steps."""
+    known = step.init in ("random", "als") and step.init not in [each.label for each in run.recipe.steps]
+    trial = step if known or step.init is None else step.model_copy(update={"init": "random"})
+    return _start(run, trial, loss, members, {})
