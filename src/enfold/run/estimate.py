@@ -22,7 +22,7 @@ from enfold.run.step_methods import is_trained
 from enfold.run.steps import build_ensemble, trial_network
 from enfold.train import CrossEntropy, Objective, TrainConfig
 from enfold.train.backward import backward
-from enfold.train.optimize import Optimizer
+from enfold.train.optimize import Optimizer, trained_members
 
 STEPS = 5
 
@@ -91,7 +91,8 @@ def _steps(run: SeedRun, config: TrainConfig) -> int:
 def _step_seconds(model: nn.Module, run: SeedRun, config: TrainConfig, objective: Objective | None = None) -> float:
     optimizer, objective = Optimizer(model, config), objective or CrossEntropy()
     scaler = torch.amp.GradScaler(config.device, enabled=False)
-    own = range(model.trained_members) if isinstance(model, Ensemble) and config.order != "shared" else None
+    separate = isinstance(model, Ensemble) and model.is_expandable and config.order != "shared"
+    own = range(trained_members(model)) if separate else None
     order = Order(config.batch_size, own, augment=config.augment, split=config.order == "split")
     taken = []
     model.train()

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from enfold.data import Split
@@ -30,7 +29,6 @@ from enfold.run.step_methods import (
     fill_options,
     is_ensemble_student,
     is_trained,
-    is_user_code,
     make_perturbation,
     method_of,
     split_options,
@@ -70,10 +68,7 @@ def load_step(run: SeedRun, step: StepSpec, file: Path) -> nn.Module:
     network: Any = trial_network(run, step) if step.family == "ensemble" else run.make_network
     if step.student is not None and not is_ensemble_student(step.student):
         network = run.network_factory(step.student)
-    if step.family == "ensemble" and is_user_code(step):  # a manifest never names code to be imported
-        ensemble = build_ensemble(run, step, network())
-        ensemble.load_state_dict(load_file(file))
-        return ensemble.eval()
+    method_of(step)  # loading an ensemble finds its class among those that are imported
     return load(file, network)
 
 
