@@ -27,13 +27,15 @@ from enfold.ensembles.mimo import MIMO
 from enfold.ensembles.rank_one import Tied
 from enfold.errors import EnfoldError
 from enfold.evaluate import best_member, member_logits
-from enfold.merge.common.folding import Composable, report_unchanged, require_data, require_members
+from enfold.merge.common.inputs import require_members
+from enfold.options import require_types
 from enfold.registry import method, method_name
 from enfold.train import History, Objective, TrainConfig, fit
+from enfold.train.history import warn_if_unchanged
 
 
 @dataclass(frozen=True)
-class Distillation(Composable, ABC):
+class Distillation(ABC):
     """A fold by training: subclasses say what is learned from the teachers, and how far a student is from it."""
 
     alpha: float = 1.0  # the teachers' part of the loss; the labels' is 1 - alpha
@@ -51,7 +53,7 @@ class Distillation(Composable, ABC):
 
     def __post_init__(self) -> None:
         self._require_kinds()
-        super().__post_init__()
+        require_types(self)
         if not 0 <= self.alpha <= 1:
             raise EnfoldError(f"alpha must be in [0, 1], got {self.alpha}: 1 is the teachers alone, 0 the labels alone")
         if not 0 < self.temperature < math.inf:
@@ -151,7 +153,8 @@ class Distillation(Composable, ABC):
 
         Answers about data that stay the same are computed once, and kept in the folder `answers` if it is given.
         """
-        require_data(data, "a distillation")
+        if not isinstance(data, Data):
+            raise EnfoldError(f"a distillation needs enfold.Data, got {type(data).__name__}: pass Data(train, ...)")
         return self.finish(self.learned(members, data, checkpoint=checkpoint, answers=answers), data)
 
     def learned(
@@ -222,7 +225,7 @@ class Distillation(Composable, ABC):
         remedy = (
             "lower the learning rate, train for more epochs, or keep the last epoch with TrainConfig(select='last')"
         )
-        report_unchanged(history, type(self).__name__, begun, remedy)
+        warn_if_unchanged(history, type(self).__name__, begun, remedy)
 
     def looked_at(self, student: nn.Module, members: nn.Module | CachedTeacher, data: Data) -> None:
         """What a method warns of once its student is trained; nothing unless it has something to say."""

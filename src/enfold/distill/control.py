@@ -13,8 +13,9 @@ from torch import nn
 from enfold.data import Data
 from enfold.ensemble import Ensemble
 from enfold.evaluate import best_member
-from enfold.merge.common.folding import report_unchanged, require_members
+from enfold.merge.common.inputs import require_members
 from enfold.train import TrainConfig, fit
+from enfold.train.history import warn_if_unchanged
 
 
 @dataclass(frozen=True)
@@ -30,5 +31,5 @@ class Control:
         network = members.member(best)
         history = fit(network, data, config=self.plan, checkpoint=checkpoint, title="control")
         remedy = "more training on the labels does not help it, or the learning rate is too high"
-        report_unchanged(history, "the control", f"member {best}", remedy)
+        warn_if_unchanged(history, "the control", f"member {best}", remedy)
         return network

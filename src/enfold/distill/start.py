@@ -15,8 +15,7 @@ from enfold.ensembles.common.sharing import Share
 from enfold.ensembles.rank_one import match_units, reconstruct
 from enfold.errors import EnfoldError
 from enfold.evaluate import best_member
-from enfold.merge.common.folding import mean_state, require_members
-from enfold.merge.common.states import example_of
+from enfold.merge.common.inputs import first_inputs, require_members
 from enfold.train.batch_norm import reestimate
 
 Start = Literal["member", "fresh", "average", "matched", "als"]
@@ -49,8 +48,8 @@ def _network(members: Ensemble, data: Data, start: Start, seed: int) -> nn.Modul
     if start == "member":
         return members.member(best_member(members, data))
     if start == "matched":
-        members = match_units(members, example=example_of(data), seed=seed)
-    network = members.network(mean_state(members))
+        members = match_units(members, example=first_inputs(data), seed=seed)
+    network = members.network(members.mean_state())
     reestimate(network, data)
     return network
 

@@ -10,7 +10,6 @@ from pydantic import TypeAdapter
 from torch import nn
 
 from enfold.errors import EnfoldError
-from enfold.merge.repair import Repair
 from enfold.options import has_own_number
 from enfold.registry import method, methods, nearest
 from enfold.train import TrainConfig
@@ -67,7 +66,7 @@ def made_fold(
     return chosen.make(**made)
 
 
-STEPS: dict[str, type[Any]] = {"repair": Repair}  # what can only follow a fold
+STEPS: dict[str, type[Any]] = {}  # what can only follow a fold
 
 
 def step_kind(name: str) -> type[Any]:

@@ -32,13 +32,12 @@ from enfold.io.checkpoints import matching_files
 from enfold.io.files import sha256
 from enfold.io.identity import differences
 from enfold.io.usercode import told
-from enfold.merge.common.folding import Route, noted
-from enfold.merge.common.states import require_reference
+from enfold.merge.common.inputs import require_reference
 from enfold.merge.soup import SingleModelWarning
 from enfold.networks import factory
 from enfold.progress import progress, titled
 from enfold.run.directory import RunDirectory
-from enfold.run.methods import made_fold, made_share, made_step
+from enfold.run.methods import made_fold, made_share
 from enfold.run.ood import made_set
 from enfold.run.recipe import Recipe
 from enfold.run.specs import CorruptionSpec, FoldSpec, MethodSpec, ShareSpec
@@ -114,7 +113,7 @@ class Cell:
         All but the student's training is tried, with untrained networks.
         """
         fold = self.chosen_fold(spec)
-        reference = getattr(fold.steps[0] if isinstance(fold, Route) else fold, "reference", None)
+        reference = getattr(fold, "reference", None)
         if reference is not None:
             with _cannot_be(spec):
                 require_reference(reference, spec.first or self.recipe.members)
@@ -331,9 +330,8 @@ class Cell:
         told: dict[str, Any] = {"fold": _told(spec)}
 
         def make(checkpoint: Path) -> nn.Module:
-            with titled(f"seed {self.seed}: {spec.label}"), noted() as found:
+            with titled(f"seed {self.seed}: {spec.label}"):
                 folded: nn.Module = fold(members, self.data, checkpoint=checkpoint, answers=self.run.path / "answers")
-            told.update({name: value for name, value in found.items() if value is not None})
             return folded
 
         if spec.then:
@@ -358,9 +356,7 @@ class Cell:
                 "seed": self.seed,
             }
 
-        fold = made_fold(spec.method, spec.settings, **given(spec))
-        steps = [made_step(step.method, step.settings, **given(step)) for step in spec.then]
-        return Route((fold, *steps)) if steps else fold
+        return made_fold(spec.method, spec.settings, **given(spec))
 
     def controls(self) -> dict[str, TrainConfig]:
         """One control for each plan that a fold trains by."""
@@ -371,9 +367,8 @@ class Cell:
         told: dict[str, Any] = {}
 
         def make(checkpoint: Path) -> nn.Module:
-            with titled(f"seed {self.seed}: {label}"), noted() as found:
+            with titled(f"seed {self.seed}: {label}"):
                 control = Control(plan)(members, self.data, checkpoint=checkpoint)
-            told.update({name: value for name, value in found.items() if value is not None})
             return control
 
         return self._stage("controls", label, make, told=told)

@@ -50,7 +50,6 @@ from enfold.engines.skeleton import State
 from enfold.ensembles.batch_ensemble import BatchEnsemble, BatchEnsembleMembers
 from enfold.ensembles.common.sharing import NormChoice
 from enfold.errors import EnfoldError
-from enfold.merge.common.folding import mean_state
 from enfold.train.batch_norm import reestimate
 from enfold.train.diversity import LowDiversityWarning
 
@@ -170,7 +169,7 @@ def folded(members: BatchEnsembleMembers, how: How = "mean_outer") -> State:
     """One network's values by equation (4); everything but the layers' weights is the members' mean."""
     if how not in get_args(How):
         raise EnfoldError(f"the fold must be one of {', '.join(get_args(How))}, got {how!r}: choose one")
-    state = mean_state(members)  # (4a)
+    state = members.mean_state()  # (4a)
     fast, shared = members.fast.state(), members.shared.state()
     for prefix, shape in members.layers.items() if how != "mean_outer" else ():
         r, s = fast.get(f"{prefix}r"), fast[f"{prefix}s"]  # (rank, M, channels)
