@@ -25,6 +25,7 @@ from enfold.saving import load, save
 from enfold.train import History, TrainConfig, fit
 
 if TYPE_CHECKING:
+    from enfold import merge
     from enfold.distill.cached import CachedTeacher
     from enfold.distill.control import Control
     from enfold.distill.dirichlet import Dirichlet
@@ -65,26 +66,12 @@ if TYPE_CHECKING:
     from enfold.ensembles.swag import SWAG
     from enfold.ensembles.tree_net import TreeNet
     from enfold.ensembles.wash import WASH
-    from enfold.merge.activation_matching import ActivationMatching
-    from enfold.merge.average import Average
-    from enfold.merge.c2m3 import C2M3
-    from enfold.merge.cca_merge import CCAMerge
-    from enfold.merge.common.folding import Route
-    from enfold.merge.merge_many import MergeMany
-    from enfold.merge.ot_fusion import OTFusion
-    from enfold.merge.perm_avg import PermAVG
-    from enfold.merge.repair import Repair
-    from enfold.merge.soup import Soup
-    from enfold.merge.straight_through import StraightThrough
-    from enfold.merge.weight_matching import WeightMatching
-    from enfold.merge.zipit import ZipIt
     from enfold.symmetry import Symmetry, symmetries
 
 __version__ = version("enfold")
 
 __all__ = [
     "AEKD",
-    "C2M3",
     "FGE",
     "KD",
     "MIMO",
@@ -93,11 +80,8 @@ __all__ = [
     "SWA",
     "SWAG",
     "WASH",
-    "ActivationMatching",
-    "Average",
     "Bagging",
     "BatchEnsemble",
-    "CCAMerge",
     "CachedTeacher",
     "ConfODS",
     "Control",
@@ -119,28 +103,21 @@ __all__ = [
     "LoRAEnsemble",
     "MCDropout",
     "Masksembles",
-    "MergeMany",
     "MixedEnsemble",
     "MixtureEnsemble",
     "MultiHead",
     "MultiSWA",
-    "OTFusion",
     "OneToOne",
     "PackedEnsemble",
-    "PermAVG",
     "Prediction",
     "Predictions",
     "ProxyEnD2",
     "Reconstruction",
-    "Repair",
     "Representability",
-    "Route",
     "Row",
     "SnapshotEnsemble",
-    "Soup",
     "Split",
     "State",
-    "StraightThrough",
     "SubspaceSampling",
     "Symmetry",
     "TDivSDiv",
@@ -148,15 +125,13 @@ __all__ = [
     "TrainConfig",
     "TreeNet",
     "UnchangedWarning",
-    "WeightMatching",
-    "ZipIt",
     "data",
     "evaluate",
     "fit",
     "load",
-    "match",
     "match_units",
     "measure",
+    "merge",
     "metrics",
     "networks",
     "predict",
@@ -169,12 +144,8 @@ __all__ = [
 
 _LAZY = {
     "AEKD": "enfold.distill.losses.ae_kd",
-    "ActivationMatching": "enfold.merge.activation_matching",
-    "Average": "enfold.merge.average",
     "Bagging": "enfold.ensembles.bagging",
     "BatchEnsemble": "enfold.ensembles.batch_ensemble",
-    "C2M3": "enfold.merge.c2m3",
-    "CCAMerge": "enfold.merge.cca_merge",
     "CachedTeacher": "enfold.distill.cached",
     "ConfODS": "enfold.distill.perturb.conf_ods",
     "Control": "enfold.distill.control",
@@ -193,34 +164,25 @@ _LAZY = {
     "MCDropout": "enfold.ensembles.mc_dropout",
     "MIMO": "enfold.ensembles.mimo",
     "Masksembles": "enfold.ensembles.masksembles",
-    "MergeMany": "enfold.merge.merge_many",
     "MixtureEnsemble": "enfold.ensembles.mixture_ensemble",
     "MultiHead": "enfold.ensembles.multi_head",
     "MultiSWA": "enfold.ensembles.multi_swa",
     "ODS": "enfold.distill.perturb.ods",
-    "OTFusion": "enfold.merge.ot_fusion",
     "OneToOne": "enfold.distill.losses.one_to_one",
     "PAPA": "enfold.ensembles.papa",
     "PackedEnsemble": "enfold.ensembles.packed_ensemble",
-    "PermAVG": "enfold.merge.perm_avg",
     "ProxyEnD2": "enfold.distill.losses.proxy_end2",
     "Reconstruction": "enfold.ensembles.rank_one.reconstruct",
-    "Repair": "enfold.merge.repair",
     "Representability": "enfold.ensembles.rank_one.representable",
-    "Route": "enfold.merge.common.folding",
     "SWA": "enfold.ensembles.swa",
     "SWAG": "enfold.ensembles.swag",
     "SnapshotEnsemble": "enfold.ensembles.snapshot_ensemble",
-    "Soup": "enfold.merge.soup",
-    "StraightThrough": "enfold.merge.straight_through",
     "SubspaceSampling": "enfold.ensembles.subspace_sampling",
     "Symmetry": "enfold.symmetry",
     "TDivSDiv": "enfold.distill.perturb.tdiv_sdiv",
     "Tied": "enfold.ensembles.rank_one",
     "TreeNet": "enfold.ensembles.tree_net",
     "WASH": "enfold.ensembles.wash",
-    "WeightMatching": "enfold.merge.weight_matching",
-    "ZipIt": "enfold.merge.zipit",
     "match": "enfold.ensembles.rank_one.match",
     "match_units": "enfold.ensembles.rank_one",
     "reconstruct": "enfold.ensembles.rank_one.reconstruct",
@@ -231,6 +193,8 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     """Methods are imported when they are first asked for: `import enfold` stays as quick as `import torch`."""
+    if name == "merge":
+        return import_module("enfold.merge")
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'enfold' has no attribute '{name}'")
