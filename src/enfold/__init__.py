@@ -3,7 +3,7 @@
 data = enfold.data.load("fashion-mini")
 members = enfold.DeepEnsemble.make(network, 4)  # M networks behind one call
 enfold.fit(members, data)                     # one loop, one plan
-one = enfold.KD()(members, data)              # one network of your own class
+one = enfold.distill(members, data)           # one network of your own class
 print(enfold.evaluate(one, data, members=members))
 """
 
@@ -26,19 +26,25 @@ from enfold.train import History, TrainConfig, fit
 
 if TYPE_CHECKING:
     from enfold.distill.cached import CachedTeacher
-    from enfold.distill.control import Control
-    from enfold.distill.dirichlet import Dirichlet
+    from enfold.distill.control import train_control
+    from enfold.distill.dirichlet import Dirichlet, DirichletEnsemble
+    from enfold.distill.distill import distill
+    from enfold.distill.loss import DistillationLoss
     from enfold.distill.losses.ae_kd import AEKD
     from enfold.distill.losses.end2 import EnD2
-    from enfold.distill.losses.hydra import HydraDistillation
+    from enfold.distill.losses.hydra import Hydra
     from enfold.distill.losses.kd import KD
     from enfold.distill.losses.latent_be import LatentBE
     from enfold.distill.losses.one_to_one import OneToOne
     from enfold.distill.losses.proxy_end2 import ProxyEnD2
     from enfold.distill.perturb.conf_ods import ConfODS
+    from enfold.distill.perturb.cutmix import CutMix
     from enfold.distill.perturb.gaussian import Gaussian
+    from enfold.distill.perturb.mixup import Mixup
     from enfold.distill.perturb.ods import ODS
     from enfold.distill.perturb.tdiv_sdiv import TDivSDiv
+    from enfold.distill.perturbation import Perturbation
+    from enfold.distill.weight_penalty import WeightPenalty
     from enfold.ensembles.bagging import Bagging
     from enfold.ensembles.batch_ensemble import BatchEnsemble
     from enfold.ensembles.fge import FGE
@@ -55,7 +61,7 @@ if TYPE_CHECKING:
     from enfold.ensembles.multi_swa import MultiSWA
     from enfold.ensembles.packed_ensemble import PackedEnsemble
     from enfold.ensembles.papa import PAPA
-    from enfold.ensembles.rank_one import Tied, match_units
+    from enfold.ensembles.rank_one import match_units
     from enfold.ensembles.rank_one.match import match
     from enfold.ensembles.rank_one.reconstruct import Reconstruction, reconstruct
     from enfold.ensembles.rank_one.representable import Representability, representable
@@ -100,18 +106,20 @@ __all__ = [
     "CCAMerge",
     "CachedTeacher",
     "ConfODS",
-    "Control",
     "Cost",
+    "CutMix",
     "Data",
     "DeepEnsemble",
     "Dirichlet",
+    "DirichletEnsemble",
+    "DistillationLoss",
     "EnD2",
     "EnfoldError",
     "Ensemble",
     "FiLMEnsemble",
     "Gaussian",
     "History",
-    "HydraDistillation",
+    "Hydra",
     "HydraEnsemble",
     "HyperBatchEnsemble",
     "HyperDeepEnsemble",
@@ -122,12 +130,14 @@ __all__ = [
     "MergeMany",
     "MixedEnsemble",
     "MixtureEnsemble",
+    "Mixup",
     "MultiHead",
     "MultiSWA",
     "OTFusion",
     "OneToOne",
     "PackedEnsemble",
     "PermAVG",
+    "Perturbation",
     "Prediction",
     "Predictions",
     "ProxyEnD2",
@@ -144,13 +154,14 @@ __all__ = [
     "SubspaceSampling",
     "Symmetry",
     "TDivSDiv",
-    "Tied",
     "TrainConfig",
     "TreeNet",
     "UnchangedWarning",
+    "WeightPenalty",
     "WeightMatching",
     "ZipIt",
     "data",
+    "distill",
     "evaluate",
     "fit",
     "load",
@@ -165,6 +176,7 @@ __all__ = [
     "save",
     "score",
     "symmetries",
+    "train_control",
 ]
 
 _LAZY = {
@@ -177,13 +189,15 @@ _LAZY = {
     "CCAMerge": "enfold.merge.cca_merge",
     "CachedTeacher": "enfold.distill.cached",
     "ConfODS": "enfold.distill.perturb.conf_ods",
-    "Control": "enfold.distill.control",
+    "CutMix": "enfold.distill.perturb.cutmix",
     "Dirichlet": "enfold.distill.dirichlet",
+    "DirichletEnsemble": "enfold.distill.dirichlet",
+    "DistillationLoss": "enfold.distill.loss",
     "EnD2": "enfold.distill.losses.end2",
     "FGE": "enfold.ensembles.fge",
     "FiLMEnsemble": "enfold.ensembles.film_ensemble",
     "Gaussian": "enfold.distill.perturb.gaussian",
-    "HydraDistillation": "enfold.distill.losses.hydra",
+    "Hydra": "enfold.distill.losses.hydra",
     "HydraEnsemble": "enfold.ensembles.hydra_ensemble",
     "HyperBatchEnsemble": "enfold.ensembles.hyper_batch_ensemble",
     "HyperDeepEnsemble": "enfold.ensembles.hyper_deep_ensemble",
@@ -195,6 +209,7 @@ _LAZY = {
     "Masksembles": "enfold.ensembles.masksembles",
     "MergeMany": "enfold.merge.merge_many",
     "MixtureEnsemble": "enfold.ensembles.mixture_ensemble",
+    "Mixup": "enfold.distill.perturb.mixup",
     "MultiHead": "enfold.ensembles.multi_head",
     "MultiSWA": "enfold.ensembles.multi_swa",
     "ODS": "enfold.distill.perturb.ods",
@@ -203,6 +218,7 @@ _LAZY = {
     "PAPA": "enfold.ensembles.papa",
     "PackedEnsemble": "enfold.ensembles.packed_ensemble",
     "PermAVG": "enfold.merge.perm_avg",
+    "Perturbation": "enfold.distill.perturbation",
     "ProxyEnD2": "enfold.distill.losses.proxy_end2",
     "Reconstruction": "enfold.ensembles.rank_one.reconstruct",
     "Repair": "enfold.merge.repair",
@@ -216,21 +232,25 @@ _LAZY = {
     "SubspaceSampling": "enfold.ensembles.subspace_sampling",
     "Symmetry": "enfold.symmetry",
     "TDivSDiv": "enfold.distill.perturb.tdiv_sdiv",
-    "Tied": "enfold.ensembles.rank_one",
     "TreeNet": "enfold.ensembles.tree_net",
     "WASH": "enfold.ensembles.wash",
     "WeightMatching": "enfold.merge.weight_matching",
+    "WeightPenalty": "enfold.distill.weight_penalty",
     "ZipIt": "enfold.merge.zipit",
     "match": "enfold.ensembles.rank_one.match",
     "match_units": "enfold.ensembles.rank_one",
     "reconstruct": "enfold.ensembles.rank_one.reconstruct",
     "representable": "enfold.ensembles.rank_one.representable",
     "symmetries": "enfold.symmetry",
+    "train_control": "enfold.distill.control",
 }
+_PACKAGES = ("distill",)  # callable: enfold.distill(...)
 
 
 def __getattr__(name: str) -> Any:
     """Methods are imported when they are first asked for: `import enfold` stays as quick as `import torch`."""
+    if name in _PACKAGES:
+        return import_module(f"enfold.{name}")
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'enfold' has no attribute '{name}'")
