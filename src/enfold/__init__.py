@@ -1,7 +1,7 @@
 """enfold: the quality of an ensemble at the price of one network.
 
 data = enfold.data.load("fashion-mini")
-members = enfold.DeepEnsemble.make(network, 4)  # M networks behind one call
+members = enfold.DeepEnsemble(network, 4)  # M networks behind one call
 enfold.fit(members, data)                     # one loop, one plan
 one = enfold.distill(members, data)           # one network of your own class
 print(enfold.evaluate(one, data, members=members))

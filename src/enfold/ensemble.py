@@ -204,7 +204,7 @@ class Ensemble(Runner):
         return None
 
     def on_fit_start(self, data: Data, config: TrainConfig) -> None:
-        """Prepare for a training; called before a checkpoint is restored, so state of another training is reset here."""
+        """Prepare for a training, and reset the state of an earlier one; called before a checkpoint is restored."""
 
     def on_step_end(self, step: int, optimizer: Optimizer) -> None:
         """Follow a step of the optimizer; steps are counted from 1 over all epochs."""
@@ -232,7 +232,14 @@ class Ensemble(Runner):
 
     def options(self) -> dict[str, Any]:
         """Return the options of the constructor by name; with them and the network, the ensemble can be made again."""
-        return {name: getattr(self, name) for name in arguments_of(type(self))}
+        names = list(arguments_of(type(self)))
+        missing = [name for name in names if not hasattr(self, name)]
+        if missing:
+            raise EnfoldError(
+                f"every option must be an attribute of its name, but {type(self).__name__} has no '{missing[0]}': set "
+                f"self.{missing[0]} in its constructor"
+            )
+        return {name: getattr(self, name) for name in names}
 
     @classmethod
     def from_options(cls, networks: Sequence[nn.Module], options: dict[str, Any]) -> Self:
@@ -244,6 +251,15 @@ class Ensemble(Runner):
         """
         return cls(networks[0], **options)
 
+    def stored_parameters(self) -> list[Tensor]:
+        """Return the tensors that count as parameters of the ensemble when its size is measured."""
+        return list(self.parameters())
+
+    @property
+    def network_name(self) -> str:
+        """The class of the members' network."""
+        return type(self.skeleton.network).__name__
+
     def _stored(self, name: str, tensor: Tensor) -> Tensor:
         """Return a tensor as what it is in the network: a parameter, frozen or trained as there, or a buffer."""
         if name in self.skeleton.parameters:
@@ -252,6 +268,5 @@ class Ensemble(Runner):
 
     def extra_repr(self) -> str:
         """Return the summary that print(ensemble) shows."""
-        network = f"{self.num_members} x {type(self.skeleton.network).__name__}, " if self.is_expandable else ""
         count = sum(parameter.numel() for parameter in self.parameters())
-        return f"{network}{count:,} parameters, engine={self.engine!r}"
+        return f"{self.num_members} x {self.network_name}, {count:,} parameters, engine={self.engine!r}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from enfold.arguments import arguments_of
 from enfold.errors import EnfoldError, closest
 
 ROOMS: dict[str, tuple[str, ...]] = {
@@ -34,8 +35,10 @@ class Method:
         return (module.__doc__ or "").strip().splitlines()[0]
 
     @property
-    def fields(self) -> dict[str, dataclasses.Field[Any]]:
+    def fields(self) -> dict[str, Any]:
         """The hyper-parameters by name."""
+        if not dataclasses.is_dataclass(self.kind):
+            return arguments_of(self.kind)
         return {field.name: field for field in dataclasses.fields(self.kind)}
 
     def make(self, **settings: Any) -> Any:
@@ -55,8 +58,9 @@ def methods(room: str) -> dict[str, Method]:
         for info in pkgutil.iter_modules(package.__path__):
             module = importlib.import_module(f"{package.__name__}.{info.name}")
             for name, kind in vars(module).items():
-                own = isinstance(kind, type) and kind.__module__ == module.__name__ and dataclasses.is_dataclass(kind)
-                if own and name in getattr(package, "__all__", ()) and name != "Repair":
+                own = isinstance(kind, type) and kind.__module__ == module.__name__
+                own = own and (dataclasses.is_dataclass(kind) or (room == "share" and "num_members" in arguments_of(kind)))
+                if own and name in getattr(package, "__all__", ()) and name not in ("Repair", "DeepEnsemble"):
                     found[info.name] = Method(info.name, room, kind)
     return found
 

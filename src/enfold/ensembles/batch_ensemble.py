@@ -105,8 +105,8 @@ class BatchEnsemble(EfficientEnsemble):
         own = [*(biases if bias == "member" else []), *own_norms]
         super().__init__(network, num_members, own, engine, batch_norm=batch_norm)
         self.rank, self.bias, self.bias_start, self.init, self.spread = rank, bias, bias_start, init, spread
-        self.batch_norm, self.norms, self.fast_grad_scale, self.fast_decay = batch_norm, norms, fast_grad_scale, fast_decay
-        self.include, self.exclude, self.seed = include, exclude, seed
+        self.batch_norm, self.norms, self.include, self.exclude, self.seed = batch_norm, norms, include, exclude, seed
+        self.fast_grad_scale, self.fast_decay = fast_grad_scale, fast_decay
         self.layers = {prefixes[name]: layer_shape(layer) for name, layer in layers.items()}
         self.scaled_biases = biases if bias == "shared_pre" else []
         self.linear = {prefixes[name] for name, layer in layers.items() if type(layer) is nn.Linear}
@@ -114,10 +114,11 @@ class BatchEnsemble(EfficientEnsemble):
             for name in set(biases) & self.own.state().keys():
                 self.own.state()[name].data.zero_()
         self.fast = Tree({name: nn.Parameter(tensor) for name, tensor in self._initial_vectors().items()})
-        self.warn_if_low_coverage()
+        if type(self) is BatchEnsemble:  # a derived class is not complete yet
+            self.warn_if_low_coverage()
 
     def _initial_vectors(self) -> State:
-        """Return r and s of every layer, each (rank, M, channels); those of member m depend on seed, layer and m only."""
+        """Return r and s of every layer, (rank, M, channels); those of member m depend on seed, layer and m only."""
         vectors: State = {}
         for position, (prefix, shape) in enumerate(self.layers.items()):
             like = self.shared.state()[f"{prefix}weight"]
@@ -193,4 +194,3 @@ class BatchEnsemble(EfficientEnsemble):
 def _norm_parameters(network: nn.Module) -> list[str]:
     norms = [(name, module) for name, module in network.named_modules() if isinstance(module, NORMS)]
     return [f"{name}.{key}" if name else key for name, norm in norms for key, _ in norm.named_parameters(recurse=False)]
-BatchEnsembleMembers = BatchEnsemble  # for methods that are not converted yet

@@ -43,9 +43,8 @@ class DeepEnsemble(Ensemble):
     4
 
     Args:
-        networks: A list of networks, which are copied; or a function that makes a network, or a network, of which
-            `num_members` new ones are drawn. Member k depends on `seed` and k only, so that M members are the first M of
-            M + 1.
+        networks: A list of networks, which are copied; or a network or a function that makes one, from which
+            `num_members` new ones are drawn. Member k depends on `seed` and k only: M members are the first M of M + 1.
         num_members: The number of members to draw; the length of the list, if a list is given.
         seed: The seed of the members that are drawn.
         engine: How members are run: auto, measure, stacked, loop or vmap.
@@ -161,9 +160,7 @@ def _make_networks(
     return members, None
 
 
-def draw_networks(
-    network: nn.Module | Factory, num_members: int, seed: int
-) -> tuple[list[nn.Module], tuple[int, ...]]:
+def draw_networks(network: nn.Module | Factory, num_members: int, seed: int) -> tuple[list[nn.Module], tuple[int, ...]]:
     """Return `num_members` networks, made by a function or re-initialised from a network, and the seed of each."""
     pairs = [initialised(network, seed, index) for index in range(num_members)]
     return [network for network, _ in pairs], tuple(own for _, own in pairs)

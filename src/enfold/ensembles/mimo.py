@@ -121,8 +121,8 @@ class MIMO(Ensemble):
         logits = logits_of(self._outputs(self._join(inputs), tuple(inputs.shape[2:])))
         if logits.ndim != 2 or logits.shape[1] % self.num_members:
             raise EnfoldError(
-                f"network must return outputs of shape (B, {self.num_members} C) in MIMO, got {tuple(logits.shape)}: name "
-                "the layer that gives the logits with last="
+                f"network must return outputs of shape (B, {self.num_members} C), got {tuple(logits.shape)}: name the "
+                "layer that gives the logits with last="
             )
         split: Tensor = logits.unflatten(1, (self.groups[1], self.num_members, -1))  # (B, groups, M, C / groups)
         return split.permute(2, 0, 1, 3).flatten(2)
@@ -139,18 +139,23 @@ class MIMO(Ensemble):
                 f"axis, or all axes, are the {self.inputs} features of its first layer, or name that layer with first="
             ) from error
 
+    @property
+    def network_name(self) -> str:
+        """The class of the network."""
+        return type(self.module).__name__
+
     def member(self, index: int) -> nn.Module:
         """Raise an error: members do not exist as networks."""
         raise EnfoldError(
-            f"members of MIMO do not exist as separate networks, got member({index}): take the outputs of a member with "
+            f"members of MIMO do not exist as separate networks, got member({index}): take its outputs with "
             f"ensemble(inputs)[{index}], or use a method whose members are networks"
         )
 
     def expand(self) -> State:
         """Raise an error: members do not exist as networks."""
         raise EnfoldError(
-            "expand needs members that are networks, got MIMO, whose members are slots of one network: use its outputs, "
-            "or a method whose members are networks"
+            "expand needs members that are networks, got MIMO, whose members are slots of one network: use its "
+            "outputs, or a method whose members are networks"
         )
 
     def _join(self, inputs: Tensor) -> Tensor:

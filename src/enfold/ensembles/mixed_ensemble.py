@@ -64,6 +64,11 @@ class MixedEnsemble(Ensemble):
         """Return the inputs unchanged: every network may have a type of its own."""
         return inputs
 
+    @property
+    def network_name(self) -> str:
+        """The classes of the networks."""
+        return ", ".join(dict.fromkeys(type(network).__name__ for network in self.members))
+
     def member(self, index: int) -> nn.Module:
         """Return network `index` itself."""
         return self.members[self._index(index)]

@@ -142,8 +142,8 @@ class BestBranch:
         """Return the loss of each member, (M,)."""
         if batch.own:
             raise EnfoldError(
-                "order must be 'shared' for choice='best', which compares branches on the same examples, got a batch for "
-                "each: train with order='shared'"
+                "order must be 'shared' for choice='best', which compares branches on the same examples, got a batch "
+                "for each: train with order='shared'"
             )
         log_probs = torch.log_softmax(batch_logits(model, batch), dim=-1)  # (M, B, C)
         labels = batch_classes(batch, log_probs)[..., None]

@@ -13,14 +13,14 @@ from torch import nn
 from enfold.cost import peak_memory, stored_bytes
 from enfold.data.batches import Order
 from enfold.data.dataset import Split
-from enfold.ensemble import Ensemble, trained_members
+from enfold.ensemble import Ensemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.run.directory import RunDirectory
 from enfold.run.recipe import Recipe
 from enfold.run.stages import Cell
 from enfold.train import CrossEntropy, Objective, TrainConfig
 from enfold.train.backward import backward
-from enfold.train.optimize import Optimizer
+from enfold.train.optimize import Optimizer, trained_members
 
 STEPS = 5
 
@@ -50,7 +50,7 @@ def estimate(recipe: Recipe, device: str = "cpu", beside: Path | None = None, *,
     `beside` is the folder of the recipe's file.
     """
     cell = Cell(RunDirectory(Path("dry-run"), beside, trust_code=trust_code), recipe, recipe.seeds[0], device)
-    members = DeepEnsemble.make(cell.make_network, recipe.members, seed=0).to(device)
+    members = DeepEnsemble(cell.make_network, recipe.members, seed=0).to(device)
     plan = recipe.members_plan(0, device)
     of_members = _step_seconds(members, cell, plan)
     alone = plan.replace(lr=1e-3, weight_decay=0.0)  # what varies between members costs the same
@@ -62,10 +62,10 @@ def estimate(recipe: Recipe, device: str = "cpu", beside: Path | None = None, *,
     for spec in recipe.shares:
         share, own = cell.chosen_share(spec), recipe.method_plan(spec, 0, device)
         network = cell.network_of(spec)()
-        adapted = share.adapted(own)
         model = share(network).to(device)
-        once = _steps(cell, adapted) * _step_seconds(model, cell, adapted, share.objective(adapted))
-        seconds += share.effort * once
+        adapted = model.configure(own)
+        once = _steps(cell, adapted) * _step_seconds(model, cell, adapted, model.objective(adapted))
+        seconds += model.training_cost * once
     states = 2 + (1 if plan.optimizer == "sgd" else 2)  # weights, gradients, the optimizer's memory
     memory = (
         stored_bytes(members) * (states + 1) + _data_bytes(cell) + _step_bytes(members, cell, plan)
@@ -86,7 +86,7 @@ def _steps(cell: Cell, plan: TrainConfig) -> int:
 def _step_seconds(model: nn.Module, cell: Cell, plan: TrainConfig, objective: Objective | None = None) -> float:
     optimizer, objective = Optimizer(model, plan), objective or CrossEntropy()
     scaler = torch.amp.GradScaler(plan.device, enabled=False)
-    own = range(trained_members(model)) if isinstance(model, Ensemble) and plan.order != "shared" else None
+    own = range(trained_members(model)) if isinstance(model, Ensemble) and model.is_expandable and plan.order != "shared" else None
     order = Order(plan.batch_size, own, augment=plan.augment, split=plan.order == "split")
     taken = []
     model.train()

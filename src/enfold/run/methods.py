@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter
 from torch import nn
 
+from enfold.arguments import check_arguments
 from enfold.errors import EnfoldError
 from enfold.merge.repair import Repair
 from enfold.options import has_own_number
@@ -33,7 +35,7 @@ def made_share(name: str, settings: Mapping[str, Any], *, members: int | None = 
     if seed is not None and "seed" in chosen.fields:
         defaults["seed"] = seed
     given = {key: as_tuples(value) for key, value in settings.items()}
-    return TypeAdapter(chosen.kind).validate_python({**defaults, **given})
+    return partial(chosen.kind, **check_arguments(chosen.kind, {**defaults, **given}))
 
 
 def made_fold(

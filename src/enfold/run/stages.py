@@ -128,7 +128,7 @@ class Cell:
         inputs = example_input(self.data).expand(2, *self.data.shape)
         self._check_one(f"the student of '{spec.label}'", make, inputs)
         with _cannot_be(spec), torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
-            members = DeepEnsemble.make(self.make_network, self.recipe.members, seed=self.seed).eval()
+            members = DeepEnsemble(self.make_network, self.recipe.members, seed=self.seed).eval()
             fold.agreed(fold.begin(members, few, None, None), members, few)
 
     def check_share(self, spec: ShareSpec) -> None:
@@ -138,9 +138,10 @@ class Cell:
         if spec.network is not None:
             self._check_one(f"the network of '{spec.label}'", make_network, inputs)
         share = self.chosen_share(spec)
-        plan = share.adapted(self.recipe.method_plan(spec, self.seed, self.device))
+        plan = share(make_network()).configure(self.recipe.method_plan(spec, self.seed, self.device))
         self._check_one(f"the share '{spec.label}'", lambda: share(make_network()), inputs)
-        planned = Fit(share(make_network()), self.data, plan, share.objective(plan), None)
+        made = share(make_network())
+        planned = Fit(made, self.data, plan, made.objective(plan), None)
         if isinstance(self.data.train, Split):
             next(planned.order.batches(self.data, 0))
 
@@ -261,7 +262,7 @@ class Cell:
                 f"'{self.recipe.checkpoints}': leave members out, or set it to {len(files)}"
             )
         told = {"files": [str(file) for file in files[:wanted]], "left_out": [str(file) for file in files[wanted:]]}
-        return DeepEnsemble.load(files[:wanted], self.make_network), told
+        return DeepEnsemble.from_checkpoints(files[:wanted], self.make_network), told
 
     def members(self) -> DeepEnsemble:
         """The trained members."""
@@ -272,7 +273,7 @@ class Cell:
             if brought is not None:
                 told.update(brought[1])
                 return brought[0]
-            members = DeepEnsemble.make(self.make_network, self.recipe.members, seed=self.seed)
+            members = DeepEnsemble(self.make_network, self.recipe.members, seed=self.seed)
             title = f"seed {self.seed}: {self.recipe.members} members"
             plan = self.recipe.members_plan(self.seed, self.device)
             keep = self.trajectory() if self.recipe.trajectory else None
@@ -301,9 +302,8 @@ class Cell:
                 network, _ = initialised(make_network, self.seed, 0)
             plan = self.recipe.method_plan(spec, self.seed, self.device)
             title = f"seed {self.seed}: {spec.label}"
-            trained: nn.Module = self.chosen_share(spec).train(
-                network, self.data, plan, checkpoint=checkpoint, title=title
-            )
+            trained: nn.Module = self.chosen_share(spec)(network)
+            fit(trained, self.data, config=plan, checkpoint=checkpoint, title=title)
             return trained
 
         return self._stage("shares", spec.label, make, make_network).to(self.device)
@@ -320,7 +320,7 @@ class Cell:
 
     def notice(self, spec: ShareSpec) -> str | None:
         """What to know of a share that is started otherwise than it is meant to be."""
-        if spec.from_member or not self.chosen_share(spec).wants_trained:
+        if spec.from_member or not self.chosen_share(spec)(self.network_of(spec)()).needs_trained_network:
             return None
         return f"{spec.method} adapts a trained network, but this one was drawn anew: use from_member: true"
 

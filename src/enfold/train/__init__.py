@@ -7,7 +7,3 @@ from enfold.train.objective import CrossEntropy, Objective
 from enfold.train.trajectory import Trajectory
 
 __all__ = ["CrossEntropy", "Epoch", "History", "Objective", "TrainConfig", "Trajectory", "fit"]
-
-
-class Follower:
-    """Base of methods that are not converted yet."""

@@ -105,6 +105,18 @@ def read_checkpoint(path: Path, identity: Identity) -> Checkpoint:
     return Checkpoint(progress, tensors)
 
 
+def load_checkpoint(
+    path: Path,
+    model: nn.Module,
+    optimizer: Optimizer,
+    selection: Selection,
+    scaler: torch.amp.GradScaler,
+    identity: Identity,
+) -> History:
+    """Read a checkpoint, restore its state, and return its history."""
+    return read_checkpoint(path, identity).restore(model, optimizer, selection, scaler)
+
+
 def stored_history(path: Path) -> History | None:
     """How a training that is under way has gone so far; None where it has no checkpoint yet."""
     try:

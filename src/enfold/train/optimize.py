@@ -51,7 +51,7 @@ class Optimizer:
         for group in self.groups:
             if not group["member_axis"] and self.num_members > 1:
                 raise EnfoldError(
-                    "lr and weight_decay may only differ between members that own all parameters, got a common parameter: "
+                    "lr and weight_decay must be numbers unless members own all parameters, got a common parameter: "
                     "use one value for all, or a DeepEnsemble"
                 )
             decayed, scale = group["weight_decay"] > 0, group.get("lr_scale", 1.0)

@@ -44,7 +44,7 @@ class BranchedEnsemble(EfficientEnsemble):
         self.joint = False  # the trunk runs once: there is one batch to normalise
 
     def configure(self, config: TrainConfig) -> TrainConfig:
-        """Use one order of the data for all members, so that the trunk runs once per step, unless members differ in it."""
+        """Use one order of the data, so that the trunk runs once per step, unless members see different examples."""
         return config if config.bootstrap or config.order == "split" else config.replace(order="shared")
 
     @torch.no_grad()
@@ -150,7 +150,7 @@ def _matches(pattern: str, name: str) -> bool:
 
 
 def _tensors(network: nn.Module) -> Iterator[tuple[str, tuple[str, Tensor]]]:
-    """Yield all parameters and buffers in the order of modules: name, path of the module, tensor; tied ones repeatedly."""
+    """Yield name, path of the module and tensor of all parameters and buffers; tied ones repeatedly."""
     for prefix, module in network.named_modules(remove_duplicate=False):
         for key, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None:

@@ -122,7 +122,7 @@ class EfficientEnsemble(Ensemble):
         )
 
     def extra_repr(self) -> str:
-        """Return the summary that print(ensemble) shows, with the fraction of parameters in which members may differ."""
+        """Return the summary that print(ensemble) shows, with the coverage."""
         return f"{super().extra_repr()}, members differ in {100 * self.coverage():.3g} % of the network's parameters"
 
     def is_looped(self, inputs: Tensor) -> bool:
@@ -214,7 +214,7 @@ def select_layers(
     if not chosen:
         known = ", ".join(kind.__name__ for kind in kinds)
         raise EnfoldError(
-            f"network must contain a layer of a supported kind ({known}), got none: change the network, include or exclude"
+            f"network must contain a layer of a supported kind ({known}), got none: change the network or the patterns"
         )
     for name, module in chosen.items():
         if hasattr(module, "weight") and "weight" not in module._parameters:

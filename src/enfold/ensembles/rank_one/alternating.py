@@ -80,7 +80,10 @@ def _start(target: Tensor, ensemble: BatchEnsemble, with_r: bool, start: Start) 
 def _start_mean(target: Tensor, ensemble: BatchEnsemble) -> Factors:
     """Equation (5); of further ranks s is random and r zero, so that R = 1 and the first update can use them."""
     members, groups, outputs, inputs, _ = target.shape
-    r, s = target.new_zeros(ensemble.rank, members, groups, inputs), target.new_ones(ensemble.rank, members, groups, outputs)
+    r, s = (
+        target.new_zeros(ensemble.rank, members, groups, inputs),
+        target.new_ones(ensemble.rank, members, groups, outputs),
+    )
     r[0] = 1
     if ensemble.rank > 1:
         source = generator(ensemble.seed, "reconstruct")

@@ -247,6 +247,10 @@ class SoftAverage(Ensemble):
         for name, held in self.held.state().items():
             held.copy_(measured[name].unsqueeze(0))
 
+    def options(self) -> dict[str, Any]:
+        """Return no options: this model is not saved."""
+        return {}
+
     def _run(self, inputs: Tensor, *, each: bool) -> Tensor:
         """In training, linear layers use their weights factor by factor where a batch is small for them."""
         whole = torch.is_autocast_enabled(inputs.device.type)  # factors would be rounded one by one
