@@ -3,7 +3,7 @@
 data = enfold.data.load("fashion-mini")
 members = enfold.DeepEnsemble(network, 4)  # M networks behind one call
 enfold.fit(members, data)                     # one loop, one plan
-one = enfold.KD()(members, data)              # one network of your own class
+one = enfold.distill(members, data)           # one network of your own class
 print(enfold.evaluate(one, data, members=members))
 """
 
@@ -27,19 +27,25 @@ from enfold.train import History, TrainConfig, fit
 if TYPE_CHECKING:
     from enfold import merge
     from enfold.distill.cached import CachedTeacher
-    from enfold.distill.control import Control
-    from enfold.distill.dirichlet import Dirichlet
+    from enfold.distill.control import train_control
+    from enfold.distill.dirichlet import Dirichlet, DirichletEnsemble
+    from enfold.distill.distill import distill
+    from enfold.distill.loss import DistillationLoss
     from enfold.distill.losses.ae_kd import AEKD
     from enfold.distill.losses.end2 import EnD2
-    from enfold.distill.losses.hydra import HydraDistillation
+    from enfold.distill.losses.hydra import Hydra
     from enfold.distill.losses.kd import KD
     from enfold.distill.losses.latent_be import LatentBE
     from enfold.distill.losses.one_to_one import OneToOne
     from enfold.distill.losses.proxy_end2 import ProxyEnD2
     from enfold.distill.perturb.conf_ods import ConfODS
+    from enfold.distill.perturb.cutmix import CutMix
     from enfold.distill.perturb.gaussian import Gaussian
+    from enfold.distill.perturb.mixup import Mixup
     from enfold.distill.perturb.ods import ODS
     from enfold.distill.perturb.tdiv_sdiv import TDivSDiv
+    from enfold.distill.perturbation import Perturbation
+    from enfold.distill.weight_penalty import WeightPenalty
     from enfold.ensembles.bagging import Bagging
     from enfold.ensembles.batch_ensemble import BatchEnsemble
     from enfold.ensembles.fge import FGE
@@ -56,7 +62,7 @@ if TYPE_CHECKING:
     from enfold.ensembles.multi_swa import MultiSWA
     from enfold.ensembles.packed_ensemble import PackedEnsemble
     from enfold.ensembles.papa import PAPA
-    from enfold.ensembles.rank_one import Tied, match_units
+    from enfold.ensembles.rank_one import match_units
     from enfold.ensembles.rank_one.match import match
     from enfold.ensembles.rank_one.reconstruct import Reconstruction, reconstruct
     from enfold.ensembles.rank_one.representable import Representability, representable
@@ -84,18 +90,20 @@ __all__ = [
     "BatchEnsemble",
     "CachedTeacher",
     "ConfODS",
-    "Control",
     "Cost",
+    "CutMix",
     "Data",
     "DeepEnsemble",
     "Dirichlet",
+    "DirichletEnsemble",
+    "DistillationLoss",
     "EnD2",
     "EnfoldError",
     "Ensemble",
     "FiLMEnsemble",
     "Gaussian",
     "History",
-    "HydraDistillation",
+    "Hydra",
     "HydraEnsemble",
     "HyperBatchEnsemble",
     "HyperDeepEnsemble",
@@ -105,10 +113,12 @@ __all__ = [
     "Masksembles",
     "MixedEnsemble",
     "MixtureEnsemble",
+    "Mixup",
     "MultiHead",
     "MultiSWA",
     "OneToOne",
     "PackedEnsemble",
+    "Perturbation",
     "Prediction",
     "Predictions",
     "ProxyEnD2",
@@ -121,11 +131,12 @@ __all__ = [
     "SubspaceSampling",
     "Symmetry",
     "TDivSDiv",
-    "Tied",
     "TrainConfig",
     "TreeNet",
     "UnchangedWarning",
+    "WeightPenalty",
     "data",
+    "distill",
     "evaluate",
     "fit",
     "load",
@@ -140,6 +151,7 @@ __all__ = [
     "save",
     "score",
     "symmetries",
+    "train_control",
 ]
 
 _LAZY = {
@@ -148,13 +160,15 @@ _LAZY = {
     "BatchEnsemble": "enfold.ensembles.batch_ensemble",
     "CachedTeacher": "enfold.distill.cached",
     "ConfODS": "enfold.distill.perturb.conf_ods",
-    "Control": "enfold.distill.control",
+    "CutMix": "enfold.distill.perturb.cutmix",
     "Dirichlet": "enfold.distill.dirichlet",
+    "DirichletEnsemble": "enfold.distill.dirichlet",
+    "DistillationLoss": "enfold.distill.loss",
     "EnD2": "enfold.distill.losses.end2",
     "FGE": "enfold.ensembles.fge",
     "FiLMEnsemble": "enfold.ensembles.film_ensemble",
     "Gaussian": "enfold.distill.perturb.gaussian",
-    "HydraDistillation": "enfold.distill.losses.hydra",
+    "Hydra": "enfold.distill.losses.hydra",
     "HydraEnsemble": "enfold.ensembles.hydra_ensemble",
     "HyperBatchEnsemble": "enfold.ensembles.hyper_batch_ensemble",
     "HyperDeepEnsemble": "enfold.ensembles.hyper_deep_ensemble",
@@ -165,12 +179,14 @@ _LAZY = {
     "MIMO": "enfold.ensembles.mimo",
     "Masksembles": "enfold.ensembles.masksembles",
     "MixtureEnsemble": "enfold.ensembles.mixture_ensemble",
+    "Mixup": "enfold.distill.perturb.mixup",
     "MultiHead": "enfold.ensembles.multi_head",
     "MultiSWA": "enfold.ensembles.multi_swa",
     "ODS": "enfold.distill.perturb.ods",
     "OneToOne": "enfold.distill.losses.one_to_one",
     "PAPA": "enfold.ensembles.papa",
     "PackedEnsemble": "enfold.ensembles.packed_ensemble",
+    "Perturbation": "enfold.distill.perturbation",
     "ProxyEnD2": "enfold.distill.losses.proxy_end2",
     "Reconstruction": "enfold.ensembles.rank_one.reconstruct",
     "Representability": "enfold.ensembles.rank_one.representable",
@@ -180,21 +196,23 @@ _LAZY = {
     "SubspaceSampling": "enfold.ensembles.subspace_sampling",
     "Symmetry": "enfold.symmetry",
     "TDivSDiv": "enfold.distill.perturb.tdiv_sdiv",
-    "Tied": "enfold.ensembles.rank_one",
     "TreeNet": "enfold.ensembles.tree_net",
     "WASH": "enfold.ensembles.wash",
+    "WeightPenalty": "enfold.distill.weight_penalty",
     "match": "enfold.ensembles.rank_one.match",
     "match_units": "enfold.ensembles.rank_one",
     "reconstruct": "enfold.ensembles.rank_one.reconstruct",
     "representable": "enfold.ensembles.rank_one.representable",
     "symmetries": "enfold.symmetry",
+    "train_control": "enfold.distill.control",
 }
+_PACKAGES = ("distill", "merge")  # callable: enfold.distill(...)
 
 
 def __getattr__(name: str) -> Any:
     """Methods are imported when they are first asked for: `import enfold` stays as quick as `import torch`."""
-    if name == "merge":
-        return import_module("enfold.merge")
+    if name in _PACKAGES:
+        return import_module(f"enfold.{name}")
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'enfold' has no attribute '{name}'")
