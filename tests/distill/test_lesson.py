@@ -5,8 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from enfold.data.batches import Batch
+from enfold.distill import distill
 from enfold.distill.divergence import as_target
-from enfold.distill.lesson import Lessons, SeparableLesson
+from enfold.distill.objective import DistillationObjective, SeparableBatchLoss
 from enfold.distill.losses.kd import KD
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
@@ -34,13 +35,13 @@ def test_smoothing_a_student(fitted):
     source = torch.Generator().manual_seed(0)
     logits, target = torch.randn(3, 6, 3, generator=source), torch.randn(6, 3, generator=source).log_softmax(-1)
     subject = KD(alpha=0.3, fit=fitted, share=BatchEnsemble(3))
-    lessons = Lessons(subject, lambda batch: as_target(target), None, SMOOTHING)
+    lessons = DistillationObjective(subject, lambda batch: as_target(target), None, SMOOTHING)
     found = lessons(Table(logits), BATCH)
     soft = 0.3 * subject.loss(logits, as_target(target), 0.0)
     hard = torch.cat([CrossEntropy(each).of_logits(logits[k : k + 1], BATCH) for k, each in enumerate(SMOOTHING)])
     torch.testing.assert_close(found, soft + 0.7 * hard)
     lesson = lessons.for_batch(Table(logits), BATCH, StepContext())
-    if isinstance(lesson, SeparableLesson):
+    if isinstance(lesson, SeparableBatchLoss):
         alone = [lesson.member(k)(Table(logits[k : k + 1]), BATCH) for k in range(3)]
         torch.testing.assert_close(found, torch.cat(alone))
 
@@ -57,7 +58,7 @@ def test_there_are_as_many_as_students(pupils):
 def pupils():
     from classroom import make_mlp, make_pictures
 
-    return DeepEnsemble.make(make_mlp, 2, seed=0), make_pictures()
+    return DeepEnsemble(make_mlp, 2, seed=0), make_pictures()
 
 
 @pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")
@@ -67,7 +68,7 @@ def test_a_share_is_trained_with_one_each(pupils):
     plan = TrainConfig(epochs=2, label_smoothing=(0.0, 0.5), select="last", lr=0.05)
     share = BatchEnsemble(2, init="ones", bias="member")
     parted, equal = (
-        KD(alpha=0.0, share=share, plan=each)(members, data)(data.prepare(data.test.inputs))
+        distill(members, data, loss=KD(alpha=0.0), config=each, student=SHARE(share))(data.prepare(data.test.inputs))
         for each in (plan, plan.replace(label_smoothing=0.5))
     )
     assert not torch.allclose(parted[0], parted[1], atol=1e-4)
