@@ -25,6 +25,7 @@ from enfold.saving import load, save
 from enfold.train import History, TrainConfig, fit
 
 if TYPE_CHECKING:
+    from enfold import merge
     from enfold.distill.cached import CachedTeacher
     from enfold.distill.control import train_control
     from enfold.distill.dirichlet import Dirichlet, DirichletEnsemble
@@ -71,26 +72,12 @@ if TYPE_CHECKING:
     from enfold.ensembles.swag import SWAG
     from enfold.ensembles.tree_net import TreeNet
     from enfold.ensembles.wash import WASH
-    from enfold.merge.activation_matching import ActivationMatching
-    from enfold.merge.average import Average
-    from enfold.merge.c2m3 import C2M3
-    from enfold.merge.cca_merge import CCAMerge
-    from enfold.merge.common.folding import Route
-    from enfold.merge.merge_many import MergeMany
-    from enfold.merge.ot_fusion import OTFusion
-    from enfold.merge.perm_avg import PermAVG
-    from enfold.merge.repair import Repair
-    from enfold.merge.soup import Soup
-    from enfold.merge.straight_through import StraightThrough
-    from enfold.merge.weight_matching import WeightMatching
-    from enfold.merge.zipit import ZipIt
     from enfold.symmetry import Symmetry, symmetries
 
 __version__ = version("enfold")
 
 __all__ = [
     "AEKD",
-    "C2M3",
     "FGE",
     "KD",
     "MIMO",
@@ -99,11 +86,8 @@ __all__ = [
     "SWA",
     "SWAG",
     "WASH",
-    "ActivationMatching",
-    "Average",
     "Bagging",
     "BatchEnsemble",
-    "CCAMerge",
     "CachedTeacher",
     "ConfODS",
     "Cost",
@@ -127,30 +111,23 @@ __all__ = [
     "LoRAEnsemble",
     "MCDropout",
     "Masksembles",
-    "MergeMany",
     "MixedEnsemble",
     "MixtureEnsemble",
     "Mixup",
     "MultiHead",
     "MultiSWA",
-    "OTFusion",
     "OneToOne",
     "PackedEnsemble",
-    "PermAVG",
     "Perturbation",
     "Prediction",
     "Predictions",
     "ProxyEnD2",
     "Reconstruction",
-    "Repair",
     "Representability",
-    "Route",
     "Row",
     "SnapshotEnsemble",
-    "Soup",
     "Split",
     "State",
-    "StraightThrough",
     "SubspaceSampling",
     "Symmetry",
     "TDivSDiv",
@@ -158,16 +135,14 @@ __all__ = [
     "TreeNet",
     "UnchangedWarning",
     "WeightPenalty",
-    "WeightMatching",
-    "ZipIt",
     "data",
     "distill",
     "evaluate",
     "fit",
     "load",
-    "match",
     "match_units",
     "measure",
+    "merge",
     "metrics",
     "networks",
     "predict",
@@ -181,12 +156,8 @@ __all__ = [
 
 _LAZY = {
     "AEKD": "enfold.distill.losses.ae_kd",
-    "ActivationMatching": "enfold.merge.activation_matching",
-    "Average": "enfold.merge.average",
     "Bagging": "enfold.ensembles.bagging",
     "BatchEnsemble": "enfold.ensembles.batch_ensemble",
-    "C2M3": "enfold.merge.c2m3",
-    "CCAMerge": "enfold.merge.cca_merge",
     "CachedTeacher": "enfold.distill.cached",
     "ConfODS": "enfold.distill.perturb.conf_ods",
     "CutMix": "enfold.distill.perturb.cutmix",
@@ -207,36 +178,27 @@ _LAZY = {
     "MCDropout": "enfold.ensembles.mc_dropout",
     "MIMO": "enfold.ensembles.mimo",
     "Masksembles": "enfold.ensembles.masksembles",
-    "MergeMany": "enfold.merge.merge_many",
     "MixtureEnsemble": "enfold.ensembles.mixture_ensemble",
     "Mixup": "enfold.distill.perturb.mixup",
     "MultiHead": "enfold.ensembles.multi_head",
     "MultiSWA": "enfold.ensembles.multi_swa",
     "ODS": "enfold.distill.perturb.ods",
-    "OTFusion": "enfold.merge.ot_fusion",
     "OneToOne": "enfold.distill.losses.one_to_one",
     "PAPA": "enfold.ensembles.papa",
     "PackedEnsemble": "enfold.ensembles.packed_ensemble",
-    "PermAVG": "enfold.merge.perm_avg",
     "Perturbation": "enfold.distill.perturbation",
     "ProxyEnD2": "enfold.distill.losses.proxy_end2",
     "Reconstruction": "enfold.ensembles.rank_one.reconstruct",
-    "Repair": "enfold.merge.repair",
     "Representability": "enfold.ensembles.rank_one.representable",
-    "Route": "enfold.merge.common.folding",
     "SWA": "enfold.ensembles.swa",
     "SWAG": "enfold.ensembles.swag",
     "SnapshotEnsemble": "enfold.ensembles.snapshot_ensemble",
-    "Soup": "enfold.merge.soup",
-    "StraightThrough": "enfold.merge.straight_through",
     "SubspaceSampling": "enfold.ensembles.subspace_sampling",
     "Symmetry": "enfold.symmetry",
     "TDivSDiv": "enfold.distill.perturb.tdiv_sdiv",
     "TreeNet": "enfold.ensembles.tree_net",
     "WASH": "enfold.ensembles.wash",
-    "WeightMatching": "enfold.merge.weight_matching",
     "WeightPenalty": "enfold.distill.weight_penalty",
-    "ZipIt": "enfold.merge.zipit",
     "match": "enfold.ensembles.rank_one.match",
     "match_units": "enfold.ensembles.rank_one",
     "reconstruct": "enfold.ensembles.rank_one.reconstruct",
@@ -244,7 +206,7 @@ _LAZY = {
     "symmetries": "enfold.symmetry",
     "train_control": "enfold.distill.control",
 }
-_PACKAGES = ("distill",)  # callable: enfold.distill(...)
+_PACKAGES = ("distill", "merge")  # callable: enfold.distill(...)
 
 
 def __getattr__(name: str) -> Any:

@@ -39,7 +39,7 @@ from enfold.merge.repair import Repair
 from enfold.metrics.dirichlet import dirichlet_uncertainty
 from enfold.metrics.greedy import greedy_selection
 from enfold.networks import catalogue
-from enfold.symmetry import symmetries, weight_matching
+from enfold.symmetry import symmetries, match_weights
 from enfold.train import TrainConfig
 from enfold.train.batch_norm import reestimate
 
@@ -434,7 +434,7 @@ def _axis(axis: Any) -> str:
 def matching(network: nn.Module, target: nn.Module) -> dict[str, list[int]]:
     """Return the orders of units that weight matching finds."""
     found = symmetries(network, specimens.inputs(), seed=0)
-    orders = weight_matching(target.state_dict(), network.state_dict(), found, seed=0)
+    orders = match_weights(target.state_dict(), network.state_dict(), found, seed=0)
     return {name: order.tolist() for name, order in orders.items()}
 
 
