@@ -14,14 +14,16 @@ from torch import Tensor, nn
 from students import best, fresh
 from enfold.data import Data, Split
 from enfold.data.batches import Batch, Order
-from enfold.distill import distill
+from enfold.distill import distill, train_control
 from enfold.distill.divergence import as_target
 from enfold.distill.objective import DistillationObjective
 from enfold.distill.losses.kd import KD, teacher_log_probs
 from enfold.distill.teacher import Teacher
-from enfold.ensembles.mixed_ensemble import MixedEnsemble
+from enfold.engines.skeleton import State
+from enfold.ensemble import Ensemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError, UnchangedWarning
 from enfold.evaluate import best_member, predict
 from enfold.metrics import nll, per_member
@@ -140,8 +142,12 @@ def test_the_three_means_by_hand():
 def test_each_student_has_its_own_loss():
     students, target = logits_of_seed(0, 3, 5, 4), logits_of_seed(1, 5, 4).log_softmax(-1)
 
-    class Three(nn.Module):
-        num_members = 3
+    class Three(Ensemble):
+        def __init__(self) -> None:
+            super().__init__([], 3)
+
+        def expand(self) -> State:
+            raise EnfoldError("members do not exist as networks")
 
         def forward(self, inputs: Tensor) -> Tensor:
             return students
@@ -178,8 +184,8 @@ def test_a_cached_and_an_uncached_teacher_make_one_student(members, data, monkey
 
 
 def uncached(make):
-    def init(self, members, data, target, *, remembers, folder):
-        make(self, members, data, target, is_constant=False)
+    def init(self, models, data, target, *, is_constant, folder):
+        make(self, models, data, target, is_constant=False)
 
     return init
 
@@ -262,8 +268,6 @@ def test_a_fresh_start_is_another_network_than_any_member(members, data):
 
 def test_alpha_0_from_a_member_is_the_control(members, data):
     """Without the ensemble's term a student is a member trained on."""
-    from enfold.distill.control import train_control
-
     student = distill(members, data, loss=KD(alpha=0.0), config=PLAN)
     control = train_control(members, data, config=PLAN)
     for name, tensor in student.state_dict().items():
@@ -284,7 +288,7 @@ def test_different_architectures_can_teach(networks, data, snapshot):
     student = distill(teachers, data, config=PLAN, student=networks["plain"])
     assert unchanged()
     assert type(student) is networks["plain"]
-    with pytest.raises(EnfoldError, match="a student of the members' own class needs members of one architecture"):
+    with pytest.raises(EnfoldError, match="student=None .* MixedEnsemble"):
         distill(teachers, data, config=PLAN)
 
 
@@ -296,7 +300,7 @@ def test_the_checkpoint_of_other_teachers_is_refused(members, data, tmp_path):
         lambda: distill(members, data, loss=KD(alpha=0.5), config=PLAN, init="random", checkpoint=file),
         lambda: distill(members, data, loss=KD(reduction="mean_logits"), config=PLAN, init="random", checkpoint=file),
     ):
-        with pytest.raises(EnfoldError, match="can only continue the training it is from"):
+        with pytest.raises(EnfoldError, match="checkpoint"):
             other()
     again = distill(members, data, config=PLAN, init="random", checkpoint=file)
     assert torch.isfinite(again.head.weight).all()
@@ -305,13 +309,15 @@ def test_the_checkpoint_of_other_teachers_is_refused(members, data, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"alpha": 1.5}, r"alpha must be in \[0, 1\], got 1.5"),
-        ({"alpha": math.nan}, r"alpha must be in \[0, 1\], got nan"),
-        ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
-        ({"temperature": math.nan}, "temperature must be above 0, got nan"),
-        ({"temperature": math.inf}, "temperature must be above 0, got inf"),
-        ({"reduction": "median"}, "reduction must be one of mean_softened_probs, .*, got 'median'"),
-        ({"start": "scratch"}, "start must be one of member, fresh, average, matched, als, got 'scratch'"),
+        ({"alpha": 1.5}, "alpha .* got 1.5"),
+        ({"alpha": math.nan}, "alpha .* got nan"),
+        ({"alpha": True}, "alpha .* got True"),
+        ({"alpha": "a"}, "alpha .* got 'a'"),
+        ({"temperature": 0.0}, "temperature .* got 0.0"),
+        ({"temperature": math.nan}, "temperature .* got nan"),
+        ({"temperature": math.inf}, "temperature .* got inf"),
+        ({"reduction": "median"}, "reduction .* got 'median'"),
+        ({"fit": "mean"}, "fit .* got 'mean'"),
     ],
 )
 def test_settings_that_cannot_be(settings, message):
@@ -319,17 +325,12 @@ def test_settings_that_cannot_be(settings, message):
         KD(**settings)
 
 
-def test_a_reduction_nobody_knows():
-    with pytest.raises(EnfoldError, match="reduction must be"):
-        teacher_log_probs(torch.zeros(2, 3, 4), 1.0, "median")
-
-
 @pytest.mark.parametrize("cached", [True, False])
 def test_a_diverged_teacher_is_named(members, data, cached):
     with torch.no_grad():
         members.expand()["head.weight"][2] = math.nan
     loader = data.replace(train=[(data.train.inputs, data.train.labels)])
-    with pytest.raises(EnfoldError, match="a teacher's outputs must be finite"):
+    with pytest.raises(EnfoldError, match="teacher must have finite outputs"):
         distill(members, data if cached else loader, config=PLAN, student=lambda: nn.Linear(4, 3))
 
 
@@ -353,11 +354,11 @@ def test_a_student_that_is_its_start_says_so_with_the_members_index(members, dat
     assert all(torch.equal(one, other) for one, other in zip(student.parameters(), start.parameters(), strict=True))
 
 
-def test_a_share_and_a_fresh_student_that_stay_as_they_started_say_so(members, data):
-    with pytest.warns(UnchangedWarning, match="member"):
+def test_an_ensemble_and_an_init_that_stay_as_they_started_are_reported(members, data):
+    with pytest.warns(UnchangedWarning, match="student"):
         distill(members, data, config=RUINOUS, student=BatchEnsemble(best(members, data), 2))
-    with pytest.warns(UnchangedWarning, match="before"):
-        KD(plan=RUINOUS).after(members.member(0), members, data)
+    with pytest.warns(UnchangedWarning, match="init"):
+        distill(members, data, init=members.member(0), config=RUINOUS)
 
 
 def test_nothing_is_said_of_the_last_epoch_or_of_a_student_that_was_not_trained(members, data):

@@ -28,7 +28,7 @@ from enfold.train import TrainConfig
 from enfold.train.backward import backward
 
 prop = settings(deadline=None, derandomize=True, max_examples=15)
-alike = pytest.mark.filterwarnings("ignore:the 4 members are nearly one function")
+alike = pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")
 plain = pytest.mark.parametrize("members", ["plain"], indirect=True)
 PLAN = TrainConfig(epochs=2, batch_size=16, lr=0.02, select="last")
 
@@ -106,7 +106,8 @@ def test_engines_give_one_gradient(members, data, own, remembers):
 @alike
 def test_without_a_share_it_is_a_batch_ensemble(members, data, tmp_path):
     student = distill(members, data, loss=OneToOne(), config=PLAN)
-    assert student.share == BatchEnsemble(4)
+    assert type(student) is BatchEnsemble
+    assert student.num_members == 4
     assert type(student.member(0)) is type(members.member(0))
     assert distill(members[:3], data, loss=OneToOne(), config=PLAN).num_members == 3
     save(student, tmp_path / "student.safetensors")
@@ -115,9 +116,10 @@ def test_without_a_share_it_is_a_batch_ensemble(members, data, tmp_path):
 
 
 @alike
-@pytest.mark.parametrize("share", [BatchEnsemble(4), Hydra(4), TreeNet(4), MIMO(4), PackedEnsemble(4)])
-def test_any_share_can_learn(members, data, share):
-    student = distill(members, data, loss=OneToOne(), config=PLAN, student=SHARE(share))
+@pytest.mark.parametrize("kind", [BatchEnsemble, HydraEnsemble, TreeNet, MIMO, PackedEnsemble])
+def test_any_ensemble_can_learn(members, data, kind):
+    student = distill(members, data, loss=OneToOne(), config=PLAN, student=kind(best(members, data), 4))
+    assert type(student) is kind
     assert student.num_members == 4
     assert torch.isfinite(student(data.test.inputs)).all()
 
@@ -135,21 +137,21 @@ def test_recorded_answers_can_teach(members, data, networks):
     with torch.no_grad():
         recorded = CachedTeacher(members.eval()(data.train.inputs))
     kind = type(members.member(0))
-    settings = {"share": BatchEnsemble(4), "student": kind, "plan": PLAN.replace(select="last")}
-    learned = distill(recorded, data, loss=OneToOne(), **settings)
-    expected = distill(members, data, loss=OneToOne(), **settings)
+    learned, expected = (
+        distill(teacher, data, loss=OneToOne(), student=kind, config=PLAN) for teacher in (recorded, members)
+    )
     torch.testing.assert_close(predict(learned, data.test).log_probs, predict(expected, data.test).log_probs)
 
 
-@pytest.mark.parametrize("share", [BatchEnsemble(3), Hydra(5)])
-def test_every_student_needs_a_teacher(members, data, share):
-    with pytest.raises(EnfoldError, match=rf"got 4 teachers and {share.num_members} students: give a share of 4"):
-        distill(members, data, loss=OneToOne(), config=PLAN, student=SHARE(share))
+@pytest.mark.parametrize(("kind", "size"), [(BatchEnsemble, 3), (HydraEnsemble, 5)])
+def test_every_student_needs_a_teacher(members, data, kind, size):
+    with pytest.raises(EnfoldError, match=f"got 4 teachers and {size} students"):
+        distill(members, data, loss=OneToOne(), config=PLAN, student=kind(best(members, data), size))
 
 
 @alike
 @plain
-def test_a_tie_needs_no_share_to_be_given(members, data):
+def test_a_weight_penalty_needs_no_student_to_be_given(members, data):
     plan, theirs = PLAN.replace(epochs=10, select="last"), members.expand()["head.weight"]
     tied, free = (distill(members, data, loss=OneToOne(), weight_penalty=tie, config=plan).expand()["head.weight"] for tie in (10.0, 0.0))
     assert (tied - theirs).norm() < (free - theirs).norm()
