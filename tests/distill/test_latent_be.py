@@ -20,7 +20,6 @@ from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.ensembles.hydra import Hydra
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
-from enfold.merge.common.folding import mean_state
 from enfold.metrics import nll, per_member
 from enfold.train import TrainConfig
 
@@ -202,7 +201,7 @@ def test_one_network_of_the_users_class_from_the_latent_members(members, data, s
     assert type(network) is type(members.member(0))
     assert network.state_dict().keys() == members.member(0).state_dict().keys()
     assert latent.share == method.student_share(4)
-    expected = mean_state(latent)
+    expected = latent.mean_state()
     for name, parameter in network.named_parameters():
         torch.testing.assert_close(parameter, expected[name])
     assert not network.training
@@ -215,7 +214,7 @@ def test_statistics_are_those_of_training_or_measured_anew(members, data):
         latent = LatentBE(plan=PLAN, batch_norm=choice).latent(members, data)
         for wanted in (None, False, True):
             network = LatentBE(plan=PLAN, batch_norm=choice, reestimate_batch_norm=wanted)(members, data)
-            kept = torch.allclose(network.norm.running_mean, mean_state(latent)["norm.running_mean"])
+            kept = torch.allclose(network.norm.running_mean, latent.mean_state()["norm.running_mean"])
             assert kept == (wanted is False or (wanted is None and choice == "joint")), (choice, wanted)
 
 

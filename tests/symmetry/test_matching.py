@@ -12,10 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
-from enfold.merge.c2m3 import C2M3
-from enfold.merge.weight_matching import WeightMatching
+from enfold.merge import c2m3, weight_matching
 from enfold.networks import MLP, ResNet
-from enfold.symmetry import Group, Symmetry, match, permute, symmetries, match_weights
+from enfold.symmetry import Group, Symmetry, match, match_weights, permute, symmetries
 from planted import assert_back, pixels
 
 PLAIN = [
@@ -117,7 +116,7 @@ class Waves(nn.Module):
         return (hidden.to(self.head.dtype) @ self.head.T).real
 
 
-@pytest.mark.parametrize("fold", [WeightMatching(), C2M3()])
+@pytest.mark.parametrize("fold", [partial(weight_matching), partial(c2m3)])
 def test_complex_weights_are_matched_by_both_their_parts(fold):
     torch.manual_seed(0)
     network, inputs = Waves(), torch.randn(2, 4)

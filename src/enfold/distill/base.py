@@ -227,7 +227,7 @@ class Distillation(ABC):
         )
         warn_if_unchanged(history, type(self).__name__, begun, remedy)
 
-    def looked_at(self, student: nn.Module, members: nn.Module | CachedTeacher, data: Data) -> None:
+    def looked_at(self, student: nn.Module, members: nn.Module | CachedTeacher, data: Data) -> None:  # noqa: B027
         """What a method warns of once its student is trained; nothing unless it has something to say."""
 
     def agreed(

@@ -368,8 +368,7 @@ class Cell:
 
         def make(checkpoint: Path) -> nn.Module:
             with titled(f"seed {self.seed}: {label}"):
-                control = Control(plan)(members, self.data, checkpoint=checkpoint)
-            return control
+                return Control(plan)(members, self.data, checkpoint=checkpoint)
 
         return self._stage("controls", label, make, told=told)
 
