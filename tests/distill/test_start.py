@@ -18,7 +18,7 @@ from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.ensembles.hydra_ensemble import HydraEnsemble
 from enfold.ensembles.rank_one import match_units, reconstruct
 from enfold.errors import EnfoldError
-from enfold.merge.average import Average
+from enfold.merge import average
 from enfold.train import TrainConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")
@@ -36,9 +36,9 @@ def same(one, other) -> None:
 
 
 def test_the_average_and_the_matched_average(members, data):
-    same(begun(members, data, start="average"), Average()(members, data))
+    same(begun(members, data, start="average"), average(members, data))
     matched = begun(members, data, start="matched")
-    same(matched, Average()(match_units(members, example=data.train.inputs[:2]), data))
+    same(matched, average(match_units(members, example=data.train.inputs[:2]), data))
     assert not torch.equal(matched.head.weight, begun(members, data, start="average").head.weight)
 
 
