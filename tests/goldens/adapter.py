@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import enfold
 from enfold import cost, metrics, registry
+from enfold import merge as merging
 from enfold.analysis.interpolation import barrier, interpolation
 from enfold.analysis.size_curves import size_curve
 from enfold.analysis.states import each
@@ -29,16 +30,18 @@ from enfold.data.corruptions import KINDS, corrupt
 from enfold.data.ood import noise
 from enfold.data.splits import stratified_split
 from enfold.distill.cached import CachedTeacher
+from enfold.engines.initialization import initialised
+from enfold.ensembles.rank_one import match_units
 from enfold.ensembles.rank_one.reconstruct import fit_batch_ensemble
 from enfold.ensembles.rank_one.representable import representable
-from enfold.evaluate import mean_member_score, predict
+from enfold.evaluate import best_member, mean_member_score, predict
 from enfold.merge.common.sinkhorn import sinkhorn
-from enfold.merge.repair import Repair
 from enfold.metrics.dirichlet import dirichlet_uncertainty
 from enfold.metrics.greedy import greedy_selection
 from enfold.networks import catalogue
-from enfold.symmetry import symmetries, weight_matching
+from enfold.symmetry import match_weights, symmetries
 from enfold.train import TrainConfig
+from enfold.train.batch_norm import reestimate
 
 from . import specimens
 from .specimens import CLASSES, MEAN, SHAPE, STD
@@ -243,84 +246,135 @@ def _trained(networks: Sequence[nn.Module]) -> nn.Module:
 
 # Distillation
 
-def BE(members: int) -> Callable[[nn.Module], nn.Module]:
-    """Return a function that makes a BatchEnsemble of a network."""
-    return lambda network: enfold.BatchEnsemble(network, members)
+
+def _batch_ensemble(models: nn.Module) -> nn.Module:
+    return enfold.BatchEnsemble(models.member(best_member(models, data())), M)
 
 
-DISTILLATIONS: dict[str, Callable[[], Any]] = {
-    "kd": lambda: enfold.KD(plan=config()),
-    "kd+fresh": lambda: enfold.KD(plan=config(), start="fresh"),
-    "kd+average": lambda: enfold.KD(plan=config(), start="average"),
-    "kd+matched": lambda: enfold.KD(plan=config(), start="matched"),
-    "kd+als": lambda: enfold.KD(plan=config(lr=1e-4), start="als", share=BE(M)),
-    "kd+student": lambda: enfold.KD(plan=config(), student=specimens.MLP),
-    "kd+labels": lambda: enfold.KD(plan=config(), alpha=0.5, temperature=4.0),
-    "kd+mean_logits": lambda: enfold.KD(plan=config(), temperature=2.0, reduction="mean_logits"),
-    "kd+softened_mean": lambda: enfold.KD(plan=config(), temperature=2.0, reduction="mean_probs_then_soften"),
-    "kd+batch_ensemble": lambda: enfold.KD(plan=config(), share=BE(M)),
-    "kd+batch_ensemble_mean": lambda: enfold.KD(plan=config(), share=BE(M), fit="ensemble"),
-    "kd+gaussian": lambda: enfold.KD(plan=config(), perturb=enfold.Gaussian(step=8.0)),
-    "kd+ods": lambda: enfold.KD(plan=config(), perturb=enfold.ODS(step=8.0)),
-    "kd+conf_ods": lambda: enfold.KD(plan=config(), perturb=enfold.ConfODS(step=8.0)),
-    "kd+augment": lambda: enfold.KD(plan=config(augment=("pad-crop", "flip"))),
-    "ae_kd": lambda: enfold.AEKD(plan=config()),
-    "ae_kd+normalised": lambda: enfold.AEKD(plan=config(), normalise=True, alpha=0.7, temperature=2.0),
-    "ae_kd+features": lambda: enfold.AEKD(plan=config(), feature="head"),
-    "end2": lambda: enfold.EnD2(plan=config()),
-    "end2+annealed": lambda: enfold.EnD2(plan=config(), start_temperature=4.0, anneal=1.0, offset=1.0),
-    "proxy_end2": lambda: enfold.ProxyEnD2(plan=config()),
-    "proxy_end2+forward": lambda: enfold.ProxyEnD2(plan=config(), direction="forward"),
-    "hydra_distillation": lambda: enfold.HydraDistillation(plan=config()),
-    "hydra_distillation+frozen": lambda: enfold.HydraDistillation(plan=config(), body="frozen"),
-    "latent_be": lambda: enfold.LatentBE(plan=config()),
-    "latent_be+outer_mean": lambda: enfold.LatentBE(plan=config(), fold="outer_mean", batch_norm="own", bias="member"),
-    "latent_be+sum": lambda: enfold.LatentBE(plan=config(), fold="sum", bias="shared_post"),
-    "one_to_one": lambda: enfold.OneToOne(plan=config()),
-    "one_to_one+tdiv_sdiv": lambda: enfold.OneToOne(plan=config(), perturb=enfold.TDivSDiv(step=8.0)),
-    "one_to_one+weight_penalty": lambda: enfold.OneToOne(plan=config(), tie=0.1),
-    "one_to_one+weight_penalty_sum": lambda: enfold.OneToOne(plan=config(), tie=0.01, tie_over="sum"),
-    "one_to_one+mimo": lambda: enfold.OneToOne(plan=config(), share=lambda network: enfold.MIMO(network, M), start="fresh"),
-    "control": lambda: enfold.Control(plan=config()),
+def _average(models: nn.Module) -> nn.Module:
+    network = models.network(models.mean_state())
+    reestimate(network, data())
+    return network
+
+
+def _nearest_batch_ensemble(models: nn.Module) -> nn.Module:
+    found = fit_batch_ensemble(models).ensemble
+    found.reestimate_batch_norm(data())
+    return found
+
+
+def _mimo(models: nn.Module) -> nn.Module:
+    return enfold.MIMO(initialised(models.member(0), 0, -1, trained=True)[0], M)
+
+
+Options = Callable[[nn.Module], dict[str, Any]]  # the arguments of `distill`, given the teachers
+DISTILLATIONS: dict[str, Options] = {
+    "kd": lambda models: {"loss": enfold.KD()},
+    "kd+fresh": lambda models: {"init": "random"},
+    "kd+average": lambda models: {"init": _average(models)},
+    "kd+matched": lambda models: {"init": _average(match_units(models, example=specimens.inputs(), seed=0))},
+    "kd+als": lambda models: {"student": _nearest_batch_ensemble(models), "lr": 1e-4},
+    "kd+student": lambda models: {"student": specimens.MLP},
+    "kd+labels": lambda models: {"loss": enfold.KD(alpha=0.5, temperature=4.0)},
+    "kd+mean_logits": lambda models: {"loss": enfold.KD(temperature=2.0, reduction="mean_logits")},
+    "kd+softened_mean": lambda models: {"loss": enfold.KD(temperature=2.0, reduction="mean_probs_then_soften")},
+    "kd+batch_ensemble": lambda models: {"student": _batch_ensemble(models)},
+    "kd+batch_ensemble_mean": lambda models: {"student": _batch_ensemble(models), "loss": enfold.KD(fit="ensemble")},
+    "kd+gaussian": lambda models: {"perturb": enfold.Gaussian(step=8.0)},
+    "kd+ods": lambda models: {"perturb": enfold.ODS(step=8.0)},
+    "kd+conf_ods": lambda models: {"perturb": enfold.ConfODS(step=8.0)},
+    "kd+augment": lambda models: {"augment": ("pad-crop", "flip")},
+    "ae_kd": lambda models: {"loss": enfold.AEKD()},
+    "ae_kd+normalised": lambda models: {"loss": enfold.AEKD(normalise=True, alpha=0.7, temperature=2.0)},
+    "ae_kd+features": lambda models: {"loss": enfold.AEKD(feature="head")},
+    "end2": lambda models: {"loss": enfold.EnD2()},
+    "end2+annealed": lambda models: {"loss": enfold.EnD2(start_temperature=4.0, anneal=1.0, offset=1.0)},
+    "proxy_end2": lambda models: {"loss": enfold.ProxyEnD2()},
+    "proxy_end2+forward": lambda models: {"loss": enfold.ProxyEnD2(direction="forward")},
+    "hydra_distillation": lambda models: {"loss": enfold.Hydra()},
+    "hydra_distillation+frozen": lambda models: {"loss": enfold.Hydra(body="frozen")},
+    "latent_be": lambda models: {"loss": enfold.LatentBE()},
+    "latent_be+outer_mean": lambda models: {
+        "loss": enfold.LatentBE(average="outer_mean", batch_norm="own", bias="member")
+    },
+    "latent_be+sum": lambda models: {"loss": enfold.LatentBE(average="sum", bias="shared_post")},
+    "one_to_one": lambda models: {"loss": enfold.OneToOne()},
+    "one_to_one+tdiv_sdiv": lambda models: {"loss": enfold.OneToOne(), "perturb": enfold.TDivSDiv(step=8.0)},
+    "one_to_one+weight_penalty": lambda models: {"loss": enfold.OneToOne(), "weight_penalty": 0.1},
+    "one_to_one+weight_penalty_sum": lambda models: {
+        "loss": enfold.OneToOne(),
+        "weight_penalty": 0.01,
+        "penalty_reduction": "sum",
+    },
+    "one_to_one+mimo": lambda models: {"loss": enfold.OneToOne(), "student": _mimo(models)},
+    "control": lambda models: {},
 }
 
 # Merging
 
-MERGES: dict[str, Callable[[], Any]] = {
-    "average": lambda: enfold.Average(),
-    "average+stored_statistics": lambda: enfold.Average(reestimate_batch_norm=False),
-    "weight_matching": lambda: enfold.WeightMatching(),
-    "weight_matching+no_correction": lambda: enfold.WeightMatching(repair="none"),
-    "weight_matching+reference": lambda: enfold.WeightMatching(reference=2),
-    "weight_matching+repair": lambda: enfold.WeightMatching() >> Repair(),
-    "weight_matching+rescale": lambda: enfold.WeightMatching(repair="rescale"),
-    "weight_matching+closed_form": lambda: enfold.WeightMatching(repair="closed_form"),
-    "weight_matching+repair+kd": lambda: enfold.WeightMatching() >> Repair() >> enfold.KD(plan=config()),
-    "average+repair": lambda: enfold.Average() >> Repair(weights=(0.5, 0.3, 0.2)),
-    "average+kd": lambda: enfold.Average() >> enfold.KD(plan=config()),
-    "activation_matching": lambda: enfold.ActivationMatching(),
-    "activation_matching+moment": lambda: enfold.ActivationMatching(likeness="second_moment", watch="outputs"),
-    "c2m3": lambda: enfold.C2M3(iterations=30),
-    "c2m3+uniform": lambda: enfold.C2M3(init="uniform", iterations=30),
-    "cca_merge": lambda: enfold.CCAMerge(),
-    "merge_many": lambda: enfold.MergeMany(),
-    "ot_fusion": lambda: enfold.OTFusion(),
-    "ot_fusion+weights": lambda: enfold.OTFusion(cost="weights"),
-    "ot_fusion+regularised": lambda: enfold.OTFusion(regularisation=0.1),
-    "perm_avg": lambda: enfold.PermAVG(plan=config(lr=1.0)),
-    "perm_avg+joint": lambda: enfold.PermAVG(plan=config(lr=5.0), order="joint", gradient="implicit", alpha=0.5),
-    "perm_avg+universe": lambda: enfold.PermAVG(plan=config(lr=5.0), order="joint", universe=True, project=True),
-    "perm_avg+dirichlet": lambda: enfold.PermAVG(plan=config(lr=5.0), mixing="dirichlet", gain=True, matched=10.0),
-    "perm_avg+short": lambda: enfold.PermAVG(plan=config(lr=5.0), iterations=2, final_temperature=0.5, ridge=0.01),
-    "straight_through": lambda: enfold.StraightThrough(epochs=2),
-    "zipit": lambda: enfold.ZipIt(),
-    "zipit+wide": lambda: enfold.ZipIt(discount=0.9, budget=1.0, watch="outputs"),
-    "soup": lambda: enfold.Soup(),
-    "soup+uniform": lambda: enfold.Soup(kind="uniform"),
-    "soup+nll": lambda: enfold.Soup(score="nll"),
-    "soup+learned": lambda: enfold.Soup(kind="learned", epochs=2),
-    "soup+repair": lambda: enfold.Soup(score="nll") >> Repair(),
+MERGES: dict[str, Callable[[Any], nn.Module]] = {
+    "average": lambda models: merging.average(models, data()),
+    "average+stored_statistics": lambda models: merging.average(models, repair="none"),
+    "weight_matching": lambda models: merging.weight_matching(models, data()),
+    "weight_matching+no_correction": lambda models: merging.weight_matching(models, data(), repair="none"),
+    "weight_matching+reference": lambda models: merging.weight_matching(models, data(), reference=2),
+    "weight_matching+repair": lambda models: _matched_and_repaired(models),
+    "weight_matching+rescale": lambda models: merging.weight_matching(models, data(), repair="rescale"),
+    "weight_matching+closed_form": lambda models: merging.weight_matching(models, data(), repair="closed_form"),
+    "weight_matching+repair+kd": lambda models: _distilled_from(_matched_and_repaired(models), models),
+    "average+repair": lambda models: merging.repair(
+        merging.average(models, data()), models, data(), weights=(0.5, 0.3, 0.2)
+    ),
+    "average+kd": lambda models: _distilled_from(merging.average(models, data()), models),
+    "activation_matching": lambda models: merging.activation_matching(models, data()),
+    "activation_matching+moment": lambda models: merging.activation_matching(
+        models, data(), likeness="second_moment", watch="outputs"
+    ),
+    "c2m3": lambda models: merging.c2m3(models, data(), iterations=30),
+    "c2m3+uniform": lambda models: merging.c2m3(models, data(), init="uniform", iterations=30),
+    "cca_merge": lambda models: merging.cca_merge(models, data()),
+    "merge_many": lambda models: merging.merge_many(models, data()),
+    "ot_fusion": lambda models: merging.ot_fusion(models, data()),
+    "ot_fusion+weights": lambda models: merging.ot_fusion(models, data(), cost="weights"),
+    "ot_fusion+regularised": lambda models: merging.ot_fusion(models, data(), regularisation=0.1),
+    "perm_avg": lambda models: merging.perm_avg(models, data(), config=config(lr=1.0)),
+    "perm_avg+joint": lambda models: merging.perm_avg(
+        models, data(), config=config(lr=5.0), order="joint", gradient="implicit", alpha=0.5
+    ),
+    "perm_avg+universe": lambda models: merging.perm_avg(
+        models, data(), config=config(lr=5.0), order="joint", universe=True, project=True
+    ),
+    "perm_avg+dirichlet": lambda models: merging.perm_avg(
+        models, data(), config=config(lr=5.0), mixing="dirichlet", gain=True, matched=10.0
+    ),
+    "perm_avg+short": lambda models: merging.perm_avg(
+        models, data(), config=config(lr=5.0), iterations=2, final_temperature=0.5, ridge=0.01
+    ),
+    "straight_through": lambda models: merging.straight_through(models, data(), epochs=2),
+    "zipit": lambda models: merging.zipit(models, data()),
+    "zipit+wide": lambda models: merging.zipit(models, data(), discount=0.9, budget=1.0, watch="outputs"),
+    "soup": lambda models: merging.soup(models, data()),
+    "soup+uniform": lambda models: merging.soup(models, data(), kind="uniform"),
+    "soup+nll": lambda models: merging.soup(models, data(), score="nll"),
+    "soup+learned": lambda models: merging.soup(models, data(), kind="learned", epochs=2),
+    "soup+repair": lambda models: merging.repair(
+        merging.soup(models, data(), score="nll"),
+        models,
+        data(),
+        weights=merging.soup_weights(models, data(), score="nll"),
+    ),
 }
+
+
+def _matched_and_repaired(models: Any) -> nn.Module:
+    return merging.repair(merging.weight_matching(models, data()), models, data())
+
+
+def _distilled_from(network: nn.Module, models: Any) -> nn.Module:
+    """Distil with a student that starts from a network."""
+    made: nn.Module = enfold.distill(models, data(), init=network, config=config(), quiet=True)
+    return made
+
 
 # Perturbations
 
@@ -337,27 +391,30 @@ PERTURBATIONS: dict[str, Callable[[], Any]] = {
 def unlisted() -> list[str]:
     """Return the registered methods that no golden uses."""
     tables = (ENSEMBLES, DISTILLATIONS, MERGES, PERTURBATIONS)
-    used = {type(make()) for table in tables for make in table.values()}
-    known = [method for room in registry.ROOMS for method in registry.methods(room).values()]
-    return [method.name for method in known if method.kind not in used]
+    used = {part for table in tables for key in table for part in key.split("+")}
+    known = [name for kind in registry.PACKAGES for name in registry.methods(kind)]
+    return [name for name in known if name not in used]
 
 
 def distill(key: str, teachers: nn.Module) -> nn.Module:
-    """Distil with a method."""
-    made: nn.Module = DISTILLATIONS[key]()(teachers, data())
+    """Distil with a method, or train the control."""
+    if key == "control":
+        return enfold.train_control(teachers, data(), config=config(), quiet=True)
+    made: nn.Module = enfold.distill(teachers, data(), config=config(), quiet=True, **DISTILLATIONS[key](teachers))
     return made
 
 
 def distill_from_logits(logits: Tensor) -> nn.Module:
     """Distil into an MLP from teachers' logits on the training data, without the teachers."""
-    student = enfold.KD(plan=config(), student=specimens.MLP)
-    made: nn.Module = student(CachedTeacher(logits), data())
+    made: nn.Module = enfold.distill(
+        CachedTeacher(logits), data(), student=specimens.MLP, config=config(), quiet=True
+    )
     return made
 
 
 def merge(key: str, models: nn.Module) -> nn.Module:
     """Merge with a method."""
-    made: nn.Module = MERGES[key]()(models, data())
+    made: nn.Module = MERGES[key](models)
     return made
 
 
@@ -375,7 +432,7 @@ def is_dirichlet(key: str) -> bool:
 
 def dirichlet(key: str, network: nn.Module) -> dict[str, Tensor]:
     """Return what a Dirichlet student says about the inputs."""
-    reading = DISTILLATIONS[key]().answering(network)
+    reading = DISTILLATIONS[key](network)["loss"].as_predictor(network)
     return {"outputs": outputs(reading), **reading.uncertainties(specimens.inputs())}
 
 
@@ -401,7 +458,7 @@ def _axis(axis: Any) -> str:
 def matching(network: nn.Module, target: nn.Module) -> dict[str, list[int]]:
     """Return the orders of units that weight matching finds."""
     found = symmetries(network, specimens.inputs(), seed=0)
-    orders = weight_matching(target.state_dict(), network.state_dict(), found, seed=0)
+    orders = match_weights(target.state_dict(), network.state_dict(), found, seed=0)
     return {name: order.tolist() for name, order in orders.items()}
 
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from enfold.engines.skeleton import read_state
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
+from enfold.merge import repair
 from enfold.merge.common.states import states_of
-from enfold.merge.repair import Repair
 from enfold.registry import Method, methods
-from enfold.symmetry import matched_to, symmetries
+from enfold.symmetry import match_state, symmetries
 from enfold.train import TrainConfig
 from planted import convolutional, drawn, pixels
 
@@ -72,7 +72,7 @@ def goals(network: nn.Module, members: DeepEnsemble) -> dict[str, tuple[Tensor, 
     """The means, over members in the orders nearest to the network's, of their means and spreads."""
     symmetry, own = symmetries(network, DATA.train.inputs[:2]), read_state(network)
     learned = {name for name, _ in network.named_parameters()}
-    near = [members.network(matched_to(own, state, symmetry, learned=learned)) for state in states_of(members)]
+    near = [members.network(match_state(own, state, symmetry, learned=learned)) for state in states_of(members)]
     seen = [statistics(member) for member in near]
     return {name: tuple(torch.stack([one[name][k] for one in seen]).mean(0) for k in (0, 1)) for name in HIDDEN}
 
@@ -111,7 +111,7 @@ def test_statistics_of_instance_norms_are_measured_for_the_merged_network(merge)
 @every_merge
 def test_a_repair_is_a_step_behind_it_or_its_option(merge):
     members = some_members(3)
-    expected = Repair().after(merged(merge.name), members, DATA)
+    expected = repair(merged(merge.name), members, DATA)
     assert_same((made(merge) >> Repair())(members, DATA), expected)
     if "repair" in merge.fields:
         assert_same(made(merge, repair="repair")(members, DATA), expected)
@@ -121,7 +121,7 @@ def test_a_repair_is_a_step_behind_it_or_its_option(merge):
 @pytest.mark.parametrize("kind", ["repair", "rescale"])
 def test_repaired_units_have_the_means_and_spreads_of_the_members(merge, kind):
     members, before = some_members(3), merged(merge.name)
-    network = Repair(kind).after(before, members, DATA)
+    network = repair(before, members, DATA, kind=kind)
     seen, wanted, plain = statistics(network), goals(before, members), statistics(before)
     assert_measured(network)
     assert torch.equal(network[0].weight, before[0].weight)

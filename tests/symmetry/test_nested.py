@@ -8,7 +8,7 @@ import torch
 from known_networks import KNOWN, made, symmetry_of
 from torch import Tensor, nn
 
-from enfold.symmetry import permute, symmetries, weight_matching
+from enfold.symmetry import match_weights, permute, symmetries
 from enfold.symmetry.ascent import ascend
 from enfold.symmetry.assignment import GainMatrices
 from enfold.symmetry.nested import group_trees
@@ -100,7 +100,7 @@ def test_heads_and_what_is_inside_are_matched_as_well_as_can_be(seed):
         for way in ways
     ]
     best = max(agreement(goal, state) for state in every)
-    found = permute(other, symmetry, weight_matching(goal, other, symmetry))
+    found = permute(other, symmetry, match_weights(goal, other, symmetry))
     assert agreement(goal, found) == pytest.approx(best, rel=1e-6)
 
 

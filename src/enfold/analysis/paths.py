@@ -37,9 +37,10 @@ from enfold.engines.verify import find_recomputation
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
-from enfold.merge.common.states import units_of
+from enfold.merge.common.inputs import first_inputs
+from enfold.merge.common.states import find_units
 from enfold.metrics import accuracy, nll, per_member
-from enfold.symmetry import matched_to
+from enfold.symmetry import match_state
 from enfold.train import TrainConfig, fit
 from enfold.train.optimize import Optimizer
 
@@ -76,10 +77,10 @@ def straight(first: State | nn.Module, second: State | nn.Module, points: int = 
 
 def matched(network: nn.Module, first: State, second: State, data: Data, *, seed: int = 0) -> State:
     """Return the second network with its hidden units permuted to match the first; it computes the same function."""
-    return matched_to(
+    return match_state(
         first,
         second,
-        units_of(network, data, seed),
+        find_units(network, first_inputs(data), seed),
         seed=seed,
         learned={name for name, _ in network.named_parameters()},
     )

@@ -86,8 +86,8 @@ def refuse_shape(model: nn.Module, inputs: Tensor, error: Exception) -> None:
     """
     if isinstance(error, EnfoldError | torch.OutOfMemoryError) or not ABOUT_SHAPES.search(str(error)):
         return
-    skeleton = getattr(model, "skeleton", None)
-    network = model if skeleton is None else skeleton.network
+    codes = getattr(model, "codes", None)  # of an ensemble
+    network = codes[0].network if codes else model
     given, message = tuple(inputs.shape[1:]), " ".join(str(error).split())
     raise WrongShape(
         f"inputs must have the shape that the network takes, but {type(network).__name__}{_describe_first(network)} "

@@ -8,28 +8,28 @@ from pathlib import Path
 from typing import Any
 
 from enfold.errors import EnfoldError
-from enfold.registry import nearest
+from enfold.registry import suggest
 from enfold.run import alignment, landscape
-from enfold.run.methods import as_tuples
-from enfold.run.stages import Cell
+from enfold.run.recipe import as_tuple
+from enfold.run.seed_run import SeedRun
 
 Tree = dict[str, Any]
 HOURS = 24 * 60.0  # minutes that a landscape may take: who reproduces it wants all of it
 
 
-def home(name: str, cell: Cell, out: Path | None = None) -> Path:
+def home(name: str, run: SeedRun, out: Path | None = None) -> Path:
     """The folder of an analysis: with its seed, unless it is to be elsewhere; one that holds another seed's is refused.
 
     A run of one seed is its own seed's folder.
     """
-    folder = cell.run.path / name if out is None else out
+    folder = run.run.path / name if out is None else out
     if folder.exists() and not folder.is_dir():
         raise EnfoldError(f"an analysis needs a folder, got the file '{folder}': choose another --out")
-    others = sorted(_seeds_in(folder) - {cell.seed})
+    others = sorted(_seeds_in(folder) - {run.seed})
     if others:
         raise EnfoldError(
             f"a folder holds the {name} of one seed, but '{folder}' has that of seed {others[0]}, got seed "
-            f"{cell.seed}: choose another --out, or leave it out"
+            f"{run.seed}: choose another --out, or leave it out"
         )
     return folder
 
@@ -45,16 +45,16 @@ def _seeds_in(folder: Path) -> set[int]:
     return {seed for seed in found if isinstance(seed, int)}
 
 
-def analyse(name: str, cell: Cell, settings: Mapping[str, Any]) -> Tree:
+def analyse(name: str, run: SeedRun, settings: Mapping[str, Any]) -> Tree:
     """What the analysis found of one seed, kept in a folder of its name; what is there is not computed again."""
     if name not in ANALYSES:
-        raise EnfoldError(f"an analysis must be one of {', '.join(ANALYSES)}, got '{name}'{nearest(name, ANALYSES)}")
-    return ANALYSES[name](cell, home(name, cell), {key: as_tuples(value) for key, value in settings.items()})
+        raise EnfoldError(f"an analysis must be one of {', '.join(ANALYSES)}, got '{name}'{suggest(name, ANALYSES)}")
+    return ANALYSES[name](run, home(name, run), {key: as_tuple(value) for key, value in settings.items()})
 
 
-def draw(name: str, cell: Cell, found: Tree) -> list[Path]:
+def draw(name: str, run: SeedRun, found: Tree) -> list[Path]:
     """The figures of what was found, as SVG."""
-    folder = home(name, cell)
+    folder = home(name, run)
     if name == "landscape":
         from enfold.report.landscape import landscape_figures
 
@@ -66,16 +66,16 @@ def draw(name: str, cell: Cell, found: Tree) -> list[Path]:
     return [path for path in written if path.suffix == ".svg"]
 
 
-def _alignment(cell: Cell, folder: Path, settings: dict[str, Any]) -> Tree:
+def _alignment(run: SeedRun, folder: Path, settings: dict[str, Any]) -> Tree:
     """`epochs` and `change` are of permAVG, all others of `alignment.Asked`."""
     own = {key: settings.pop(key, None) for key in ("epochs", "change")}
     changes = [f"{key}={value}" for key, value in (own["change"] or {}).items()]
-    fold = alignment.chosen_fold(cell, 1.0, own["epochs"], changes)
-    return alignment.study(cell, folder, alignment.Asked(**settings), fold)
+    fold = alignment.chosen_fold(run, 1.0, own["epochs"], changes)
+    return alignment.study(run, folder, alignment.Asked(**settings), fold)
 
 
-def _landscape(cell: Cell, folder: Path, settings: dict[str, Any]) -> Tree:
-    landscape.study(cell, folder, landscape.Asked(**{"minutes": HOURS, **settings}))
+def _landscape(run: SeedRun, folder: Path, settings: dict[str, Any]) -> Tree:
+    landscape.study(run, folder, landscape.Asked(**{"minutes": HOURS, **settings}))
     parts = landscape.stored_parts(folder)
     return {name: {**content["facts"], **_nested(arrays)} for name, (content, arrays) in parts.items()}
 
@@ -92,4 +92,4 @@ def _nested(arrays: Mapping[str, Any]) -> Tree:
     return tree
 
 
-ANALYSES: dict[str, Callable[[Cell, Path, dict[str, Any]], Tree]] = {"alignment": _alignment, "landscape": _landscape}
+ANALYSES: dict[str, Callable[[SeedRun, Path, dict[str, Any]], Tree]] = {"alignment": _alignment, "landscape": _landscape}

@@ -30,7 +30,7 @@ from enfold.ensembles.subspace_sampling import PLOT, Kind, SubspaceSampling
 from enfold.errors import EnfoldError
 from enfold.metrics import accuracy, decomposition, over_modes, over_subsets
 from enfold.metrics.predictions import Predictions
-from enfold.run.stages import Cell
+from enfold.run.seed_run import SeedRun
 from enfold.train import Trajectory
 from enfold.train.batch_norm import reestimate
 
@@ -56,7 +56,7 @@ class Found:
 class Scene:
     """One seed of a run, and how closely it is looked at."""
 
-    cell: Cell
+    run: SeedRun
     examples: int = 500
     size: int = 41
     samples: int = 8  # of each kind around each network
@@ -64,7 +64,7 @@ class Scene:
     @cached_property
     def members(self) -> DeepEnsemble:
         """The trained members."""
-        return self.cell.members()
+        return self.run.members()
 
     @cached_property
     def network(self) -> nn.Module:
@@ -79,19 +79,19 @@ class Scene:
     @cached_property
     def trajectory(self) -> Trajectory:
         """What they passed through; maybe nothing."""
-        return self.cell.trajectory()
+        return self.run.trajectory()
 
     @property
     def models(self) -> list[str]:
-        """The files of shares and folds that are there, and of what they said."""
-        specs = (*self.cell.recipe.shares, *self.cell.recipe.folds)
-        found = [f"{room}/{spec.label}.safetensors" for room in ("shares", "folds", "predictions") for spec in specs]
-        return [name for name in found if (self.cell.run.path / name).is_file()]
+        """The files of the steps and of their predictions that are stored."""
+        steps = self.run.recipe.steps
+        found = [f"{folder}/{step.label}.safetensors" for folder in ("steps", "predictions") for step in steps]
+        return [name for name in found if (self.run.run.path / name).is_file()]
 
     @property
     def data(self) -> Data:
         """All of it."""
-        return self.cell.data
+        return self.run.data
 
     @cached_property
     def few(self) -> Data:
@@ -124,7 +124,7 @@ class Scene:
     def drawn(self, member: int, kind: Kind, **settings: Any) -> list[State]:
         """Samples around a member."""
         # Axes as long as training's own spread: the published unit axes are meant for one size of network.
-        chosen = {"tries": TRIES, "seed": self.cell.seed + member, "scaled": True, **settings}
+        chosen = {"tries": TRIES, "seed": self.run.seed + member, "scaled": True, **settings}
         return each(sampled(self.network, self.path(member), kind, self.samples, self.few, **chosen))
 
     def ask(self, states: list[State], data: Data | None = None, **settings: Any) -> Predictions:
@@ -165,13 +165,13 @@ def map_functions(scene: Scene) -> Found:
             member += [index] * len(group)
             epoch += [-1] * len(group)
     said = scene.ask(states)
-    arrays = {"pca": function_map(said, "pca"), "tsne": function_map(said, "tsne", seed=scene.cell.seed)}
+    arrays = {"pca": function_map(said, "pca"), "tsne": function_map(said, "tsne", seed=scene.run.seed)}
     told = {"member": torch.tensor(member), "epoch": torch.tensor(epoch), "kind": torch.tensor(kind)}
     return Found({**arrays, **told}, {"kinds": names, "last": scene.last})
 
 
 def diversity_plane(scene: Scene) -> Found:
-    """Accuracy and diversity against member 0 of all other members, of samples around it, of shares and folds."""
+    """Accuracy and diversity against member 0 of all other members, of samples around it, and of the steps."""
     said = scene.ask(scene.states)
     base = said.member(0)
     groups = {"independent training": said.subset(range(1, said.num_members))} if said.num_members > 1 else {}
@@ -182,13 +182,13 @@ def diversity_plane(scene: Scene) -> Found:
         groups[kind] = scene.ask(scene.drawn(0, kind, scale=far[kind], random_scale=True, threshold=None))
     if len(scene.trajectory.epochs) > 2:
         groups["averaged"] = scene.ask([scene.averaged(0)])
-    for room, specs in (("share", scene.cell.recipe.shares), ("fold", scene.cell.recipe.folds)):
-        for spec in specs:
-            stored = scene.cell.run.read_predictions(spec.label)
-            if stored is not None:
-                every = stored["test"]
-                few = chosen_examples(len(every), scene.examples)
-                groups[f"{room}: {spec.label}"] = Predictions(every.log_probs[:, few], every.labels[few])
+    for step in scene.run.recipe.steps:
+        stored = scene.run.run.read_predictions(step.label)
+        if stored is not None:
+            every = stored["test"]
+            few = chosen_examples(len(every), scene.examples)
+            kind = "ensemble" if step.family == "ensemble" else "step"
+            groups[f"{kind}: {step.label}"] = Predictions(every.log_probs[:, few], every.labels[few])
     arrays: Arrays = {}
     for name, each_said in groups.items():
         arrays[f"{name}/accuracy"], arrays[f"{name}/diversity"] = diversity_points(base, each_said)
@@ -198,7 +198,7 @@ def diversity_plane(scene: Scene) -> Found:
 
 
 def walk(scene: Scene) -> Found:
-    """Straight, matched, bent and relaxed paths between the first two members, and lines inside the shares."""
+    """Straight, matched, bent and relaxed paths between the first two members, and lines inside efficient ensembles."""
     first, second = scene.states[:2]
     asking: dict[str, Any] = {"examples": scene.examples}
     asked = scene.few.replace(test=scene.data.test)
@@ -208,16 +208,18 @@ def walk(scene: Scene) -> Found:
         found["matched"] = along(scene.network, straight(first, other), asked, **asking)
     except EnfoldError as problem:
         warnings.warn(f"the matched path is left out: {problem}", stacklevel=2)
-    plan = {"seed": scene.cell.seed, "device": scene.cell.device}
+    plan = {"seed": scene.run.seed, "device": scene.run.device}
     curve = bezier(scene.network, first, second, scene.data, BEZIER.replace(**plan))
     found["bezier"] = along(scene.network, curve.path(), asked, **asking)
     relaxed = tunnel(scene.network, first, second, scene.data, TUNNEL.replace(**plan))
     found["tunnel"] = along(scene.network, relaxed, asked, **asking)
-    for spec in scene.cell.recipe.shares:
-        shared = scene.cell.share(spec, scene.members) if scene.cell.run.is_done("shares", spec.label) else None
+    for spec in scene.run.recipe.steps_of(scene.run.seed):
+        if spec.family != "ensemble" or not scene.run.run.is_done("steps", spec.label):
+            continue
+        shared = scene.run.step(spec, scene.members)
         if isinstance(shared, Ensemble) and shared.is_expandable and shared.num_members > 1:
             one, other = each(shared)[:2]
-            found[f"share: {spec.label}"] = along(
+            found[f"ensemble: {spec.label}"] = along(
                 shared.member(0), straight(one, other), asked, batch_norm="train", **asking
             )
     arrays = {f"{name}/{key}": tensor for name, path in found.items() for key, tensor in vars(path).items()}
@@ -274,13 +276,13 @@ def _modes(scene: Scene) -> dict[str, list[list[State]]]:
 
 
 def _shifted(scene: Scene) -> dict[int, list[Data]]:
-    test, spec = scene.data.test, scene.cell.recipe.corruptions
+    test, spec = scene.data.test, scene.run.recipe.corruptions
     if not isinstance(test, Split) or test.inputs.ndim != 4 or min(test.inputs.shape[-2:]) < 8:
         return {}
     few = some_examples(scene.data, "test", scene.examples)
     kinds = SHIFTED if spec is None else spec.names[:3]
     return {
-        severity: [few.replace(test=corrupted(few, kind, severity, seed=scene.cell.seed)) for kind in kinds]
+        severity: [few.replace(test=corrupted(few, kind, severity, seed=scene.run.seed)) for kind in kinds]
         for severity in (1, 3, 5)
     }
 
@@ -311,10 +313,10 @@ def _divergence(said: Predictions) -> float:
 
 def _outside(scene: Scene) -> list[Outside]:
     """The recipe's sets from outside, or noise where it names none and inputs are images."""
-    if scene.cell.outside:
-        return [each[chosen_examples(len(each), scene.examples)] for each in scene.cell.outside]
+    if scene.run.ood_sets:
+        return [each[chosen_examples(len(each), scene.examples)] for each in scene.run.ood_sets]
     try:
-        return [noise("uniform", scene.data, scene.examples, scene.cell.seed)]
+        return [noise("uniform", scene.data, scene.examples, scene.run.seed)]
     except EnfoldError:
         return []
 
@@ -327,7 +329,7 @@ class View:
     work: Callable[[Scene], float]
     members: int = 2  # it needs
     needs_trajectory: bool = False
-    of_models: bool = False  # it shows shares and folds too, and is made anew where there are more
+    of_models: bool = False  # it shows the steps too, and is made again if there are more
     of_samples: bool = False  # and samples around networks, likewise
 
 
