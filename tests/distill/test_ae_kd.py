@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from students import best, fresh
 from enfold.data.batches import Batch, Order
 from enfold.distill import distill
 from enfold.distill.cached import CachedTeacher
@@ -20,12 +19,13 @@ from enfold.distill.losses.ae_kd import AEKD
 from enfold.distill.losses.kd import KD
 from enfold.distill.objective import DistillationObjective
 from enfold.distill.teacher import Teacher
-from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
 from enfold.train import TrainConfig
+from students import best, fresh
 
 prop = settings(deadline=None, derandomize=True, max_examples=30)
 PLAN = TrainConfig(epochs=3, batch_size=16, lr=0.02)

@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from students import best, fresh
 from enfold.data import Data, Split
 from enfold.data.batches import Batch, Order
 from enfold.distill import distill, train_control
 from enfold.distill.divergence import as_target
-from enfold.distill.objective import DistillationObjective
 from enfold.distill.losses.kd import KD, teacher_log_probs
+from enfold.distill.objective import DistillationObjective
 from enfold.distill.teacher import Teacher
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
@@ -28,6 +27,7 @@ from enfold.errors import EnfoldError, UnchangedWarning
 from enfold.evaluate import best_member, predict
 from enfold.metrics import nll, per_member
 from enfold.train import CrossEntropy, TrainConfig
+from students import best
 
 prop = settings(deadline=None, derandomize=True, max_examples=30)
 REDUCTIONS = ("mean_softened_probs", "mean_probs_then_soften", "mean_logits")

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from enfold.merge.common.folding import mean_state
 from torch import Tensor, nn
 
 from enfold.data import Data, Split
@@ -15,13 +16,11 @@ from enfold.distill import distill
 from enfold.distill.cached import CachedTeacher
 from enfold.distill.losses.latent_be import LatentBE, SameTargetsWarning, average_state
 from enfold.engines.skeleton import read_state
-from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
-from enfold.ensembles.hydra_ensemble import HydraEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
-from enfold.merge.common.folding import mean_state
 from enfold.metrics import nll, per_member
 from enfold.train import TrainConfig
 

@@ -8,13 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from students import best, fresh
 from enfold.data.batches import Order
 from enfold.distill import distill
 from enfold.distill.cached import CachedTeacher
-from enfold.distill.objective import DistillationObjective
 from enfold.distill.losses.kd import KD
 from enfold.distill.losses.one_to_one import OneToOne
+from enfold.distill.objective import DistillationObjective
 from enfold.distill.teacher import Teacher
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.hydra_ensemble import HydraEnsemble
@@ -26,6 +25,7 @@ from enfold.evaluate import predict
 from enfold.saving import load, save
 from enfold.train import TrainConfig
 from enfold.train.backward import backward
+from students import best
 
 prop = settings(deadline=None, derandomize=True, max_examples=15)
 alike = pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")

@@ -7,19 +7,17 @@ from functools import partial
 import pytest
 import torch
 
-from students import best, fresh
 from enfold.data import Data
-from enfold.distill import distill
-from enfold.distill import start
+from enfold.distill import distill, start
 from enfold.distill.losses.kd import KD
 from enfold.distill.losses.one_to_one import OneToOne
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
-from enfold.ensembles.hydra_ensemble import HydraEnsemble
 from enfold.ensembles.rank_one import match_units, reconstruct
 from enfold.errors import EnfoldError
 from enfold.merge import average
 from enfold.train import TrainConfig
+from students import best
 
 pytestmark = pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")
 NOTHING = TrainConfig(epochs=0)

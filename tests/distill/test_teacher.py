@@ -11,8 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from students import best, fresh
-
 from enfold.data import Data, Split
 from enfold.data.batches import Order
 from enfold.distill import distill, make_objective
@@ -20,11 +18,11 @@ from enfold.distill.cached import CachedTeacher
 from enfold.distill.divergence import as_target
 from enfold.distill.losses.kd import KD
 from enfold.distill.teacher import Teacher
-from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.bagging import Bagging
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.ensembles.hyper_deep_ensemble import HyperDeepEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.tree_net import TreeNet
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
@@ -32,6 +30,7 @@ from enfold.metrics import nll
 from enfold.train import TrainConfig
 from enfold.train.backward import backward
 from enfold.train.selection import Selection
+from students import best, fresh
 
 PLAN = TrainConfig(epochs=2, batch_size=16, lr=0.02, select="last")
 

@@ -8,9 +8,9 @@ from torch import nn
 
 from enfold.data import Data, Split
 from enfold.data.batches import Batch
+from enfold.distill.weight_penalty import WeightPenalty
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
-from enfold.distill.weight_penalty import WeightPenalty
 from enfold.ensembles.rank_one import reconstruct
 from enfold.errors import EnfoldError
 from enfold.networks import MLP

@@ -1,8 +1,8 @@
 """Hyper-batch ensembles: the equations written out, the penalties' distributions, tuning, resuming."""
 
-from functools import partial
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from torch import nn
 
-from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.data.batches import Batch
@@ -25,6 +24,7 @@ from enfold.evaluate import predict
 from enfold.metrics import nll
 from enfold.networks import MLP
 from enfold.train import CrossEntropy, TrainConfig, fit
+from fitting import any_network, fitted
 
 DATA = three_clouds(96, 64, 60)
 PLAN = TrainConfig(epochs=3, batch_size=16, lr=0.02, select="last")

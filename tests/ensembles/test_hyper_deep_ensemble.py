@@ -1,13 +1,12 @@
 """Hyper-deep ensembles: what candidates draw, that picks weigh the mean, storing, resuming, and a small search."""
 
-from functools import partial
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from fitting import any_network, fitted
 import enfold
 import enfold.ensembles.common.search
 from clouds import three_clouds
@@ -20,6 +19,7 @@ from enfold.metrics import nll, per_member
 from enfold.metrics.greedy import greedy_selection
 from enfold.networks import MLP
 from enfold.train import TrainConfig, fit
+from fitting import any_network, fitted
 
 pytestmark = pytest.mark.filterwarnings("ignore::enfold.ensembles.common.search.FewerCandidatesWarning")
 

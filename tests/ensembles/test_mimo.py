@@ -1,6 +1,7 @@
 """MIMO: slots for inputs and outputs, the shuffles of a batch, ordinary training as a special case, and its faults."""
 
 from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fitting import any_network, fitted
 import enfold
 from enfold.cost import parameters
 from enfold.data import Data, Split
@@ -19,6 +19,7 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.networks import MLP, MediumCNN, ResNet, ViT
 from enfold.train import TrainConfig, fit
+from fitting import any_network, fitted
 from zoo import Apply
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from enfold.run.stages import Cell
 from torch import nn
 
 from enfold.metrics.predictions import Predictions
@@ -19,7 +20,6 @@ from enfold.run import RunDirectory
 from enfold.run.execute import cells
 from enfold.run.recipe import make_recipe
 from enfold.run.results import evaluate_cell, summarise
-from enfold.run.stages import Cell
 from enfold.saving import versions
 
 CLASSES, TEST, VALIDATION = 4, 150, 120

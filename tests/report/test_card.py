@@ -4,11 +4,11 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from enfold.run.gather import gather
 
 from enfold.errors import EnfoldError
 from enfold.report.card import model_card
 from enfold.report.content import Difference
-from enfold.run.gather import gather
 
 
 def test_a_card_says_what_it_is_how_good_beside_what_and_how_to_load_it(stored_run: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from enfold.run.gather import gather
 
 from enfold.errors import EnfoldError
 from enfold.report.blocks import Block, Figure, Notes
@@ -13,7 +14,6 @@ from enfold.report.content import Content
 from enfold.report.page import page
 from enfold.report.sections import alignment_blocks, listed_blocks
 from enfold.report.svg import inline_svg
-from enfold.run.gather import gather
 
 pytestmark = pytest.mark.usefixtures("drawn_once")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from enfold.run.gather import gather
 from safetensors.torch import save_file
 
 from enfold.errors import EnfoldError
@@ -24,7 +25,6 @@ from enfold.report.page import page, plain
 from enfold.report.sections import listed_blocks
 from enfold.report.svg import inline_svg
 from enfold.report.uncertainty_blocks import METRICS
-from enfold.run.gather import gather
 
 pytestmark = pytest.mark.usefixtures("drawn_once")
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import yaml
+from enfold.run.methods import STEPS
 
 from enfold.errors import EnfoldError
 from enfold.io.usercode import code_files, is_reference, looking_in
 from enfold.registry import ROOMS, methods
 from enfold.run import Recipe, RunDirectory, open_run, parse_recipe
-from enfold.run.methods import STEPS
 
 VERBS = {
     "evaluate": ["evaluate"],

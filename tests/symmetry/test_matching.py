@@ -11,10 +11,10 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensembles.rank_one.match import match
 from enfold.errors import EnfoldError
 from enfold.merge import c2m3, weight_matching
 from enfold.networks import MLP, ResNet
-from enfold.ensembles.rank_one.match import match
 from enfold.symmetry import Group, Symmetry, match_weights, permute, symmetries
 from planted import assert_back, pixels
 

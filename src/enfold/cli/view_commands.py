@@ -7,9 +7,20 @@ from typing import Annotated
 
 import typer
 
-from enfold.cli.options import AsJson, Device, Run, Seed, Trust, console, draw_figures, parse_numbers, parse_words, print_json, say
+from enfold.cli.options import (
+    AsJson,
+    Device,
+    Run,
+    Seed,
+    Trust,
+    console,
+    draw_figures,
+    parse_numbers,
+    parse_words,
+    print_json,
+    say,
+)
 from enfold.errors import EnfoldError
-
 
 analyse = typer.Typer(
     no_args_is_help=True,

@@ -21,9 +21,9 @@ from enfold.distill.perturb.ods import ODS
 from enfold.distill.perturb.tdiv_sdiv import TDivSDiv
 from enfold.distill.perturbation import Asked, frozen, gradient, unit
 from enfold.ensemble import Ensemble
-from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 
 STEEP = [ODS(step=2.0), TDivSDiv(step=2.0), TDivSDiv(step=2.0, pairs="all", divergence="js")]
 

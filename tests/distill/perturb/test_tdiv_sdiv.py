@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from classroom import Together, make_cnn, make_mlp, make_pictures, population, seeded
 from enfold.distill.losses.kd import KD
 from enfold.distill.perturb.tdiv_sdiv import TDivSDiv
-from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError
 from enfold.train import TrainConfig
 
