@@ -59,7 +59,9 @@ def methods(room: str) -> dict[str, Method]:
             module = importlib.import_module(f"{package.__name__}.{info.name}")
             for name, kind in vars(module).items():
                 own = isinstance(kind, type) and kind.__module__ == module.__name__
-                own = own and (dataclasses.is_dataclass(kind) or (room == "share" and "num_members" in arguments_of(kind)))
+                own = own and (
+                    dataclasses.is_dataclass(kind) or (room == "share" and "num_members" in arguments_of(kind))
+                )
                 if own and name in getattr(package, "__all__", ()) and name not in ("Repair", "DeepEnsemble"):
                     found[info.name] = Method(info.name, room, kind)
     return found

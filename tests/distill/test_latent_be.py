@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from enfold.ensembles.hydra import Hydra
 from torch import Tensor, nn
 
 from enfold.data import Data, Split
@@ -17,7 +18,6 @@ from enfold.engines.skeleton import read_state
 from enfold.ensemble import MixedEnsemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
-from enfold.ensembles.hydra import Hydra
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.merge.common.folding import mean_state

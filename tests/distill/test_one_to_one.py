@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from enfold.ensembles.hydra import Hydra
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -15,7 +16,6 @@ from enfold.distill.losses.kd import KD
 from enfold.distill.losses.one_to_one import OneToOne
 from enfold.distill.teacher import Teacher
 from enfold.ensembles.batch_ensemble import BatchEnsemble
-from enfold.ensembles.hydra import Hydra
 from enfold.ensembles.mimo import MIMO
 from enfold.ensembles.packed_ensemble import PackedEnsemble
 from enfold.ensembles.tree_net import TreeNet

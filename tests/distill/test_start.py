@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from enfold.ensembles.hydra import Hydra
 
 from enfold.data import Data
 from enfold.distill import start
@@ -13,7 +14,6 @@ from enfold.distill.losses.kd import KD
 from enfold.distill.losses.one_to_one import OneToOne
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
-from enfold.ensembles.hydra import Hydra
 from enfold.ensembles.rank_one import match_units, reconstruct
 from enfold.errors import EnfoldError
 from enfold.merge.average import Average

@@ -7,13 +7,10 @@ import rtdl_revisiting_models
 import torch
 from torch import Tensor, nn
 
-from fitting import any_network, fitted
 import enfold
 from enfold.cost import parameters
 from enfold.data import Data, Split
 from enfold.data.batches import Batch
-from enfold.ensemble import Ensemble
-from enfold.train.optimize import trained_members
 from enfold.ensembles.common.sampled import SampledEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
@@ -21,7 +18,8 @@ from enfold.metrics import accuracy, nll
 from enfold.networks import MLP, MediumCNN, ResNet, ViT
 from enfold.registry import methods
 from enfold.train import TrainConfig
-from enfold.train.optimize import param_groups
+from enfold.train.optimize import param_groups, trained_members
+from fitting import fitted
 
 
 class Words(nn.Module):

@@ -1,16 +1,17 @@
 """FGE: the paper's triangle, members at its low points, a start that leaves room for them, and resuming."""
 
 from functools import partial
+
 import pytest
 import torch
 
-from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.ensembles.fge import FGE
 from enfold.errors import EnfoldError
 from enfold.networks import MLP
 from enfold.train import TrainConfig, fit
+from fitting import any_network, fitted
 
 DATA = three_clouds(64, 40, 30)
 

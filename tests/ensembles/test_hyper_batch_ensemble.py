@@ -1,8 +1,8 @@
 """Hyper-batch ensembles: the equations written out, the penalties' distributions, tuning, resuming."""
 
-from functools import partial
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from torch import nn
 
-from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.data.batches import Batch
@@ -25,10 +24,13 @@ from enfold.evaluate import predict
 from enfold.metrics import nll
 from enfold.networks import MLP
 from enfold.train import CrossEntropy, TrainConfig, fit
+from fitting import any_network, fitted
 
 DATA = three_clouds(96, 64, 60)
 PLAN = TrainConfig(epochs=3, batch_size=16, lr=0.02, select="last")
-EMBEDDED = partial(HyperBatchEnsemble, num_members=3, embedding_spread=0.5)  # so that λ makes a difference before training
+EMBEDDED = partial(
+    HyperBatchEnsemble, num_members=3, embedding_spread=0.5
+)  # so that λ makes a difference before training
 
 
 def network():
@@ -259,7 +261,10 @@ def test_saved_and_loaded_is_equal(trained, tmp_path):
 
 
 def test_resumed_training_gives_the_same_bits(tmp_path, monkeypatch):
-    share, checkpoint = partial(HyperBatchEnsemble, num_members=2, penalties=(1e-3, 1.0), embedding_spread=0.1), tmp_path / "members.ckpt"
+    share, checkpoint = (
+        partial(HyperBatchEnsemble, num_members=2, penalties=(1e-3, 1.0), embedding_spread=0.1),
+        tmp_path / "members.ckpt",
+    )
     once = fitted(share(network()), DATA, PLAN)
     epochs = []
 

@@ -1,13 +1,12 @@
 """Hyper-deep ensembles: what candidates draw, that picks weigh the mean, storing, resuming, and a small search."""
 
-from functools import partial
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from fitting import any_network, fitted
 import enfold
 import enfold.ensembles.common.search
 from clouds import three_clouds
@@ -20,6 +19,7 @@ from enfold.metrics import nll, per_member
 from enfold.metrics.greedy import greedy_selection
 from enfold.networks import MLP
 from enfold.train import TrainConfig, fit
+from fitting import any_network, fitted
 
 pytestmark = pytest.mark.filterwarnings("ignore::enfold.ensembles.common.search.FewerCandidatesWarning")
 
@@ -55,7 +55,10 @@ def test_the_first_candidate_is_the_plan_and_the_others_draw_within_their_ranges
 
 
 def test_draws_depend_on_the_candidate_alone_and_none_keeps_the_plans_value():
-    few, more = HyperDeepEnsemble(any_network(), candidates=5).settings(PLAN), HyperDeepEnsemble(any_network(), candidates=9).settings(PLAN)
+    few, more = (
+        HyperDeepEnsemble(any_network(), candidates=5).settings(PLAN),
+        HyperDeepEnsemble(any_network(), candidates=9).settings(PLAN),
+    )
     assert more[:5] == few
     assert HyperDeepEnsemble(any_network(), candidates=5, seed=1).settings(PLAN)[1] != few[1]
     kept = HyperDeepEnsemble(any_network(), candidates=5, weight_decay=None, label_smoothing=None).settings(PLAN)

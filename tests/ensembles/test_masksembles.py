@@ -1,7 +1,7 @@
 """Masksembles: masks on layers written out, their counts and overlap, and what cannot be masked."""
 
-from functools import partial
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.cost import parameters
@@ -18,6 +17,7 @@ from enfold.ensembles.masksembles import Masksembles
 from enfold.errors import EnfoldError
 from enfold.networks import MLP, ResNet
 from enfold.train import TrainConfig
+from fitting import any_network, fitted
 
 
 def test_a_hidden_layer_sees_masked_features():

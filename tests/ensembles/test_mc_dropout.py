@@ -1,6 +1,7 @@
 """MC dropout: only dropout is active, samples are reproducible, and one pass gives what one pass a sample gives."""
 
 from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.ensembles.common.dropout import Dropping, Streams
@@ -17,6 +17,7 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.networks import MLP, MediumCNN, ResNet, ViT
 from enfold.train import TrainConfig
+from fitting import any_network, fitted
 from specimens import Apply
 
 

@@ -1,6 +1,7 @@
 """MIMO: slots for inputs and outputs, the shuffles of a batch, ordinary training as a special case, and its faults."""
 
 from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fitting import any_network, fitted
 import enfold
 from enfold.cost import parameters
 from enfold.data import Data, Split
@@ -19,6 +19,7 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.networks import MLP, MediumCNN, ResNet, ViT
 from enfold.train import TrainConfig, fit
+from fitting import any_network, fitted
 from zoo import Apply
 
 
@@ -198,7 +199,11 @@ def test_one_member_without_repetition_is_ordinary_training():
 
 def test_it_learns_resumes_and_comes_back_from_its_file(tmp_path):
     torch.manual_seed(0)
-    network, data, share = MLP(6, [32, 32], 3), blobs(), partial(MIMO, num_members=2, batch_repetition=2, input_repetition=0.2, seed=4)
+    network, data, share = (
+        MLP(6, [32, 32], 3),
+        blobs(),
+        partial(MIMO, num_members=2, batch_repetition=2, input_repetition=0.2, seed=4),
+    )
     plan = TrainConfig(epochs=8, batch_size=20, lr=0.01)
     model = fitted(share(network), data, plan)
     found = predict(model, data.test)
@@ -268,7 +273,11 @@ def test_bad_networks_and_inputs_are_refused():
     with pytest.raises(EnfoldError, match=r"first layer takes 1, got inputs of shape \(8, 8\)"):
         MIMO(torch.randn(2, 8, 8), unsqueezed)
     with pytest.raises(EnfoldError, match=r"must be \(B, 3 C\), got \(2, 4, 6, 6\)"):
-        MIMO(torch.randn(2, 3, 8, 8), nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(12, 4, 1)), last="1")
+        MIMO(
+            torch.randn(2, 3, 8, 8),
+            nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(12, 4, 1)),
+            last="1",
+        )
 
 
 def test_inputs_that_the_widened_network_does_not_take_are_named():
@@ -322,7 +331,9 @@ def prepared_for_quantisation(network: nn.Module) -> nn.Module:
     ],
     ids=["quantisation", "weight norm", "spectral norm", "hook"],
 )  # fmt: skip
-@pytest.mark.parametrize("share", [partial(MIMO, num_members=3), partial(PackedEnsemble, num_members=2)], ids=["MIMO", "PackedEnsemble"])
+@pytest.mark.parametrize(
+    "share", [partial(MIMO, num_members=3), partial(PackedEnsemble, num_members=2)], ids=["MIMO", "PackedEnsemble"]
+)
 def test_layers_with_more_than_their_weights_are_refused_by_name_before_anything_runs(share, network, name):
     made = network()
     made.register_forward_pre_hook(lambda *_: pytest.fail("the network was run"))

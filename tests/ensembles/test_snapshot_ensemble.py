@@ -1,7 +1,7 @@
 """Snapshot ensembles: the paper's learning rate, what is kept when, and resuming with what was gathered."""
 
-from functools import partial
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -9,12 +9,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
-from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.ensembles.snapshot_ensemble import SnapshotEnsemble
 from enfold.errors import EnfoldError
 from enfold.train import TrainConfig, fit
+from fitting import any_network, fitted
 
 DATA = three_clouds(64, 40, 30)
 PLAN = TrainConfig(epochs=6, batch_size=16, lr=0.05)

@@ -1,19 +1,20 @@
 """SWA: the mean of the last epochs' weights, with batch-norm statistics of its own."""
 
 from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.ensembles.swa import SWA, epochs_before
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.train import TrainConfig, fit
+from fitting import any_network, fitted
 
 DATA = three_clouds(64, 32, 32)
 PLAN = TrainConfig(epochs=6, batch_size=16, optimizer="sgd", lr=0.1)

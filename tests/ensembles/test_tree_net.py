@@ -1,12 +1,12 @@
 """TreeNet: its equations against members run one by one, multiple choice, and training."""
 
 from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.cost import flops, parameters
@@ -19,6 +19,7 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.networks import MLP, ResNet
 from enfold.train import CrossEntropy, TrainConfig, fit
+from fitting import any_network, fitted
 from specimens import Residual
 
 

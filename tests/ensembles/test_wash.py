@@ -1,13 +1,13 @@
 """WASH: a shuffle keeps a weight's values over members, takes the optimizer's memory along, and helps the average."""
 
 from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.data import Data, Split
@@ -18,6 +18,7 @@ from enfold.merge.average import Average
 from enfold.networks import MLP
 from enfold.train import TrainConfig, fit
 from enfold.train.optimize import Optimizer
+from fitting import any_network, fitted
 
 
 def apart(**fields):

@@ -243,6 +243,7 @@ def _trained(networks: Sequence[nn.Module]) -> nn.Module:
 
 # Distillation
 
+
 def BE(members: int) -> Callable[[nn.Module], nn.Module]:
     """Return a function that makes a BatchEnsemble of a network."""
     return lambda network: enfold.BatchEnsemble(network, members)
@@ -280,7 +281,9 @@ DISTILLATIONS: dict[str, Callable[[], Any]] = {
     "one_to_one+tdiv_sdiv": lambda: enfold.OneToOne(plan=config(), perturb=enfold.TDivSDiv(step=8.0)),
     "one_to_one+weight_penalty": lambda: enfold.OneToOne(plan=config(), tie=0.1),
     "one_to_one+weight_penalty_sum": lambda: enfold.OneToOne(plan=config(), tie=0.01, tie_over="sum"),
-    "one_to_one+mimo": lambda: enfold.OneToOne(plan=config(), share=lambda network: enfold.MIMO(network, M), start="fresh"),
+    "one_to_one+mimo": lambda: enfold.OneToOne(
+        plan=config(), share=lambda network: enfold.MIMO(network, M), start="fresh"
+    ),
     "control": lambda: enfold.Control(plan=config()),
 }
 

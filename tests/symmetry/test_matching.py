@@ -11,11 +11,11 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensembles.rank_one.match import match
 from enfold.errors import EnfoldError
 from enfold.merge.c2m3 import C2M3
 from enfold.merge.weight_matching import WeightMatching
 from enfold.networks import MLP, ResNet
-from enfold.ensembles.rank_one.match import match
 from enfold.symmetry import Group, Symmetry, permute, symmetries, weight_matching
 from planted import assert_back, pixels
 

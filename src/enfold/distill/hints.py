@@ -84,7 +84,9 @@ class Hint(Lesson):
 
 def with_features(model: nn.Module, batch: Batch, path: str) -> tuple[Tensor, Tensor]:
     """Logits (S, B, C), and what the layer at `path` returned for each student, (S, B, ...)."""
-    networks = [code.network for code in model.codes] if isinstance(model, Ensemble) and model.is_expandable else [model]
+    networks = (
+        [code.network for code in model.codes] if isinstance(model, Ensemble) and model.is_expandable else [model]
+    )
     found: list[Tensor] = []
 
     def keep(module: nn.Module, arguments: Any, output: Any) -> Any:
@@ -168,4 +170,6 @@ def layer_at(network: nn.Module, path: str) -> nn.Module:
 
 
 def _name(student: nn.Module) -> str:
-    return type(student.skeleton.network if isinstance(student, Ensemble) and student.is_expandable else student).__name__
+    return type(
+        student.skeleton.network if isinstance(student, Ensemble) and student.is_expandable else student
+    ).__name__

@@ -86,7 +86,11 @@ def _steps(cell: Cell, plan: TrainConfig) -> int:
 def _step_seconds(model: nn.Module, cell: Cell, plan: TrainConfig, objective: Objective | None = None) -> float:
     optimizer, objective = Optimizer(model, plan), objective or CrossEntropy()
     scaler = torch.amp.GradScaler(plan.device, enabled=False)
-    own = range(trained_members(model)) if isinstance(model, Ensemble) and model.is_expandable and plan.order != "shared" else None
+    own = (
+        range(trained_members(model))
+        if isinstance(model, Ensemble) and model.is_expandable and plan.order != "shared"
+        else None
+    )
     order = Order(plan.batch_size, own, augment=plan.augment, split=plan.order == "split")
     taken = []
     model.train()

@@ -96,8 +96,15 @@ def _spread_out(asked: Mapping[str, Predictions], model: nn.Module, notice: str 
 
 def _alone(row: Mapping[str, Any], model: nn.Module, members: nn.Module) -> dict[str, Any]:
     """Of a fold that has one member's weights, which one that is, and a warning."""
-    own, known = dict(model.named_parameters()), members.expand() if isinstance(members, Ensemble) and members.is_expandable else {}
-    if not isinstance(members, Ensemble) or not members.is_expandable or own.keys() != members.skeleton.parameters.keys():
+    own, known = (
+        dict(model.named_parameters()),
+        members.expand() if isinstance(members, Ensemble) and members.is_expandable else {},
+    )
+    if (
+        not isinstance(members, Ensemble)
+        or not members.is_expandable
+        or own.keys() != members.skeleton.parameters.keys()
+    ):
         return {}
     for index in range(members.num_members):
         if all(torch.equal(tensor, known[name][index]) for name, tensor in own.items()):

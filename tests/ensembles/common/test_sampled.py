@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from fitting import fitted
 from enfold.analysis.shift import corrupted_scores
 from enfold.data import Data, Split
 from enfold.ensembles.common import sampled
@@ -14,6 +13,7 @@ from enfold.ensembles.swag import SWAG
 from enfold.evaluate import predict
 from enfold.saving import load, save
 from enfold.train import TrainConfig
+from fitting import fitted
 
 MEMBERS = 3
 

@@ -134,7 +134,10 @@ def test_each_update_is_the_least_squares_solution(seed, rank, groups, taps):
 def test_ranks_come_nearer():
     torch.manual_seed(0)
     members = DeepEnsemble(nn.Linear(8, 6), 4)
-    one, two = (reconstruct(members, partial(BatchEnsemble, num_members=4, rank=rank), sweeps=100).residuals[""][-1] for rank in (1, 2))
+    one, two = (
+        reconstruct(members, partial(BatchEnsemble, num_members=4, rank=rank), sweeps=100).residuals[""][-1]
+        for rank in (1, 2)
+    )
     assert two < one
     planted = BatchEnsemble(nn.Linear(12, 16), 3, rank=2)
     assert reconstruct(planted, partial(BatchEnsemble, num_members=3, rank=2), sweeps=300).residuals[""][-1] < 1e-8

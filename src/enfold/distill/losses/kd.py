@@ -31,10 +31,10 @@ from torch import Tensor, nn
 from enfold.distill.base import Distillation
 from enfold.distill.divergence import as_target, divergence, divergence_from
 from enfold.distill.teacher import Teacher
-from enfold.train.optimize import trained_members
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 from enfold.metrics.predictions import mean_log_probs
+from enfold.train.optimize import trained_members
 
 Reduction = Literal["mean_softened_probs", "mean_probs_then_soften", "mean_logits"]
 Fitted = Literal["members", "ensemble"]

@@ -31,8 +31,8 @@ from enfold.distill.base import Distillation
 from enfold.distill.divergence import as_target, divergence
 from enfold.distill.teacher import Teacher
 from enfold.ensembles.batch_ensemble import BatchEnsemble
-from enfold.train.optimize import trained_members
 from enfold.errors import EnfoldError
+from enfold.train.optimize import trained_members
 
 
 @dataclass(frozen=True)

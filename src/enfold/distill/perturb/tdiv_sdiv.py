@@ -29,8 +29,8 @@ import torch
 from torch import Tensor, nn
 
 from enfold.distill.perturbation import Asked, Perturbation, gradient, unit
-from enfold.train.optimize import trained_members
 from enfold.errors import EnfoldError
+from enfold.train.optimize import trained_members
 
 Pairs = Literal["one", "all"]
 Divergence = Literal["ce", "kl", "js"]
