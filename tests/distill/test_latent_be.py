@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from enfold.merge.common.folding import mean_state
 from torch import Tensor, nn
 
 from enfold.data import Data, Split

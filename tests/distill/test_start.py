@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from enfold.ensembles.hydra import Hydra
 
 from enfold.data import Data
 from enfold.distill import distill, start

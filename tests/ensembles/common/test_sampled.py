@@ -42,7 +42,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         return call
 
     monkeypatch.setattr(SWAG, "draw", counting("drawn", SWAG.draw))
-    monkeypatch.setattr(sampling, "reestimate", counting("measured", sampled.reestimate))
+    monkeypatch.setattr(sampled, "reestimate", counting("measured", sampled.reestimate))
     return counts
 
 
