@@ -219,12 +219,12 @@ class _Rebinder:
             return value if all(new is old for new, old in zip(items, value, strict=True)) else type(value)(items)
         return value
 
-    def _replace(self, held: Any, items: Iterable[tuple[Any, Any]], path: str) -> None:
+    def _replace(self, container: Any, items: Iterable[tuple[Any, Any]], path: str) -> None:
         for key, value in list(items):
             inner = path if key in ("_modules", "_parameters", "_buffers") else f"{path}.{key}"
             found = self.visit(value, inner)
             if found is not value:
-                held[key] = found
+                container[key] = found
 
     def _rebuild_function(self, function: FunctionType, path: str) -> FunctionType:
         """Return the function with copies of its closure and of its defaults."""

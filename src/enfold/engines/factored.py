@@ -75,9 +75,9 @@ class _ByInputs(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight, r, s, product, seen = ctx.saved_tensors
         of_bias = _grad_bias(ctx, grad)
-        held = grad * product  # its memory is reused below, while it is in the cache
-        of_s = held.sum(1)
-        scaled = torch.mul(grad, s.unsqueeze(1), out=held)  # dZ
+        buffer = grad * product  # its memory is reused below, while it is in the cache
+        of_s = buffer.sum(1)
+        scaled = torch.mul(grad, s.unsqueeze(1), out=buffer)  # dZ
         if ctx.first:
             return None, *_grad_first(inputs, weight, r, scaled), of_s, of_bias
         rows = scaled.flatten(0, 1)
@@ -91,10 +91,10 @@ class _ByInputs(torch.autograd.Function):
 def _grad_first(inputs: Tensor, weight: Tensor, r: Tensor, scaled: Tensor) -> tuple[Tensor, Tensor]:
     """Compute (3): the gradients of W and r."""
     of_weight, of_r = torch.empty_like(weight), torch.empty_like(r)
-    held = weight.new_empty(min(TOGETHER, len(r)), *weight.shape)
+    buffer = weight.new_empty(min(TOGETHER, len(r)), *weight.shape)
     for start in range(0, len(r), TOGETHER):
         some = scaled[start : start + TOGETHER].transpose(1, 2)
-        both = torch.bmm(some, inputs.expand(len(some), *inputs.shape), out=held[: len(some)])  # P_m
+        both = torch.bmm(some, inputs.expand(len(some), *inputs.shape), out=buffer[: len(some)])  # P_m
         for index, own in enumerate(both, start):
             if index:
                 of_weight.addcmul_(own, r[index])
