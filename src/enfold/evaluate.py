@@ -90,7 +90,7 @@ def mean_member_score(test: Predictions, validation: Predictions | None = None) 
 
 
 def recovered(one: Mapping[str, float], mean_member: Mapping[str, float], ensemble: Mapping[str, float]) -> float:
-    """Return the fraction of the ensemble's gain in NLL that a network recovers: 0 for the mean member, 1 for the ensemble."""
+    """Return the fraction of the ensemble's NLL gain that a network recovers: 0 is the mean member, 1 the ensemble."""
     return gain_recovered(one["nll"], mean_member["nll"], ensemble["nll"], higher_is_better=False)
 
 
