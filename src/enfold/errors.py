@@ -1,4 +1,4 @@
-"""The one exception a user can cause: a sentence with the rule, the value and the remedy."""
+"""Exceptions and warnings; messages name the rule, the value and the remedy."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ WITHIN = (
     "contextlib",
     "torch.utils._contextlib",
     "torch.nn.modules.",
-)  # modules whose lines tell a user nothing
+)  # modules whose lines are not informative for users
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that was probably meant, for an error's remedy."""
+    """Return the known word that was probably meant, for a suggestion in an error message."""
     return next(iter(get_close_matches(word, list(known), n=1)), None)
 
 
@@ -92,7 +92,7 @@ class UnchangedWarning(UserWarning):
 
 
 def level_outside() -> int:
-    """The `stacklevel` of a warning that is to point to the line outside of enfold which led to it."""
+    """Return the `stacklevel` with which a warning points to the first line outside of enfold."""
     level, frame = 0, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(WITHIN):
         level, frame = level + 1, frame.f_back

@@ -1,4 +1,4 @@
-"""Evaluate: run a model once, measure often."""
+"""Evaluate: compute predictions once and all metrics from them."""
 
 from __future__ import annotations
 
@@ -62,13 +62,18 @@ def predict(model: nn.Module, examples: Examples, batch_size: int = 1024) -> Pre
     if not labels:
         raise EnfoldError(
             "there must be examples to predict, got none: "
-            "pass a Split, a DataLoader or a list, not a generator that is used up"
+            "pass a DataLoader, a list or tensors, not a generator that is used up"
         )
     return Predictions(torch.cat(log_probs, dim=1), torch.cat(labels))
 
 
 def score(test: Predictions, validation: Predictions | None = None) -> dict[str, float]:
-    """Every metric of the mean prediction; with validation predictions also those at the temperature fitted there."""
+    """Compute every metric of the mean prediction.
+
+    Args:
+        test: Predictions on test examples.
+        validation: Predictions on validation examples; adds the metrics at the temperature fitted there.
+    """
     scores = {name: metric.function(test) for name, metric in METRICS.items()}
     if validation is not None:
         scores["temperature"] = fit_temperature(validation)
@@ -78,7 +83,7 @@ def score(test: Predictions, validation: Predictions | None = None) -> dict[str,
 
 
 def mean_member_score(test: Predictions, validation: Predictions | None = None) -> dict[str, float]:
-    """The mean over members of each member's own scores: what one of the networks alone gives you."""
+    """Compute the mean over members of each member's own scores."""
     rows = []
     for index in range(test.num_members):
         rows.append(score(test.member(index), None if validation is None else validation.member(index)))
@@ -86,17 +91,23 @@ def mean_member_score(test: Predictions, validation: Predictions | None = None) 
 
 
 def recovered(one: Mapping[str, float], mean_member: Mapping[str, float], ensemble: Mapping[str, float]) -> float:
-    """How much of the ensemble's gain in NLL one network keeps: 0 is a mean member, 1 the ensemble."""
+    """Return the fraction of the ensemble's NLL gain that a network recovers: 0 is the mean member, 1 the ensemble."""
     return gain_recovered(one["nll"], mean_member["nll"], ensemble["nll"], higher_is_better=False)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One model's scores on test data, printable as one line."""
+    """Scores of one model on test examples, printable as one line.
+
+    Args:
+        name: Name of the model.
+        scores: Values by metric.
+        gain_recovered: Fraction of the ensemble's gain in NLL; None without a reference.
+    """
 
     name: str
     scores: dict[str, float]
-    gain_recovered: float | None = None  # of the ensemble's NLL gain
+    gain_recovered: float | None = None
 
     def __str__(self) -> str:
         parts = [f"{name} {shown(name, self.scores[name])}" for name in ("accuracy", "nll", "ece", "brier")]
@@ -106,13 +117,13 @@ class Row:
 
 
 def shown(name: str, value: float) -> str:
-    """A score with its unit, as people read it."""
+    """Format a score with its unit."""
     metric = METRICS[name]
     return f"{100 * value:.2f} %" if metric.unit == "%" else f"{value:.4f}"
 
 
 def shown_gain(gain: float) -> str:
-    """The gain recovered in per cent; a dash where the ensemble had none."""
+    """Format the gain recovered in percent; a dash if the ensemble has no gain."""
     return f"{100 * gain:.0f} %" if math.isfinite(gain) else "-"
 
 
@@ -149,5 +160,5 @@ def evaluate(
 
 
 def best_member(members: nn.Module, data: Data) -> int:
-    """The member with the lowest NLL on validation data."""
+    """Return the index of the member with the lowest NLL on validation examples."""
     return int(per_member(nll, predict(members, data.val)).argmin())

@@ -1,4 +1,4 @@
-"""Seeds: every random draw has its own, derived from the run's seed and from what it is for.
+"""Seeds: every random draw has its own, derived from the run's seed and its purpose.
 
 Draws for member k depend on k and not on M, so M members are the first M of M + 1.
 """
@@ -50,7 +50,7 @@ def derive(seed: int, *purpose: str | int) -> int:
 
 
 def generator(seed: int, *purpose: str | int) -> torch.Generator:
-    """A CPU generator for one purpose; draws on the CPU are the same for every device."""
+    """Return a CPU generator for one purpose; draws on the CPU are the same for every device."""
     return torch.Generator().manual_seed(derive(seed, *purpose))
 
 

@@ -201,9 +201,9 @@ def test_a_loaders_batch_of_one_behind_larger_ones_is_left_out(sizes, used):
 
 def test_labels_and_inputs_are_checked_when_data_is_made():
     good = Split(torch.zeros(3, 2), torch.tensor([0, 1, 1]))
-    with pytest.raises(EnfoldError, match="labels must be .*got 7 in the test split"):
+    with pytest.raises(EnfoldError, match=r"labels must be .*got 7 in the test split"):
         Data(good, good, Split(torch.zeros(1, 2), torch.tensor([7])), 2, (2,))
-    with pytest.raises(EnfoldError, match="inputs must be finite.*val split"):
+    with pytest.raises(EnfoldError, match=r"inputs must be finite.*val split"):
         Data(good, Split(torch.full((1, 2), torch.nan), torch.tensor([0])), good, 2, (2,))
 
 

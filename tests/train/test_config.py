@@ -70,7 +70,7 @@ def test_one_value_a_member():
     assert plan.per_member("weight_decay", 2) == [0.5, 0.5]
     assert plan.varies
     assert not TrainConfig(label_smoothing=(0.1, 0.2)).varies  # the loss is told apart by member, not the optimizer
-    with pytest.raises(EnfoldError, match="^lr must be .* 3 members"):
+    with pytest.raises(EnfoldError, match=r"^lr must be .* 3 members"):
         plan.per_member("lr", 3)
 
 
