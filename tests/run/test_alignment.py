@@ -147,8 +147,8 @@ WRONG = [
     (("--set", "plan=3"), "the command line: 'plan' must be a mapping, got '3'"),
     (("--set", "plan=3", "--epochs", 1), "the command line: 'plan' must be a mapping, got '3'"),
     (("--set", "universe=true", "--only", "planted"), "got permAVG with universe"),
-    (("--set", "gain=true", "--only", "sweep", "--temperatures", "5,2"), "got permAVG with gain: leave that out"),
-    (("--set", "project=true"), "got permAVG with project: leave that out"),
+    (("--set", "gain=true", "--only", "sweep", "--temperatures", "5,2"), "got permAVG with gain: omit these options"),
+    (("--set", "project=true"), "got permAVG with project: omit these options"),
 ]
 
 
