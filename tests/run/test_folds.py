@@ -155,7 +155,7 @@ def test_what_the_names_of_rows_do_not_say_is_said_below_the_table(enfold, recip
     for line in (
         "control: the best member, trained further on labels for as many epochs as route",
         "control-2: the best member, trained further on labels for as many epochs as soft",
-        "of-two, route, soft: made from the first 2 members, and the gain is that of their ensemble, which has no row",
+        "of-two, route, soft: made from the first 2 members; the gain is that of their ensemble, which has no row",
     ):
         assert line in shown
         assert f"{line}.\n" in (out / "table.md").read_text()
