@@ -181,7 +181,7 @@ def test_equal_members_and_one_member_have_nothing_to_learn() -> None:
     for few in (members, DeepEnsemble([members.member(0)] * 2)):
         with pytest.raises(EnfoldError, match="2 different networks"):
             learned_alignment(few, data, SHORT)
-    with pytest.raises(EnfoldError, match="to the first member, got permAVG with universe, gain: leave"):
+    with pytest.raises(EnfoldError, match="universe, gain"):
         learned_alignment(members, data, replace(SHORT, universe=True, gain=True))
 
 

@@ -95,7 +95,7 @@ def test_a_tunnel_lies_below_the_line(ends) -> None:
     torch.testing.assert_close(path[-1], ends[1], rtol=0, atol=0)
     line = along(network(), straight(*ends, 5), data, part="train")
     assert along(network(), path, data, part="train").loss[1:-1].mean() < line.loss[1:-1].mean()
-    for wrong, says in (({"points": 2}, "points"), ({"second": ends[0]}, "the same one twice")):
+    for wrong, says in (({"points": 2}, "points"), ({"second": ends[0]}, "first and second")):
         settings = {"first": ends[0], "second": ends[1], "data": data, "quiet": True, **wrong}
         with pytest.raises(EnfoldError, match=says):
             tunnel(network(), **settings)

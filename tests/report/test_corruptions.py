@@ -103,6 +103,6 @@ def test_what_cannot_be_drawn_is_refused(tmp_path):
         select_models(SEEDS, ["ensembel"])
     with pytest.raises(EnfoldError, match="at least one seed"):
         shift_heat_map([], tmp_path)
-    with pytest.raises(EnfoldError, match="at least one model"):
+    with pytest.raises(EnfoldError, match="models"):
         roc_figure({}, tmp_path)
     assert not list(tmp_path.iterdir())

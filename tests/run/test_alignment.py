@@ -146,9 +146,9 @@ WRONG = [
     (("--set", "iterations=2.5"), "the command line: 'iterations' must be an integer, got '2.5'"),
     (("--set", "train=3"), "the command line: 'plan' must be a mapping, got '3'"),
     (("--set", "train=3", "--epochs", 1), "the command line: 'plan' must be a mapping, got '3'"),
-    (("--set", "universe=true", "--only", "planted"), "got permAVG with universe: leave that out"),
-    (("--set", "gain=true", "--only", "sweep", "--temperatures", "5,2"), "got permAVG with gain: leave that out"),
-    (("--set", "project=true"), "got permAVG with project: leave that out"),
+    (("--set", "universe=true", "--only", "planted"), "got permAVG with universe: omit these options"),
+    (("--set", "gain=true", "--only", "sweep", "--temperatures", "5,2"), "got permAVG with gain: omit these options"),
+    (("--set", "project=true"), "got permAVG with project: omit these options"),
 ]
 
 

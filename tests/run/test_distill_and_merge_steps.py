@@ -153,10 +153,9 @@ def test_what_the_names_of_rows_do_not_say_is_said_below_the_table(enfold, recip
     assert done.code == 0, done.err
     shown = " ".join(done.out.split())
     for line in (
-        "control: the best member, trained on as long as route",
-        "control-2: the best member, trained on as long as soft",
-        "of-two, route, soft: folded from the first 2 members, and the gain is that of their ensemble, which has no"
-        " row",
+        "control: the best member, trained further on labels for as many epochs as route",
+        "control-2: the best member, trained further on labels for as many epochs as soft",
+        "of-two, route, soft: made from the first 2 members; the gain is that of their ensemble, which has no row",
     ):
         assert line in shown
         assert f"{line}.\n" in (out / "table.md").read_text()
@@ -224,7 +223,7 @@ def test_a_fold_that_is_a_member_as_it_was_says_so_and_makes_no_headline(enfold,
         assert enfold("drop", finished, label).code == 0
     content = collect(finished)
     assert content.headline is None
-    assert "the weights of soup are a member's own" in headline(content).sentence
+    assert "soup has the weights of a single member" in headline(content).sentence
     asked = collect(finished, label="soup")
     assert f"soup has the weights of member {member}, unchanged." in headline(asked).remarks
 

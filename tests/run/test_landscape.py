@@ -216,7 +216,7 @@ def test_what_a_part_cannot_do_with_these_networks_is_named_and_the_others_are_m
     monkeypatch.setattr(views, "accuracy", lambda said: 1.0)  # a base network that never errs
     found = study(cell_in(run), run / "landscape", Asked(("diversity", "similarity"), examples=50))
     assert {name: part["state"] for name, part in found.items()} == {"diversity": "left out", "similarity": "computed"}
-    assert "errs at least once" in found["diversity"]["reason"]
+    assert "base_accuracy" in found["diversity"]["reason"]
     assert list(stored_parts(run / "landscape")) == ["similarity"]
 
 

@@ -53,7 +53,8 @@ def _similarity(facts: Facts, arrays: Facts, settings: Facts) -> Caption:
         result = (
             f"In the second half of training, two networks of one run have a cosine of "
             f"{_number(facts['cosine_within'])} and differ in {_percent(facts['disagreement_within'])} of the "
-            f"predictions; two of different runs {_number(facts['cosine_between'])} and {_percent(facts['disagreement_between'])}."
+            f"predictions; two of different runs {_number(facts['cosine_between'])} and "
+            f"{_percent(facts['disagreement_between'])}."
         )
         how = "Each block on the diagonal is one run, its epochs from left to right; blocks off it compare two runs."
     else:
