@@ -1,4 +1,4 @@
-"""Claims: what a paper says about its models, as data, judged by what runs have stored."""
+"""Claims: the orderings that a paper reports, written as data and evaluated on the results of our runs."""
 
 from __future__ import annotations
 
@@ -19,55 +19,55 @@ from enfold.errors import EnfoldError
 from enfold.metrics.bootstrap import BETWEEN_MEMBERS, BOOTSTRAPPED, Difference, Relation, Verdict, paired_difference
 from enfold.registry import nearest
 from enfold.run.directory import RunDirectory
-from enfold.run.evidence import CALIBRATED, CORRUPTED, Evidence, Place, Row
-from enfold.run.execute import cells
+from enfold.run.execute import cells as seed_runs
 from enfold.run.recipe import Recipe
 from enfold.run.yaml_text import read_text, read_yaml
 from enfold.saving import versions
+from studies.evidence import CALIBRATED, CORRUPTED, Evidence, Row, RowName
 
 NOT_RUN = "not run"
 FRACTIONS = ("accuracy", "ece", "cece", "disagreement", "corrupted accuracy", "corrupted ece")
 
 
-class Written(BaseModel):
-    """What a file holds; a key that is not known is refused."""
+class StrictModel(BaseModel):
+    """The content of a file; unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Source(Written):
-    """Where the published values are from."""
+class Source(StrictModel):
+    """The origin of the published values."""
 
     paper: str
     table: str = ""
 
 
-class Claim(Written):
+class Claim(StrictModel):
     """One ordering: the metric of the first row is above, or below, that of the second."""
 
-    says: str = Field(min_length=1)
+    statement: str = Field(min_length=1)
     metric: str
     first: str
     relation: Relation
     second: str
-    source: str = ""  # where it is said, if not where the file says
-    runs: tuple[str, ...] = ()  # it is said of each of these: first and second are labels of theirs
+    source: str = ""  # if it differs from the source of the file
+    runs: tuple[str, ...] = ()  # the claim is made for each of these runs; first and second are labels in them
 
 
-class Claims(Written):
-    """The published values, by row and metric, which of the run's rows each is, and what is claimed of them."""
+class Claims(StrictModel):
+    """Published values by row and metric, the run's label for each row, and the claims about them."""
 
     source: Source
     published: dict[str, dict[str, float]] = Field(default_factory=dict)
-    rows: dict[str, str] = Field(default_factory=dict)  # a row with a / in it is what it is called
+    rows: dict[str, str] = Field(default_factory=dict)  # published row: label; a name with a / is its own label
     claims: tuple[Claim, ...] = Field(min_length=1)
 
     def value(self, row: str, metric: str) -> float | None:
-        """The published value; None where the paper gives an ordering only."""
+        """Return the published value, or None where the paper gives an ordering only."""
         return self.published.get(row, {}).get(metric)
 
     def label(self, row: str) -> str:
-        """The row of the run."""
+        """Return the label of a row in the run."""
         return self.rows.get(row, row)
 
 
@@ -75,7 +75,7 @@ Kind = TypeVar("Kind", bound=Claims)
 
 
 def read_claims(path: Path) -> Claims:
-    """The claims in a YAML file."""
+    """Read claims from a YAML file."""
     try:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
@@ -84,12 +84,12 @@ def read_claims(path: Path) -> Claims:
 
 
 def parse_claims(text: str, where: str = "the claims") -> Claims:
-    """Claims from YAML text; every row, metric and value is checked."""
+    """Parse claims from YAML text and check every row, metric and value."""
     return parse_as(Claims, text, where)
 
 
 def parse_as(kind: type[Kind], text: str, where: str) -> Kind:
-    """The same for a file that says more than claims."""
+    """Parse YAML text as claims, or as a subclass with further keys."""
     try:
         content = read_yaml(text)
     except yaml.YAMLError as error:
@@ -102,21 +102,22 @@ def parse_as(kind: type[Kind], text: str, where: str) -> Kind:
     try:
         claims = kind.model_validate(content)
     except ValidationError as error:
-        raise _explained(error, where, kind) from error
-    claims = claims.model_copy(update={"claims": tuple(one for each in claims.claims for one in _of_each_run(each))})
+        raise _explain(error, where, kind) from error
+    claims = claims.model_copy(update={"claims": tuple(one for each in claims.claims for one in _expand_runs(each))})
     _check_published(claims, where)
     for index, claim in enumerate(claims.claims):
         _check_claim(claims, claim, f"{where}, claims.{index}")
     return claims
 
 
-def _of_each_run(claim: Claim) -> list[Claim]:
+def _expand_runs(claim: Claim) -> list[Claim]:
+    """One claim for each of its runs."""
     if not claim.runs:
         return [claim]
     return [
         claim.model_copy(
             update={
-                "says": f"{run}: {claim.says}",
+                "statement": f"{run}: {claim.statement}",
                 "first": f"{run}/{claim.first}",
                 "second": f"{run}/{claim.second}",
                 "runs": (),
@@ -126,7 +127,7 @@ def _of_each_run(claim: Claim) -> list[Claim]:
     ]
 
 
-def judge(
+def evaluate_run(
     run: RunDirectory,
     recipe: Recipe,
     claims: Claims,
@@ -136,17 +137,26 @@ def judge(
     level: float = 0.95,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Every claim with the published values, the run's own, their difference and the verdict, as JSON can hold it.
+    """Evaluate claims on one run; stored predictions are read, nothing is computed by a network.
 
-    A claim about a row that a seed has no predictions of is not run. Predictions are read, never made. Where rows are
-    of several runs, `runs` are those that this one stands for.
+    Args:
+        run: A run with stored predictions.
+        recipe: The recipe of the run.
+        claims: What to evaluate. A claim about a row that a seed has no predictions for is "not run".
+        runs: Names of runs in the claims that this run is used for.
+        replicates: Number of bootstrap samples.
+        level: Coverage of the confidence interval.
+        seed: Seed of the bootstrap.
+
+    Returns:
+        Every claim with the published values, ours, their difference and the verdict, ready for JSON.
     """
-    evidence = Evidence(dict.fromkeys(("", *runs), cells(run, recipe)))
+    evidence = Evidence(dict.fromkeys(("", *runs), seed_runs(run, recipe)))
     about = {"name": recipe.name, "seeds": list(recipe.seeds)}
-    return judge_by(evidence, claims, about, replicates=replicates, level=level, seed=seed)
+    return evaluate_claims(evidence, claims, about, replicates=replicates, level=level, seed=seed)
 
 
-def judge_by(
+def evaluate_claims(
     evidence: Evidence,
     claims: Claims,
     about: Mapping[str, Any],
@@ -155,37 +165,38 @@ def judge_by(
     level: float = 0.95,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """The same by what several runs have stored; `about` stands before it."""
+    """Evaluate claims on the stored results of several runs; the entries of `about` come first in the result."""
     if replicates < 1 or not 0 < level < 1:
         raise EnfoldError(
-            f"claims need at least 1 replicate and a level between 0 and 1, got {replicates} and {level}: "
-            "2000 and 0.95 are usual"
+            f"claims need replicates >= 1 and a level between 0 and 1, got {replicates} and {level}: "
+            "the defaults are 2000 and 0.95"
         )
-    judged = [_judged(evidence, claims, claim, replicates, level, seed) for claim in claims.claims]
-    found = Counter(each["verdict"] for each in judged)
+    evaluated = [_evaluate(evidence, claims, claim, replicates, level, seed) for claim in claims.claims]
+    counts = Counter(each["verdict"] for each in evaluated)
     return {
         **about,
         "date": time.strftime("%Y-%m-%d"),
         "versions": versions(),
         "source": claims.source.model_dump(),
         "bootstrap": {"replicates": replicates, "level": level, "seed": seed},
-        "verdicts": {verdict: found[verdict] for verdict in (*get_args(Verdict), NOT_RUN)},
-        "claims": judged,
+        "verdicts": {verdict: counts[verdict] for verdict in (*get_args(Verdict), NOT_RUN)},
+        "claims": evaluated,
     }
 
 
-def _judged(
+def _evaluate(
     evidence: Evidence, claims: Claims, claim: Claim, replicates: int, level: float, seed: int
 ) -> dict[str, Any]:
     labels = [claims.label(name) for name in (claim.first, claim.second)]
     try:
         first, second = (evidence.row(label, claim.metric) for label in labels)
-        found = None
-        shared = set(first.seeds) & set(second.seeds) if first is not None and second is not None else set()
-        if first is not None and second is not None and shared:
-            found = _difference(first.of(shared), second.of(shared), claim.metric, replicates, level, seed)
+        difference = None
+        common = set(first.seeds) & set(second.seeds) if first is not None and second is not None else set()
+        if first is not None and second is not None and common:
+            pair = first.select(common), second.select(common)
+            difference = _difference(*pair, claim.metric, replicates, level, seed)
     except EnfoldError as error:
-        raise EnfoldError(f"the claim '{claim.says}' cannot be judged: {error}") from error
+        raise EnfoldError(f"the claim '{claim.statement}' cannot be evaluated: {error}") from error
     sides = [
         {
             "row": name,
@@ -196,29 +207,30 @@ def _judged(
         for name, label, row in zip((claim.first, claim.second), labels, (first, second), strict=True)
     ]
     content: dict[str, Any] = {
-        "says": claim.says,
+        "statement": claim.statement,
         "source": claim.source or claims.source.table,
         "metric": claim.metric,
         "relation": claim.relation,
         "first": sides[0],
         "second": sides[1],
     }
-    if found is None:
+    if difference is None:
         return {**content, "difference": None, "verdict": NOT_RUN}
-    shown = {
+    numbers = {
         key: value if isinstance(value, tuple) or math.isfinite(value) else None
-        for key, value in dataclasses.asdict(found).items()
+        for key, value in dataclasses.asdict(difference).items()
     }
-    return {**content, "difference": {**shown, "values": list(found.values)}, "verdict": found.verdict(claim.relation)}
+    numbers["values"] = list(difference.values)
+    return {**content, "difference": numbers, "verdict": difference.verdict(claim.relation)}
 
 
 def _difference(first: Row, second: Row, metric: str, replicates: int, level: float, seed: int) -> Difference:
-    """By a bootstrap over seeds and examples where there are predictions, else by Student's interval over seeds."""
-    if first.said is None or second.said is None:
+    """Bootstrap over seeds and examples where predictions are stored, else Student's interval over seeds."""
+    if first.predictions is None or second.predictions is None:
         return _over_seeds(first.values, second.values, level)
     return paired_difference(
-        first.said,
-        second.said,
+        first.predictions,
+        second.predictions,
         CALIBRATED.get(metric, metric),
         replicates=replicates,
         level=level,
@@ -228,10 +240,10 @@ def _difference(first: Row, second: Row, metric: str, replicates: int, level: fl
 
 
 def _over_seeds(first: Sequence[float], second: Sequence[float], level: float) -> Difference:
-    """One seed alone says nothing of the noise between seeds: its interval has no ends."""
+    """Student's interval; with one seed its bounds are infinite."""
     if len(first) != len(second):
         raise EnfoldError(
-            f"a difference is taken seed by seed, got {len(first)} and {len(second)} seeds: run both with the same"
+            f"both rows must have the same seeds, got {len(first)} and {len(second)}: run both with the same seeds"
         )
     values = tuple(one - other for one, other in zip(first, second, strict=True))
     mean, count = statistics.fmean(values), len(values)
@@ -245,7 +257,7 @@ def _check_published(claims: Claims, where: str) -> None:
     for row, values in claims.published.items():
         _check_row(claims, row, f"{where}, published")
         for metric, value in values.items():
-            if not Place.of(claims.label(row)).path:
+            if not RowName.parse(claims.label(row)).path:
                 _check_metric(metric, f"{where}, published.{row}")
             if metric in FRACTIONS and not 0 <= value <= 1:
                 raise EnfoldError(
@@ -257,10 +269,10 @@ def _check_published(claims: Claims, where: str) -> None:
 def _check_claim(claims: Claims, claim: Claim, where: str) -> None:
     for row in (claim.first, claim.second):
         _check_row(claims, row, where)
-        place = Place.of(claims.label(row))
-        if not place.path:
+        name = RowName.parse(claims.label(row))
+        if not name.path:
             _check_metric(claim.metric, where)
-        if claim.metric in BETWEEN_MEMBERS and place.of_mean_member:
+        if claim.metric in BETWEEN_MEMBERS and name.of_mean_member:
             raise EnfoldError(
                 f"{where}: {claim.metric} compares members with one another, got it for '{row}', which is one member: "
                 "name a row of several members"
@@ -274,8 +286,8 @@ def _check_claim(claims: Claims, claim: Claim, where: str) -> None:
         return
     if first == second or (first > second) != (claim.relation == "above"):
         raise EnfoldError(
-            f"{where}: a claim must be what was published, got '{claim.relation}' for {claim.metric} {first:g} and "
-            f"{second:g}: change the relation or the values"
+            f"{where}: a claim must agree with the published values, got '{claim.relation}' for {claim.metric} "
+            f"{first:g} and {second:g}: change the relation or the values"
         )
 
 
@@ -296,7 +308,7 @@ def _check_row(claims: Claims, row: str, where: str) -> None:
         )
 
 
-def _explained(error: ValidationError, where: str, kind: type[Claims]) -> EnfoldError:
+def _explain(error: ValidationError, where: str, kind: type[Claims]) -> EnfoldError:
     """The first problem as one sentence with key, value and remedy."""
     first = error.errors()[0]
     *path, last = first["loc"]
