@@ -1,7 +1,7 @@
-"""Join records of one published table whose runs were made apart: python tools/join_records.py TARGET PART PART ...
+"""Join results of one table whose runs were made separately: python -m studies.join_records TARGET PART PART ...
 
-Parts are NAME.json of `enfold reproduce NAME OUT --only ...`, or what was joined before. What was not run in one is
-taken from another; what was run in several is taken from the last. Each run says its own seeds.
+Parts are NAME.json of `python -m studies NAME --only ...`, or files that were joined before. A run that is in several
+parts is taken from the last. Each run has its own list of seeds.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any
 from enfold.io.files import write_json
 
 Record = dict[str, Any]
-OF = " of "  # a change of some runs is "CHANGE of RUN, RUN"
+OF = " of "  # a change of single runs is "CHANGE of RUN, RUN"
 
 
-def joined(parts: Sequence[Record]) -> Record:
-    """One record of all runs; parts must be of one table and scale."""
+def join_records(parts: Sequence[Record]) -> Record:
+    """Return one record of all runs; parts must have the same table, scale and versions."""
     same = {(part["name"], part["scale"], json.dumps(part["versions"])) for part in parts}
     if len(same) > 1:
-        raise SystemExit(f"parts must be of one table, scale and versions, got {same}")
-    source = {run: index for index, part in enumerate(parts) for run in part["runs"]}  # the last part that has it
-    claims = [_last(each, _is_judged) for each in zip(*(part["claims"] for part in parts), strict=True)]
+        raise SystemExit(f"parts must have the same table, scale and versions, got {same}")
+    source = {run: index for index, part in enumerate(parts) for run in part["runs"]}  # the last part that contains it
+    claims = [_last(each, _is_evaluated) for each in zip(*(part["claims"] for part in parts), strict=True)]
     rows: dict[str, list[Record]] = {}
     for row in (row for part in parts for row in part["rows"]):
         rows.setdefault(row["label"], []).append(row)
@@ -43,13 +43,15 @@ def joined(parts: Sequence[Record]) -> Record:
         "figures": [],
         "rows": [_last(each, _is_ours) for each in rows.values()],
         "verdicts": {verdict: counted[verdict] for verdict in parts[-1]["verdicts"]},
-        "claims": [{**claim, "says": now["says"]} for claim, now in zip(claims, parts[-1]["claims"], strict=True)],
+        "claims": [
+            {**claim, "statement": last["statement"]} for claim, last in zip(claims, parts[-1]["claims"], strict=True)
+        ],
         "seconds": sum(part["seconds"] for part in parts),
     }
 
 
 def _changes(part: Record, index: int, source: dict[str, int]) -> Iterator[str]:
-    """What was changed of the runs that are taken from a part."""
+    """Changes of the runs that are taken from a part."""
     for change in part["changes"]:
         what, _, names = change.partition(OF)
         runs = [run for run in (names.split(", ") if names else part["runs"]) if source[run] == index]
@@ -57,9 +59,9 @@ def _changes(part: Record, index: int, source: dict[str, int]) -> Iterator[str]:
             yield f"{what}{OF}{', '.join(runs)}"
 
 
-def _is_judged(claim: Record) -> bool:
-    judged: bool = claim["verdict"] != "not run"
-    return judged
+def _is_evaluated(claim: Record) -> bool:
+    evaluated: bool = claim["verdict"] != "not run"
+    return evaluated
 
 
 def _is_ours(row: Record) -> bool:
@@ -72,9 +74,11 @@ def _last(same: Sequence[Record], is_run: Callable[[Record], bool]) -> Record:
 
 def _command(part: Record) -> str:
     only = [f"--only {','.join(part['only'])}"] if part["only"] else []
-    return " ".join([f"enfold reproduce {part['name']} OUT", *only, *(f"--set {each}" for each in part["changes"])])
+    return " ".join(
+        [f"python -m studies {part['name']} --out OUT", *only, *(f"--set {each}" for each in part["changes"])]
+    )
 
 
 if __name__ == "__main__":
     target, *files = sys.argv[1:]
-    write_json(Path(target), joined([json.loads(Path(file).read_text(encoding="utf-8")) for file in files]))
+    write_json(Path(target), join_records([json.loads(Path(file).read_text(encoding="utf-8")) for file in files]))

@@ -1,14 +1,14 @@
-"""Cells and tables in Markdown, for the docs."""
+"""Markdown tables for the pages of the studies."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from enfold.report.reproduced import both
+from studies.tables import format_pair
 
-Content = Mapping[str, Any]  # of a file in results/
-METRICS = {  # name, scale, digits of the published values in claims and of ours
+Content = Mapping[str, Any]  # the content of a results file
+METRICS = {  # metric: heading, factor to its unit, digits of published values in claims, digits of ours
     "accuracy": ("accuracy (%)", 100, 1, 2),
     "nll": ("NLL", 1, 3, 3),
     "ece": ("ECE (%)", 100, 1, 2),
@@ -23,26 +23,26 @@ METRICS = {  # name, scale, digits of the published values in claims and of ours
 }
 
 
-def table(lines: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Markdown with all columns but the first ones to the right."""
+def make_table(lines: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Return a Markdown table; the first `left` columns are aligned left, the others right."""
     rule = [*["---"] * left, *["---:"] * (len(lines[0]) - left)]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in (lines[0], rule, *lines[1:]))
+    return "".join(f"| {' | '.join(texts)} |\n" for texts in (lines[0], rule, *lines[1:]))
 
 
-def spread(found: Content | None, scale: float, digits: int) -> str:
-    """Mean and standard deviation; a dash for what is missing."""
-    if found is None:
+def format_spread(value: Content | None, scale: float, digits: int) -> str:
+    """Return mean and standard deviation; a dash for a missing value."""
+    if value is None:
         return "-"
-    around = "" if found["std"] is None else f" ± {scale * found['std']:.{digits}f}"
-    return f"{scale * found['mean']:.{digits}f}{around}"
+    std = "" if value["std"] is None else f" ± {scale * value['std']:.{digits}f}"
+    return f"{scale * value['mean']:.{digits}f}{std}"
 
 
-def shown(metric: str) -> tuple[str, float, int]:
-    """What a metric is called, its scale, and digits of ours."""
+def metric_format(metric: str) -> tuple[str, float, int]:
+    """Return the heading, the factor to the unit and the digits of a metric."""
     name, scale, _, digits = METRICS.get(metric, (metric, 1, 3, 3))
     return name, scale, digits
 
 
-def both_of(found: Content | None, metric: str) -> str:
-    """Ours, with the published value in brackets."""
-    return both(found, *shown(metric)[1:])
+def format_metric(value: Content | None, metric: str) -> str:
+    """Return our value with the published one in brackets."""
+    return format_pair(value, *metric_format(metric)[1:])

@@ -1,15 +1,15 @@
-"""Tables of what is measured once: networks of other packages, merges by width, the speed of shares."""
+"""Tables of single measurements: networks of other packages, merges by width, the speed of efficient ensembles."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
-from cells import Content, spread, table
+from studies.markdown import Content, format_spread, make_table
 
-MERGED = {  # of so many members: the row, and what it is called
-    "mean member": "a member",
-    "control-2": "the best one, trained on as long",
+MERGED = {  # label for M members: heading
+    "mean member": "one member",
+    "control-2": "best member, trained equally long",
     "ensemble of {}": "ensemble",
     "average-{}": "average",
     "matched-{}": "matched",
@@ -18,7 +18,7 @@ MERGED = {  # of so many members: the row, and what it is called
     "route-{}": "matched, REPAIR, distilled",
 }
 HALFWAY = ("average-2", "matched-2", "matched-repair-2", "perm-avg-2", "route-2")  # between two members
-SPEED = {  # of four members: the table and the case
+SPEED = {  # four members: table and case
     "MLP 784-256-256-10, training step, batch 128": ("mlp, train, batch 128", "repeated batch"),
     "the same, written by hand with autograd": ("mlp, train, batch 128", "factors by hand"),
     "the same, batch split among the members": ("mlp, train, batch 128", "split batch"),
@@ -35,59 +35,66 @@ SPEED = {  # of four members: the table and the case
 TASKS = ("mlp, train", "mlp, infer", "cnn, train", "cnn, infer")
 
 
-def foreign_of(content: Content) -> str:
-    """One line a network."""
-    heads = ["network", "package", "what else is fixed", "parameters", "groups", "permuted (%)", "difference", "s"]
+def foreign_table(content: Content) -> str:
+    """Return one line for each network."""
+    heads = ["network", "package", "other fixed axes", "parameters", "groups", "permuted (%)", "difference", "s"]
     lines = [heads]
     for name, row in content["networks"].items():
-        told = [name, f"{row['package']} {row['version']}"]
+        texts = [name, f"{row['package']} {row['version']}"]
         if "refused" in row or not row["groups"]:
             why = row.get("refused") or row["note"] or _kinds(row["fixed"])
-            lines.append([*told, f"none is found: {why}", f"{row['parameters']:,}", "0", "0", "-", "-"])
+            lines.append([*texts, f"none found: {why}", f"{row['parameters']:,}", "0", "0", "-", "-"])
         else:
             figures = [f"{row['parameters']:,}", str(row["groups"]), f"{100 * row['share']:.1f}"]
-            lines.append([*told, _kinds(row["fixed"]), *figures, f"{row['difference']:.0e}", f"{row['seconds']:.1f}"])
-    return table(lines, left=3)
+            lines.append([*texts, _kinds(row["fixed"]), *figures, f"{row['difference']:.0e}", f"{row['seconds']:.1f}"])
+    return make_table(lines, left=3)
 
 
-def merged_of(content: Content) -> str:
-    """Accuracy of two and of four networks in one, a line a network; then what two of them lose."""
+def merging_table(content: Content) -> str:
+    """Return the accuracy of merges of two and of four networks, then the barrier between two."""
     networks = content["networks"]
     parts = []
     for size in (2, 4):
         lines = [[f"M = {size}: accuracy (%)", *MERGED.values()]]
         for name, found in networks.items():
-            rows = {f"ensemble of {size}": found["rows"]["ensemble"], **found["rows"]}  # of all, or of some by name
+            rows = {
+                f"ensemble of {size}": found["rows"]["ensemble"],
+                **found["rows"],
+            }  # all members, or the first ones by name
             scores = (rows.get(pattern.format(size)) for pattern in MERGED)
-            lines.append([name, *(spread(row and row["accuracy"], 100, 1) for row in scores)])
-        parts.append(table(lines))
+            lines.append([name, *(format_spread(row and row["accuracy"], 100, 1) for row in scores)])
+        parts.append(make_table(lines))
     merges = {pattern.format(2): name for pattern, name in MERGED.items()}
     lines = [["barrier (points)", *(name for label, name in merges.items() if label in HALFWAY)]]
     for name, found in networks.items():
-        lines.append([name, *(spread(found["barriers"].get(label), 100, 1) for label in merges if label in HALFWAY)])
-    return "\n".join([*parts, table(lines)])
+        lines.append(
+            [name, *(format_spread(found["barriers"].get(label), 100, 1) for label in merges if label in HALFWAY)]
+        )
+    return "\n".join([*parts, make_table(lines)])
 
 
-def clipping_of(content: Content) -> str:
-    """One line a way to learn: where the matrices end, and what the average is worth."""
-    heads = ["permAVG as published, of 2", "accuracy (%)", "NLL", "softness", "largest condition number"]
+def clipping_table(content: Content) -> str:
+    """Return one line for each training setting: accuracy of the average, softness and conditioning of the matrices."""
+    heads = ["permAVG as published, 2 members", "accuracy (%)", "NLL", "softness", "largest condition number"]
     kinds = (("accuracy", 100, 1), ("nll", 1, 3), ("softness", 1, 2), ("condition", 1, 0))
     settings = content["settings"].items()
-    return table([heads, *([name, *(spread(found[key], *how) for key, *how in kinds)] for name, found in settings)])
+    return make_table(
+        [heads, *([name, *(format_spread(found[key], *how) for key, *how in kinds)] for name, found in settings)]
+    )
 
 
-def speed_of(content: Content) -> str:
-    """Ratios to one network: BatchEnsemble beside a loop with quartiles, then medians of every share."""
+def speed_table(content: Content) -> str:
+    """Return ratios to one network: BatchEnsemble and a loop with quartiles, then medians of every efficient ensemble."""
     tables = content["tables"]
     lines = [["BatchEnsemble, M = 4", "enfold", "a Python loop over 4 networks"]]
     for name, (place, case) in SPEED.items():
         lines.append([name, _quartiles(tables[place][case]), _quartiles(tables[place].get("python loop"))])
-    shares = dict.fromkeys(case for task in TASKS for case in tables[task] if case != "one network")
+    methods = dict.fromkeys(case for task in TASKS for case in tables[task] if case != "one network")
     every = [["M = 4", *(task.replace("mlp", "MLP").replace("cnn", "CNN") for task in TASKS)]]
-    for share in shares:
-        medians = (tables[task].get(share) for task in TASKS)
-        every.append([share, *("-" if found is None else f"{found['median']:.2f}" for found in medians)])
-    return f"{table(lines)}\n{table(every)}"
+    for method in methods:
+        medians = (tables[task].get(method) for task in TASKS)
+        every.append([method, *("-" if found is None else f"{found['median']:.2f}" for found in medians)])
+    return f"{make_table(lines)}\n{make_table(every)}"
 
 
 def _quartiles(found: Content | None) -> str:
@@ -95,7 +102,7 @@ def _quartiles(found: Content | None) -> str:
 
 
 def _kinds(fixed: Mapping[str, int]) -> str:
-    """Reasons that not every network has, without their places."""
+    """Reasons that are specific to a network, without the names of its modules."""
     kinds: dict[str, int] = {}
     for reason, count in fixed.items():
         kind = re.sub(r" in ('[^']*'|the network itself)", "", reason).removeprefix("of ")

@@ -1,253 +1,150 @@
-"""Write the tables of results/*.json into the docs, between their marks: rows of a run, verdicts on claims, and all of
-what `enfold reproduce` found.
+"""Fill the tables of the pages from stored results: python -m studies.pages
 
-<!-- rows cifar10-shares --> ... <!-- end -->        <!-- claims cifar10-shares --> ... <!-- end -->
-<!-- outside cifar10-outside --> ... <!-- end -->    rows on corrupted images, and on images from elsewhere
-<!-- foreign foreign-networks --> ... <!-- end -->   what may be permuted in networks of other packages
-<!-- speed bench-shares --> ... <!-- end -->         what shares cost, and each of them in one line
-<!-- merged cifar10-merging --> ... <!-- end -->     merges and barriers by the width of networks
-<!-- scaling reproduce-permavg-table --> ... <!-- end -->   permAVG of two and of six beside what it is held against
-<!-- reproduced reproduce-* --> ... <!-- end -->     of every file of such a name; rows and claims know them too
+A page in docs/ or studies/ marks where a table belongs:
+
+<!-- overview studies -->             all tables and figures with the number of claims by verdict
+<!-- results permavg-table -->        a study: notes, rows beside the published values, claims
+<!-- rows cifar10-ensembles -->       the models of a run
+<!-- ood cifar10-ood -->              the models of a run on corrupted and on out-of-distribution data
+<!-- clipping | merging | scaling | foreign | speed | severities NAME -->   single measurements
+
+A mark ends with <!-- end -->. NAME.json is a file in results/ or in studies/PAPER/results/.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from cells import METRICS, Content, both_of, shown, spread, table
-from enfold.report.reproduced import MARKS, notes, verdicts
-from grid_tables import GRID, grid_claims, grid_rows, scaling_of
-from measured_tables import clipping_of, foreign_of, merged_of, speed_of
+from enfold.errors import EnfoldError
+from studies.definition import list_names, results_file
+from studies.markdown import METRICS, Content, format_metric, format_spread, make_table, metric_format
+from studies.measured import clipping_table, foreign_table, merging_table, speed_table
+from studies.ood.severity import severity_table
+from studies.permavg import grid
+from studies.rows import COLUMNS, OOD_COLUMNS, OOD_SCORES, OOD_TITLES, RUN_TITLES, TITLES, Column
+from studies.tables import MARKS, count_verdicts, list_notes
 
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "results"
-KINDS_OF_MARKS = "rows|claims|clipping|outside|foreign|merged|scaling|speed|reproduced"
-MARK = re.compile(rf"(<!-- ({KINDS_OF_MARKS}) ([\w.*-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-Cell = tuple[str, str, str, float, int]  # heading, group of a row, its key, scale, digits
-
-QUALITY: tuple[Cell, ...] = (
-    ("accuracy (%)", "scores", "accuracy", 100, 2),
-    ("NLL (nats)", "scores", "nll", 1, 3),
-    ("ECE (%)", "scores", "ece", 100, 2),
-)
-COLUMNS: dict[str, tuple[Cell, ...]] = {
-    "cifar10-shares": (
-        *QUALITY,
-        ("diversity", "diversity", "normalised_disagreement", 1, 2),
-        ("a member (%)", "diversity", "member_accuracy", 100, 2),
-        ("parameters", "cost", "parameters", 1, 0),
-        ("MFLOPs", "cost", "flops", 1e-6, 1),
-    ),
-    "cifar10-distillation": (
-        *QUALITY,
-        ("cNLL", "scores", "cnll", 1, 3),
-        ("cECE (%)", "scores", "cece", 100, 2),
-        ("gain recovered (%)", "", "gain_recovered", 100, 0),
-        ("corrupted: accuracy (%)", "corrupted", "accuracy", 100, 2),
-        ("NLL", "corrupted", "nll", 1, 3),
-        ("ECE (%)", "corrupted", "ece", 100, 2),
-    ),
-    "permavg-options": (*QUALITY, ("gain recovered (%)", "", "gain_recovered", 100, 0)),
-    "permavg-attention": (*QUALITY, ("gain recovered (%)", "", "gain_recovered", 100, 0)),
-}
-SHIFTED: tuple[Cell, ...] = (
-    *QUALITY,
-    ("corrupted: accuracy (%)", "corrupted", "accuracy", 100, 2),
-    ("NLL", "corrupted", "nll", 1, 3),
-    ("ECE (%)", "corrupted", "ece", 100, 2),
-)
-OTHERWISE = {  # called so in one table
-    "permavg-options": {
-        "ensemble": "deep ensemble of 6",
-        "control": "control: the best member, trained on for 20 epochs",
-        "control-2": "the same, for 5 epochs",
-        "control-3": "the same, for an epoch",
-    },
-    "permavg-attention": {
-        "ensemble": "deep ensemble of 2",
-        "control": "control: the best member, trained on for 20 epochs",
-        "control-2": "the same, for 5 epochs",
-        "control-3": "the same, for 25 epochs",
-        "matched": "matched, averaged",
-        "published": "permAVG as published, 20 epochs",
-        "matched-start": "matched start, 5 epochs",
-        "taught": "the same, taught by the ensemble",
-        "taught-distilled": "the same, distilled for 20 epochs",
-    },
-}
-OUTSIDE = {  # called otherwise there than in TITLES
-    "ensemble": "deep ensemble",
-    "batch-ensemble": "BatchEnsemble",
-    "kd": "KD",
-    "latent-be": "LatentBE",
-    "control-2": "the same, as long as the merge",
-    "merge": "members merged, then distilled",
-}
-TOLD_BY = {"entropy": "entropy", "energy": "energy", "mutual_information": "mutual information"}
-TITLES = {
-    "mean member": "one network (mean member)",
-    "ensemble": "deep ensemble of 4",
-    "control": "control: the best member, trained on",
-    "control-2": "the same, gradients clipped",
-    "single-48-epochs": "control: one network, 48 epochs",
-    "batch-ensemble": "BatchEnsemble, joint batch norm",
-    "batch-ensemble-bn": "BatchEnsemble + EnsembleBN",
-    "mimo": "MIMO, M = 3",
-    "mc-dropout": "MC dropout 0.1, 4 samples",
-    "swag": "SWAG, rank 20, 30 samples",
-    "tree-net": "TreeNet",
-    "mixture-0.4": "MixtureEnsemble, 0.4 networks",
-    "mixture-1.0": "MixtureEnsemble, 1 network",
-    "mixture-3.3": "MixtureEnsemble, 3.3 networks",
-    "mixture-thin": "thin MixtureEnsemble, 1 network",
-    "kd": "KD, temperature 4",
-    "ae-kd": "AE-KD",
-    "proxy-end2": "Proxy-EnD²",
-    "latent-be": "KD + LatentBE",
-    "latent-be-confods": "KD + LatentBE + ConfODS",
-    "latent-be-tdiv-sdiv": "KD + LatentBE + TDiv-SDiv",
-    "average": "plain average",
-    "matched-average": "matched, averaged",
-    "matched-average-repaired": "the same, REPAIR",
-    "published": "permAVG as published, 20 epochs of batches of 256",
-    "published-5-epochs": "the same, 5 epochs of batches of 256, as all below",
-    "ridge": "the same, a ridge of 0.1",
-    "matched-12": "matched start, 12",
-    "matched-4": "matched start, 4, as all below",
-    "sequential": "one member after the other, an epoch each",
-    "taught": "taught by the ensemble",
-    "gain": "a gain for each unit",
-    "universe": "a universe instead of member 1",
-    "annealed": "temperature to 0.3",
-    "dirichlet": "random weights of the average",
-    "projected": "permutations at the end",
-    "projected-repaired": "the same, REPAIR",
-    "annealed-projected": "temperature to 0.3, permutations at the end",
-    "few-iterations": "20 iterations, potentials kept",
-    "lone-student": "lone student: KD, temperature 1",
-    "be-head": "BatchEnsemble student, head by head",
-    "be-mean": "BatchEnsemble student, of the mean",
-    "be-mean-3": "the same, 3 members",
-    "be-mean-8": "the same, 8 members",
-    "be-als": "BatchEnsemble student of the mean, ALS start",
-    "be-tie-mean": "BatchEnsemble student, head by head, tie 0.1 of the mean",
-    "be-tie": "BatchEnsemble student, head by head, tie 0.1 of the sum",
-}
+MARK = re.compile(r"(<!-- (\w+) ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def rows_of(name: str, content: Content) -> str:
-    """One line a model, but none for ensembles of some of the members."""
-    if isinstance(content["rows"], list):
-        return reproduced_rows(content)
+def rows_table(name: str, content: Content) -> str:
+    """Return one line for each model, without ensembles of the first members."""
     columns = COLUMNS[name]
-    lines = [["", *(heading for heading, *_ in columns)]]
-    titles = TITLES | OTHERWISE.get(name, {})
+    titles = TITLES | RUN_TITLES.get(name, {})
+    lines = [["", *(column.heading for column in columns)]]
     for label, row in content["rows"].items():
-        if label.startswith("ensemble of "):
-            continue
-        lines.append([titles[label], *(_cell(row, column) for column in columns)])
-    return table(lines)
+        if not label.startswith("ensemble of "):
+            lines.append([titles[label], *(format_value(row, column) for column in columns)])
+    return make_table(lines)
 
 
-def outside_of(content: Content) -> str:
-    """One line a model: clean and corrupted images; then how often what is from outside is told from test images."""
-    names = TITLES | OUTSIDE
-    rows = {names.get(label, label): row for label, row in content["rows"].items() if "ood" in row}
-    quality = [["", *(heading for heading, *_ in SHIFTED)]]
-    quality += [[name, *(_cell(row, column) for column in SHIFTED)] for name, row in rows.items()]
+def ood_tables(content: Content) -> str:
+    """Return clean and corrupted scores, then the AUROC of each out-of-distribution set, one line for each model."""
+    titles = TITLES | OOD_TITLES
+    rows = {titles.get(label, label): row for label, row in content["rows"].items() if "ood" in row}
+    quality = [["", *(column.heading for column in OOD_COLUMNS)]]
+    quality += [[name, *(format_value(row, column) for column in OOD_COLUMNS)] for name, row in rows.items()]
     sets = list(next(iter(rows.values()))["ood"])
-    told = [[f"AUROC (%) by {' / '.join(TOLD_BY.values())}", *sets]]
-    told += [[name, *(_told(row["ood"][each]) for each in sets)] for name, row in rows.items()]
-    return f"{table(quality)}\n{table(told)}"
+    detection = [[f"AUROC (%) by {' / '.join(OOD_SCORES.values())}", *sets]]
+    detection += [[name, *(_auroc(row["ood"][each]) for each in sets)] for name, row in rows.items()]
+    return f"{make_table(quality)}\n{make_table(detection)}"
 
 
-def _told(found: Content) -> str:
-    scores = (found["scores"].get(score) for score in TOLD_BY)
-    return " / ".join(spread(each and each["auroc"], 100, 1) for each in scores)
+def _auroc(content: Content) -> str:
+    scores = (content["scores"].get(score) for score in OOD_SCORES)
+    return " / ".join(format_spread(each and each["auroc"], 100, 1) for each in scores)
 
 
-def _cell(row: Content, column: Cell) -> str:
-    _, group, key, scale, digits = column
-    values = row if not group else row.get(group) or {}
-    value = values.get(key)
+def format_value(row: Content, column: Column) -> str:
+    """Return the value of a model in one column."""
+    values = row if not column.group else row.get(column.group) or {}
+    value = values.get(column.key)
     if value is None or isinstance(value, Mapping):
-        return spread(value, scale, digits)
-    return f"{scale * value:,.{digits}f}"
+        return format_spread(value, column.scale, column.digits)
+    return f"{column.scale * value:,.{column.digits}f}"
 
 
-def claims_of(name: str, content: Content) -> str:
-    """How many held, and one line a claim."""
-    judged = content["claims"] if isinstance(content["claims"], Mapping) else content
-    counts = verdicts(judged)
-    return f"\n{counts[0].upper()}{counts[1:]}.\n\n{claim_lines(judged)}"
-
-
-def claim_lines(judged: Content, *, intervals: bool = False) -> str:
-    """One line a claim, with the interval of the difference if it is wanted."""
-    lines = [
-        ["published ordering", "metric", "published", "ours", *(["difference"] if intervals else []), "verdict"],
+def study_section(content: Content) -> str:
+    """Return the notes, the rows and the claims of a study."""
+    source = content["source"]
+    is_grid = content["name"] == grid.NAME
+    claims = grid.grid_claims(content) if is_grid else claim_lines(content)
+    summary = f"<details><summary>{len(content['claims'])} claims: {count_verdicts(content)}</summary>\n\n"
+    parts = [
+        f"{content['title']} ({source['paper']}; {source['table']}). {' '.join(list_notes(content))}\n",
+        grid.grid_rows(content) if is_grid else study_rows(content),
+        f"{summary}{claims}\n</details>\n",
     ]
-    for claim in judged["claims"]:
-        metric, scale, rough, fine = METRICS.get(claim["metric"], (claim["metric"], 1, 3, 3))
-        sides = (claim["first"], claim["second"])
-        published = [_value(side["published"], scale, rough) for side in sides]
-        ours = [_value(side["ours"] and side["ours"]["mean"], scale, fine) for side in sides]
-        other = claim["source"] != judged["source"]["table"]
-        says = f"{claim['says']}; {claim['source']}" if other else claim["says"]
-        cells = [says, metric, " / ".join(published), " / ".join(ours)]
-        lines.append(
-            [*cells, *([_difference(claim["difference"], scale, fine)] if intervals else []), claim["verdict"]]
-        )
-    return table(lines)
-
-
-def _difference(found: Content | None, scale: float, digits: int) -> str:
-    if found is None:
-        return "-"
-    ends = [found["lower"], found["upper"]]  # none of one seed where no predictions are compared
-    told = "" if None in ends else f" [{', '.join(f'{scale * end:+.{digits}f}' for end in ends)}]"
-    return f"{scale * found['mean']:+.{digits}f}{told}"
-
-
-def _value(value: float | None, scale: float, digits: int) -> str:
-    return "-" if value is None else f"{scale * value:.{digits}f}"
-
-
-def reproduced(contents: Sequence[Content]) -> str:
-    """An overview of everything that was reproduced, then each with its rows and claims."""
-    if not contents:
-        return "None are kept in `results/` yet.\n"
-    parts = [overview(contents)]
-    for content in contents:
-        source = content["source"]
-        told = " ".join(notes(content))
-        folded = f"<details><summary>{len(content['claims'])} claims: {verdicts(content)}</summary>\n\n"
-        claims = grid_claims(content) if content["name"] == GRID else claim_lines(content, intervals=True)
-        parts += [
-            f"### {content['name']}\n",
-            f"{content['title']} ({source['paper']}; {source['table']}). {told}\n",
-            reproduced_rows(content),
-            f"{folded}{claims}\n</details>\n",
-        ]
     return "\n" + "\n".join(parts)
 
 
+def claim_lines(content: Content) -> str:
+    """Return one line for each claim, with the interval of the difference."""
+    lines = [["claim", "metric", "published", "ours", "difference", "verdict"]]
+    for claim in content["claims"]:
+        metric, scale, coarse, fine = METRICS.get(claim["metric"], (claim["metric"], 1, 3, 3))
+        sides = (claim["first"], claim["second"])
+        published = [_number(side["published"], scale, coarse) for side in sides]
+        ours = [_number(side["ours"] and side["ours"]["mean"], scale, fine) for side in sides]
+        other = claim["source"] != content["source"]["table"]
+        statement = f"{claim['statement']}; {claim['source']}" if other else claim["statement"]
+        difference = _difference(claim["difference"], scale, fine)
+        lines.append([statement, metric, " / ".join(published), " / ".join(ours), difference, claim["verdict"]])
+    return make_table(lines)
+
+
+def _difference(value: Content | None, scale: float, digits: int) -> str:
+    if value is None:
+        return "-"
+    bounds = [value["lower"], value["upper"]]  # one seed may have no interval
+    interval = "" if None in bounds else f" [{', '.join(f'{scale * bound:+.{digits}f}' for bound in bounds)}]"
+    return f"{scale * value['mean']:+.{digits}f}{interval}"
+
+
+def _number(value: float | None, scale: float, digits: int) -> str:
+    return "-" if value is None else f"{scale * value:.{digits}f}"
+
+
+def study_rows(content: Content) -> str:
+    """Return a column for each metric of the models, then one line for each number of an analysis."""
+    models = [row for row in content["rows"] if row["label"].count("/") < 2]
+    metrics = list(dict.fromkeys(metric for row in models for metric in row["metrics"]))
+    lines = [["ours (published)", *(metric_format(metric)[0] for metric in metrics)]]
+    for row in models:
+        lines.append([_title(row), *(format_metric(row["metrics"].get(metric), metric) for metric in metrics)])
+    numbers = [["analysis", "metric", "ours (published)"]]
+    for row in content["rows"]:
+        if row not in models:
+            values = row["metrics"].items()
+            numbers += [[row["row"], metric_format(key)[0], format_metric(value, key)] for key, value in values]
+    return "\n".join(make_table(each) for each in (lines, numbers) if len(each) > 1)
+
+
+def _title(row: Content) -> str:
+    """A published row has its published name, one of ours its title."""
+    label = row["label"].rpartition("/")[2]
+    name: str = TITLES.get(label, label) if "/" in row["row"] else row["row"]
+    return name
+
+
 def overview(contents: Sequence[Content]) -> str:
-    """One line a name: what it was run with, and how many claims had which verdict."""
-    lines = [["name", "what", "data", "network", "seeds", *MARKS, "date"]]
+    """Return one line for each study: data, network, seeds, and the number of claims by verdict."""
+    lines = [["name", "table", "data", "network", "seeds", *MARKS, "results"]]
     for content in contents:
         name, runs = content["name"], content["runs"].values()
+        paper = results_file(name).parent.parent.name
         data = dict.fromkeys(_data(run["data"]) for run in runs)
         networks = dict.fromkeys(_network(run["network"]) for run in runs)
         counts = (str(content["verdicts"][verdict]) for verdict in MARKS)
-        link = f"[{content['date']}](../results/reproduce-{name}.json)"
-        told = [f"[{name}](#{name})", content["title"], "; ".join(data), "; ".join(networks)]
+        link = f"[{content['date']}]({paper}/results/{name}.json)"
+        texts = [f"[{name}]({paper}/README.md#{name})", content["title"], "; ".join(data), "; ".join(networks)]
         seeds = sorted({len(run.get("seeds", content["seeds"])) for run in runs})
-        lines.append([*told, " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))), *counts, link])
-    return table(lines, left=4)
+        lines.append([*texts, " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))), *counts, link])
+    return make_table(lines, left=4)
 
 
 def _data(data: Content) -> str:
@@ -258,62 +155,55 @@ def _network(network: str | Content) -> str:
     if isinstance(network, str):
         return network
     settings = {key: value for key, value in network.items() if key != "name"}
-    told = (f"{key} {'-'.join(map(str, each)) if isinstance(each, list) else each}" for key, each in settings.items())
-    return f"{network['name']}: {', '.join(told)}"
+    texts = (f"{key} {'-'.join(map(str, each)) if isinstance(each, list) else each}" for key, each in settings.items())
+    return f"{network['name']}: {', '.join(texts)}"
 
 
-def reproduced_rows(content: Content) -> str:
-    """Ours, with the published value in brackets: a column a metric, then what analyses found, a line a number."""
-    if content["name"] == GRID:
-        return grid_rows(content)
-    models = [row for row in content["rows"] if row["label"].count("/") < 2]
-    metrics = list(dict.fromkeys(metric for row in models for metric in row["metrics"]))
-    lines = [["ours (published)", *(shown(metric)[0] for metric in metrics)]]
-    lines += [[_called(row), *(both_of(row["metrics"].get(metric), metric) for metric in metrics)] for row in models]
-    found = [["found", "metric", "ours (published)"]]
-    for row in content["rows"]:
-        if row not in models:
-            found += [[row["row"], shown(metric)[0], both_of(both, metric)] for metric, both in row["metrics"].items()]
-    return "\n".join(table(each) for each in (lines, found) if len(each) > 1)
-
-
-def _called(row: Content) -> str:
-    """A published row by its name there, one of ours by what it is."""
-    label = row["label"].rpartition("/")[2]
-    name: str = TITLES.get(label, label) if "/" in row["row"] else row["row"]
-    return name
-
-
-MADE = {
-    "clipping": clipping_of,
-    "foreign": foreign_of,
-    "outside": outside_of,
-    "merged": merged_of,
-    "scaling": scaling_of,
-    "speed": speed_of,
+MEASUREMENTS: dict[str, Callable[[Content], str]] = {
+    "results": study_section,
+    "clipping": clipping_table,
+    "foreign": foreign_table,
+    "ood": ood_tables,
+    "merging": merging_table,
+    "scaling": grid.scaling_table,
+    "speed": speed_table,
+    "severities": severity_table,
 }
 
 
-def filled(page: str, results: Path = RESULTS) -> str:
-    """A page with its tables as the results have them."""
-
-    def made(found: re.Match[str]) -> str:
-        opening, kind, name, closing = found.groups()
-        contents = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(results.glob(f"{name}.json"))]
-        if kind == "reproduced":
-            return f"{opening}{reproduced(contents)}{closing}"
-        if kind in MADE:
-            return f"{opening}{MADE[kind](contents[0])}{closing}"
-        return f"{opening}{(rows_of if kind == 'rows' else claims_of)(name, contents[0])}{closing}"
-
-    return MARK.sub(made, page)
+def load_record(name: str, root: Path = ROOT) -> Content:
+    """Return the stored results of that name."""
+    files = [*root.glob(f"results/{name}.json"), *root.glob(f"studies/*/results/{name}.json")]
+    if len(files) != 1:
+        raise EnfoldError(f"a mark must name one results file, got '{name}', which matches {len(files)}: correct it")
+    content: Content = json.loads(files[0].read_text(encoding="utf-8"))
+    return content
 
 
-def pages() -> list[Path]:
-    """All pages with marks."""
-    return [path for path in sorted((ROOT / "docs").glob("*.md")) if MARK.search(path.read_text(encoding="utf-8"))]
+def fill_page(page: str, root: Path = ROOT) -> str:
+    """Return a page with its tables filled from the stored results."""
+
+    def fill(match: re.Match[str]) -> str:
+        opening, kind, name, closing = match.groups()
+        if kind == "overview":
+            table = overview([load_record(each, root) for each in list_names()])
+        elif kind == "rows":
+            table = rows_table(name, load_record(name, root))
+        elif kind in MEASUREMENTS:
+            table = MEASUREMENTS[kind](load_record(name, root))
+        else:
+            raise EnfoldError(f"a mark must be overview, rows, {', '.join(MEASUREMENTS)}, got '{kind}': correct it")
+        return f"{opening}{table}{closing}"
+
+    return MARK.sub(fill, page)
+
+
+def list_pages(root: Path = ROOT) -> list[Path]:
+    """Return all pages with marks."""
+    files = [*root.glob("docs/*.md"), *root.glob("studies/*.md"), *root.glob("studies/*/*.md")]
+    return [path for path in sorted(files) if MARK.search(path.read_text(encoding="utf-8"))]
 
 
 if __name__ == "__main__":
-    for path in pages():
-        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for path in list_pages():
+        path.write_text(fill_page(path.read_text(encoding="utf-8")), encoding="utf-8")

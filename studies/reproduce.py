@@ -89,9 +89,7 @@ def reproduce(options: Options, out: Path) -> dict[str, Any]:
 def estimate_runs(options: Options) -> dict[str, Estimate]:
     """Return the estimated time and memory of every run; nothing is written."""
     recipes = select_recipes(options)
-    return {
-        name: estimate(recipe, options.device, trust_code=options.trust_code) for name, recipe in recipes.items()
-    }
+    return {name: estimate(recipe, options.device, trust_code=options.trust_code) for name, recipe in recipes.items()}
 
 
 def write_results(content: Mapping[str, Any], out: Path) -> list[Path]:
@@ -205,9 +203,7 @@ def _draw(
     return [str(path.relative_to(out)) for path in drawn]
 
 
-def _evidence(
-    made: Mapping[str, Sequence[SeedRun]], analyses: Mapping[str, list[Tree]], scale: Scale
-) -> Evidence:
+def _evidence(made: Mapping[str, Sequence[SeedRun]], analyses: Mapping[str, list[Tree]], scale: Scale) -> Evidence:
     """All runs by name; substituted runs are read from the run that is used instead."""
     first = next(iter(made))
     substituted = {name: made[other] for name, other in scale.substitutes.items() if other in made}
@@ -229,9 +225,7 @@ def _describe(run: RunDirectory, recipe: Recipe, out: Path) -> dict[str, Any]:
 
 def _rows(definition: Definition, recipes: Mapping[str, Recipe], evidence: Evidence) -> list[dict[str, Any]]:
     """Every row that is published or made, with the published value and ours for each metric."""
-    of_models = (
-        claim.metric for claim in definition.claims if not RowName.parse(definition.label(claim.first)).path
-    )
+    of_models = (claim.metric for claim in definition.claims if not RowName.parse(definition.label(claim.first)).path)
     metrics = list(dict.fromkeys((*(key for values in definition.published.values() for key in values), *of_models)))
     named = (*definition.rows, *definition.published, *claimed_rows(definition))
     rows = []

@@ -98,7 +98,9 @@ def table_rows(content: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     rows = []
     for row in content["rows"]:
         name = row["row"].removeprefix(f"{row['run']}/")
-        texts = (format_pair(row["metrics"].get(metric), *METRICS.get(metric, (metric, 1, 3))[1:]) for metric in metrics)
+        texts = (
+            format_pair(row["metrics"].get(metric), *METRICS.get(metric, (metric, 1, 3))[1:]) for metric in metrics
+        )
         rows.append([*([row["run"]] if several else []), name, *texts])
     return header, rows
 

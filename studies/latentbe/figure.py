@@ -1,4 +1,4 @@
-"""The figure of a mechanism: perturbed inputs make teachers differ, and training carries that over to students."""
+"""The figure of a perturbation's effect: disagreement of teachers and of students on clean and on perturbed inputs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from enfold.errors import EnfoldError
-from enfold.report.figure import FAINT, INK, legend_above, write_figure
+from enfold.report.figure import FAINT, INK, draw_arrow, legend_above, write_figure
 
 Measure = Literal["kl", "cross_entropy", "disagreement"]
 UNITS = {
@@ -15,30 +15,37 @@ UNITS = {
     "cross_entropy": "cross-entropy of two members (nats)",
     "disagreement": "examples with different classes (%)",
 }
-# Two colours that people with any colour vision tell apart (M. Okabe and K. Ito, 2008); filled or not does without.
+# Colours that remain distinguishable with colour vision deficiency (M. Okabe and K. Ito, 2008).
 TEACHERS, STUDENTS = "#0072B2", "#009E73"
 PLACES = {"clean": 0.14, "perturbed": -0.14}  # heights in a row
 
-Stored = Mapping[str, Any]  # what `enfold.distill.mechanism.mechanism` gave
+Stored = Mapping[str, Any]  # a result of `enfold.distill.mechanism.mechanism`
 
 
 def mechanism_figure(
     runs: Mapping[str, tuple[Stored, Stored]], folder: Path, measure: Measure = "kl", name: str = "mechanism"
 ) -> list[Path]:
-    """Draw what was measured before and after a training with each perturbation, as SVG and PNG.
+    """Draw the measurements before and after training with each perturbation, as SVG and PNG.
 
-    `runs` holds (before, after) by the name that a row shall have. On the left, what a move does to the teachers; on
-    the right, how far the students were and came to be apart, on clean and on perturbed inputs.
+    Args:
+        runs: Name of a row: measurements (before, after) training.
+        folder: Where the files are written.
+        measure: kl, cross_entropy or disagreement.
+        name: Stem of the files.
+
+    Returns:
+        The files. The left panel shows the effect of the perturbation on the teachers; the right panel shows the
+        students before and after training, on clean and on perturbed inputs.
     """
     if measure not in UNITS:
         raise EnfoldError(f"a measure must be one of {', '.join(UNITS)}, got {measure!r}: choose one")
     if not runs:
         raise EnfoldError("a figure needs at least one measured perturbation, got none: pass {name: (before, after)}")
-    return write_figure(lambda: draw(runs, measure), folder, name, "the figure of a mechanism")
+    return write_figure(lambda: draw(runs, measure), folder, name, "the mechanism figure")
 
 
 def draw(runs: Mapping[str, tuple[Stored, Stored]], measure: Measure) -> Any:
-    """The figure, not yet written."""
+    """Return the figure without writing it."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -48,10 +55,10 @@ def draw(runs: Mapping[str, tuple[Stored, Stored]], measure: Measure) -> Any:
     panels = figure.subplots(1, 2 if several else 1, sharey=True, squeeze=False)[0]
     for row, (before, after) in enumerate(runs.values()):
         teachers = {place: _value(before, "teachers", place, measure) for place in PLACES}
-        arrow(panels[0], row, teachers["clean"], teachers["perturbed"], TEACHERS, "teachers, perturbed inputs")
+        draw_arrow(panels[0], row, teachers["clean"], teachers["perturbed"], TEACHERS, "teachers, perturbed inputs")
         for axes in panels[1:]:
             _students(axes, row, before, after, measure)
-    _words(panels, list(runs), measure)
+    _label(panels, list(runs), measure)
     return figure
 
 
@@ -66,32 +73,15 @@ def _students(axes: Any, row: int, before: Stored, after: Stored, measure: str) 
         return
     for place, height in PLACES.items():
         start, end = (_value(found, "student", place, measure) for found in (before, after))
-        arrow(axes, row - height, start, end, STUDENTS, f"students, {place} inputs", hollow=place == "clean")
+        draw_arrow(axes, row - height, start, end, STUDENTS, f"students, {place} inputs", hollow=place == "clean")
 
 
-def arrow(axes: Any, height: float, start: float, end: float, colour: str, what: str, hollow: bool = False) -> None:
-    """From a short bar, where it was, to a circle, where it came to be."""
-    axes.plot([start, end], [height, height], color=colour, lw=1.6, zorder=2)
-    axes.plot([start], [height], "|", color=colour, ms=11, mew=2, zorder=3)
-    axes.plot(
-        [end],
-        [height],
-        "o",
-        ms=7.5,
-        mew=1.6,
-        mec=colour,
-        mfc="white" if hollow else colour,
-        zorder=4,
-        gid=f"end:{what}",
-    )
-
-
-def _words(panels: Any, names: list[str], measure: Measure) -> None:
+def _label(panels: Any, names: list[str], measure: Measure) -> None:
     from matplotlib.ticker import MaxNLocator
 
     panels[0].set_yticks(range(len(names)), names, color=INK)
     panels[0].set_ylim(len(names) - 0.5, -0.5)
-    titles = ("Teachers: where inputs move to", "Students: what training does")
+    titles = ("Teachers: effect of the perturbation", "Students: effect of training")
     for axes, title, handles in zip(panels, titles, _legends(), strict=False):
         axes.set_title(title, loc="left", size=11, pad=24)
         axes.margins(x=0.1)

@@ -1,7 +1,4 @@
-"""How much members still differ on the images they were trained on: results/teachers-on-training-data.json.
-
-python tools/teachers_on_training_data.py RUN
-"""
+"""Measure how much the members of a run differ on their training images: python -m studies.latentbe.teachers RUN"""
 
 from __future__ import annotations
 
@@ -15,35 +12,35 @@ from enfold.io.files import write_json
 from enfold.metrics import accuracy, disagreement, nll, pairwise_kl, per_member
 from enfold.metrics.predictions import Predictions
 from enfold.run import RunDirectory
-from enfold.run.execute import cells
+from enfold.run.execute import cells as seed_runs
 from enfold.saving import versions
 
-RESULT = Path(__file__).parent.parent / "results" / "teachers-on-training-data.json"
+RESULT = Path(__file__).parent / "results" / "teachers-on-training-data.json"
 
 
-def figures(said: Predictions) -> dict[str, float]:
-    """Of the members alone, and between two of them."""
+def measure(predictions: Predictions) -> dict[str, float]:
+    """Return scores of single members and the differences between two of them."""
     return {
-        "member_accuracy": float(per_member(accuracy, said).mean()),
-        "member_nll": float(per_member(nll, said).mean()),
-        "disagreement": disagreement(said),
-        "pairwise_kl": pairwise_kl(said),
+        "member_accuracy": float(per_member(accuracy, predictions).mean()),
+        "member_nll": float(per_member(nll, predictions).mean()),
+        "disagreement": disagreement(predictions),
+        "pairwise_kl": pairwise_kl(predictions),
     }
 
 
 def main(path: Path) -> None:
-    """Training and test part of every seed, and their means."""
+    """Measure the training and the test split of every seed and write the results with their means."""
     run = RunDirectory.open(path)
     recipe = run.recipe()
-    found: dict[str, list[dict[str, float]]] = {"train": [], "test": []}
-    for cell in cells(run, recipe):
-        members = cell.members()
-        for part, data in (("train", cell.data.replace(test=cell.data.train)), ("test", cell.data)):
-            found[part].append(figures(predict(members, data.test)))
-    means = {part: {name: fmean(each[name] for each in rows) for name in rows[0]} for part, rows in found.items()}
+    by_seed: dict[str, list[dict[str, float]]] = {"train": [], "test": []}
+    for seed_run in seed_runs(run, recipe):
+        members = seed_run.members()
+        for split, rows in by_seed.items():
+            rows.append(measure(predict(members, getattr(seed_run.data, split))))
+    means = {split: {name: fmean(each[name] for each in rows) for name in rows[0]} for split, rows in by_seed.items()}
     about = {"recipe": recipe.name, "seeds": list(recipe.seeds), "date": time.strftime("%Y-%m-%d")}
-    command = "python tools/teachers_on_training_data.py RUN"
-    write_json(RESULT, {"command": command, **about, "versions": versions(), "mean": means, "by_seed": found})
+    command = "python -m studies.latentbe.teachers RUN"
+    write_json(RESULT, {"command": command, **about, "versions": versions(), "mean": means, "by_seed": by_seed})
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Write results/alignment.json, the numbers that docs/alignment.md quotes, from a run that was studied:
+"""Write results/alignment.json from a run with an alignment analysis: python -m studies.permavg.collect_alignment RUN
 
-enfold run recipes/fashion-mlp.yaml runs/fashion --set 'seeds=[0]' --set 'folds=[]' --set cost=false
+enfold run recipes/fashion-mlp.yaml runs/fashion --set 'seeds=[0]' --set 'steps=[]' --set cost=false
 enfold alignment runs/fashion --set matched=12 --epochs 2 --examples 2560
-python tools/collect_alignment.py runs/fashion
+python -m studies.permavg.collect_alignment runs/fashion
 """
 
 from __future__ import annotations
@@ -23,5 +23,5 @@ if __name__ == "__main__":
         "date": time.strftime("%Y-%m-%d"),
         **{key: summary[key] for key in ("seeds", "versions", "recipe")},
     }
-    found = {part.pop("part"): part for part in parts if "part" in part}
-    write_json(Path(__file__).parent.parent / "results" / "alignment.json", {**about, "parts": found})
+    by_name = {part.pop("part"): part for part in parts if "part" in part}
+    write_json(Path(__file__).parent / "results" / "alignment.json", {**about, "parts": by_name})

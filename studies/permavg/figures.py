@@ -1,8 +1,7 @@
-"""Draw what merges are worth by the number of members and by width: python tools/make_merging_figures.py
+"""Draw the accuracy of merges by the number of members and by width: python -m studies.permavg.figures
 
-Reads results/reproduce-permavg-table.json and results/cifar10-merging.json, writes docs/images/permavg-scaling.png and
-docs/images/merging-width.png. In the first, differences are to the mean member of as many members, of our networks and
-of the thesis's each.
+Reads permavg-table.json and cifar10-merging.json and writes permavg-scaling.png and merging-width.png. In the first,
+differences are to the mean member, for our networks and for the published ones.
 """
 
 from __future__ import annotations
@@ -13,28 +12,28 @@ from pathlib import Path
 from typing import Any
 
 from enfold.report.figure import INK, KINDS, write_figure
-from grid_tables import SIZES
+from studies.permavg.grid import SIZES
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent
 DATA = {"fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 LAYERS = ("2", "3", "4")
 MEMBER = "mean member of ensemble of {}"
 TICKS = (-40, -10, -4, -2, -1, 0, 1, 2, 4)
-LINEAR = 2.0  # points on either side of 0; beyond, the scale is logarithmic
-LINES = {  # what is drawn, of whose networks, and how
+LINEAR = 2.0  # points on either side of 0; the scale is logarithmic beyond
+LINES = {  # legend: label, our or published values, style
     "ensemble": ("ensemble of {}", "ours", {"color": KINDS["ensemble"].colour, "marker": "s"}),
-    "permAVG at its best": ("perm-avg-best-{}", "ours", {"color": KINDS["fold"].colour, "marker": "D"}),
-    "a fresh student": ("kd-{}", "ours", {"color": KINDS["share"].colour, "marker": "^"}),
+    "permAVG, tuned": ("perm-avg-best-{}", "ours", {"color": KINDS["fold"].colour, "marker": "D"}),
+    "student, random initialization": ("kd-{}", "ours", {"color": KINDS["share"].colour, "marker": "^"}),
     "permAVG as published, our networks": ("perm-avg-{}", "ours", {"color": INK, "marker": "o"}),
     "permAVG in the thesis": ("perm-avg-{}", "published", {"color": INK, "marker": "o", "ls": ":", "mfc": "white"}),
 }
 
 FAMILIES = {"resnet": "ResNet-8", "cnn": "plain convolutions"}
 WIDTHS = (4, 8, 16)
-BY_WIDTH = {  # what is drawn of M members
+BY_WIDTH = {  # legend: label for M members, style
     "ensemble": ("ensemble of {}", {"color": KINDS["ensemble"].colour, "marker": "s"}),
-    "a member": ("mean member", {"color": KINDS["member"].colour, "marker": "o"}),
-    "the best member, trained on": ("control-2", {"color": KINDS["control"].colour, "marker": "X"}),
+    "one member": ("mean member", {"color": KINDS["member"].colour, "marker": "o"}),
+    "best member, trained further": ("control-2", {"color": KINDS["control"].colour, "marker": "X"}),
     "matched, REPAIR, distilled": ("route-{}", {"color": KINDS["fold"].colour, "marker": "D"}),
     "permAVG": ("perm-avg-{}", {"color": KINDS["share"].colour, "marker": "^"}),
     "matched, REPAIR": ("matched-repair-{}", {"color": INK, "marker": "v"}),
@@ -44,7 +43,7 @@ BY_WIDTH = {  # what is drawn of M members
 
 
 def points(rows: dict[str, Any], run: str, pattern: str, whose: str) -> list[float | None]:
-    """Points above the mean member, by the number of members."""
+    """Return the difference to the mean member in percentage points, by the number of members."""
     found = []
     for size in SIZES:
         pair = [rows.get(f"{run}/{each.format(size)}", {}).get("accuracy", {}).get(whose) for each in (pattern, MEMBER)]
@@ -54,7 +53,7 @@ def points(rows: dict[str, Any], run: str, pattern: str, whose: str) -> list[flo
 
 
 def by_members(content: dict[str, Any]) -> Any:
-    """A panel for each data set and number of layers."""
+    """Return a figure with a panel for each data set and number of layers."""
     from matplotlib import pyplot
     from matplotlib.ticker import NullLocator
 
@@ -75,14 +74,14 @@ def by_members(content: dict[str, Any]) -> Any:
     for axes in panels[-1]:
         axes.set_xlabel("members")
         axes.set_xticks(list(SIZES))
-    figure.supylabel("accuracy above a member (points)", fontsize=10)
+    figure.supylabel("accuracy minus accuracy of one member (points)", fontsize=10)
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="lower center", ncols=3, frameon=False)
     figure.tight_layout(rect=(0, 0.09, 1, 1))
     return figure
 
 
 def by_width(content: dict[str, Any]) -> Any:
-    """A panel for each kind of network and number of members."""
+    """Return a figure with a panel for each kind of network and number of members."""
     from matplotlib import pyplot
 
     sizes = (2, 4)
@@ -97,7 +96,7 @@ def by_width(content: dict[str, Any]) -> Any:
                 axes.errorbar(WIDTHS, mean, spread, label=name, lw=1.4, ms=5, elinewidth=0.8, capsize=2, **look)
             axes.set_xscale("log", base=2)
             axes.set_xticks(WIDTHS, [str(width) for width in WIDTHS])
-            axes.set_title(f"{title}, {size} members in one", fontsize=10)
+            axes.set_title(f"{title}, {size} members merged", fontsize=10)
     for axes in panels[-1]:
         axes.set_xlabel("channels of the first layer")
     figure.supylabel("accuracy (%)", fontsize=10)
@@ -108,9 +107,9 @@ def by_width(content: dict[str, Any]) -> Any:
 
 FIGURES = {
     "permavg-scaling": (
-        "reproduce-permavg-table",
+        "permavg-table",
         by_members,
-        "Accuracy above the mean member by the number of members, for 2, 3 and 4 layers on two data sets",
+        "Accuracy minus that of the mean member by the number of members, for 2, 3 and 4 layers on two data sets",
     ),
     "merging-width": (
         "cifar10-merging",
@@ -121,14 +120,14 @@ FIGURES = {
 
 
 def main() -> None:
-    """Draw what the records hold."""
+    """Draw the figures from the stored results."""
     for name, (record, draw, alt) in FIGURES.items():
         content = json.loads((ROOT / "results" / f"{record}.json").read_text(encoding="utf-8"))
-        for file in write_figure(partial(draw, content), ROOT / "docs" / "images", name, "the figure", alt):
+        for file in write_figure(partial(draw, content), ROOT / "images", name, "the figure", alt):
             if file.suffix == ".png":
                 print(f"written: {file}")
             else:
-                file.unlink()  # the documents show the other
+                file.unlink()  # the page shows the PNG
 
 
 if __name__ == "__main__":

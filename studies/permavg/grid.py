@@ -4,79 +4,79 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cells import METRICS, Content, both_of, table
-from enfold.report.reproduced import MARKS
+from studies.markdown import METRICS, Content, format_metric, make_table
+from studies.tables import MARKS
 
-GRID = "permavg-table"  # rows of every number of members, in runs called DATA-LAYERS, or DATA-LAYERS-brief
+NAME = "permavg-table"  # rows for every number of members, in runs named DATA-LAYERS or DATA-LAYERS-brief
 SIZES = range(2, 7)
-METHODS = {  # of a grid: the row of so many members, and what it is called
+METHODS = {  # label for M members: heading
     "ensemble of {}": "ensemble",
-    "mean member of ensemble of {}": "a member",
+    "mean member of ensemble of {}": "one member",
     "perm-avg-{}": "permAVG",
-    "perm-avg-best-{}": "permAVG at its best",
+    "perm-avg-best-{}": "permAVG, tuned",
     "kd-{}": "student",
-    "average-tuned-{}": "plain average, trained on",
+    "average-tuned-{}": "plain average, fine-tuned",
     "matched-distilled-{}": "matched average, distilled",
 }
 ONE_SEED = "¹"
 KINDS = {"": "converged members", "-brief": "briefly trained members"}
-COMPARED = {  # permAVG of two and of six, and what it is held against
-    "mean member of ensemble of 6": "a member",
-    "control": "a member, trained on",
+COMPARED = {  # permAVG of two and of six members, and its controls
+    "mean member of ensemble of 6": "one member",
+    "control": "one member, trained further",
     "ensemble of 6": "ensemble of 6",
-    "perm-avg-2": "as published, of 2",
-    "perm-avg-6": "as published, of 6",
-    "perm-avg-best-2": "at its best, of 2",
-    "perm-avg-best-6": "at its best, of 6",
+    "perm-avg-2": "permAVG as published, 2",
+    "perm-avg-6": "permAVG as published, 6",
+    "perm-avg-best-2": "permAVG tuned, 2",
+    "perm-avg-best-6": "permAVG tuned, 6",
     "kd-6": "student of 6",
     "matched-distilled-6": "matched average of 6, distilled",
-    "average-tuned-6": "plain average of 6, trained on",
+    "average-tuned-6": "plain average of 6, fine-tuned",
 }
 
 
 def grid_rows(content: Content) -> str:
-    """A table for each data set, kind of members and metric: layers and methods by numbers of members."""
+    """Return a table for each data set, kind of members and metric: layers and methods by number of members."""
     tables = []
     for data, kind, runs in _grids(content):
         for metric in ("accuracy", "nll"):
             heading = METRICS[metric][0]
-            found = {row["label"]: row["metrics"].get(metric) for row in content["rows"]}
+            values = {row["label"]: row["metrics"].get(metric) for row in content["rows"]}
             lines = [["layers", f"{heading}: ours (published)", *(f"M = {size}" for size in SIZES)]]
             for run, layers in runs.items():
                 for pattern, method in METHODS.items():
-                    cells = [both_of(found.get(f"{run}/{pattern.format(size)}"), metric) for size in SIZES]
-                    if any(cell != "-" for cell in cells):
-                        lines.append([layers, method, *cells])
+                    texts = [format_metric(values.get(f"{run}/{pattern.format(size)}"), metric) for size in SIZES]
+                    if any(text != "-" for text in texts):
+                        lines.append([layers, method, *texts])
             if len(lines) == 1:
                 continue
-            controls = [f"{n} layers {both_of(found.get(f'{run}/control'), metric)}" for run, n in runs.items()]
+            controls = [f"{n} layers {format_metric(values.get(f'{run}/control'), metric)}" for run, n in runs.items()]
             seeds = [
                 f"{n} layers {len(content['runs'][run].get('seeds', content['seeds']))}" for run, n in runs.items()
             ]
             tables.append(
-                f"**{data}, {KINDS[kind]}**; seeds: {', '.join(seeds)}; {heading} of a member trained on: "
+                f"**{data}, {KINDS[kind]}**; seeds: {', '.join(seeds)}; {heading} of one member trained further: "
                 f"{', '.join(controls)}\n\n"
-                f"{table(lines, left=2)}"
+                f"{make_table(lines, left=2)}"
             )
     return "\n".join(tables)
 
 
 def grid_claims(content: Content) -> str:
-    """One line a sentence, with a mark for each run that it is said of."""
-    said: dict[str, dict[str, str]] = {}
+    """Return one line for each statement, with a mark for each run it is about."""
+    marks_of: dict[str, dict[str, str]] = {}
     for claim in content["claims"]:
-        run, _, sentence = claim["says"].partition(": ")
-        alone = len((claim.get("difference") or {}).get("values", [])) == 1
-        said.setdefault(sentence, {})[run] = MARKS[claim["verdict"]] + ONE_SEED * alone
+        run, _, statement = claim["statement"].partition(": ")
+        one_seed = len((claim.get("difference") or {}).get("values", [])) == 1
+        marks_of.setdefault(statement, {})[run] = MARKS[claim["verdict"]] + ONE_SEED * one_seed
     runs = list(content["runs"])
-    lines = [["", *runs], *([sentence, *(marks.get(run, "") for run in runs)] for sentence, marks in said.items())]
+    lines = [["", *runs], *([text, *(marks.get(run, "") for run in runs)] for text, marks in marks_of.items())]
     legend = ", ".join(f"{mark} {verdict}" for verdict, mark in MARKS.items())
-    once = f"{ONE_SEED} of one seed, so that the interval is over test examples alone"
-    return f"{legend}; {once}; differences and intervals are in the JSON file.\n\n{table(lines)}"
+    once = f"{ONE_SEED} one seed: the interval covers test examples only"
+    return f"{legend}; {once}; the JSON file has differences and intervals.\n\n{make_table(lines)}"
 
 
 def _grids(content: Content) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """Data set, kind of members, and the runs of them with the number of layers of each."""
+    """Data set, kind of members, and their runs with the number of layers of each."""
     grids: dict[tuple[str, str], dict[str, str]] = {}
     for run in content["runs"]:
         kind = "-brief" if run.endswith("-brief") else ""
@@ -86,24 +86,24 @@ def _grids(content: Content) -> Iterator[tuple[str, str, dict[str, str]]]:
         yield data, kind, runs
 
 
-def scaling_of(content: Content) -> str:
-    """Accuracy and NLL of permAVG of two and of six, a line for each data set and number of layers."""
-    found = {row["label"]: row["metrics"] for row in content["rows"]}
-    parts = []
+def scaling_table(content: Content) -> str:
+    """Return accuracy and NLL of permAVG of two and of six members, a line for each data set and number of layers."""
+    metrics = {row["label"]: row["metrics"] for row in content["rows"]}
+    tables = []
     for kind, members in KINDS.items():
         lines = [[f"accuracy (%) / NLL, {members}", *COMPARED.values()]]
         for data, own, runs in _grids(content):
             if own == kind:
                 lines += [
-                    [f"{data}, {layers} layers", *(_pair(found.get(f"{run}/{label}")) for label in COMPARED)]
+                    [f"{data}, {layers} layers", *(_pair(metrics.get(f"{run}/{label}")) for label in COMPARED)]
                     for run, layers in runs.items()
                 ]
-        if any("/" in cell for line in lines[1:] for cell in line):
-            parts.append(table(lines))
-    return "\n".join(parts)
+        if any("/" in text for line in lines[1:] for text in line):
+            tables.append(make_table(lines))
+    return "\n".join(tables)
 
 
 def _pair(metrics: Content | None) -> str:
-    found = [(metrics or {}).get(metric) for metric in ("accuracy", "nll")]
-    means = [each["ours"]["mean"] for each in found if each and each["ours"]]
-    return f"{100 * means[0]:.2f} / {means[1]:.3f}" if len(means) == len(found) else "-"
+    values = [(metrics or {}).get(metric) for metric in ("accuracy", "nll")]
+    means = [each["ours"]["mean"] for each in values if each and each["ours"]]
+    return f"{100 * means[0]:.2f} / {means[1]:.3f}" if len(means) == len(values) else "-"

@@ -27,7 +27,7 @@ app = typer.Typer(
     "Start with `enfold demo`, then `enfold run RECIPE OUT` with a recipe of your own.",
 )
 
-RESUMABLE = ("demo", "run", "reproduce", "train", "share", "fold", "evaluate", "alignment")
+RESUMABLE = ("demo", "run", "train", "share", "fold", "evaluate", "alignment")
 STOPPED = 128  # plus the number of the signal: the exit code of what was stopped by it
 SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 MEMORY = ("can't allocate memory", "not enough memory", "out of memory")  # in torch's words
@@ -53,13 +53,11 @@ def options(
 VERBS = (
     make.demo,
     make.run,
-    make.reproduce,
     make.train,
     make.share,
     make.fold,
     make.evaluate,
     make.drop,
-    look.claims,
     look.report,
     look.card,
     look.watch,
@@ -140,6 +138,6 @@ def _stopped(words: list[str]) -> str:
     makes = words[0] in ("demo", "run", "train")
     if makes and not (_out(words) / "run.json").is_file():
         return f"stopped before anything was written: start again with  {shlex.join(['enfold', *words])}"
-    resume = ["--resume"] if (makes or words[0] == "reproduce") and "--resume" not in words else []
+    resume = ["--resume"] if makes and "--resume" not in words else []
     kept = "models that were finished are kept, and of the one in training its last whole epoch"
     return f"stopped; {kept}: go on with  {shlex.join(['enfold', *words, *resume])}"

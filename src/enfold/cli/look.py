@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -10,32 +9,6 @@ import typer
 
 from enfold.cli.options import AsJson, Device, Run, Seed, Trust, console, drawn, numbers, print_json, say, words
 from enfold.errors import EnfoldError
-
-
-def claims(
-    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run with stored predictions.")],
-    file: Annotated[Path, typer.Argument(help="A YAML file of published orderings, or a name of `enfold reproduce`.")],
-    as_json: AsJson = False,
-    out: Annotated[Path | None, typer.Option(help="Also write the verdicts to this JSON file.")] = None,
-) -> None:
-    """Judge a paper's claims by a run: which orderings held, which did not, which are within noise."""
-    from enfold.io.files import write_json
-    from enfold.report.claims import claims_legend, claims_table
-    from enfold.run import RunDirectory
-    from enfold.run.published import judge_file
-
-    if out is not None and (out.suffix != ".json" or out.is_dir()):
-        raise EnfoldError(f"verdicts are written to a .json file, got '{out}': change its name")
-    command = ["enfold", "claims", str(run_directory), str(file), *(["--out", str(out)] if out else [])]
-    content = {"command": shlex.join(command), **judge_file(RunDirectory.open(run_directory), file)}
-    if out is not None:
-        write_json(out, content)
-    if as_json:
-        print_json(content)
-        return
-    terminal = console()
-    terminal.print(claims_table(content))
-    terminal.print(claims_legend(content), style="dim")
 
 
 def alignment(

@@ -20,10 +20,8 @@ from enfold.cli.options import (
     Seeds,
     Settings,
     Trust,
-    console,
     print_json,
     say,
-    words,
 )
 from enfold.cli.show import draw, report, tell_members
 
@@ -72,45 +70,6 @@ def run(
     changes = [*(overrides or ()), *([f"seeds={list(seeds)}"] if seeds else [])]
     loaded, beside = read_recipe(recipe, changes), recipe.parent
     _run(loaded, out, device, resume=resume, as_json=as_json, dry_run=dry_run, beside=beside, trust_code=trust_code)
-
-
-def reproduce(
-    name: Annotated[str | None, typer.Argument(help="A published table or figure; all are listed without.")] = None,
-    out: Annotated[Path | None, typer.Argument(help="A folder for its runs; runs/reproduce-SCALE without.")] = None,
-    scale: Annotated[str, typer.Option(help="smoke: seconds; laptop: about an hour; paper: as published.")] = "laptop",
-    only: Annotated[str | None, typer.Option(help="Of its runs these, as a,b,...; * is any: 'cifar10-*'.")] = None,
-    overrides: Overrides = None,
-    device: Device = "cpu",
-    resume: Resume = False,
-    as_json: AsJson = False,
-    trust_code: Trust = False,
-) -> None:
-    """Run a published table or figure and say which of its claims held, which did not, and which are within noise.
-
-    Names that need the same networks share them in one OUT. Killed at any moment, it goes on with --resume.
-    """
-    from enfold.cli.preflight import check_device
-    from enfold.report.claims import claims_legend, claims_table
-    from enfold.report.reproduced import listing_table, notes, rows_table
-    from enfold.run.published import listing
-    from enfold.run.reproduce import Asked, reproduce, write
-
-    if name is None:
-        rows = listing()
-        print_json(rows) if as_json else console().print(listing_table(rows))
-        return
-    check_device(device)
-    folder = out or Path("runs") / f"reproduce-{scale}"
-    content = reproduce(Asked(name, scale, tuple(overrides or ()), words(only), device, resume, trust_code), folder)
-    written = write(content, folder)
-    if as_json:
-        print_json(content)
-        return
-    terminal = console()
-    terminal.print(rows_table(content))
-    terminal.print(claims_table(content))
-    for line in (claims_legend(content), *notes(content), f"written to {', '.join(map(str, written))}"):
-        terminal.print(line, style="dim")
 
 
 def train(

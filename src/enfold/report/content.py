@@ -132,7 +132,6 @@ class Content:
     headline: Headline | None = None
     examples: Examples | None = None
     doubt: Doubt | None = None
-    claims: tuple[Mapping[str, Any], ...] = ()
     trust: str = ""  # behind commands that go on with the run, where it is of code of the user's own
 
     @property

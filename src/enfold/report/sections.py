@@ -11,7 +11,6 @@ from typing import Any
 
 from enfold.errors import EnfoldError
 from enfold.report.blocks import Block, Builder, Figure, Item, Listing, Notes, Section, Table, of_each
-from enfold.report.claims import HEADER, claim_rows, claims_legend
 from enfold.report.content import Content, Difference
 from enfold.report.curves import curve_blocks, duration, progress_blocks
 from enfold.report.doubt_blocks import FOLDER, calibration_blocks, corruption_blocks, coverage_blocks, outside_blocks
@@ -170,18 +169,6 @@ def _listed(run: Path, listing: Path, entry: Any) -> Figure:
     return Figure(**words, picture=address, paper=True)
 
 
-def claim_blocks(content: Content) -> list[Block]:
-    """Verdicts on a paper's claims."""
-    return [
-        Table(
-            f"Claims of {claims['source']['paper']}. {claims_legend(claims)}.",
-            HEADER,
-            tuple(tuple(Item(text) for text in row) for row in claim_rows(claims)),
-        )
-        for claims in content.claims
-    ]
-
-
 def warning_blocks(content: Content) -> list[Block]:
     """What is to be told of single models."""
     notes = tuple((name, str(row["warning"])) for name, row in content.rows.items() if row.get("warning"))
@@ -245,7 +232,6 @@ SECTIONS: tuple[Builder, ...] = (
         listed_blocks,
     ),
     of_each("alignment", "Alignment", "What members become when their hidden units are paired.", alignment_blocks),
-    of_each("claims", "Published claims", "", claim_blocks),
     of_each("record", "How it was made", "", record_blocks),
 )
 

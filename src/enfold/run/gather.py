@@ -68,7 +68,6 @@ def _gather(run: RunDirectory, recipe: Recipe, label: str | None) -> Content:
         headline=headline,
         examples=_examples(run, recipe, seeds, headline),
         doubt=doubt_of(seeds, headline),
-        claims=tuple(_claims(run)),
     )
 
 
@@ -189,13 +188,3 @@ def _image(data: Data, index: int) -> torch.Tensor | None:
     if image.dtype == torch.uint8:
         return image
     return (image * 255).round().byte() if data.has_pixels and image.min() >= 0 and image.max() <= 1 else None
-
-
-def _claims(run: RunDirectory) -> list[Mapping[str, Any]]:
-    """Verdicts that were written into the run's folder."""
-    found: list[Mapping[str, Any]] = []
-    for file in sorted(run.path.glob("*claims*.json")):
-        content = run.read_json(file.name)
-        if isinstance(content, dict) and {"claims", "verdicts", "bootstrap"} <= content.keys():
-            found.append(content)
-    return found
