@@ -16,6 +16,7 @@ from rich.console import Console
 from enfold.cli.preflight import check_device
 from enfold.errors import EnfoldError, WriteError
 from enfold.io.files import write_json
+from enfold.progress import printable
 from enfold.run import RunDirectory
 from studies.definition import SCALES, evaluate_existing, get_scale, list_studies, resolve_names
 from studies.reproduce import Options, estimate_runs, reproduce, write_results
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _dispatch(given)
     except EnfoldError as error:
-        print(f"studies: {' '.join(str(error).split())}", file=sys.stderr)
+        print(printable(f"studies: {' '.join(str(error).split())}"), file=sys.stderr)
         return 1 if isinstance(error, WriteError) else 2
     except KeyboardInterrupt:
         words = list(arguments if arguments is not None else sys.argv[1:])
@@ -104,7 +105,8 @@ def _estimate(options: Options, as_json: bool) -> None:
 def _evaluate_existing(given: argparse.Namespace) -> None:
     if given.out is not None and (given.out.suffix != ".json" or given.out.is_dir()):
         raise EnfoldError(f"--out must be a .json file with --run, got '{given.out}': change its name")
-    command = ["python", "-m", "studies", given.name, "--run", str(given.run)]
+    written = ["--out", str(given.out)] if given.out else []
+    command = ["python", "-m", "studies", given.name, "--run", str(given.run), *written]
     content = {"command": shlex.join(command), **evaluate_existing(RunDirectory.open(given.run), given.name)}
     if given.out is not None:
         write_json(given.out, content)

@@ -184,7 +184,7 @@ def merge_change(content: Any, change: Any) -> Any:
 
 
 def list_studies() -> list[dict[str, Any]]:
-    """Return every table with its title and paper and, for each scale, its time and data sets and if they are present."""
+    """Return every table with title, paper and, for each scale, the time and whether its data sets are present."""
     present = {row.name: row.present for row in catalogue()}
     rows = []
     for name in list_names():

@@ -84,7 +84,7 @@ def clipping_table(content: Content) -> str:
 
 
 def speed_table(content: Content) -> str:
-    """Return ratios to one network: BatchEnsemble and a loop with quartiles, then medians of every efficient ensemble."""
+    """Return ratios to one network: BatchEnsemble and a loop (quartiles), then medians of all efficient ensembles."""
     tables = content["tables"]
     lines = [["BatchEnsemble, M = 4", "enfold", "a Python loop over 4 networks"]]
     for name, (place, case) in SPEED.items():

@@ -3,7 +3,7 @@
     enfold run studies/permavg/recipes/cifar10-merging.yaml runs/resnet-8 --set network.width=8
     python -m studies.permavg.collect_merging runs/resnet-8 ...
 
-Networks in the file that are not among the runs are left unchanged. The barrier is the accuracy that the network halfway
+Other networks in the file are left unchanged. The barrier is the accuracy that the network halfway
 between two members loses relative to their mean accuracy.
 """
 

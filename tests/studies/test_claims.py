@@ -1,4 +1,4 @@
-"""Claims judged by predictions that were planted in a run directory, and what is refused before."""
+"""Claims are evaluated on predictions written into a run directory; wrong files are refused."""
 
 import json
 from pathlib import Path
@@ -9,9 +9,9 @@ import torch
 from enfold.errors import EnfoldError
 from enfold.metrics import accuracy, calibrated, mean_member, nll, normalised_disagreement
 from enfold.metrics.predictions import Predictions
-from enfold.report.claims import claim_rows
 from enfold.run import RunDirectory, parse_recipe
-from enfold.run.claims import judge, parse_claims, read_claims
+from studies.claims import evaluate_run, parse_claims, read_claims
+from studies.tables import claim_rows
 
 CLAIMS = """\
 source: {paper: A. Author, table: table 1}
@@ -21,13 +21,13 @@ published:
   Worse: {accuracy: 0.96, diversity: 0.5}
 rows: {One: mean member, Many: ensemble, Worse: low, Twin: twin, Absent: absent, Part: mean member of low}
 claims:
-  - {says: many are better, metric: accuracy, first: Many, relation: above, second: One}
-  - {says: many pay less, metric: nll, first: Many, relation: below, second: One, source: the text}
-  - {says: "[b]worse is better[/b]", metric: accuracy, first: Worse, relation: above, second: Many}
-  - {says: a twin is worse, metric: ece, first: Twin, relation: above, second: Many}
-  - {says: an absent one is better, metric: accuracy, first: Absent, relation: above, second: Many}
-  - {says: worse differ less, metric: diversity, first: Worse, relation: below, second: Many}
-  - {says: a part pays more than the whole, metric: nll, first: Part, relation: above, second: Worse}
+  - {statement: many are better, metric: accuracy, first: Many, relation: above, second: One}
+  - {statement: many pay less, metric: nll, first: Many, relation: below, second: One, source: the text}
+  - {statement: "[b]worse is better[/b]", metric: accuracy, first: Worse, relation: above, second: Many}
+  - {statement: a twin is worse, metric: ece, first: Twin, relation: above, second: Many}
+  - {statement: an absent one is better, metric: accuracy, first: Absent, relation: above, second: Many}
+  - {statement: worse differ less, metric: diversity, first: Worse, relation: below, second: Many}
+  - {statement: a part pays more than the whole, metric: nll, first: Part, relation: above, second: Worse}
 """
 
 
@@ -62,7 +62,7 @@ def claims_file(tmp_path: Path) -> Path:
 
 def test_every_claim_gets_its_verdict_and_its_numbers(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [0, 1, 2])
-    found = judge(run, run.recipe(), parse_claims(CLAIMS), replicates=300)
+    found = evaluate_run(run, run.recipe(), parse_claims(CLAIMS), replicates=300)
     assert json.loads(json.dumps(found)) == found
     verdicts = [claim["verdict"] for claim in found["claims"]]
     assert verdicts == ["held", "held", "not held", "within noise", "not run", "held", "held"]
@@ -90,15 +90,15 @@ def test_calibrated_metrics_are_those_at_the_temperature_of_the_validation_data(
     run = make_run(tmp_path / "run", [0])
     text = CLAIMS[: CLAIMS.index("claims:")] + (
         "claims:\n"
-        "  - {says: many, metric: cnll, first: Many, relation: below, second: One}\n"
-        "  - {says: sure, metric: cece, first: Many, relation: below, second: Worse}\n"
+        "  - {statement: many, metric: cnll, first: Many, relation: below, second: One}\n"
+        "  - {statement: sure, metric: cece, first: Many, relation: below, second: Worse}\n"
     )
-    unfit = judge(run, run.recipe(), parse_claims(text), replicates=20)
+    unfit = evaluate_run(run, run.recipe(), parse_claims(text), replicates=20)
     assert [claim["verdict"] for claim in unfit["claims"]] == ["not run"] * 2  # no validation predictions
     test, validation = predictions(0, 2.0), predictions(300, 2.0)
     for label in ("ensemble", "low"):
         run.write_predictions(label, {"test": test, "validation": validation})
-    claim = judge(run, run.recipe(), parse_claims(text), replicates=20)["claims"][0]
+    claim = evaluate_run(run, run.recipe(), parse_claims(text), replicates=20)["claims"][0]
     each = [calibrated(nll, test.member(k), validation.member(k)) for k in range(3)]
     assert claim["first"]["ours"]["mean"] == pytest.approx(calibrated(nll, test, validation))
     assert claim["second"]["ours"]["mean"] == pytest.approx(sum(each) / 3)
@@ -108,7 +108,7 @@ def test_calibrated_metrics_are_those_at_the_temperature_of_the_validation_data(
 def test_a_row_that_one_seed_lacks_is_not_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [0, 1])
     (run.cell(1).path / "predictions/low.safetensors").write_bytes(b"damaged")
-    found = judge(run, run.recipe(), parse_claims(CLAIMS), replicates=50)
+    found = evaluate_run(run, run.recipe(), parse_claims(CLAIMS), replicates=50)
     lacking = [
         claim["verdict"] for claim in found["claims"] if "Worse" in (claim["first"]["row"], claim["second"]["row"])
     ]
@@ -122,7 +122,7 @@ def test_a_fold_of_some_seeds_is_compared_in_these(tmp_path: Path) -> None:
         "name: planted\nmembers: 3\nseeds: [0, 1, 2]\nfolds: [{method: average, label: low, seeds: [0, 2]}]"
     )
     (run.cell(1).path / "predictions/low.safetensors").unlink()
-    claim = judge(run, recipe, parse_claims(CLAIMS), replicates=50)["claims"][2]
+    claim = evaluate_run(run, recipe, parse_claims(CLAIMS), replicates=50)["claims"][2]
     assert claim["verdict"] == "not held"
     sides = [[predictions(100 + seed, 1.0, common=1.5) for seed in (0, 2)], [predictions(seed, 2.0) for seed in (0, 2)]]
     low, many = ([accuracy(each) for each in side] for side in sides)
@@ -133,17 +133,17 @@ def test_a_fold_of_some_seeds_is_compared_in_these(tmp_path: Path) -> None:
 
 def test_one_seed_is_judged_by_its_examples(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [5])
-    found = judge(run, run.recipe(), parse_claims(CLAIMS), replicates=300)
+    found = evaluate_run(run, run.recipe(), parse_claims(CLAIMS), replicates=300)
     claim = found["claims"][0]
     assert claim["first"]["ours"]["std"] is None
     assert claim["difference"]["lower"] < claim["difference"]["mean"] < claim["difference"]["upper"]
     assert claim["verdict"] == "held"
 
 
-def test_the_verb_prints_a_table_and_writes_json(enfold, tmp_path: Path, claims_file: Path) -> None:
+def test_the_verb_prints_a_table_and_writes_json(studies, tmp_path: Path, claims_file: Path) -> None:
     run = make_run(tmp_path / "run", [0, 1])
     out = tmp_path / "results" / "verdicts.json"
-    done = enfold("claims", run.path, claims_file, "--out", out)
+    done = studies(claims_file, "--run", run.path, "--out", out)
     assert done.code == 0, done.err
     for word in (
         "many are better",
@@ -157,9 +157,9 @@ def test_the_verb_prints_a_table_and_writes_json(enfold, tmp_path: Path, claims_
     ):
         assert word in done.out
     written = json.loads(out.read_text())
-    assert written["command"] == f"enfold claims {run.path} {claims_file} --out {out}"
+    assert written["command"] == f"python -m studies {claims_file} --run {run.path} --out {out}"
     assert {"date", "seeds", "versions", "claims"} < set(written)
-    shown = json.loads(enfold("claims", run.path, claims_file, "--json").out)
+    shown = json.loads(studies(claims_file, "--run", run.path, "--json").out)
     assert shown["claims"] == written["claims"]
     assert list(out.parent.iterdir()) == [out], "nothing temporary is left"
 
@@ -170,7 +170,7 @@ def test_cells_show_units_spreads_and_intervals() -> None:
 
     ours = {"mean": 0.9123, "std": 0.002}
     claim = {
-        "says": "it is",
+        "statement": "it is",
         "metric": "accuracy",
         "first": side(0.966, ours),
         "second": side(None, {"mean": 0.9, "std": None}),
@@ -196,13 +196,13 @@ def test_cells_show_units_spreads_and_intervals() -> None:
         ("metric: ece", "metric: eec", "claims.3: a metric must be one of .* got 'eec', did you mean 'ece'"),
         ("One: {accuracy", "One: {precision", "published.One: a metric must be one of"),
         ("0.90, nll", "90, nll", r"accuracy must be a fraction from 0 to 1, got 90: write 0\.9 for 90 %"),
-        ("relation: above, second: One", "relation: below, second: One", "must be what was published.*0.95 and 0.9"),
-        ("One: {accuracy: 0.90", "One: {accuracy: 0.95", "must be what was published"),
+        ("relation: above, second: One", "relation: below, second: One", "must agree with the published values.*0.95 and 0.9"),
+        ("One: {accuracy: 0.90", "One: {accuracy: 0.95", "must agree with the published values"),
         ("relation: above, second: One", "relation: over, second: One", r"'claims\.0\.relation' is wrong.*got 'over'"),
         ("Twin: twin", "Twin: ensemble", "two rows of the run, got 'ensemble' twice"),
-        ("second: Many}\n  - {says: a part", "second: One}\n  - {says: a part", "diversity compares members.*'One'"),
-        ("says: a twin is worse, ", "", r"'claims\.3\.says' is missing: add it"),
-        ("says: a twin is worse, ", "say: x, says: y, ", "no key 'say', did you mean 'says'.*the keys are says"),
+        ("second: Many}\n  - {statement: a part", "second: One}\n  - {statement: a part", "diversity compares members.*'One'"),
+        ("statement: a twin is worse, ", "", r"'claims\.3\.statement' is missing: add it"),
+        ("statement: a twin is worse, ", "statment: x, statement: y, ", "no key 'statment', did you mean 'statement'.*the keys are statement"),
         ("source: {paper", "sources: {paper", "missing|no key"),
         (
             "source: {paper: A. Author, table",
@@ -231,21 +231,21 @@ def test_a_claim_that_cannot_be_judged_is_named(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [0])
     run.write_predictions("twin", {"test": predictions(0, 2.0).mean()})
     text = CLAIMS.replace("metric: ece", "metric: disagreement")
-    with pytest.raises(EnfoldError, match=r"the claim 'a twin is worse' cannot be judged: .* at least 2, got 1"):
-        judge(run, run.recipe(), parse_claims(text), replicates=10)
-    with pytest.raises(EnfoldError, match="at least 1 replicate and a level"):
-        judge(run, run.recipe(), parse_claims(CLAIMS), replicates=0)
+    with pytest.raises(EnfoldError, match=r"the claim 'a twin is worse' cannot be evaluated: .* at least 2, got 1"):
+        evaluate_run(run, run.recipe(), parse_claims(text), replicates=10)
+    with pytest.raises(EnfoldError, match="replicates >= 1 and a level"):
+        evaluate_run(run, run.recipe(), parse_claims(CLAIMS), replicates=0)
 
 
-def test_a_wrong_command_writes_nothing(enfold, tmp_path: Path, claims_file: Path) -> None:
+def test_a_wrong_command_writes_nothing(studies, tmp_path: Path, claims_file: Path) -> None:
     run = make_run(tmp_path / "run", [0])
     before = sorted(tmp_path.rglob("*"))
     for arguments, says in (
-        ((run.path, claims_file, "--out", tmp_path / "out.txt"), ".json file"),
-        ((tmp_path, claims_file, "--out", tmp_path / "out.json"), "run.json"),
-        ((run.path, tmp_path / "none.yaml", "--out", tmp_path / "out.json"), "none.yaml"),
+        ((claims_file, "--run", run.path, "--out", tmp_path / "out.txt"), ".json file"),
+        ((claims_file, "--run", tmp_path, "--out", tmp_path / "out.json"), "run.json"),
+        ((tmp_path / "none.yaml", "--run", run.path, "--out", tmp_path / "out.json"), "none.yaml"),
     ):
-        done = enfold("claims", *arguments)
+        done = studies(*arguments)
         assert (done.code, done.err.count("\n")) == (2, 1)
         assert says in done.err
     assert sorted(tmp_path.rglob("*")) == before

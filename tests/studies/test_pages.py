@@ -1,23 +1,28 @@
-"""The tables in the docs are what results/*.json hold."""
+"""Tables of the pages are made from stored results; results of separate runs are joined."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-import make_result_tables as maker
-from join_records import joined
+from enfold.errors import EnfoldError
+from studies.check import CHECKS
+from studies.join_records import join_records
+from studies.measured import merging_table
+from studies.pages import fill_page, format_value, overview
+from studies.permavg.grid import scaling_table
+from studies.rows import QUALITY, Column
 
 
-@pytest.mark.parametrize("page", maker.pages(), ids=lambda page: page.stem)
-def test_a_page_shows_what_was_measured(page):
-    text = page.read_text(encoding="utf-8")
-    assert maker.filled(text) == text, "run python tools/make_result_tables.py"
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.records
+def test_pages_and_definitions_agree_with_the_stored_results(check):
+    assert not list(check())
 
 
 def test_a_cell_has_its_spread_and_what_is_missing_is_a_dash():
     row = {"scores": {"nll": {"mean": 0.5, "std": 0.25, "values": [0.25, 0.75]}}, "cost": None}
-    shown = [maker._cell(row, column) for column in (*maker.QUALITY, ("parameters", "cost", "parameters", 1, 0))]
+    shown = [format_value(row, each) for each in (*QUALITY, Column("parameters", "cost", "parameters", 1, 0))]
     assert shown == ["-", "0.500 ± 0.250", "-", "-"]
 
 
@@ -29,11 +34,11 @@ def row(label: str, called: str = "", **metrics: object) -> dict[str, object]:
     return {"run": label.partition("/")[0], "row": called or label, "label": label, "metrics": metrics}
 
 
-def claim(says: str, verdict: str, difference: tuple[float | None, ...] | None = None) -> dict[str, object]:
+def claim(statement: str, verdict: str, difference: tuple[float | None, ...] | None = None) -> dict[str, object]:
     found = difference and dict(zip(("mean", "lower", "upper"), difference, strict=True))
     side = {"published": 0.9, "ours": difference and {"mean": 0.75, "std": None, "values": [0.75]}}
-    told = {"says": says, "source": "table 1", "metric": "accuracy", "first": side, "second": side}
-    return {**told, "difference": found, "verdict": verdict}
+    about = {"statement": statement, "source": "table 1", "metric": "accuracy", "first": side, "second": side}
+    return {**about, "difference": found, "verdict": verdict}
 
 
 def content(name: str, runs: tuple[str, ...], **more: object) -> dict[str, object]:
@@ -46,7 +51,7 @@ def content(name: str, runs: tuple[str, ...], **more: object) -> dict[str, objec
         "seeds": [0, 1, 2],
         "runs": {run: {"data": data, "network": {"name": "mlp", "widths": [128, 64]}} for run in runs},
         "other_data": {runs[0]: ["cifar100", "cifar10"]},
-        "instead": {},
+        "substitutes": {},
         "date": "2026-01-02",
         "source": {"paper": "P. Aper", "table": "table 1"},
         "verdicts": {"held": 2, "not held": 1, "within noise": 0, "not run": 4},
@@ -54,10 +59,12 @@ def content(name: str, runs: tuple[str, ...], **more: object) -> dict[str, objec
     }
 
 
-def shown(tmp_path: Path, *contents: dict[str, object]) -> str:
-    for each in contents:
-        (tmp_path / f"reproduce-{each['name']}.json").write_text(json.dumps(each))
-    return maker.filled("<!-- reproduced reproduce-* -->\nold\n<!-- end -->\n", tmp_path)
+def shown(tmp_path: Path, content: dict[str, object]) -> str:
+    """A page with the results of one study."""
+    folder = tmp_path / "studies" / "paper" / "results"
+    folder.mkdir(parents=True)
+    (folder / f"{content['name']}.json").write_text(json.dumps(content))
+    return fill_page(f"<!-- results {content['name']} -->\nold\n<!-- end -->\n", tmp_path)
 
 
 def test_what_was_reproduced_is_listed_and_each_shown_beside_what_is_published(tmp_path):
@@ -73,9 +80,7 @@ def test_what_was_reproduced_is_listed_and_each_shown_beside_what_is_published(t
     ]
     page = shown(tmp_path, content("some-table", ("r",), rows=rows, claims=judged))
     for line in (
-        "| [some-table](#some-table) | A title | cifar10, 10,000 images | mlp: widths 128-64 | 3 | 2 | 1 | 0 | 4 | "
-        "[2026-01-02](../results/reproduce-some-table.json) |",
-        "The data set was changed: ours is cifar10, what is published is of cifar100.",
+        "The data set was changed: ours is cifar10, the published values are for cifar100.",
         "| ours (published) | accuracy (%) | NLL |",
         "| KD | 70.00 ± 1.00 (93.7) | 0.500 ± 0.010 |",
         "| one network (mean member) | 60.00 | - |",
@@ -87,11 +92,22 @@ def test_what_was_reproduced_is_listed_and_each_shown_beside_what_is_published(t
     ):
         assert line in page, line
     assert "old" not in page
-    assert maker.filled(page, tmp_path) == page
-    alone = maker.filled("<!-- rows reproduce-some-table -->\n<!-- end -->\n", tmp_path)
-    assert "| KD | 70.00 ± 1.00 (93.7) | 0.500 ± 0.010 |" in alone
-    alone = maker.filled("<!-- claims reproduce-some-table -->\n<!-- end -->\n", tmp_path)
-    assert "2 held, 1 not held, 4 not run." in alone
+    assert fill_page(page, tmp_path) == page
+
+
+def test_the_overview_counts_claims_by_verdict():
+    line = overview([content("permavg-table", ("r",))]).splitlines()[2]
+    assert line == (
+        "| [permavg-table](permavg/README.md#permavg-table) | A title | cifar10, 10,000 images | mlp: widths 128-64 | "
+        "3 | 2 | 1 | 0 | 4 | [2026-01-02](permavg/results/permavg-table.json) |"
+    )
+
+
+def test_wrong_marks_are_refused(tmp_path):
+    with pytest.raises(EnfoldError, match="nowhere"):
+        fill_page("<!-- rows nowhere -->\n<!-- end -->\n", tmp_path)
+    with pytest.raises(EnfoldError, match="tables"):
+        fill_page("<!-- tables nowhere -->\n<!-- end -->\n", tmp_path)
 
 
 def test_a_table_of_every_number_of_members_is_one_for_each_data_set_and_kind_of_members(tmp_path):
@@ -108,11 +124,11 @@ def test_a_table_of_every_number_of_members_is_one_for_each_data_set_and_kind_of
     page = shown(tmp_path, content("permavg-table", runs, rows=rows, claims=judged))
     for line in (
         "**cifar10, converged members**; seeds: 2 layers 3, 3 layers 3; "
-        "accuracy (%) of a member trained on: 2 layers 55.00 ± 1.00, 3 layers -",
+        "accuracy (%) of one member trained further: 2 layers 55.00 ± 1.00, 3 layers -",
         "| 2 | permAVG | 50.00 ± 1.00 (57.55) | 40.00 ± 1.00 (57.37) | - | - | - |",
         "| 3 | ensemble | - | - | - | - | 60.00 ± 1.00 (61.72) |",
         "**cifar10, converged members**; seeds: 2 layers 3, 3 layers 3; "
-        "NLL of a member trained on: 2 layers 1.500 ± 0.010, 3 layers -",
+        "NLL of one member trained further: 2 layers 1.500 ± 0.010, 3 layers -",
         "| 2 | student | 1.250 ± 0.010 | - | - | - | - |",
         "**cifar10, briefly trained members**",
         "| 2 | student | - | - | 30.00 ± 1.00 (56.97) | - | - |",
@@ -130,13 +146,9 @@ def test_two_and_six_members_stand_side_by_side_where_both_metrics_are_known():
         row("cifar10-2/kd-6", accuracy=both(0.5, 0.6)),
     ]
     judged = content("permavg-table", ("cifar10-2", "cifar10-2-brief"), rows=rows, claims=[])
-    first, _, only = maker.scaling_of(judged).splitlines()
-    assert first.startswith("| accuracy (%) / NLL, converged members | a member |")
+    first, _, only = scaling_table(judged).splitlines()
+    assert first.startswith("| accuracy (%) / NLL, converged members | one member |")
     assert only == "| cifar10, 2 layers | - | - | - | 50.00 / 1.500 | - | - | 62.50 / 1.250 | - | - | - |"
-
-
-def test_no_results_are_one_line(tmp_path):
-    assert shown(tmp_path).splitlines()[1:-1] == ["None are kept in `results/` yet."]
 
 
 def test_merges_have_a_line_for_each_network_and_a_dash_for_what_was_not_run():
@@ -148,7 +160,7 @@ def test_merges_have_a_line_for_each_network_and_a_dash_for_what_was_not_run():
         for k, label in enumerate(("mean member", "ensemble", "ensemble of 2", "matched-2", "matched-4"), 1)
     }
     barriers = {"average-2": spread(0.3), "matched-2": spread(0.2)}
-    lines = maker.merged_of({"networks": {"narrow": {"rows": rows, "barriers": barriers}}}).splitlines()
+    lines = merging_table({"networks": {"narrow": {"rows": rows, "barriers": barriers}}}).splitlines()
     found = [line for line in lines if line.startswith("| narrow")]
     assert found == [
         "| narrow | 10.0 ± 1.0 | - | 30.0 ± 1.0 | - | 40.0 ± 1.0 | - | - | - |",
@@ -157,7 +169,7 @@ def test_merges_have_a_line_for_each_network_and_a_dash_for_what_was_not_run():
     ]
 
 
-def test_runs_of_a_table_that_were_made_apart_are_joined():
+def test_runs_of_a_table_that_were_made_apart_are_join_records():
     def part(run: str, mean: float, verdict: str, changes: list[str]) -> dict[str, object]:
         rows = [row(f"{name}/kd-2", accuracy={"published": 0.9, "ours": None}) for name in ("a", "b")]
         rows[run == "b"] = row(f"{run}/kd-2", accuracy=both(0.9, mean))
@@ -168,14 +180,14 @@ def test_runs_of_a_table_that_were_made_apart_are_joined():
         return {"name": "x", "scale": "laptop", "versions": {}, "seeds": [0], "rows": rows, "claims": claims, **about}
 
     parts = [part("a", 0.5, "held", []), part("b", 0.6, "within noise", ["seeds=[0]"])]
-    found = joined(parts)
+    found = join_records(parts)
     assert [each["metrics"]["accuracy"]["ours"]["mean"] for each in found["rows"]] == [0.5, 0.6]
     assert [each["verdict"] for each in found["claims"]] == ["held", "within noise"]
     assert found["verdicts"] == {"held": 1, "not held": 0, "within noise": 1, "not run": 0}
     assert (found["changes"], list(found["runs"]), found["seconds"]) == (["seeds=[0] of b"], ["a", "b"], 2.0)
-    again = joined([found, part("b", 0.7, "held", [])])
+    again = join_records([found, part("b", 0.7, "held", [])])
     assert [each["metrics"]["accuracy"]["ours"]["mean"] for each in again["rows"]] == [0.5, 0.7]
     assert (again["changes"], [each["verdict"] for each in again["claims"]]) == ([], ["held", "held"])
-    assert again["command"] == "; ".join([*found["command"].split("; "), "enfold reproduce x OUT --only b"])
-    with pytest.raises(SystemExit, match="of one table, scale and versions"):
-        joined([parts[0], parts[1] | {"scale": "paper"}])
+    assert again["command"] == "; ".join([*found["command"].split("; "), "python -m studies x --out OUT --only b"])
+    with pytest.raises(SystemExit, match="the same table, scale and versions"):
+        join_records([parts[0], parts[1] | {"scale": "paper"}])

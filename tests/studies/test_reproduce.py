@@ -1,4 +1,4 @@
-"""Published tables: their files are whole, their smoke scale runs, and rows of several runs and analyses are judged."""
+"""Published tables: definitions are consistent, the smoke scale runs, and claims use several runs and analyses."""
 
 import csv
 import json
@@ -12,15 +12,26 @@ import torch
 from enfold.errors import EnfoldError
 from enfold.metrics import accuracy, mean_member
 from enfold.metrics.predictions import Predictions
-from enfold.report.reproduced import notes, page, row_cells
-from enfold.run import RunDirectory, parse_recipe, read_recipe
-from enfold.run.claims import judge_by, parse_claims
-from enfold.run.evidence import CORRUPTED, Evidence, Place
+from enfold.run import RunDirectory, parse_recipe
 from enfold.run.execute import cells
-from enfold.run.published import SCALES, claimed, listing, merged, names, recipes, reproduction
-from enfold.run.reproduce import Asked, _chosen, _one, _other_data, reproduce
+from enfold.run.recipe import Recipe
+from studies.claims import evaluate_claims, parse_claims
+from studies.definition import (
+    METHOD_LISTS,
+    SCALES,
+    claimed_rows,
+    list_names,
+    list_studies,
+    load_definition,
+    make_recipes,
+    merge_change,
+    resolve_names,
+)
+from studies.evidence import CORRUPTED, Evidence, RowName
+from studies.page import make_page
+from studies.reproduce import Options, open_or_extend, other_data, reproduce, select_recipes
+from studies.tables import list_notes, table_rows
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 NAMES = [
     "distill-cifar10",
     "distill-cifar100",
@@ -34,9 +45,14 @@ NAMES = [
 ]
 
 
+def labels_of(recipe: Recipe | None) -> list[str]:
+    """The labels of a recipe's methods."""
+    return [] if recipe is None else [each.label for key in METHOD_LISTS for each in getattr(recipe, key)]
+
+
 def test_every_published_table_and_figure_is_there() -> None:
-    assert names() == NAMES
-    rows = {row["name"]: row["scales"] for row in listing()}
+    assert list_names() == NAMES
+    rows = {row["name"]: row["scales"] for row in list_studies()}
     for scales in rows.values():
         assert list(scales) == list(SCALES)
         assert scales["smoke"]["data"] == {"fashion-mini": True}, "smoke needs no data but what ships"
@@ -46,80 +62,69 @@ def test_every_published_table_and_figure_is_there() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_names_rows_that_its_recipes_make(name: str) -> None:
-    found = reproduction(name)
-    assert len({claim.says for claim in found.claims}) == len(found.claims), "every sentence once"
-    made = recipes(name, "laptop")
+    found = load_definition(name)
+    assert len({claim.statement for claim in found.claims}) == len(found.claims), "statements are unique"
+    made = make_recipes(name, "laptop")
     lacking = {run for run in found.runs if run not in made}
-    assert lacking == set(found.scales["laptop"].instead)
-    for row in claimed(found):
-        place = Place.of(found.label(row))
-        recipe = made[found.scales["laptop"].instead.get(place.run, place.run) or next(iter(made))]
+    assert lacking == set(found.scales["laptop"].substitutes)
+    for row in claimed_rows(found):
+        place = RowName.parse(found.label(row))
+        recipe = made[found.scales["laptop"].substitutes.get(place.run, place.run) or next(iter(made))]
         if place.path:
             assert found.analysis is not None
             assert place.file == found.analysis.name
             continue
-        labels = {each.label for each in (*recipe.shares, *recipe.folds)}
-        assert place.file in {"ensemble", "control", *labels}, row
+        assert place.file in {"ensemble", "control", *labels_of(recipe)}, row
         assert (place.first or 1) <= recipe.members
         assert place.file != "control" or recipe.control
-    assert set(made) == set(recipes(name, "paper")) or found.scales["paper"].only or lacking
+    assert set(made) == set(make_recipes(name, "paper")) or found.scales["paper"].only or lacking
 
 
 def test_published_values_and_settings() -> None:
-    table = reproduction("permavg-table")
+    table = load_definition("permavg-table")
     assert table.value("cifar10-4/perm-avg-6", "accuracy") == 0.5326
     assert table.value("fashion-mnist-4-brief/perm-avg-6", "accuracy") == 0.8165, "a run like another has its values"
     assert table.value("cifar10-2/mean member of ensemble of 3", "accuracy") == 0.5284
-    made = recipes("permavg-table", "laptop")
+    made = make_recipes("permavg-table", "laptop")
     assert len(made) == 12
     assert (made["cifar10-4"].network, made["cifar10-4"].data.source) == (
         {"name": "mlp", "widths": [128, 128, 128]},
         "cifar10",
     )
     assert made["cifar10-4-brief"].plan["epochs"] < made["cifar10-4"].plan["epochs"]
-    assert recipes("permavg-table", "paper")["fashion-mnist-3-brief"].network == {"name": "mlp", "widths": [512, 512]}
+    assert make_recipes("permavg-table", "paper")["fashion-mnist-3-brief"].network == {"name": "mlp", "widths": [512, 512]}
     best = {
         each.label: each.settings for each in made["fashion-mnist-2"].folds if each.label.startswith("perm-avg-best")
     }
     assert len(best) == 5
     assert len({json.dumps(each) for each in best.values()}) == 1, "settings in one place"
-    assert reproduction("latentbe-cifar100").value("+ TDiv-SDiv", "nll") == 0.792
-    assert reproduction("mixture-cifar").value("Thin MixtureEnsembles 36.5M, CIFAR-100", "corrupted accuracy") == 0.542
-    assert reproduction("distill-cifar10").value("BE student, head", "corrupted nll") == 0.911
-    assert recipes("latentbe-cifar100", "paper")["cifar100"].network == "wrn-28-4"
+    assert load_definition("latentbe-cifar100").value("+ TDiv-SDiv", "nll") == 0.792
+    assert load_definition("mixture-cifar").value("Thin MixtureEnsembles 36.5M, CIFAR-100", "corrupted accuracy") == 0.542
+    assert load_definition("distill-cifar10").value("BE student, head", "corrupted nll") == 0.911
+    assert make_recipes("latentbe-cifar100", "paper")["cifar100"].network == "wrn-28-4"
+
+
+def test_a_paper_is_all_its_tables() -> None:
+    assert resolve_names("permavg") == ["permavg-analyses", "permavg-table"]
+    assert resolve_names("landscape") == ["landscape"]
+    assert resolve_names("mixture-cifar") == ["mixture-cifar"]
+    with pytest.raises(EnfoldError, match="did you mean 'mixture'"):
+        resolve_names("mixtur")
 
 
 @pytest.mark.parametrize(
-    ("file", "sharing"),
+    ("run", "tables"),
     [
-        ("cifar10-shares", ("mixture-cifar", "mixture-diversity")),
-        ("cifar10-distillation", ("latentbe-cifar10", "distill-cifar10")),
+        ("cifar10", ("mixture-cifar", "mixture-diversity")),
+        ("cifar10", ("latentbe-cifar10", "latentbe-cifar100", "distill-cifar10", "distill-cifar100")),
     ],
 )
-def test_a_recipe_file_says_what_the_packaged_recipe_says(file: str, sharing: tuple[str, ...]) -> None:
-    written = read_recipe(RECIPES / f"{file}.yaml")
-    packaged = [recipes(name, "laptop")["cifar10"] for name in sharing]
-    for each in packaged:
-        assert written.extends(each)
-        assert (written.name, written.corruptions, written.ood) == (each.name, each.corruptions, each.ood)
-    for key in ("shares", "folds"):
-        assert {each.label for each in getattr(written, key)} == {
-            each.label for recipe in packaged for each in getattr(recipe, key)
-        }
-
-
-@pytest.mark.parametrize(
-    ("file", "judging"),
-    [
-        ("cifar10-shares", ("mixture-cifar", "mixture-diversity")),
-        ("cifar10-distillation", ("latentbe-cifar10", "latentbe-cifar100", "distill-cifar10", "distill-cifar100")),
-    ],
-)
-def test_every_model_of_a_recipe_file_is_judged(file: str, judging: tuple[str, ...]) -> None:
-    recipe = read_recipe(RECIPES / f"{file}.yaml")
-    labels = {each.label for each in (*recipe.shares, *recipe.folds)}
-    judged = {Place.of(found.label(row)).file for found in map(reproduction, judging) for row in claimed(found)}
-    assert labels - judged == {label for label in labels if label.startswith("single-")}, "controls are no paper's"
+def test_every_model_of_a_base_recipe_has_a_claim(run: str, tables: tuple[str, ...]) -> None:
+    labels = {label for name in tables for label in labels_of(make_recipes(name, "laptop").get(run))}
+    claimed = {
+        RowName.parse(found.label(row)).file for found in map(load_definition, tables) for row in claimed_rows(found)
+    }
+    assert labels - claimed == {label for label in labels if label.startswith("single-")}, "controls have no claims"
 
 
 def test_a_change_merges_and_names_methods_by_label() -> None:
@@ -129,7 +134,7 @@ def test_a_change_merges_and_names_methods_by_label() -> None:
         "folds": [{"label": "kd-2", "plan": {"epochs": 9}}, {"label": "average"}],
     }
     change = {"plan": {"epochs": 1}, "network": {"name": "resnet"}, "folds": {"kd-*": {"plan": {"epochs": 2}}}}
-    assert merged(content, change) == {
+    assert merge_change(content, change) == {
         "plan": {"epochs": 1, "batch_size": 8},
         "network": {"name": "resnet"},
         "folds": [{"label": "kd-2", "plan": {"epochs": 2}}, {"label": "average"}],
@@ -190,15 +195,15 @@ source: {paper: A. Author}
 published: {good/ensemble: {accuracy: 0.9}, bad/ensemble: {accuracy: 0.8}}
 rows: {moved: good/look/points/at=1.0/v, still: good/look/points/at=5.0/v}
 claims:
-  - {says: good is better, metric: accuracy, first: good/ensemble, relation: above, second: bad/ensemble}
-  - {says: all are better, metric: accuracy, first: ensemble, relation: above, second: mean member, runs: [good, bad]}
-  - {says: it moved, metric: way, first: moved, relation: above, second: still}
-  - {says: it pays, metric: corrupted nll, first: good/ensemble, relation: below, second: good/mean member}
+  - {statement: good is better, metric: accuracy, first: good/ensemble, relation: above, second: bad/ensemble}
+  - {statement: all are better, metric: accuracy, first: ensemble, relation: above, second: mean member, runs: [good, bad]}
+  - {statement: it moved, metric: way, first: moved, relation: above, second: still}
+  - {statement: it pays, metric: corrupted nll, first: good/ensemble, relation: below, second: good/mean member}
 """
-    found = judge_by(evidence, parse_claims(text), {"name": "n"}, replicates=200)
+    found = evaluate_claims(evidence, parse_claims(text), {"name": "n"}, replicates=200)
     better, every, other, moved, pays = found["claims"]
     assert (better["verdict"], better["first"]["published"]) == ("held", 0.9)
-    assert [every["says"], other["says"]] == ["good: all are better", "bad: all are better"]
+    assert [every["statement"], other["statement"]] == ["good: all are better", "bad: all are better"]
     assert every["verdict"] == "held"
     half = 12.706204736 * math.sqrt(0.5) / math.sqrt(2)  # Student's t of one degree of freedom, values 1 and 2
     assert moved["difference"]["mean"] == 1.5
@@ -209,84 +214,84 @@ claims:
 
 def test_one_seed_says_nothing_of_noise_between_seeds(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", parse_recipe("members: 2\n"))
-    text = "source: {paper: p}\nclaims:\n  - {says: s, metric: m, first: r/a/x, relation: above, second: r/a/y}\n"
+    text = "source: {paper: p}\nclaims:\n  - {statement: s, metric: m, first: r/a/x, relation: above, second: r/a/y}\n"
     evidence = Evidence({"r": cells(run, run.recipe())}, {"r": [{"a": {"x": 2.0, "y": 1.0}}]})
-    claim = judge_by(evidence, parse_claims(text), {})["claims"][0]
+    claim = evaluate_claims(evidence, parse_claims(text), {})["claims"][0]
     assert claim["difference"] == {"mean": 1.0, "lower": None, "upper": None, "values": [1.0]}
     assert claim["verdict"] == "within noise"
 
 
 def test_names_that_share_a_run_add_their_rows_to_it(tmp_path: Path) -> None:
-    first, second = (recipes(name, "smoke")["cifar10"] for name in ("latentbe-cifar10", "distill-cifar10"))
-    asked = Asked("distill-cifar10", "smoke", resume=True)
-    place = _one(RunDirectory(tmp_path / "cifar10-distillation"), first, asked)
-    both = _one(place, second, asked).recipe()
+    first, second = (make_recipes(name, "smoke")["cifar10"] for name in ("latentbe-cifar10", "distill-cifar10"))
+    options = Options("distill-cifar10", "smoke", resume=True)
+    place = open_or_extend(RunDirectory(tmp_path / "cifar10-distillation"), first, options)
+    both = open_or_extend(place, second, options).recipe()
     assert both.extends(first)
     assert both.extends(second)
-    assert _one(place, first, asked).recipe() == both
+    assert open_or_extend(place, first, options).recipe() == both
     other = second.model_copy(update={"members": 3})
     with pytest.raises(EnfoldError, match="only be resumed with its own recipe"):
-        _one(place, other, asked)
+        open_or_extend(place, other, options)
     assert place.recipe() == both
 
 
-def test_a_run_that_is_there_is_judged_by_name(enfold, tmp_path: Path) -> None:
+def test_a_run_that_is_there_is_judged_by_name(studies, tmp_path: Path) -> None:
     """Of what is said of CIFAR-100 the run of CIFAR-10 is the judge, as at the laptop scale."""
-    run = RunDirectory.create(tmp_path / "run", parse_recipe("name: cifar10-shares\nmembers: 4\n"))
+    run = RunDirectory.create(tmp_path / "run", parse_recipe("name: cifar10-ensembles\nmembers: 4\n"))
     for label, signal in (("ensemble", 2.0), ("mixture-1.0", 1.5), ("mixture-0.4", 1.0)):
         run.write_predictions(label, {"test": said(0, signal)})
-    done = enfold("claims", run.path, "mixture-cifar", "--json")
-    verdicts = {claim["says"]: claim["verdict"] for claim in json.loads(done.out)["claims"]}
-    assert verdicts["Four independent networks together are more accurate than one"] == "held"
+    done = studies("mixture-cifar", "--run", run.path, "--json")
+    verdicts = {claim["statement"]: claim["verdict"] for claim in json.loads(done.out)["claims"]}
+    assert verdicts["A deep ensemble of four is more accurate than one network"] == "held"
     assert verdicts["A budget of one network gives more accuracy than 0.4"] == "held"
     assert verdicts["MIMO is more accurate than one network"] == "not run"
-    done = enfold("claims", run.path, "permavg-table")
+    done = studies("permavg-table", "--run", run.path)
     assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "is of several runs, of which this must be one by its name, got 'cifar10-shares'" in done.err
+    assert "has several runs, and the recipe's name must be that of one of them, got 'cifar10-ensembles'" in done.err
 
 
 def test_a_table_is_held_against_another_data_set_in_the_run_of_another_table(tmp_path: Path) -> None:
     """Where CIFAR-100 is not there, the teachers and students of CIFAR-10 are judged."""
     changes = ("data.source=cifar10", "name=cifar10-distillation")
-    asked = Asked("latentbe-cifar100", "laptop", changes, resume=True)
-    made = recipes(asked.name, asked.scale, changes)
-    place = _one(RunDirectory(tmp_path / "run"), recipes("latentbe-cifar10", "laptop")["cifar10"], asked)
+    options = Options("latentbe-cifar100", "laptop", changes, resume=True)
+    made = make_recipes(options.name, options.scale, changes)
+    place = open_or_extend(RunDirectory(tmp_path / "run"), make_recipes("latentbe-cifar10", "laptop")["cifar10"], options)
     before = place.recipe()
-    assert _one(place, made["cifar100"], asked).recipe() == before, "nothing is to do again"
-    told = {"scale": "laptop", "changes": changes, "instead": {}, "runs": made, "other_data": _other_data(asked, made)}
-    assert "The data set was changed: ours is cifar10, what is published is of cifar100." in notes(told)
-    as_it_is = Asked("latentbe-cifar100")
-    assert _other_data(as_it_is, recipes(as_it_is.name, as_it_is.scale)) == {}
+    assert open_or_extend(place, made["cifar100"], options).recipe() == before, "nothing is to do again"
+    content = {"scale": "laptop", "changes": changes, "substitutes": {}, "runs": made, "other_data": other_data(options, made)}
+    assert "The data set was changed: ours is cifar10, the published values are for cifar100." in list_notes(content)
+    unchanged = Options("latentbe-cifar100")
+    assert other_data(unchanged, make_recipes(unchanged.name, unchanged.scale)) == {}
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (("permavg-tables",), "one of .*permavg-table.*did you mean 'permavg-table'"),
-        (("landscape", "OUT", "--scale", "smoky"), "one of smoke, laptop, paper, got 'smoky', did you mean 'smoke'"),
-        (("latentbe-cifar100", "OUT"), "needs the data set cifar100, .* enfold data cifar100 --fetch .* --scale smoke"),
-        (("landscape", "OUT", "--scale", "smoke", "--set", "plan.epoch=1"), "no key 'epoch'"),
+        (("landscape", "--out", "OUT", "--scale", "smoky"), "one of smoke, laptop, paper, got 'smoky', did you mean 'smoke'"),
+        (("latentbe-cifar100", "--out", "OUT"), "needs the data set cifar100, .* enfold data cifar100 --fetch .* --scale smoke"),
+        (("landscape", "--out", "OUT", "--scale", "smoke", "--set", "plan.epoch=1"), "no key 'epoch'"),
         (
-            ("mixture-cifar", "OUT", "--scale", "paper", "--set", "name=one", "--set", "data.source=fashion-mini"),
-            "folder of its own, got 'one' for both cifar10 and cifar100: leave --set name out",
+            ("mixture-cifar", "--out", "OUT", "--scale", "paper", "--set", "name=one", "--set", "data.source=fashion-mini"),
+            "own folder, got 'one' for both cifar10 and cifar100: remove --set name",
         ),
     ],
 )
-def test_what_cannot_be_is_one_sentence_and_writes_nothing(enfold, tmp_path, monkeypatch, words, says) -> None:
+def test_what_cannot_be_is_one_sentence_and_writes_nothing(studies, tmp_path, monkeypatch, words, says) -> None:
     monkeypatch.setenv("ENFOLD_DATA", str(tmp_path / "data"))
     monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
-    done = enfold("reproduce", *(tmp_path / "out" if word == "OUT" else word for word in words))
+    done = studies(*(tmp_path / "out" if word == "OUT" else word for word in words))
     assert (done.code, done.err.count("\n")) == (2, 1), done.err
     assert re.search(says, done.err), done.err
     assert not (tmp_path / "out").exists()
 
 
-def test_the_list_says_what_each_needs(enfold) -> None:
-    done = enfold("reproduce")
+def test_the_list_says_what_each_needs(studies) -> None:
+    done = studies()
     assert done.code == 0
-    for word in (*NAMES, "cifar100", "fashion-mini: here", "laptop"):
+    for word in (*NAMES, "cifar100", "fashion-mini: present", "laptop"):
         assert word in done.out
-    assert [row["name"] for row in json.loads(enfold("reproduce", "--json").out)] == NAMES
+    assert [row["name"] for row in json.loads(studies("--json").out)] == NAMES
 
 
 def check_written(out: Path, name: str) -> dict[str, object]:
@@ -303,17 +308,17 @@ def check_written(out: Path, name: str) -> dict[str, object]:
     return content
 
 
-def test_a_figure_at_the_smoke_scale_and_again_without_work(enfold, tmp_path: Path, monkeypatch) -> None:
-    words = ("reproduce", "permavg-analyses", tmp_path, "--scale", "smoke")
-    done = enfold(*words)
+def test_a_figure_at_the_smoke_scale_and_again_without_work(studies, tmp_path: Path, monkeypatch) -> None:
+    words = ("permavg-analyses", "--out", tmp_path, "--scale", "smoke")
+    done = studies(*words)
     assert done.code == 0, done.err
-    for word in ("correlation", "published", "say nothing about the claims", "within noise"):
+    for word in ("correlation", "published", "not evidence for the claims", "within noise"):
         assert word in done.out
     content = check_written(tmp_path, "permavg-analyses")
     assert content["verdicts"]["not run"] == 0
-    assert "already holds a run: add --resume" in enfold(*words).err
+    assert "already contains a run: add --resume" in studies(*words).err
     monkeypatch.setattr("enfold.run.alignment.learned_alignment", None)  # nothing is computed again
-    again = enfold(*words, "--resume", "--json")
+    again = studies(*words, "--resume", "--json")
     assert again.code == 0, again.err
     assert json.loads(again.out)["claims"] == content["claims"]
 
@@ -327,14 +332,14 @@ def test_pages_and_tables_show_ours_beside_the_published() -> None:
         "changes": ["seeds=[0]"],
         "seeds": [0, 1],
         "runs": {"r": {"path": "r", "network": "mlp", "data": {}}},
-        "instead": {"cifar100": "r"},
+        "substitutes": {"cifar100": "r"},
         "source": {"paper": "P & Q", "table": "t"},
         "bootstrap": {"level": 0.95},
         "verdicts": {"held": 1, "not held": 0, "within noise": 0, "not run": 0},
         "rows": [{"run": "r", "row": "r/kd", "label": "r/kd", "metrics": {"accuracy": found}}],
         "claims": [
             {
-                "says": "a < b",
+                "statement": "a < b",
                 "metric": "accuracy",
                 "first": found,
                 "second": found,
@@ -343,9 +348,9 @@ def test_pages_and_tables_show_ours_beside_the_published() -> None:
             }
         ],
     }
-    assert row_cells(content) == (["row", "accuracy (%)"], [["kd", "80.00 ± 1.00 (90)"]])
-    html = page(content, {"line.svg": b"<svg/>"})
-    for word in ("&lt;T&gt;", "P &amp; Q", "a &lt; b", "✓ held", "cifar100 is held against r", "PHN2Zy8+", "+10.00"):
+    assert table_rows(content) == (["row", "accuracy (%)"], [["kd", "80.00 ± 1.00 (90)"]])
+    html = make_page(content, {"line.svg": b"<svg/>"})
+    for word in ("&lt;T&gt;", "P &amp; Q", "a &lt; b", "✓ held", "Claims about cifar100 are evaluated on r", "PHN2Zy8+", "+10.00"):
         assert word in html
     assert "<T>" not in html
 
@@ -353,8 +358,8 @@ def test_pages_and_tables_show_ours_beside_the_published() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_name_runs_at_the_smoke_scale(enfold, tmp_path: Path, name: str) -> None:
-    done = enfold("reproduce", name, tmp_path, "--scale", "smoke")
+def test_every_name_runs_at_the_smoke_scale(studies, tmp_path: Path, name: str) -> None:
+    done = studies(name, "--out", tmp_path, "--scale", "smoke")
     assert done.code == 0, done.err
     content = check_written(tmp_path, name)
     assert content["seconds"] < 600
@@ -364,16 +369,37 @@ def test_every_name_runs_at_the_smoke_scale(enfold, tmp_path: Path, name: str) -
 
 def test_the_scale_and_the_name_are_asked_before_anything(tmp_path: Path) -> None:
     with pytest.raises(EnfoldError, match="a scale must be one of"):
-        reproduce(Asked("landscape", "huge"), tmp_path / "out")
+        reproduce(Options("landscape", "huge"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_some_runs_of_a_table_alone() -> None:
-    made = recipes("permavg-table", "laptop")
-    chosen = _chosen(Asked("permavg-table", only=("cifar10-?", "fashion-mnist-2")), made)
+def test_only_selects_runs_of_a_table(monkeypatch) -> None:
+    monkeypatch.setattr("studies.reproduce.catalogue", list)
+    chosen = select_recipes(Options("permavg-table", only=("cifar10-?", "fashion-mnist-2")))
     assert set(chosen) == {"cifar10-2", "cifar10-3", "cifar10-4", "fashion-mnist-2"}
-    assert _chosen(Asked("permavg-table"), made) == made
-    with pytest.raises(
-        EnfoldError, match=r"only must name runs of 'permavg-table', got mnist: they are fashion-mnist-2"
-    ):
-        _chosen(Asked("permavg-table", only=("mnist",)), made)
+    assert select_recipes(Options("permavg-table")) == make_recipes("permavg-table", "laptop")
+    with pytest.raises(EnfoldError, match=r"only must match .*'permavg-table', got mnist: they are fashion-mnist-2"):
+        select_recipes(Options("permavg-table", only=("mnist",)))
+
+
+def test_a_dry_run_estimates_and_writes_nothing(studies, tmp_path: Path) -> None:
+    done = studies("permavg-table", "--scale", "smoke", "--out", tmp_path / "out", "--dry-run")
+    assert done.code == 0, done.err
+    assert "permavg-table, fashion-mnist-3: about" in done.out
+    assert not (tmp_path / "out").exists()
+
+
+def test_user_code_needs_trust(studies, tmp_path: Path) -> None:
+    (tmp_path / "hostile.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    change = f"network={tmp_path / 'hostile.py'}:make"
+    done = studies("distill-cifar10", "--out", tmp_path / "out", "--scale", "smoke", "--set", change)
+    assert (done.code, "--trust-code" in done.err) == (2, True), done.err
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("text", ["[red]x[/red].yaml", "a\x1b[2Jb.yaml"])
+def test_names_are_printed_as_text(studies, tmp_path: Path, text: str) -> None:
+    run = RunDirectory.create(tmp_path / "run", parse_recipe("members: 2\n"))
+    done = studies(text, "--run", run.path)
+    assert done.code == 2
+    assert not set("\x1b\r") & set(done.out + done.err)
