@@ -31,6 +31,7 @@ smoke: $(READY) ## run every study at the smoke scale, on data that ships with e
 
 results: $(READY) ## check that the pages agree with the stored results
 	$(BIN)/python -m studies.check
+	$(BIN)/python -m pytest -m records tests/studies
 
 readme: $(READY) ## run the README's code
 	$(BIN)/python tools/run_readme.py README.md

@@ -196,13 +196,25 @@ def test_cells_show_units_spreads_and_intervals() -> None:
         ("metric: ece", "metric: eec", "claims.3: a metric must be one of .* got 'eec', did you mean 'ece'"),
         ("One: {accuracy", "One: {precision", "published.One: a metric must be one of"),
         ("0.90, nll", "90, nll", r"accuracy must be a fraction from 0 to 1, got 90: write 0\.9 for 90 %"),
-        ("relation: above, second: One", "relation: below, second: One", "must agree with the published values.*0.95 and 0.9"),
+        (
+            "relation: above, second: One",
+            "relation: below, second: One",
+            "must agree with the published values.*0.95 and 0.9",
+        ),
         ("One: {accuracy: 0.90", "One: {accuracy: 0.95", "must agree with the published values"),
         ("relation: above, second: One", "relation: over, second: One", r"'claims\.0\.relation' is wrong.*got 'over'"),
         ("Twin: twin", "Twin: ensemble", "two rows of the run, got 'ensemble' twice"),
-        ("second: Many}\n  - {statement: a part", "second: One}\n  - {statement: a part", "diversity compares members.*'One'"),
+        (
+            "second: Many}\n  - {statement: a part",
+            "second: One}\n  - {statement: a part",
+            "diversity compares members.*'One'",
+        ),
         ("statement: a twin is worse, ", "", r"'claims\.3\.statement' is missing: add it"),
-        ("statement: a twin is worse, ", "statment: x, statement: y, ", "no key 'statment', did you mean 'statement'.*the keys are statement"),
+        (
+            "statement: a twin is worse, ",
+            "statment: x, statement: y, ",
+            "no key 'statment', did you mean 'statement'.*the keys are statement",
+        ),
         ("source: {paper", "sources: {paper", "missing|no key"),
         (
             "source: {paper: A. Author, table",

@@ -92,14 +92,19 @@ def test_published_values_and_settings() -> None:
         "cifar10",
     )
     assert made["cifar10-4-brief"].plan["epochs"] < made["cifar10-4"].plan["epochs"]
-    assert make_recipes("permavg-table", "paper")["fashion-mnist-3-brief"].network == {"name": "mlp", "widths": [512, 512]}
+    assert make_recipes("permavg-table", "paper")["fashion-mnist-3-brief"].network == {
+        "name": "mlp",
+        "widths": [512, 512],
+    }
     best = {
         each.label: each.settings for each in made["fashion-mnist-2"].folds if each.label.startswith("perm-avg-best")
     }
     assert len(best) == 5
     assert len({json.dumps(each) for each in best.values()}) == 1, "settings in one place"
     assert load_definition("latentbe-cifar100").value("+ TDiv-SDiv", "nll") == 0.792
-    assert load_definition("mixture-cifar").value("Thin MixtureEnsembles 36.5M, CIFAR-100", "corrupted accuracy") == 0.542
+    assert (
+        load_definition("mixture-cifar").value("Thin MixtureEnsembles 36.5M, CIFAR-100", "corrupted accuracy") == 0.542
+    )
     assert load_definition("distill-cifar10").value("BE student, head", "corrupted nll") == 0.911
     assert make_recipes("latentbe-cifar100", "paper")["cifar100"].network == "wrn-28-4"
 
@@ -196,14 +201,14 @@ published: {good/ensemble: {accuracy: 0.9}, bad/ensemble: {accuracy: 0.8}}
 rows: {moved: good/look/points/at=1.0/v, still: good/look/points/at=5.0/v}
 claims:
   - {statement: good is better, metric: accuracy, first: good/ensemble, relation: above, second: bad/ensemble}
-  - {statement: all are better, metric: accuracy, first: ensemble, relation: above, second: mean member, runs: [good, bad]}
+  - {statement: all better, metric: accuracy, first: ensemble, relation: above, second: mean member, runs: [good, bad]}
   - {statement: it moved, metric: way, first: moved, relation: above, second: still}
   - {statement: it pays, metric: corrupted nll, first: good/ensemble, relation: below, second: good/mean member}
 """
     found = evaluate_claims(evidence, parse_claims(text), {"name": "n"}, replicates=200)
     better, every, other, moved, pays = found["claims"]
     assert (better["verdict"], better["first"]["published"]) == ("held", 0.9)
-    assert [every["statement"], other["statement"]] == ["good: all are better", "bad: all are better"]
+    assert [every["statement"], other["statement"]] == ["good: all better", "bad: all better"]
     assert every["verdict"] == "held"
     half = 12.706204736 * math.sqrt(0.5) / math.sqrt(2)  # Student's t of one degree of freedom, values 1 and 2
     assert moved["difference"]["mean"] == 1.5
@@ -255,10 +260,18 @@ def test_a_table_is_held_against_another_data_set_in_the_run_of_another_table(tm
     changes = ("data.source=cifar10", "name=cifar10-distillation")
     options = Options("latentbe-cifar100", "laptop", changes, resume=True)
     made = make_recipes(options.name, options.scale, changes)
-    place = open_or_extend(RunDirectory(tmp_path / "run"), make_recipes("latentbe-cifar10", "laptop")["cifar10"], options)
+    place = open_or_extend(
+        RunDirectory(tmp_path / "run"), make_recipes("latentbe-cifar10", "laptop")["cifar10"], options
+    )
     before = place.recipe()
     assert open_or_extend(place, made["cifar100"], options).recipe() == before, "nothing is to do again"
-    content = {"scale": "laptop", "changes": changes, "substitutes": {}, "runs": made, "other_data": other_data(options, made)}
+    content = {
+        "scale": "laptop",
+        "changes": changes,
+        "substitutes": {},
+        "runs": made,
+        "other_data": other_data(options, made),
+    }
     assert "The data set was changed: ours is cifar10, the published values are for cifar100." in list_notes(content)
     unchanged = Options("latentbe-cifar100")
     assert other_data(unchanged, make_recipes(unchanged.name, unchanged.scale)) == {}
@@ -268,11 +281,27 @@ def test_a_table_is_held_against_another_data_set_in_the_run_of_another_table(tm
     ("words", "says"),
     [
         (("permavg-tables",), "one of .*permavg-table.*did you mean 'permavg-table'"),
-        (("landscape", "--out", "OUT", "--scale", "smoky"), "one of smoke, laptop, paper, got 'smoky', did you mean 'smoke'"),
-        (("latentbe-cifar100", "--out", "OUT"), "needs the data set cifar100, .* enfold data cifar100 --fetch .* --scale smoke"),
+        (
+            ("landscape", "--out", "OUT", "--scale", "smoky"),
+            "one of smoke, laptop, paper, got 'smoky', did you mean 'smoke'",
+        ),
+        (
+            ("latentbe-cifar100", "--out", "OUT"),
+            "needs the data set cifar100, .* enfold data cifar100 --fetch .* --scale smoke",
+        ),
         (("landscape", "--out", "OUT", "--scale", "smoke", "--set", "plan.epoch=1"), "no key 'epoch'"),
         (
-            ("mixture-cifar", "--out", "OUT", "--scale", "paper", "--set", "name=one", "--set", "data.source=fashion-mini"),
+            (
+                "mixture-cifar",
+                "--out",
+                "OUT",
+                "--scale",
+                "paper",
+                "--set",
+                "name=one",
+                "--set",
+                "data.source=fashion-mini",
+            ),
             "own folder, got 'one' for both cifar10 and cifar100: remove --set name",
         ),
     ],
@@ -350,7 +379,15 @@ def test_pages_and_tables_show_ours_beside_the_published() -> None:
     }
     assert table_rows(content) == (["row", "accuracy (%)"], [["kd", "80.00 ± 1.00 (90)"]])
     html = make_page(content, {"line.svg": b"<svg/>"})
-    for word in ("&lt;T&gt;", "P &amp; Q", "a &lt; b", "✓ held", "Claims about cifar100 are evaluated on r", "PHN2Zy8+", "+10.00"):
+    for word in (
+        "&lt;T&gt;",
+        "P &amp; Q",
+        "a &lt; b",
+        "✓ held",
+        "Claims about cifar100 are evaluated on r",
+        "PHN2Zy8+",
+        "+10.00",
+    ):
         assert word in html
     assert "<T>" not in html
 
