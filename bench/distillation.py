@@ -53,7 +53,7 @@ def lesson(
     method: Distillation, make: Callable[[], nn.Module], data: Data, batch: Batch, *, cached: bool
 ) -> Callable[[], object]:
     """A step of a student: the teachers' answers, forward, backward, SGD with momentum."""
-    teachers = DeepEnsemble.make(make, M).eval()
+    teachers = DeepEnsemble(make, M).eval()
     share = method.student_share(M)
     student = (make() if share is None else share(make())).train()
     plan = TrainConfig(

@@ -55,7 +55,7 @@ def _model(label: str, make: Callable[[], nn.Module], num_members: int = 4) -> n
         return make()
     if label == "python loop":
         return PythonLoop(make, num_members)
-    return DeepEnsemble.make(make, num_members, engine=label)  # type: ignore[arg-type]
+    return DeepEnsemble(make, num_members, engine=label)  # type: ignore[arg-type]
 
 
 def growth() -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """enfold: the quality of an ensemble at the price of one network.
 
 data = enfold.data.load("fashion-mini")
-members = enfold.DeepEnsemble.make(network, 4)  # M networks behind one call
+members = enfold.DeepEnsemble(network, 4)  # M networks behind one call
 enfold.fit(members, data)                     # one loop, one plan
 one = enfold.KD()(members, data)              # one network of your own class
 print(enfold.evaluate(one, data, members=members))
@@ -15,8 +15,9 @@ from enfold import data, metrics, networks
 from enfold.cost import Cost, measure
 from enfold.data import Data, Split
 from enfold.engines.skeleton import State
-from enfold.ensemble import Ensemble, MixedEnsemble, Predictor
+from enfold.ensemble import Ensemble, Prediction
 from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError, UnchangedWarning
 from enfold.evaluate import Row, evaluate, predict, score
 from enfold.metrics.predictions import Predictions
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from enfold.ensembles.batch_ensemble import BatchEnsemble
     from enfold.ensembles.fge import FGE
     from enfold.ensembles.film_ensemble import FiLMEnsemble
-    from enfold.ensembles.hydra import Hydra
+    from enfold.ensembles.hydra_ensemble import HydraEnsemble
     from enfold.ensembles.hyper_batch_ensemble import HyperBatchEnsemble
     from enfold.ensembles.hyper_deep_ensemble import HyperDeepEnsemble
     from enfold.ensembles.lora_ensemble import LoRAEnsemble
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from enfold.ensembles.packed_ensemble import PackedEnsemble
     from enfold.ensembles.papa import PAPA
     from enfold.ensembles.rank_one import Tied, match_units
+    from enfold.ensembles.rank_one.match import match
     from enfold.ensembles.rank_one.reconstruct import Reconstruction, reconstruct
     from enfold.ensembles.rank_one.representable import Representability, representable
     from enfold.ensembles.snapshot_ensemble import SnapshotEnsemble
@@ -76,7 +78,7 @@ if TYPE_CHECKING:
     from enfold.merge.straight_through import StraightThrough
     from enfold.merge.weight_matching import WeightMatching
     from enfold.merge.zipit import ZipIt
-    from enfold.symmetry import Symmetry, match, symmetries
+    from enfold.symmetry import Symmetry, symmetries
 
 __version__ = version("enfold")
 
@@ -109,8 +111,8 @@ __all__ = [
     "FiLMEnsemble",
     "Gaussian",
     "History",
-    "Hydra",
     "HydraDistillation",
+    "HydraEnsemble",
     "HyperBatchEnsemble",
     "HyperDeepEnsemble",
     "LatentBE",
@@ -126,8 +128,8 @@ __all__ = [
     "OneToOne",
     "PackedEnsemble",
     "PermAVG",
+    "Prediction",
     "Predictions",
-    "Predictor",
     "ProxyEnD2",
     "Reconstruction",
     "Repair",
@@ -181,8 +183,8 @@ _LAZY = {
     "FGE": "enfold.ensembles.fge",
     "FiLMEnsemble": "enfold.ensembles.film_ensemble",
     "Gaussian": "enfold.distill.perturb.gaussian",
-    "Hydra": "enfold.ensembles.hydra",
     "HydraDistillation": "enfold.distill.losses.hydra",
+    "HydraEnsemble": "enfold.ensembles.hydra_ensemble",
     "HyperBatchEnsemble": "enfold.ensembles.hyper_batch_ensemble",
     "HyperDeepEnsemble": "enfold.ensembles.hyper_deep_ensemble",
     "KD": "enfold.distill.losses.kd",
@@ -219,7 +221,7 @@ _LAZY = {
     "WASH": "enfold.ensembles.wash",
     "WeightMatching": "enfold.merge.weight_matching",
     "ZipIt": "enfold.merge.zipit",
-    "match": "enfold.symmetry",
+    "match": "enfold.ensembles.rank_one.match",
     "match_units": "enfold.ensembles.rank_one",
     "reconstruct": "enfold.ensembles.rank_one.reconstruct",
     "representable": "enfold.ensembles.rank_one.representable",

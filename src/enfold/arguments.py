@@ -71,6 +71,16 @@ class Argument:
         parts = [part for part in _parts(self.hint) if get_origin(part) is Literal]
         return tuple(value for part in parts for value in get_args(part))
 
+    @property
+    def type_name(self) -> str:
+        """The type as it is shown in tables: `int`, `float | None`, `"a" | "b"`, with its limits."""
+        return describe_type(self.hint)
+
+    @property
+    def default_text(self) -> str:
+        """The default as Python code; "required" if there is none."""
+        return "required" if self.default is REQUIRED else repr(self.default)
+
 
 def arguments_of(target: Callable[..., Any]) -> dict[str, Argument]:
     """Return the options of a method by name, in the order of its signature.
@@ -84,6 +94,30 @@ def arguments_of(target: Callable[..., Any]) -> dict[str, Argument]:
         for name, parameter in inspect.signature(target).parameters.items()
         if name not in INPUTS and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     }
+
+
+def describe_type(hint: Any) -> str:
+    """Return a type in words for tables: `int >= 1`, `"sum" | "mean"`, `float | None`."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return " ".join([describe_type(parts[0]), *_limits(parts[1:])])
+    if origin is Literal:
+        return " | ".join(f'"{value}"' if isinstance(value, str) else str(value) for value in parts)
+    if origin in (Union, UnionType):
+        return " | ".join(describe_type(part) for part in parts)
+    if origin is tuple:
+        return f"tuple of {describe_type(parts[0])}" if parts[-1] is Ellipsis else "tuple"
+    if hint in (NoneType, Any):
+        return "None" if hint is NoneType else "any"
+    return str(getattr(hint, "__name__", hint)).removeprefix("typing.")
+
+
+def _limits(metadata: tuple[Any, ...]) -> list[str]:
+    """The limits of an annotated type, such as `>= 1`."""
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    rules = [rule for each in metadata for rule in getattr(each, "metadata", [each])]
+    found = [f"{sign} {getattr(rule, name)}" for rule in rules for name, sign in signs.items() if hasattr(rule, name)]
+    return [" and ".join(found)] if found else []
 
 
 def describe_arguments(docstring: str) -> dict[str, str]:

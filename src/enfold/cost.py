@@ -23,6 +23,7 @@ from torch.autograd.profiler import profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from enfold.engines.modes import evaluating
+from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
 
 Call = Callable[[], object]
@@ -69,13 +70,15 @@ class Cost:
 
 
 def parameters(module: nn.Module, *, trainable_only: bool = False) -> int:
-    """How many numbers the parameters hold; what shares storage (tied weights) counts once.
+    """Return the number of parameters; tied weights count once.
 
-    Of members that are drawn from statistics of a training, the statistics count, not the network that was trained.
+    Of an ensemble that is sampled from statistics of a training, the statistics count, not the trained network.
     """
-    every = getattr(module, "held", None) if not trainable_only else None
-    chosen = [p for p in module.parameters() if p.requires_grad or not trainable_only] if every is None else every
-    return sum(size // element for size, element in _unique_storage(chosen))
+    if isinstance(module, Ensemble) and not trainable_only:
+        counted = module.stored_parameters()
+    else:
+        counted = [p for p in module.parameters() if p.requires_grad or not trainable_only]
+    return sum(size // element for size, element in _unique_storage(counted))
 
 
 def stored_bytes(module: nn.Module) -> int:
@@ -337,7 +340,7 @@ def _count(model: nn.Module, batch: Tensor) -> _Counts:
         "parameters": parameters(model),
         "bytes": stored_bytes(model),
         "flops": flops(model, batch),
-        "passes": int(getattr(model, "num_members", 1)),
+        "passes": model.num_members if isinstance(model, Ensemble) else 1,
         "peak_memory": peak_memory(partial(model, batch), batch.device),
     }
 

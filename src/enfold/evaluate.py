@@ -11,26 +11,27 @@ from torch import Tensor, nn
 
 from enfold.data.convert import Examples, as_data, as_split, require
 from enfold.data.dataset import Data, evaluation_batches, has_examples
-from enfold.engines.base import image_layout
-from enfold.engines.inputs import call_protected, in_type_of
+from enfold.engines.inputs import call_protected
 from enfold.engines.modes import evaluating
-from enfold.engines.outputs import logits_of, require_classes
+from enfold.engines.outputs import require_classes
+from enfold.engines.runner import MemberView, network_logits
 from enfold.engines.shapes import refuse_shape
-from enfold.ensemble import Ensemble, MixedEnsemble
+from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
 from enfold.metrics import METRICS, calibrated, fit_temperature, gain_recovered, gibbs_nll, nll, per_member
 from enfold.metrics.predictions import Predictions
 
 
 def member_logits(model: nn.Module, inputs: Tensor) -> Tensor:
-    """(M, B, C) of any model, of inputs in its own type: a predictor gives it, a plain network is M = 1."""
-    given = inputs
-    if not isinstance(model, MixedEnsemble):  # each of its networks may have its own
-        given = in_type_of(model, inputs)
-    if not hasattr(model, "num_members"):
-        given = image_layout(model, given)
-        return logits_of(call_protected(model, given) if given is inputs else model(given))[None]
-    outputs: Tensor = model(given) if isinstance(model, Ensemble) else call_protected(model, given)
+    """Return the logits of every member, (M, B, C); a single network is M = 1. The inputs are left unchanged."""
+    outputs: Tensor
+    if isinstance(model, Ensemble):
+        converted = model.convert_inputs(inputs)
+        outputs = model(converted) if model.is_expandable else call_protected(model, converted)
+    elif isinstance(model, MemberView):
+        outputs = model(inputs)
+    else:
+        outputs = network_logits(model, inputs)
     return outputs
 
 

@@ -14,6 +14,7 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from enfold.arguments import Argument, arguments_of
 from enfold.errors import EnfoldError
 
 COMMON = {  # settings that mean the same in all methods; a comment of the method's own goes before it
@@ -31,6 +32,8 @@ OWN_NUMBER = "how many members; a number of the method's own, whatever the run's
 
 def meanings(kind: type[Any]) -> dict[str, str]:
     """One line for each setting of a method; "" where nobody said what it means."""
+    if not dataclasses.is_dataclass(kind):
+        return {name: argument.help for name, argument in arguments_of(kind).items()}
     said = dict[str, str]()
     for parent in reversed(kind.__mro__):
         if dataclasses.is_dataclass(parent):
@@ -51,12 +54,16 @@ def _with_choices(meaning: str, hint: Any) -> str:
 
 def has_own_number(kind: type[Any]) -> bool:
     """Whether a run leaves the method's number of members as it is, because it is a published one."""
+    if not dataclasses.is_dataclass(kind):
+        return bool(arguments_of(kind)["num_members"].default != USUAL_MEMBERS)
     number = {field.name: field.default for field in dataclasses.fields(kind)}.get("num_members", USUAL_MEMBERS)
     return number != USUAL_MEMBERS
 
 
-def default_of(field: dataclasses.Field[Any]) -> str:
+def default_of(field: Any) -> str:
     """A setting's default as it is written in Python."""
+    if isinstance(field, Argument):
+        return repr(field.default)
     if field.default is not dataclasses.MISSING:
         return repr(field.default)
     return "made anew" if field.default_factory is not dataclasses.MISSING else "must be given"

@@ -1,98 +1,235 @@
-"""The folder is the registry: one file of a room is one method, a frozen dataclass that its package exports."""
+"""Registry of methods: one file in the package of a kind is one method.
+
+A method is a class (ensembles, distillation losses, perturbations) or a function (merges) with the name of its file:
+`ensembles/batch_ensemble.py` defines `BatchEnsemble`, `merge/weight_matching.py` defines `weight_matching`. Nothing else
+has to be changed to add one. Installed packages add methods with entry points in the group "enfold.methods", and
+`find_method("merge", "mine.py:my_merge")` loads one from a file.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
+import inspect
 import pkgutil
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import entry_points
+from types import ModuleType
 from typing import Any
 
+from enfold.arguments import INPUTS, Argument, arguments_of, check_arguments
 from enfold.errors import EnfoldError, closest
+from enfold.io.usercode import is_reference, resolve
 
-ROOMS: dict[str, tuple[str, ...]] = {
-    "share": ("enfold.ensembles",),
-    "fold": ("enfold.merge", "enfold.distill.losses"),
-    "perturb": ("enfold.distill.perturb",),
+PACKAGES: dict[str, str] = {
+    "ensemble": "enfold.ensembles",
+    "distill": "enfold.distill.losses",
+    "merge": "enfold.merge",
+    "perturb": "enfold.distill.perturb",
 }
-VERBS = ("share", "fold")  # of the command line, and lists of a recipe
+"""The package of each kind of method."""
+
+BASES: dict[str, str] = {
+    "ensemble": "enfold.ensemble:Ensemble",
+    "distill": "enfold.distill.loss:DistillationLoss",
+    "perturb": "enfold.distill.perturbation:Perturbation",
+}
+"""The base class of methods that are classes; merges are functions."""
+
+USES: dict[str, str] = {
+    "ensemble": "enfold train RUN NAME, or a step of a recipe",
+    "distill": "enfold distill RUN NAME, or a step of a recipe",
+    "merge": "enfold merge RUN NAME, or a step of a recipe",
+    "perturb": "perturb: NAME in a distillation step",
+}
+"""How a method of each kind is used on the command line and in a recipe."""
+
+GROUP = "enfold.methods"
+NOT_METHODS = frozenset(["deep_ensemble", "mixed_ensemble", "align"])
+"""Files that are no methods of a recipe: ensembles of separate networks, and alignment without a merge."""
+
+
+class BrokenMethodWarning(UserWarning):
+    """An installed package names a method that cannot be imported or is none."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """One method as the command line, the docs and the contract tests see it."""
+    """One method as the command line, recipes and the documentation see it.
 
-    name: str  # the file's
-    room: str
-    kind: type[Any]  # a frozen dataclass whose fields are the hyper-parameters
+    Args:
+        name: The name of its file, or the reference to user code.
+        kind: "ensemble", "distill", "merge" or "perturb".
+        target: The class or function.
+        arguments: Its options by name, with type, default and help.
+        idea: The first sentence of its file.
+    """
+
+    name: str
+    kind: str
+    target: Callable[..., Any]
+    arguments: dict[str, Argument]
+    idea: str
 
     @property
-    def idea(self) -> str:
-        """The first line of the method's file."""
-        module = importlib.import_module(self.kind.__module__)
-        return (module.__doc__ or "").strip().splitlines()[0]
+    def inputs(self) -> frozenset[str]:
+        """The parameters of the target that are networks or data, such as `train` and `example`."""
+        return INPUTS & inspect.signature(self.target).parameters.keys()
 
     @property
-    def fields(self) -> dict[str, dataclasses.Field[Any]]:
-        """The hyper-parameters by name."""
-        return {field.name: field for field in dataclasses.fields(self.kind)}
+    def reference(self) -> str:
+        """The rest of the file's header: equations, paper, and what differs from it."""
+        return _header(self.target).partition("\n")[2].strip("\n")
 
-    def make(self, **settings: Any) -> Any:
-        """The method with these settings; an unknown one names the nearest right one."""
-        for name in settings:
-            if name not in self.fields:
-                known = f"choose from {', '.join(self.fields)}" if self.fields else "it takes none"
-                raise EnfoldError(f"'{self.name}' has no setting '{name}'{nearest(name, self.fields)}: {known}")
-        return self.kind(**settings)
+    def check(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return the options after checking their names, types and limits.
+
+        Raises:
+            EnfoldError: If a name is unknown or a value does not fit.
+        """
+        for name in options:
+            if name not in self.arguments:
+                known = f"choose from {', '.join(self.arguments)}" if self.arguments else "it has none"
+                raise EnfoldError(f"'{self.name}' has no option '{name}'{suggest(name, self.arguments)}: {known}")
+        return check_arguments(self.target, options)
 
 
 @cache
-def methods(room: str) -> dict[str, Method]:
-    """All methods of a room by name."""
-    found = {}
-    for package in map(importlib.import_module, ROOMS[room]):
-        for info in pkgutil.iter_modules(package.__path__):
-            module = importlib.import_module(f"{package.__name__}.{info.name}")
-            for name, kind in vars(module).items():
-                own = isinstance(kind, type) and kind.__module__ == module.__name__ and dataclasses.is_dataclass(kind)
-                if own and name in getattr(package, "__all__", ()) and name != "Repair":
-                    found[info.name] = Method(info.name, room, kind)
+def methods(kind: str) -> dict[str, Method]:
+    """Return all methods of a kind by name: those of enfold, then those of installed packages."""
+    package = importlib.import_module(PACKAGES[kind])
+    found: dict[str, Method] = {}
+    for info in pkgutil.iter_modules(package.__path__):
+        if not info.ispkg and info.name not in NOT_METHODS:
+            target = _target_of(importlib.import_module(f"{package.__name__}.{info.name}"), kind, info.name)
+            if target is not None:
+                found[info.name] = make_method(info.name, kind, target)
+    for name, target in _installed():
+        if kind_of(target) == kind:
+            if name in found:
+                warnings.warn(f"the method '{name}' exists; that of a plugin is ignored", BrokenMethodWarning, 2)
+            found.setdefault(name, make_method(name, kind, target))
     return found
 
 
-def method(room: str, name: str) -> Method:
-    """The method of that name; hyphens and underscores are the same."""
-    known = methods(room)
-    key = name.replace("-", "_")
+def find_method(kind: str, name: str) -> Method:
+    """Return the method of a name; hyphens and underscores are equivalent.
+
+    Args:
+        kind: The kind of the method.
+        name: The name of a method, or `mine.py:MyMethod` or `package.module:MyMethod` for code of your own.
+
+    Raises:
+        EnfoldError: If there is no method of that name and kind, or the code is not trusted.
+    """
+    if is_reference(name):
+        method = load_method(name)
+        if method.kind != kind:
+            raise EnfoldError(f"'{name}' must be a {kind} method, got a {method.kind} method: use {use_of(method)}")
+        return method
+    known, key = methods(kind), name.replace("-", "_")
     if key not in known:
-        other = next((each for each in ROOMS if key in methods(each)), None)
+        other = next((methods(each)[key] for each in PACKAGES if key in methods(each)), None)
         if other is not None:
-            use = f"enfold {other} RUN {name}, or {other}s: in a recipe" if other in VERBS else f"{other}: of a fold"
-            near = related(key, known)
-            instead = f"; {room}s near to it are {', '.join(near)}" if near else ""
-            raise EnfoldError(f"a {room} is asked for, but '{name}' is a {other}: use {use}{instead}")
-        raise EnfoldError(f"there is no {room} '{name}'{nearest(key, known)}: choose one of {', '.join(known)}")
+            near = [each for each in known if set(key.split("_")) & set(each.split("_"))]
+            instead = f"; {kind} methods with a similar name: {', '.join(near)}" if near else ""
+            raise EnfoldError(f"'{name}' is a {other.kind} method, not a {kind} method: use {use_of(other)}{instead}")
+        raise EnfoldError(f"there is no {kind} method '{name}'{suggest(key, known)}: choose one of {', '.join(known)}")
     return known[key]
 
 
-def related(name: str, known: dict[str, Method]) -> list[str]:
-    """Methods of another room that may be meant: with that name in theirs, and folds that end in a share."""
-    words = {word for word in name.split("_") if len(word) > 2}
-    ends_in_share = [each for each in known.values() if not getattr(each.kind, "one_network", True)]
-    return [
-        key
-        for key, each in known.items()
-        if name in key or key in name or words & set(key.split("_")) or each in ends_in_share
-    ]
+def find_any(name: str, kinds: Iterable[str] = PACKAGES) -> list[Method]:
+    """Return the methods of a name, whatever their kind; two kinds may have a method of one name.
+
+    Raises:
+        EnfoldError: If there is none.
+    """
+    if is_reference(name):
+        return [load_method(name)]
+    key = name.replace("-", "_")
+    found = [methods(kind)[key] for kind in kinds if key in methods(kind)]
+    if not found:
+        known = list(dict.fromkeys(each for kind in kinds for each in methods(kind)))
+        raise EnfoldError(f"there is no method '{name}'{suggest(key, known)}: choose one of {', '.join(known)}")
+    return found
 
 
-def method_name(kind: type[Any]) -> str:
-    """The name of a method's class: its file's."""
-    return kind.__module__.rsplit(".", 1)[-1]
+def load_method(reference: str) -> Method:
+    """Return the method that a reference to user code names, such as `mine.py:MyMerge`.
+
+    Raises:
+        EnfoldError: If the code is not trusted, cannot be imported, or is no method.
+    """
+    target = resolve(reference)
+    kind = kind_of(target)
+    if kind is None:
+        raise EnfoldError(
+            f"'{reference}' must be a subclass of Ensemble, DistillationLoss or Perturbation, or a merge function whose "
+            f"first parameters include models, got {target!r}: correct the reference"
+        )
+    return make_method(reference, kind, target)
 
 
-def nearest(name: str, known: Any) -> str:
-    """', did you mean ...?' if something known is close."""
-    close = closest(name, known)
-    return f", did you mean '{close}'?" if close else ""
+def make_method(name: str, kind: str, target: Callable[..., Any]) -> Method:
+    """Return the entry of the registry for a class or function."""
+    idea = _header(target).split("\n\n")[0].replace("\n", " ").strip()
+    return Method(name, kind, target, arguments_of(target), idea)
+
+
+def kind_of(target: Any) -> str | None:
+    """Return the kind of method that an object is; None if it is none."""
+    if inspect.isfunction(target):
+        parameters = list(inspect.signature(target).parameters)
+        return "merge" if "models" in parameters[:2] else None
+    for kind, base in BASES.items():
+        if isinstance(target, type) and issubclass(target, _base(base)) and not inspect.isabstract(target):
+            return kind
+    return None
+
+
+def use_of(method: Method) -> str:
+    """Return how a method is used."""
+    return USES[method.kind].replace("NAME", method.name)
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return ", did you mean '...'?" if a known name is close; else an empty string."""
+    near = closest(name, known)
+    return f", did you mean '{near}'?" if near else ""
+
+
+def _target_of(module: ModuleType, kind: str, name: str) -> Any:
+    """The class or function of a file that has the file's name; underscores and case do not count."""
+    wanted = name.replace("_", "")
+    for public, value in vars(module).items():
+        own = getattr(value, "__module__", None) == module.__name__
+        if own and public.replace("_", "").lower() == wanted and kind_of(value) == kind:
+            return value
+    return None
+
+
+def _installed() -> Iterator[tuple[str, Any]]:
+    for entry in entry_points(group=GROUP):
+        try:
+            target = entry.load()
+        except Exception as error:  # any code may be installed; the methods of enfold work without it
+            warnings.warn(f"the method '{entry.name}' ({entry.value}) cannot be imported: {error}", BrokenMethodWarning, 3)
+            continue
+        if kind_of(target) is None:
+            warnings.warn(f"'{entry.name}' ({entry.value}) is no method of enfold", BrokenMethodWarning, 3)
+        yield entry.name.replace("-", "_"), target
+
+
+def _header(target: Any) -> str:
+    """The docstring of a method's file; its own docstring if the file has none."""
+    module = inspect.getmodule(target)
+    return inspect.cleandoc((module.__doc__ if module else None) or inspect.getdoc(target) or "")
+
+
+@cache
+def _base(reference: str) -> type[Any]:
+    module, _, name = reference.partition(":")
+    base: type[Any] = getattr(importlib.import_module(module), name)
+    return base

@@ -1,11 +1,10 @@
-"""Store: safetensors for the values, a JSON manifest beside them for what they are. Nothing is ever unpickled.
+"""Save and load models: tensors as safetensors, and a JSON manifest beside them. Nothing is ever unpickled.
 
-The values keep the names of the network's own state_dict, so a folded network is loaded without enfold.
+Tensors have the names of the model's state dict, so a single network can be loaded without enfold.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import platform
@@ -19,48 +18,51 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from enfold.arguments import check_arguments
 from enfold.engines.fingerprint import fingerprint, require_fingerprint
 from enfold.engines.initialization import blank
 from enfold.engines.verify import different_attribute
 from enfold.ensemble import Ensemble
-from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensembles import DeepEnsemble, MixedEnsemble
 from enfold.errors import EnfoldError
 from enfold.io.checkpoints import require_tensors, with_ties
 from enfold.io.files import atomic_path, parsing, sha256
 from enfold.networks import factory
-from enfold.registry import method, method_name
 
-FORMAT = 1
-FEWEST = 4096  # any setting may be as large as this, however small the file
-LARGER = 1000  # times what a file holds: so much smaller may an efficient ensemble be than one of its networks
+FORMAT = 2
+FEWEST = 4096  # options up to this value are accepted for files of any size
+LARGER = 1000  # the largest accepted size of a network, as a multiple of its file: ensembles may be smaller
 
 
 def save(model: nn.Module, path: str | Path, *, about: Mapping[str, Any] | None = None) -> Path:
-    """Write `path` (.safetensors) and its manifest (.json); `about` is recorded with it.
+    """Save a network or an ensemble to a .safetensors file and a .json manifest beside it.
 
-    If `about["network"]` is a reference network's spec with the data's `shape` and `num_classes`, `load` can rebuild
-    the network from the manifest alone.
+    Args:
+        model: The network or ensemble.
+        path: The file, with the ending .safetensors.
+        about: Plain values that are stored in the manifest. If `about["network"]` is the spec of a network of
+            `enfold.networks`, with `shape` and `num_classes` of the data, `load` needs no network.
+
+    Returns:
+        The path.
     """
     path = Path(path)
     if path.suffix != ".safetensors":
-        raise EnfoldError(f"models are stored as .safetensors, got '{path}': change the ending")
-    # Both files are complete before either takes its place, the manifest last: where it is, the model is whole.
+        raise EnfoldError(f"path must end in .safetensors, got '{path}': change the ending")
+    # Both files are complete before either is moved to its place, the manifest last.
     with atomic_path(path.with_suffix(".json")) as beside, atomic_path(path) as values:
         save_file(_tensors(model), values)
         manifest = {**_manifest(model), "sha256": sha256(values), "about": dict(about or {})}
         try:
             text = json.dumps(manifest, indent=2, ensure_ascii=False)
         except (TypeError, ValueError) as error:
-            raise EnfoldError(f"`about` must be what JSON can hold, got {about!r} ({error}): leave it out") from error
+            raise EnfoldError(f"about must contain JSON values, got {about!r} ({error}): leave it out") from error
         beside.write_text(f"{text}\n", encoding="utf-8")
     return path
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict as safetensors takes it: in the usual memory layout, and a tied tensor under each of its names.
-
-    `load_state_dict` asks for all of them, and safetensors for memory of their own.
-    """
+    """Return the state dict for safetensors: contiguous, and a copy of a tied tensor under each of its names."""
     state = model.state_dict()
     require_tensors(state, "a model is stored")
     return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}
@@ -68,24 +70,22 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def _manifest(model: nn.Module) -> dict[str, Any]:
     kind: dict[str, Any] = {"kind": "network", "class": type(model).__name__}
-    if isinstance(model, Ensemble) or hasattr(model, "source_class"):  # a predictor without separate networks has that
-        network = type(model.skeleton.network).__name__ if isinstance(model, Ensemble) else model.source_class
-        share: Any = model.share
+    if isinstance(model, Ensemble):
         kind = {
-            "kind": "members",
-            "fingerprint": fingerprint(model) if isinstance(model, Ensemble) else None,
-            "separate": isinstance(model, Ensemble) and _is_separate(model),
-            "method": type(model).__name__ if share is None else method_name(type(share)),
-            "class": network,
+            "kind": "ensemble",
+            "method": type(model).__name__,
+            "options": model.options(),
+            "class": model.network_name,
             "num_members": model.num_members,
-            "seeds": list(getattr(model, "seeds", None) or []),
-            "settings": None if share is None else dataclasses.asdict(share),
+            "seeds": list(model.seeds or ()) if isinstance(model, DeepEnsemble) else [],
+            "separate": _is_separate(model),
+            "fingerprint": fingerprint(model) if model.is_expandable else None,
         }
     return {"format": FORMAT, **kind, "versions": versions()}
 
 
 def versions() -> dict[str, str]:
-    """What a result depends on."""
+    """Return the versions of Python and of the packages that a result depends on."""
     packages = {name: version(name) for name in ("enfold", "torch", "numpy", "safetensors")}
     return {"python": platform.python_version(), **packages}
 
@@ -93,19 +93,27 @@ def versions() -> dict[str, str]:
 def load(
     path: str | Path, network: nn.Module | Callable[[], nn.Module] | Sequence[nn.Module] | None = None
 ) -> nn.Module:
-    """What `save` wrote: members, or a network of your class.
+    """Load a network or an ensemble that `save` wrote.
 
-    `network` is one of the same architecture or its factory; it may be left out for reference networks. Members whose
-    networks differ in more than parameters are loaded into a list of these networks. Code that a manifest names is
-    never imported.
+    Args:
+        path: The .safetensors file; its manifest is beside it.
+        network: A network of the same architecture, or a function that makes one; for an ensemble whose networks differ
+            in more than parameters, a list of them. It may be left out for the networks of `enfold.networks`. Code that
+            a manifest names is never imported.
+
+    Returns:
+        The model in eval mode. An ensemble is made again by its class with the options it was saved with.
+
+    Raises:
+        EnfoldError: If a file is missing, damaged, or does not fit the network.
     """
     path = Path(path)
     manifest = read_manifest(path)
     _require_modest(manifest, path, own=network is None)
     several = list(network) if isinstance(network, Sequence) else None
     model = _fresh(several[0] if several else network, manifest, path)  # type: ignore[arg-type]
-    if manifest["kind"] == "members":
-        model = _members(several or model, manifest)
+    if manifest["kind"] == "ensemble":
+        model = _make_ensemble(several or model, manifest)
     with parsing(path, "a safetensors file", "save it again"):
         stored = load_file(path)
     state = with_ties(stored, model)
@@ -114,55 +122,68 @@ def load(
     unfit = sorted(own.keys() ^ state.keys()) or [name for name in own if own[name].shape != state[name].shape]
     if unfit:
         raise EnfoldError(
-            f"'{path}' must fit the network, but '{unfit[0]}' differs: give the {manifest['class']} that it was saved "
-            "from"
+            f"network must have the tensors of '{path}', but '{unfit[0]}' differs: pass the {manifest['class']} that was "
+            "saved"
         )
     for name, tensor in own.items():
-        tensor.data = tensor.data.to(state[name].dtype)  # what was saved in double stays double
+        tensor.data = tensor.data.to(state[name].dtype)  # the type that was saved
     model.load_state_dict(state)
-    if isinstance(model, Ensemble) and manifest.get("fingerprint"):
+    if isinstance(model, Ensemble) and model.is_expandable and manifest.get("fingerprint"):
         require_fingerprint(model.eval(), manifest["fingerprint"], path.name)
     return model.eval()
 
 
-def _is_separate(members: Ensemble) -> bool:
-    """Whether members are networks of different settings, as far as they were run or their attributes tell."""
-    own_codes = len(members.codes) > 1 and members.share is None
-    return own_codes and (bool(members.is_separate) or different_attribute(members.codes) is not None)
+def _is_separate(model: Ensemble) -> bool:
+    """Return whether the members' networks differ in more than parameters, so that each is needed for loading."""
+    if isinstance(model, MixedEnsemble):
+        return True
+    was_given = type(model) is DeepEnsemble and len(model.codes) > 1
+    return was_given and (bool(model.is_separate) or different_attribute(model.codes) is not None)
 
 
-def _members(network: nn.Module | list[nn.Module], manifest: dict[str, Any]) -> nn.Module:
-    """Members of the stored kind; their values are put in afterwards."""
-    settings = manifest.get("settings")
+def _make_ensemble(network: nn.Module | list[nn.Module], manifest: dict[str, Any]) -> Ensemble:
+    """Return an ensemble of the stored class and options; values are loaded afterwards."""
     if manifest.get("separate") and not isinstance(network, list):
         raise EnfoldError(
-            f"these members are networks that differ in more than parameters, got one {type(network).__name__} for "
-            f"{manifest['num_members']} members: pass a list with the network of each member"
+            f"network must be a list, as members differ in more than parameters, got one {type(network).__name__} for "
+            f"{manifest['num_members']} members: pass the network of each member"
         )
     several = network if isinstance(network, list) else [network] * manifest["num_members"]
     if len(several) != manifest["num_members"]:
         raise EnfoldError(
-            f"there must be one network a member, got {len(several)} networks for {manifest['num_members']} members: "
+            f"network must be one network or one per member, got {len(several)} for {manifest['num_members']} members: "
             "pass one network, or one for each"
         )
-    if settings is not None:
-        network = several[0]
-        plain = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
-        shared: nn.Module = method("share", manifest["method"]).make(**plain)(network)
-        return shared
-    members = DeepEnsemble(several)
-    members.seeds = tuple(manifest["seeds"]) or None
-    return members
+    kind = _ensemble_class(manifest["method"])
+    options = check_arguments(kind, manifest["options"])
+    model = kind.from_options(several, options)
+    if isinstance(model, DeepEnsemble):
+        model.seeds = tuple(manifest["seeds"]) or None
+    return model
+
+
+def _ensemble_class(name: str) -> type[Ensemble]:
+    """Return the ensemble class of this name: one of `enfold.ensembles`, or one that the caller has imported."""
+    classes, known = [Ensemble], dict[str, type[Ensemble]]()
+    while classes:
+        kind = classes.pop()
+        known[kind.__name__] = kind
+        classes += kind.__subclasses__()
+    if name not in known:
+        raise EnfoldError(
+            f"the class of a saved ensemble must be imported before it is loaded, got '{name}': import it first"
+        )
+    return known[name]
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest beside `path`, after checking format and checksum."""
+    """Return the manifest beside `path`, after checking format and checksum."""
     beside = path.with_suffix(".json")
     if not path.is_file() or not beside.is_file():
         missing = path if not path.is_file() else beside
         raise EnfoldError(
-            f"a stored model is a .safetensors file with a .json manifest, but '{missing}' is missing: correct the "
-            "path, or read the .safetensors file alone with DeepEnsemble.load"
+            f"path must be a .safetensors file with a .json manifest beside it, but '{missing}' is missing: correct the "
+            "path, or read a .safetensors file without manifest with DeepEnsemble.from_checkpoints"
         )
     try:
         manifest: dict[str, Any] = json.loads(beside.read_text(encoding="utf-8"))
@@ -171,7 +192,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise _unreadable(beside, error) from error
     if not known:
         raise EnfoldError(
-            f"this enfold reads format {FORMAT}, but '{beside}' is format {manifest['format']}: update enfold"
+            f"'{beside}' must be of format {FORMAT}, got format {manifest['format']}: use the version that wrote it"
         )
     _check_fields(manifest, beside)
     if sha256(path) != manifest["sha256"]:
@@ -183,25 +204,25 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 def _check_fields(manifest: dict[str, Any], beside: Path) -> None:
     fields: dict[str, type] = {"kind": str, "class": str, "sha256": str, "about": dict}
-    if manifest.get("kind") == "members":
-        fields |= {"num_members": int, "seeds": list}
+    if manifest.get("kind") == "ensemble":
+        fields |= {"num_members": int, "seeds": list, "method": str, "options": dict}
     for name, kind in fields.items():
         if not isinstance(manifest.get(name), kind):
             raise _unreadable(beside, f"'{name}' is {manifest.get(name)!r}")
 
 
 def _require_modest(manifest: dict[str, Any], path: Path, *, own: bool) -> None:
-    """Refuse a manifest of far more than its file holds, before anything is made: it may come from anybody."""
+    """Refuse a manifest that describes much more than its file contains, before anything is made."""
     with parsing(path, "a safetensors file", "save it again"), safe_open(path, "pt") as file:
         shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 - not a dictionary
     held = sum(math.prod(shape) for shape in shapes)
     members, about = manifest.get("num_members", 0), manifest["about"]
-    counts = [members, *_integers(manifest.get("settings"))]
+    counts = [members, *_integers(manifest.get("options"))]
     if own:
         counts += _integers([about.get(key) for key in ("network", "shape", "num_classes")])
-    stacked = members <= FEWEST or any(shape[:1] == [members] for shape in shapes)
-    if max(counts) > max(held, FEWEST) or not stacked:
-        raise _unreadable(path.with_suffix(".json"), f"it tells of {max(counts):,}, the file has {held:,} numbers")
+    is_stacked = members <= FEWEST or any(shape[:1] == [members] for shape in shapes)
+    if max(counts) > max(held, FEWEST) or not is_stacked:
+        raise _unreadable(path.with_suffix(".json"), f"it describes {max(counts):,}, the file has {held:,} numbers")
     if own:
         with torch.device("meta"):
             made = sum(tensor.numel() for tensor in _fresh(None, manifest, path).state_dict().values())
@@ -210,7 +231,7 @@ def _require_modest(manifest: dict[str, Any], path: Path, *, own: bool) -> None:
 
 
 def _integers(value: Any) -> list[int]:
-    """All whole numbers of a tree but for seeds."""
+    """Return all integers of nested lists and dictionaries, without seeds."""
     if isinstance(value, Mapping):
         return [number for key, each in value.items() if "seed" not in key for number in _integers(each)]
     if isinstance(value, list):
@@ -230,6 +251,7 @@ def _fresh(network: nn.Module | Callable[[], nn.Module] | None, manifest: dict[s
     name = spec.get("name") if isinstance(spec, dict) else spec
     if not isinstance(name, str) or ":" in name or not {"shape", "num_classes"} <= about.keys():  # the user's own code
         raise EnfoldError(
-            f"'{path}' holds a {manifest['class']} that enfold has no network for: pass the network or its factory"
+            f"network must be given for a {manifest['class']}, which is not in enfold.networks, got None for '{path}': "
+            "pass the network or a function that makes it"
         )
     return blank(factory(spec, about["shape"], about["num_classes"]))

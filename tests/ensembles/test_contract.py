@@ -12,7 +12,7 @@ from enfold.cost import parameters
 from enfold.data import Data, Split
 from enfold.data.batches import Batch
 from enfold.ensemble import Ensemble, trained_members
-from enfold.ensembles.common.sampling import Sampled
+from enfold.ensembles.common.sampled import SampledEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.metrics import accuracy, nll

@@ -109,69 +109,83 @@ def outputs(model: nn.Module, inputs: Tensor | None = None) -> Tensor:
 
 def parameters(model: nn.Module) -> dict[str, Tensor]:
     """Return all parameters and buffers under their names in the user's network, with a member axis if M exist."""
-    if hasattr(model, "expand"):
+    if isinstance(model, enfold.Ensemble) and model.is_expandable:
         with torch.no_grad():
             return dict(model.expand())
-    if hasattr(model, "network"):  # members that are passes through one network
-        return {f"network.{name}": tensor for name, tensor in model.network.state_dict().items()}
+    if hasattr(model, "module"):  # members that are passes through one network
+        return {f"network.{name}": tensor for name, tensor in model.module.state_dict().items()}
     return dict(model.state_dict())
 
 
 # Ensembles
 
-ENSEMBLES: dict[str, Callable[[], Any]] = {  # of three members
-    "bagging": lambda: enfold.Bagging(M),
-    "batch_ensemble": lambda: enfold.BatchEnsemble(M),
-    "batch_ensemble+rank2": lambda: enfold.BatchEnsemble(M, rank=2),
-    "batch_ensemble+signs": lambda: enfold.BatchEnsemble(M, init="signs", bias="shared_post"),
-    "batch_ensemble+own_norms": lambda: enfold.BatchEnsemble(M, init="ones", batch_norm="own", norms="own"),
-    "batch_ensemble+joint_norms": lambda: enfold.BatchEnsemble(M, batch_norm="joint", bias="shared_pre"),
-    "batch_ensemble+tabm": lambda: enfold.BatchEnsemble(M, init="tabm", bias_start="zeros", fast_decay=1.0),
-    "batch_ensemble+tabm_normal": lambda: enfold.BatchEnsemble(M, init="tabm_normal"),
-    "fge": lambda: enfold.FGE(M),
-    "film_ensemble": lambda: enfold.FiLMEnsemble(M),
-    "film_ensemble+signs": lambda: enfold.FiLMEnsemble(M, init="signs"),
-    "film_ensemble+around": lambda: enfold.FiLMEnsemble(M, init="around"),
-    "hydra": lambda: enfold.Hydra(M),
-    "hyper_batch_ensemble": lambda: enfold.HyperBatchEnsemble(M, tune_every=1),
-    "hyper_deep_ensemble": lambda: enfold.HyperDeepEnsemble(2, candidates=4),
-    "lora_ensemble": lambda: enfold.LoRAEnsemble(M, rank=2),
-    "lora_ensemble+normal": lambda: enfold.LoRAEnsemble(M, rank=2, init="normal", alpha=4.0, head="drawn"),
-    "lora_ensemble+unfrozen": lambda: enfold.LoRAEnsemble(M, rank=2, frozen=False, head="shared"),
-    "masksembles": lambda: enfold.Masksembles(M),
-    "masksembles+joint": lambda: enfold.Masksembles(M, masks="joint", scale=1.5),
-    "mc_dropout": lambda: enfold.MCDropout(M, inject=0.2),
-    "mc_dropout+batch_mask": lambda: enfold.MCDropout(M, inject=0.2, channels=True, per_example=False),
-    "mimo": lambda: enfold.MIMO(M),
-    "mimo+repeated": lambda: enfold.MIMO(M, input_repetition=0.5, batch_repetition=2),
-    "mixture_ensemble": lambda: enfold.MixtureEnsemble(M, budget=1.0),
-    "mixture_ensemble+large": lambda: enfold.MixtureEnsemble(M, budget=2.0, assignment="disjoint_greedy"),
-    "mixture_ensemble+network": lambda: enfold.MixtureEnsemble(M, init="network", thin=True, counts="templates"),
-    "mixture_ensemble+blob": lambda: enfold.MixtureEnsemble(M, budget=0.7, single_blob=True, batch_norm="joint"),
-    "multi_head": lambda: enfold.MultiHead(M),
-    "multi_swa": lambda: enfold.MultiSWA(M, start=0.5),
-    "packed_ensemble": lambda: enfold.PackedEnsemble(M),
-    "packed_ensemble+groups": lambda: enfold.PackedEnsemble(2, alpha=2.0, gamma=2),
-    "papa": lambda: enfold.PAPA(M, every_steps=1, keep=0.9),
-    "papa+all": lambda: enfold.PAPA(M, kind="all", every_epochs=1, start="own"),
-    "papa+pairs": lambda: enfold.PAPA(M, kind="pairs", every_epochs=1, start="own"),
-    "snapshot_ensemble": lambda: enfold.SnapshotEnsemble(M),
-    "subspace_sampling": lambda: enfold.SubspaceSampling(M, threshold=None),
-    "subspace_sampling+dropout": lambda: enfold.SubspaceSampling(M, kind="dropout"),
-    "subspace_sampling+gaussian": lambda: enfold.SubspaceSampling(M, kind="gaussian", checkpoints=4),
-    "subspace_sampling+pca": lambda: enfold.SubspaceSampling(M, kind="pca", checkpoints=4, rank=2),
-    "subspace_sampling+pca_random": lambda: enfold.SubspaceSampling(
-        M, kind="pca_random", rank=2, fitted=4, threshold=0.1
+ENSEMBLES: dict[str, Callable[[nn.Module], nn.Module]] = {  # of three members
+    "bagging": lambda network: enfold.Bagging(network, M),
+    "batch_ensemble": lambda network: enfold.BatchEnsemble(network, M),
+    "batch_ensemble+rank2": lambda network: enfold.BatchEnsemble(network, M, rank=2),
+    "batch_ensemble+signs": lambda network: enfold.BatchEnsemble(network, M, init="signs", bias="shared_post"),
+    "batch_ensemble+own_norms": lambda network: enfold.BatchEnsemble(
+        network, M, init="ones", batch_norm="own", norms="own"
     ),
-    "swa": lambda: enfold.SWA(1, start=0.5),
-    "swag": lambda: enfold.SWAG(M, start=0.5, rank=2),
-    "swag+diagonal": lambda: enfold.SWAG(M, start=0.5, diagonal=True),
-    "tree_net": lambda: enfold.TreeNet(M),
-    "tree_net+copies": lambda: enfold.TreeNet(M, branches="copies"),
-    "tree_net+best": lambda: enfold.TreeNet(M, choice="best", warmup_epochs=0),
-    "wash": lambda: enfold.WASH(M, probability=0.5),
-    "wash+optimizer_state": lambda: enfold.WASH(
-        M, probability=0.5, schedule="constant", optimizer_state=True, start="own"
+    "batch_ensemble+joint_norms": lambda network: enfold.BatchEnsemble(
+        network, M, batch_norm="joint", bias="shared_pre"
+    ),
+    "batch_ensemble+tabm": lambda network: enfold.BatchEnsemble(
+        network, M, init="tabm", bias_start="zeros", fast_decay=1.0
+    ),
+    "batch_ensemble+tabm_normal": lambda network: enfold.BatchEnsemble(network, M, init="tabm_normal"),
+    "fge": lambda network: enfold.FGE(network, M),
+    "film_ensemble": lambda network: enfold.FiLMEnsemble(network, M),
+    "film_ensemble+signs": lambda network: enfold.FiLMEnsemble(network, M, init="signs"),
+    "film_ensemble+around": lambda network: enfold.FiLMEnsemble(network, M, init="around"),
+    "hydra": lambda network: enfold.HydraEnsemble(network, M),
+    "hyper_batch_ensemble": lambda network: enfold.HyperBatchEnsemble(network, M, tune_every=1),
+    "hyper_deep_ensemble": lambda network: enfold.HyperDeepEnsemble(network, 2, candidates=4),
+    "lora_ensemble": lambda network: enfold.LoRAEnsemble(network, M, rank=2),
+    "lora_ensemble+normal": lambda network: enfold.LoRAEnsemble(
+        network, M, rank=2, init="normal", alpha=4.0, head="drawn"
+    ),
+    "lora_ensemble+unfrozen": lambda network: enfold.LoRAEnsemble(network, M, rank=2, frozen=False, head="shared"),
+    "masksembles": lambda network: enfold.Masksembles(network, M),
+    "masksembles+joint": lambda network: enfold.Masksembles(network, M, masks="joint", scale=1.5),
+    "mc_dropout": lambda network: enfold.MCDropout(network, M, inject=0.2),
+    "mc_dropout+batch_mask": lambda network: enfold.MCDropout(network, M, inject=0.2, channels=True, per_example=False),
+    "mimo": lambda network: enfold.MIMO(network, M),
+    "mimo+repeated": lambda network: enfold.MIMO(network, M, input_repetition=0.5, batch_repetition=2),
+    "mixture_ensemble": lambda network: enfold.MixtureEnsemble(network, M, budget=1.0),
+    "mixture_ensemble+large": lambda network: enfold.MixtureEnsemble(
+        network, M, budget=2.0, assignment="disjoint_greedy"
+    ),
+    "mixture_ensemble+network": lambda network: enfold.MixtureEnsemble(
+        network, M, init="network", thin=True, counts="templates"
+    ),
+    "mixture_ensemble+blob": lambda network: enfold.MixtureEnsemble(
+        network, M, budget=0.7, single_blob=True, batch_norm="joint"
+    ),
+    "multi_head": lambda network: enfold.MultiHead(network, M),
+    "multi_swa": lambda network: enfold.MultiSWA(network, M, start=0.5),
+    "packed_ensemble": lambda network: enfold.PackedEnsemble(network, M),
+    "packed_ensemble+groups": lambda network: enfold.PackedEnsemble(network, 2, alpha=2.0, gamma=2),
+    "papa": lambda network: enfold.PAPA(network, M, every_steps=1, keep=0.9),
+    "papa+all": lambda network: enfold.PAPA(network, M, kind="all", every_epochs=1, start="own"),
+    "papa+pairs": lambda network: enfold.PAPA(network, M, kind="pairs", every_epochs=1, start="own"),
+    "snapshot_ensemble": lambda network: enfold.SnapshotEnsemble(network, M),
+    "subspace_sampling": lambda network: enfold.SubspaceSampling(network, M, threshold=None),
+    "subspace_sampling+dropout": lambda network: enfold.SubspaceSampling(network, M, kind="dropout"),
+    "subspace_sampling+gaussian": lambda network: enfold.SubspaceSampling(network, M, kind="gaussian", checkpoints=4),
+    "subspace_sampling+pca": lambda network: enfold.SubspaceSampling(network, M, kind="pca", checkpoints=4, rank=2),
+    "subspace_sampling+pca_random": lambda network: enfold.SubspaceSampling(
+        network, M, kind="pca_random", rank=2, fitted=4, threshold=0.1
+    ),
+    "swa": lambda network: enfold.SWA(network, 1, start=0.5),
+    "swag": lambda network: enfold.SWAG(network, M, start=0.5, rank=2),
+    "swag+diagonal": lambda network: enfold.SWAG(network, M, start=0.5, diagonal=True),
+    "tree_net": lambda network: enfold.TreeNet(network, M),
+    "tree_net+copies": lambda network: enfold.TreeNet(network, M, branches="copies"),
+    "tree_net+best": lambda network: enfold.TreeNet(network, M, choice="best", warmup_epochs=0),
+    "wash": lambda network: enfold.WASH(network, M, probability=0.5),
+    "wash+optimizer_state": lambda network: enfold.WASH(
+        network, M, probability=0.5, schedule="constant", optimizer_state=True, start="own"
     ),
 }
 NEEDS_EPOCHS = ("fge", "multi_swa", "snapshot_ensemble", "subspace_sampling", "swa", "swag", "papa+")
@@ -180,26 +194,26 @@ EPOCHS = 6
 
 def ensemble(key: str, network: nn.Module) -> nn.Module:
     """Make an ensemble from a network, before training."""
-    made: nn.Module = ENSEMBLES[key]()(network)
-    return made
+    return ENSEMBLES[key](network)
 
 
 def trained_ensemble(key: str, network: nn.Module, **settings: Any) -> nn.Module:
     """Train an ensemble by the method's own procedure, for two steps, or for epochs where it needs several."""
     if key.startswith(NEEDS_EPOCHS):
         settings = {"epochs": EPOCHS, "batch_size": 24, **settings}
-    made: nn.Module = ENSEMBLES[key]().train(network, data(), config(**settings), quiet=True)
+    made = ENSEMBLES[key](network)
+    enfold.fit(made, data(), config=config(**settings), quiet=True)
     return made
 
 
 def deep_ensemble(networks: Sequence[nn.Module] | Callable[[], nn.Module], count: int = M) -> nn.Module:
     """Make a deep ensemble from networks, or from a factory by seeds."""
-    return enfold.DeepEnsemble.make(networks, count, seed=0) if callable(networks) else enfold.DeepEnsemble(networks)
+    return enfold.DeepEnsemble(networks, count, seed=0) if callable(networks) else enfold.DeepEnsemble(networks)
 
 
 def reinitialized(network: nn.Module, count: int = M) -> nn.Module:
     """Make a deep ensemble of networks drawn again like this one."""
-    return enfold.DeepEnsemble.make(network, count, seed=0)
+    return enfold.DeepEnsemble(network, count, seed=0)
 
 
 def mixed_ensemble(networks: Sequence[nn.Module]) -> nn.Module:

@@ -15,7 +15,8 @@ from enfold.errors import EnfoldError
 from enfold.merge.c2m3 import C2M3
 from enfold.merge.weight_matching import WeightMatching
 from enfold.networks import MLP, ResNet
-from enfold.symmetry import Group, Symmetry, match, permute, symmetries, weight_matching
+from enfold.ensembles.rank_one.match import match
+from enfold.symmetry import Group, Symmetry, permute, symmetries, weight_matching
 from planted import assert_back, pixels
 
 PLAIN = [

@@ -12,7 +12,8 @@ from known_networks import Calls
 from torch import Tensor, nn
 
 from enfold.ensembles.deep_ensemble import DeepEnsemble
-from enfold.symmetry import Symmetry, match, permute, symmetries
+from enfold.ensembles.rank_one.match import match
+from enfold.symmetry import Symmetry, permute, symmetries
 from enfold.symmetry.find import ALIKE, CHANGED
 from enfold.symmetry.verify import Bench
 from enfold.symmetry.walk import Walk

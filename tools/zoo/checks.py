@@ -240,13 +240,13 @@ def copies(case: Case) -> None:
 @capability("stacked: make")
 def made(case: Case) -> None:
     """New members from a factory, and drawn anew from a network: as wide as the package starts them."""
-    members = DeepEnsemble.make(lambda: case.entry.make(0), 2, seed=3)
+    members = DeepEnsemble(lambda: case.entry.make(0), 2, seed=3)
     for index, seed in enumerate(members.seeds or ()):
         seeded(seed)
         fresh = case.entry.make(0)
         if case.dtype == torch.float32:
             case.compare_states(members.member(index), fresh, 1.0, f"member {index} of a factory")
-    drawn, start = DeepEnsemble.make(case.build(raw=True), 2, seed=3), case.build(raw=True)
+    drawn, start = DeepEnsemble(case.build(raw=True), 2, seed=3), case.build(raw=True)
     ours = dict(drawn.member(1).named_parameters())
     for name, parameter in start.named_parameters():
         spread = float(parameter.detach().abs().pow(2).mean().sqrt()) if parameter.numel() >= 64 else 0.0

@@ -97,7 +97,7 @@ class _Crowd:
         inputs = in_type_of(self.room, inputs)
         held = {name: tensor[: self.count] for name, tensor in self.room.expand().items()}
         try:
-            return self.tried.engine(inputs)(held, inputs, False)
+            return self.tried.choose_engine(inputs)(held, inputs, False)
         except Exception as error:
             refuse_shape(self.tried, inputs, error)
             raise

@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -36,7 +38,7 @@ from enfold.evaluate import member_logits
 from enfold.merge.common.states import units_of
 from enfold.metrics import accuracy, nll, per_member
 from enfold.symmetry import matched_to
-from enfold.train import Follower, TrainConfig, fit
+from enfold.train import TrainConfig, fit
 from enfold.train.optimize import Optimizer
 
 BEZIER = TrainConfig(epochs=5, lr=1e-3, weight_decay=0.0, select="last")
@@ -162,7 +164,7 @@ def bezier(
     return curve
 
 
-class Tunnel(DeepEnsemble, Follower):
+class Tunnel(DeepEnsemble):
     """Points between two networks, each trained across the line (3)."""
 
     def __init__(self, network: nn.Module, first: State, second: State, points: int) -> None:
@@ -186,9 +188,13 @@ class Tunnel(DeepEnsemble, Follower):
         products = [held[name].flatten(1).double() @ tensor.flatten() for name, tensor in self.direction.items()]
         return torch.stack(products).sum(0)
 
+    def options(self) -> dict[str, Any]:
+        """Return no options: a path is not saved."""
+        return {}
+
     @torch.no_grad()
-    def after_step(self, step: int, optimizer: Optimizer) -> None:
-        """Back to where it was along the line."""
+    def on_step_end(self, step: int, optimizer: Optimizer) -> None:
+        """Move every point back to its position along the line."""
         moved, held = self.coordinates() - self.start, self.tree.state()
         for name, tensor in self.direction.items():
             held[name].sub_(moved.view(-1, *(1,) * tensor.ndim) * tensor)  # (3)

@@ -1,4 +1,4 @@
-"""The command line: its verbs read options, call the rooms below and print; they contain no logic."""
+"""The command line: commands parse options, call the library and print results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from enfold.cli import look, make
+from enfold.cli import run_commands, view_commands
 from enfold.cli.options import say
 from enfold.errors import EnfoldError, WriteError
 
@@ -23,11 +23,13 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    help="enfold: the quality of an ensemble at the price of one network.\n\n"
-    "Start with `enfold demo`, then `enfold run RECIPE OUT` with a recipe of your own.",
+    help="enfold: one network with the quality of an ensemble.\n\n"
+    "Start with `enfold demo`. Then run a recipe, `enfold run RECIPE OUT`, or work step by step: "
+    "`enfold train RUN`, `enfold distill RUN kd`, `enfold merge RUN weight-matching`, `enfold report RUN`. "
+    "`enfold COMMAND --help` shows examples, `enfold methods NAME` the options of a method.",
 )
 
-RESUMABLE = ("demo", "run", "train", "share", "fold", "evaluate", "alignment")
+RESUMABLE = ("demo", "run", "train", "distill", "merge", "evaluate", "analyse")
 STOPPED = 128  # plus the number of the signal: the exit code of what was stopped by it
 SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 MEMORY = ("can't allocate memory", "not enough memory", "out of memory")  # in torch's words
@@ -44,31 +46,29 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Say which enfold this is.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """enfold: the quality of an ensemble at the price of one network."""
+    """enfold: one network with the quality of an ensemble."""
 
 
 VERBS = (
-    make.demo,
-    make.run,
-    make.train,
-    make.share,
-    make.fold,
-    make.evaluate,
-    make.drop,
-    look.report,
-    look.card,
-    look.watch,
-    look.alignment,
-    look.landscape,
-    look.methods,
-    look.data,
-    look.doctor,
+    run_commands.demo,
+    run_commands.run,
+    run_commands.train,
+    run_commands.distill,
+    run_commands.merge,
+    run_commands.evaluate,
+    run_commands.drop,
+    view_commands.report,
+    view_commands.watch,
+    view_commands.methods,
+    view_commands.data,
+    view_commands.doctor,
 )
 for _verb in VERBS:
     app.command()(_verb)
+app.add_typer(view_commands.analyse, name="analyse")
 
 
 def main() -> None:
@@ -82,7 +82,7 @@ def main() -> None:
             if isinstance(stopped, SystemExit) and stopped.code != STOPPED + signal.SIGINT and not received:
                 raise
             by = received[-1] if received else signal.SIGINT
-            _leave(_stopped(sys.argv[1:]), STOPPED + by)  # typer itself leaves without a word
+            _leave(_stopped(sys.argv[1:]), STOPPED + by)  # typer prints nothing
         except (OSError, MemoryError, RuntimeError) as error:
             if not (fault := _fault(error)):
                 raise
@@ -91,7 +91,7 @@ def main() -> None:
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[list[int]]:
-    """Inside the block, the other signals that end a process stop it as Ctrl-C does; yield those that came."""
+    """Let SIGTERM and SIGHUP stop the process as Ctrl-C does; yield the received signals."""
     received: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -115,7 +115,7 @@ def _leave(message: str, code: int) -> NoReturn:
 
 
 def _fault(error: Exception) -> str:
-    """What is wrong with the machine, in one sentence; nothing where the program itself is."""
+    """The fault of the machine in one sentence; an empty string if the program itself failed."""
     if isinstance(error, OSError) and error.errno:
         where = f"'{error.filename}'" if error.filename else "a file"
         return f"{where} must be readable and writable, but the system says: {os.strerror(error.errno)}; check the path"
@@ -125,19 +125,23 @@ def _fault(error: Exception) -> str:
 
 
 def _out(words: list[str]) -> Path:
-    """The run directory that a command line names, or leaves to its default."""
+    """The run directory of a command line."""
+    return Path(_parameters(words)["out"])
+
+
+def _parameters(words: list[str]) -> dict[str, Any]:
     group: Any = typer.main.get_command(app)
     command = group.commands[words[0]]
-    return Path(command.make_context(words[0], words[1:], resilient_parsing=True).params["out"])
+    return dict(command.make_context(words[0], words[1:], resilient_parsing=True).params)
 
 
 def _stopped(words: list[str]) -> str:
-    """What Ctrl-C leaves, and how to go on from it."""
+    """What remains after an interruption, and the command that continues."""
     if not words or words[0] not in RESUMABLE or "--dry-run" in words:
         return "stopped"
-    makes = words[0] in ("demo", "run", "train")
+    makes = words[0] in ("demo", "run") or (words[0] == "train" and _parameters(words).get("method") is None)
     if makes and not (_out(words) / "run.json").is_file():
         return f"stopped before anything was written: start again with  {shlex.join(['enfold', *words])}"
     resume = ["--resume"] if makes and "--resume" not in words else []
-    kept = "models that were finished are kept, and of the one in training its last whole epoch"
-    return f"stopped; {kept}: go on with  {shlex.join(['enfold', *words, *resume])}"
+    kept = "finished models and the last complete epoch of the model in training are stored"
+    return f"stopped; {kept}: continue with  {shlex.join(['enfold', *words, *resume])}"

@@ -1,4 +1,4 @@
-"""Options that several verbs have, how they are read, and the ways to print and draw."""
+"""Options of several commands, and functions that print and draw."""
 
 from __future__ import annotations
 
@@ -13,44 +13,45 @@ import typer
 from enfold.errors import EnfoldError, MissingExtra
 from enfold.progress import printable
 
-Overrides = Annotated[list[str] | None, typer.Option("--set", help="Change a recipe's value: --set plan.epochs=5")]
-Seeds = Annotated[list[int] | None, typer.Option("--seed", help="Run this seed; several --seed give a spread.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="Change a value of the recipe: --set train.epochs=5")]
+Seeds = Annotated[list[int] | None, typer.Option("--seed", help="A seed to run; several --seed give a standard deviation.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run that is in OUT.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run that is in OUT.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would take, write nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Estimate time and memory, write nothing.")]
 Trust = Annotated[
-    bool, typer.Option("--trust-code", help="Run the Python code that is named (module:function); without it, none.")
+    bool, typer.Option("--trust-code", help="Import Python code that is named (module:function); refused without it.")
 ]
 Out = Annotated[Path, typer.Argument(help="The run directory.")]
-Label = Annotated[str | None, typer.Option(help="The name of its row; the method's name if not given.")]
-Settings = Annotated[
+Label = Annotated[str | None, typer.Option(help="The name of its row; the method's name by default.")]
+Options = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="A setting of the method: --set rank=2 --set plan.epochs=5; of a fold also --set first=2, of the first "
-        "members alone, and --set then=[repair], what follows.",
+        help="An option of the method or a key of the step: --set temperature=4 --set train.epochs=5 --set first=2; "
+        "`enfold methods METHOD` lists them.",
     ),
 ]
-Seed = Annotated[int | None, typer.Option(help="Of a run of several; the first if not given.")]
+Seed = Annotated[int | None, typer.Option(help="A seed of the run; the first by default.")]
+MethodName = Annotated[str, typer.Argument(help="A method, or mine.py:name with --trust-code; `enfold methods` lists them.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run with trained members.")]
 
 
-def numbers(text: str) -> tuple[float, ...]:
-    """Numbers with commas between them."""
+def parse_numbers(text: str) -> tuple[float, ...]:
+    """Return numbers that are separated by commas."""
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError as error:
-        raise EnfoldError(f"numbers are given with commas between them, got '{text}': for example 0.1,1,10") from error
+        raise EnfoldError(f"numbers must be separated by commas, got '{text}': write for example 0.1,1,10") from error
 
 
-def words(text: str | None) -> tuple[str, ...]:
-    """Words with commas between them; none without a text."""
+def parse_words(text: str | None) -> tuple[str, ...]:
+    """Return words that are separated by commas; an empty tuple for None."""
     return tuple(part.strip() for part in text.split(",")) if text else ()
 
 
-def drawn(figures: Callable[[], Iterable[Path]]) -> list[Path]:
-    """The files of figures; without the package that draws them, what to install is said, and there are none."""
+def draw_figures(figures: Callable[[], Iterable[Path]]) -> list[Path]:
+    """Return the files of figures; if matplotlib is missing, print what to install and return none."""
     try:
         return list(figures())
     except MissingExtra as missing:
@@ -59,7 +60,7 @@ def drawn(figures: Callable[[], Iterable[Path]]) -> list[Path]:
 
 
 def console() -> Any:
-    """Where tables are printed: as wide as the terminal, or 160 columns. What they hold is text, never markup."""
+    """Return the console for tables: as wide as the terminal, or 160 columns; content is never read as markup."""
     from rich.console import Console
 
     class Plain(Console):
@@ -71,10 +72,10 @@ def console() -> Any:
 
 
 def say(text: str, *, stderr: bool = False) -> None:
-    """One line on stdout or stderr."""
+    """Print one line on stdout or stderr."""
     print(printable(text), file=sys.stderr if stderr else sys.stdout, flush=True)
 
 
 def print_json(content: Any) -> None:
-    """JSON on stdout."""
+    """Print JSON on stdout."""
     say(json.dumps(content, indent=2, ensure_ascii=False))

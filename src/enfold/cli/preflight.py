@@ -1,8 +1,9 @@
-"""What can be checked before anything is done."""
+"""Checks before a command does anything."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from enfold.run import Recipe, RunDirectory, open_run
 
 
 def check_device(device: str) -> None:
-    """A device must be there."""
+    """Refuse a device that this machine does not have."""
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -24,15 +25,14 @@ def check_device(device: str) -> None:
 
 
 def open_trusted(path: Path, trust_code: bool) -> tuple[RunDirectory, Recipe]:
-    """An existing run with trained members; the code that it names is refused, or told where it is trusted."""
+    """Return an existing run with trained members and its recipe; code that it names must be trusted and is shown."""
     run, recipe = open_run(path, trust_code=trust_code)
-    tell_code(run, recipe)
+    show_code(run, run.code(recipe))
     return run, recipe
 
 
-def tell_code(run: RunDirectory, recipe: Recipe) -> None:
-    """Print the files that run, since a relative name may be found in several folders."""
-    run.require_trust(recipe)
+def show_code(run: RunDirectory, references: Iterable[str]) -> None:
+    """Print the files of code that is imported, because a relative name may be found in several folders."""
     with run.context():
-        for reference in run.code(recipe):
+        for reference in references:
             print(f"enfold: running {reference} ({code_words(reference)})", file=sys.stderr)

@@ -1,7 +1,7 @@
-"""A teacher's answers in a file: the logits of M members for the N training examples, memory-mapped when read.
+"""Teacher logits in a file: the logits of M members for the N training examples, memory-mapped when they are read.
 
-The file is a safetensors file with one tensor, `logits` (M, N, C). It is written in pieces, so that neither writing nor
-reading it needs the memory that it fills on disk.
+The file is a safetensors file with one tensor, `logits` (M, N, C). It is written in chunks, so that neither writing nor
+reading needs as much memory as the file has bytes.
 """
 
 from __future__ import annotations
@@ -28,74 +28,80 @@ DTYPES: dict[str, tuple[type[np.floating[Any]], torch.dtype]] = {
 }
 
 HEADER = 1 << 20  # bytes: the header of a file with one tensor is far smaller
+CHUNK = 4096  # examples
 
 
 class CachedTeacher:
-    """A teacher that is only known by what it said about the training part, in that part's order."""
+    """A teacher known by its logits for the training examples only, in the order of these examples.
 
-    def __init__(self, logits: Tensor, key: str = "", about: Identity | None = None) -> None:
-        if logits.ndim != 3 or not logits.is_floating_point():
+    Args:
+        logits: Logits of shape (members, examples, classes).
+        key: A digest of teacher and inputs; it identifies the logits in checkpoints.
+        inputs: The identity of the inputs, by which other training data are refused; empty if unknown.
+    """
+
+    def __init__(self, logits: Tensor, key: str = "", inputs: Identity | None = None) -> None:
+        if not isinstance(logits, Tensor) or logits.ndim != 3 or not logits.is_floating_point():
+            shape = f"{tuple(logits.shape)} of {logits.dtype}" if isinstance(logits, Tensor) else type(logits).__name__
             raise EnfoldError(
-                f"recorded answers must be logits of shape (members, examples, classes), got {tuple(logits.shape)} of "
-                f"{logits.dtype}: stack one (examples, classes) tensor a member"
+                f"logits must be a floating-point tensor of shape (members, examples, classes), got {shape}: stack one "
+                "(examples, classes) tensor per member"
             )
-        self.logits, self.key = logits, key
-        self.about = dict(about or {})  # what tells the inputs that were answered from others; empty if nobody knows
+        self.logits, self.key, self.inputs = logits, key, dict(inputs or {})
         self.num_members, self.num_examples, self.num_classes = logits.shape
 
     @classmethod
     def load(cls, path: str | Path) -> CachedTeacher:
-        """The answers in a safetensors file, mapped, not read."""
+        """Return the logits of a safetensors file; pages are read when they are used."""
         path = Path(path)
         with parsing(path, "a safetensors file with floating-point 'logits'", "write it with CachedTeacher.save"):
             with path.open("rb") as file:
                 size = int.from_bytes(file.read(8), "little")
                 header = json.loads(file.read(min(size, HEADER)))
             (start, end), shape = header["logits"]["data_offsets"], tuple(header["logits"]["shape"])
-            number, known = DTYPES[header["logits"]["dtype"]]
-            told = dict(header.get("__metadata__", {}))
-            about = dict(json.loads(told.get("about") or "{}"))
-            whole = 0 <= start <= end <= path.stat().st_size - 8 - size and min(shape) >= 0
-            if not whole or end - start != math.prod(shape) * known.itemsize:
+            number, dtype = DTYPES[header["logits"]["dtype"]]
+            metadata = dict(header.get("__metadata__", {}))
+            inputs = dict(json.loads(metadata.get("about") or "{}"))
+            is_complete = 0 <= start <= end <= path.stat().st_size - 8 - size and min(shape) >= 0
+            if not is_complete or end - start != math.prod(shape) * dtype.itemsize:
                 raise ValueError("its header does not fit its size")
-            # "c": pages are read when they are asked for, and nothing that is done to them reaches the file
+            # Mode "c", copy on write: nothing that is done to the tensor reaches the file.
             mapped = np.memmap(path, dtype=number, mode="c", offset=8 + size + start, shape=shape)
-        return cls(torch.from_numpy(mapped), str(told.get("key", "")), about)
+        return cls(torch.from_numpy(mapped), str(metadata.get("key", "")), inputs)
 
     def save(self, path: str | Path) -> Path:
-        """Write the answers; the counterpart of `load`."""
-        pieces = (self.logits[:, start : start + 4096] for start in range(0, self.num_examples, 4096))
-        told = {"key": self.key, "about": json.dumps(self.about)}
-        return write_answers(Path(path), pieces, tuple(self.logits.shape), told, self.logits.dtype)
+        """Write the logits to a safetensors file, the counterpart of `load`."""
+        chunks = (self.logits[:, start : start + CHUNK] for start in range(0, self.num_examples, CHUNK))
+        return write_logits(Path(path), chunks, tuple(self.logits.shape), self.logits.dtype, self.key, self.inputs)
 
 
-def write_answers(
-    path: Path, pieces: Iterable[Tensor], shape: tuple[int, ...], told: dict[str, str], dtype: torch.dtype
+def write_logits(
+    path: Path, chunks: Iterable[Tensor], shape: tuple[int, ...], dtype: torch.dtype, key: str, inputs: Identity
 ) -> Path:
-    """Write logits (M, N, C) that come as pieces (M, n, C) to a file that is whole or absent."""
-    kind = next(name for name, (_, known) in DTYPES.items() if known == dtype)
+    """Write logits (M, N, C), given as chunks (M, n, C), to a file that is complete or absent."""
+    name = next(name for name, (_, known) in DTYPES.items() if known == dtype)
     size = math.prod(shape) * dtype.itemsize
-    header = json.dumps(
-        {"__metadata__": told, "logits": {"dtype": kind, "shape": list(shape), "data_offsets": [0, size]}}
-    ).encode()
+    tensor = {"dtype": name, "shape": list(shape), "data_offsets": [0, size]}
+    metadata = {"key": key, "about": json.dumps(dict(inputs))}
+    header = json.dumps({"__metadata__": metadata, "logits": tensor}).encode()
     header += b" " * (-len(header) % 8)
-    # Written, not mapped: a disk that fills up raises an error, where a mapped page would end the process.
+    # Written, not mapped: a full disk raises an error, where a mapped page would end the process.
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         start, done = file.tell(), 0
         _reserve(file, start + size)
-        for piece in pieces:
-            for member, logits in enumerate(piece.cpu().contiguous()):
+        for chunk in chunks:
+            for member, logits in enumerate(chunk.cpu().contiguous()):
                 file.seek(start + (member * shape[1] + done) * shape[2] * dtype.itemsize)
                 file.write(logits.numpy())
-            done += piece.shape[1]
+            done += chunk.shape[1]
         if done != shape[1]:
-            raise EnfoldError(f"a teacher must answer for all {shape[1]} examples, got {done} answers: check the data")
+            raise EnfoldError(f"logits must cover all {shape[1]} examples, got {done}: check the training data")
     return path
 
 
 def _reserve(file: BinaryIO, size: int) -> None:
-    """Take the space on disk before anything is computed, where the system can."""
+    """Reserve the space on disk before anything is computed, where the system supports it."""
     file.flush()
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file.fileno(), 0, size)

@@ -1,34 +1,60 @@
-"""The control: one member given the same extra epochs and schedule as a fold, on labels alone.
+"""The control of a distillation or merge: one member with the same extra training, on the labels.
 
-Without it, extra training passes for ensembling: whatever a fold reaches beyond its control is what the ensemble gave.
+Without it, extra training is mistaken for an effect of the ensemble: only what exceeds the control comes from it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
-from enfold.data import Data
-from enfold.ensemble import Ensemble
-from enfold.evaluate import best_member
-from enfold.merge.common.folding import report_unchanged, require_members
+from enfold.data.convert import Examples, as_data, require
+from enfold.distill.teacher import as_teacher, starting_member
 from enfold.train import TrainConfig, fit
+from enfold.train.history import Epoch, warn_if_unchanged
 
 
-@dataclass(frozen=True)
-class Control:
-    """The best member on validation data, trained on by the same plan with the labels."""
+def train_control(
+    members: nn.Module | Sequence[nn.Module],
+    train: Examples,
+    val: Examples | None = None,
+    config: TrainConfig | None = None,
+    *,
+    checkpoint: str | Path | None = None,
+    on_epoch: Callable[[Epoch], None] | None = None,
+    title: str = "control",
+    quiet: bool = False,
+    **settings: Any,
+) -> nn.Module:
+    """Train the best member on validation data further with the labels.
 
-    plan: TrainConfig = field(default_factory=TrainConfig)
+    Args:
+        members: An ensemble of networks of one architecture, or a list of networks; they are not changed.
+        train: Training examples, as for `fit`.
+        val: Validation examples, as for `fit`; without them member 0 is trained.
+        config: Training settings; use those of the method that the control is compared with.
+        checkpoint: A file from which an interrupted training continues to the same bits.
+        on_epoch: Called with the record of every epoch.
+        title: The name on the progress bar.
+        quiet: Show no progress bar.
+        **settings: Fields of `TrainConfig`, which replace those of `config`.
 
-    def __call__(self, members: Ensemble, data: Data, *, checkpoint: Path | None = None) -> nn.Module:
-        """The member after its extra training, as a network of the user's class."""
-        members = require_members(members, "the control")
-        best = best_member(members, data)
-        network = members.member(best)
-        history = fit(network, data, config=self.plan, checkpoint=checkpoint, title="control")
-        remedy = "more training on the labels does not help it, or the learning rate is too high"
-        report_unchanged(history, "the control", f"member {best}", remedy)
-        return network
+    Returns:
+        The trained member, a network of the user's class.
+
+    Raises:
+        EnfoldError: If an argument is of the wrong kind.
+    """
+    require(train, "train", "train_control")
+    config = (config or TrainConfig()).update(settings)
+    data = as_data(train, val, batch_size=config.batch_size)
+    network, index = starting_member(as_teacher(members), data, "train_control")
+    history = fit(
+        network, data, config=config, checkpoint=checkpoint, on_epoch=on_epoch, title=title, quiet=quiet
+    )
+    remedy = "further training on the labels does not help, or the learning rate is too high"
+    warn_if_unchanged(history, "the control", f"member {index}", remedy)
+    return network

@@ -1,25 +1,28 @@
-"""What every perturbation keeps to: inputs moved a little, to where the teachers have more to tell.
+"""Perturbations: changes of a batch of inputs, seen by teachers and students, where the teachers' outputs say more.
 
-    x̃ = clip(x + ε),   ε = (η / 255) u,   mean u² = 1 in each example                        (1)
+A perturbation is a frozen dataclass that maps inputs to inputs. Those that move each input by a small step share
 
-x are pixels in [0, 1], before they are normalised, so that a step is as large in every channel. Data that are not known
-to be pixels (neither bytes nor given with a mean) are moved in their own unit, and not clipped.
+    x̃ = clip(x + ε),   ε = (η / 255) u,   mean u² = 1 in each example                                  (1)
+
+x are pixels in [0, 1], before normalisation, so that a step has the same size in every channel. Data that are not known
+to be pixels (neither bytes nor given with a mean) are moved in their own unit and not clipped.
 """
+# No `from __future__ import annotations`: the types of inherited fields are then values, which need no import elsewhere.
 
-from __future__ import annotations
-
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from enfold.data import Data
+from enfold.data.batches import Batch
+from enfold.distill.teacher import count_members
 from enfold.engines.modes import evaluating
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble, MixedEnsemble
@@ -27,30 +30,100 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 
 
-class Asked:
-    """A model that is asked about one batch, member by member: in eval mode, with gradients to the inputs alone.
+@dataclass(frozen=True)
+class LabelMixture:
+    """The labels of a batch whose examples were mixed in pairs: weight · y + (1 - weight) · y[partners]."""
 
-    Members run alone where they can, so that the others cost nothing; what gives all members at once is run once.
-    Parameters are read anew for each batch: nothing is kept while a student learns.
+    partners: Tensor  # (B,)
+    weight: float
+
+
+@dataclass(frozen=True)
+class Perturbation(ABC):
+    """Base of all perturbations."""
+
+    replaces_batch: ClassVar[bool] = False  # whether the labels' term, too, is computed at the perturbed inputs
+
+    @abstractmethod
+    def __call__(
+        self, inputs: Tensor, data: Data, teachers: nn.Module, student: nn.Module, generator: torch.Generator
+    ) -> Tensor:
+        """Return perturbed inputs, detached; given and returned as a network takes them, (B, ...).
+
+        Teachers and student are not changed, neither their modes nor their gradients.
+        """
+
+    def check(self, teachers: nn.Module, student: nn.Module) -> None:  # noqa: B027 - optional
+        """Raise an error if teachers and student do not fit the perturbation; called before training."""
+
+    def apply(
+        self, batch: Batch, data: Data, teachers: nn.Module, student: nn.Module, generator: torch.Generator
+    ) -> tuple[Batch, LabelMixture | None]:
+        """Return the perturbed batch, and how its labels were mixed; None if they were not."""
+        inputs = batch.inputs.flatten(0, 1) if batch.own else batch.inputs
+        moved = self(inputs, data, teachers, student, generator)
+        return replace(batch, inputs=moved.view_as(batch.inputs), indices=None), None  # no cached logits for these
+
+
+@dataclass(frozen=True)
+class PixelStep(Perturbation):
+    """A perturbation by equation (1); subclasses give the direction u.
+
+    Args:
+        step: η, the root mean square of a step, in 1/255 of the pixel range.
+    """
+
+    step: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+
+    @abstractmethod
+    def direction(
+        self, pixels: Tensor, teachers: "MemberLogits", student: "MemberLogits", generator: torch.Generator
+    ) -> Tensor:
+        """Return u of equation (1), shaped like the pixels, of which the logits are functions; 0 if undefined."""
+
+    def __call__(
+        self, inputs: Tensor, data: Data, teachers: nn.Module, student: nn.Module, generator: torch.Generator
+    ) -> Tensor:
+        """Return the inputs moved by one step."""
+        require_real(inputs)
+        self.check(teachers, student)
+        inputs = inputs.detach()
+        # float32 also if training runs in 16 bits, where gradients of confident teachers would be rounded to zero.
+        with torch.enable_grad(), torch.autocast(inputs.device.type, enabled=False):
+            pixels = data.denormalise(inputs).detach().requires_grad_()
+            seen = data.normalise(pixels)
+            u = self.direction(pixels, MemberLogits(teachers, seen), MemberLogits(student, seen), generator).detach()
+        pixels = pixels.detach()
+        moved = pixels + (self.step / 255) * u  # (1)
+        if data.has_pixels:  # values beyond [0, 1] before the step are not pulled in
+            moved = torch.clamp(moved, pixels.clamp(max=0.0), pixels.clamp(min=1.0))
+        still = moved.eq(pixels).flatten(1).all(1).view(-1, *(1,) * (inputs.ndim - 1))
+        return torch.where(still, inputs, data.normalise(moved))  # examples that do not move keep their bits
+
+
+class MemberLogits:
+    """The logits of a model for one batch, member by member: in eval mode, with gradients to the inputs only.
+
+    A member of an ensemble runs without the others where it can. Parameters are read again for each batch.
     """
 
     def __init__(self, model: nn.Module, inputs: Tensor) -> None:
         self.model = model
-        self.num_members = int(getattr(model, "num_members", 1))
+        self.num_members = count_members(model)
         device = next((tensor.device for tensor in model.parameters()), inputs.device)
         self.inputs = inputs.to(device)
-        self._alone = isinstance(model, Ensemble | MixedEnsemble)
-        self._heard: dict[int, Tensor] = {}
+        self._runs_singly = isinstance(model, Ensemble | MixedEnsemble)
+        self._logits: dict[int, Tensor] = {}
 
     def logits(self, index: int) -> Tensor:
-        """What one member says, (B, C), differentiable in the inputs."""
-        if index not in self._heard:
-            self._heard.update({index: self._one(index)} if self._alone else enumerate(self._all()))
-        return self._heard[index]
+        """Return the logits of one member, (B, C), differentiable in the inputs."""
+        if index not in self._logits:
+            self._logits.update({index: self._one(index)} if self._runs_singly else enumerate(self._all()))
+        return self._logits[index]
 
-    def fixed(self, index: int) -> Tensor:
-        """The same as numbers, (B, C), without a gradient."""
-        if index in self._heard or not self._alone:
+    def detached(self, index: int) -> Tensor:
+        """Return the same values without a gradient, (B, C)."""
+        if index in self._logits or not self._runs_singly:
             return self.logits(index).detach()
         with torch.no_grad():
             return self._one(index)
@@ -68,85 +141,47 @@ class Asked:
             with evaluating(code.network), code.holding(state) as network:
                 return member_logits(network, self.inputs.clone() if code.writes_inputs else self.inputs)[0]
         network = self.model.members[index] if isinstance(self.model, MixedEnsemble) else self.model
-        with evaluating(network), frozen(network):
+        with evaluating(network), freeze_parameters(network):
             return member_logits(network, self.inputs)[0]
 
     def _all(self) -> Tensor:
-        with evaluating(self.model), frozen(self.model):
+        with evaluating(self.model), freeze_parameters(self.model):
             return member_logits(self.model, self.inputs)
 
 
 @contextmanager
-def frozen(model: nn.Module) -> Iterator[None]:
-    """Inside the block no parameter wants a gradient, so that none is computed."""
-    wanting = [parameter for parameter in model.parameters() if parameter.requires_grad]
+def freeze_parameters(model: nn.Module) -> Iterator[None]:
+    """Inside the block no parameter requires a gradient."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
-        for parameter in wanting:
+        for parameter in trainable:
             parameter.requires_grad_(False)
         yield
     finally:
-        for parameter in wanting:
+        for parameter in trainable:
             parameter.requires_grad_()
 
 
-@dataclass(frozen=True)
-class Perturbation(ABC):
-    """A way to move a batch of inputs; subclasses are frozen dataclasses whose fields are the hyper-parameters."""
-
-    step: float = 1.0  # η: the root mean square of a move, in 1/255 of the range of pixels
-
-    replaces: ClassVar[bool] = False  # whether labels, too, are learned at the moved inputs instead of the clean ones
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.step < math.inf:
-            raise EnfoldError(f"a step must be 0 or more, got {self.step}: 1 is a change of 1/255 of a pixel's range")
-
-    def require(self, teachers: nn.Module, student: nn.Module) -> None:  # noqa: B027 - most have nothing to refuse
-        """What must hold between teachers and student before anything is trained."""
-
-    @abstractmethod
-    def moves(self, pixels: Tensor, teachers: Asked, student: Asked, source: torch.Generator) -> Tensor:
-        """u of equation (1), shaped as the pixels, on which what is asked depends; 0 where there is no direction."""
-
-    def __call__(
-        self, inputs: Tensor, data: Data, teachers: nn.Module, student: nn.Module, source: torch.Generator
-    ) -> Tensor:
-        """The moved inputs, detached; given and returned as a network sees them, (B, ...).
-
-        Moves of pixels end at 0 and 1: of data whose training inputs are bytes, or that have a mean and a standard
-        deviation. Teachers and student are left as they are, modes and gradients too.
-        """
-        if not inputs.is_floating_point():
-            raise EnfoldError(
-                f"inputs must be real numbers to be moved, got {inputs.dtype}: leave the perturbation out for tokens"
-            )
-        self.require(teachers, student)
-        inputs = inputs.detach()
-        # float32 also where training runs in 16 bits: gradients of confident teachers would be rounded to nothing
-        with torch.enable_grad(), torch.autocast(inputs.device.type, enabled=False):
-            pixels = data.denormalise(inputs).detach().requires_grad_()
-            seen = data.normalise(pixels)
-            u = self.moves(pixels, Asked(teachers, seen), Asked(student, seen), source).detach()
-        pixels = pixels.detach()
-        moved = pixels + (self.step / 255) * u  # (1)
-        if data.has_pixels:  # what lies outside already, by rounding or by a mean of other data, is not pulled in
-            moved = torch.clamp(moved, pixels.clamp(max=0.0), pixels.clamp(min=1.0))
-        still = moved.eq(pixels).flatten(1).all(1).view(-1, *(1,) * (inputs.ndim - 1))
-        return torch.where(still, inputs, data.normalise(moved))  # what stays where it is keeps its bits
+def require_real(inputs: Tensor) -> None:
+    """Raise an error for inputs that are not floating-point numbers, such as tokens."""
+    if not inputs.is_floating_point():
+        raise EnfoldError(
+            f"perturb needs floating-point inputs, got {inputs.dtype}: use perturb=None for tokens"
+        )
 
 
-def unit(gradient: Tensor) -> Tensor:
-    """Each example's gradient at a root mean square of 1; where it is zero, or no number, there is no direction: 0."""
+def normalise_rms(gradient: Tensor) -> Tensor:
+    """Return each example's gradient at a root mean square of 1; 0 where it is zero or not finite."""
     rows = gradient.flatten(1)
-    rows = rows / rows.abs().amax(1, keepdim=True)  # first, since the squares of a small gradient would vanish
+    rows = rows / rows.abs().amax(1, keepdim=True)  # first, because the squares of a small gradient would underflow
     rows = rows / rows.square().mean(1, keepdim=True).sqrt()
     return torch.where(torch.isfinite(rows).all(1, keepdim=True), rows, 0.0).view_as(gradient)
 
 
-def gradient(pixels: Tensor, outputs: Sequence[Tensor], pulls: Sequence[Tensor | None]) -> Tensor:
-    """Σ pulls · ∂outputs/∂pixels; outputs that do not depend on the pixels add nothing."""
-    chosen = [pair for pair in zip(outputs, pulls, strict=True) if pair[0].requires_grad]
-    if not chosen:
+def input_gradient(pixels: Tensor, outputs: Sequence[Tensor], weights: Sequence[Tensor | None]) -> Tensor:
+    """Return Σ weights · ∂outputs/∂pixels; outputs that do not depend on the pixels add nothing."""
+    pairs = [pair for pair in zip(outputs, weights, strict=True) if pair[0].requires_grad]
+    if not pairs:
         return torch.zeros_like(pixels)
-    found = torch.autograd.grad([one for one, _ in chosen], pixels, [one for _, one in chosen], materialize_grads=True)
+    found = torch.autograd.grad([one for one, _ in pairs], pixels, [one for _, one in pairs], materialize_grads=True)
     return found[0]

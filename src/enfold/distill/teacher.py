@@ -1,10 +1,9 @@
-"""Teacher: what the members say about a batch; looked up where inputs are always the same, computed elsewhere."""
+"""The teacher of a distillation: members in eval mode, whose targets are looked up if inputs never change."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -14,175 +13,220 @@ from torch import Tensor, nn
 from enfold.data import Data, Split
 from enfold.data.batches import Batch
 from enfold.data.content import content
-from enfold.data.dataset import evaluation_batches
-from enfold.distill.cached import CachedTeacher, write_answers
+from enfold.data.dataset import evaluation_batches, has_examples
+from enfold.distill.cached import CachedTeacher, write_logits
+from enfold.engines.copying import copied
 from enfold.engines.modes import in_eval_mode
+from enfold.ensemble import Ensemble, MixedEnsemble
+from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
-from enfold.evaluate import member_logits
+from enfold.evaluate import best_member, member_logits
 from enfold.io.files import digest
 from enfold.io.identity import differences
 
 Target = Callable[[Tensor], Tensor]
-"""From teachers' logits (M, N, C) to what a student is to learn: (..., N, K), example by example."""
+"""From the teachers' logits (M, N, C) to what a student learns: (..., N, K), example by example."""
 
-
-def as_they_are(logits: Tensor) -> Tensor:
-    """The target of a loss that wants the logits."""
-    return logits
-
-
-LARGE = 1 << 28  # bytes of logits that are looked up on disk instead of being held in memory
-CHUNK = 1024  # rows run fastest in chunks of about a thousand
+LARGE = 1 << 28  # bytes of logits above which they are read from disk instead of being held in memory
+CHUNK = 1024  # examples: networks run fastest on about a thousand
 
 
 class Teacher:
-    """Frozen members, or their recorded answers, asked for targets.
+    """Frozen members, or their cached logits, as a source of targets.
 
-    `remembers` says that inputs never change (no augmentation): answers are then computed once, and kept in `file` if
-    one is given, under a key of the teacher's values and the data's. The members may live on another device than the
-    student; they answer in eval mode.
+    Args:
+        models: A network, an ensemble or cached logits; models may be on another device than the student.
+        data: The training data.
+        target: The target of a loss; the default is the logits.
+        is_constant: Whether inputs never change (no augmentation, no perturbation): targets are then computed once.
+        folder: A folder for the logits of constant inputs, under a key of the values of models and data.
     """
 
     def __init__(
         self,
-        members: nn.Module | CachedTeacher,
+        models: nn.Module | CachedTeacher,
         data: Data,
-        target: Target = as_they_are,
+        target: Target = lambda logits: logits,
         *,
-        remembers: bool = False,
+        is_constant: bool = False,
         folder: Path | None = None,
     ) -> None:
-        self.members = None if isinstance(members, CachedTeacher) else members
-        self.recorded = members if isinstance(members, CachedTeacher) else None
+        self.models = None if isinstance(models, CachedTeacher) else models
+        self.cached = models if isinstance(models, CachedTeacher) else None
         self.data, self.target, self.folder = data, target, folder
-        self.num_members = int(getattr(members, "num_members", 1))
-        self._check(remembers)
+        self.num_members = count_members(models)
         self.targets: Tensor | None = None  # (..., N, K)
-        self.mapped: Tensor | None = None  # (T, N, C): answers too large to be held, of which batches are looked up
-        if self.recorded is not None or (remembers and isinstance(data.train, Split)):
-            self._keep(self.recorded or self._answers())
+        self.mapped: Tensor | None = None  # (T, N, C): logits too large for memory
+        self._check(is_constant)
+        if self.cached is not None or (is_constant and isinstance(data.train, Split)):
+            self._hold(self.cached or self._compute())
 
-    def _check(self, remembers: bool) -> None:
-        """What can be said before anything is trained."""
-        if self.recorded is not None:
-            classes, train = self.recorded.num_classes, self.data.train
-            same = isinstance(train, Split) and len(train) == self.recorded.num_examples
-            others = differences(self.recorded.about, self.about) if same and self.recorded.about else []
-            if not remembers or not same or others:
-                held = f"{len(train)} examples" if isinstance(train, Split) else "a loader"
-                held += f" with other {', '.join(others)}" if others else ""
-                raise EnfoldError(
-                    f"recorded answers hold for the very training part they were made on, got "
-                    f"{self.recorded.num_examples} answers, {held}{'' if remembers else ', augmented or perturbed'}: "
-                    "use that part without augmentation, or the members themselves"
-                )
-            self._require_classes(classes)
-        elif isinstance(self.data.train, Split) and len(self.data.train):
-            self.answer(self.data.prepare(self.data.train.inputs[:2]))
+    def __call__(self, batch: Batch) -> Tensor:
+        """Return the targets (..., B, K), or (..., S, B, K) if each of S students has its own batch."""
+        if self.targets is not None and batch.indices is not None:
+            found = _rows(self.targets, batch.indices.cpu())
+        elif self.mapped is not None and batch.indices is not None:
+            found = self.target(self.mapped[:, batch.indices.cpu().flatten()])
+            found = found.view(*found.shape[:-2], *batch.indices.shape, -1)
+        elif batch.own:
+            found = self.target(self.logits(batch.inputs.flatten(0, 1)))
+            found = found.view(*found.shape[:-2], *batch.labels.shape, -1)
+        else:
+            found = self.target(self.logits(batch.inputs))
+        return found.to(batch.labels.device)
+
+    @torch.no_grad()
+    def logits(self, inputs: Tensor) -> Tensor:
+        """Return the members' logits in eval mode for prepared inputs: (B, ...) -> (M, B, C)."""
+        if self.models is None:
+            raise EnfoldError("a CachedTeacher has logits for its training examples only: pass the networks as teacher")
+        with in_eval_mode(self.models):
+            logits = _require_finite(member_logits(self.models, inputs.to(self.device)))
+        self._require_classes(logits.shape[-1])
+        return logits.float() if logits.dtype == torch.bfloat16 else logits  # numpy and files have no bfloat16
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The device of the members."""
+        tensors = () if self.models is None else self.models.parameters()
+        return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+    def _check(self, is_constant: bool) -> None:
+        train = self.data.train
+        if self.cached is None:
+            if isinstance(train, Split) and len(train):
+                self.logits(self.data.prepare(train.inputs[:2]))
+            return
+        is_same = isinstance(train, Split) and len(train) == self.cached.num_examples
+        changed = differences(self.cached.inputs, self.inputs) if is_same and self.cached.inputs else []
+        if not is_constant or not is_same or changed:
+            given = f"{len(train)} examples" if isinstance(train, Split) else "a loader"
+            given += f" with other {', '.join(changed)}" if changed else ""
+            raise EnfoldError(
+                f"a CachedTeacher belongs to the training examples that it was computed for, got logits of "
+                f"{self.cached.num_examples} examples and {given}{'' if is_constant else ', augmented or perturbed'}: "
+                "pass those examples as tensors without augmentation, or the networks as teacher"
+            )
+        self._require_classes(self.cached.num_classes)
 
     def _require_classes(self, classes: int) -> None:
         if self.data.num_classes not in (None, classes):
             raise EnfoldError(
-                f"a teacher must know the data's classes, got {classes} for the {self.data.num_classes} of the data: "
-                "use members trained on these labels"
+                f"teacher must predict the {self.data.num_classes} classes of the data, got {classes} classes: pass "
+                "networks trained on these labels"
             )
 
-    def _answers(self) -> CachedTeacher:
-        """All answers for the training part: from the folder if they are there, else computed, and kept in it."""
+    def _compute(self) -> CachedTeacher:
+        """Return the logits for all training examples: from the folder if they are there, else computed."""
         split = self.data.train
         if not isinstance(split, Split):
-            raise TypeError("answers are remembered for a split")
+            raise TypeError("logits are cached for tensors in memory")
         if self.folder is None:
-            return CachedTeacher(torch.cat(list(self._pieces()), dim=1))
-        file = self.folder / f"{self.key[:16]}.safetensors"
+            return CachedTeacher(torch.cat(list(self._chunks()), dim=1))
+        file = Path(self.folder) / f"{self.key[:16]}.safetensors"
         if file.exists():
             found = CachedTeacher.load(file)
             if found.key == self.key and found.num_examples == len(split):
                 return found
-        one = self.answer(self.data.prepare(split.inputs[:1]))
+        one = self.logits(self.data.prepare(split.inputs[:1]))
         shape = (self.num_members, len(split), one.shape[-1])
-        write_answers(file, self._pieces(), shape, {"key": self.key, "about": json.dumps(self.about)}, one.dtype)
+        write_logits(file, self._chunks(), shape, one.dtype, self.key, self.inputs)
         return CachedTeacher.load(file)
 
-    def _pieces(self) -> Iterator[Tensor]:
+    def _chunks(self) -> Iterator[Tensor]:
         for inputs, _ in evaluation_batches(self.data.train, CHUNK):
-            yield self.answer(inputs).cpu()
+            yield self.logits(inputs).cpu()
 
-    def _keep(self, answers: CachedTeacher) -> None:
-        """The targets of all examples; of answers that fill more than `LARGE`, only where they are found."""
-        pieces = (_finite(piece) for piece in answers.logits.split(CHUNK, dim=1))
-        if answers.logits.nbytes <= LARGE:
-            self.targets = torch.cat([self.target(piece) for piece in pieces], dim=-2)
+    def _hold(self, cached: CachedTeacher) -> None:
+        """Compute the targets of all examples; of logits larger than `LARGE`, only refer to them."""
+        chunks = (_require_finite(chunk) for chunk in cached.logits.split(CHUNK, dim=1))
+        if cached.logits.nbytes <= LARGE:
+            self.targets = torch.cat([self.target(chunk) for chunk in chunks], dim=-2)
             return
-        for _ in pieces:  # read once, page by page, to see that all are finite
+        for _ in chunks:  # reads the file once, chunk by chunk, to check that all logits are finite
             pass
-        self.mapped = answers.logits
-
-    @torch.no_grad()
-    def answer(self, inputs: Tensor) -> Tensor:
-        """The members' logits for prepared inputs: (B, ...) -> (M, B, C)."""
-        if self.members is None:
-            raise EnfoldError("recorded answers cannot be asked about other inputs: use the members themselves")
-        with in_eval_mode(self.members):
-            logits = _finite(member_logits(self.members, inputs.to(self.device)))
-        self._require_classes(logits.shape[-1])
-        return logits.float() if logits.dtype == torch.bfloat16 else logits  # as files and losses take them
-
-    @cached_property
-    def device(self) -> torch.device:
-        """Where the members live."""
-        tensors = () if self.members is None else self.members.parameters()
-        return next((tensor.device for tensor in tensors), torch.device("cpu"))
-
-    def __call__(self, batch: Batch) -> Tensor:
-        """The targets (..., B, K), or (..., S, B, K) where each of S students has its own batch."""
-        if self.targets is not None and batch.indices is not None:
-            found = _chosen(self.targets, batch.indices.cpu())
-        elif self.mapped is not None and batch.indices is not None:
-            chosen = batch.indices.cpu().flatten()
-            found = self.target(self.mapped[:, chosen])
-            found = found.view(*found.shape[:-2], *batch.indices.shape, -1)
-        elif batch.own:
-            found = self.target(self.answer(batch.inputs.flatten(0, 1)))
-            found = found.view(*found.shape[:-2], *batch.labels.shape, -1)
-        else:
-            found = self.target(self.answer(batch.inputs))
-        return found.to(batch.labels.device)
+        self.mapped = cached.logits
 
     @cached_property
     def key(self) -> str:
-        """What tells these answers from all others: the values of teacher and data."""
-        if self.recorded is not None:
-            return self.recorded.key or digest([self.recorded.logits])
-        state = {} if self.members is None else self.members.state_dict()
-        network = getattr(getattr(self.members, "skeleton", None), "network", None)
+        """A digest of the values of teacher and data."""
+        if self.cached is not None:
+            return self.cached.key or digest([self.cached.logits])
+        state = {} if self.models is None else self.models.state_dict()
+        network = getattr(getattr(self.models, "skeleton", None), "network", None)
         values = [value for value in state.values() if isinstance(value, Tensor)]
         extra = [value for value in state.values() if not isinstance(value, Tensor)]  # of get_extra_state
-        # The same values in another architecture answer otherwise.
-        made = f"{self.members!r}{network!r}{list(state)}{extra or ''}"
-        return digest(values, re.sub(" at 0x[0-9a-fA-F]+", "", made) + str(self.about))
+        # The architecture is included: the same values in another one give other logits.
+        text = f"{self.models!r}{network!r}{list(state)}{extra or ''}"
+        return digest(values, re.sub(" at 0x[0-9a-fA-F]+", "", text) + str(self.inputs))
 
     @cached_property
-    def about(self) -> dict[str, str]:
-        """What tells these questions from all others: the inputs in their order, and how they are prepared."""
+    def inputs(self) -> dict[str, str]:
+        """The identity of the inputs: their values in order, and their normalisation."""
         if not isinstance(self.data.train, Split):
             return {}
         known = content(self.data, ("train",))
         return {name: known[name] for name in ("training inputs", "normalisation")}
 
     def __repr__(self) -> str:
-        """The same in a later process: a checkpoint belongs to one teacher."""
+        """The same text in every process, because checkpoints store it."""
         return f"Teacher({self.key[:16]})"
 
 
-def _chosen(targets: Tensor, indices: Tensor) -> Tensor:
-    """The examples' targets: (..., N, K) -> (..., *indices, K)."""
+def as_teacher(teacher: object) -> nn.Module | CachedTeacher:
+    """Return a teacher as one model: a list of networks becomes an ensemble.
+
+    Raises:
+        EnfoldError: If it is neither a model, a list of networks nor cached logits.
+    """
+    if isinstance(teacher, nn.Module | CachedTeacher):
+        return teacher
+    networks = list(teacher) if isinstance(teacher, Sequence) and not isinstance(teacher, str) else []
+    if not networks or not all(isinstance(network, nn.Module) for network in networks):
+        raise EnfoldError(
+            f"teacher must be an Ensemble, a network, a list of networks or a CachedTeacher, got "
+            f"{type(teacher).__name__}: pass DeepEnsemble([a, b, c])"
+        )
+    return as_ensemble(networks)
+
+
+def as_ensemble(networks: list[nn.Module]) -> nn.Module:
+    """Return networks of one architecture as a `DeepEnsemble`, others as a `MixedEnsemble`."""
+    shapes = [{name: tensor.shape for name, tensor in network.state_dict().items()} for network in networks]
+    is_same = all(type(network) is type(networks[0]) for network in networks) and all(s == shapes[0] for s in shapes)
+    return DeepEnsemble(networks) if is_same else MixedEnsemble(networks)
+
+
+def count_members(models: nn.Module | CachedTeacher) -> int:
+    """Return the number of members of a teacher; 1 for a network."""
+    return int(getattr(models, "num_members", 1))
+
+
+def starting_member(models: nn.Module | CachedTeacher, data: Data, purpose: str) -> tuple[nn.Module, int]:
+    """Return a copy of the best member on validation data (member 0 without them), and its index.
+
+    Raises:
+        EnfoldError: If the teacher's members do not exist as networks of one architecture.
+    """
+    if isinstance(models, Ensemble):
+        index = best_member(models, data) if has_examples(data.val) else 0
+        return models.member(index), index
+    if isinstance(models, CachedTeacher) or count_members(models) > 1 or isinstance(models, MixedEnsemble):
+        raise EnfoldError(
+            f"{purpose} needs a teacher of networks of one architecture to start from, got {type(models).__name__}: "
+            "pass the student's class as student=, or a network as init="
+        )
+    return copied(models), 0
+
+
+def _rows(targets: Tensor, indices: Tensor) -> Tensor:
+    """Return the targets of examples: (..., N, K) -> (..., *indices, K)."""
     if indices.ndim == 1:
         return targets.index_select(-2, indices)  # half the time of an index
     return targets[..., indices, :]
 
 
-def _finite(logits: Tensor) -> Tensor:
+def _require_finite(logits: Tensor) -> Tensor:
     if not bool(torch.isfinite(logits).all()):
-        raise EnfoldError("a teacher's outputs must be finite, got NaN or infinity: look for a diverged member")
+        raise EnfoldError("teacher must have finite outputs, got NaN or infinity: leave out the diverged member")
     return logits

@@ -21,8 +21,8 @@ def refuse_shape(model: nn.Module, inputs: Tensor, error: Exception) -> None:
     """Raise one sentence from the error of a first pass, if it is about shapes; any other is left to be raised."""
     if isinstance(error, EnfoldError | torch.OutOfMemoryError) or not ABOUT_SHAPES.search(str(error)):
         return
-    skeleton = getattr(model, "skeleton", None)
-    network = model if skeleton is None else skeleton.network
+    codes = getattr(model, "codes", None)  # of an ensemble
+    network = codes[0].network if codes else model
     given, said = tuple(inputs.shape[1:]), " ".join(str(error).split())
     raise WrongShape(
         f"a network must take the inputs it is given, but {type(network).__name__}{_wanted(network)} fails on inputs "

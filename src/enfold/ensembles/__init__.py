@@ -5,13 +5,14 @@ from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.ensembles.fge import FGE
 from enfold.ensembles.film_ensemble import FiLMEnsemble
-from enfold.ensembles.hydra import Hydra
+from enfold.ensembles.hydra_ensemble import HydraEnsemble
 from enfold.ensembles.hyper_batch_ensemble import HyperBatchEnsemble
 from enfold.ensembles.hyper_deep_ensemble import HyperDeepEnsemble
 from enfold.ensembles.lora_ensemble import LoRAEnsemble
 from enfold.ensembles.masksembles import Masksembles
 from enfold.ensembles.mc_dropout import MCDropout
 from enfold.ensembles.mimo import MIMO
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.mixture_ensemble import MixtureEnsemble
 from enfold.ensembles.multi_head import MultiHead
 from enfold.ensembles.multi_swa import MultiSWA
@@ -35,12 +36,13 @@ __all__ = [
     "BatchEnsemble",
     "DeepEnsemble",
     "FiLMEnsemble",
-    "Hydra",
+    "HydraEnsemble",
     "HyperBatchEnsemble",
     "HyperDeepEnsemble",
     "LoRAEnsemble",
     "MCDropout",
     "Masksembles",
+    "MixedEnsemble",
     "MixtureEnsemble",
     "MultiHead",
     "MultiSWA",

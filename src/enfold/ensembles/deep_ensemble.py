@@ -1,7 +1,11 @@
-"""DeepEnsemble: a deep ensemble. Every member owns all its parameters; they are stored stacked under their own names.
+"""DeepEnsemble: M networks of one architecture, initialised and trained independently, whose predictions are averaged.
+
+    p(y | x) = 1/M Σ_m softmax(f(x; θ_m)),      θ_m from its own initialisation and its own order of the data        (1)
 
 B. Lakshminarayanan, A. Pritzel, C. Blundell: Simple and Scalable Predictive Uncertainty Estimation using Deep
 Ensembles, NeurIPS 2017, arXiv:1612.01474.
+
+Differs from the paper: no adversarial training.
 """
 
 from __future__ import annotations
@@ -11,8 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
+from enfold.arguments import checked
 from enfold.engines.base import EngineName
 from enfold.engines.groups import Decay, decay_groups
 from enfold.engines.initialization import initialised
@@ -20,104 +26,144 @@ from enfold.engines.layout import owners, stack
 from enfold.engines.skeleton import State, read_state
 from enfold.engines.tree import Tree
 from enfold.ensemble import Ensemble
-from enfold.errors import EnfoldError
+from enfold.errors import EnfoldError, level_outside
 from enfold.io.checkpoints import load_into, matching_files
 
+Factory = Callable[[], nn.Module]
 
+
+@checked
 class DeepEnsemble(Ensemble):
-    """M networks of one architecture, their parameters stacked; the networks given are copied and left untouched.
+    """M networks of one architecture that are trained independently; their parameters are stored stacked.
 
-    >>> members = DeepEnsemble([nn.Linear(4, 3), nn.Linear(4, 3)])
-    >>> members(torch.zeros(5, 4)).shape
+    >>> ensemble = DeepEnsemble([nn.Linear(4, 3), nn.Linear(4, 3)])
+    >>> ensemble(torch.zeros(5, 4)).shape
     torch.Size([2, 5, 3])
+    >>> DeepEnsemble(lambda: nn.Linear(4, 3), 4).num_members
+    4
+
+    Args:
+        networks: A list of networks, which are copied; or a network or a function that makes one, from which
+            `num_members` new ones are drawn. Member k depends on `seed` and k only: M members are the first M of M + 1.
+        num_members: The number of members to draw; the length of the list, if a list is given.
+        seed: The seed of the members that are drawn.
+        engine: How members are run: auto, measure, stacked, loop or vmap.
     """
 
-    expands = False
+    computes_state = False
 
-    def __init__(self, networks: Sequence[nn.Module], engine: EngineName = "auto") -> None:
-        given: object = networks
-        if isinstance(given, nn.Module) and not isinstance(given, nn.ModuleList | Ensemble):
-            raise EnfoldError(
-                f"members are given as a list of networks, got one {type(given).__name__}: pass [network, ...], or "
-                "draw new ones like it with DeepEnsemble.make(network, num_members)"
-            )
-        networks = list(networks)
-        if not networks:
-            raise EnfoldError("an ensemble must have at least 1 member, got none: pass a list of networks")
-        states = [read_state(network) for network in networks]
-        if not states[0]:
-            raise EnfoldError(
-                f"members must have parameters to differ in, but {type(networks[0]).__name__} has none: "
-                "pass a network with layers"
-            )
-        for index, (network, state) in enumerate(zip(networks, states, strict=True)):
-            _check_same(networks[0], states[0], network, state, index)
-        super().__init__(networks, len(networks), engine)
-        self.seeds: tuple[int, ...] | None = None  # of the members' initialisation, where they were made from seeds
-        layers = owners(networks[0], batched_products=engine != "loop")
-        self.tree = Tree({name: self._stacked(name, states, layers) for name in self.skeleton.names})
-
-    def _stacked(self, name: str, states: Sequence[State], layers: Mapping[int, nn.Module]) -> Tensor:
-        return self._stored(name, stack([state[name].detach() for state in states], layers.get(id(states[0][name]))))
-
-    @classmethod
-    def make(
-        cls,
-        network: nn.Module | Callable[[], nn.Module],
-        num_members: int,
+    def __init__(
+        self,
+        networks: Sequence[nn.Module] | nn.Module | Factory,
+        num_members: PositiveInt | None = None,
         *,
         seed: int = 0,
         engine: EngineName = "auto",
-    ) -> Self:
-        """M members from a factory, or re-initialised from a network, each with its own seed.
-
-        Member k depends on `seed` and k alone, so M members are the first M of M + 1.
-        """
-        if num_members < 1:
-            raise EnfoldError(f"an ensemble must have at least 1 member, got {num_members}: pass num_members >= 1")
-        networks, seeds = zip(*(initialised(network, seed, index) for index in range(num_members)), strict=True)
-        members = cls(networks, engine)
-        members.seeds = seeds
-        names = list(members.skeleton.parameters)
-        if num_members > 1 and names and len(members.equal_parameters()) == len(names):
-            warnings.warn(
-                f"all {num_members} members are equal, parameter by parameter: the factory ignores the random seed, "
-                "or loads the same weights each time; members that start equal only differ by their data order",
-                stacklevel=2,
+    ) -> None:
+        members, seeds = _make_networks(networks, num_members, seed)
+        states = [read_state(network) for network in members]
+        if not states[0]:
+            raise EnfoldError(
+                f"networks must have parameters to differ in, but {type(members[0]).__name__} has none: "
+                "pass networks with layers"
             )
-        return members
+        for index, (network, state) in enumerate(zip(members, states, strict=True)):
+            _check_same(members[0], states[0], network, state, index)
+        super().__init__(members, len(members), engine)
+        self.seed = seed
+        self.seeds = seeds  # of each member's initialisation, where members were drawn
+        layers = owners(members[0], batched_products=engine != "loop")
+        self.tree = Tree({name: self._stack(name, states, layers) for name in self.skeleton.names})
+        if self.seeds and self.num_members > 1:
+            self._warn_if_equal()
+
+    def _stack(self, name: str, states: Sequence[State], layers: Mapping[int, nn.Module]) -> Tensor:
+        return self._stored(name, stack([state[name].detach() for state in states], layers.get(id(states[0][name]))))
 
     @classmethod
-    def load(
+    def from_checkpoints(
         cls,
         files: str | Path | Sequence[str | Path],
-        network: nn.Module | Callable[[], nn.Module],
+        network: nn.Module | Factory,
+        *,
         engine: EngineName = "auto",
     ) -> Self:
-        """Members from checkpoint files, a list or a pattern: ``DeepEnsemble.load("runs/*/model.pt", make_net)``.
+        """Load members from checkpoint files: ``DeepEnsemble.from_checkpoints("runs/*/model.pt", make_net)``.
 
-        Reads safetensors, and `.pt` files that hold tensors only (no pickled object is ever loaded), also wrapped
-        under a key such as `state_dict` or with a `module.` prefix.
+        Args:
+            files: A list of files, or a pattern. Safetensors, and `.pt` files that contain tensors only (no pickled
+                object is ever loaded), also below a key such as `state_dict` or with a `module.` prefix.
+            network: A network of the architecture, or a function that makes one.
+            engine: How members are run.
         """
-        return cls([load_into(network, path) for path in matching_files(files)], engine)
+        return cls([load_into(network, path) for path in matching_files(files)], engine=engine)
+
+    @classmethod
+    def from_options(cls, networks: Sequence[nn.Module], options: dict[str, Any]) -> Self:
+        """Make an ensemble of these networks; methods derived from this class are made from the first one."""
+        return cls(networks, **options) if cls is DeepEnsemble else super().from_options(networks, options)
 
     def expand(self) -> State:
-        """What is stored is what the members are."""
+        """Return the stored parameters."""
         return self.tree.state()
 
+    @property
+    def owns_all_parameters(self) -> bool:
+        """Every member owns all of its parameters."""
+        return True
+
     def param_groups(self, weight_decay: float, decay: Decay = "all") -> list[dict[str, Any]]:
-        """Every parameter carries the member axis, so all of training can be told apart by member."""
+        """Return groups of parameters with a member axis."""
         owned = [(parameter, parameter.ndim - 1) for parameter in self.parameters()]
         return decay_groups(owned, weight_decay, decay, member_axis=True)
 
+    def __getitem__(self, index: int | slice | Sequence[int]) -> Any:
+        """Return one member as a network, or several as a `DeepEnsemble`: ``ensemble[0]``, ``ensemble[:3]``."""
+        chosen = super().__getitem__(index)
+        return DeepEnsemble(chosen, engine=self.engine) if isinstance(chosen, list) else chosen
+
     def equal_parameters(self) -> list[str]:
-        """Names of the parameters that are equal in all members (norm scales usually are, before training)."""
+        """Return the names of the parameters that are equal in all members (norm scales often are, before training)."""
         state = self.expand()
         return [name for name in self.skeleton.parameters if bool((state[name] == state[name][:1]).all())]
 
-    def extended(self, network: nn.Module) -> DeepEnsemble:
-        """These members and one more, as a new object."""
-        return DeepEnsemble([*self.networks(), network], self.engine_name)
+    def _warn_if_equal(self) -> None:
+        names = list(self.skeleton.parameters)
+        if names and len(self.equal_parameters()) == len(names):
+            warnings.warn(
+                f"all {self.num_members} members are equal in every parameter: the function that makes networks "
+                "ignores the random seed, or loads the same weights each time; such members only differ by the order "
+                "of their data",
+                stacklevel=level_outside(),
+            )
+
+
+def _make_networks(
+    given: Sequence[nn.Module] | nn.Module | Factory, num_members: int | None, seed: int
+) -> tuple[list[nn.Module], tuple[int, ...] | None]:
+    """Return the members of a deep ensemble, and the seeds of those that were drawn."""
+    if callable(given) and not isinstance(given, nn.ModuleList | Ensemble):
+        if num_members is None:
+            raise EnfoldError(
+                f"num_members must be given to draw members from one {type(given).__name__}, got None: pass "
+                "DeepEnsemble(network, num_members), or a list of networks"
+            )
+        return draw_networks(given, num_members, seed)  # type: ignore[arg-type]
+    members = list(given)  # type: ignore[arg-type]
+    if not members:
+        raise EnfoldError("networks must hold at least 1 network, got none: pass a list of networks")
+    if num_members not in (None, len(members)):
+        raise EnfoldError(
+            f"num_members must be the number of networks in the list, got {num_members} for {len(members)} networks: "
+            "leave num_members out"
+        )
+    return members, None
+
+
+def draw_networks(network: nn.Module | Factory, num_members: int, seed: int) -> tuple[list[nn.Module], tuple[int, ...]]:
+    """Return `num_members` networks, made by a function or re-initialised from a network, and the seed of each."""
+    pairs = [initialised(network, seed, index) for index in range(num_members)]
+    return [network for network, _ in pairs], tuple(own for _, own in pairs)
 
 
 def as_ensemble(models: Ensemble | Sequence[nn.Module]) -> Ensemble:
@@ -154,9 +200,9 @@ def _check_same(first: nn.Module, expected: State, network: nn.Module, state: St
             raise EnfoldError(
                 f"all members must train the same parameters, but '{name}' is "
                 f"{'trained' if tensor.requires_grad else 'frozen'} in member 0 and not in member {index}: set its "
-                "requires_grad alike in all networks"
+                "requires_grad to the same value in all networks"
             )
-        for what, ours_is, theirs_is, mend in (
+        for what, ours_is, theirs_is, fix in (
             ("shapes", tuple(tensor.shape), tuple(other.shape), remedy),
             ("types of numbers", tensor.dtype, other.dtype, f"convert it with network.to({tensor.dtype})"),
             ("device", tensor.device, other.device, f'move it with network.to("{tensor.device}")'),
@@ -164,13 +210,13 @@ def _check_same(first: nn.Module, expected: State, network: nn.Module, state: St
             if ours_is != theirs_is:
                 raise EnfoldError(
                     f"all members must have the same {what}, but '{name}' is {ours_is} in member 0 and {theirs_is} in "
-                    f"member {index}: {mend}"
+                    f"member {index}: {fix}"
                 )
 
 
 def _kind(module: nn.Module) -> str:
-    """The class, and for torch's own layers their settings: a stride or a dropout rate leaves no trace in a shape."""
+    """Return the class and, of torch's own layers, the settings: a stride or a dropout rate is not in the shapes."""
     kind = type(module)
-    said = module.extra_repr() if kind.__module__.startswith("torch.nn.modules.") else ""
-    settings = f"({said})" if said else ""
+    text = module.extra_repr() if kind.__module__.startswith("torch.nn.modules.") else ""
+    settings = f"({text})" if text else ""
     return f"a {kind.__qualname__}{settings}"

@@ -1,25 +1,23 @@
-"""Hyper-deep ensembles: members that differ in hyper-parameters and seeds, picked from a random search.
+"""HyperDeepEnsemble: members that differ in hyper-parameters and seeds, selected from a random search.
 
-    1. search    κ networks, each with its own seed and its own λ_k; λ_0 is the plan's       (1)
+    1. search    κ networks, each with its own seed and λ_k; λ_0 is that of the training     (1)
     2. select    greedily and with replacement, by the validation NLL of
-                 p̄ = Σ_k w_k p_k,   w_k = picks of k / all picks,                            (2)
-                 until K different networks are picked or nothing gets better
-    3. stratify  train each λ that was picked with K new seeds, and select again from these  (3)
+                 p̄ = Σ_k w_k p_k,   w_k = selections of k / all selections,                  (2)
+                 until K different networks are selected or nothing improves
+    3. stratify  train each selected λ with K new seeds, and select again from these         (3)
 
 F. Wenzel, J. Snoek, D. Tran, R. Jenatton: Hyperparameter Ensembles for Robustness and Uncertainty Quantification,
 NeurIPS 2020, arXiv:2006.13570.
 
-`weight_decay` and `lr` are ranges of factors on the plan's values, `label_smoothing` is one of values; all
-are drawn log-uniformly, and None leaves the plan's. The published range of the weight decay, 1e-2/N to 1e2/N with
-N = 47,500, is 1e-3 to 10 times the published default.
+All hyper-parameters are drawn log-uniformly. The published range of the weight decay, 1e-2/N to 1e2/N with N = 47,500,
+is 1e-3 to 10 times the published default.
 
-A network that was picked twice counts as two members, so that the plain mean over members is (2): after training
-there may be more members than the `num_members` networks that are stored. Where fewer different ones were picked, a
-warning says so, and the rest of the room holds networks that count nothing. `counts` says how often each was picked and
-`settings` its learning rate, weight decay and label smoothing.
+A network that was selected twice counts as two members, so that the mean over members is (2): after training there may
+be more members than the K networks that are stored. If fewer than K different networks were selected, a warning is
+given, and the remaining ones count as 0 members.
 
-Differs from the paper: a candidate has one weight decay for all layers, not six; there are at most 64 picks; the plan
-says which epoch a candidate keeps. The public code leaves out step 3 and, where it is asked to select by accuracy,
+Differs from the paper: a candidate has one weight decay for all layers, not six; there are at most 64 selections; the
+training configuration determines the epoch of a candidate. The public code omits step 3 and, if it selects by accuracy,
 selects the worst.
 """
 
@@ -27,118 +25,133 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any
 
 import torch
+from pydantic import PositiveInt
 from torch import nn
 
+from enfold.arguments import checked
 from enfold.data import Data
 from enfold.data.dataset import has_examples
 from enfold.engines.base import EngineName
-from enfold.ensembles.common.search import Chosen, FewerCandidatesWarning, Pool, Setting
-from enfold.ensembles.common.sharing import Share, refuse_ties, require_size
-from enfold.errors import EnfoldError
+from enfold.engines.copying import copied
+from enfold.ensembles.common.efficient import refuse_ties
+from enfold.ensembles.common.search import FewerCandidatesWarning, Pool, Setting, WeightedEnsemble
+from enfold.ensembles.deep_ensemble import Factory
+from enfold.errors import EnfoldError, level_outside
 from enfold.metrics.greedy import Goal, greedy_selection
 from enfold.seeds import generator
-from enfold.train import TrainConfig
+from enfold.train import History, TrainConfig
 from enfold.train.diversity import warn_if_alike
 
 
-@dataclass(frozen=True)
-class HyperDeepEnsemble(Share):
-    """Members that differ in hyper-parameters and seeds, picked from a random search."""
+@checked
+class HyperDeepEnsemble(WeightedEnsemble):
+    """Members that differ in hyper-parameters and seeds, selected from a random search.
 
-    num_members: int = 4  # K: how many different networks, at most; in a run, as many as the run has
-    candidates: int = 100  # κ: how many networks the search trains
-    weight_decay: tuple[float, float] | None = (1e-3, 10.0)  # range of factors on the plan's; None: the plan's
-    label_smoothing: tuple[float, float] | None = (1e-5, 0.2)  # range of values; None: the plan's
-    lr: tuple[float, float] | None = None  # range of factors on the plan's; None: the plan's
-    goal: Goal = "nll"  # what is picked by, on validation data
-    stratify: bool = True  # step 3: what was picked is trained again with K new seeds each
-    chunk: int = 10  # candidates trained at once
-    seed: int = 0
-    engine: EngineName = "auto"
+    After training, `counts` has how often each network was selected, and `settings` its learning rate, weight decay and
+    label smoothing.
 
-    def __post_init__(self) -> None:
-        require_size(self.num_members)
-        if self.candidates < (1 if self.stratify else self.num_members):
+    Args:
+        network: The network, or a function that makes one.
+        num_members: K: the largest number of different networks.
+        candidates: κ: the number of networks that the search trains.
+        weight_decay: The range of factors on the weight decay of the training; None: no search.
+        label_smoothing: The range of label smoothing; None: that of the training.
+        lr: The range of factors on the learning rate of the training; None: no search.
+        goal: The score by which networks are selected on validation data.
+        stratify: Step 3: the selected hyper-parameters are trained again with K new seeds each.
+        chunk: The number of candidates that are trained together.
+        seed: The seed of the search.
+        engine: How members are run: auto, measure, stacked, loop or vmap.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module | Factory,
+        num_members: PositiveInt = 4,
+        *,
+        candidates: PositiveInt = 100,
+        weight_decay: tuple[float, float] | None = (1e-3, 10.0),
+        label_smoothing: tuple[float, float] | None = (1e-5, 0.2),
+        lr: tuple[float, float] | None = None,
+        goal: Goal = "nll",
+        stratify: bool = True,
+        chunk: PositiveInt = 10,
+        seed: int = 0,
+        engine: EngineName = "auto",
+    ) -> None:
+        if not stratify and candidates < num_members:
             raise EnfoldError(
-                f"a search for {self.num_members} members must have as many candidates, or at least 1 and "
-                f"stratify: true, got candidates={self.candidates}: raise it"
+                f"candidates must be at least num_members={num_members} without stratify, got {candidates}: raise it"
             )
-        if self.chunk < 1:
-            raise EnfoldError(f"at least 1 candidate is trained at once, got chunk={self.chunk}: pass chunk >= 1")
-        if self.goal not in get_args(Goal):
-            raise EnfoldError(f"the goal must be one of {', '.join(get_args(Goal))}, got {self.goal!r}: choose one")
-        for name, below in (("weight_decay", math.inf), ("lr", math.inf), ("label_smoothing", 1.0)):
-            limits = getattr(self, name)
-            if limits is not None and not (len(limits) == 2 and 0 < limits[0] <= limits[1] < below):
+        ranges = {"weight_decay": weight_decay, "lr": lr, "label_smoothing": label_smoothing}
+        for name, limits in ranges.items():
+            below = 1.0 if name == "label_smoothing" else math.inf
+            if limits is not None and not 0 < limits[0] <= limits[1] < below:
                 rule = f"(low, high) with 0 < low <= high < {below}"
-                raise EnfoldError(f"the range of {name} must be {rule}, got {limits!r}: change it, or pass None")
+                raise EnfoldError(f"{name} must be {rule}, got {limits!r}: change it, or pass None")
+        if isinstance(network, nn.Module):
+            refuse_ties(network)
+        super().__init__(network, num_members, seed, engine)
+        self.size = num_members  # K; num_members is the number of selections after training
+        self.candidates, self.goal, self.stratify, self.chunk, self.seed = candidates, goal, stratify, chunk, seed
+        self.weight_decay, self.label_smoothing, self.lr = weight_decay, label_smoothing, lr
+        # In a tuple, so that it is no submodule: candidates are drawn from what was given.
+        self._source = (copied(network) if isinstance(network, nn.Module) else network,)
 
-    def __call__(self, network: nn.Module) -> Chosen:
-        """Fresh networks of the network's kind, as many as there is room for, each counting once."""
-        refuse_ties(network)
-        members = Chosen(network, self.num_members, self.seed, self.engine)
-        members.share = self
-        return members
+    def options(self) -> dict[str, Any]:
+        """Return the options of the constructor; `num_members` is K."""
+        return {**super().options(), "num_members": self.size}
 
-    def settings(self, plan: TrainConfig) -> list[Setting]:
-        """What the candidates of (1) are trained with; candidate k's draws depend on the seed and k alone."""
+    @property
+    def training_cost(self) -> float:
+        """All candidates, and each selected setting again with K seeds, relative to training K networks."""
+        return (self.candidates + (self.size**2 if self.stratify else 0)) / self.size
+
+    def candidate_settings(self, config: TrainConfig) -> list[Setting]:
+        """Return the hyper-parameters of the candidates, (1); those of candidate k depend on the seed and k only."""
         for name in Setting._fields:
-            value = getattr(plan, name)
+            value = getattr(config, name)
             if isinstance(value, tuple):
-                raise EnfoldError(
-                    f"a search draws each candidate's values itself, got the plan's {name}={value!r}: pass one number"
-                )
-        plain = Setting(*(float(getattr(plan, name)) for name in Setting._fields))
-        return [plain, *(self._drawn(plain, index) for index in range(1, self.candidates))]
+                raise EnfoldError(f"{name} must be one number for a search, got {value!r}: pass a number")
+        plain = Setting(*(float(getattr(config, name)) for name in Setting._fields))
+        return [plain, *(self._draw_setting(plain, index) for index in range(1, self.candidates))]
 
-    def _drawn(self, plain: Setting, index: int) -> Setting:
+    def _draw_setting(self, plain: Setting, index: int) -> Setting:
         drawn: dict[str, float] = {}
         for name, value in plain._asdict().items():
             limits = getattr(self, name)
             if limits is not None:
                 purpose = "learning_rate" if name == "lr" else name
                 place = float(torch.rand((), generator=generator(self.seed, "hyper_deep_ensembles", purpose, index)))
-                found = limits[0] * (limits[1] / limits[0]) ** place  # log-uniform
-                drawn[name] = found if name == "label_smoothing" else value * found
+                sampled = limits[0] * (limits[1] / limits[0]) ** place  # log-uniform
+                drawn[name] = sampled if name == "label_smoothing" else value * sampled
         return plain._replace(**drawn)
 
-    @property
-    def effort(self) -> float:
-        """All candidates, and each chosen setting again with K seeds, in trainings of K networks."""
-        return (self.candidates + (self.num_members**2 if self.stratify else 0)) / self.num_members
-
-    def train(
-        self,
-        network: nn.Module,
-        data: Data,
-        plan: TrainConfig | None = None,
-        *,
-        checkpoint: Path | None = None,
-        title: str | None = None,
-        quiet: bool = False,
-    ) -> Chosen:
-        """The members picked; every chunk of candidates leaves its checkpoint beside `checkpoint`, as `fit` does."""
-        plan = self.adapted(plan or TrainConfig())
+    def fit_members(
+        self, data: Data, config: TrainConfig, *, checkpoint: Path | None, title: str, quiet: bool
+    ) -> History:
+        """Search, select and store the members; every chunk of candidates has a file beside `checkpoint`."""
         if not has_examples(data.val):
-            raise EnfoldError("candidates are picked by what they say about validation data, got none: pass some")
-        settings, members, name = self.settings(plan), self(network), title or type(self).__name__
-        pool = Pool(network, data, plan, self.chunk, self.seed, self.engine, checkpoint, name, quiet)
+            raise EnfoldError("val must be given, as candidates are selected on validation data, got None: pass val")
+        settings = self.candidate_settings(config)
+        network = self._source[0]
+        pool = Pool(network, data, config, self.chunk, self.seed, self.engine, checkpoint, title, quiet)
         candidates = pool.train("search", settings, keep=not self.stratify)  # (1)
-        found = greedy_selection(candidates, self.num_members, self.goal)  # (2)
+        selection = greedy_selection(candidates, self.size, self.goal)  # (2)
         if self.stratify:
-            settings = [settings[index] for index in found.counts for _ in range(self.num_members)]
-            found = greedy_selection(pool.train("stratify", settings, keep=True), self.num_members, self.goal)  # (3)
-        chosen, counts = list(found.counts), list(found.counts.values())
-        members.choose([pool.networks[index] for index in chosen], counts, [settings[index] for index in chosen])
-        members.to(plan.device).eval()
+            settings = [settings[index] for index in selection.counts for _ in range(self.size)]
+            candidates = pool.train("stratify", settings, keep=True)
+            selection = greedy_selection(candidates, self.size, self.goal)  # (3)
+        chosen, counts = list(selection.counts), list(selection.counts.values())
+        self.set_networks([pool.networks[index] for index in chosen], counts, [settings[index] for index in chosen])
+        self.to(config.device).eval()
         if checkpoint is None:
             pool.clear()
-        if members.notice:
-            warnings.warn(members.notice, FewerCandidatesWarning, stacklevel=2)
-        warn_if_alike(members, data)
-        return members
+        if self.notice:
+            warnings.warn(self.notice, FewerCandidatesWarning, stacklevel=level_outside())
+        warn_if_alike(self, data)
+        return pool.history

@@ -1,4 +1,4 @@
-"""MultiHead: one body for all members, and a last layer of their own for each.
+"""MultiHead: a common body for all members, and a last layer of its own for every member.
 
     z_m = W_m h(x) + b_m                                                                     (1)
     parameters = body + M · head                                                             (2)
@@ -6,40 +6,44 @@
 S. Lee, S. Purushwalkam, M. Cogswell, D. Crandall, D. Batra: Why M Heads are Better than One: Training a Diverse
 Ensemble of Deep Networks, 2015, arXiv:1511.06314; there it is the TreeNet that splits last.
 
-The head is the layer that was registered last, with all that comes after it; `split` names another. Heads on one
-representation differ linearly only: where members should disagree more, split earlier.
+The head is the layer that was registered last and everything after it; `split` names another. Heads of one layer only
+differ linearly: for more diversity, split earlier.
 
-Differs from the paper: the body's gradient is divided by M, so that it has the size of one network's; nothing else
-known.
+Differs from the paper: the gradient of the body is divided by M, so that it is as large as that of a single network.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from pydantic import PositiveInt
 from torch import nn
 
+from enfold.arguments import checked
 from enfold.engines.base import EngineName
-from enfold.ensembles.common.branching import Branches, Branching, last_layer, split_names
-from enfold.ensembles.common.sharing import require_size
+from enfold.ensembles.common.branching import BranchedEnsemble, last_layer, split_names
 
 
-@dataclass(frozen=True)
-class MultiHead(Branching):
-    """One body for all members, and a last layer of their own for each."""
+@checked
+class MultiHead(BranchedEnsemble):
+    """A common body, and a head of its own for every member.
 
-    num_members: int = 4
-    split: str | None = None  # path of the head; None: the last layer
-    seed: int = 0
-    engine: EngineName = "auto"
+    Args:
+        network: The network; its body is common to all members, and heads are drawn again for each.
+        num_members: The number of members.
+        split: The path of the head; the last layer by default.
+        seed: The seed of the heads.
+        engine: How members are run: auto, measure, stacked, loop or vmap.
+    """
 
-    def __post_init__(self) -> None:
-        require_size(self.num_members)
-
-    def __call__(self, network: nn.Module) -> Branches:
-        """M members whose heads are drawn anew."""
-        return Branches(network, self, "fresh")
-
-    def branch_of(self, network: nn.Module) -> list[str]:
-        """The head's tensors."""
-        return split_names(network, last_layer(network) if self.split is None else self.split)
+    def __init__(
+        self,
+        network: nn.Module,
+        num_members: PositiveInt = 4,
+        *,
+        split: str | None = None,
+        seed: int = 0,
+        engine: EngineName = "auto",
+    ) -> None:
+        own = split_names(network, last_layer(network) if split is None else split)
+        super().__init__(network, num_members, own, engine)
+        self.split, self.seed = split, seed
+        self.draw_branches(network)

@@ -6,79 +6,76 @@
 "WA+Ens" of S. Fort, H. Hu, B. Lakshminarayanan: Deep Ensembles: A Loss Landscape Perspective, 2019, arXiv:1912.02757.
 Published: epochs 30 to 39 of 40.
 
-Averaging inside a mode and averaging over modes add to each other. There are as many parameters as in a deep ensemble;
-the running means are a second copy of them, in memory and in the file.
+The gains of averaging weights within a mode and predictions over modes add up. The number of parameters is that of a
+deep ensemble; the averages are a second copy of them, in memory and in the file.
 
 Differs from the paper: batch-norm statistics, which its networks do not have, are re-estimated after averaging.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import torch
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
+from enfold.arguments import checked
 from enfold.data import Data
 from enfold.engines.base import EngineName
 from enfold.engines.tree import Tree
-from enfold.ensembles.common.sharing import Share, refuse_ties, require_size
-from enfold.ensembles.deep_ensemble import DeepEnsemble
-from enfold.errors import EnfoldError
-from enfold.train import Follower, TrainConfig
+from enfold.ensembles.common.efficient import refuse_ties
+from enfold.ensembles.common.options import Fraction
+from enfold.ensembles.deep_ensemble import DeepEnsemble, Factory
+from enfold.train import TrainConfig
 from enfold.train.batch_norm import reestimate
 
 
-@dataclass(frozen=True)
-class MultiSWA(Share):
-    """Independent members, each the average of its weights after the last epochs."""
+@checked
+class MultiSWA(DeepEnsemble):
+    """Independent members, each the average of its weights after the last epochs.
 
-    num_members: int = 4
-    start: float = 0.75  # of the epochs: what comes later is averaged; 1: the last epoch alone, a plain deep ensemble
-    seed: int = 0
-    engine: EngineName = "auto"
+    Args:
+        network: The network, or a function that makes one.
+        num_members: The number of members.
+        start: The fraction of the epochs after which weights are averaged; 1 uses the last epoch, as a deep ensemble.
+        seed: The seed of the members' initialisation.
+        engine: How members are run: auto, measure, stacked, loop or vmap.
+    """
 
-    def __post_init__(self) -> None:
-        require_size(self.num_members)
-        if not 0 <= self.start <= 1:
-            raise EnfoldError(f"the start must be a part of the epochs in [0, 1], got {self.start}: 0.75 is published")
+    count: Tensor  # (M,) epochs in the average
 
-    def __call__(self, network: nn.Module) -> AveragedModesMembers:
-        """M re-initialised copies."""
-        refuse_ties(network)
-        members = AveragedModesMembers.make(network, self.num_members, seed=self.seed, engine=self.engine)
-        members.share = self
-        return members
-
-    def adapted(self, plan: TrainConfig) -> TrainConfig:
-        """The last epochs are averaged, not chosen from."""
-        return plan.replace(select="last", patience=None)
-
-    def averages(self, epoch: int, epochs: int) -> bool:
-        """Whether the weights after this epoch, counted from 1, are part of the average; the last one's always are."""
-        return epoch == epochs or epoch > self.start * epochs + 1e-9
-
-
-class AveragedModesMembers(DeepEnsemble, Follower):
-    """The members; in training the current weights run, and `mean` follows them."""
-
-    count: Tensor  # (M,) checkpoints in the mean; one a member, as everything of theirs has the member axis
-
-    def __init__(self, networks: Sequence[nn.Module], engine: EngineName = "auto") -> None:
-        super().__init__(networks, engine)
+    def __init__(
+        self,
+        network: nn.Module | Factory,
+        num_members: PositiveInt = 4,
+        *,
+        start: Fraction = 0.75,
+        seed: int = 0,
+        engine: EngineName = "auto",
+    ) -> None:
+        if isinstance(network, nn.Module):
+            refuse_ties(network)
+        super().__init__(network, num_members, seed=seed, engine=engine)
+        self.start = start
         trained = {name: tensor for name, tensor in self.tree.state().items() if name in self.skeleton.trainable}
         self.mean = Tree({name: tensor.detach().clone() for name, tensor in trained.items()})
         self.register_buffer("count", torch.zeros(self.num_members, dtype=torch.long))
 
-    def begin(self) -> None:
-        """Another training averages anew."""
+    def configure(self, config: TrainConfig) -> TrainConfig:
+        """Train to the last epoch, without selecting the best one."""
+        return config.replace(select="last", patience=None)
+
+    def is_averaged(self, epoch: int, epochs: int) -> bool:
+        """Return whether the weights after this epoch, counted from 1, are averaged; the last epoch's always are."""
+        return epoch == epochs or epoch > self.start * epochs + 1e-9
+
+    def on_fit_start(self, data: Data, config: TrainConfig) -> None:
+        """Start a new average."""
         self.count.zero_()
 
     @torch.no_grad()
-    def after_epoch(self, epoch: int, plan: TrainConfig) -> None:
-        """The running form of equation (1)."""
-        if not self.share.averages(epoch, plan.epochs):
+    def on_epoch_end(self, epoch: int, config: TrainConfig) -> None:
+        """Update the averages, (1)."""
+        if not self.is_averaged(epoch, config.epochs):
             return
         self.count += 1
         current = self.tree.state()
@@ -86,10 +83,10 @@ class AveragedModesMembers(DeepEnsemble, Follower):
             mean.lerp_(current[name], 1 / int(self.count[0]))  # (1)
 
     @torch.no_grad()
-    def finish(self, data: Data) -> None:
-        """Put the means into the parameters and measure batch-norm statistics; one checkpoint is left as it is."""
+    def on_fit_end(self, data: Data) -> None:
+        """Set the parameters to the averages, if of more than one epoch, and estimate batch-norm statistics again."""
         averaged = [index for index, count in enumerate(self.count.tolist()) if count > 1]
-        self.count.zero_()  # another training averages anew
+        self.count.zero_()
         current = self.tree.state()
         for name, mean in self.mean.state().items():
             current[name][averaged] = mean[averaged]

@@ -1,4 +1,4 @@
-"""PAPA: members are trained side by side and pulled to their mean, so that they end in one basin and may be averaged.
+"""PAPA: members are trained together and pulled towards their mean, so that they can be averaged into one network.
 
     θ̄ = (1/M) Σ_m θ_m
 
@@ -9,138 +9,132 @@
 A. Jolicoeur-Martineau, E. Gervais, K. Fatras, Y. Zhang, S. Lacoste-Julien: PopulAtion Parameter Averaging (PAPA), TMLR
 2024, arXiv:2304.03094.
 
-It holds M networks while it trains; the result is their average, `Average()(members, data)`. Running statistics are
-pulled as weights are, counters are not. The authors advise a = 0.999^k for every k steps; a is not tied to the learning
-rate. (2) and (3) start after the first epoch, as in the public code, and leave the last one alone. Members differ in
-their data order and label smoothing, taken in turn from `smoothing` unless the plan has its own. Members are kept as
-they are after the last epoch: the best epochs of single members are no population.
+Training holds M networks; the result is their average, `enfold.merge.average(ensemble, train)`. Running statistics are
+averaged as weights are, counters are not. The authors recommend a = 0.999^k for every k steps. (2) and (3) start after
+the first epoch, as in the public code, and do not follow the last one. Members differ in their order of the data and in
+label smoothing, taken in turn from `smoothing` unless the training configuration sets it. The last epoch is used, as
+members depend on each other.
 
-Differs from the paper: members start as the network given, so that trained weights are kept; start="own" draws each
-anew, which is published, and needs thousands of steps until members have come together (0.99 every 10 steps halves a
-distance in 700). There is no mixup, which the paper varies beside smoothing, and no REPAIR after (2) and (3); `Average`
-measures the batch norms' statistics again.
+Differs from the paper: members start as copies of the network, so that trained weights are used; with start="own" every
+member has its own initialisation, as published, and thousands of steps are needed until members are close (0.99 every
+10 steps halves a distance in 700). There is no mixup, which the paper varies besides smoothing, and no REPAIR after (2)
+and (3); `average` estimates batch-norm statistics again.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
+from enfold.arguments import checked
 from enfold.engines.base import EngineName
 from enfold.engines.initialization import initialised
-from enfold.ensembles.common.sharing import Share, refuse_ties, require_size
-from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensembles.common.efficient import refuse_ties
+from enfold.ensembles.common.options import Fraction
+from enfold.ensembles.deep_ensemble import DeepEnsemble, Factory
 from enfold.errors import EnfoldError
 from enfold.seeds import generator
-from enfold.train import Follower, TrainConfig
+from enfold.train import TrainConfig
 from enfold.train.optimize import Optimizer
 
-Kind = Literal["gradual", "all", "pairs"]
 Start = Literal["network", "own"]
 
 
-@dataclass(frozen=True)
-class PAPA(Share):
-    """Members that are trained side by side and pulled to their mean."""
+@checked
+class PAPA(DeepEnsemble):
+    """Members that are trained together and pulled towards their mean.
 
-    num_members: int = 4
-    kind: Kind = "gradual"  # pulled a little, set to the mean of all, or to that of two
-    keep: float = 0.99  # a: what a member keeps of itself at each pull
-    every_steps: int = 10  # gradual: steps from pull to pull
-    every_epochs: int = 5  # all and pairs: epochs from one to the next
-    smoothing: tuple[float, ...] = (0.0, 0.05, 0.1)  # label smoothing of members, in turn; () leaves the plan's
-    start: Start = "network"  # members start as the network given, or each drawn anew
-    seed: int = 0
-    engine: EngineName = "auto"
+    Args:
+        network: The network, or a function that makes one.
+        num_members: The number of members.
+        kind: "gradual": members move a little towards the mean, (1); "all": they become the mean, (2); "pairs": each
+            becomes the mean of two, (3).
+        keep: a: the weight of a member's own parameters in (1).
+        every_steps: The number of steps from one pull to the next, for "gradual".
+        every_epochs: The number of epochs from one average to the next, for "all" and "pairs".
+        smoothing: Label smoothing of the members, in turn; empty: that of the training configuration.
+        start: Members start as copies of the network, or each with its own initialisation ("own").
+        seed: The seed of initialisations and pairs.
+        engine: How members are run: auto, measure, stacked, loop or vmap.
+    """
 
-    def __post_init__(self) -> None:
-        require_size(self.num_members)
-        if self.kind not in get_args(Kind):
-            raise EnfoldError(f"there is no PAPA of kind {self.kind!r}: choose one of {', '.join(get_args(Kind))}")
-        if not 0 <= self.keep <= 1:
-            raise EnfoldError(f"what a member keeps of itself must be between 0 and 1, got {self.keep}: try 0.99")
-        for field in ("every_steps", "every_epochs"):
-            if getattr(self, field) < 1:
-                raise EnfoldError(f"{field} must be at least 1, got {getattr(self, field)}: raise it")
-        require_start(self.start)
+    def __init__(
+        self,
+        network: nn.Module | Factory,
+        num_members: PositiveInt = 4,
+        *,
+        kind: Literal["gradual", "all", "pairs"] = "gradual",
+        keep: Fraction = 0.99,
+        every_steps: PositiveInt = 10,
+        every_epochs: PositiveInt = 5,
+        smoothing: tuple[float, ...] = (0.0, 0.05, 0.1),
+        start: Start = "network",
+        seed: int = 0,
+        engine: EngineName = "auto",
+    ) -> None:
+        super().__init__(make_population(network, num_members, start, seed), engine=engine)
+        self.kind, self.keep, self.every_steps, self.every_epochs = kind, keep, every_steps, every_epochs
+        self.smoothing, self.start, self.seed = smoothing, start, seed
 
-    def __call__(self, network: nn.Module) -> PAPAMembers:
-        """M networks that will be trained together."""
-        members = PAPAMembers(population(network, self.num_members, self.start, self.seed), self.engine)
-        members.share = self
-        return members
-
-    def adapted(self, plan: TrainConfig) -> TrainConfig:
-        """All members to the last epoch, each with its label smoothing."""
-        plan = to_the_end(plan)
-        if not self.smoothing or plan.label_smoothing != 0.0:
-            return plan
+    def configure(self, config: TrainConfig) -> TrainConfig:
+        """Train all members to the last epoch, each with its label smoothing."""
+        config = train_to_last_epoch(config)
+        if not self.smoothing or config.label_smoothing != 0.0:
+            return config
         own = tuple(self.smoothing[member % len(self.smoothing)] for member in range(self.num_members))
-        return plan.replace(label_smoothing=own)
+        return config.replace(label_smoothing=own)
 
+    def on_step_end(self, step: int, optimizer: Optimizer) -> None:
+        """Apply (1) every `every_steps` steps."""
+        if self.kind == "gradual" and step % self.every_steps == 0:
+            self.pull(self.keep)
 
-class PAPAMembers(DeepEnsemble, Follower):
-    """The population."""
-
-    share: PAPA
-
-    def after_step(self, step: int, optimizer: Optimizer) -> None:
-        """Equation (1), where it is time."""
-        if self.share.kind == "gradual" and step % self.share.every_steps == 0:
-            self.pull(self.share.keep)
-
-    def after_epoch(self, epoch: int, plan: TrainConfig) -> None:
-        """Equation (2) or (3), where it is time."""
-        if (epoch - 1) % self.share.every_epochs or epoch == plan.epochs:
+    def on_epoch_end(self, epoch: int, config: TrainConfig) -> None:
+        """Apply (2) or (3) every `every_epochs` epochs."""
+        if (epoch - 1) % self.every_epochs or epoch == config.epochs:
             return
-        if self.share.kind == "all":
+        if self.kind == "all":
             self.pull(0.0)
-        elif self.share.kind == "pairs":
+        elif self.kind == "pairs":
             self.pair(epoch)
 
     @torch.no_grad()
     def pull(self, keep: float) -> None:
-        """Equation (1); with keep = 0 it is (2)."""
-        for values in self._averaged():
+        """Move all members towards their mean, (1); with keep = 0 it is (2)."""
+        for values in self._tensors():
             values.lerp_(values.mean(dim=0, keepdim=True), 1 - keep)  # (1), (2)
 
     @torch.no_grad()
     def pair(self, epoch: int) -> None:
-        """Equation (3) with pairs that depend on the seed and the epoch."""
+        """Replace members by averages of pairs, (3), which depend on the seed and the epoch."""
         if self.num_members < 2:
             return
-        source = generator(self.share.seed, "papa", "pairs", epoch)
+        source = generator(self.seed, "papa", "pairs", epoch)
         drawn = [torch.randperm(self.num_members, generator=source)[:2] for _ in range(self.num_members)]
         first, second = torch.stack(drawn).unbind(1)  # (M,) each
-        for values in self._averaged():
+        for values in self._tensors():
             values.copy_((values[first] + values[second]) / 2)  # (3)
 
-    def _averaged(self) -> list[Tensor]:
+    def _tensors(self) -> list[Tensor]:
         return [values for values in self.expand().values() if values.is_floating_point() or values.is_complex()]
 
 
-def population(network: nn.Module, num_members: int, start: Start, seed: int) -> list[nn.Module]:
-    """M networks: the one given, or M drawn anew."""
-    refuse_ties(network)
-    if start == "network":
-        return [network] * num_members
-    return [initialised(network, seed, member)[0] for member in range(num_members)]
+def make_population(network: nn.Module | Factory, num_members: int, start: Start, seed: int) -> list[nn.Module]:
+    """Return M networks: copies of one, or M with their own initialisation."""
+    if isinstance(network, nn.Module):
+        refuse_ties(network)
+    if start == "own":
+        return [initialised(network, seed, member)[0] for member in range(num_members)]
+    return [network if isinstance(network, nn.Module) else initialised(network, seed, 0)[0]] * num_members
 
 
-def require_start(start: Start) -> None:
-    """There are two starts."""
-    if start not in get_args(Start):
-        raise EnfoldError(f"members start as the 'network' or on their 'own', got {start!r}: choose one of them")
-
-
-def to_the_end(plan: TrainConfig) -> TrainConfig:
-    """The plan without a choice of epochs: members of one population stay together."""
-    if plan.patience is not None:
+def train_to_last_epoch(config: TrainConfig) -> TrainConfig:
+    """Return the configuration without a selection of epochs, as members depend on each other."""
+    if config.patience is not None:
         raise EnfoldError(
-            f"members that are trained as one population cannot stop one by one, got patience={plan.patience}: "
-            "leave patience out"
+            f"patience must be None for members that depend on each other, got {config.patience}: leave patience out"
         )
-    return plan.replace(select="last")
+    return config.replace(select="last")

@@ -1,27 +1,27 @@
-"""TreeNet: one trunk for all members, and a branch of their own for each from a split on.
+"""TreeNet: a common trunk for all members, and a branch of its own for every member.
 
     z_m = branch_m(trunk(x))                                                                 (1)
-    L = Σ_m (1/B) Σ_b ℓ(z_mb, y_b)                    branches whole, trunk with 1/M of it   (2)
-    parameters = trunk + M · branch                   in operations of a prediction too      (3)
+    L = Σ_m (1/B) Σ_b ℓ(z_mb, y_b)                    trunk: gradient divided by M           (2)
+    parameters = trunk + M · branch                   also in operations per prediction      (3)
 
 Multiple choice learning, choice="best": an example trains the branch that is best on it,
 
     L = Σ_m (M/B) Σ_b w_mb ℓ(z_mb, y_b),   w_mb = s + (1 - M s) [m = argmin_k ℓ(z_kb, y_b)]   (4)
 
-with s = `minimum_share`: 0 is the winner alone, 1/M is (2). The best branch of M then gets better (oracle accuracy),
-and each branch alone worse.
+with s = `minimum_share`: with 0 only the best branch is trained, 1/M is (2). The best branch of M (oracle accuracy)
+gets better, and every single branch worse.
 
 S. Lee, S. Purushwalkam, M. Cogswell, D. Crandall, D. Batra: Why M Heads are Better than One: Training a Diverse
 Ensemble of Deep Networks, 2015, arXiv:1511.06314. Multiple choice: S. Lee, S. Purushwalkam, M. Cogswell, V. Ranjan,
 D. Crandall, D. Batra: Stochastic Multiple Choice Learning for Training Diverse Deep Ensembles, NeurIPS 2016,
-arXiv:1606.07839. The share s: C. Rupprecht and others: Learning in an Uncertain World, ICCV 2017, arXiv:1612.00197.
+arXiv:1606.07839. The weight s: C. Rupprecht and others: Learning in an Uncertain World, ICCV 2017, arXiv:1612.00197.
 
-The split goes by the order in which modules are registered, which in most networks is that of their use; where it is
-not, `branch` names what members own. A tensor of the trunk that is used after the split is shared all the same.
+The split follows the order in which modules are registered, in most networks that of their use; otherwise `branch`
+names what members own. A tensor of the trunk that is used after the split is common to all members, too.
 
-Differs from the paper: the trunk's gradient is divided by M, so that it has the size of one network's; with
-choice="best" the first `warmup_epochs` train all branches on all examples, because a branch that starts badly would
-never win, and the last epoch is kept, because the mean member is meant to get worse; nothing else known.
+Differs from the paper: the gradient of the trunk is divided by M, so that it is as large as that of a single network.
+With choice="best" the first `warmup_epochs` train all branches on all examples, because a branch that starts badly
+would never be the best, and the last epoch is selected, because the mean member is meant to get worse.
 """
 
 from __future__ import annotations
@@ -31,117 +31,119 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
+from enfold.arguments import checked
 from enfold.data import Data
 from enfold.data.batches import Batch
 from enfold.engines.base import EngineName
-from enfold.ensembles.common.branching import (
-    Branches,
-    Branching,
-    Start,
-    middle,
-    pattern_names,
-    require_start,
-    split_names,
-)
-from enfold.ensembles.common.sharing import require_size
+from enfold.ensembles.common.branching import BranchedEnsemble, middle_module, pattern_names, split_names
+from enfold.ensembles.common.options import NonNegative
 from enfold.errors import EnfoldError
-from enfold.train import Follower, Objective, TrainConfig
+from enfold.train import Objective, TrainConfig
 from enfold.train.objective import batch_classes, batch_logits
 
 
-@dataclass(frozen=True)
-class TreeNet(Branching):
-    """One trunk for all members, and a branch of their own for each from a split on."""
+@checked
+class TreeNet(BranchedEnsemble):
+    """A common trunk, and a branch of its own for every member from a split on.
 
-    num_members: int = 4
-    split: str | None = None  # path of the first module of the branch; None: about half of the layers lie behind it
-    branch: tuple[str, ...] = ()  # instead of a split: patterns of the names of what members own
-    branches: Start = "fresh"  # drawn anew for each member, or copies of the network's, which keep trained weights
-    noise: float = 0.1  # on copies, relative to each tensor's size; equal branches would never part
-    choice: Literal["all", "best"] = "all"  # an example trains all branches, or the one that is best on it
-    warmup_epochs: int = 1  # choice="best": how many epochs first train all branches
-    minimum_share: float = 0.0  # choice="best": what every branch gets of each example, at most 1/M
-    seed: int = 0
-    engine: EngineName = "auto"
+    Args:
+        network: The network; its trunk, trained or not, is common to all members.
+        num_members: The number of members.
+        split: The path of the first module of the branch; by default about half of the layers are behind it.
+        branch: Instead of `split`: regular expressions for the names of the tensors or modules that members own.
+        branches: "fresh": branches are drawn again for every member; "copies": they are copies of the network's.
+        noise: The standard deviation of the noise on copies, relative to the root mean square of a tensor.
+        choice: "all": an example trains all branches; "best": the branch with the lowest loss on it.
+        warmup_epochs: With choice="best", the number of first epochs in which an example trains all branches.
+        minimum_share: With choice="best", the weight of every example for every branch, at most 1/M.
+        seed: The seed of the branches.
+        engine: How members are run: auto, measure, stacked, loop or vmap.
+    """
 
-    def __post_init__(self) -> None:
-        require_size(self.num_members)
-        require_start(self.branches, self.noise)
-        if self.split is not None and self.branch:
+    epochs: Tensor  # of the training that is under way
+
+    def __init__(
+        self,
+        network: nn.Module,
+        num_members: PositiveInt = 4,
+        *,
+        split: str | None = None,
+        branch: tuple[str, ...] = (),
+        branches: Literal["fresh", "copies"] = "fresh",
+        noise: NonNegative = 0.1,
+        choice: Literal["all", "best"] = "all",
+        warmup_epochs: NonNegativeInt = 1,
+        minimum_share: NonNegative = 0.0,
+        seed: int = 0,
+        engine: EngineName = "auto",
+    ) -> None:
+        if split is not None and branch:
+            raise EnfoldError(f"split and branch exclude each other, got '{split}' and {branch}: leave one out")
+        if minimum_share > 1 / num_members:
             raise EnfoldError(
-                f"a branch is given by a split or by patterns, got both '{self.split}' and {self.branch}: leave one out"
+                f"minimum_share must be at most 1 / num_members = {1 / num_members:.3g}, got {minimum_share}: lower it"
             )
-        if self.choice not in ("all", "best"):
-            raise EnfoldError(f"an example trains 'all' branches or the 'best', got {self.choice!r}: choose one")
-        if not 0 <= self.minimum_share <= 1 / self.num_members:
-            raise EnfoldError(
-                f"the minimum_share of {self.num_members} branches must be between 0 and {1 / self.num_members:.3g}, "
-                f"got {self.minimum_share}: lower it"
-            )
-        if self.warmup_epochs < 0:
-            raise EnfoldError(f"warmup_epochs must be 0 or more, got {self.warmup_epochs}: 1 is the default")
-
-    def __call__(self, network: nn.Module) -> TreeNetMembers:
-        """M members that share the network's trunk."""
-        return TreeNetMembers(network, self)
-
-    def branch_of(self, network: nn.Module) -> list[str]:
-        """The tensors behind the split, or those that the patterns name."""
-        if self.branch:
-            return pattern_names(network, self.branch)
-        return split_names(network, middle(network) if self.split is None else self.split)
-
-    def adapted(self, plan: TrainConfig) -> TrainConfig:
-        """All members see the same examples; a choice among them is not undone by choosing the best mean member."""
-        plan = super().adapted(plan)
-        return plan if self.choice == "all" else plan.replace(select="last", patience=None)
-
-    def objective(self, plan: TrainConfig) -> Objective | None:
-        """Equation (4), or the cross-entropy of each member."""
-        if self.choice == "all":
-            return None
-        smoothing = plan.per_member("label_smoothing", self.num_members)
-        return BestBranch(self.minimum_share, self.warmup_epochs, smoothing)
-
-
-class TreeNetMembers(Branches, Follower):
-    """The members; `epochs` counts those of the training that is going on."""
-
-    epochs: Tensor
-
-    def __init__(self, network: nn.Module, share: TreeNet) -> None:
-        super().__init__(network, share, share.branches, share.noise)
+        if branch:
+            own = pattern_names(network, branch)
+        else:
+            own = split_names(network, middle_module(network) if split is None else split)
+        super().__init__(network, num_members, own, engine)
+        self.split, self.branch, self.branches, self.noise, self.choice = split, branch, branches, noise, choice
+        self.warmup_epochs, self.minimum_share, self.seed = warmup_epochs, minimum_share, seed
+        if branches == "fresh":
+            self.draw_branches(network)
+        elif noise:
+            self.perturb_branches(noise)
         self.register_buffer("epochs", torch.tensor(0))
 
-    def begin(self) -> None:
-        """Another training counts from 0."""
+    def configure(self, config: TrainConfig) -> TrainConfig:
+        """Use one order of the data; with choice="best" the last epoch, as the mean member is meant to get worse."""
+        config = super().configure(config)
+        return config if self.choice == "all" else config.replace(select="last", patience=None)
+
+    def objective(self, config: TrainConfig) -> Objective | None:
+        """Return (4), or None for the cross-entropy of every member."""
+        if self.choice == "all":
+            return None
+        smoothing = config.per_member("label_smoothing", self.num_members)
+        return BestBranch(self.minimum_share, self.warmup_epochs, smoothing)
+
+    def on_fit_start(self, data: Data, config: TrainConfig) -> None:
+        """Count epochs from 0."""
         self.epochs.zero_()
 
-    def after_epoch(self, epoch: int, plan: TrainConfig) -> None:
-        """Count."""
+    def on_epoch_end(self, epoch: int, config: TrainConfig) -> None:
+        """Count the epochs."""
         self.epochs.fill_(epoch)
 
-    def finish(self, data: Data) -> None:
-        """Another training counts from 0."""
+    def on_fit_end(self, data: Data) -> None:
+        """Reset the count, so that equal ensembles have equal state dicts."""
         self.epochs.zero_()
 
 
 @dataclass(frozen=True)
 class BestBranch:
-    """Cross-entropy in which an example counts for the branch that is best on it, as in equation (4)."""
+    """Cross-entropy in which an example counts for the branch that is best on it, (4).
+
+    Args:
+        minimum_share: The weight of every example for every branch.
+        warmup_epochs: The number of first epochs in which every example counts for all branches.
+        label_smoothing: The label smoothing, one value for all or one per member.
+    """
 
     minimum_share: float = 0.0
     warmup_epochs: int = 0
-    label_smoothing: Sequence[float] = (0.0,)  # one for all, or one a member
+    label_smoothing: Sequence[float] = (0.0,)
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The loss of each member, (M,)."""
+        """Return the loss of each member, (M,)."""
         if batch.own:
             raise EnfoldError(
-                "a choice among branches needs all of them to see the same examples, got a batch for each: "
-                "train with order: shared"
+                "order must be 'shared' for choice='best', which compares branches on the same examples, got a batch "
+                "for each: train with order='shared'"
             )
         log_probs = torch.log_softmax(batch_logits(model, batch), dim=-1)  # (M, B, C)
         labels = batch_classes(batch, log_probs)[..., None]
@@ -150,6 +152,6 @@ class BestBranch:
         losses = (1 - smoothing) * nll - smoothing * log_probs.mean(-1)  # (M, B)
         if int(getattr(model, "epochs", self.warmup_epochs)) < self.warmup_epochs:
             return losses.mean(1)  # (2)
-        num_members, share = len(losses), self.minimum_share
+        num_members, low = len(losses), self.minimum_share
         best = torch.nn.functional.one_hot(losses.detach().argmin(0), num_members).T  # (M, B)
-        return num_members * ((share + (1 - num_members * share) * best) * losses).mean(1)  # (4)
+        return num_members * ((low + (1 - num_members * low) * best) * losses).mean(1)  # (4)

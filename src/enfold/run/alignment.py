@@ -47,11 +47,11 @@ from enfold.merge.perm_avg import PermAVG, published
 from enfold.merge.weight_matching import WeightMatching
 from enfold.metrics import accuracy, nll
 from enfold.progress import progress, titled
-from enfold.registry import nearest
-from enfold.run.methods import as_tuples, made_fold
+from enfold.registry import suggest
+from enfold.run.recipe import as_tuple, made_fold
 from enfold.run.override import apply_override
-from enfold.run.stages import Cell
-from enfold.run.wrong import Place, explained
+from enfold.run.seed_run import SeedRun
+from enfold.run.recipe_errors import Place, describe_error
 from enfold.seeds import generator
 from enfold.train import TrainConfig
 
@@ -72,14 +72,14 @@ class Asked:
     noises: tuple[float, ...] = NOISES
     only: tuple[str, ...] = PARTS
 
-    def check(self, cell: Cell) -> None:
+    def check(self, run: SeedRun) -> None:
         """Refuse what cannot be done before anything is written."""
         for name in self.only:
             if name not in PARTS:
-                raise EnfoldError(f"a study has no part '{name}'{nearest(name, PARTS)}: it has {', '.join(PARTS)}")
-        if not 2 <= self.members <= cell.recipe.members:
+                raise EnfoldError(f"a study has no part '{name}'{suggest(name, PARTS)}: it has {', '.join(PARTS)}")
+        if not 2 <= self.members <= run.recipe.members:
             raise EnfoldError(
-                f"2 to {cell.recipe.members} of the run's members can be aligned, got {self.members}: change --members"
+                f"2 to {run.recipe.members} of the run's members can be aligned, got {self.members}: change --members"
             )
         if self.examples is not None and self.examples < 2:
             raise EnfoldError(f"alignment is learned from 2 examples or more, got {self.examples}: raise --examples")
@@ -91,17 +91,17 @@ class Asked:
             raise EnfoldError(f"noise must be 0 or more, got {min(self.noises)}: 1 is as large as the weights")
 
 
-def chosen_fold(cell: Cell, temperature: float, epochs: int | None, changes: Sequence[str]) -> PermAVG:
+def chosen_fold(run: SeedRun, temperature: float, epochs: int | None, changes: Sequence[str]) -> PermAVG:
     """permAVG as published, with another temperature or number of epochs, and settings as `key=value`."""
     settings: dict[str, Any] = {"temperature": temperature, "plan": {}}
     for change in changes:
         apply_override(settings, change)
     place = Place("the command line", {}, settings)
-    plan = _chosen_plan(settings.pop("plan"), epochs, place).replace(seed=cell.seed, device=cell.device)
+    plan = _chosen_plan(settings.pop("plan"), epochs, place).replace(seed=run.seed, device=run.device)
     try:
         fold: PermAVG = made_fold("perm_avg", settings, plan=plan)
     except ValidationError as error:
-        raise explained(error, place, PermAVG) from error
+        raise describe_error(error, place, PermAVG) from error
     require_soft(fold)
     return fold
 
@@ -110,23 +110,23 @@ def _chosen_plan(changes: Any, epochs: int | None, place: Place) -> TrainConfig:
     try:
         given = TypeAdapter(dict[str, dict[str, Any]]).validate_python({"plan": changes})["plan"]
     except ValidationError as error:
-        raise explained(error, place, TrainConfig) from error
+        raise describe_error(error, place, TrainConfig) from error
     own = given if epochs is None else {**given, "epochs": epochs}
     unknown = next((key for key in own if key not in TrainConfig.__dataclass_fields__), None)
     if unknown is not None:
-        near = nearest(unknown, TrainConfig.__dataclass_fields__)
+        near = suggest(unknown, TrainConfig.__dataclass_fields__)
         raise EnfoldError(f"a plan has no key '{unknown}'{near}: see TrainConfig")
-    values = {key: as_tuples(value) for key, value in own.items()}
+    values = {key: as_tuple(value) for key, value in own.items()}
     try:
         return TypeAdapter(TrainConfig).validate_python({**vars(published()), **values})
     except ValidationError as error:
-        raise explained(error, place, TrainConfig, ("plan",)) from error
+        raise describe_error(error, place, TrainConfig, ("plan",)) from error
 
 
-def study(cell: Cell, folder: Path, asked: Asked, fold: PermAVG) -> dict[str, Any]:
+def study(run: SeedRun, folder: Path, asked: Asked, fold: PermAVG) -> dict[str, Any]:
     """All parts asked for, by name, as JSON holds them; those that are in the folder already are read."""
-    asked.check(cell)
-    own = _Study(cell, folder, asked, fold)
+    asked.check(run)
+    own = _Study(run, folder, asked, fold)
     found: dict[str, Any] = {}
     with progress("alignment", len(asked.only)) as bar:
         for name in (name for name in PARTS if name in asked.only):
@@ -142,28 +142,28 @@ def stored_matrices(folder: Path) -> dict[str, Tensor]:
 
 
 class _Study:
-    """One cell's members and what is known of their alignment."""
+    """The members of one seed and the results about their alignment."""
 
-    def __init__(self, cell: Cell, folder: Path, asked: Asked, fold: PermAVG) -> None:
-        self.cell, self.folder, self.asked, self.fold = cell, folder, asked, fold
-        settings = {"seed": cell.seed, "members": asked.members, "examples": asked.examples, "fold": asdict(fold)}
-        self.settings: dict[str, Any] = json.loads(json.dumps({**settings, "weights": cell.members_digest}))
+    def __init__(self, run: SeedRun, folder: Path, asked: Asked, fold: PermAVG) -> None:
+        self.run, self.folder, self.asked, self.fold = run, folder, asked, fold
+        settings = {"seed": run.seed, "members": asked.members, "examples": asked.examples, "fold": asdict(fold)}
+        self.settings: dict[str, Any] = json.loads(json.dumps({**settings, "weights": run.members_digest}))
 
     @cached_property
     def data(self) -> Data:
         """The run's data, with as many training examples as asked for."""
-        data, count = self.cell.data, self.asked.examples
+        data, count = self.run.data, self.asked.examples
         if count is None:
             return data
         if not isinstance(data.train, Split):
             raise EnfoldError("examples are chosen from a training part in memory, got a loader: leave --examples out")
-        order = torch.randperm(len(data.train), generator=generator(self.cell.seed, "alignment"))
+        order = torch.randperm(len(data.train), generator=generator(self.run.seed, "alignment"))
         return data.replace(train=data.train[order[:count]])
 
     @cached_property
     def everyone(self) -> DeepEnsemble:
         """All members of the run."""
-        return self.cell.members().cpu()
+        return self.run.members().cpu()
 
     @cached_property
     def members(self) -> DeepEnsemble:
@@ -242,7 +242,7 @@ class _Study:
                 "mean member": {self.asked.members: mean_scores(self.members, self.data)},
             }
 
-        return self._part("averages", {"all": self.cell.recipe.members}, make)
+        return self._part("averages", {"all": self.run.recipe.members}, make)
 
     def sweep(self) -> Any:
         """permAVG at several temperatures."""
@@ -258,16 +258,16 @@ class _Study:
         """Planted permutations with growing noise."""
 
         def one(noise: float) -> Any:
-            return planted_recovery(self.members, self.data, self.fold, noise, seed=self.cell.seed)
+            return planted_recovery(self.members, self.data, self.fold, noise, seed=self.run.seed)
 
         return self._points("planted", "noise", self.asked.noises, one)
 
     def different(self) -> Any:
         """Members that were taught different things."""
-        plan = self.cell.recipe.members_plan(self.cell.seed, self.cell.device)
+        plan = self.run.recipe.members_config(self.run.seed, self.run.device)
 
         def make(difference: Any) -> Any:
-            pair = differently_trained(self.cell.make_network, self.data, plan, difference)
+            pair = differently_trained(self.run.make_network, self.data, plan, difference)
             return different_pair(pair, self.data, self.fold, difference)
 
         return self._points(

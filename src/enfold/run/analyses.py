@@ -6,22 +6,22 @@ import json
 from pathlib import Path
 
 from enfold.errors import EnfoldError
-from enfold.run.stages import Cell
+from enfold.run.seed_run import SeedRun
 
 
-def home(name: str, cell: Cell, out: Path | None = None) -> Path:
+def home(name: str, run: SeedRun, out: Path | None = None) -> Path:
     """The folder of an analysis: with its seed, unless it is to be elsewhere; one that holds another seed's is refused.
 
     A run of one seed is its own seed's folder.
     """
-    folder = cell.run.path / name if out is None else out
+    folder = run.run.path / name if out is None else out
     if folder.exists() and not folder.is_dir():
         raise EnfoldError(f"an analysis needs a folder, got the file '{folder}': choose another --out")
-    others = sorted(_seeds_in(folder) - {cell.seed})
+    others = sorted(_seeds_in(folder) - {run.seed})
     if others:
         raise EnfoldError(
             f"a folder holds the {name} of one seed, but '{folder}' has that of seed {others[0]}, got seed "
-            f"{cell.seed}: choose another --out, or leave it out"
+            f"{run.seed}: choose another --out, or leave it out"
         )
     return folder
 

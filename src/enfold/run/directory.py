@@ -1,4 +1,4 @@
-"""A run directory: every file in it is whole or absent, and a stage is done when its manifest is there."""
+"""Run directories: every file is complete or absent, and a stage is done when its manifest exists."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from enfold.run.recipe import Recipe, parse_recipe
 from enfold.run.yaml_text import read_text
 from enfold.saving import versions
 
-FORMAT = 1
+FORMAT = 2
+"""Version of the layout of a run directory; the first edition of enfold wrote 1."""
 
 
 class RunDirectory:
-    """Where one run keeps its recipe, weights, predictions, metrics and log."""
+    """The folder of one run: its recipe, weights, predictions, metrics and log."""
 
     def __init__(
         self, path: Path, beside: Path | None = None, home: Path | None = None, *, trust_code: bool = False
@@ -60,12 +61,14 @@ class RunDirectory:
             if any(not _is_leftover(file) for file in self.path.iterdir()):
                 raise EnfoldError(f"a run needs an empty or new folder, got '{self.path}': choose another")
             made_in = [relative(place, self.path) for place in self.places[:-1]]
-            told = {"format": FORMAT, "name": recipe.name, "versions": versions(), "made_in": made_in}
-            write_json(self.manifest_file, told)
+            manifest = {"format": FORMAT, "name": recipe.name, "versions": versions(), "made_in": made_in}
+            write_json(self.manifest_file, manifest)
         elif not resume:
             raise EnfoldError(
                 f"'{self.path}' already holds a run: add --resume to go on with it, or choose another folder"
             )
+        else:
+            self.require_format()
         if not self.recipe_file.exists():  # a run is one from its manifest on, wherever it was stopped
             self.write_recipe(recipe)
         elif not self.recipe().extends(recipe):
@@ -79,8 +82,23 @@ class RunDirectory:
         run = cls(path, trust_code=trust_code)
         if not run.manifest_file.is_file() or not run.recipe_file.is_file():
             raise EnfoldError(f"a run directory holds run.json and recipe.yaml, but '{path}' does not: check the path")
-        run.read_json("run.json")
+        run.require_format()
         return run
+
+    def require_format(self) -> None:
+        """Refuse a run that another version of enfold wrote in another layout.
+
+        Raises:
+            EnfoldError: With the version that wrote the run.
+        """
+        manifest = self.read_json("run.json")
+        written = manifest.get("format") if isinstance(manifest, dict) else None
+        if written != FORMAT:
+            version = (manifest.get("versions") or {}).get("enfold", "unknown") if isinstance(manifest, dict) else "unknown"
+            raise EnfoldError(
+                f"this enfold reads run directories of format {FORMAT}, but '{self.path}' was written by enfold {version} "
+                f"in format {written}: read it with that version, or run its recipe again in another folder"
+            )
 
     def prepare(self) -> None:
         """Make a run ready to be written: remove what killed processes left, refuse folders that lead out of it."""
@@ -149,8 +167,8 @@ class RunDirectory:
         """Replace the recipe, as when a fold is added."""
         write_text(self.recipe_file, recipe.as_yaml())
 
-    def cell(self, seed: int) -> RunDirectory:
-        """The part of the run for one seed."""
+    def of_seed(self, seed: int) -> RunDirectory:
+        """Return the folder of one seed."""
         return RunDirectory(self.path / f"seed-{seed}", self.beside, self.home, trust_code=self.trust_code)
 
     def model_file(self, kind: str, label: str) -> Path:
@@ -169,7 +187,7 @@ class RunDirectory:
                 file.unlink()
 
     def is_done(self, kind: str, label: str) -> bool:
-        """Whether a model is finished: its manifest is written last; `Cell.is_done` says whether it is the recipe's."""
+        """Whether a model is finished: its manifest is written last; `SeedRun.is_done` also compares its settings."""
         file = self.model_file(kind, label)
         return file.is_file() and file.with_suffix(".json").is_file()
 
@@ -178,13 +196,13 @@ class RunDirectory:
         try:
             manifest = json.loads(self.model_file(kind, label).with_suffix(".json").read_text(encoding="utf-8"))
             return dict(manifest["about"]["made_from"])
-        except (OSError, ValueError, KeyError, TypeError):  # said when the model is loaded
+        except (OSError, ValueError, KeyError, TypeError):  # reported when the model is loaded
             return {}
 
     def discard(self, kind: str, label: str) -> None:
         """Remove a model, and before it all that is made from it."""
         model = self.model_file(kind, label)
-        derived = [self.path / room / f"{label}.safetensors" for room in ("predictions", "ood")]
+        derived = [self.path / folder / f"{label}.safetensors" for folder in ("predictions", "ood")]
         history = self.path / "histories" / kind / f"{label}.json"
         self.remove_checkpoints(kind, label)
         for file in (*derived, history, model.with_suffix(".json"), model):
@@ -205,7 +223,7 @@ class RunDirectory:
             ) from error
 
     def write_predictions(self, label: str, parts: Mapping[str, Predictions]) -> None:
-        """Keep what a model said, so that any metric can be computed later without running it."""
+        """Store the predictions of a model, so that any metric can be computed later without running it."""
         self.require_folder()
         tensors = {}
         for part, predictions in parts.items():
@@ -215,13 +233,13 @@ class RunDirectory:
             save_file(tensors, temporary)
 
     def read_predictions(self, label: str) -> dict[str, Predictions] | None:
-        """What a model said, by part; None if it was not asked yet."""
+        """Return the stored predictions of a model by split; None if there are none."""
         path = self.path / "predictions" / f"{label}.safetensors"
         if not path.is_file():
             return None
         try:
             tensors: dict[str, torch.Tensor] = load_file(path)
-        except SafetensorError:  # damaged: the model is there to be asked again
+        except SafetensorError:  # damaged: they are computed again
             return None
         parts = {key.split("/")[0] for key in tensors}
         return {part: Predictions(tensors[f"{part}/log_probs"], tensors[f"{part}/labels"]) for part in parts}
@@ -234,7 +252,7 @@ class RunDirectory:
 
 
 def relative(place: Path, start: Path) -> str:
-    """The way from one folder to another; the whole path where there is none, as between drives."""
+    """Return the relative path from one folder to another; the absolute path if there is none, as between drives."""
     try:
         return Path(os.path.relpath(place, start)).as_posix()
     except ValueError:

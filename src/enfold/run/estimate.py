@@ -1,4 +1,4 @@
-"""Estimate: what a recipe will take, from a few real training steps of its own networks, before anything is written."""
+"""Estimate time and memory of a recipe from a few training steps of its networks, before anything is written."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from torch import nn
 from enfold.cost import peak_memory, stored_bytes
 from enfold.data.batches import Order
 from enfold.data.dataset import Split
-from enfold.ensemble import Ensemble, trained_members
+from enfold.ensemble import Ensemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.run.directory import RunDirectory
 from enfold.run.recipe import Recipe
-from enfold.run.stages import Cell
+from enfold.run.seed_run import SeedRun
+from enfold.run.step_methods import is_trained
+from enfold.run.steps import build_ensemble, trial_network
 from enfold.train import CrossEntropy, Objective, TrainConfig
 from enfold.train.backward import backward
-from enfold.train.optimize import Optimizer
+from enfold.train.optimize import Optimizer, trained_members
 
 STEPS = 5
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Time and memory of a whole recipe."""
+    """Time and memory of a recipe."""
 
     seconds: float
     memory_bytes: int
@@ -45,70 +47,74 @@ class Estimate:
 
 
 def estimate(recipe: Recipe, device: str = "cpu", beside: Path | None = None, *, trust_code: bool = False) -> Estimate:
-    """Run a few steps and multiply; data and networks are made, nothing is written.
+    """Run a few training steps and extrapolate; nothing is written.
 
-    `beside` is the folder of the recipe's file.
+    Args:
+        recipe: The recipe.
+        device: The device of the run.
+        beside: The folder of the recipe's file.
+        trust_code: Whether code that the recipe names may run.
     """
-    cell = Cell(RunDirectory(Path("dry-run"), beside, trust_code=trust_code), recipe, recipe.seeds[0], device)
-    members = DeepEnsemble.make(cell.make_network, recipe.members, seed=0).to(device)
-    plan = recipe.members_plan(0, device)
-    of_members = _step_seconds(members, cell, plan)
-    alone = plan.replace(lr=1e-3, weight_decay=0.0)  # what varies between members costs the same
-    of_network = _step_seconds(members[:1], cell, alone)
-    fold_plans = [long for fold in recipe.folds if (long := recipe.as_long(fold, 0)) is not None]
-    extra = [*fold_plans, *cell.controls().values()]
+    run = SeedRun(RunDirectory(Path("dry-run"), beside, trust_code=trust_code), recipe, recipe.seeds[0], device)
+    members = DeepEnsemble(run.make_network, recipe.members, seed=0).to(device)
+    config = recipe.members_config(0, device)
+    of_members = _step_seconds(members, run, config)
+    single = config.replace(lr=1e-3, weight_decay=0.0)  # values that vary between members do not change the cost
+    of_network = _step_seconds(members[:1], run, single)
+    of_steps = [recipe.control_config(step, 0) for step in recipe.steps if recipe.chain(step) == [step]]
+    of_steps += [recipe.step_config(s, 0) for s in recipe.steps if len(recipe.chain(s)) > 1 and is_trained(s)]
+    extra = [*(each for each in of_steps if each is not None), *run.controls().values()]
     trained = 0 if recipe.checkpoints else 1
-    seconds = trained * _steps(cell, plan) * of_members + sum(_steps(cell, each) * of_network for each in extra)
-    for spec in recipe.shares:
-        share, own = cell.chosen_share(spec), recipe.method_plan(spec, 0, device)
-        network = cell.network_of(spec)()
-        adapted = share.adapted(own)
-        model = share(network).to(device)
-        once = _steps(cell, adapted) * _step_seconds(model, cell, adapted, share.objective(adapted))
-        seconds += share.effort * once
-    states = 2 + (1 if plan.optimizer == "sgd" else 2)  # weights, gradients, the optimizer's memory
-    memory = (
-        stored_bytes(members) * (states + 1) + _data_bytes(cell) + _step_bytes(members, cell, plan)
-    )  # and the chosen
+    seconds = trained * _steps(run, config) * of_members + sum(_steps(run, each) * of_network for each in extra)
+    ensembles = [step for step in recipe.steps if step.family == "ensemble"]
+    for step in ensembles:
+        with run.run.context():
+            ensemble = build_ensemble(run, step, trial_network(run, step)()).to(device)
+        own = ensemble.configure(recipe.step_config(step, 0, device))
+        once = _steps(run, own) * _step_seconds(ensemble, run, own, ensemble.objective(own))
+        seconds += ensemble.training_cost * once
+    states = 3 + (1 if config.optimizer == "sgd" else 2)  # weights, selected weights, gradients, optimizer state
+    memory = stored_bytes(members) * states + _data_bytes(run) + _step_bytes(members, run, config)
     return Estimate(
         seconds * len(recipe.seeds),
         memory,
         of_members,
         of_network,
-        (trained + len(extra) + len(recipe.shares)) * len(recipe.seeds),
+        (trained + len(extra) + len(ensembles)) * len(recipe.seeds),
     )
 
 
-def _steps(cell: Cell, plan: TrainConfig) -> int:
-    return (Order(plan.batch_size).steps(cell.data.train) or 0) * plan.epochs
+def _steps(run: SeedRun, config: TrainConfig) -> int:
+    return (Order(config.batch_size).steps(run.data.train) or 0) * config.epochs
 
 
-def _step_seconds(model: nn.Module, cell: Cell, plan: TrainConfig, objective: Objective | None = None) -> float:
-    optimizer, objective = Optimizer(model, plan), objective or CrossEntropy()
-    scaler = torch.amp.GradScaler(plan.device, enabled=False)
-    own = range(trained_members(model)) if isinstance(model, Ensemble) and plan.order != "shared" else None
-    order = Order(plan.batch_size, own, augment=plan.augment, split=plan.order == "split")
+def _step_seconds(model: nn.Module, run: SeedRun, config: TrainConfig, objective: Objective | None = None) -> float:
+    optimizer, objective = Optimizer(model, config), objective or CrossEntropy()
+    scaler = torch.amp.GradScaler(config.device, enabled=False)
+    separate = isinstance(model, Ensemble) and model.is_expandable and config.order != "shared"
+    own = range(trained_members(model)) if separate else None
+    order = Order(config.batch_size, own, augment=config.augment, split=config.order == "split")
     taken = []
     model.train()
-    batches = order.batches(cell.data, epoch=0)
+    batches = order.batches(run.data, epoch=0)
     for _ in range(STEPS):
         started = time.perf_counter()
         batch = next(batches, None)
         if batch is None:
             break
-        backward(model, batch.to(plan.device), objective)
+        backward(model, batch.to(config.device), objective)
         optimizer.step(0.0, scaler)
         taken.append(time.perf_counter() - started)
     return statistics.median(taken)
 
 
-def _step_bytes(members: DeepEnsemble, cell: Cell, plan: TrainConfig) -> int:
+def _step_bytes(members: DeepEnsemble, run: SeedRun, config: TrainConfig) -> int:
     """Activations and temporary buffers of one step at its peak."""
-    order = Order(plan.batch_size, range(members.num_members), augment=plan.augment)
-    batch = next(order.batches(cell.data, epoch=0)).to(plan.device)
-    return peak_memory(lambda: backward(members, batch, CrossEntropy()), plan.device) or 0
+    order = Order(config.batch_size, range(members.num_members), augment=config.augment)
+    batch = next(order.batches(run.data, epoch=0)).to(config.device)
+    return peak_memory(lambda: backward(members, batch, CrossEntropy()), config.device) or 0
 
 
-def _data_bytes(cell: Cell) -> int:
-    parts = [cell.data.train, cell.data.val, cell.data.test]
+def _data_bytes(run: SeedRun) -> int:
+    parts = [run.data.train, run.data.val, run.data.test]
     return sum(part.inputs.nbytes + part.labels.nbytes for part in parts if isinstance(part, Split))

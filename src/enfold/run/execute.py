@@ -1,4 +1,4 @@
-"""Execute: a recipe's cells one after the other, each resumable, then the summary over seeds."""
+"""Execute a recipe: the seeds one after the other, each resumable, then the summary over seeds."""
 
 from __future__ import annotations
 
@@ -9,88 +9,93 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from torch import nn
-
-from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError, WriteError
 from enfold.metrics import accuracy, nll, per_member
-from enfold.registry import nearest
+from enfold.registry import suggest
 from enfold.run.directory import RunDirectory
 from enfold.run.recipe import Recipe, make_recipe
-from enfold.run.results import Results, evaluate_cell, forget, predictions_of, summarise
-from enfold.run.specs import FoldSpec, ShareSpec
-from enfold.run.stages import Cell
+from enfold.run.results import Results, evaluate_seed, predict_stored, remove_model, summarise
+from enfold.run.seed_run import SeedRun
 from enfold.saving import read_manifest, versions
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-def _writes(
+def _locked(
     function: Callable[Concatenate[RunDirectory, Arguments], Result],
 ) -> Callable[Concatenate[RunDirectory, Arguments], Result]:
     """A function that writes to the run which is its first argument, with the run's lock."""
 
     @wraps(function)
-    def locked(run: RunDirectory, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+    def call(run: RunDirectory, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         with run.writing():
             return function(run, *args, **kwargs)
 
-    return locked
+    return call
 
 
-def cells(run: RunDirectory, recipe: Recipe, device: str = "cpu") -> list[Cell]:
-    """One cell a seed: in the run itself if there is one seed, else in a folder each."""
+def seed_runs(run: RunDirectory, recipe: Recipe, device: str = "cpu") -> list[SeedRun]:
+    """Return the seeds of a run: in the run itself if there is one seed, else in a folder each."""
     if len(recipe.seeds) == 1:
-        return [Cell(run, recipe, recipe.seeds[0], device)]
-    return [Cell(run.cell(seed), recipe, seed, device) for seed in recipe.seeds]
+        return [SeedRun(run, recipe, recipe.seeds[0], device)]
+    return [SeedRun(run.of_seed(seed), recipe, seed, device) for seed in recipe.seeds]
 
 
-def cell_of(run: RunDirectory, recipe: Recipe, seed: int | None, device: str = "cpu") -> Cell:
-    """The cell of that seed, or the first."""
-    for cell in cells(run, recipe, device):
-        if seed in (None, cell.seed):
-            return cell
+def find_seed(run: RunDirectory, recipe: Recipe, seed: int | None, device: str = "cpu") -> SeedRun:
+    """Return a seed of a run, or the first if `seed` is None.
+
+    Raises:
+        EnfoldError: If the run does not have the seed.
+    """
+    for each in seed_runs(run, recipe, device):
+        if seed in (None, each.seed):
+            return each
     known = ", ".join(map(str, recipe.seeds))
-    raise EnfoldError(
-        f"the seed must be one of the run's, {known}, got {seed}: choose one of them, or leave --seed out"
-    )
+    raise EnfoldError(f"--seed must be one of the run's seeds, {known}, got {seed}: choose one of them")
 
 
-@_writes
+@_locked
 def execute(
     run: RunDirectory, recipe: Recipe, *, device: str = "cpu", only: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """Everything that is still to do, and the summary.
+    """Carry out everything that is not done yet and return the summary.
 
-    With `only`, of the shares and folds these are made, with their controls, and others are evaluated if they are
-    there for all of their seeds.
+    Args:
+        run: The directory of the run.
+        recipe: Its recipe.
+        device: The device of training and evaluation.
+        only: Labels of the steps that are made, with their controls and the steps that they use; others are evaluated
+            if they are done for all their seeds. None makes all.
     """
-    parts = cells(run, recipe, device)
-    made = None if only is None else {*only, *(recipe.controlled().get(label) for label in only)}
+    made = None
+    if only is not None:
+        labels = recipe.closure(list(only))
+        made = {*labels, *(recipe.controlled().get(label) for label in labels)}
     left = () if made is None else [label for label in unfinished(run, recipe) if label not in made]
-    return _summarised(run, recipe, [evaluate_cell(cell, cell.models(without=left)) for cell in parts])
+    results = [evaluate_seed(each, each.models(without=left)) for each in seed_runs(run, recipe, device)]
+    return _write_summary(run, recipe, results)
 
 
-@_writes
+@_locked
 def train(run: RunDirectory, recipe: Recipe, *, device: str = "cpu") -> None:
-    """The members alone."""
-    for cell in cells(run, recipe, device):
-        cell.members()
+    """Train the members only."""
+    for each in seed_runs(run, recipe, device):
+        each.members()
 
 
-@_writes
-def brought(run: RunDirectory, recipe: Recipe, *, device: str = "cpu") -> dict[str, Any]:
-    """The files of a run whose members came from files, with each one's scores on validation data, and those left out.
+@_locked
+def describe_checkpoints(run: RunDirectory, recipe: Recipe, *, device: str = "cpu") -> dict[str, Any]:
+    """Return the files of members that came from checkpoints, with scores on validation data, and unused files.
 
-    A member that saw its inputs in another form where it was trained is told by its scores.
+    Low scores show a member that was trained on inputs of another form.
     """
-    cell = cells(run, recipe, device)[0]
+    first = seed_runs(run, recipe, device)[0]
     if recipe.checkpoints is None:
         return {}
-    about = read_manifest(cell.run.model_file("members", "members"))["about"]
-    said = predictions_of(cell, "ensemble", cell.members())["validation"]
-    scores = [per_member(metric, said).tolist() for metric in (accuracy, nll)]
+    about = read_manifest(first.run.model_file("members", "members"))["about"]
+    predictions = predict_stored(first, "ensemble", first.members())["validation"]
+    scores = [per_member(metric, predictions).tolist() for metric in (accuracy, nll)]
     files = [
         {"member": index, "file": file, "accuracy": right, "nll": loss}
         for index, (file, right, loss) in enumerate(zip(about.get("files", ()), *scores, strict=False))
@@ -99,12 +104,12 @@ def brought(run: RunDirectory, recipe: Recipe, *, device: str = "cpu") -> dict[s
 
 
 def unfinished(run: RunDirectory, recipe: Recipe) -> list[str]:
-    """The shares, controls and folds that are asked for and not made yet for all of their seeds."""
-    stages = [(cell, kind, label) for cell in cells(run, recipe) for kind, label in cell.wanted()]
-    return list(dict.fromkeys(label for cell, kind, label in stages if not cell.is_done(kind, label)))
+    """Return the labels of steps and controls that are not done for all their seeds."""
+    stages = [(each, kind, label) for each in seed_runs(run, recipe) for kind, label in each.wanted()]
+    return list(dict.fromkeys(label for each, kind, label in stages if not each.is_done(kind, label)))
 
 
-def _summarised(run: RunDirectory, recipe: Recipe, results: list[Results]) -> dict[str, Any]:
+def _write_summary(run: RunDirectory, recipe: Recipe, results: list[Results]) -> dict[str, Any]:
     summary = {
         "name": recipe.name,
         "date": time.strftime("%Y-%m-%d"),
@@ -118,117 +123,128 @@ def _summarised(run: RunDirectory, recipe: Recipe, results: list[Results]) -> di
     return summary
 
 
-@_writes
-def add_method(run: RunDirectory, room: str, spec: dict[str, Any], *, device: str = "cpu") -> Recipe:
-    """The run's recipe with one more share or fold, which is made and asked for its predictions.
+@_locked
+def add_step(run: RunDirectory, spec: dict[str, Any], *, device: str = "cpu") -> Recipe:
+    """Add a step to a run, make it and predict with it.
 
-    One that fails leaves the run without it; one that was interrupted goes on. Before it is made for any seed, another
-    may take its label.
+    A step that fails leaves the run without it; one that was interrupted continues. Until it is made for a seed, another
+    step may take its label.
+
+    Args:
+        run: The directory of the run.
+        spec: The step as in a recipe, with a label.
+        device: The device of training.
+
+    Returns:
+        The recipe with the step.
     """
-    key, recipe = f"{room}s", run.recipe()
-    alone = {**recipe.model_dump(mode="json"), "shares": [], "folds": [], "control_names": {}, key: [spec]}
-    added: ShareSpec | FoldSpec = getattr(make_recipe(alone, "the command line"), key)[0]
-    without, extended = _without(recipe, added.label), recipe
-    if added not in getattr(recipe, key):
+    recipe = run.recipe()
+    content = recipe.model_dump(mode="json")
+    others = [step for step in content["steps"] if step["label"] != spec["label"]]
+    with run.context():
+        extended = make_recipe({**content, "steps": [*others, spec]}, "the command line")
+    added = extended.steps[-1]
+    run.require_trust(extended)
+    without = _without(recipe, added.label)
+    if added in recipe.steps:
+        extended = recipe
+    else:
         _require_free(run, recipe, added.label)
-        content = without.model_dump(mode="json")
-        extended = make_recipe({**content, key: [*content[key], spec]}, str(run.recipe_file))
-        run.require_trust(extended)
-    parts = [cell for cell in cells(run, extended, device) if (key, added.label) in cell.wanted()]
-    if extended is recipe and all(cell.is_done(key, added.label) for cell in parts):
+    wanted = [each for each in seed_runs(run, extended, device) if ("steps", added.label) in each.wanted()]
+    if extended is recipe and all(each.is_done("steps", added.label) for each in wanted):
         return recipe
-    _check(parts[0], added)
-    parts[0].members()  # these and the data are not the method's: they are refused before anything is written
-    for cell in parts:
-        if cell.run.is_done(key, added.label):  # as of a run that was stopped, or that lost its place in the recipe
-            cell.require_same(key, added.label)
-    _rewrite(run, recipe, extended)
-    for cell in parts:
-        members = cell.members()
+    wanted[0].check_step(added)
+    wanted[0].members()  # problems of members and data are not those of the step: refused before anything is written
+    for each in wanted:
+        if each.run.is_done("steps", added.label):  # from a run that was stopped, or an earlier recipe
+            each.require_same("steps", added.label)
+    _replace_recipe(run, recipe, extended)
+    for each in wanted:
+        members = each.members()
         try:
-            predictions_of(cell, added.label, _made(cell, added, members))
-        except WriteError:  # the method is not to blame: it goes on when there is room again
+            predict_stored(each, added.label, each.predictor(added, each.step(added, members)))
+        except WriteError:  # not the fault of the step, which continues when there is space
             raise
         except EnfoldError:
-            _rewrite(run, extended, without)
+            _replace_recipe(run, extended, without)
             raise
     return extended
 
 
-@_writes
-def drop_method(run: RunDirectory, label: str) -> dict[str, Any] | None:
-    """Remove a share or fold, and its control if it is no other's; the summary without it, if there was one.
+@_locked
+def drop_step(run: RunDirectory, label: str) -> dict[str, Any] | None:
+    """Remove a step, and its control if no other step has it; return the new summary if there was one.
 
-    Stopped half-way, it has left the method unfinished, and can be done again.
+    If it is interrupted, the step is unfinished and can be dropped again.
+
+    Raises:
+        EnfoldError: If there is no such step, or another step uses its model.
     """
     recipe = run.recipe()
-    known = [each.label for each in (*recipe.shares, *recipe.folds)]
+    known = [each.label for each in recipe.steps]
     if label not in known:
-        of = [fold for fold, control in recipe.controlled().items() if control == label]
-        instead = f", which is the control of {', '.join(of)}: drop that" if of else nearest(label, known)
+        of = [step for step, control in recipe.controlled().items() if control == label]
+        instead = f", the control of {', '.join(of)}: drop that step" if of else suggest(label, known)
         raise EnfoldError(
-            f"what can be dropped is one of the run's shares and folds, {', '.join(known) or 'of which it has none'}, "
-            f"got '{label}'{instead or ': correct the label'}"
+            f"only steps can be dropped, of which the run has {', '.join(known) or 'none'}, got '{label}'"
+            f"{instead or ': correct the label'}"
         )
+    users = [each.label for each in recipe.steps if label in recipe.dependencies(each)]
+    if users:
+        raise EnfoldError(f"'{label}' is used by {', '.join(users)}: drop {users[0]} first")
     without, named = _without(recipe, label), recipe.controlled()
-    renumbered = {fold: named[fold] for fold, control in without.controlled().items() if control != named[fold]}
+    renumbered = {step: named[step] for step, control in without.controlled().items() if control != named[step]}
     without = without.model_copy(update={"control_names": {**without.control_names, **renumbered}})
-    (run.path / "summary.json").unlink(missing_ok=True)  # until it is written anew, reports read each seed's results
-    _rewrite(run, recipe, without)
-    parts = [cell.run for cell in cells(run, without)]
-    if not all((part.path / "results.json").is_file() for part in parts):
+    (run.path / "summary.json").unlink(missing_ok=True)  # until it is written again, reports read each seed's results
+    _replace_recipe(run, recipe, without)
+    folders = [each.run for each in seed_runs(run, without)]
+    if not all((folder.path / "results.json").is_file() for folder in folders):
         return None
-    return _summarised(run, without, [part.read_json("results.json")["rows"] for part in parts])
+    return _write_summary(run, without, [folder.read_json("results.json")["rows"] for folder in folders])
 
 
 def _require_free(run: RunDirectory, recipe: Recipe, label: str) -> None:
-    """No share or fold that is made already has this label."""
-    stages = [(cell, kind) for cell in cells(run, recipe) for kind, name in cell.wanted() if name == label]
-    if any(cell.run.is_done(kind, label) for cell, kind in stages):
-        labels = [each.label for each in (*recipe.shares, *recipe.folds)]
+    """Refuse the label of a step that is made already."""
+    stages = [(each, kind) for each in seed_runs(run, recipe) for kind, name in each.wanted() if name == label]
+    if any(each.run.is_done(kind, label) for each, kind in stages):
+        labels = [each.label for each in recipe.steps]
         free = next(name for number in count(2) if (name := f"{label}-{number}") not in labels)
         raise EnfoldError(
-            f"every share and fold of a run must have its own label, got '{label}' again, changed, beside "
+            f"every step of a run must have its own label, got '{label}' with other options, and the run has "
             f"{', '.join(labels)}: add --label {free}"
         )
 
 
 def _without(recipe: Recipe, label: str) -> Recipe:
-    others: dict[str, Any] = {
-        key: tuple(each for each in getattr(recipe, key) if each.label != label) for key in ("shares", "folds")
-    }
-    others["control_names"] = {fold: name for fold, name in recipe.control_names.items() if fold != label}
-    return recipe.model_copy(update=others)
+    names = {step: name for step, name in recipe.control_names.items() if step != label}
+    steps = tuple(each for each in recipe.steps if each.label != label)
+    return recipe.model_copy(update={"steps": steps, "control_names": names})
 
 
-def _rewrite(run: RunDirectory, before: Recipe, after: Recipe) -> None:
-    """Put one recipe in the place of another; what was made by the first and is not in the second is removed."""
-    for old, new in zip(cells(run, before), cells(run, after), strict=True):
-        kept = new.wanted()
+def _replace_recipe(run: RunDirectory, before: Recipe, after: Recipe) -> None:
+    """Write another recipe; models of the first that are not in the second are removed."""
+    for old, new in zip(seed_runs(run, before), seed_runs(run, after), strict=True):
+        retained = new.wanted()
         for stage, spec in old.wanted().items():
-            if kept.get(stage) != spec:  # also a control that has another's number now
-                forget(old, *stage)
+            if retained.get(stage) != spec:  # also a control that has another's number now
+                remove_model(old, *stage)
     run.write_recipe(after)
 
 
-def _check(cell: Cell, spec: ShareSpec | FoldSpec) -> None:
-    cell.check_share(spec) if isinstance(spec, ShareSpec) else cell.check_fold(spec)
-
-
-def _made(cell: Cell, spec: ShareSpec | FoldSpec, members: DeepEnsemble) -> nn.Module:
-    return cell.share(spec, members) if isinstance(spec, ShareSpec) else cell.fold(spec, members)
-
-
 def open_run(path: Path, *, trust_code: bool = False) -> tuple[RunDirectory, Recipe]:
-    """An existing run whose members are trained, and its recipe; one that names code must be trusted."""
+    """Return an existing run with trained members, and its recipe.
+
+    Raises:
+        EnfoldError: If members are missing, or the recipe names code and `trust_code` is False.
+    """
     run = RunDirectory.open(path, trust_code=trust_code)
     run.prepare()
     recipe = run.recipe()
     run.require_trust(recipe)
-    for cell in cells(run, recipe):
-        if not cell.run.is_done("members", "members"):
+    for each in seed_runs(run, recipe):
+        if not each.run.is_done("members", "members"):
             finish = recipe.command("run", run.recipe_file, run.path, "--resume")
             raise EnfoldError(
-                f"a run must have trained members to go on from, but '{cell.run.path}' has none: finish with  {finish}"
+                f"a run must have trained members, but '{each.run.path}' has none: finish with  {finish}"
             )
     return run, recipe

@@ -17,7 +17,7 @@ from enfold.errors import EnfoldError, closest
 from enfold.io.files import atomic_path, write_json
 from enfold.progress import progress
 from enfold.run.directory import RunDirectory
-from enfold.run.stages import Cell
+from enfold.run.seed_run import SeedRun
 from enfold.run.views import VIEWS, Arrays, Scene
 
 FORMAT = 2
@@ -50,15 +50,15 @@ class Asked:
         return [name for name in VIEWS if not self.only or name in self.only]
 
 
-def study(cell: Cell, folder: Path, asked: Asked | None = None) -> dict[str, Any]:
+def study(run: SeedRun, folder: Path, asked: Asked | None = None) -> dict[str, Any]:
     """Compute what is asked and not there yet, and say of each part what became of it.
 
     A part is begun only if it can be expected to end in time, by the network's pace on this machine.
     """
     asked = asked or Asked()
-    scene = Scene(cell, asked.examples, asked.size)
-    chosen = {"format": FORMAT, "seed": cell.seed, "examples": asked.examples, "size": asked.size}
-    settings = {**chosen, "weights": cell.members_digest}
+    scene = Scene(run, asked.examples, asked.size)
+    chosen = {"format": FORMAT, "seed": run.seed, "examples": asked.examples, "size": asked.size}
+    settings = {**chosen, "weights": run.members_digest}
     return _compute(scene, asked.parts, folder, settings, time.monotonic() + 60 * asked.minutes)
 
 

@@ -1,4 +1,4 @@
-"""The recipe's sets from outside: another source, held-out classes, or noise."""
+"""Out-of-distribution sets of a recipe: another source, excluded classes, or noise."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from enfold.errors import EnfoldError
 
 
 class OodSpec(BaseModel):
-    """One set: `source`, `noise` or `classes`."""
+    """One out-of-distribution set: `source`, `noise` or `classes`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    source: str | None = None  # its test part
+    source: str | None = None  # its test split
     noise: Noise | None = None
     classes: tuple[int, ...] | None = None  # of those that data.exclude_classes leaves out, numbered as in the source
-    examples: int | None = Field(
-        default=None, ge=1
-    )  # so many of them; all, and of noise as many as tested, if left out
+    examples: int | None = Field(default=None, ge=1)  # all by default, of noise as many as test examples
     size: int | None = None  # images of a folder are resized to it
     seed: int = 0  # of the noise
     label: str = ""
@@ -32,16 +30,16 @@ class OodSpec(BaseModel):
         given = [name for name in ("source", "noise", "classes") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(
-                f"a set from outside must have one of source, noise and classes, got {', '.join(given) or 'none'}: "
+                f"an out-of-distribution set must have one of source, noise and classes, got {', '.join(given) or 'none'}: "
                 "give one, and a set of its own for each other"
             )
         if self.name == INSIDE:
-            raise ValueError(f"'{INSIDE}' is the name of the test part: choose another label")
+            raise ValueError(f"'{INSIDE}' is the name of the test split: choose another label")
         return self
 
     @property
     def name(self) -> str:
-        """Of its rows and files."""
+        """The name of its rows and files."""
         if self.label:
             return self.label
         if self.noise is not None:
@@ -50,31 +48,31 @@ class OodSpec(BaseModel):
 
 
 def check_sets(sets: tuple[OodSpec, ...], source: str, excluded: tuple[int, ...]) -> None:
-    """Refuse sets of one name, the data's own, and classes that it has learnt from; a ValueError for pydantic."""
+    """Refuse sets of one name, the data's own, and classes that are trained on, with a ValueError for pydantic."""
     names = [each.name for each in sets]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise ValueError(f"every set from outside must have its own name, got '{twice[0]}' twice: add label: ...")
+        raise ValueError(f"every out-of-distribution set must have its own name, got '{twice[0]}' twice: add label: ...")
     for each in sets:
         if each.source == source:
-            raise ValueError(f"a set from outside must be another source than the data's own, got '{source}'")
-        learnt = [number for number in each.classes or () if number not in excluded]
-        if learnt or each.classes == ():
+            raise ValueError(f"an out-of-distribution set must be another source than the data's own, got '{source}'")
+        trained = [number for number in each.classes or () if number not in excluded]
+        if trained or each.classes == ():
             raise ValueError(
-                "classes from outside must be among those of data.exclude_classes, "
-                f"got {learnt[0] if learnt else 'none'}: add it there, so that it is not learnt from"
+                "out-of-distribution classes must be among those of data.exclude_classes, "
+                f"got {trained[0] if trained else 'none'}: add it there, so that it is not trained on"
             )
 
 
-def made_set(spec: OodSpec, data: Data, everything: Part) -> Outside:
-    """The set as the data's network is shown it; `everything` is the test part with all classes."""
+def make_set(spec: OodSpec, data: Data, everything: Part) -> Outside:
+    """Return the set in the form that the network takes; `everything` is the test split with all classes."""
     if spec.noise is not None:
         made = noise(spec.noise, data, spec.examples or length(data.test) or 1, spec.seed)
         return Outside(made.inputs, made.labels, spec.name, made.adapted)
     part = everything if spec.source is None else load_data(spec.source, size=spec.size).test
     if not isinstance(part, Split):
         raise EnfoldError(
-            f"a set from outside must be in memory, got {type(part).__name__} for '{spec.name}': return a Split there"
+            f"an out-of-distribution set must be in memory, got {type(part).__name__} for '{spec.name}': return a Split there"
         )
     if spec.classes is not None:
         part = of_classes(part, spec.classes)

@@ -1,4 +1,4 @@
-"""Overrides: one value of a recipe or of a method, changed from the command line by its dotted key."""
+"""Overrides: change one value of a recipe or step from the command line by its dotted key."""
 
 from __future__ import annotations
 
@@ -15,20 +15,17 @@ NAMED_BY = {  # the key of the name in what may be given by name alone
     "student": "name",
     "data": "source",
     "ood": "source",
-    "shares": "method",
-    "folds": "method",
-    "then": "method",
-    "share": "method",
+    "steps": "method",
     "perturb": "method",
 }
 
 
 def apply_override(content: dict[str, Any], override: str) -> None:
-    """Set a dotted key: ``plan.epochs=5``; the value is read as YAML."""
+    """Set a dotted key: ``train.epochs=5``; the value is read as YAML."""
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise EnfoldError(
-            f"an override must have the form a.b=value, got '{override}': write for example plan.epochs=5"
+            f"an override must have the form a.b=value, got '{override}': write for example train.epochs=5"
         )
     try:
         value = read_yaml(text)

@@ -1,4 +1,7 @@
-"""Recipe: a whole run as a file. A wrong key names the key, its line and the nearest right one."""
+"""Recipe: the complete description of a run in one YAML file.
+
+An error names the file, the line and the key, and suggests the nearest valid key.
+"""
 
 from __future__ import annotations
 
@@ -16,29 +19,34 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from enfold.errors import EnfoldError
 from enfold.io.checkpoints import matching_files, require_local
 from enfold.io.usercode import is_reference, looking_in
-from enfold.registry import method, nearest
-from enfold.run.methods import (
-    STEPS,
-    as_tuples,
-    has_plan,
-    made_fold,
-    made_share,
-    made_step,
-    own_plan,
-    step_kind,
-    trainings,
-)
+from enfold.registry import suggest
 from enfold.run.ood import OodSpec, check_sets
 from enfold.run.override import apply_override
-from enfold.run.specs import CorruptionSpec, DataSpec, FoldSpec, MethodSpec, ShareSpec, TrajectorySpec, labelled
-from enfold.run.wrong import Place, explained, lines_of
+from enfold.run.recipe_errors import Place, describe_error, line_numbers
+from enfold.run.specs import STARTS, CorruptionSpec, DataSpec, StepSpec, TrajectorySpec, add_labels
+from enfold.run.step_methods import (
+    check_keys,
+    count_trainings,
+    default_settings,
+    distill_arguments,
+    is_ensemble_student,
+    is_trained,
+    is_user_code,
+    family_of,
+    make_perturbation,
+    method_of,
+    split_options,
+    student_method,
+)
 from enfold.run.yaml_text import Loader, read_text, read_yaml, write_yaml
 from enfold.train import TrainConfig
 
-LONGEST = 100  # of a label: the names of files, with what is added to it, have at most 255 bytes
-LABEL = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{LONGEST - 1}}}")  # a file's name and a row's
-MOST_MEMBERS = 10_000
-RESERVED = ("mean", "member", "members", "ensemble", "control")
+MAX_LABEL = 100  # characters, so that file names with a suffix have at most 255 bytes
+LABEL = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{MAX_LABEL - 1}}}")
+MAX_MEMBERS = 10_000
+RESERVED = ("mean", "member", "members", "ensemble", "control", "best_member", "random")
+REMOVED = {"plan": "train", "shares": "steps", "folds": "steps", "then": "steps"}
+"""Keys of recipes of the first edition, and the keys that replace them."""
 
 
 class Recipe(BaseModel):
@@ -46,181 +54,199 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = "run"
-    data: DataSpec = DataSpec()
-    network: str | dict[str, Any] = "mlp"
-    members: int = Field(default=4, strict=True)  # of checkpoints: the first so many, all if left out
-    checkpoints: str | None = None  # of members that were trained elsewhere, as a pattern: none are trained then
-    seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
-    sizes: tuple[int, ...] = ()  # also evaluate the first so many members as an ensemble
-    plan: dict[str, Any] = Field(default_factory=dict)
-    shares: tuple[ShareSpec, ...] = ()
-    folds: tuple[FoldSpec, ...] = ()
-    control: bool = True  # a control for every plan that a fold trains by
-    control_names: dict[str, str] = Field(default_factory=dict)  # of folds by label; numbered where left out
-    cost: bool = True
-    corruptions: CorruptionSpec | None = None
-    ood: tuple[OodSpec, ...] = ()  # sets from outside
-    trajectory: TrajectorySpec | None = None  # true: after every epoch
+    name: str = Field("run", description="Name of the run.")
+    data: DataSpec = Field(DataSpec(), description="The data: a name, a path, module:function, or a mapping.")
+    network: str | dict[str, Any] = Field("mlp", description="The members' network: a name, or nets.py:function.")
+    members: int = Field(4, strict=True, description="Number of members; of checkpoints all by default.")
+    checkpoints: str | None = Field(None, description="Pattern of files with trained members; none are trained then.")
+    seeds: tuple[int, ...] = Field((0,), min_length=1, description="Seeds; several give a standard deviation.")
+    sizes: tuple[int, ...] = Field((), description="Also evaluate ensembles of the first k members.")
+    train: dict[str, Any] = Field(default_factory=dict, description="Training settings, the fields of TrainConfig.")
+    steps: tuple[StepSpec, ...] = Field((), description="Methods; each gives a row of the results.")
+    control: bool = Field(True, description="Train a control for each total training length of the steps.")
+    control_names: dict[str, str] = Field(default_factory=dict, description="Names of controls by step; numbered.")
+    cost: bool = Field(True, description="Measure parameters, memory and latency.")
+    corruptions: CorruptionSpec | None = Field(None, description="Evaluate on corrupted test images.")
+    ood: tuple[OodSpec, ...] = Field((), description="Out-of-distribution sets.")
+    trajectory: TrajectorySpec | None = Field(None, description="Store networks along the training; true: each epoch.")
 
     @field_validator("trajectory", mode="before")
     @classmethod
-    def _trajectory_by_word(cls, value: Any) -> Any:
+    def _expand_trajectory(cls, value: Any) -> Any:
         return ({} if value else None) if isinstance(value, bool) else value
 
     @field_validator("trajectory")
     @classmethod
-    def _trajectory_of_a_training(cls, value: TrajectorySpec | None, info: ValidationInfo) -> TrajectorySpec | None:
+    def _check_trajectory(cls, value: TrajectorySpec | None, info: ValidationInfo) -> TrajectorySpec | None:
         if value is not None and info.data.get("checkpoints") is not None:
-            raise ValueError("a trajectory is kept while members are trained, and these come from checkpoints")
+            raise ValueError("a trajectory is stored while members are trained, but these come from checkpoints")
         return value
 
     @field_validator("data", mode="before")
     @classmethod
-    def _data_by_name(cls, value: Any) -> Any:
+    def _expand_data(cls, value: Any) -> Any:
         return {"source": value} if isinstance(value, str) else value
 
     @field_validator("ood", mode="before")
     @classmethod
-    def _sets_by_name(cls, value: Any) -> Any:
+    def _expand_ood(cls, value: Any) -> Any:
         if not isinstance(value, Sequence) or isinstance(value, str):
             return value
         return [{"source": each} if isinstance(each, str) else each for each in value]
 
     @field_validator("ood")
     @classmethod
-    def _sets_are_outside(cls, value: tuple[OodSpec, ...], info: ValidationInfo) -> tuple[OodSpec, ...]:
+    def _check_ood(cls, value: tuple[OodSpec, ...], info: ValidationInfo) -> tuple[OodSpec, ...]:
         data = info.data.get("data", DataSpec())
         check_sets(value, data.source, data.exclude_classes)
         return value
 
-    @field_validator("shares", "folds", mode="before")
+    @field_validator("steps", mode="before")
     @classmethod
-    def _methods_by_name(cls, value: Any) -> Any:
-        return labelled(value)
+    def _expand_steps(cls, value: Any) -> Any:
+        return add_labels(value)
 
     @field_validator("members")
     @classmethod
-    def _members_exist(cls, value: int) -> int:
-        if not 1 <= value <= MOST_MEMBERS:
-            raise ValueError(f"an ensemble must have 1 to {MOST_MEMBERS:,} members")
+    def _check_members(cls, value: int) -> int:
+        if not 1 <= value <= MAX_MEMBERS:
+            raise ValueError(f"an ensemble must have 1 to {MAX_MEMBERS:,} members")
         return value
 
     @field_validator("seeds")
     @classmethod
-    def _seeds_differ(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+    def _check_seeds(cls, value: tuple[int, ...]) -> tuple[int, ...]:
         if len(set(value)) < len(value):
             raise ValueError("every seed must be given once")
         return value
 
-    @field_validator("shares", "folds")
+    @field_validator("steps")
     @classmethod
-    def _labels_are_names(cls, value: tuple[MethodSpec, ...]) -> tuple[MethodSpec, ...]:
+    def _check_labels(cls, value: tuple[StepSpec, ...]) -> tuple[StepSpec, ...]:
         for each in value:
             taken = each.label.split("-")[0] in RESERVED or ".checkpoint" in each.label
             if not LABEL.fullmatch(each.label) or taken:
                 raise ValueError(
-                    f"a label must be at most {LONGEST} letters, digits, '-', '_' or '.', and not one of "
-                    f"{', '.join(RESERVED)} or a checkpoint: change '{each.label[:LONGEST]}'"
+                    f"a label must be at most {MAX_LABEL} letters, digits, '-', '_' or '.', and not one of "
+                    f"{', '.join(RESERVED)} or a checkpoint: change '{each.label[:MAX_LABEL]}'"
                 )
-        return value
-
-    @field_validator("shares", "folds")
-    @classmethod
-    def _labels_differ(cls, value: tuple[MethodSpec, ...], info: ValidationInfo) -> tuple[MethodSpec, ...]:
-        before = info.data.get("shares", ()) if info.field_name == "folds" else ()
-        labels = [each.label for each in (*before, *value)]
+        labels = [each.label for each in value]
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
-            raise ValueError(f"every share and fold must have its own label, got '{twice[0]}' twice: add label: ...")
+            raise ValueError(f"every step must have its own label, got '{twice[0]}' twice: add label: ...")
         return value
 
     @field_validator("control_names")
     @classmethod
-    def _controls_are_named_so(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
-        folds = [fold.label for fold in info.data.get("folds", ())]
-        for fold, name in value.items():
-            if fold not in folds or not LABEL.fullmatch(name) or name.split("-")[0] != "control":
+    def _check_control_names(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        steps = [step.label for step in info.data.get("steps", ())]
+        for step, name in value.items():
+            if step not in steps or not LABEL.fullmatch(name) or name.split("-")[0] != "control":
                 raise ValueError(
-                    f"they are 'control' or begin with 'control-', each of a fold by its label, got {fold}: {name}"
+                    f"they are 'control' or begin with 'control-', each for the label of a step, got {step}: {name}"
                 )
         return value
 
-    def members_plan(self, seed: int, device: str = "cpu") -> TrainConfig:
-        """The members' plan for one seed."""
-        return TrainConfig(**{**self.plan, "seed": seed, "device": device})
+    def members_config(self, seed: int, device: str = "cpu") -> TrainConfig:
+        """Return the training settings of the members for one seed."""
+        return TrainConfig(**{**self.train, "seed": seed, "device": device})
 
-    def method_plan(self, fold: MethodSpec, seed: int, device: str = "cpu") -> TrainConfig:
-        """The members' plan, or the method's where it has one of its own, with what a share or fold changes."""
-        own = own_plan(fold.method)
-        return TrainConfig(**{**(self.plan if own is None else own), **fold.plan, "seed": seed, "device": device})
+    def step_config(self, step: StepSpec, seed: int, device: str = "cpu") -> TrainConfig:
+        """Return the training settings of a step: the run's, or the published ones of its method, with its changes."""
+        published = default_settings(step)
+        base = self.train if published is None else published
+        return TrainConfig(**{**base, **step.train, "seed": seed, "device": device})
 
-    def as_long(self, fold: FoldSpec, seed: int, device: str = "cpu") -> TrainConfig | None:
-        """The plan by which a network is trained on the labels as long as this fold trains; None where it does not."""
-        training = [step for step in fold.steps if has_plan(step.method)]
-        if not training:
+    def step(self, label: str) -> StepSpec:
+        """Return the step of a label."""
+        return next(step for step in self.steps if step.label == label)
+
+    def chain(self, step: StepSpec) -> list[StepSpec]:
+        """Return the steps that a step's network went through by `init`, the step itself last."""
+        before = [each for each in self.steps if each.label == step.init] if step.family != "ensemble" else []
+        return [*self.chain(before[0]), step] if before else [step]
+
+    def dependencies(self, step: StepSpec) -> list[str]:
+        """Return the labels of the steps whose models a step uses."""
+        labels = {each.label for each in self.steps}
+        named = [step.network if step.family == "ensemble" else step.init, step.teacher]
+        return [each for each in dict.fromkeys(named) if isinstance(each, str) and each in labels]
+
+    def closure(self, labels: Sequence[str]) -> set[str]:
+        """Return these labels with all steps that they depend on."""
+        found: set[str] = set()
+        for label in labels:
+            found |= {label, *self.closure(self.dependencies(self.step(label)))}
+        return found
+
+    def control_config(self, step: StepSpec, seed: int, device: str = "cpu") -> TrainConfig | None:
+        """Return the settings with which a control trains as long as a step and the steps before it.
+
+        Ensembles are trained instead of the members and have no control; None for these and for steps that do not
+        train.
+        """
+        training = [each for each in self.chain(step) if is_trained(each)]
+        if step.family == "ensemble" or not training:
             return None
-        count = fold.first or self.members
-        epochs = [
-            self.method_plan(step, seed, device).epochs * trainings(step.method, step.settings, count)
-            for step in training
-        ]
-        kept = [step for step in training if own_plan(step.method) is None]
-        plan = self.method_plan(kept[-1], seed, device) if kept else self.members_plan(seed, device)
-        return plan.replace(epochs=sum(epochs))
+        num_members = step.first or self.members
+        epochs = [self.step_config(each, seed, device).epochs * count_trainings(each, num_members) for each in training]
+        usual = [each for each in training if default_settings(each) is None]
+        config = self.step_config(usual[-1], seed, device) if usual else self.members_config(seed, device)
+        return config.replace(epochs=sum(epochs))
 
     def controls(self, seed: int, device: str = "cpu") -> dict[str, TrainConfig]:
-        """One control for each plan that a fold trains by, under the name that is given for it or the next free."""
+        """Return one control for each distinct training of the steps, by name."""
         found: dict[str, TrainConfig] = {}
         names = (f"control-{number}" if number > 1 else "control" for number in count(1))
         free = (name for name in names if name not in self.control_names.values())
-        for fold in self.folds if self.control else ():
-            plan = self.as_long(fold, seed, device)
-            if plan is None or plan in found.values():
+        for step in self.steps if self.control else ():
+            config = self.control_config(step, seed, device)
+            if config is None or config in found.values():
                 continue
-            name = self.control_names.get(fold.label) or next(free)
+            name = self.control_names.get(step.label) or next(free)
             if name in found:
                 raise EnfoldError(
-                    f"a control is trained as long as its folds, but '{fold.label}' is trained otherwise than others "
-                    f"of '{name}': give it another of the control_names, or none"
+                    f"a control is trained as long as its steps, but '{step.label}' trains differently from the other "
+                    f"steps of '{name}': change its name in control_names, or remove it there"
                 )
-            found[name] = plan
+            found[name] = config
         return found
 
     def controlled(self) -> dict[str, str]:
-        """Which control is trained as long as which fold."""
-        plans = self.controls(seed := self.seeds[0])
-        asked = {fold.label: self.as_long(fold, seed) for fold in self.folds}
-        return {fold: label for fold, plan in asked.items() for label, own in plans.items() if own == plan}
+        """Return the name of the control of each step that has one."""
+        configs = self.controls(seed := self.seeds[0])
+        own = {step.label: self.control_config(step, seed) for step in self.steps}
+        return {label: name for label, config in own.items() for name, each in configs.items() if each == config}
 
     def code_references(self) -> list[str]:
-        """Every reference to code, wherever it stands: all texts but names and labels are looked at."""
+        """Return every reference to code in the recipe; all texts but names and labels are searched."""
         return list(dict.fromkeys(filter(is_reference, _texts(self.model_dump(mode="json", exclude={"name"})))))
 
     def command(self, *words: object) -> str:
-        """What to type to go on with a run of this recipe, as it must be typed."""
+        """Return a command line of enfold for a run of this recipe."""
         trust = ["--trust-code"] if self.code_references() else []
         return shlex.join(["enfold", *map(str, words), *trust])
 
     def extends(self, other: Recipe) -> bool:
-        """Whether this is the other recipe, whatever its name, or that with more shares and folds."""
+        """Return whether this is the other recipe, whatever its name, or that with more steps and evaluations."""
         names: dict[str, Any] = {"name": "", "control_names": {}}
-        none = {**names, "shares": (), "folds": (), "corruptions": None, "ood": ()}
+        none = {**names, "steps": (), "corruptions": None, "ood": ()}
         same = self.model_copy(update=none) == other.model_copy(update=none)
-        known = all(share in self.shares for share in other.shares)
-        return same and known and all(fold in self.folds for fold in other.folds)
+        return same and all(step in self.steps for step in other.steps)
 
-    def folds_of(self, seed: int) -> tuple[FoldSpec, ...]:
-        """The folds that this seed has."""
-        return tuple(fold for fold in self.folds if fold.seeds is None or seed in fold.seeds)
+    def steps_of(self, seed: int) -> tuple[StepSpec, ...]:
+        """Return the steps that a seed has."""
+        return tuple(step for step in self.steps if step.seeds is None or seed in step.seeds)
 
     def as_yaml(self) -> str:
-        """The resolved recipe as a file."""
-        return write_yaml(self.model_dump(mode="json"))
+        """Return the resolved recipe as YAML."""
+        content = self.model_dump(mode="json", exclude={"steps"})
+        steps = [step.model_dump(mode="json", exclude_defaults=True) for step in self.steps]
+        return write_yaml({**content, "steps": steps})
 
 
 def _texts(tree: Any) -> Iterator[str]:
-    """All texts of a tree but labels."""
+    """All texts of a tree except labels."""
     if isinstance(tree, str):
         yield tree
     elif isinstance(tree, Mapping):
@@ -231,21 +257,34 @@ def _texts(tree: Any) -> Iterator[str]:
             yield from _texts(value)
 
 
-def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe in a YAML file, with `a.b=c` overrides applied."""
+def read_recipe(path: Path, overrides: Sequence[str] = (), *, trust_code: bool = False) -> Recipe:
+    """Return the recipe in a YAML file.
+
+    Args:
+        path: The file.
+        overrides: Changes as `a.b=value`.
+        trust_code: Import methods of the user's own that the recipe names.
+
+    Raises:
+        EnfoldError: If the file cannot be read or the recipe is not valid.
+    """
     try:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise EnfoldError(f"a recipe must be a readable YAML file, got '{path}' ({error}): check the path") from error
-    with looking_in([Path(), path.parent]):
+    with looking_in([Path(), path.parent], trusted=trust_code):
         return parse_recipe(text, str(path), overrides)
 
 
 def parse_recipe(text: str, where: str = "the recipe", overrides: Sequence[str] = ()) -> Recipe:
-    """A recipe from YAML text."""
+    """Return the recipe in YAML text.
+
+    Raises:
+        EnfoldError: If the text is not YAML or the recipe is not valid.
+    """
     try:
         content = read_yaml(text)
-        lines = lines_of(yaml.compose(text, Loader=Loader))
+        lines = line_numbers(yaml.compose(text, Loader=Loader))
     except yaml.YAMLError as error:
         raise EnfoldError(f"'{where}' must be YAML, but it cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
@@ -256,7 +295,15 @@ def parse_recipe(text: str, where: str = "the recipe", overrides: Sequence[str] 
 
 
 def make_recipe(content: Mapping[str, Any], where: str, lines: Mapping[tuple[Any, ...], int] | None = None) -> Recipe:
-    """Validate a recipe's content; all its plans and folds are checked too."""
+    """Return a validated recipe; the training settings and options of all steps are checked too.
+
+    Raises:
+        EnfoldError: If something in the recipe is not valid; the message names the place.
+    """
+    place = Place(where, lines or {}, content)
+    for key in content:
+        if key in REMOVED:
+            raise EnfoldError(f"{place.at((key,))}: there is no key '{key}', use '{REMOVED[key]}'")
     if isinstance(content.get("checkpoints"), str):
         require_local(content["checkpoints"])
         if "members" not in content:
@@ -264,90 +311,131 @@ def make_recipe(content: Mapping[str, Any], where: str, lines: Mapping[tuple[Any
     try:
         recipe = Recipe.model_validate(content)
     except ValidationError as error:
-        raise explained(error, Place(where, lines or {}, content), Recipe) from error
-    located = _Located(Place(where, lines or {}, content))
-    located.plan(recipe.plan, ("plan",), recipe.members)
-    for index, share in enumerate(recipe.shares):
-        if share.from_member and share.network is not None:
-            raise EnfoldError(
-                f"{where}: '{share.label}' goes on from a member, whose network it has, got network too: leave one out"
-            )
-        located.method("share", share, ("shares", index))
-        located.plan({**recipe.plan, **share.plan}, ("shares", index, "plan"), None)
-    for index, fold in enumerate(recipe.folds):
-        located.fold(recipe, fold, ("folds", index))
+        raise describe_error(error, place, Recipe) from error
+    checks = _Checks(place)
+    checks.train(recipe.train, ("train",), recipe.members)
+    steps = tuple(checks.family(step, ("steps", index)) for index, step in enumerate(recipe.steps))
+    recipe = recipe.model_copy(update={"steps": steps})
+    for index, step in enumerate(steps):
+        checks.step(recipe, step, ("steps", index))
     recipe.controls(recipe.seeds[0])
-    too_many = [size for size in recipe.sizes if not 1 <= size <= recipe.members]
-    if too_many:
-        raise EnfoldError(f"{where}: sizes must lie between 1 and the {recipe.members} members, got {too_many[0]}")
+    too_large = [size for size in recipe.sizes if not 1 <= size <= recipe.members]
+    if too_large:
+        raise EnfoldError(f"{where}: sizes must lie between 1 and the {recipe.members} members, got {too_large[0]}")
     return recipe
 
 
 @dataclasses.dataclass(frozen=True)
-class _Located:
-    """Checks with the line of what is wrong."""
+class _Checks:
+    """Checks of a recipe beyond its types; errors have the line."""
 
     place: Place
 
-    def plan(self, settings: Mapping[str, Any], path: tuple[Any, ...], num_members: int | None) -> None:
+    def train(self, settings: Mapping[str, Any], path: tuple[Any, ...], num_members: int | None) -> None:
+        """Check training settings."""
         reserved = {"seed": "seeds", "device": "--device"}
         known = [field.name for field in dataclasses.fields(TrainConfig) if field.name not in reserved]
         for key in settings:
             at = self.place.at((*path, key))
             if key in reserved:
-                raise EnfoldError(f"{at}: set {reserved[key]} of the run instead of plan.{key}")
+                raise EnfoldError(f"{at}: set {reserved[key]} of the run instead of train.{key}")
             if key not in known:
-                raise EnfoldError(f"{at}: a plan has no key '{key}'{nearest(key, known)}")
+                raise EnfoldError(f"{at}: there is no training setting '{key}'{suggest(key, known)}")
         try:
-            plan = TypeAdapter(TrainConfig).validate_python({key: as_tuples(value) for key, value in settings.items()})
+            config = TypeAdapter(TrainConfig).validate_python({key: as_tuple(value) for key, value in settings.items()})
             for key, value in settings.items():
-                if isinstance(value, str) and not isinstance(getattr(plan, key), str):
-                    raise EnfoldError(f"'{key}' of the plan must not be text, got {value!r}: leave out the quotes")
+                if isinstance(value, str) and not isinstance(getattr(config, key), str):
+                    raise EnfoldError(f"'{key}' of train must be a number, got the text {value!r}: remove the quotes")
             for field in ("lr", "weight_decay", "label_smoothing") if num_members else ():
-                plan.per_member(field, num_members or 1)
+                config.per_member(field, num_members or 1)
         except ValidationError as error:
-            raise explained(error, self.place, TrainConfig, path) from error
+            raise describe_error(error, self.place, TrainConfig, path) from error
         except (EnfoldError, TypeError) as error:
             raise EnfoldError(f"{self.place.at(path)}: {error}") from error
 
-    def method(self, room: str, spec: MethodSpec, path: tuple[Any, ...]) -> None:
+    def family(self, step: StepSpec, path: tuple[Any, ...]) -> StepSpec:
+        """Return the step with its family."""
         try:
-            step = "then" in path
-            if spec.method in STEPS and not step:
-                raise EnfoldError(
-                    f"there is no {room} '{spec.method}', which is a step: let it follow a fold, as then: [repair]"
-                )
-            kind = step_kind(spec.method) if step else method(room, spec.method).kind
-            known = [field.name for field in dataclasses.fields(kind) if field.name != "plan"]
-            for key in spec.settings:
-                if key not in known:
-                    close = nearest(key, [*known, *type(spec).model_fields])
-                    raise EnfoldError(f"'{spec.method}' has no setting '{key}'{close}")
-            (made_share if isinstance(spec, ShareSpec) else made_step if step else made_fold)(
-                spec.method, spec.settings
-            )
-        except ValidationError as error:
-            raise explained(error, self.place, kind, path) from error
-        except (EnfoldError, TypeError) as error:
-            raise EnfoldError(f"{self.place.at(path)}: {error}") from error
+            return step if step.family else step.model_copy(update={"family": family_of(step.method)})
+        except EnfoldError as error:
+            raise EnfoldError(f"{self.place.at((*path, 'method'))}: {error}") from error
 
-    def fold(self, recipe: Recipe, fold: FoldSpec, path: tuple[Any, ...]) -> None:
-        if fold.first is not None and fold.first > recipe.members:
-            raise EnfoldError(
-                f"{self.place.at((*path, 'first'))}: '{fold.label}' is of the first {fold.first} members, but there "
-                f"are {recipe.members}: lower it"
-            )
-        if fold.seeds is not None and not set(fold.seeds) & set(recipe.seeds):
-            raise EnfoldError(
-                f"{self.place.at((*path, 'seeds'))}: '{fold.label}' is of seeds {list(fold.seeds)}, none of which the "
-                f"run has: choose among {list(recipe.seeds)}"
-            )
-        for number, step in enumerate(fold.steps):
-            own = path if not number else (*path, "then", number - 1)
-            self.method("fold", step, own)
-            if step.plan and not has_plan(step.method):
+    def step(self, recipe: Recipe, step: StepSpec, path: tuple[Any, ...]) -> None:
+        """Check the keys, options and settings of a step."""
+        try:
+            check_keys(step)
+            self._links(recipe, step, path)
+            self._subset(recipe, step)
+            if not is_user_code(step):  # which is checked when it may run
+                self._options(step, path)
+        except EnfoldError as error:
+            text = str(error)
+            raise error if text.startswith(self.place.where) else EnfoldError(f"{self.place.at(path)}: {text}") from error
+        if step.train and not is_trained(step):
+            raise EnfoldError(f"{self.place.at((*path, 'train'))}: '{step.method}' does not train: remove train")
+        if is_trained(step):
+            settings = {**(default_settings(step) or recipe.train), **step.train}
+            self.train(settings, (*path, "train"), 1 if step.family != "ensemble" else None)
+
+    def _options(self, step: StepSpec, path: tuple[Any, ...]) -> None:
+        method = method_of(step)
+        known = [*method.arguments, *(distill_arguments() if step.family == "distill" else ()), *StepSpec.model_fields]
+        for key, value in step.options.items():
+            if key not in known:
+                choose = ", ".join(method.arguments) or "it has none"
                 raise EnfoldError(
-                    f"{self.place.at((*own, 'plan'))}: '{step.method}' is not trained by a plan: leave it out"
+                    f"{self.place.at((*path, key))}: '{step.method}' has no option '{key}'{suggest(key, known)}: {choose}"
                 )
-            if has_plan(step.method):
-                self.plan({**(own_plan(step.method) or recipe.plan), **step.plan}, (*own, "plan"), 1)
+            self._located((*path, key), lambda key=key, value=value: split_options(method, {key: value}))
+        if step.family == "distill":  # a loss also checks its options together
+            self._located(path, lambda: method.target(**split_options(method, step.options)[0]))
+        self._located((*path, "perturb"), lambda: make_perturbation(step.perturb))
+        if is_ensemble_student(step.student):
+            self._located((*path, "student"), lambda: student_method(step.student))  # type: ignore[arg-type]
+
+    def _located(self, path: tuple[Any, ...], check: Any) -> None:
+        try:
+            check()
+        except (EnfoldError, TypeError) as error:
+            owner = f" ({self.place.owner(path)})" if self.place.owner(path) else ""
+            raise EnfoldError(f"{self.place.at(path)}: {error}{owner}") from error
+
+    def _links(self, recipe: Recipe, step: StepSpec, path: tuple[Any, ...]) -> None:
+        """`init`, `teacher` and `network` name earlier steps, which the seeds of this one have."""
+        index = recipe.steps.index(step)
+        earlier = {each.label: each for each in recipe.steps[:index]}
+        networks = [label for label, each in earlier.items() if each.family != "ensemble"]
+        if step.family != "ensemble" and step.init is not None and step.init not in (*STARTS, *networks):
+            near = suggest(step.init, [*STARTS, *networks])
+            raise EnfoldError(
+                f"{self.place.at((*path, 'init'))}: init must be the label of an earlier step that gives one network, or "
+                f"one of {', '.join(STARTS)}, got '{step.init}'{near}"
+            )
+        if step.teacher is not None and step.teacher not in earlier:
+            raise EnfoldError(
+                f"{self.place.at((*path, 'teacher'))}: teacher must be the label of an earlier step, got "
+                f"'{step.teacher}'{suggest(step.teacher, earlier) or f': choose from {list(earlier)}'}"
+            )
+        for label in recipe.dependencies(step):
+            missing = set(step.seeds or recipe.seeds) - set(earlier[label].seeds or recipe.seeds) if label in earlier else ()
+            if missing:
+                raise EnfoldError(
+                    f"{self.place.at(path)}: '{step.label}' uses '{label}', which seed {min(missing)} does not have: give "
+                    "both the same seeds"
+                )
+
+    def _subset(self, recipe: Recipe, step: StepSpec) -> None:
+        if step.first is not None and step.first > recipe.members:
+            raise EnfoldError(
+                f"'{step.label}' uses the first {step.first} members, but there are {recipe.members}: lower first"
+            )
+        if step.seeds is not None and not set(step.seeds) & set(recipe.seeds):
+            raise EnfoldError(
+                f"'{step.label}' has seeds {list(step.seeds)}, none of which the run has: choose from "
+                f"{list(recipe.seeds)}"
+            )
+
+
+def as_tuple(value: Any) -> Any:
+    """Return a list as a tuple and other values unchanged."""
+    return tuple(value) if isinstance(value, list) else value

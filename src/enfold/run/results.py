@@ -1,4 +1,4 @@
-"""Results: what each model of a run scores and costs, computed from stored predictions."""
+"""Results: scores and cost of every model of a run, computed from stored predictions."""
 
 from __future__ import annotations
 
@@ -14,74 +14,99 @@ from torch import nn
 from enfold.analysis.shift import ByKind, corrupted_scores, corruption_error, mean_scores, official
 from enfold.cost import measure
 from enfold.ensemble import Ensemble
+from enfold.errors import EnfoldError
 from enfold.evaluate import mean_member_score, predict, recovered, score
-from enfold.metrics import accuracy, disagreement, nll, normalised_disagreement, pairwise_kl, per_member
+from enfold.metrics import accuracy, disagreement, example_nll, nll, normalised_disagreement, pairwise_kl, per_member
 from enfold.metrics.predictions import Predictions
-from enfold.run.doubt import doubts, mean_doubts, outside_rows, own_uncertainty
-from enfold.run.stages import Cell, example_input
+from enfold.metrics.recovered import beyond_noise, gain_interval
+from enfold.run.seed_run import SeedRun, example_input
+from enfold.run.steps import start_notice
+from enfold.run.uncertainty import dirichlet_uncertainties, mean_uncertainty, ood_rows, uncertainty_row
 from enfold.train.diversity import alike
 
-ONE = "mean member"  # the row of one network, which costs are compared with
+ONE = "mean member"  # the row of one network, the reference of gains and costs
 Results = dict[str, dict[str, Any]]  # row name -> its scores, gain recovered and cost
 
 
-def evaluate_cell(cell: Cell, models: Mapping[str, nn.Module]) -> Results:
-    """Predict where it was not done yet, score all models, measure their cost once, and store it all."""
-    asked = {label: predictions_of(cell, label, model) for label, model in models.items()}
-    members = asked["ensemble"]
-    mean_member = mean_member_score(members["test"], members["validation"])
+def evaluate_seed(run: SeedRun, models: Mapping[str, nn.Module]) -> Results:
+    """Return the scores, uncertainty and cost of all models of a seed, and store them.
+
+    Predictions and costs that are stored are not computed again.
+    """
+    predictions = {label: predict_stored(run, label, model) for label, model in models.items()}
+    members = predictions["ensemble"]
     rows: Results = {
-        "mean member": {"scores": mean_member},
-        "ensemble": {"scores": score(**members), **_spread_out(members, models["ensemble"])},
+        ONE: {"scores": mean_member_score(members["test"], members["validation"])},
+        "ensemble": {"scores": score(**members), **_diversity(members, models["ensemble"])},
     }
-    for size in cell.recipe.sizes:
-        rows[f"ensemble of {size}"] = {
-            "scores": score(**{part: said.subset(range(size)) for part, said in members.items()})
-        }
-    notices = {spec.label: cell.notice(spec) for spec in cell.recipe.shares}
+    for size in run.recipe.sizes:
+        subset = {split: each.subset(range(size)) for split, each in members.items()}
+        rows[f"ensemble of {size}"] = {"scores": score(**subset)}
+    steps = {step.label: step for step in run.recipe.steps}
     for label in list(models)[1:]:
-        rows[label] = {"scores": score(**asked[label]), **_spread_out(asked[label], models[label], notices.get(label))}
-        rows[label] |= _unchanged(rows[label], cell.start_kept(label))
-    folded = {spec.label: spec.first for spec in cell.recipe.folds}  # a fold of some is compared with these
-    for label in folded.keys() & models.keys():
-        rows[label] |= _alone(rows[label], models[label], models["ensemble"])
-    compared = {size: _compared(members["test"], size) for size in {None, *folded.values()}}
-    for label, row in rows.items():
-        gain = recovered(row["scores"], *compared[folded.get(label)])
-        row["gain_recovered"] = None if math.isnan(gain) else gain
-    said = {label: parts["test"] for label, parts in asked.items()}
-    said |= {f"ensemble of {size}": said["ensemble"].subset(range(size)) for size in cell.recipe.sizes}
-    rows[ONE] |= mean_doubts(said["ensemble"])
-    for label, test in said.items():
-        compared_with = said["ensemble"].subset(range(folded.get(label) or said["ensemble"].num_members))
-        own = own_uncertainty(cell, models[label]) if label in models else None
-        rows[label] |= doubts(test, compared_with, own)
-    for label, scores in _corrupted(cell, models).items():
+        model, step = models[label], steps.get(label)
+        notice = start_notice(run, step, model) if step else None
+        rows[label] = {"scores": score(**predictions[label]), **_diversity(predictions[label], model, notice)}
+        rows[label] |= _unchanged(rows[label], run.unchanged_start(label))
+        if step is not None and step.family != "ensemble":
+            rows[label] |= _equal_member(rows[label], model, models["ensemble"])
+    first = {label: step.first for label, step in steps.items()}
+    _add_gains(rows, members["test"], first)
+    test = {label: splits["test"] for label, splits in predictions.items()}
+    test |= {f"ensemble of {size}": test["ensemble"].subset(range(size)) for size in run.recipe.sizes}
+    rows[ONE] |= mean_uncertainty(test["ensemble"])
+    for label, each in test.items():
+        compared = test["ensemble"].subset(range(first.get(label) or test["ensemble"].num_members))
+        own = dirichlet_uncertainties(run, models[label]) if label in models else None
+        rows[label] |= uncertainty_row(each, compared, own)
+    for label, scores in _corrupted(run, models).items():
         rows[label]["corrupted"] = scores
-    for label, told in outside_rows(cell, models).items():
-        rows[label]["ood"] = told
-    if cell.recipe.cost and cell.seed == cell.recipe.seeds[0]:  # what a model costs does not depend on the seed
-        costs = _costs(cell, models)
+    for label, detected in ood_rows(run, models).items():
+        rows[label]["ood"] = detected
+    if run.recipe.cost and run.seed == run.recipe.seeds[0]:  # the cost of a model does not depend on the seed
+        costs = _costs(run, models)
         for label, row in rows.items():
             row["cost"] = costs.get(label)
-    cell.run.write_json("results.json", {"seed": cell.seed, "rows": rows})
+    run.run.write_json("results.json", {"seed": run.seed, "rows": rows})
     return rows
 
 
-def _compared(members: Predictions, size: int | None) -> tuple[dict[str, float], dict[str, float]]:
-    """The scores of the mean member and of the ensemble of the first so many."""
-    few = members if size is None else members.subset(range(size))
-    return mean_member_score(few), score(few)
+def _add_gains(rows: Results, members: Predictions, first: Mapping[str, int | None]) -> None:
+    """Add the fraction of the ensemble's gain that each row recovers, and whether that gain is within noise.
+
+    A step that uses the first members only is compared with the ensemble of these.
+    """
+    compared: dict[int | None, tuple[dict[str, float], dict[str, float], bool]] = {}
+    for size in {None, *first.values()}:
+        subset = members if size is None else members.subset(range(size))
+        compared[size] = mean_member_score(subset), score(subset), _gain_is_noise(subset)
+    for label, row in rows.items():
+        mean_member, ensemble, noise = compared[first.get(label)]
+        gain = recovered(row["scores"], mean_member, ensemble)
+        row["gain_recovered"] = None if math.isnan(gain) else gain
+        row["gain_within_noise"] = noise
 
 
-def _spread_out(asked: Mapping[str, Predictions], model: nn.Module, notice: str | None = None) -> dict[str, Any]:
-    """How differently a model's members answer, what one alone gives, and what is to be told of them."""
-    test = asked["test"]
-    notices = [notice, getattr(model, "notice", None), alike(asked["validation"])]
+def _gain_is_noise(members: Predictions) -> bool:
+    """Whether the 95 % interval of the ensemble's gain in NLL over its mean member includes zero."""
+    if members.num_members < 2:
+        return True
+    try:
+        return not beyond_noise(gain_interval(members, example_nll))
+    except EnfoldError:  # of an infinite NLL
+        return False
+
+
+def _diversity(
+    predictions: Mapping[str, Predictions], model: nn.Module, notice: str | None = None
+) -> dict[str, Any]:
+    """The diversity of a model's members, the scores of one of them, and warnings."""
+    test = predictions["test"]
+    notices = [notice, getattr(model, "notice", None), alike(predictions["validation"])]
     warning = "; ".join(each for each in notices if each)
-    told = {"warning": warning} if warning else {}
+    warnings = {"warning": warning} if warning else {}
     if test.num_members < 2:
-        return told
+        return warnings
     found: dict[str, Any] = {
         "diversity": {
             "disagreement": disagreement(test),
@@ -91,29 +116,29 @@ def _spread_out(asked: Mapping[str, Predictions], model: nn.Module, notice: str 
             "member_nll": float(per_member(nll, test).mean()),
         }
     }
-    return {**found, **told}
+    return {**found, **warnings}
 
 
-def _alone(row: Mapping[str, Any], model: nn.Module, members: nn.Module) -> dict[str, Any]:
-    """Of a fold that has one member's weights, which one that is, and a warning."""
+def _equal_member(row: Mapping[str, Any], model: nn.Module, members: nn.Module) -> dict[str, Any]:
+    """The number of the member whose weights a model has, with a warning; nothing if it has none's."""
     own, known = dict(model.named_parameters()), members.expand() if isinstance(members, Ensemble) else {}
     if not isinstance(members, Ensemble) or own.keys() != members.skeleton.parameters.keys():
         return {}
     for index in range(members.num_members):
         if all(torch.equal(tensor, known[name][index]) for name, tensor in own.items()):
-            if "unchanged" in row:  # which says so already
+            if "unchanged" in row:  # with a warning of its own
                 return {"member": index}
-            told = f"it is member {index} alone: its weights are that member's"
-            return {"member": index, "warning": "; ".join([told, *filter(None, [row.get("warning")])])}
+            message = f"its weights are those of member {index}"
+            return {"member": index, "warning": "; ".join([message, *filter(None, [row.get("warning")])])}
     return {}
 
 
 def _unchanged(row: Mapping[str, Any], start: str | None) -> dict[str, Any]:
-    """Of a training that returned its start, what that is, and a warning."""
+    """The start that a training returned unchanged, and a warning."""
     if start is None:
         return {}
-    told = f"training returned its start, {start}, unchanged: no epoch had a lower NLL on validation data"
-    return {"unchanged": start, "warning": "; ".join([told, *filter(None, [row.get("warning")])])}
+    message = f"training returned its start, {start}, unchanged: no epoch had a lower NLL on validation data"
+    return {"unchanged": start, "warning": "; ".join([message, *filter(None, [row.get("warning")])])}
 
 
 def _finite(value: float) -> float | None:
@@ -121,46 +146,46 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def forget(cell: Cell, kind: str, label: str) -> None:
-    """Remove a model of a cell and all that was found of it."""
+def remove_model(run: SeedRun, kind: str, label: str) -> None:
+    """Remove a model of a seed and all its results."""
     for name in ("results.json", "corrupted.json", "ood.json", "cost.json"):
-        if (cell.run.path / name).is_file():
-            content = cell.run.read_json(name)
+        if (run.run.path / name).is_file():
+            content = run.run.read_json(name)
             if (content if name == "cost.json" else content["rows"]).pop(label, None) is not None:
-                cell.run.write_json(name, content)
-    cell.run.discard(kind, label)
-    cell.run.log("forgotten", stage=f"{kind}/{label}", seed=cell.seed)
+                run.run.write_json(name, content)
+    run.run.discard(kind, label)
+    run.run.log("removed", stage=f"{kind}/{label}", seed=run.seed)
 
 
-def predictions_of(cell: Cell, label: str, model: nn.Module) -> dict[str, Predictions]:
-    """What a model says of validation and test data, asked once."""
-    stored = cell.run.read_predictions(label)
+def predict_stored(run: SeedRun, label: str, model: nn.Module) -> dict[str, Predictions]:
+    """Return the predictions of a model on validation and test data, from storage if they are there."""
+    stored = run.run.read_predictions(label)
     if stored is None:
         stored = {
-            "validation": predict(model.to(cell.device), cell.data.val),
-            "test": predict(model, cell.data.test),
+            "validation": predict(model.to(run.device), run.data.val),
+            "test": predict(model, run.data.test),
         }
-        cell.run.write_predictions(label, stored)
+        run.run.write_predictions(label, stored)
     return stored
 
 
-def _corrupted(cell: Cell, models: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:
-    """The mean scores on corrupted copies of the test part; those by kind and severity are kept beside the results."""
-    spec = cell.recipe.corruptions
+def _corrupted(run: SeedRun, models: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:
+    """The mean scores on corrupted test images; those by kind and severity are stored beside the results."""
+    spec = run.recipe.corruptions
     if spec is None:
         return {}
-    left_out = {"folder"} if spec.folder is None else None  # as before there were folders
-    asked: dict[str, Any] = {"spec": spec.model_dump(mode="json", exclude=left_out), "rows": {}}
+    left_out = {"folder"} if spec.folder is None else None
+    table: dict[str, Any] = {"spec": spec.model_dump(mode="json", exclude=left_out), "rows": {}}
     if spec.folder is not None:
-        asked["source"] = official(cell.data, spec.folder, spec.names[0], spec.severities[0]).source
-    if (cell.run.path / "corrupted.json").is_file():
-        stored = cell.run.read_json("corrupted.json")
-        asked = stored if stored["spec"] == asked["spec"] else asked
-    missing = {label: model for label, model in models.items() if label not in asked["rows"]}
+        table["source"] = official(run.data, spec.folder, spec.names[0], spec.severities[0]).source
+    if (run.run.path / "corrupted.json").is_file():
+        stored = run.run.read_json("corrupted.json")
+        table = stored if stored["spec"] == table["spec"] else table
+    missing = {label: model for label, model in models.items() if label not in table["rows"]}
     if missing:
         found = corrupted_scores(
             missing,
-            cell.data,
+            run.data,
             spec.names,
             spec.severities,
             examples=spec.examples,
@@ -168,48 +193,59 @@ def _corrupted(cell: Cell, models: Mapping[str, nn.Module]) -> dict[str, dict[st
             members_of="ensemble" if "ensemble" in missing else None,
             folder=spec.folder,
         )
-        asked["rows"] |= found
-        cell.run.write_json("corrupted.json", asked)
-    source = {"source": asked["source"]} if "source" in asked else {}
-    return {label: source | _under_shift(asked["rows"][label], asked["rows"][ONE]) for label in (ONE, *models)}
+        table["rows"] |= found
+        run.run.write_json("corrupted.json", table)
+    source = {"source": table["source"]} if "source" in table else {}
+    return {label: source | _under_shift(table["rows"][label], table["rows"][ONE]) for label in (ONE, *models)}
 
 
 def _under_shift(found: ByKind, one: ByKind) -> dict[str, float]:
-    """The mean scores, and the error over that of one network where it makes errors of every kind."""
+    """The mean scores, and the corruption error relative to one network if that makes errors of every kind."""
     wrong = all(any(each["accuracy"] < 1 for each in severities.values()) for severities in one.values())
     relative = {"corruption_error": corruption_error(found, one)} if wrong else {}
     return mean_scores(found) | relative
 
 
-def _costs(cell: Cell, models: Mapping[str, nn.Module]) -> dict[str, Any]:
-    """Measured once a model and kept beside the results.
+def _costs(run: SeedRun, models: Mapping[str, nn.Module]) -> dict[str, Any]:
+    """The cost of each model, measured once and stored beside the results.
 
-    A model that comes later is measured beside one network too, whose latency then is kept with it: ratios are those
-    of one process, and so can be compared.
+    A model that is added later is measured together with one network, whose latency is stored with it, because only
+    ratios within one process can be compared. `latency_equal` says for each batch size whether the quartiles of the two
+    overlap, so that the ratio is within noise.
     """
-    stored = cell.run.read_json("cost.json") if (cell.run.path / "cost.json").is_file() else {}
+    stored = run.run.read_json("cost.json") if (run.run.path / "cost.json").is_file() else {}
     missing = {label: model for label, model in models.items() if label not in stored}
     if not missing:
         return dict(stored)
     ensemble: Any = models["ensemble"]
-    example = example_input(cell.data).to(cell.device)
+    example = example_input(run.data).to(run.device)
     measured = measure({ONE: ensemble.member(0), **missing}, ONE, example)
-    beside = {"latency": asdict(measured[ONE])["latency"]}
-    found = {label: {**asdict(cost), "reference": beside} for label, cost in measured.items()}
-    cell.run.write_json("cost.json", {**found, **stored})
-    return dict(cell.run.read_json("cost.json"))
+    reference = asdict(measured[ONE])["latency"]
+    found = {}
+    for label, cost in measured.items():
+        content = asdict(cost)
+        equal = {batch: _overlap(each, reference[batch]) for batch, each in content["latency"].items()}
+        found[label] = {**content, "reference": {"latency": reference}, "latency_equal": equal}
+    run.run.write_json("cost.json", {**found, **stored})
+    return dict(run.run.read_json("cost.json"))
 
 
-def summarise(cells: list[Results]) -> dict[str, Any]:
-    """Mean and standard deviation over the seeds that have it of every score, row by row; the first one's cost."""
+def _overlap(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    """Whether the quartiles of two latencies overlap."""
+    return one["lower"] <= other["upper"] and other["lower"] <= one["upper"]
+
+
+def summarise(results: list[Results]) -> dict[str, Any]:
+    """Return mean and standard deviation of every score over the seeds that have it; the cost is that of the first."""
     summary: dict[str, Any] = {}
-    for label in dict.fromkeys(label for cell in cells for label in cell):
-        rows = [cell[label] for cell in cells if label in cell]
+    for label in dict.fromkeys(label for each in results for label in each):
+        rows = [each[label] for each in results if label in each]
         first = rows[0]
         gains = [row["gain_recovered"] for row in rows]
         summary[label] = {
             "scores": {name: _spread([row["scores"][name] for row in rows]) for name in first["scores"]},
             "gain_recovered": _spread(gains),
+            "gain_within_noise": any(row.get("gain_within_noise", False) for row in rows),
             "cost": first.get("cost"),
         }
         for key in ("corrupted", "diversity", "selective", "uncertainty", "ood"):

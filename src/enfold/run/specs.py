@@ -1,4 +1,4 @@
-"""What a recipe is made of: its data, shares, folds and what they are judged by."""
+"""Sections of a recipe: data, corruptions, trajectory and steps."""
 
 from __future__ import annotations
 
@@ -12,101 +12,107 @@ from enfold.data import load as load_data
 from enfold.data.corruptions import KINDS, SEVERITIES, STANDARD
 from enfold.data.corruptions.suite import check_kind, check_severity
 
+Family = Literal["ensemble", "distill", "merge"]
+STARTS = ("best_member", "random", "average", "matched", "als")
+"""Values of `init` that are no labels: the best member on validation data, fresh weights, the members' average, the
+average after matching hidden units, and the nearest BatchEnsemble by alternating least squares."""
+
 
 class DataSpec(BaseModel):
-    """Where the data comes from and how much of it is used."""
+    """The data of a run: where they come from and how many examples are used."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    source: str = "fashion-mini"
-    train_size: int | float | None = None
-    val_size: int | float | None = None
-    size: int | None = None  # images of a folder are resized to it
-    seed: int = 0
-    exclude_classes: tuple[int, ...] = ()  # left out of all parts, the others numbered anew
+    source: str = Field("fashion-mini", description="Name of a data set, a path, or module:function.")
+    train_size: int | float | None = Field(None, description="Number or fraction of training examples.")
+    val_size: int | float | None = Field(None, description="Number or fraction of validation examples.")
+    size: int | None = Field(None, description="Images of a folder are resized to it.")
+    seed: int = Field(0, description="Seed of the split.")
+    exclude_classes: tuple[int, ...] = Field((), description="Classes that are removed from all splits.")
 
     def load(self, *, download: bool = True) -> Data:
-        """The data; the same split wherever it is asked for."""
-        chosen = {name: getattr(self, name) for name in type(self).model_fields if name != "source"}
-        return load_data(self.source, download=download, **chosen)
+        """Return the data; the split does not depend on the run's seed."""
+        options = {name: getattr(self, name) for name in type(self).model_fields if name != "source"}
+        return load_data(self.source, download=download, **options)
 
 
 class CorruptionSpec(BaseModel):
-    """Corrupted copies of the test part on which all models are scored too, enfold's own or the official ones."""
+    """Corrupted copies of the test split on which all models are evaluated."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    folder: str | None = None  # of the official CIFAR-10-C or CIFAR-100-C, in place of enfold's own
+    folder: str | None = Field(None, description="Folder of the official CIFAR-10-C or CIFAR-100-C files.")
     kinds: tuple[str, ...] | Literal["standard", "all"] = "standard"
     severities: tuple[int, ...] = SEVERITIES
-    examples: int | None = Field(default=None, ge=1)  # so many of the test part; all if left out
-    seed: int = 0  # of enfold's own
+    examples: int | None = Field(None, ge=1, description="Number of test examples; all by default.")
+    seed: int = 0
 
     @field_validator("kinds", "severities")
     @classmethod
-    def _known(cls, value: Any) -> Any:
+    def _check_names(cls, value: Any) -> Any:
         for each in () if isinstance(value, str) else value:
             (check_kind if isinstance(each, str) else check_severity)(each)
         return value
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The kinds by name."""
+        """The names of the corruptions."""
         named = {"standard": STANDARD, "all": KINDS}
         return named[self.kinds] if isinstance(self.kinds, str) else self.kinds
 
 
 class TrajectorySpec(BaseModel):
-    """Which networks that the members' training passes through are kept."""
+    """Which networks along the members' training are stored."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    every: int = Field(default=1, ge=1)  # epochs
+    every: int = Field(1, ge=1, description="Epochs between two stored networks.")
 
 
-class MethodSpec(BaseModel):
-    """A method, the name of its row, and its settings; `plan` changes the members' plan."""
+class StepSpec(BaseModel):
+    """One step of a recipe: a method with its options, which gives one row of the results.
+
+    Keys that are not listed here are options of the method; `enfold methods NAME` describes them.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    method: str
-    label: str
-    plan: dict[str, Any] = Field(default_factory=dict)
+    method: str = Field(description="Name of a method, or mine.py:my_method for code of your own.")
+    label: str = Field(description="Name of the row; the method's name by default.")
+    family: Family | None = Field(None, description="ensemble, distill or merge; needed if two methods have this name.")
+    network: str | dict[str, Any] | None = Field(
+        None, description="Ensembles: another network than the members', best_member, or the label of an earlier step."
+    )
+    init: str | None = Field(
+        None,
+        description="Distillation: what the student starts from; repair: the network that is repaired. The label of an "
+        f"earlier step, or one of {', '.join(STARTS)}.",
+    )
+    teacher: str | None = Field(None, description="Distillation: label of an earlier step; the members by default.")
+    student: str | dict[str, Any] | None = Field(
+        None, description="Distillation: a network, or an ensemble as {method: batch_ensemble, rank: 2}."
+    )
+    perturb: str | dict[str, Any] | None = Field(None, description="Distillation: a perturbation of the inputs.")
+    train: dict[str, Any] = Field(default_factory=dict, description="Changes to the training settings of the run.")
+    first: int | None = Field(None, ge=1, description="Merge or distill the first members only.")
+    seeds: tuple[int, ...] | None = Field(None, description="Seeds of the run that have this step; all by default.")
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """What is given to the method beside its plan."""
-        return dict(self.__pydantic_extra__ or {})
+    def options(self) -> dict[str, Any]:
+        """The options of the method; `init` is one of them in ensembles, whose start is the key `network`."""
+        own = {"init": self.init} if self.family == "ensemble" and self.init is not None else {}
+        return {**(self.__pydantic_extra__ or {}), **own}
 
 
-class FoldSpec(MethodSpec):
-    """One fold of the members, and what follows it."""
-
-    first: int | None = Field(default=None, ge=1)  # of the first so many members; of all if left out
-    seeds: tuple[int, ...] | None = None  # of the run, that have this fold, as where it takes long; all if left out
-    then: tuple[MethodSpec, ...] = ()  # steps: repair, or a distillation, which starts from the network before it
-
-    @field_validator("then", mode="before")
-    @classmethod
-    def _steps_by_name(cls, value: Any) -> Any:
-        return labelled(value)
-
-    @property
-    def steps(self) -> tuple[MethodSpec, ...]:
-        """The fold itself, then what follows it."""
-        return (self, *self.then)
-
-
-def labelled(value: Any) -> Any:
-    """Methods that are given by name as mappings, each with the label that its row has."""
+def add_labels(value: Any) -> Any:
+    """Return a list of steps in which each is a mapping with a label; other values are left for validation."""
     if not isinstance(value, Sequence) or isinstance(value, str):
         return value
-    listed = [{"method": each} if isinstance(each, str) else each for each in value]
-    return [{"label": each.get("method"), **each} if isinstance(each, Mapping) else each for each in listed]
+    steps = [{"method": each} if isinstance(each, str) else each for each in value]
+    return [{"label": default_label(each), **each} if isinstance(each, Mapping) else each for each in steps]
 
 
-class ShareSpec(MethodSpec):
-    """One share, trained beside the members: from a fresh network, or on from the best member."""
-
-    from_member: bool = False
-    network: str | dict[str, Any] | None = None  # another than the members'
+def default_label(step: Mapping[str, Any]) -> Any:
+    """Return the label of a step that has none: its method's name, of a reference the part after the colon."""
+    method = step.get("method")
+    return method.rpartition(":")[2] if isinstance(method, str) else method

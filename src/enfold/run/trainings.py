@@ -1,4 +1,4 @@
-"""The trainings of a run as its log and its checkpoints tell them: what is done, what is under way, how it went."""
+"""The trainings of a run, read from its log and checkpoints: finished, in progress, and their histories."""
 
 from __future__ import annotations
 
@@ -8,34 +8,35 @@ from pathlib import Path
 from typing import Any
 
 from enfold.report.content import History, Training
-from enfold.run.stages import Cell
+from enfold.run.seed_run import SeedRun
+from enfold.run.step_methods import count_trainings, is_trained
 from enfold.train.checkpoint import stored_history
 
 
-def trainings(parts: Sequence[Cell]) -> tuple[Training, ...]:
-    """All stages that were started, seed by seed, in their order."""
+def read_trainings(runs: Sequence[SeedRun]) -> tuple[Training, ...]:
+    """Return all stages that were started, seed by seed, in order."""
     found = []
-    for cell in parts:
+    for run in runs:
         finished: dict[str, float | None] = {}
-        for event in _log(cell.run.path / "log.jsonl"):
+        for event in _log(run.run.path / "log.jsonl"):
             stage = event.get("stage")
-            if not isinstance(stage, str) or event.get("seed") != cell.seed:
+            if not isinstance(stage, str) or event.get("seed") != run.seed:
                 continue
-            if event.get("event") == "forgotten":
+            if event.get("event") == "removed":
                 finished.pop(stage, None)
             else:
                 seconds = event.get("seconds") if event.get("event") == "finished" else None
                 finished[stage] = seconds if seconds is not None else finished.get(stage)
         for stage, seconds in finished.items():
-            done = cell.run.is_done(*stage.split("/", 1))
+            done = run.run.is_done(*stage.split("/", 1))
             found.append(
-                Training(stage, cell.seed, seconds if done else None, _epochs(cell, stage), _history(cell, stage))
+                Training(stage, run.seed, seconds if done else None, _epochs(run, stage), _history(run, stage))
             )
     return tuple(found)
 
 
 def _log(file: Path) -> list[Mapping[str, Any]]:
-    """The lines of a log; one that is being written is left for the next look."""
+    """The lines of a log; one that is being written is skipped."""
     events: list[Mapping[str, Any]] = []
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
         try:
@@ -47,26 +48,26 @@ def _log(file: Path) -> list[Mapping[str, Any]]:
     return events
 
 
-def _history(cell: Cell, stage: str) -> History | None:
+def _history(run: SeedRun, stage: str) -> History | None:
     kind, label = stage.split("/", 1)
     kept = "members/history.json" if kind == "members" else f"histories/{kind}/{label}.json"
-    if (cell.run.path / kept).is_file():
-        history: History = cell.run.read_json(kept)
+    if (run.run.path / kept).is_file():
+        history: History = run.run.read_json(kept)
         return history
-    found = stored_history(cell.run.checkpoint_file(kind, label))
+    found = stored_history(run.run.checkpoint_file(kind, label))
     return found.as_dict() if found is not None else None
 
 
-def _epochs(cell: Cell, stage: str) -> int | None:
-    """How many epochs the plan of a stage has; None where its method plans for itself."""
+def _epochs(run: SeedRun, stage: str) -> int | None:
+    """The number of epochs of a stage; None for ensembles, which may configure their own."""
     kind, label = stage.split("/", 1)
     if kind == "members":
-        return cell.recipe.members_plan(cell.seed).epochs
+        return run.recipe.members_config(run.seed).epochs
     if kind == "controls":
-        plan = cell.controls().get(label)
-        return plan.epochs if plan is not None else None
-    for fold in cell.recipe.folds:
-        if kind == "folds" and fold.label == label:
-            plan = cell.recipe.as_long(fold, cell.seed)
-            return plan.epochs if plan is not None else None
-    return None
+        config = run.controls().get(label)
+        return config.epochs if config is not None else None
+    step = next((step for step in run.recipe.steps if kind == "steps" and step.label == label), None)
+    if step is None or step.family == "ensemble" or not is_trained(step):
+        return None
+    epochs = run.recipe.step_config(step, run.seed).epochs
+    return epochs * count_trainings(step, step.first or run.recipe.members)

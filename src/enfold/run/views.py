@@ -30,7 +30,7 @@ from enfold.ensembles.subspace_sampling import PLOT, Kind, SubspaceSampling
 from enfold.errors import EnfoldError
 from enfold.metrics import accuracy, decomposition, over_modes, over_subsets
 from enfold.metrics.predictions import Predictions
-from enfold.run.stages import Cell
+from enfold.run.seed_run import SeedRun
 from enfold.train import Trajectory
 from enfold.train.batch_norm import reestimate
 
@@ -56,7 +56,7 @@ class Found:
 class Scene:
     """One seed of a run, and how closely it is looked at."""
 
-    cell: Cell
+    run: SeedRun
     examples: int = 500
     size: int = 41
     samples: int = 8  # of each kind around each network
@@ -64,7 +64,7 @@ class Scene:
     @cached_property
     def members(self) -> DeepEnsemble:
         """The trained members."""
-        return self.cell.members()
+        return self.run.members()
 
     @cached_property
     def network(self) -> nn.Module:
@@ -79,19 +79,19 @@ class Scene:
     @cached_property
     def trajectory(self) -> Trajectory:
         """What they passed through; maybe nothing."""
-        return self.cell.trajectory()
+        return self.run.trajectory()
 
     @property
     def models(self) -> list[str]:
         """The files of shares and folds that are there, and of what they said."""
-        specs = (*self.cell.recipe.shares, *self.cell.recipe.folds)
+        specs = (*self.run.recipe.shares, *self.run.recipe.folds)
         found = [f"{room}/{spec.label}.safetensors" for room in ("shares", "folds", "predictions") for spec in specs]
-        return [name for name in found if (self.cell.run.path / name).is_file()]
+        return [name for name in found if (self.run.run.path / name).is_file()]
 
     @property
     def data(self) -> Data:
         """All of it."""
-        return self.cell.data
+        return self.run.data
 
     @cached_property
     def few(self) -> Data:
@@ -124,7 +124,7 @@ class Scene:
     def drawn(self, member: int, kind: Kind, **settings: Any) -> list[State]:
         """Samples around a member."""
         # Axes as long as training's own spread: the published unit axes are meant for one size of network.
-        chosen = {"tries": TRIES, "seed": self.cell.seed + member, "scaled": True, **settings}
+        chosen = {"tries": TRIES, "seed": self.run.seed + member, "scaled": True, **settings}
         return each(sampled(self.network, self.path(member), kind, self.samples, self.few, **chosen))
 
     def ask(self, states: list[State], data: Data | None = None, **settings: Any) -> Predictions:
@@ -165,7 +165,7 @@ def map_functions(scene: Scene) -> Found:
             member += [index] * len(group)
             epoch += [-1] * len(group)
     said = scene.ask(states)
-    arrays = {"pca": function_map(said, "pca"), "tsne": function_map(said, "tsne", seed=scene.cell.seed)}
+    arrays = {"pca": function_map(said, "pca"), "tsne": function_map(said, "tsne", seed=scene.run.seed)}
     told = {"member": torch.tensor(member), "epoch": torch.tensor(epoch), "kind": torch.tensor(kind)}
     return Found({**arrays, **told}, {"kinds": names, "last": scene.last})
 
@@ -182,9 +182,9 @@ def diversity_plane(scene: Scene) -> Found:
         groups[kind] = scene.ask(scene.drawn(0, kind, scale=far[kind], random_scale=True, threshold=None))
     if len(scene.trajectory.epochs) > 2:
         groups["averaged"] = scene.ask([scene.averaged(0)])
-    for room, specs in (("share", scene.cell.recipe.shares), ("fold", scene.cell.recipe.folds)):
+    for room, specs in (("share", scene.run.recipe.shares), ("fold", scene.run.recipe.folds)):
         for spec in specs:
-            stored = scene.cell.run.read_predictions(spec.label)
+            stored = scene.run.run.read_predictions(spec.label)
             if stored is not None:
                 every = stored["test"]
                 few = chosen_examples(len(every), scene.examples)
@@ -208,13 +208,13 @@ def walk(scene: Scene) -> Found:
         found["matched"] = along(scene.network, straight(first, other), asked, **asking)
     except EnfoldError as problem:
         warnings.warn(f"the matched path is left out: {problem}", stacklevel=2)
-    plan = {"seed": scene.cell.seed, "device": scene.cell.device}
+    plan = {"seed": scene.run.seed, "device": scene.run.device}
     curve = bezier(scene.network, first, second, scene.data, BEZIER.replace(**plan))
     found["bezier"] = along(scene.network, curve.path(), asked, **asking)
     relaxed = tunnel(scene.network, first, second, scene.data, TUNNEL.replace(**plan))
     found["tunnel"] = along(scene.network, relaxed, asked, **asking)
-    for spec in scene.cell.recipe.shares:
-        shared = scene.cell.share(spec, scene.members) if scene.cell.run.is_done("shares", spec.label) else None
+    for spec in scene.run.recipe.shares:
+        shared = scene.run.share(spec, scene.members) if scene.run.run.is_done("shares", spec.label) else None
         if isinstance(shared, Ensemble) and shared.num_members > 1:
             one, other = each(shared)[:2]
             found[f"share: {spec.label}"] = along(
@@ -274,13 +274,13 @@ def _modes(scene: Scene) -> dict[str, list[list[State]]]:
 
 
 def _shifted(scene: Scene) -> dict[int, list[Data]]:
-    test, spec = scene.data.test, scene.cell.recipe.corruptions
+    test, spec = scene.data.test, scene.run.recipe.corruptions
     if not isinstance(test, Split) or test.inputs.ndim != 4 or min(test.inputs.shape[-2:]) < 8:
         return {}
     few = some_examples(scene.data, "test", scene.examples)
     kinds = SHIFTED if spec is None else spec.names[:3]
     return {
-        severity: [few.replace(test=corrupted(few, kind, severity, seed=scene.cell.seed)) for kind in kinds]
+        severity: [few.replace(test=corrupted(few, kind, severity, seed=scene.run.seed)) for kind in kinds]
         for severity in (1, 3, 5)
     }
 
@@ -311,10 +311,10 @@ def _divergence(said: Predictions) -> float:
 
 def _outside(scene: Scene) -> list[Outside]:
     """The recipe's sets from outside, or noise where it names none and inputs are images."""
-    if scene.cell.outside:
-        return [each[chosen_examples(len(each), scene.examples)] for each in scene.cell.outside]
+    if scene.run.outside:
+        return [each[chosen_examples(len(each), scene.examples)] for each in scene.run.outside]
     try:
-        return [noise("uniform", scene.data, scene.examples, scene.cell.seed)]
+        return [noise("uniform", scene.data, scene.examples, scene.run.seed)]
     except EnfoldError:
         return []
 

@@ -1,4 +1,4 @@
-"""Watch: a run's report while it grows, served to this machine alone and made anew when the run has changed."""
+"""Watch: the report of a run in progress, served on the loopback address and updated when the run changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from enfold.errors import EnfoldError
 from enfold.report.page import error_page, page
 from enfold.run.directory import RunDirectory
-from enfold.run.gather import gather
+from enfold.run.collect import collect
 
 HOST = "127.0.0.1"
 FILES = ("*.json", "*.jsonl", "*.yaml", "*.safetensors", "*.svg")
@@ -57,7 +57,7 @@ class Live:
             now = self.stamp()
             if self._made[0] != now:
                 try:
-                    made = page([gather(self._path)], live=now)
+                    made = page([collect(self._path)], live=now)
                 except EnfoldError as error:
                     made = error_page(str(error), now)
                 self._made = now, made

@@ -2,7 +2,7 @@
 
 from enfold.symmetry.axes import Axis, Fixed, Group, Symmetry
 from enfold.symmetry.find import symmetries
-from enfold.symmetry.matching import match, matched_to, weight_matching
+from enfold.symmetry.matching import matched_to, weight_matching
 from enfold.symmetry.permute import permute, permuted, soft
 
 __all__ = [
@@ -10,7 +10,6 @@ __all__ = [
     "Fixed",
     "Group",
     "Symmetry",
-    "match",
     "matched_to",
     "permute",
     "permuted",

@@ -23,12 +23,9 @@ import torch
 from torch import Tensor
 
 from enfold.engines.skeleton import RUNNING, State
-from enfold.ensemble import Ensemble
-from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.symmetry.axes import Symmetry
 from enfold.symmetry.climb import ROUNDS, climbed
-from enfold.symmetry.find import symmetries
 from enfold.symmetry.permute import permute
 
 
@@ -62,26 +59,6 @@ def matched_to(
 ) -> State:
     """The state with its units in the orders that weight matching finds nearest to the goal's."""
     return permute(state, symmetry, weight_matching(goal, state, symmetry, seed=seed, rounds=rounds, learned=learned))
-
-
-@torch.no_grad()
-def match(members: Ensemble, *, example: Tensor, seed: int = 0) -> DeepEnsemble:
-    """The members with their units in the orders that are nearest to member 0's; each stays the same function.
-
-    `example` is a few inputs, (B, ...); see `symmetries`, which finds what may be permuted.
-    """
-    stacked = {name: tensor.detach() for name, tensor in members.expand().items()}
-    states = [{name: tensor[index] for name, tensor in stacked.items()} for index in range(members.num_members)]
-    network = members.network(states[0])
-    symmetry = symmetries(network, example, seed=seed, logits_only=True)
-    if symmetry.note and not symmetry.groups:
-        raise EnfoldError(
-            f"hidden units are matched in networks whose symmetries are known, but in this {type(network).__name__} "
-            f"{symmetry.note}: leave matching out for it"
-        )
-    learned = set(members.skeleton.parameters)
-    matched = [states[0], *(matched_to(states[0], state, symmetry, seed=seed, learned=learned) for state in states[1:])]
-    return DeepEnsemble([members.network(state) for state in matched], members.engine_name)
 
 
 def _counted(state: Mapping[str, Tensor], symmetry: Symmetry, learned: Collection[str] | None) -> State:

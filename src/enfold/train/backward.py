@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from enfold.data.batches import Batch
 from enfold.engines.inputs import in_type_of
-from enfold.engines.skeleton import Skeleton, State
+from enfold.engines.runner import MemberView
+from enfold.engines.skeleton import State
 from enfold.engines.usage import note_used
 from enfold.ensemble import Ensemble
-from enfold.evaluate import member_logits
 from enfold.train.objective import Objective, StepContext
 
 LossesOf = Callable[[nn.Module, Objective, Batch, int], Tensor]
@@ -30,22 +30,6 @@ class Separable(Protocol):
 
     def member(self, index: int) -> Objective:
         """The objective of one member."""
-
-
-class OneMember(nn.Module):
-    """One member, M = 1, as the network it is a part of with these values in its places."""
-
-    num_members = 1
-
-    def __init__(self, code: Skeleton, state: State) -> None:
-        super().__init__()
-        self.of = (code, state)  # in a tuple, so that the members are not registered as a part of their part
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """(B, ...) -> (1, B, C)."""
-        code, state = self.of
-        with code.holding(state) as network:
-            return member_logits(network, inputs)
 
 
 def backward(
@@ -85,16 +69,16 @@ def _member_by_member(model: Ensemble, batch: Batch, objective: Separable, losse
     state, found = model.expand(), []
     gradients = Gradients(state)
     for index in range(model.num_members):
-        part = OneMember(model.code(index), gradients.leaves(index))
-        found.append(losses_of(part, objective.member(index), batch.member(index), index))
+        view = MemberView(model.code(index), gradients.leaves(index))
+        found.append(losses_of(view, objective.member(index), batch.member(index), index))
         gradients.keep(index)
     gradients.apply()
     return torch.cat(found)
 
 
 def _by_member(model: Ensemble, batch: Batch) -> bool:
-    everybody = model.trained_members == model.num_members
-    return everybody and model.looped(in_type_of(model, batch.inputs[0] if batch.own else batch.inputs))
+    trains_all = model.is_expandable and model.trained_members == model.num_members
+    return trains_all and model.is_looped(in_type_of(model, batch.inputs[0] if batch.own else batch.inputs))
 
 
 class Gradients:

@@ -6,6 +6,7 @@ Every random draw is derived from the seed and the epoch, so no generator's stat
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +52,42 @@ def save_checkpoint(
         save_file(tensors, temporary, {"progress": json.dumps(progress)})
 
 
-def load_checkpoint(
-    path: Path,
-    model: nn.Module,
-    optimizer: Optimizer,
-    selection: Selection,
-    scaler: torch.amp.GradScaler,
-    identity: Identity,
-) -> History:
-    """Put everything back as it was after the last finished epoch; a checkpoint of another training is refused."""
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state of a training after its last complete epoch.
+
+    Args:
+        progress: History, selection and scaler.
+        tensors: Parameters, selected parameters and the state of the optimizer.
+    """
+
+    progress: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    def restore(
+        self, model: nn.Module, optimizer: Optimizer, selection: Selection, scaler: torch.amp.GradScaler
+    ) -> History:
+        """Put the state into model, optimizer, selection and scaler, and return the history."""
+        groups: dict[str, dict[str, Tensor]] = {"model": {}, "chosen": {}, "optimizer": {}}
+        for key, tensor in self.tensors.items():
+            prefix, name = key.split("/", 1)
+            groups[prefix][name] = tensor
+        model.load_state_dict(groups["model"])
+        if self.progress["scaler"]:
+            scaler.load_state_dict(self.progress["scaler"])
+        optimizer.load(groups["optimizer"])
+        device = next(model.parameters()).device
+        chosen = {name: tensor.to(device) for name, tensor in groups["chosen"].items()}
+        selection.restore(self.progress["selection"], chosen)
+        return History.from_dict(self.progress["history"])
+
+
+def read_checkpoint(path: Path, identity: Identity) -> Checkpoint:
+    """Return the state in a checkpoint file.
+
+    Raises:
+        EnfoldError: If the file cannot be read, or belongs to a training with another identity.
+    """
     try:
         with safe_open(path, "pt") as file:
             progress: dict[str, Any] = json.loads((file.metadata() or {}).get("progress", "{}"))
@@ -74,17 +102,19 @@ def load_checkpoint(
             f"a checkpoint can only continue the training it is from, but '{path}' is of one with other "
             f"{', '.join(changed)}: restore what it was, delete the file, or choose another"
         )
-    parts: dict[str, dict[str, Tensor]] = {"model": {}, "chosen": {}, "optimizer": {}}
-    for key, tensor in tensors.items():
-        prefix, name = key.split("/", 1)
-        parts[prefix][name] = tensor
-    model.load_state_dict(parts["model"])
-    if progress["scaler"]:
-        scaler.load_state_dict(progress["scaler"])
-    optimizer.load(parts["optimizer"])
-    device = next(model.parameters()).device
-    selection.restore(progress["selection"], {name: tensor.to(device) for name, tensor in parts["chosen"].items()})
-    return History.from_dict(progress["history"])
+    return Checkpoint(progress, tensors)
+
+
+def load_checkpoint(
+    path: Path,
+    model: nn.Module,
+    optimizer: Optimizer,
+    selection: Selection,
+    scaler: torch.amp.GradScaler,
+    identity: Identity,
+) -> History:
+    """Read a checkpoint, restore its state, and return its history."""
+    return read_checkpoint(path, identity).restore(model, optimizer, selection, scaler)
 
 
 def stored_history(path: Path) -> History | None:

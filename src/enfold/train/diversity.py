@@ -10,7 +10,8 @@ from torch import nn
 
 from enfold.data import Data, Split
 from enfold.data.dataset import has_examples
-from enfold.errors import UnsupportedOutput
+from enfold.ensemble import Ensemble
+from enfold.errors import UnsupportedOutput, level_outside
 from enfold.evaluate import predict
 from enfold.metrics import accuracy, disagreement, pairwise_kl, per_member
 from enfold.metrics.predictions import Predictions
@@ -43,7 +44,7 @@ def alike(p: Predictions) -> str | None:
 
 def warn_if_alike(model: nn.Module, data: Data) -> None:
     """The check on validation data, or on some training examples where there are none."""
-    if getattr(model, "num_members", 1) < 2:
+    if not isinstance(model, Ensemble) or model.num_members < 2:
         return
     if not has_examples(data.val):
         if not isinstance(data.train, Split):
@@ -57,5 +58,5 @@ def warn_if_alike(model: nn.Module, data: Data) -> None:
         warnings.warn(
             f"{found}: averaging them gains next to nothing; start them further apart, train longer, or share less",
             LowDiversityWarning,
-            stacklevel=3,
+            stacklevel=level_outside(),
         )

@@ -1,4 +1,4 @@
-"""The one training loop: it trains members, single networks, students and controls alike and knows no method."""
+"""fit: the one training loop, for single networks, ensembles and students."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from enfold.data.convert import Examples, as_data, require
 from enfold.data.dataset import Split, has_examples
 from enfold.engines.modes import refuse_inference_mode
 from enfold.engines.shapes import refuse_shape
-from enfold.ensemble import Ensemble, share_of, trained_members
+from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
 from enfold.io.checkpoints import require_tensors
@@ -33,13 +33,12 @@ from enfold.progress import ProgressBar, progress
 from enfold.seeds import derive
 from enfold.train.backward import backward
 from enfold.train.batch_norm import several_examples
-from enfold.train.callbacks import Follower
-from enfold.train.checkpoint import load_checkpoint, save_checkpoint
+from enfold.train.checkpoint import read_checkpoint, save_checkpoint
 from enfold.train.config import TrainConfig
 from enfold.train.diversity import warn_if_alike
 from enfold.train.history import Epoch, History, Telling
 from enfold.train.objective import CrossEntropy, Objective, StepContext
-from enfold.train.optimize import Optimizer
+from enfold.train.optimize import Optimizer, trained_members
 from enfold.train.selection import Selection
 from enfold.train.trajectory import Trajectory
 
@@ -91,12 +90,16 @@ def fit(
     """
     refuse_inference_mode("training")
     require(train, "train", "fit")
-    plan, share = (config or TrainConfig()).update(settings), share_of(model)
+    plan = (config or TrainConfig()).update(settings)
     data = as_data(train, val, batch_size=plan.batch_size)
-    if share is not None:  # a method says what its training needs, whoever trains it
-        plan = share.adapted(plan)
-        objective = objective or share.objective(plan)
     file = Path(checkpoint) if checkpoint else None
+    if isinstance(model, Ensemble):
+        plan = model.configure(plan)
+        if objective is None:
+            history = model.fit_members(data, plan, checkpoint=file, title=title, quiet=quiet)
+            if history is not None:
+                return history
+            objective = model.objective(plan)
     kept = Trajectory(keep) if isinstance(keep, str | Path) else keep
     with torch.enable_grad():
         training = Fit(model, data, plan, objective, file, judged, kept)
@@ -126,8 +129,8 @@ class Fit:
         self.objective = objective or _default_objective(plan, num_members)
         self.members = range(plan.first_member, plan.first_member + num_members)
         own = plan.order != "shared" and isinstance(data.train, Split)
-        if own and num_members > 1 and not isinstance(model, Ensemble):
-            own = False  # a predictor whose members share one pass sees one order
+        if own and num_members > 1 and not (isinstance(model, Ensemble) and model.is_expandable):
+            own = False  # members that run in one pass see the data in one order
         self._check(num_members, own)
         self.order = Order(
             plan.batch_size,
@@ -168,13 +171,14 @@ class Fit:
             )
 
     def run(self, on_epoch: Callable[[Epoch], None] | None, title: str, quiet: bool) -> History:
-        """All epochs that are still to do."""
-        if isinstance(self.model, Follower):
-            self.model.meet(self.data, self.plan)
+        """Train for all epochs that remain."""
+        stored = None
         if self.checkpoint is not None and self.checkpoint.exists():
-            self.history = load_checkpoint(
-                self.checkpoint, self.model, self.optimizer, self.selection, self.scaler, self.identity
-            )
+            stored = read_checkpoint(self.checkpoint, self.identity)
+        if isinstance(self.model, Ensemble):
+            self.model.on_fit_start(self.data, self.plan)
+        if stored is not None:
+            self.history = stored.restore(self.model, self.optimizer, self.selection, self.scaler)
         steps = self.order.steps(self.data.train)
         total = None if steps is None else steps * self.plan.epochs
         done = len(self.history.epochs)
@@ -191,15 +195,13 @@ class Fit:
         if self.chooses:
             self.selection.apply()
             self.history.chosen = list(self.selection.epoch)
-        if isinstance(self.model, Follower):
-            self.model.finish(self.data)
+        if isinstance(self.model, Ensemble):
+            self.model.on_fit_end(self.data)
         self.model.eval()
         warn_if_alike(self.model, self.data)
         return self.history
 
     def _begin(self) -> None:
-        if isinstance(self.model, Follower):
-            self.model.begin()
         self._keep(0)
         if self.chooses:
             started = time.perf_counter()
@@ -223,8 +225,8 @@ class Fit:
         self.history.epochs.append(record)
         if self.chooses:
             self.selection.update(epoch + 1, record.validation_nll)
-        if isinstance(self.model, Follower):
-            self.model.after_epoch(epoch + 1, self.plan)
+        if isinstance(self.model, Ensemble):
+            self.model.on_epoch_end(epoch + 1, self.plan)
         self._keep(epoch + 1)
         if self.checkpoint is not None:
             save_checkpoint(
@@ -262,9 +264,9 @@ class Fit:
                 + (f"; {kept}" if kept else "")
             )
         self.optimizer.step(self._rate_factor(epoch, number), self.scaler)
-        if isinstance(self.model, Follower):
+        if isinstance(self.model, Ensemble):
             before = sum(record.steps for record in self.history.epochs)
-            self.model.after_step(before + number + 1, self.optimizer)
+            self.model.on_step_end(before + number + 1, self.optimizer)
         return losses.float()
 
     def _progress(self, epoch: int, number: int) -> float:
@@ -296,13 +298,15 @@ class Fit:
     def identity(self) -> dict[str, Any]:
         """What must be the same for a checkpoint to be continued: data, initial weights, network, loss and plan."""
         shapes = {name: tuple(tensor.shape) for name, tensor in _tensors(self.model)}
-        network = self.model.skeleton.network if isinstance(self.model, Ensemble) else self.model
+        ensemble = self.model if isinstance(self.model, Ensemble) else None
+        network = ensemble.skeleton.network if ensemble is not None and ensemble.is_expandable else self.model
+        method = "" if ensemble is None else f"{type(ensemble).__name__}{ensemble.options()}"
         return plain(
             {
                 **content(self.data, ("train", "val")),
                 "initial weights": self.start,
                 "network": digest([], f"{shapes}{network!r}"),
-                "method": digest([], repr(share_of(self.model))),
+                "method": digest([], method),
                 "loss": digest([], ADDRESS.sub("", f"{self.objective!r} {_settings(self.objective)}")),
                 "plan": asdict(self.plan),
             }
@@ -364,13 +368,13 @@ def _precision(plan: TrainConfig) -> torch.autocast | nullcontext[None]:
 
 @contextmanager
 def _compiled(model: nn.Module, wanted: bool) -> Iterator[None]:
-    """The network's code compiled inside the block; members then run it one after the other."""
+    """Compile the code of the network inside the block; members then run it one after the other."""
     if not wanted:
         yield
         return
-    members = model if isinstance(model, Ensemble) else None
+    members = model if isinstance(model, Ensemble) and model.is_expandable else None
     network = model if members is None else members.skeleton.network
-    engine, before = None if members is None else members.engine_name, network._compiled_call_impl
+    engine, before = None if members is None else members.engine, network._compiled_call_impl
     if members is not None:
         members.set_engine("loop")
     # Not network.compile(): that leaves a network of one of torch's own classes, such as nn.Sequential, uncompiled.

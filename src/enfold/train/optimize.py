@@ -10,13 +10,18 @@ from torch import Tensor, nn
 
 from enfold.engines.groups import decay_groups
 from enfold.engines.usage import take_used
-from enfold.ensemble import Ensemble, trained_members
+from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
 from enfold.train.config import TrainConfig
 
 
+def trained_members(model: nn.Module) -> int:
+    """Return the number of losses that a model has in training; 1 for a single network."""
+    return model.trained_members if isinstance(model, Ensemble) else 1
+
+
 class Optimizer:
-    """Steps a model by a plan. Parameters that carry a member axis are clipped, and may be set, member by member."""
+    """The optimizer of a model; parameters with a member axis are clipped, and may have settings, by member."""
 
     def __init__(self, model: nn.Module, plan: TrainConfig) -> None:
         self.plan = plan
@@ -46,8 +51,8 @@ class Optimizer:
         for group in self.groups:
             if not group["member_axis"] and self.num_members > 1:
                 raise EnfoldError(
-                    "settings that differ between members need members that share no parameter, got a shared one: "
-                    "use one value for all, or DeepEnsemble members"
+                    "lr and weight_decay must be numbers unless members own all parameters, got a common parameter: "
+                    "use one value for all, or a DeepEnsemble"
                 )
             decayed, scale = group["weight_decay"] > 0, group.get("lr_scale", 1.0)
             views = [_leaves(parameter, self.num_members) for parameter in group["params"]]

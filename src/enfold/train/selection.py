@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensemble import Ensemble
+from enfold.train.optimize import trained_members
 
 
 class Selection:
@@ -22,8 +23,8 @@ class Selection:
     def __init__(self, model: nn.Module, patience: int | None) -> None:
         self.model = model
         self.patience = patience
-        self.by_member = isinstance(model, DeepEnsemble)
-        self.count = model.num_members if isinstance(model, DeepEnsemble) else 1
+        self.by_member = isinstance(model, Ensemble) and model.owns_all_parameters
+        self.count = trained_members(model) if self.by_member else 1
         self.nll = [math.inf] * self.count
         self.epoch = [0] * self.count
         self.state: dict[str, Tensor] = {}

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from enfold.engines.skeleton import State, read_state
-from enfold.ensemble import Ensemble, trained_members
+from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
 from enfold.io.files import atomic_path
 from enfold.io.identity import Identity, differences
@@ -56,7 +56,7 @@ class Trajectory:
 
     def require(self, model: nn.Module, identity: Identity) -> None:
         """Refuse a model without separate networks, and a folder that holds another training's trajectory."""
-        if not isinstance(model, Ensemble) and hasattr(model, "num_members"):
+        if isinstance(model, Ensemble) and not model.is_expandable:
             raise EnfoldError(
                 f"a trajectory is of separate networks, which a {type(model).__name__} has not: leave keep out"
             )
@@ -73,7 +73,7 @@ class Trajectory:
     def keep(self, model: nn.Module, epoch: int, identity: Identity) -> None:
         """Write the networks as they are after so many epochs, each (M, *its shape in the network)."""
         if isinstance(model, Ensemble):
-            state = {name: tensor[: trained_members(model)] for name, tensor in model.expand().items()}
+            state = {name: tensor[: model.trained_members] for name, tensor in model.expand().items()}
         else:
             state = {name: tensor[None] for name, tensor in read_state(model).items()}
         tensors = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in state.items()}

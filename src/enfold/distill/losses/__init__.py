@@ -1,11 +1,15 @@
-"""Distillation losses: one file per method."""
+"""Distillation losses: one file per loss, imported when it is first used.
 
-from enfold.distill.losses.ae_kd import AEKD
-from enfold.distill.losses.end2 import EnD2
-from enfold.distill.losses.hydra import HydraDistillation
-from enfold.distill.losses.kd import KD
-from enfold.distill.losses.latent_be import LatentBE
-from enfold.distill.losses.one_to_one import OneToOne
-from enfold.distill.losses.proxy_end2 import ProxyEnD2
+The class of a file has its name without underscores: `ae_kd.py` has `AEKD`.
+"""
 
-__all__ = ["AEKD", "KD", "EnD2", "HydraDistillation", "LatentBE", "OneToOne", "ProxyEnD2"]
+import pkgutil
+from importlib import import_module
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    for module in pkgutil.iter_modules(__path__):
+        if module.name.replace("_", "") == name.lower():
+            return getattr(import_module(f"{__name__}.{module.name}"), name)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

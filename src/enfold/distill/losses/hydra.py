@@ -1,97 +1,93 @@
-"""Hydra: one body learns the mean of the teachers, then as many heads on it each learn from a teacher of their own.
+"""Hydra: one body learns the mean of the teachers, then each of its heads learns from a teacher of its own.
 
-    first   L   = τ² KL(t̄(τ) || p(τ)),       t̄(τ) = (1/M) Σ_m t_m(τ)        (the Hinton head)  (1)
-    then    L_m = τ² KL(t_m(τ) || p_m(τ)),    p_m = softmax(head_m(body(x)) / τ)                (2)
+    first   L   = τ² KL(t̄(τ) || p(τ)),       t̄(τ) = (1/M) Σ_m t_m(τ)        (the Hinton head)         (1)
+    then    L_m = τ² KL(t_m(τ) || p_m(τ)),    p_m = softmax(head_m(body(x)) / τ)                       (2)
 
-The heads of the second step start as copies of the first one's, set apart by noise; each step takes a whole plan, and
-the body is trained on, or its parameters are kept (`body="frozen"`): heads of one layer are then M convex problems, but
-for batch norms of the body, which go on to normalise each batch. The result is a share:
-its members' mean is the prediction, and their differences tell what the teachers do not agree on.
+The heads of the second stage start as copies of the head of the first, with noise added. Each stage takes the complete
+training; in the second the body is trained further, or frozen (`body="frozen"`): heads of one layer are then M convex
+problems, except for batch norms of the body, which normalise by each batch. The result is an ensemble: the mean of its
+members is the prediction, and their differences represent the disagreement of the teachers.
 
 L. Tran, B. S. Veeling, K. Roth, J. Swiatkowski, J. V. Dillon, J. Snoek, S. Mandt, T. Salimans, S. Nowozin,
 R. Jenatton: Hydra: Preserving Ensemble Diversity for Model Distillation, 2020, arXiv:2001.04694.
 
-Heads on a shared last layer differ linearly only; `split` gives them a block or more.
+Heads of one layer differ linearly only; `split` gives them a block or more. Like the paper, the network starts from
+random weights unless `init` is given.
 
-Differs from the paper: how copies are set apart is not published there, a tenth of each tensor's size is ours; for
-classification only; a perturbation that compares students (TDiv-SDiv) acts in the second step alone, where there are
-some. Nothing else known.
+Differs from the paper: the noise of the copies is not published, a tenth of the scale of each tensor is ours; for
+classification only; a perturbation that replaces the batch (TDiv-SDiv) acts in the second stage only. Nothing else known.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
+from pydantic import Field
 from torch import nn
 
+from enfold.arguments import checked
 from enfold.data import Data
-from enfold.distill.cached import CachedTeacher
+from enfold.distill.loss import Fraction, Temperature, Weight
 from enfold.distill.losses.kd import KD
-from enfold.distill.losses.one_to_one import OneToOne
-from enfold.distill.perturbation import Perturbation
-from enfold.distill.start import Start
+from enfold.distill.losses.one_to_one import OneToOne, is_ensemble
 from enfold.ensembles.common.sharing import Sharing
-from enfold.ensembles.hydra import Hydra
+from enfold.ensembles.hydra import Hydra as HydraEnsemble
 from enfold.errors import EnfoldError
-from enfold.io.files import part_file
+from enfold.train import TrainConfig
 
 
+@checked
 @dataclass(frozen=True)
-class HydraDistillation(OneToOne):
-    """One body taught by the mean of the teachers, then a head for each teacher."""
+class Hydra(OneToOne):
+    """Match a body to the mean of the teachers, then one head to each teacher; the result is an ensemble.
 
-    start: Start | None = "fresh"  # of the body and its first head
-    split: str | None = None  # path of the first module of the head; None: the last layer
-    noise: float = 0.1  # sets the copies of the head apart, relative to the size of each tensor
-    body: Literal["trained", "frozen"] = "trained"  # in the second step: trained on, or frozen
-    first_epochs: int | None = None  # of the first step; None: as many as the plan has
+    Args:
+        alpha: Weight of the teachers' term; the labels have the weight 1 - alpha.
+        temperature: τ, by which the logits of teachers and students are divided.
+        split: Path of the first module of the head; None: the last layer.
+        noise: Standard deviation of the noise on the copies of the head, relative to the scale of each tensor.
+        body: Whether the body is trained further in the second stage.
+        first_epochs: Epochs of the first stage; None: as many as the second has.
+    """
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.share is not None:
+    alpha: Fraction = 1.0
+    temperature: Temperature = 1.0
+    split: str | None = None
+    noise: Weight = 0.1
+    body: Literal["trained", "frozen"] = "trained"
+    first_epochs: Annotated[int, Field(ge=0)] | None = None
+
+    default_init: ClassVar[Literal["random"]] = "random"
+
+    def pretrain(self, config: TrainConfig) -> tuple[KD, TrainConfig]:
+        """Return the first stage, equation (1)."""
+        epochs = config.epochs if self.first_epochs is None else self.first_epochs
+        first = config.replace(epochs=epochs, warmup_epochs=min(config.warmup_epochs, epochs))
+        return KD(alpha=self.alpha, temperature=self.temperature), first
+
+    def build_student(self, network: nn.Module, num_teachers: int, config: TrainConfig) -> nn.Module:
+        """Return a body with copies of the network's head."""
+        if is_ensemble(network):
             raise EnfoldError(
-                f"Hydra's student is a Hydra, got a {type(self.share).__name__}: leave share out, or use one_to_one"
+                f"loss=Hydra() builds its own student, got a {type(network).__name__}: leave student out, or use "
+                "OneToOne()"
             )
-        if self.first_epochs is not None and self.first_epochs < 0:
-            raise EnfoldError(f"first_epochs must be 0 or more, got {self.first_epochs}: None is the plan's epochs")
-
-    def begin(
-        self, members: nn.Module | CachedTeacher, data: Data, checkpoint: Path | None, answers: Path | None
-    ) -> nn.Module:
-        """The first step (1), and heads that are copies of its head."""
-        epochs = self.plan.epochs if self.first_epochs is None else self.first_epochs
-        first = KD(
-            alpha=self.alpha,
-            temperature=self.temperature,
-            start=self.start,
-            student=self.student,
-            perturb=self.perturb if isinstance(self.perturb, Perturbation) and not self.perturb.replaces else None,
-            plan=self.plan.replace(epochs=epochs, warmup_epochs=min(self.plan.warmup_epochs, epochs)),
-        )
-        before = checkpoint and part_file(checkpoint, "first")
-        network = first(members, data, checkpoint=before, answers=answers)
-        return self.started(network, int(getattr(members, "num_members", 1)))
-
-    def started(self, network: nn.Module, num_teachers: int) -> nn.Module:
-        """Heads that are copies of the network's."""
-        heads = Hydra(num_teachers, self.split, self.noise, self.plan.seed)(network)
+        student = HydraEnsemble(num_teachers, self.split, self.noise, config.seed)(network)
         if self.body == "frozen":
-            _train_body(heads, False)
-        return heads
+            _set_body_trainable(student, False)
+        return student
 
     def finish(self, student: nn.Module, data: Data) -> nn.Module:
-        """The heads on their body, all of it open to training again."""
-        _train_body(student, True)
+        """Return the ensemble with a trainable body."""
+        _set_body_trainable(student, True)
         return student
 
 
-def _train_body(heads: nn.Module, trained: bool) -> None:
-    """Whether what all heads share is trained."""
-    if not isinstance(heads, Sharing):
-        raise TypeError("Hydra's student is a share")
-    learned = heads.skeleton.trainable
-    for name, tensor in heads.shared.state().items():
-        if name in learned:
-            tensor.requires_grad_(trained)
+def _set_body_trainable(student: nn.Module, is_trainable: bool) -> None:
+    if not isinstance(student, Sharing):
+        raise TypeError("the student of Hydra has a body that its members have in common")
+    trainable = student.skeleton.trainable
+    for name, tensor in student.shared.state().items():
+        if name in trainable:
+            tensor.requires_grad_(is_trainable)

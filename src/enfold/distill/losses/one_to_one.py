@@ -1,71 +1,89 @@
-"""One-to-one distillation: M members that share parameters each learn from a teacher of their own.
+"""One-to-one distillation: each member of an efficient ensemble learns from a teacher of its own.
 
-    L_m = (1 - α) CE(y, p_m) + α τ² KL(t_m(τ) || p_m(τ)),   p(τ) = softmax(z / τ)            (1)
-    L   = Σ_m L_m                                                                            (2)
+    L_m = (1 - α) CE(y, p_m) + α τ² KL(t_m(τ) || p_m(τ)),   p(τ) = softmax(z / τ)                      (1)
+    L   = Σ_m L_m                                                                                      (2)
 
-t_m is teacher m and p_m member m of the student, which is a share with as many members: its predictions stay those of
-an ensemble, and so does its cost. Without a share given it is a BatchEnsemble; `hydra` first prepares a
-body for heads that then learn so.
+t_m is teacher m and p_m member m of the student, an ensemble of as many members: predictions and cost stay those of an
+ensemble. Without a student it is a BatchEnsemble of the members' network; `Hydra` prepares a body for heads first.
 
 G. Nam, J. Yoon, Y. Lee, J. Lee: Diversity Matters When Learning From Ensembles, NeurIPS 2021, arXiv:2110.14149.
 L. Tran et al.: Hydra: Preserving Ensemble Diversity for Model Distillation, 2020, arXiv:2001.04694.
 
-Published losses are cross-entropies H[t_m, p_m], which differ from (1) by the teachers' own entropy and have the same
-gradient. With the teachers' mean as the target of every member, which is `kd` with a share, a BatchEnsemble was
-reported to become as good.
+Published losses are cross-entropies H[t_m, p_m], which differ from (1) by the entropy of the teachers and have the same
+gradient. With the mean of the teachers as the target of every member, which is `KD` with an ensemble as the student, a
+BatchEnsemble was reported to reach the same quality.
 
-Differs from the papers: what members share takes the mean of their gradients, as in any training of a share, so that
-(2) is a sum only for what each member owns. In MIMO all slots see the same example. Nothing else known.
+Differs from the papers: parameters that members have in common get the mean of their gradients, as in any training of
+an efficient ensemble, so that (2) is a sum only for parameters of one member. In MIMO all slots see the same example.
+Nothing else known.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from enfold.distill.base import Distillation
+from enfold.arguments import checked
 from enfold.distill.divergence import as_target, divergence
-from enfold.distill.teacher import Teacher
-from enfold.ensemble import trained_members
+from enfold.distill.loss import DistillationLoss, Fraction, Temperature
+from enfold.ensemble import Ensemble, trained_members
 from enfold.ensembles.batch_ensemble import BatchEnsemble
-from enfold.ensembles.common.sharing import Share
 from enfold.errors import EnfoldError
+from enfold.train import TrainConfig
+
+if TYPE_CHECKING:
+    from enfold.distill.teacher import Teacher
 
 
+@checked
 @dataclass(frozen=True)
-class OneToOne(Distillation):
-    """M members that share parameters, each taught by a teacher of its own."""
+class OneToOne(DistillationLoss):
+    """Match member m of an ensemble to teacher m; the result is an ensemble.
 
-    one_network: ClassVar[bool] = False
+    Args:
+        alpha: Weight of the teachers' term; the labels have the weight 1 - alpha.
+        temperature: τ, by which the logits of teachers and students are divided.
+    """
 
-    def student_share(self, num_teachers: int) -> Share | None:
-        """The share given, or a BatchEnsemble with a member for each teacher."""
-        return self.share or BatchEnsemble(num_teachers, seed=self.plan.seed)
+    alpha: Fraction = 1.0
+    temperature: Temperature = 1.0
 
-    def check(self, teacher: Teacher, student: nn.Module) -> None:
-        """Pairs need as many students as teachers."""
-        students = trained_members(student)
-        if students != teacher.num_members:
-            raise EnfoldError(
-                f"each student has a teacher of its own, got {teacher.num_members} teachers and {students} students: "
-                f"give a share of {teacher.num_members} members, or use kd, whose students all learn the mean"
-            )
-        super().check(teacher, student)
+    returns_ensemble: ClassVar[bool] = True
 
     def target(self, logits: Tensor) -> Tensor:
-        """t_m(τ) of every teacher, as the divergence takes it: (T, N, C) -> (T, N, C + 1)."""
+        """Return t_m(τ) of every teacher with its negative entropy: (T, N, C) -> (T, N, C + 1)."""
         return as_target(torch.log_softmax(logits / self.temperature, dim=-1))
 
     def loss(self, logits: Tensor, target: Tensor, progress: float) -> Tensor:
-        """The second term of (1), a student: logits (S, B, C), target (S, B, K) or, of own batches, (S, S, B, K)."""
+        """Return the second term of (1): logits (S, B, C), target (S, B, K), or (S, S, B, K) for own batches."""
         if target.ndim == 4:
-            target = target.diagonal(dim1=0, dim2=1).movedim(-1, 0)  # what teacher m says about the batch of student m
+            target = target.diagonal(dim1=0, dim2=1).movedim(-1, 0)  # teacher m on the batch of student m
         return divergence(logits, target, self.temperature)
 
-    def part(self, target: Tensor, index: int, own: bool) -> Tensor:
-        """What a student's own teacher says: (1, B, K), or (1, 1, B, K) of its own batch."""
+    def select_target(self, target: Tensor, index: int, own: bool) -> Tensor:
+        """Return the target of teacher `index`: (1, B, K), or (1, 1, B, K) for own batches."""
         one = slice(index, index + 1)
         return target[one, one] if own else target[one]
+
+    def build_student(self, network: nn.Module, num_teachers: int, config: TrainConfig) -> nn.Module:
+        """Return the ensemble that was passed, or a BatchEnsemble with one member per teacher."""
+        if is_ensemble(network):
+            return network
+        return BatchEnsemble(num_teachers, seed=config.seed)(network)
+
+    def check(self, teacher: Teacher, student: nn.Module, config: TrainConfig) -> None:
+        """Require as many students as teachers."""
+        students = trained_members(student)
+        if students != teacher.num_members:
+            raise EnfoldError(
+                f"loss={type(self).__name__}() needs one student per teacher, got {teacher.num_members} teachers and "
+                f"{students} students: pass an ensemble of {teacher.num_members} members as student=, or use KD()"
+            )
+
+
+def is_ensemble(model: nn.Module) -> bool:
+    """Return whether a model has members."""
+    return isinstance(model, Ensemble) or trained_members(model) > 1

@@ -1,8 +1,15 @@
-"""Perturbations of the inputs of a distillation: one file per method."""
+"""Perturbations of the inputs of a distillation: one file per method, imported when it is first used.
 
-from enfold.distill.perturb.conf_ods import ConfODS
-from enfold.distill.perturb.gaussian import Gaussian
-from enfold.distill.perturb.ods import ODS
-from enfold.distill.perturb.tdiv_sdiv import TDivSDiv
+The class of a file has its name without underscores: `conf_ods.py` has `ConfODS`.
+"""
 
-__all__ = ["ODS", "ConfODS", "Gaussian", "TDivSDiv"]
+import pkgutil
+from importlib import import_module
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    for module in pkgutil.iter_modules(__path__):
+        if module.name.replace("_", "") == name.lower():
+            return getattr(import_module(f"{__name__}.{module.name}"), name)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

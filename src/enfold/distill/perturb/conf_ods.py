@@ -1,11 +1,10 @@
-"""Confident ODS: output diversified sampling, with steps as long as the teacher is sure of its answer.
+"""Confident ODS: output diversified sampling with a step proportional to the teacher's confidence.
 
-    ε = c(x) ε_ODS,   c(x) = max_k softmax(T_m(x) / τ)_k                                     (1)
+    ε = c(x) ε_ODS,   c(x) = max_k softmax(T_m(x) / τ)_k                                               (1)
 
 G. Nam, J. Yoon, Y. Lee, J. Lee: Diversity Matters When Learning From Ensembles, NeurIPS 2021, arXiv:2110.14149.
 
-Where a teacher is in doubt a whole step could lead to inputs of another class; there it is shortened. The draws are
-those of ODS.
+At inputs of low confidence a full step could lead to another class, so it is shortened. Random numbers are those of ODS.
 
 Differs from the paper: nothing known.
 """
@@ -16,13 +15,23 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from enfold.arguments import checked
+from enfold.distill.loss import Temperature
 from enfold.distill.perturb.ods import ODS
 
 
+@checked
 @dataclass(frozen=True)
 class ConfODS(ODS):
-    """ODS scaled by the teacher's confidence."""
+    """Step as ODS, scaled by the teacher's confidence.
 
-    def size(self, probs: Tensor) -> Tensor:
-        """c of equation (1): (B, K) -> (B,)."""
+    Args:
+        step: η, the root mean square of a step at full confidence, in 1/255 of the pixel range.
+        temperature: τ, by which the teacher's logits are divided.
+    """
+
+    temperature: Temperature = 1.0
+
+    def scale(self, probs: Tensor) -> Tensor:
+        """Return c of equation (1): (B, K) -> (B,)."""
         return probs.amax(dim=-1)

@@ -1,6 +1,6 @@
-"""Gaussian noise: inputs move at random, which asks the teachers nothing and is what other moves are compared with.
+"""Gaussian noise: a random step that does not depend on the teachers, the baseline of all other perturbations.
 
-    ε ~ N(0, (η / 255)²) for each pixel                                                      (1)
+    ε ~ N(0, (η / 255)²) for each pixel                                                                (1)
 
 A baseline of G. Nam, J. Yoon, Y. Lee, J. Lee: Diversity Matters When Learning From Ensembles, NeurIPS 2021,
 arXiv:2110.14149.
@@ -15,13 +15,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from enfold.distill.perturbation import Asked, Perturbation
+from enfold.arguments import checked
+from enfold.distill.perturbation import MemberLogits, PixelStep
 
 
+@checked
 @dataclass(frozen=True)
-class Gaussian(Perturbation):
-    """Noise on every pixel."""
+class Gaussian(PixelStep):
+    """Add Gaussian noise to every pixel.
 
-    def moves(self, pixels: Tensor, teachers: Asked, student: Asked, source: torch.Generator) -> Tensor:
-        """Equation (1) in units of η / 255."""
-        return torch.randn(pixels.shape, generator=source).to(pixels)
+    Args:
+        step: η, the root mean square of a step, in 1/255 of the pixel range.
+    """
+
+    def direction(
+        self, pixels: Tensor, teachers: MemberLogits, student: MemberLogits, generator: torch.Generator
+    ) -> Tensor:
+        """Return equation (1) in units of η / 255."""
+        return torch.randn(pixels.shape, generator=generator).to(pixels)

@@ -1,10 +1,9 @@
-"""What every tree keeps to: members that share a trunk and own a branch, found by the order of a network's modules."""
+"""BranchedEnsemble: members with a common trunk and a branch of their own, split by the order of the modules."""
 
 from __future__ import annotations
 
 import copy
 import re
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
@@ -19,75 +18,68 @@ from enfold.engines.skeleton import read_state
 from enfold.engines.trial import EXAMPLES
 from enfold.engines.trunk import OneByOne, OneTrunk
 from enfold.engines.verify import OUTPUTS, difference, fixed_draws
-from enfold.ensembles.common.sharing import Share, Sharing
+from enfold.ensembles.common.efficient import EfficientEnsemble
 from enfold.errors import EnfoldError, closest
 from enfold.seeds import generator
 from enfold.train import TrainConfig
 
 Start = Literal["fresh", "copies"]
-CHAINS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # a cut between their parts cuts no block in two
+CHAINS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # a split between their children splits no block
 
 
-class Branching(Share):
-    """A share whose members have one trunk: trained on the same examples, so that the trunk runs once a step."""
+class BranchedEnsemble(EfficientEnsemble):
+    """M branches on a common trunk. For the same inputs the trunk runs once; a branch's buffers are its member's own.
+
+    Args:
+        network: The network that is split into trunk and branch.
+        num_members: The number of members.
+        own: The names of the parameters and buffers of the branch.
+        engine: How members are run; "auto" runs the trunk once.
+    """
 
     seed: int
-    engine: EngineName
 
-    @abstractmethod
-    def branch_of(self, network: nn.Module) -> list[str]:
-        """The names of the parameters and buffers behind the split, which every member owns."""
-
-    def adapted(self, plan: TrainConfig) -> TrainConfig:
-        """One order of the data for all members, unless members are to see different examples."""
-        return plan if plan.bootstrap or plan.order == "split" else plan.replace(order="shared")
-
-
-class Branches(Sharing):
-    """M branches on one trunk. Given the same inputs, the trunk runs once; a branch's buffers are its member's own."""
-
-    def __init__(self, network: nn.Module, share: Branching, start: Start, noise: float = 0.0) -> None:
-        super().__init__(network, share.num_members, share.branch_of(network), share.engine, batch_norm="joint")
+    def __init__(self, network: nn.Module, num_members: int, own: Sequence[str], engine: EngineName) -> None:
+        super().__init__(network, num_members, own, engine, batch_norm="joint")
         self.joint = False  # the trunk runs once: there is one batch to normalise
-        self.share = share
-        if start == "fresh":
-            self._draw(network)
-        elif noise:
-            self._perturb(noise)
+
+    def configure(self, config: TrainConfig) -> TrainConfig:
+        """Use one order of the data, so that the trunk runs once per step, unless members see different examples."""
+        return config if config.bootstrap or config.order == "split" else config.replace(order="shared")
 
     @torch.no_grad()
-    def _draw(self, network: nn.Module) -> None:
-        """Initialise every branch anew, as the members of a deep ensemble with this seed are."""
+    def draw_branches(self, network: nn.Module) -> None:
+        """Initialise every branch again, as the members of a deep ensemble with this seed."""
         for index in range(self.num_members):
-            values = read_state(initialised(network, self.share.seed, index)[0])
+            values = read_state(initialised(network, self.seed, index)[0])
             for name, tensor in self.own.state().items():
                 tensor[index].copy_(values[name])
 
     @torch.no_grad()
-    def _perturb(self, noise: float) -> None:
-        """Add Gaussian noise to the trainable parameters, relative to the root mean square of each tensor."""
+    def perturb_branches(self, noise: float) -> None:
+        """Add Gaussian noise to the branches' trainable parameters, relative to the root mean square of each tensor."""
         for name, tensor in self.own.state().items():
             if name not in self.skeleton.trainable:
                 continue
             size = noise * tensor[0].square().mean().sqrt()
             for index in range(self.num_members):
-                source = generator(self.share.seed, "branch", name, index)
+                source = generator(self.seed, "branch", name, index)
                 tensor[index] += size * torch.randn(tensor.shape[1:], generator=source).to(tensor)
 
     def _loop(self) -> OneByOne:
         return OneByOne(super()._loop().codes)
 
     def _choose(self, inputs: Tensor) -> Engine:
-        """ "auto" is one pass over the trunk; without a trunk, what runs a deep ensemble."""
-        if self.engine_name == "loop":
+        """Choose the engine: "auto" runs the trunk once; without a trunk it is that of a deep ensemble."""
+        if self.engine == "loop":
             return self._loop()
-        if self.engine_name != "auto" or not self.shared.state():
+        if self.engine != "auto" or not self.shared.state():
             return super()._choose(inputs)
-        return OneTrunk(self.skeleton, list(self.own.state())) if self._shares_its_trunk(inputs) else self._loop()
+        return OneTrunk(self.skeleton, list(self.own.state())) if self._can_run_trunk_once(inputs) else self._loop()
 
     @torch.no_grad()
-    def _shares_its_trunk(self, inputs: Tensor) -> bool:
-        """Whether one pass over the trunk gives what a pass for every member gives, on a few examples."""
+    def _can_run_trunk_once(self, inputs: Tensor) -> bool:
+        """Return whether one pass over the trunk gives the same as one pass per member, on a few examples."""
         own, few = list(self.own.state()), inputs[:EXAMPLES]
         state = shared_varied(self.expand(), own, set(self.skeleton.parameters))
         for training in (False, True):
@@ -105,58 +97,50 @@ class Branches(Sharing):
                 return False
         return True
 
-    def looped(self, inputs: Tensor) -> bool:
-        """Not by the training loop: a member's gradients alone would run the trunk once for each."""
-        return not self.shared.state() and super().looped(inputs)
+    def is_looped(self, inputs: Tensor) -> bool:
+        """Return False where there is a trunk: gradients member by member would run it once for each."""
+        return not self.shared.state() and super().is_looped(inputs)
 
     def _run(self, inputs: Tensor, *, each: bool) -> Tensor:
         if not torch.is_inference_mode_enabled():
             return super()._run(inputs, each=each)
-        # Tensors of the inference mode do not count their versions, by which the engine sees what was altered in place.
+        # Tensors made in inference mode have no version counter, by which the engine detects in-place changes.
         with torch.inference_mode(False), torch.no_grad():
             return super()._run(inputs.clone(), each=each)
 
 
-def require_start(start: Start, noise: float) -> None:
-    """Branches start anew or as copies, which noise of a size can set apart."""
-    if start not in ("fresh", "copies"):
-        raise EnfoldError(f"branches start 'fresh' or as 'copies', got {start!r}: choose one of them")
-    if not 0 <= noise < float("inf"):
-        raise EnfoldError(f"the noise must be 0 or more, got {noise}: 0.1 is a tenth of a weight's size")
-
-
 def split_names(network: nn.Module, split: str) -> list[str]:
-    """The tensors of the module at the path `split` and of all modules registered after it; "" is the whole network."""
+    """Return the names of the tensors of module `split` and of all modules registered after it; "" is the network."""
     order = [name for name, _ in network.named_modules(remove_duplicate=False)]
     if split not in order:
         near = closest(split, order)
         meant = f", did you mean '{near}'?" if near else ""
         raise EnfoldError(
-            f"a split must be the path of a module in the network, got '{split}'{meant}: choose one of "
+            f"split must be the path of a module in the network, got '{split}'{meant}: choose one of "
             f"{', '.join(name for name in order if name)}"
         )
     behind = set(order[order.index(split) :])
-    names = _chosen(network, lambda owner, name: owner in behind)
+    names = _select(network, lambda owner, name: owner in behind)
     if not any(name in names for name, _ in network.named_parameters()):
         raise EnfoldError(
-            f"a split must have parameters behind it, got '{split}' with none: split at '{last_layer(network)}' or "
+            f"split must have parameters behind it, got '{split}' with none: split at '{last_layer(network)}' or "
             "before it"
         )
     return names
 
 
 def pattern_names(network: nn.Module, patterns: Sequence[str]) -> list[str]:
-    """The tensors whose own name, or the name of a module they are in, matches one of the regular expressions."""
+    """Return the names of tensors whose name, or that of a module they are in, matches a regular expression."""
     names = list(dict(_tensors(network)))
     for pattern in patterns:
         if not any(_matches(pattern, name) for name in names):
             raise EnfoldError(
-                f"a pattern must match a parameter or a module, but {pattern!r} matches none of {', '.join(names)}: "
+                f"branch must match parameters or modules, but {pattern!r} matches none of {', '.join(names)}: "
                 "change it"
             )
-    chosen = _chosen(network, lambda owner, name: any(_matches(pattern, name) for pattern in patterns))
+    chosen = _select(network, lambda owner, name: any(_matches(pattern, name) for pattern in patterns))
     if not any(name in chosen for name, _ in network.named_parameters()):
-        raise EnfoldError(f"a branch must have parameters, got only the buffers {', '.join(chosen)}: add a pattern")
+        raise EnfoldError(f"branch must match parameters, got only the buffers {', '.join(chosen)}: add a pattern")
     return chosen
 
 
@@ -166,28 +150,28 @@ def _matches(pattern: str, name: str) -> bool:
 
 
 def _tensors(network: nn.Module) -> Iterator[tuple[str, tuple[str, Tensor]]]:
-    """All parameters and buffers in the order of modules: name, path of the module, tensor; tied ones repeatedly."""
+    """Yield name, path of the module and tensor of all parameters and buffers; tied ones repeatedly."""
     for prefix, module in network.named_modules(remove_duplicate=False):
         for key, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None:
                 yield (f"{prefix}.{key}" if prefix else key), (prefix, tensor)
 
 
-def _chosen(network: nn.Module, wanted: Callable[[str, str], bool]) -> list[str]:
-    """The names for which `wanted(module, name)`; a tensor that would be shared and owned is refused."""
+def _select(network: nn.Module, wanted: Callable[[str, str], bool]) -> list[str]:
+    """Return the names for which `wanted(module, name)` holds; a tensor on both sides of the split is an error."""
     seen: dict[int, tuple[str, bool]] = {}
     for name, (owner, tensor) in _tensors(network):
         first, owned = seen.setdefault(id(tensor), (name, wanted(owner, name)))
         if owned != wanted(owner, name):
             raise EnfoldError(
-                f"a tensor must be on one side of the split, but '{name}' is tied to '{first}' across it: untie them, "
+                f"every tensor must be on one side of the split, but '{name}' is tied to '{first}' across it: untie them, "
                 "move the split, or use DeepEnsemble"
             )
     return [name for name, owned in seen.values() if owned]
 
 
 def _layers(network: nn.Module, axes: int) -> list[str]:
-    """The paths of modules with a parameter of so many axes; what computes a layer's weight is a part of the layer."""
+    """Return the paths of modules with a parameter of at least `axes` axes; parametrisations belong to their layer."""
     found = (
         name.split(".parametrizations.")[0]
         for name, module in network.named_modules()
@@ -197,20 +181,20 @@ def _layers(network: nn.Module, axes: int) -> list[str]:
 
 
 def last_layer(network: nn.Module) -> str:
-    """The path of the layer registered last: the last one with a weight matrix, or else with any parameter."""
+    """Return the path of the layer registered last: the last one with a weight matrix, or else with any parameter."""
     layers = _layers(network, 2) or _layers(network, 0)
     if not layers:
         raise EnfoldError(
-            f"a branch needs parameters to differ in, but {type(network).__name__} has none: pass a network with layers"
+            f"network must have parameters to differ in, but {type(network).__name__} has none: pass one with layers"
         )
     return layers[-1]
 
 
-def middle(network: nn.Module) -> str:
-    """The path of the module with about half of the layers behind it; the split that is taken by default.
+def middle_module(network: nn.Module) -> str:
+    """Return the path of the module with about half of the layers behind it, the default split.
 
-    Cuts are looked for between the parts of the network and of its chains (Sequential and lists). A block is opened
-    only while less than a quarter of the layers would lie on one side.
+    Splits lie between the children of the network and of its containers (Sequential and lists). A block is split only
+    while less than a quarter of the layers would lie on one side.
     """
     order = {name: place for place, (name, _) in enumerate(network.named_modules())}
     layers = _layers(network, 0)

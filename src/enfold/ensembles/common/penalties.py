@@ -1,4 +1,4 @@
-"""L2 penalties λ to which members answer: log-uniform, each member its own, embedded linearly, their bounds tuned.
+"""L2 penalties λ of members: log-uniform, with bounds that are tuned, and a linear embedding.
 
 λ = l^(1 - x) u^x,  x uniform on [0, 1],     E[λ] = (u - l) / (log u - log l)            (1)
 H[λ] = ½ (log l + log u) + log(log u - log l)                                            (2)
@@ -29,41 +29,50 @@ NARROWEST = 5e-7  # of the range: the entropy has the logarithm of the width
 
 
 def sample(bounds: Tensor, place: Tensor) -> Tensor:
-    """λ at a place in [0, 1], differentiable with respect to the bounds, log l and log u, of shape (2, ...)."""
+    """Return λ at `place` in [0, 1], differentiable in the bounds, log l and log u, of shape (2, ...)."""
     return torch.lerp(bounds[0].expand_as(place), bounds[1].expand_as(place), place).exp()  # (1)
 
 
 def mean(bounds: Tensor) -> Tensor:
-    """E[λ]; in a form that holds for narrow distributions too."""
+    """Return E[λ], in a form that is accurate for narrow distributions, too."""
     width = bounds[1] - bounds[0]
     return torch.exp(bounds[0]) * torch.expm1(width) / width  # (1)
 
 
 def entropy(bounds: Tensor) -> Tensor:
-    """H[λ] in nats."""
+    """Return H[λ] in nats."""
     return torch.log(bounds[1] - bounds[0]) + bounds.mean(0)  # (2)
 
 
 def penalty_groups(prefixes: Sequence[str]) -> dict[str, int]:
-    """Which of six penalties the weight and the bias of each layer have, given the layers in order: 0 is the first
-    layer's, 1 to 3 are those of the thirds of the hidden layers, 4 and 5 those of the last weight and bias."""
-    last, found = len(prefixes) - 1, dict[str, int]()
+    """Return the index of the penalty of the weight and the bias of each layer, given the layers in order.
+
+    0 is the first layer, 1 to 3 are the thirds of the hidden layers, 4 and 5 the last weight and bias.
+    """
+    last, groups = len(prefixes) - 1, dict[str, int]()
     for index, prefix in enumerate(prefixes):
         group = 4 if index == last else 0 if index == 0 else 1 + 3 * (index - 1) // (last - 1)
-        found |= {f"{prefix}weight": group, f"{prefix}bias": 5 if index == last else group}
-    return found
+        groups |= {f"{prefix}weight": group, f"{prefix}bias": 5 if index == last else group}
+    return groups
 
 
 def by_output(weight: Tensor, axis: int, groups: int = 1) -> Tensor:
-    """The sum over all axes of a weight but the outputs, which on the second axis may be in groups: (outputs,)."""
+    """Return the sum over all axes of a weight but that of the outputs, (outputs,); `axis` 1 may be in groups."""
     rows = weight if axis == 0 else weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
     return torch.sum(rows.flatten(1), dim=1)
 
 
 class Penalties(nn.Module):
-    """H penalties of each of M members; all there is to go on tuning from is in the state dict.
+    """H penalties of each of M members, and the state of the optimizer that tunes their bounds.
 
-    `outputs` says how many outputs each tensor has that answers to them, and `groups` whose penalty it is under.
+    Args:
+        num_members: M.
+        outputs: The number of outputs of every tensor that depends on penalties.
+        groups: The index of the penalty of every tensor.
+        limits: The range of λ.
+        width: The initial distance of the bounds from their centre.
+        spread: The standard deviation of the initial embedding.
+        seed: The seed of initial values.
     """
 
     bounds: Tensor
@@ -94,28 +103,28 @@ class Penalties(nn.Module):
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
 
     def _start(self, num_members: int, count: int, limits: tuple[float, float], width: float, seed: int) -> Tensor:
-        """Around the mean of the whole range, so that the members' differ a little."""
+        """Return bounds around the mean of the range that differ a little between members."""
         centre = float(mean(torch.tensor(self.limits, dtype=torch.float64)))
         drawn = [torch.randn(count, generator=generator(seed, "penalty", m)) for m in range(num_members)]
         values = centre + 0.1 * width * torch.stack(drawn)  # (M, H)
         return self._within(torch.stack([values - width, values + width]).clamp(*limits).log())
 
     def _within(self, bounds: Tensor) -> Tensor:
-        """The nearest bounds in the range with l < u."""
+        """Return the nearest bounds in the range with l < u."""
         low, high = self.limits
         narrow = NARROWEST * (high - low)
         log_low = bounds[0].clamp(low, high - 2 * narrow)
         return torch.stack([log_low, bounds[1].clamp(max=high).maximum(log_low + narrow)])
 
     def draw(self, size: int) -> Tensor:
-        """So many λ of each, (M, S, H), by torch's own generator, which `fit` seeds in every step."""
+        """Return samples of λ, (M, size, H), drawn by torch's global generator, which `fit` seeds in every step."""
         _, num_members, count = self.bounds.shape
         place = torch.rand(num_members, size, count).to(self.bounds.device)
         return sample(self.bounds.unsqueeze(2), place)
 
     @contextmanager
     def at(self, values: Tensor) -> Iterator[None]:
-        """Inside the block λ is this, (M, H), and not the mean."""
+        """Use these λ, (M, H), in place of the mean inside the block."""
         self.current = values
         try:
             yield
@@ -123,7 +132,7 @@ class Penalties(nn.Module):
             self.current = None
 
     def embedded(self, values: Tensor | None = None) -> State:
-        """e(λ) of every tensor: (..., H) -> (..., outputs); at the current λ if none is given."""
+        """Return e(λ) of every tensor: (..., H) -> (..., outputs); at the current λ by default."""
         if values is None:
             values = mean(self.bounds) if self.current is None else self.current
         low, high = self.limits
@@ -131,13 +140,13 @@ class Penalties(nn.Module):
         return {name: scaled @ rows for name, rows in self.embedding.state().items()}  # (3)
 
     def expected(self, values: Tensor, name: str, e: Tensor, sums: Sequence[Tensor]) -> Tensor:
-        """The mean over draws of λ ‖W + e(λ) ∘ Δ‖² from the sums of (4), each (outputs,) or (M, outputs): (M,)."""
+        """Return the mean of λ ‖W + e(λ) ∘ Δ‖² over samples, (M,), from the sums of (4), (outputs,) or (M, outputs)."""
         square, cross, delta = (each if each.ndim == 1 else each.unsqueeze(1) for each in sums)
         norms = (square + 2 * e * cross + e.square() * delta).sum(-1)  # (4), (M, S)
         return (values[..., self.groups[name]] * norms).mean(1)
 
     def tune(self, loss: Callable[[], Tensor], source: torch.Generator, tau: float, rate: float) -> None:
-        """One step of Adam on the bounds against loss(λ) - τ H[λ], λ drawn anew, and back into the range."""
+        """Take one step of Adam on the bounds for loss(λ) - τ H[λ] with a new sample of λ, and clip to the range."""
         bounds = self.bounds.clone().requires_grad_()
         place = torch.rand(bounds.shape[1:], generator=source).to(bounds.device)
         with self.at(sample(bounds, place)):
@@ -163,8 +172,8 @@ class Penalised:
 
     def __call__(self, model: Any, batch: Batch) -> Tensor:
         """The loss of each member, (M,)."""
-        values = model.penalties.draw(batch.labels.shape[-1])  # (M, B, H)
-        with model.penalties.at(values[:, 0]):
+        values = model.distribution.draw(batch.labels.shape[-1])  # (M, B, H)
+        with model.distribution.at(values[:, 0]):
             losses = self.cross_entropy(model, batch)
         total: Tensor = losses + model.penalty(values) / model.num_examples  # the penalty is that of all together
         return total

@@ -51,10 +51,10 @@ class Factors:
 
 
 def fit_layer(
-    target: Tensor, share: BatchEnsemble, with_r: bool, sweeps: int, tolerance: float, start: Start
+    target: Tensor, ensemble: BatchEnsemble, with_r: bool, sweeps: int, tolerance: float, start: Start
 ) -> tuple[Factors, list[float]]:
     """The factors of one layer and the residual at the start and after each sweep."""
-    now = _start(target, share, with_r, start)
+    now = _start(target, ensemble, with_r, start)
     found = [now.residual(target)]
     for _ in range(sweeps):
         after = _sweep(target, now, with_r)
@@ -68,29 +68,32 @@ def fit_layer(
     return now, found
 
 
-def _start(target: Tensor, share: BatchEnsemble, with_r: bool, start: Start) -> Factors:
+def _start(target: Tensor, ensemble: BatchEnsemble, with_r: bool, start: Start) -> Factors:
     if start == "mean":
-        return _start_mean(target, share)
+        return _start_mean(target, ensemble)
     if start == "svd":
-        return _start_svd(target, share, with_r)
-    both = (_start_mean(target, share), _start_svd(target, share, with_r))
+        return _start_svd(target, ensemble, with_r)
+    both = (_start_mean(target, ensemble), _start_svd(target, ensemble, with_r))
     return min(both, key=lambda one: min(one.residual(target), _sweep(target, one, with_r).residual(target)))
 
 
-def _start_mean(target: Tensor, share: BatchEnsemble) -> Factors:
+def _start_mean(target: Tensor, ensemble: BatchEnsemble) -> Factors:
     """Equation (5); of further ranks s is random and r zero, so that R = 1 and the first update can use them."""
     members, groups, outputs, inputs, _ = target.shape
-    r, s = target.new_zeros(share.rank, members, groups, inputs), target.new_ones(share.rank, members, groups, outputs)
+    r, s = (
+        target.new_zeros(ensemble.rank, members, groups, inputs),
+        target.new_ones(ensemble.rank, members, groups, outputs),
+    )
     r[0] = 1
-    if share.rank > 1:
-        source = generator(share.seed, "reconstruct")
+    if ensemble.rank > 1:
+        source = generator(ensemble.seed, "reconstruct")
         s[1:] = torch.randn(s[1:].shape, generator=source, dtype=s.dtype)
     return Factors(target.mean(0), r, s)
 
 
-def _start_svd(target: Tensor, share: BatchEnsemble, with_r: bool) -> Factors:
+def _start_svd(target: Tensor, ensemble: BatchEnsemble, with_r: bool) -> Factors:
     """Equation (6), on quotients without outliers: what is near zero in member 0 is filled by what the rest implies."""
-    plain = _start_mean(target, share)
+    plain = _start_mean(target, ensemble)
     r, s = plain.r.clone(), plain.s.clone()
     for index, weight in enumerate(target):
         means = quotient(weight, target[0]).values.mean(-1)  # (groups, outputs, inputs)
@@ -98,7 +101,7 @@ def _start_svd(target: Tensor, share: BatchEnsemble, with_r: bool) -> Factors:
             s[0, index] = means[..., 0]
             continue
         left, values, right = torch.linalg.svd(means, full_matrices=False)
-        for rank in range(min(share.rank, values.shape[-1])):
+        for rank in range(min(ensemble.rank, values.shape[-1])):
             s[rank, index] = left[..., rank]
             r[rank, index] = right[..., rank, :] * values[..., rank, None]
     return _gauged(Factors(target[0], r, s), with_r)

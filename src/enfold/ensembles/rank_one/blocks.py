@@ -11,7 +11,7 @@ from torch import Tensor
 
 from enfold.ensemble import Ensemble
 from enfold.ensembles.common.layer_shapes import LAYERS, LayerShape, layer_shape
-from enfold.ensembles.common.sharing import chosen_layers
+from enfold.ensembles.common.efficient import select_layers
 from enfold.errors import EnfoldError
 
 
@@ -41,7 +41,7 @@ def member_layers(members: Ensemble) -> dict[str, LayerShape]:
             f"weights are compared between members of one architecture, got {type(members).__name__}: "
             "use DeepEnsemble([...]) of networks"
         )
-    layers = chosen_layers(members.skeleton.network, LAYERS, (), ())
+    layers = select_layers(members.skeleton.network, LAYERS, (), ())
     return {f"{name}." if name else "": layer_shape(layer) for name, layer in layers.items()}
 
 

@@ -1,4 +1,4 @@
-"""Matching hidden units of members, so that their weights can be compared: see `enfold.symmetry.matching`."""
+"""Match the hidden units of members, so that their weights can be compared; see `enfold.symmetry.matching`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,43 @@ from enfold.ensembles.common.layer_shapes import CONVOLUTIONS, TRANSPOSED
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.ensembles.rank_one.blocks import finite_blocks, member_layers
 from enfold.errors import EnfoldError
-from enfold.symmetry import match
+from enfold.symmetry import matched_to, symmetries
+
+
+@torch.no_grad()
+def match(members: Ensemble, *, example: Tensor, seed: int = 0) -> DeepEnsemble:
+    """Return the members with their units permuted to be nearest to those of member 0; each stays the same function.
+
+    Args:
+        members: The ensemble, which is not modified.
+        example: A few inputs, (B, ...); see `enfold.symmetries`, which finds the units that may be permuted.
+        seed: The seed of the search for permutations.
+
+    Raises:
+        EnfoldError: If no symmetries are known for the network.
+    """
+    stacked = {name: tensor.detach() for name, tensor in members.expand().items()}
+    states = [{name: tensor[index] for name, tensor in stacked.items()} for index in range(members.num_members)]
+    network = members.network(states[0])
+    symmetry = symmetries(network, example, seed=seed, logits_only=True)
+    if symmetry.note and not symmetry.groups:
+        raise EnfoldError(
+            f"network must have known symmetries for its units to be matched, but in this {type(network).__name__} "
+            f"{symmetry.note}: leave matching out for it"
+        )
+    learned = set(members.skeleton.parameters)
+    matched = [states[0], *(matched_to(states[0], state, symmetry, seed=seed, learned=learned) for state in states[1:])]
+    return DeepEnsemble([members.network(state) for state in matched], engine=members.engine)
 
 
 @torch.no_grad()
 def match_units(members: Ensemble, *, example: Tensor | None = None, seed: int = 0) -> DeepEnsemble:
-    """The members with their hidden units in the order that is nearest to member 0's; each stays the same function.
+    """Return the members of a network of supported layers with their hidden units matched to those of member 0.
 
-    `example` is a few inputs, (B, ...), whose values do not matter; it can be left out where the first layer is linear.
+    Args:
+        members: The ensemble, which is not modified.
+        example: A few inputs, (B, ...), whose values do not matter; not needed where the first layer is linear.
+        seed: The seed of the search for permutations.
     """
     layers = member_layers(members)
     state = members.expand()
@@ -32,6 +61,5 @@ def _example(members: Ensemble) -> Tensor:
     if isinstance(first, nn.Linear):
         return torch.zeros(2, first.in_features)
     raise EnfoldError(
-        f"matching hidden units runs the network once, but the inputs for a {type(first).__name__} are unknown: pass a "
-        "few inputs as example"
+        f"example must be given for a network that starts with a {type(first).__name__}, got None: pass a few inputs"
     )

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
-from enfold.ensembles.common.sharing import batch_norm_names
+from enfold.ensembles.common.efficient import batch_norm_names
 from enfold.ensembles.rank_one.blocks import finite_blocks, layer_name, member_layers
 from enfold.ensembles.rank_one.match import match_units
 from enfold.ensembles.rank_one.quotient import quotient

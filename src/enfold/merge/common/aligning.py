@@ -79,7 +79,7 @@ def _in_order(members: Ensemble, symmetry: Symmetry, groups: Sequence[Group], se
     for state in others:
         orders = weight_matching(first, state, symmetry, seed=seed, learned=learned)
         states.append(permute(state, symmetry, {name: order for name, order in orders.items() if name in names}))
-    return DeepEnsemble([members.network(state) for state in states], members.engine_name)
+    return DeepEnsemble([members.network(state) for state in states], engine=members.engine)
 
 
 def _require_solvable(groups: Sequence[Group], state: State) -> None:

@@ -69,7 +69,7 @@ class Alignment(Merge, ABC):
         members = require_members(members, self.purpose, data=data)
         require_data(data, self.purpose)
         states = self._ordered(members, data, checkpoint)
-        return DeepEnsemble([members.network(state) for state in states], members.engine_name)
+        return DeepEnsemble([members.network(state) for state in states], engine=members.engine)
 
     def _ordered(self, members: Ensemble, data: Data, checkpoint: Path | None) -> list[State]:
         states = states_of(members)

@@ -247,6 +247,10 @@ class SoftAverage(Ensemble):
         for name, held in self.held.state().items():
             held.copy_(measured[name].unsqueeze(0))
 
+    def options(self) -> dict[str, Any]:
+        """Return no options: this model is not saved."""
+        return {}
+
     def _run(self, inputs: Tensor, *, each: bool) -> Tensor:
         """In training, linear layers use their weights factor by factor where a batch is small for them."""
         whole = torch.is_autocast_enabled(inputs.device.type)  # factors would be rounded one by one
@@ -276,9 +280,9 @@ class SoftAverage(Ensemble):
         inner = None if right is None else matrices[right]
         return Lazy(torch.as_tensor(constant), Terms(factors, given, outer, inner, called))
 
-    def looped(self, inputs: Tensor) -> bool:
+    def is_looped(self, inputs: Tensor) -> bool:
         """Not where weights are used factor by factor: there are none to take gradients of."""
-        return not self.lazy and super().looped(inputs)
+        return not self.lazy and super().is_looped(inputs)
 
     def expand(self) -> State:
         """The one network's values, (1, *shape)."""

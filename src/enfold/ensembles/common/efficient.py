@@ -1,13 +1,11 @@
-"""What every share keeps to: members that use the network's own parameters, but for those that each one owns."""
+"""EfficientEnsemble: members that have most parameters in common and own the rest."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,73 +22,29 @@ from enfold.engines.skeleton import State, read_state
 from enfold.engines.tree import Tree
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError, PartialCoverageWarning, level_outside
-from enfold.train import Objective, TrainConfig, fit
 from enfold.train.batch_norm import TRACKING, reestimate
 
 NormChoice = Literal["own", "shared", "joint"]
-"""Batch norm of members that share: all of it each member's own (EnsembleBN); the affine parameters shared, while each
-member normalises its own batch and so has its own statistics; or one for all, which in training normalises the
-members' batches together."""
+"""Batch norm of an efficient ensemble: "own", one per member (EnsembleBN); "shared", common affine parameters, while
+every member normalises its own batch and has its own statistics; "joint", one batch norm, which in training normalises
+the batches of all members together."""
+
+LOW_COVERAGE = 0.5  # fraction of a network's parameters below which a warning says that members hardly differ
 
 
-HALF = 0.5  # of a network's parameters: where members differ in less, the user is told
+class EfficientEnsemble(Ensemble):
+    """M members of which each owns the tensors named in `own`; all other tensors are common to all members.
 
+    Losses are summed over members. The gradient of common tensors is divided by M, so that it is as large as that of a
+    single network; the gradient of what a member owns is not.
 
-class Share(ABC):
-    """A way to hold or draw M members; subclasses are frozen dataclasses whose fields are the hyper-parameters.
-
-    Most methods say only what their members are. Where training differs from the plan they change the plan, give an
-    objective, let the model follow its training (`enfold.train.Follower`), or train in their own way.
+    Args:
+        network: The network that members are made from.
+        num_members: The number of members.
+        own: The names of the parameters and buffers that every member owns.
+        engine: How members are run.
+        batch_norm: What members have in common in batch norms; see `NormChoice`.
     """
-
-    num_members: int
-
-    @property
-    def effort(self) -> float:
-        """How many times the work of training the model once a whole training is."""
-        return 1.0
-
-    @property
-    def wants_trained(self) -> bool:
-        """Whether the network given should be a trained one, of which the method trains little."""
-        return False
-
-    @abstractmethod
-    def __call__(self, network: nn.Module) -> nn.Module:
-        """A predictor of M members that starts from the network, which is left untouched."""
-
-    def adapted(self, plan: TrainConfig) -> TrainConfig:
-        """The plan by which this method trains, given the one that a plain network would be trained by."""
-        return plan
-
-    def objective(self, plan: TrainConfig) -> Objective | None:
-        """What is minimised; None is the cross-entropy of each member."""
-        return None
-
-    def train(
-        self,
-        network: nn.Module,
-        data: Data,
-        plan: TrainConfig | None = None,
-        *,
-        checkpoint: Path | None = None,
-        title: str | None = None,
-        quiet: bool = False,
-    ) -> nn.Module:
-        """The members, trained from the network, which is left untouched."""
-        model = self(network)
-        fit(model, data, config=plan, checkpoint=checkpoint, title=title or type(self).__name__, quiet=quiet)
-        return model
-
-
-class Sharing(Ensemble):
-    """M members of which each owns the tensors named in `own` and shares all others.
-
-    Losses are summed over members; the gradient of what is shared is divided by M, so that it has the size of one
-    network's, and what a member owns gets its gradient whole.
-    """
-
-    notice: str = ""  # what tables tell of them
 
     def __init__(
         self,
@@ -101,9 +55,6 @@ class Sharing(Ensemble):
         *,
         batch_norm: NormChoice = "shared",
     ) -> None:
-        if batch_norm not in get_args(NormChoice):
-            choices = ", ".join(get_args(NormChoice))
-            raise EnfoldError(f"batch norm must be one of {choices}, got {batch_norm!r}: choose one")
         super().__init__(network, num_members, engine)
         self.joint = batch_norm == "joint" and num_members > 1 and bool(batch_norm_names(network))
         self._merged: Engine | None = None
@@ -120,7 +71,7 @@ class Sharing(Ensemble):
         self.own = Tree({name: self._stored(name, tensor) for name, tensor in stacked.items()})
 
     def expand(self) -> State:
-        """What is shared, seen M times without a copy, and what is owned."""
+        """Return the common tensors, repeated without a copy, and those that members own."""
         shared = {name: tensor.expand(self.num_members, *tensor.shape) for name, tensor in self.shared.state().items()}
         return {**shared, **self.own.state()}
 
@@ -134,7 +85,7 @@ class Sharing(Ensemble):
                 self._merged = preferred(Merged(self.skeleton, own).passed(state, few), own, state, few)
             except CannotRun as reason:
                 raise EnfoldError(
-                    f"batch norms cannot be joint in this network because {reason}: use batch_norm: shared or own"
+                    f"batch norms cannot be joint in this network because {reason}: use batch_norm='shared' or 'own'"
                 ) from reason
         return self._merged(state, inputs, each)
 
@@ -144,24 +95,25 @@ class Sharing(Ensemble):
         return {name for name, tensor in self.expand().items() if tensor.stride(0) or name in self.own.state()}
 
     @torch.no_grad()
-    def covered(self) -> float:
-        """Return the share of the network's parameters in which members may differ."""
+    def coverage(self) -> float:
+        """Return the fraction of the network's parameters in which members may differ."""
         if self.num_members == 1:
             return 1.0
         sizes = {name: self.skeleton.shape(name).numel() for name in self.skeleton.parameters}
         return sum(sizes[name] for name in self.differing & sizes.keys()) / max(1, sum(sizes.values()))
 
-    def report_coverage(self) -> None:
-        """Warn, and keep a notice for tables, if members share more than half of what they were to differ in."""
-        covered = self.covered()
-        chosen = any(getattr(self.share, name, ()) for name in ("include", "exclude"))  # by the user
-        if chosen or covered >= HALF:
+    def warn_if_low_coverage(self) -> None:
+        """Warn, and set `notice` for tables, if members differ in less than half of the network's parameters."""
+        coverage = self.coverage()
+        options = self.options()
+        is_chosen = options.get("include") or options.get("exclude")  # by the user
+        if is_chosen or coverage >= LOW_COVERAGE:
             return
-        shared = self.skeleton.parameters.keys() - self.differing
-        largest = max(sorted(shared), key=lambda name: self.skeleton.shape(name).numel())
+        common = self.skeleton.parameters.keys() - self.differing
+        largest = max(sorted(common), key=lambda name: self.skeleton.shape(name).numel())
         self.notice = (
-            f"members differ in {100 * covered:.0f} % of the network's parameters and share the rest, as "
-            f"{type(self.share).__name__} does not know the layer that holds '{largest}'"
+            f"members differ in {100 * coverage:.0f} % of the network's parameters only, as "
+            f"{type(self).__name__} does not support the layer that contains '{largest}'"
         )
         warnings.warn(
             f"{self.notice}; use DeepEnsemble, or a network of linear, convolution and embedding layers",
@@ -170,18 +122,18 @@ class Sharing(Ensemble):
         )
 
     def extra_repr(self) -> str:
-        """Shown by print(members), with the share of the network in which members may differ."""
-        return f"{super().extra_repr()}, members differ in {100 * self.covered():.3g} % of the network's parameters"
+        """Return the summary that print(ensemble) shows, with the coverage."""
+        return f"{super().extra_repr()}, members differ in {100 * self.coverage():.3g} % of the network's parameters"
 
-    def looped(self, inputs: Tensor) -> bool:
-        """Not where a batch norm sees all members together."""
-        return not (self.joint and self.training) and super().looped(inputs)
+    def is_looped(self, inputs: Tensor) -> bool:
+        """Return whether members run one after the other, which a joint batch norm excludes in training."""
+        return not (self.joint and self.training) and super().is_looped(inputs)
 
     @torch.no_grad()
     def reestimate_batch_norm(self, data: Data) -> None:
-        """Measure the statistics of batch norms anew, each member's by its own pass over the training part.
+        """Estimate the statistics of batch norms again, by one pass over the training data for every member.
 
-        Statistics that are one for all are those of the members' activations put together.
+        Statistics that are common to all members are those of all activations together.
         """
         measured: dict[str, list[Tensor]] = {name: [] for name in running_statistics(self.skeleton.network)}
         for network in self.networks() if measured else ():
@@ -206,7 +158,7 @@ class Sharing(Ensemble):
         return {**super().__getstate__(), "_merged": None}
 
     def param_groups(self, weight_decay: float, decay: Decay = "all") -> list[dict[str, Any]]:
-        """What is shared with its gradient divided by M, and what members own."""
+        """Return the common parameters, with gradients divided by M, and those that members own."""
         shared = [(parameter, parameter.ndim) for parameter in self.shared.parameters()]
         owned = [(parameter, parameter.ndim - 1) for parameter in self.own.parameters()]
         groups = decay_groups(shared, weight_decay, decay, grad_scale=1 / self.num_members)
@@ -214,12 +166,12 @@ class Sharing(Ensemble):
 
 
 def batch_norm_names(network: nn.Module, statistics: bool = False) -> list[str]:
-    """The names of all parameters and buffers of batch norms, or of the buffers alone, which are their statistics."""
+    """Return the names of the parameters and buffers of batch norms, or only of the buffers, their statistics."""
     return _names_in(network, (_BatchNorm,), parameters=not statistics)
 
 
 def running_statistics(network: nn.Module) -> list[str]:
-    """The names of the statistics that batch norms and instance norms keep: each member has its own."""
+    """Return the names of the running statistics of batch norms and instance norms."""
     return _names_in(network, TRACKING, parameters=False)
 
 
@@ -233,19 +185,25 @@ def _names_in(network: nn.Module, kinds: tuple[type[nn.Module], ...], *, paramet
     return [name for name, tensor in read_state(network).items() if id(tensor) in chosen]
 
 
-def chosen_layers(
+def select_layers(
     network: nn.Module, kinds: tuple[type[nn.Module], ...], include: Sequence[str], exclude: Sequence[str]
 ) -> dict[str, nn.Module]:
-    """The layers of these kinds whose names match a pattern of `include` and none of `exclude` (regular expressions).
+    """Return the layers of these kinds whose names match a pattern of `include` and none of `exclude`, by name.
 
-    A pattern that matches no layer is an error, and so is a layer whose weight is tied to another's.
+    Args:
+        network: The network.
+        kinds: The classes of layers.
+        include: Regular expressions; all layers if empty.
+        exclude: Regular expressions.
+
+    Raises:
+        EnfoldError: If a pattern matches no layer, no layer remains, or a weight is tied or computed from others.
     """
-    include, exclude = ((given,) if isinstance(given, str) else given for given in (include, exclude))
     layers = {name: module for name, module in network.named_modules() if isinstance(module, kinds)}
     for pattern in (*include, *exclude):
         if not any(re.search(pattern, name) for name in layers):
             raise EnfoldError(
-                f"a pattern must match a layer, but {pattern!r} matches none of {', '.join(layers)}: change it"
+                f"include and exclude must match layers, but {pattern!r} matches none of {', '.join(layers)}: change it"
             )
     chosen = {
         name: module
@@ -256,12 +214,12 @@ def chosen_layers(
     if not chosen:
         known = ", ".join(kind.__name__ for kind in kinds)
         raise EnfoldError(
-            f"a share needs layers of a kind it knows ({known}), got none: give another network or pattern"
+            f"network must contain a layer of a supported kind ({known}), got none: change the network or the patterns"
         )
     for name, module in chosen.items():
         if hasattr(module, "weight") and "weight" not in module._parameters:
             raise EnfoldError(
-                f"a share needs layers that hold their weight, but '{name}' computes it from others, as weight norm "
+                f"layers must have a weight parameter, but '{name}' computes its weight from others, as weight norm "
                 "does: remove the parametrisation, or exclude the layer"
             )
     refuse_ties(network)
@@ -269,18 +227,12 @@ def chosen_layers(
 
 
 def refuse_ties(network: nn.Module) -> None:
-    """Tied parameters would be scaled twice: they are refused by name."""
+    """Raise an error if parameters are tied: they would be changed twice."""
     seen: dict[int, str] = {}
     for name, parameter in network.named_parameters(remove_duplicate=False):
         if id(parameter) in seen:
             raise EnfoldError(
-                f"a share needs parameters used in one place, but '{name}' is tied to '{seen[id(parameter)]}': "
+                f"network must use every parameter in one place, but '{name}' is tied to '{seen[id(parameter)]}': "
                 "untie them, or use DeepEnsemble"
             )
         seen[id(parameter)] = name
-
-
-def require_size(num_members: int) -> None:
-    """An ensemble has members."""
-    if not isinstance(num_members, int) or num_members < 1:
-        raise EnfoldError(f"an ensemble must have at least 1 member, got {num_members}: pass num_members >= 1")

@@ -1,4 +1,4 @@
-"""What is wrong in a recipe, as one sentence: its file and line, the key, the rule, and what was given instead."""
+"""Errors of recipes: one sentence with file, line, key, rule and the value."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from enfold.errors import EnfoldError
-from enfold.registry import nearest
+from enfold.registry import suggest
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-RULES = {  # what a value must be, by the beginning of pydantic's name of the error
-    "int": "a whole number",
+RULES = {  # the rule, by the first word of pydantic's error type
+    "int": "an integer",
     "float": "a number",
     "bool": "true or false",
     "string": "text",
@@ -26,61 +26,62 @@ RULES = {  # what a value must be, by the beginning of pydantic's name of the er
     "model": "a mapping",
     "dataclass": "a mapping",
 }
-KINDS = {"shares": "share", "folds": "fold"}
+STEPS = "steps"
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a recipe was read from, the line of every key, and what it says."""
+    """Where a recipe was read from, the line of every key, and its content."""
 
     where: str
     lines: Mapping[tuple[Any, ...], int]
     content: Mapping[str, Any]
 
     def at(self, path: tuple[Any, ...]) -> str:
-        """File and line of the key, or of the nearest that it lies in."""
+        """Return file and line of a key, or of the nearest key around it."""
         while path and path not in self.lines:
             path = path[:-1]
         return f"{self.where}, line {self.lines[path]}" if path else self.where
 
     def owner(self, path: tuple[Any, ...]) -> str:
-        """ " of share 'x'" for what lies in a share, a fold, the data or a plan."""
+        """Return "of step 'x'" for a key of a step, "of data" or "of train" for keys of these; else ""."""
         if path[:1] == ("data",) and len(path) > 1:
-            return " of data"
-        plan = " of the plan" if "plan" in path[:-1] else ""
-        if len(path) > 2 and path[0] in KINDS:
-            return f"{plan} of {KINDS[path[0]]} '{self._label(*path[:2])}'"
-        return plan
+            return "of data"
+        train = "of train" if "train" in path[:-1] else ""
+        if len(path) > 2 and path[0] == STEPS:
+            return f"{train} of step '{self._label(path[1])}'".strip()
+        return train
 
-    def _label(self, room: str, index: int) -> str:
-        spec = self.content[room][index]
+    def _label(self, index: int) -> str:
+        spec = self.content[STEPS][index]
         return str(spec.get("label") or spec.get("method") or index + 1) if isinstance(spec, Mapping) else str(spec)
 
 
-def explained(error: ValidationError, place: Place, schema: type[Any], prefix: tuple[Any, ...] = ()) -> EnfoldError:
-    """The first problem as one sentence."""
+def describe_error(error: ValidationError, place: Place, schema: type[Any], prefix: tuple[Any, ...] = ()) -> EnfoldError:
+    """Return the first problem of a validation as an error in one sentence."""
     problems = error.errors()
     first, path = problems[0], (*prefix, *problems[0]["loc"])
     at = place.at(path)
     if first["type"] == "extra_forbidden":
         return EnfoldError(f"{at}: {_unknown(str(path[-1]), first, schema)}")
-    if not first["loc"]:  # the method itself says what is wrong
+    if not first["loc"]:  # of a check over several fields
         return EnfoldError(f"{at}: {_message(first)}")
     path, item = _key(path, place)
-    what = f"{item}'{path[-1]}'{place.owner(path)}"
+    owner = place.owner(path)
+    what = f"{item}'{path[-1]}'{f' {owner}' if owner else ''}"
     same = [each for each in problems if _key((*prefix, *each["loc"]), place)[0] == path]
     rule = _rule(same)
     given = "" if first["type"] == "missing" else f", got {str(first['input'])[:60]!r}"
     if rule is None:
-        said = _message(first)
-        return EnfoldError(f"{at}: {what} is wrong: {said}{'' if ', got ' in said else given}")
+        message = _message(first)
+        return EnfoldError(f"{at}: {what} is not valid: {message}{'' if ', got ' in message else given}")
     return EnfoldError(f"{at}: {what} must be {rule}{given}")
 
 
 def _key(path: tuple[Any, ...], place: Place) -> tuple[tuple[Any, ...], str]:
     """The path of the key that a problem is under, and which of several values it is."""
-    start = 2 if path[0] in KINDS and len(path) > 2 else 1 if path[0] in ("data", "plan") and len(path) > 1 else 0
-    if start == 2 and path[2] == "plan" and len(path) > 3:
+    start = 2 if path[0] == STEPS and len(path) > 2 else 1 if path[0] in ("data", "train") and len(path) > 1 else 0
+    if start == 2 and path[2] == "train" and len(path) > 3:
         start = 3
     item = next((part for part in path[start + 1 :] if isinstance(part, int)), None)
     return path[: start + 1], "" if item is None else f"value {item + 1} of "
@@ -100,7 +101,7 @@ def _rule(problems: list[ErrorDetails]) -> str | None:
         elif kind != "none_required":
             return None
     if "a number" in found:
-        found = [rule for rule in found if rule != "a whole number"]
+        found = [rule for rule in found if rule != "an integer"]
     return " or ".join(dict.fromkeys(found)) or None
 
 
@@ -116,18 +117,18 @@ def _unknown(name: str, problem: ErrorDetails, schema: type[Any]) -> str:
         kind = None if field is None else field.annotation
         owner = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else owner
     known = list(getattr(owner, "model_fields", None) or [])
-    return f"there is no key '{name}'{nearest(name, known)}: the keys are {', '.join(known)}"
+    return f"there is no key '{name}'{suggest(name, known)}: the keys are {', '.join(known)}"
 
 
-def lines_of(node: yaml.Node | None, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], int]:
-    """The line of every key, by its path."""
+def line_numbers(node: yaml.Node | None, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], int]:
+    """Return the line of every key by its path."""
     found: dict[tuple[Any, ...], int] = {}
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             found[(*path, key.value)] = key.start_mark.line + 1
-            found.update(lines_of(value, (*path, key.value)))
+            found.update(line_numbers(value, (*path, key.value)))
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             found[(*path, index)] = value.start_mark.line + 1
-            found.update(lines_of(value, (*path, index)))
+            found.update(line_numbers(value, (*path, index)))
     return found

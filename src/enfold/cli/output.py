@@ -1,4 +1,4 @@
-"""What verbs show of a run: its table, what is to be told of it, and the commands that go on from there."""
+"""Output of commands about a run: its table, warnings, and the commands that continue it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from enfold.cli.options import console, drawn, print_json, say
+from enfold.cli.options import console, draw_figures, print_json, say
 
 if TYPE_CHECKING:
     from enfold.run import Recipe, RunDirectory
@@ -21,8 +21,8 @@ def report(run: RunDirectory, summary: dict[str, Any], as_json: bool) -> None:
     below = [*notes(summary), LEGEND]
     write_text(run.path / "table.md", markdown_table(summary) + "".join(f"\n{line}.\n" for line in below))
     if any(row.get("cost") for row in summary["rows"].values()):
-        drawn(lambda: quality_cost(summary, run.path))
-    _tell(run, summary)
+        draw_figures(lambda: quality_cost(summary, run.path))
+    _show_warnings(run, summary)
     if as_json:
         print_json(summary)
         return
@@ -31,55 +31,55 @@ def report(run: RunDirectory, summary: dict[str, Any], as_json: bool) -> None:
     for line in below:
         terminal.print(line, style="dim")
     terminal.print(
-        f"written to {run.path}: table.md, summary.json, quality-cost.svg, weights under members/, shares/ and folds/"
+        f"written to {run.path}: table.md, summary.json, quality-cost.svg, weights in members/, steps/ and controls/"
     )
 
 
-def tell_members(recipe: Recipe, brought: dict[str, Any]) -> None:
-    """Which file is which member, with how it does on validation data, and whether there is anything to merge."""
+def show_members(recipe: Recipe, checkpoints: dict[str, Any]) -> None:
+    """Print the file and validation scores of each member that came from a checkpoint."""
     lines = [
         f"member {each['member']} is {each['file']}: validation accuracy {100 * each['accuracy']:.2f} %, "
         f"NLL {each['nll']:.4f}"
-        for each in brought.get("files", ())
+        for each in checkpoints.get("files", ())
     ]
     if lines:
         lines.append(
-            "a member that was better where it was trained saw its inputs in another form there: normalisation, "
-            "order of classes"
+            "if a member scored higher where it was trained, its inputs had another form there: compare normalisation "
+            "and the order of classes"
         )
-    if brought.get("left_out"):
-        lines.append(f"of more files the first {recipe.members} were taken, not {', '.join(brought['left_out'])}")
+    if checkpoints.get("left_out"):
+        lines.append(f"the first {recipe.members} files are used, not {', '.join(checkpoints['left_out'])}")
     if recipe.members == 1:
-        lines.append("there is one member alone: a merge of it is that member")
+        lines.append("there is one member: merging it returns that member")
     for line in lines:
         say(f"enfold: {line}", stderr=True)
 
 
 def draw(path: Path) -> None:
-    """The figures of what models say of their own certainty."""
+    """Draw the figures of calibration, corruptions and OOD detection."""
     from enfold.report.doubt_blocks import FOLDER, doubt_figures
-    from enfold.run.gather import gather
+    from enfold.run.collect import collect
 
-    if written := drawn(lambda: doubt_figures(gather(path), path / FOLDER)):
+    if written := draw_figures(lambda: doubt_figures(collect(path), path / FOLDER)):
         say(f"{len(written) // 2} figures as .svg and .png written to {path / FOLDER}", stderr=True)
 
 
-def _tell(run: RunDirectory, summary: dict[str, Any]) -> None:
-    """Warnings, what sets from outside are, and what the run lacks still."""
+def _show_warnings(run: RunDirectory, summary: dict[str, Any]) -> None:
+    """Print warnings, the sizes of OOD sets, and what is not finished."""
     lines = [f"{label}: {row['warning']}" for label, row in summary["rows"].items() if row.get("warning")]
-    for name, told in (summary["rows"].get("ensemble", {}).get("ood") or {}).items():
-        lines.append(f"{name}: {told['examples']:,} images from outside; {told['adapted']}")
+    for name, info in (summary["rows"].get("ensemble", {}).get("ood") or {}).items():
+        lines.append(f"{name}: {info['examples']:,} out-of-distribution images; {info['adapted']}")
     for line in (*lines, *_unfinished(run)):
         say(f"enfold: {line}", stderr=True)
 
 
 def _unfinished(run: RunDirectory) -> list[str]:
-    """One line about methods that were interrupted, if there are any: how to finish or drop them."""
+    """One line about steps that were interrupted, if there are any: how to finish or drop them."""
     from enfold.run.execute import unfinished
 
     recipe = run.recipe()
     left = unfinished(run, recipe)
-    own = [each.label for each in (*recipe.shares, *recipe.folds) if each.label in left]
+    own = [each.label for each in recipe.steps if each.label in left]
     finish = recipe.command("run", run.recipe_file, run.path, "--resume")
     drop = f", or drop with  {shlex.join(['enfold', 'drop', str(run.path), own[0]])}" if own else ""
-    return [f"not finished yet: {', '.join(left)}: finish with  {finish}{drop}"] if left else []
+    return [f"not finished: {', '.join(left)}: finish with  {finish}{drop}"] if left else []

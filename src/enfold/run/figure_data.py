@@ -1,4 +1,4 @@
-"""What figures of doubt show of a run: bands, curves and scores of the models that a reader compares, for one seed."""
+"""Data of the uncertainty figures of a run: reliability bands, risk-coverage and ROC curves of one seed."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from enfold.report.content import ONE_MEMBER, Doubt, Headline, Seed
 SCORE = "entropy"  # every model has it
 
 
-def doubt_of(seeds: Sequence[Seed], headline: Headline | None) -> Doubt | None:
-    """Of one member, the ensemble, the headline's model and its control, as far as they were asked."""
+def uncertainty_figures(seeds: Sequence[Seed], headline: Headline | None) -> Doubt | None:
+    """Return the curves of one member, the ensemble, the headline's model and its control, if they are evaluated."""
     seed = next((seed for seed in seeds if "ensemble" in seed.predictions), None)
     if seed is None:
         return None
     labels = ["ensemble", *([headline.label, headline.control or ""] if headline else [])]
     said: dict[str, Predictions] = {ONE_MEMBER: seed.predictions["ensemble"]["test"].member(0)}
     said |= {label: seed.predictions[label]["test"] for label in labels if label in seed.predictions}
-    with warnings.catch_warnings(action="ignore"):  # of few examples: told when they were scored
+    with warnings.catch_warnings(action="ignore"):  # of few examples: shown when they were scored
         bands = {label: reliability_band(each) for label, each in said.items()}
     outside = _outside(seed, [label for label in said if label != ONE_MEMBER])
     return Doubt(
@@ -39,7 +39,7 @@ def doubt_of(seeds: Sequence[Seed], headline: Headline | None) -> Doubt | None:
 
 
 def _outside(seed: Seed, labels: Sequence[str]) -> Mapping[str, Mapping[str, tuple[Tensor, Tensor]]]:
-    """By set and model, the score of the test images and of those from outside."""
+    """The scores of test images and of OOD images, by set and model."""
     found: dict[str, dict[str, tuple[Tensor, Tensor]]] = {}
     for label in labels:
         file = seed.folder / "ood" / f"{label}.safetensors"

@@ -1,9 +1,8 @@
-"""What `enfold methods`, `enfold data` and `enfold doctor` show."""
+"""Tables of `enfold methods`, `enfold data` and `enfold doctor`."""
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,14 +12,13 @@ import torch
 from enfold.data import catalogue, check
 from enfold.errors import EnfoldError
 from enfold.io.usercode import looking_in
-from enfold.options import default_of, meanings
-from enfold.registry import ROOMS, Method, methods, nearest
-from enfold.run.methods import STEPS
+from enfold.registry import PACKAGES, Method, find_any, methods, use_of
+from enfold.run.step_methods import has_own_number
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-PACKAGES = (  # package, extra, what it gives
+PACKAGES = (  # package, extra, purpose
     ("torch", "", "networks and training"),
     ("numpy", "", "arrays"),
     ("scipy", "", "temperature fitting, matching"),
@@ -38,64 +36,52 @@ PACKAGES = (  # package, extra, what it gives
 
 
 def method_rows() -> list[dict[str, Any]]:
-    """Every method, and every step that only follows a fold, with its idea and the names of its settings."""
-    return [
-        {"name": each.name, "room": each.room, "idea": each.idea, "settings": list(each.fields)} for each in _methods()
-    ]
+    """Return every method with its kind, idea and the names of its options."""
+    found = [method for kind in PACKAGES for method in methods(kind).values()]
+    return [{"name": m.name, "kind": m.kind, "idea": m.idea, "options": list(m.arguments)} for m in found]
 
 
 def methods_table(rows: list[dict[str, Any]]) -> Table:
-    """For a terminal."""
+    """Return the methods as a table for a terminal."""
     from rich.table import Table
 
-    table = Table("method", "kind", "idea", "settings")
+    table = Table("method", "kind", "idea", "options")
     for row in rows:
-        table.add_row(row["name"], row["room"], row["idea"], ", ".join(row["settings"]))
+        table.add_row(row["name"], row["kind"], row["idea"], ", ".join(row["options"]))
     return table
 
 
-def method_row(chosen: Method) -> dict[str, Any]:
-    """One method with what each of its settings means."""
-    said = meanings(chosen.kind)
-    settings = [
-        {"name": key, "default": default_of(field), "meaning": said[key]} for key, field in chosen.fields.items()
+def method_row(method: Method) -> dict[str, Any]:
+    """Return one method with type, default and help of each option."""
+    options = [
+        {"name": name, "type": argument.type_name, "default": argument.default_text, "help": argument.help}
+        for name, argument in method.arguments.items()
     ]
-    return {"name": chosen.name, "room": chosen.room, "idea": chosen.idea, "settings": settings}
+    own = next((each for each in options if each["name"] == "num_members"), None)
+    if own is not None:
+        note = "in a run it stays this number" if has_own_number(method) else "in a run, the run's number of members"
+        own["help"] = f"{own['help']} ({note})".strip()
+    return {"name": method.name, "kind": method.kind, "idea": method.idea, "use": use_of(method), "options": options}
 
 
 def method_table(row: dict[str, Any]) -> Table:
-    """The settings, for a terminal."""
+    """Return the options of a method as a table for a terminal."""
     from rich.table import Table
 
-    table = Table("setting", "default", "meaning")
-    for setting in row["settings"]:
-        table.add_row(setting["name"], setting["default"], setting["meaning"])
+    table = Table("option", "type", "default", "help")
+    for option in row["options"]:
+        table.add_row(option["name"], option["type"], option["default"], option["help"])
     return table
 
 
-def paper_of(chosen: Method) -> str:
-    """What opens the method's file after its idea: equations, paper, and what differs from it."""
-    document = inspect.getdoc(inspect.getmodule(chosen.kind)) or ""
-    return document.partition("\n")[2].strip("\n")
-
-
-def named(name: str) -> list[Method]:
-    """The method of that name, or a share and a fold that are both called so."""
-    key = name.replace("-", "_")
-    found = [each for each in _methods() if each.name == key]
-    if not found:
-        known = list(dict.fromkeys(each.name for each in _methods()))
-        raise EnfoldError(f"there is no method '{name}'{nearest(key, known)}: choose one of {', '.join(known)}")
-    return found
-
-
-def _methods() -> list[Method]:
-    steps = [Method(name, "step", kind) for name, kind in STEPS.items()]
-    return [each for room in ROOMS for each in methods(room).values()] + steps
+def find_methods(name: str, trust_code: bool = False) -> list[Method]:
+    """Return the methods of a name; two kinds may have one of the same name."""
+    with looking_in([Path()], trusted=trust_code):
+        return find_any(name)
 
 
 def data_rows(name: str | None = None) -> list[dict[str, Any]]:
-    """The catalogue as plain values, all of it or one row."""
+    """Return the catalogue of data sets as plain values, or one row of it."""
     rows = [dataclasses.asdict(row) for row in catalogue()]
     chosen = [row for row in rows if name is None or row["name"] == name]
     if not chosen:
@@ -104,7 +90,7 @@ def data_rows(name: str | None = None) -> list[dict[str, Any]]:
 
 
 def data_table(rows: list[dict[str, Any]]) -> Table:
-    """For a terminal."""
+    """Return a table for a terminal."""
     from rich.table import Table
 
     table = Table("name", "here", "classes", "shape", "train / validation / test", "description", "licence")
@@ -128,11 +114,11 @@ def check_data(name: str, trust_code: bool = False) -> None:
     with looking_in([Path()], trusted=trust_code):
         problems = check(name)
     if problems:
-        raise EnfoldError(f"the files of '{name}' must be whole: {problems[0]}")
+        raise EnfoldError(f"the files of '{name}' must be complete: {problems[0]}")
 
 
 def doctor_rows() -> list[dict[str, Any]]:
-    """Each package: its version or None, its extra, what it gives."""
+    """Return the version, extra and purpose of each package; version None if it is missing."""
     rows: list[dict[str, Any]] = []
     for package, extra, purpose in PACKAGES:
         try:
@@ -147,7 +133,7 @@ def doctor_rows() -> list[dict[str, Any]]:
 
 
 def doctor_table(rows: list[dict[str, Any]]) -> Table:
-    """For a terminal."""
+    """Return a table for a terminal."""
     from rich.table import Table
 
     table = Table("package", "version", "gives", "if missing")

@@ -1,4 +1,4 @@
-"""Gather: everything that is stored of a run, read and compared for a page or a card; nothing is run or written."""
+"""Collect what is stored of a run for a report or a model card; nothing is run or written."""
 
 from __future__ import annotations
 
@@ -13,47 +13,52 @@ from enfold.errors import EnfoldError
 from enfold.io.identity import Identity
 from enfold.metrics import gain_recovered, nll
 from enfold.metrics.predictions import Predictions
-from enfold.registry import nearest
+from enfold.registry import suggest
 from enfold.report.content import ONE, Content, Example, Examples, Headline, Seed
 from enfold.run.compare import Comparison
 from enfold.run.directory import RunDirectory
-from enfold.run.execute import cells
-from enfold.run.measured import doubt_of
+from enfold.run.execute import seed_runs
+from enfold.run.figure_data import uncertainty_figures
 from enfold.run.recipe import Recipe
 from enfold.run.results import summarise
-from enfold.run.stages import Cell
-from enfold.run.trainings import trainings
+from enfold.run.seed_run import SeedRun
+from enfold.run.trainings import read_trainings
 
 SHOWN = 12  # examples
 NEEDED = {"accuracy", "nll", "ece", "brier"}
 
 
-def gather(path: Path, *, label: str | None = None) -> Content:
-    """One run, finished or growing; `label` is the model to ship, by default the best fold by validation data."""
+def collect(path: Path, *, label: str | None = None) -> Content:
+    """Return the content of a report about one run, finished or in progress.
+
+    Args:
+        path: The run directory.
+        label: The model to ship; by default the best single network on validation data.
+    """
     run = RunDirectory.open(path)
     recipe = run.recipe()
     try:
-        return _gather(run, recipe, label)
+        return _collect(run, recipe, label)
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:  # any file may hold anything
         raise EnfoldError(
             f"'{path}' must hold results as enfold writes them, but one of its files does not "
-            f"({type(error).__name__}: {error}): write them anew with  {recipe.command('evaluate', path)}"
+            f"({type(error).__name__}: {error}): write them again with  {recipe.command('evaluate', path)}"
         ) from error
 
 
-def _gather(run: RunDirectory, recipe: Recipe, label: str | None) -> Content:
-    parts = cells(run, recipe)
-    summary = _summary(run, recipe, parts)
+def _collect(run: RunDirectory, recipe: Recipe, label: str | None) -> Content:
+    runs = seed_runs(run, recipe)
+    summary = _summary(run, recipe, runs)
     labels = [name for name in summary["rows"] if name != ONE and not name.startswith("ensemble of ")]
-    asked = [cell for cell in parts if cell.seed in summary["seeds"]]
-    seeds = tuple(_seed(cell, labels if cell in asked else []) for cell in parts)
-    said = {
+    evaluated = [each for each in runs if each.seed in summary["seeds"]]
+    seeds = tuple(_seed(each, labels if each in evaluated else []) for each in runs)
+    outputs = {
         name: [seed.predictions[name] for seed in seeds if name in seed.predictions] for name in ("ensemble", *labels)
     }
-    said = {name: each for name, each in said.items() if asked and len(each) == len(asked)}
-    comparison = Comparison({name: [parts["test"] for parts in each] for name, each in said.items()}, recipe.sizes)
+    outputs = {name: each for name, each in outputs.items() if evaluated and len(each) == len(evaluated)}
+    comparison = Comparison({name: [parts["test"] for parts in each] for name, each in outputs.items()}, recipe.sizes)
     controls = recipe.controlled()
-    headline = _headline(recipe, summary, said, controls, comparison, label)
+    headline = _headline(recipe, summary, outputs, controls, comparison, label)
     return Content(
         name=recipe.name,
         folder=run.path,
@@ -62,74 +67,74 @@ def _gather(run: RunDirectory, recipe: Recipe, label: str | None) -> Content:
         recipe=run.recipe_file.read_text(encoding="utf-8"),
         versions=summary.get("versions") or run.read_json("run.json")["versions"],
         seeds=seeds,
-        trainings=trainings(parts),
+        trainings=read_trainings(runs),
         differences=comparison.to_mean_member(summary["rows"]),
-        controls={fold: control for fold, control in controls.items() if control in summary["rows"]},
+        controls={step: control for step, control in controls.items() if control in summary["rows"]},
         headline=headline,
         examples=_examples(run, recipe, seeds, headline),
-        doubt=doubt_of(seeds, headline),
+        doubt=uncertainty_figures(seeds, headline),
     )
 
 
-def _summary(run: RunDirectory, recipe: Recipe, parts: list[Cell]) -> dict[str, Any]:
+def _summary(run: RunDirectory, recipe: Recipe, runs: list[SeedRun]) -> dict[str, Any]:
     """What the run wrote at its end, or the seeds that are evaluated so far."""
     if (run.path / "summary.json").is_file():
         summary: dict[str, Any] = dict(run.read_json("summary.json"))
     else:
-        done = [cell for cell in parts if (cell.run.path / "results.json").is_file()]
-        rows = summarise([cell.run.read_json("results.json")["rows"] for cell in done]) if done else {}
-        summary = {"seeds": [cell.seed for cell in done], "rows": rows, "recipe": recipe.model_dump(mode="json")}
+        done = [each for each in runs if (each.run.path / "results.json").is_file()]
+        rows = summarise([each.run.read_json("results.json")["rows"] for each in done]) if done else {}
+        summary = {"seeds": [each.seed for each in done], "rows": rows, "recipe": recipe.model_dump(mode="json")}
     for name, row in summary["rows"].items():
         missing = NEEDED - row["scores"].keys()
         if missing or any(not isinstance(row["scores"][metric]["mean"], float) for metric in NEEDED):
-            raise ValueError(f"the scores of '{name}' are not whole")
+            raise ValueError(f"the scores of '{name}' are not complete")
     return summary
 
 
-def _seed(cell: Cell, labels: list[str]) -> Seed:
+def _seed(run: SeedRun, labels: list[str]) -> Seed:
     predictions: dict[str, Mapping[str, Predictions]] = {}
     for label in labels:
-        stored = cell.run.read_predictions(label)
-        file = cell.run.path / "predictions" / f"{label}.safetensors"
+        stored = run.run.read_predictions(label)
+        file = run.run.path / "predictions" / f"{label}.safetensors"
         if stored is None and file.exists():
             raise EnfoldError(f"'{file}' must hold predictions, but it is damaged: delete it and run  enfold evaluate")
         if stored is not None:
             predictions[label] = stored
     kept = {
-        name: cell.run.read_json(f"{name}.json") if (cell.run.path / f"{name}.json").is_file() else None
+        name: run.run.read_json(f"{name}.json") if (run.run.path / f"{name}.json").is_file() else None
         for name in ("corrupted", "ood")
     }
-    return Seed(cell.seed, cell.run.path, predictions, **kept)
+    return Seed(run.seed, run.run.path, predictions, **kept)
 
 
 def _headline(
     recipe: Recipe,
     summary: Mapping[str, Any],
-    said: Mapping[str, list[Mapping[str, Predictions]]],
+    outputs: Mapping[str, list[Mapping[str, Predictions]]],
     controls: Mapping[str, str],
     comparison: Comparison,
     label: str | None,
 ) -> Headline | None:
-    """The one network, else the share, with the lowest NLL on validation data, or the one asked for.
+    """The single network, else the ensemble step, with the lowest NLL on validation data, or the given label.
 
-    A fold that has a member's own weights is none.
+    A step whose weights are those of a member does not count.
     """
     rows = summary["rows"]
-    folds = [fold.label for fold in recipe.folds if fold.label in said]
-    shares = [share.label for share in recipe.shares if share.label in said]
-    if label is not None and label not in (*folds, *shares):
+    steps = [step for step in recipe.steps if step.label in outputs]
+    labels = [step.label for step in steps]
+    if label is not None and label not in labels:
         raise EnfoldError(
-            f"a model to ship must be an evaluated fold or share of the run, got '{label}'"
-            f"{nearest(label, [*folds, *shares]) or ': the run has ' + (', '.join([*folds, *shares]) or 'none')}"
+            f"--label must be an evaluated step of the run, got '{label}'"
+            f"{suggest(label, labels) or ': the run has ' + (', '.join(labels) or 'none')}"
         )
-    made = [fold for fold in folds if "member" not in rows[fold]]  # not a member as it was
-    alone = [fold for fold in made if said[fold][0]["test"].num_members == 1]
-    candidates = [label] if label else alone or made or shares
+    made = [s.label for s in steps if s.family != "ensemble" and "member" not in rows[s.label]]  # not an equal member
+    single = [each for each in made if outputs[each][0]["test"].num_members == 1]
+    candidates = [label] if label else single or made or [s.label for s in steps if s.family == "ensemble"]
     if not candidates:
         return None
-    chosen = min(candidates, key=lambda each: sum(nll(parts["validation"]) for parts in said[each]))
+    chosen = min(candidates, key=lambda each: sum(nll(parts["validation"]) for parts in outputs[each]))
     control = controls.get(chosen)
-    control = control if control in said else None
+    control = control if control in outputs else None
     ensemble = comparison.difference("ensemble", ONE, "accuracy")
     gain = None
     if ensemble is not None and ensemble.lower > 0:
@@ -138,7 +143,7 @@ def _headline(
     return Headline(
         label=chosen,
         candidates=len(candidates),
-        members=said[chosen][0]["test"].num_members,
+        members=outputs[chosen][0]["test"].num_members,
         control=control,
         to_control=comparison.difference(chosen, control, "nll") if control else None,
         accuracy_gain=gain,
@@ -150,8 +155,8 @@ def _examples(run: RunDirectory, recipe: Recipe, seeds: tuple[Seed, ...], headli
     if headline is None:
         return None
     seed = next(seed for seed in seeds if headline.label in seed.predictions)
-    teacher, fold = (seed.predictions[name]["test"].mean() for name in ("ensemble", headline.label))
-    first, second = (each.log_probs[0].exp() for each in (teacher, fold))  # (N, C)
+    teacher, model = (seed.predictions[name]["test"].mean() for name in ("ensemble", headline.label))
+    first, second = (each.log_probs[0].exp() for each in (teacher, model))  # (N, C)
     distance = (first - second).abs().sum(-1) / 2
     with run.context():
         data, notice = _data(recipe, teacher.labels, RunDirectory(seed.folder).made_from("members", "members"))
@@ -172,7 +177,7 @@ def _data(recipe: Recipe, labels: torch.Tensor, made_from: Identity) -> tuple[Da
     try:
         data = spec.load(download=False)
     except EnfoldError:
-        return None, f"the data '{spec.source}' are not at hand, so the inputs are not shown"
+        return None, f"the data '{spec.source}' are not on this machine, so the inputs are not shown"
     test = data.test if isinstance(data.test, Split) else None
     same = test is not None and torch.equal(test.labels, labels)
     if test is None or not same or made_from.get("test inputs", test.digests[0]) != test.digests[0]:

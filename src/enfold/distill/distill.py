@@ -1,0 +1,273 @@
+"""Distillation: train one network, or an efficient ensemble, to match an ensemble of teachers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from enfold.arguments import check_value
+from enfold.data import Data, Split
+from enfold.data.convert import Examples, as_data, require
+from enfold.distill.cached import CachedTeacher
+from enfold.distill.loss import DistillationLoss
+from enfold.distill.losses.kd import KD
+from enfold.distill.objective import DistillationObjective
+from enfold.distill.perturbation import Perturbation
+from enfold.distill.teacher import Teacher, as_teacher, starting_member
+from enfold.distill.weight_penalty import WeightPenalty
+from enfold.engines.copying import copied
+from enfold.engines.initialization import initialised
+from enfold.engines.modes import evaluating, refuse_inference_mode
+from enfold.ensemble import Ensemble
+from enfold.errors import EnfoldError
+from enfold.evaluate import member_logits
+from enfold.io.files import part_file
+from enfold.train import Objective, TrainConfig, fit
+from enfold.train.history import Epoch, warn_if_unchanged
+
+Student = Callable[[], nn.Module] | Ensemble
+Init = nn.Module | Literal["random"]
+
+
+def distill(
+    teacher: nn.Module | Sequence[nn.Module] | CachedTeacher,
+    train: Examples,
+    val: Examples | None = None,
+    *,
+    student: Student | None = None,
+    init: Init | None = None,
+    loss: DistillationLoss | None = None,
+    perturb: Perturbation | None = None,
+    weight_penalty: float = 0.0,
+    penalty_reduction: Literal["sum", "mean"] = "mean",
+    config: TrainConfig | None = None,
+    checkpoint: str | Path | None = None,
+    cache: str | Path | None = None,
+    on_epoch: Callable[[Epoch], None] | None = None,
+    title: str | None = None,
+    quiet: bool = False,
+    **settings: Any,
+) -> nn.Module:
+    """Train a student to match a teacher, and return it.
+
+    ``distill(ensemble, train, val, loss=KD(temperature=2.0), epochs=20, lr=1e-3)`` gives one network of the members'
+    class. Teacher, student and init are not changed.
+
+    Args:
+        teacher: An ensemble, a network, a list of networks, or cached logits (`CachedTeacher`).
+        train: Training examples, as for `fit`.
+        val: Validation examples, as for `fit`; they choose the best epoch, and the member to start from.
+        student: What is trained: None for a network of the members' architecture, a function that makes another
+            network, or an ensemble, of which a copy is trained.
+        init: The weights that the student starts from: a network, which is copied; "random" for new weights; None for
+            the best member on `val` (member 0 without `val`), or for the weights of `student`.
+        loss: The distillation loss; the default is `KD()`. `LatentBE` trains a `BatchEnsemble` and returns one network;
+            `OneToOne` and `Hydra` return an ensemble.
+        perturb: A perturbation of the inputs, the same for teacher and student.
+        weight_penalty: Strength of a penalty on the distance of an ensemble student's weights to its teachers'.
+        penalty_reduction: Whether the penalty is a sum or a mean over the weights of a layer.
+        config: Training settings; the default is `TrainConfig()`.
+        checkpoint: A file that is written after every epoch. If it exists, training continues from it to the same
+            bits; other data, teachers, weights or settings are refused.
+        cache: A folder for the teacher's logits, which are computed once if inputs never change.
+        on_epoch: Called with the record of every epoch.
+        title: The name on the progress bar.
+        quiet: Show no progress bar.
+        **settings: Fields of `TrainConfig`, which replace those of `config`.
+
+    Returns:
+        The student: a network of the members' class or of `student`, or an ensemble.
+
+    Raises:
+        EnfoldError: If an argument is of the wrong kind, or arguments do not fit each other.
+        NonFiniteLoss: If a loss becomes NaN or infinite.
+
+    Warns:
+        UnchangedWarning: If no epoch had a lower validation NLL than the start, which is then the result.
+    """
+    refuse_inference_mode("distill")
+    require(train, "train", "distill")
+    loss = KD() if loss is None else loss
+    _check_arguments(student, init, loss, perturb, weight_penalty, penalty_reduction, config)
+    models = as_teacher(teacher)
+    config = loss.configure((config or TrainConfig()).update(settings))
+    data = as_data(train, val, batch_size=config.batch_size)
+    title = title or f"distill ({type(loss).__name__})"
+
+    # Which network learns, and from which weights
+    network, start = _initial_network(models, data, student, init or loss.default_init, config.seed)
+    first_stage = None if init is not None and isinstance(init, nn.Module) else loss.pretrain(config)
+    if first_stage is not None:
+        network = distill(
+            models,
+            data,
+            init=network,
+            loss=first_stage[0],
+            perturb=None if perturb is None or perturb.replaces_batch else perturb,
+            config=first_stage[1],
+            checkpoint=checkpoint and part_file(Path(checkpoint), "first"),
+            cache=cache,
+            on_epoch=on_epoch,
+            title=f"{title}, first stage",
+            quiet=quiet,
+        )
+    model = loss.build_student(network, _num_members(models), config)
+
+    # What it learns: each batch gives targets, which the objective compares with the student
+    if _num_members(model) > 1 and config.order == "own":
+        config = config.replace(order="shared")  # the teacher then runs once per batch, for all students
+    with evaluating(*([models] if isinstance(models, nn.Module) else [])), warnings.catch_warnings():
+        for category in loss.ignored_warnings:
+            warnings.simplefilter("ignore", category)
+        objective = make_objective(loss, models, data, config, perturb=perturb, cache=cache)
+        _check_student(objective, model, config)
+        if weight_penalty:
+            objective = _add_penalty(objective, models, model, weight_penalty, penalty_reduction)
+
+        # Training by the one loop
+        history = fit(
+            model,
+            data,
+            config=config,
+            objective=objective,
+            checkpoint=checkpoint,
+            on_epoch=on_epoch,
+            title=title,
+            quiet=quiet,
+            judged=loss.evaluated_model,
+        )
+    remedy = "lower the learning rate, train for more epochs, or take the last epoch with TrainConfig(select='last')"
+    warn_if_unchanged(history, type(loss).__name__, start, remedy)
+    if config.epochs:
+        loss.check_result(model, models, data)
+    return loss.finish(model, data)
+
+
+def make_objective(
+    loss: DistillationLoss,
+    teacher: nn.Module | Sequence[nn.Module] | CachedTeacher,
+    data: Data,
+    config: TrainConfig,
+    *,
+    perturb: Perturbation | None = None,
+    cache: str | Path | None = None,
+) -> DistillationObjective:
+    """Return a distillation loss as an objective of `fit`, for training loops other than `distill`.
+
+    Args:
+        loss: The distillation loss.
+        teacher: The teacher, as for `distill`.
+        data: The training data.
+        config: Training settings: targets are computed once if `augment` is empty and there is no perturbation.
+        perturb: A perturbation of the inputs.
+        cache: A folder for the teacher's logits.
+    """
+    is_constant = not config.augment and perturb is None
+    folder = None if cache is None else Path(cache)
+    source = Teacher(as_teacher(teacher), data, loss.target, is_constant=is_constant, folder=folder)
+    return DistillationObjective(loss, source, perturb, config.label_smoothing)
+
+
+def _check_arguments(
+    student: object, init: object, loss: object, perturb: object, penalty: object, reduction: object, config: object
+) -> None:
+    """Raise an error that names the first argument of the wrong kind."""
+    check_value("weight_penalty", penalty, Annotated[float, Field(ge=0, allow_inf_nan=False)])
+    check_value("penalty_reduction", reduction, Literal["sum", "mean"])
+    for name, value, kind, example in (
+        ("loss", loss, DistillationLoss, "KD()"),
+        ("perturb", perturb, Perturbation, "ConfODS()"),
+        ("config", config, TrainConfig, "TrainConfig(epochs=20)"),
+    ):
+        if value is not None and not isinstance(value, kind):
+            raise EnfoldError(f"{name} must be a {kind.__name__}, got {value!r}: pass {example}")
+    if student is not None and not _is_ensemble(student) and (isinstance(student, nn.Module) or not callable(student)):
+        raise EnfoldError(
+            f"student must be a function that makes a network, or an ensemble, got {type(student).__name__}: pass "
+            "lambda: YourNetwork(...), or init=network to start from a network"
+        )
+    if _is_ensemble(init) or not (init is None or init == "random" or isinstance(init, nn.Module)):
+        raise EnfoldError(
+            f"init must be a network, 'random' or None, got {init!r:.40}: pass an ensemble as student=, and "
+            "ensemble.member(0) or a merged network as init="
+        )
+    if student is not None and init is not None and (_is_ensemble(student) or init != "random"):
+        raise EnfoldError(
+            "init must be None if student has weights of its own, got both: leave out init, or leave out student to "
+            "train a network of the class of init"
+        )
+
+
+def _is_ensemble(model: object) -> bool:
+    return isinstance(model, Ensemble)
+
+
+def _num_members(model: nn.Module | CachedTeacher) -> int:
+    return model.num_members if isinstance(model, Ensemble | CachedTeacher) else 1
+
+
+def _initial_network(
+    models: nn.Module | CachedTeacher, data: Data, student: Student | None, init: Init | None, seed: int
+) -> tuple[nn.Module, str]:
+    """Return the network or ensemble that training starts from, and its name in warnings."""
+    if isinstance(student, Ensemble):
+        return copied(student), "the ensemble passed as student"
+    if student is not None:
+        return initialised(student, seed, -1)[0], "a network with random weights"
+    if isinstance(init, nn.Module):
+        return copied(init), "the network passed as init"
+    member, index = starting_member(models, data, "student=None")
+    if init == "random":
+        return initialised(member, seed, -1, trained=True)[0], "a network with random weights"
+    return member, f"member {index}"
+
+
+def _check_student(objective: DistillationObjective, model: nn.Module, config: TrainConfig) -> None:
+    """Raise an error if the student does not fit teacher, data or settings; nothing is trained yet."""
+    data, loss, teacher = objective.teacher.data, objective.loss, objective.teacher
+    config.per_member("label_smoothing", _num_students(model))
+    if isinstance(model, Ensemble):
+        config = model.configure(config)
+        if model.objective(config) is not None:
+            raise EnfoldError(
+                f"student must be an ensemble that is trained by the common loop and loss, but {type(model).__name__} "
+                "with these options has its own: pass another one, such as BatchEnsemble(network, num_members=4)"
+            )
+    loss.check(teacher, model, config)
+    if isinstance(data.train, Split) and len(data.train):
+        _check_classes(model, data)
+    if objective.perturb is not None and teacher.models is not None:
+        objective.perturb.check(teacher.models, model)
+
+
+def _num_students(model: nn.Module) -> int:
+    return model.trained_members if isinstance(model, Ensemble) else 1
+
+
+@torch.no_grad()
+def _check_classes(model: nn.Module, data: Data) -> None:
+    with evaluating(model), torch.random.fork_rng(devices=[]):
+        device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+        classes = member_logits(model, data.prepare(cast("Split", data.train).inputs[:2]).to(device)).shape[-1]
+    if data.num_classes not in (None, classes):
+        raise EnfoldError(
+            f"student must predict the {data.num_classes} classes of the data, got {classes} classes: change its last "
+            "layer"
+        )
+
+
+def _add_penalty(
+    objective: Objective, models: nn.Module | CachedTeacher, model: nn.Module, strength: float, reduction: Any
+) -> WeightPenalty:
+    if not isinstance(model, Ensemble) or _num_members(models) != _num_members(model):
+        raise EnfoldError(
+            f"weight_penalty compares each member of the student with its teacher, got {_num_members(models)} teachers "
+            f"and {_num_members(model)} students: pass an ensemble of as many members as student="
+        )
+    return WeightPenalty(objective, cast("Ensemble", models), strength, reduction)

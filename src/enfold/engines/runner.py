@@ -1,0 +1,213 @@
+"""Runner: run M networks from stacked parameters, by an engine that is chosen and verified with the first batch."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from itertools import chain
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from enfold.engines.base import Engine, EngineName, Loop, image_layout
+from enfold.engines.choice import choose_engine, require_engine
+from enfold.engines.inputs import call_protected, in_type_of
+from enfold.engines.outputs import logits_of
+from enfold.engines.pool import EnginePool
+from enfold.engines.program import StackedProgram
+from enfold.engines.shapes import refuse_shape
+from enfold.engines.skeleton import Skeleton, State
+from enfold.engines.trial import Example
+from enfold.engines.verify import Mismatch, separate, verify
+
+
+def network_logits(network: nn.Module, inputs: Tensor) -> Tensor:
+    """Return the logits of a single network with a member axis, (1, B, C); the inputs are left unchanged."""
+    converted = image_layout(network, in_type_of(network, inputs))
+    return logits_of(call_protected(network, converted) if converted is inputs else network(converted))[None]
+
+
+class MemberView(nn.Module):
+    """One member of an ensemble as a module: the shared code of the members with the values of one of them.
+
+    Args:
+        code: The code of the member.
+        state: The parameters and buffers of the member.
+    """
+
+    def __init__(self, code: Skeleton, state: State) -> None:
+        super().__init__()
+        self._source = (code, state)  # in a tuple, so that nothing is registered as a submodule
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the logits of the member: (B, ...) -> (1, B, C)."""
+        code, state = self._source
+        with code.holding(state) as network:
+            return network_logits(network, inputs)
+
+
+class Runner(nn.Module, ABC):
+    """A module that runs M networks from the stacked parameters that `expand` returns.
+
+    With the first batch, every member is compared with its own network; members that the code of the first network
+    does not reproduce run as separate modules. The engine is chosen with the same batch.
+
+    Args:
+        networks: The networks, one per member, or a single one that stands for all. Empty for subclasses that
+            override `forward` and do not use an engine.
+        num_members: The number of members.
+        engine: The engine; see `Ensemble`.
+    """
+
+    computes_state: ClassVar[bool] = True  # whether `expand` computes its result, which is then cached in eval mode
+
+    def __init__(self, networks: Sequence[nn.Module], num_members: int, engine: EngineName) -> None:
+        require_engine(engine)
+        super().__init__()
+        self.num_members = num_members
+        self.engine: EngineName = engine
+        self.codes = [Skeleton(network) for network in networks]
+        if networks:
+            self.training = networks[0].training  # submodules keep their own modes, so a frozen norm stays frozen
+        self.is_separate: bool | None = None  # whether members run as separate modules; None before the first batch
+        self.mismatch: Mismatch | None = None  # the reason, if they do
+        self.example: Example | None = None  # the shape and type of the first inputs
+        self._covers_training = False  # whether members were compared with their networks in train mode, too
+        self._engine: Engine | None = None
+        self._expanded: tuple[object, State] | None = None
+        self._pool = EnginePool()
+
+    @abstractmethod
+    def expand(self) -> State:
+        """Return all parameters and buffers, each (M, *shape in the network), differentiable."""
+
+    @property
+    def is_expandable(self) -> bool:
+        """Whether the members are networks of one architecture, so that `expand` returns their parameters."""
+        return bool(self.codes)
+
+    @property
+    def skeleton(self) -> Skeleton:
+        """The code of the first network."""
+        return self.codes[0]
+
+    def code(self, index: int) -> Skeleton:
+        """Return the code that member `index` runs: the first network's if it was verified for all, else its own."""
+        return self.codes[0] if self.is_separate is False or len(self.codes) == 1 else self.codes[index]
+
+    def _run(self, inputs: Tensor, *, each: bool) -> Tensor:
+        """Run all members on the same inputs (B, ...), or `each` on its own, (M, B, ...); return (M, B, C)."""
+        before, example = self._engine, inputs[0] if each else inputs
+        try:
+            # A program puts no values into modules: any number of threads may run it.
+            if isinstance(before, StackedProgram) and not self._must_verify():
+                return self._run_by(before, inputs, each)
+            with self._pool.borrow(lambda: self.choose_engine(example)) as engine:
+                return self._run_by(engine, inputs, each)
+        except Exception as error:
+            if before is None:
+                self._engine = None  # the choice is repeated with inputs that run
+                refuse_shape(self, example, error)
+            raise
+
+    def _run_by(self, engine: Engine, inputs: Tensor, each: bool) -> Tensor:
+        # A loop copies the inputs for every member itself.
+        if any(code.writes_inputs for code in self.codes) and not isinstance(engine, Loop):
+            inputs = inputs.clone()
+        return engine(self.engine_state(engine), inputs, each)
+
+    def engine_state(self, engine: Engine) -> State:
+        """Return the state that an engine runs on: `expand()`, cached in eval mode while no gradient is needed.
+
+        In-place changes are detected by the version of the tensors; a write to `parameter.data` is seen after the next
+        call of `eval`.
+        """
+        cached = self.computes_state and not (self.training or torch.is_grad_enabled() or torch.compiler.is_exporting())
+        tensors = list(self.state_tensors()) if cached else []
+        if not tensors or any(t.is_inference() or torch.is_autocast_enabled(t.device.type) for t in tensors):
+            return self.expand()
+        versions = [(id(t), t.data_ptr(), t._version) for t in tensors]
+        expanded = self._expanded  # another thread may change it
+        if expanded is None or expanded[0] != versions:
+            expanded = self._expanded = (versions, self.expand())
+        return expanded[1]
+
+    def state_tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors that `expand` is computed from."""
+        return chain(self.parameters(), self.buffers())
+
+    def is_looped(self, inputs: Tensor) -> bool:
+        """Return whether members run one after the other, so that gradients may be taken member by member."""
+        return isinstance(self.choose_engine(inputs), Loop)
+
+    def choose_engine(self, inputs: Tensor) -> Engine:
+        """Return the engine that runs the members; it is chosen once, with the first inputs (B, ...)."""
+        if not len(inputs) or (self._engine is None and torch.compiler.is_exporting()):
+            return self._loop()  # there are no examples to choose by, or none with values
+        if self._must_verify():
+            self.verify(inputs)
+            if self.is_separate is None:  # members could not be compared: each runs its own code
+                return self._loop()
+        if self._engine is None:
+            self._engine = self._loop() if self.is_separate else self._choose(inputs)
+        return self._engine
+
+    def _must_verify(self) -> bool:
+        return self.is_separate is None or (self.training and not (self.is_separate or self._covers_training))
+
+    def _loop(self) -> Loop:
+        return Loop(self.codes if self.is_separate is not False else self.codes[:1])
+
+    def _choose(self, inputs: Tensor) -> Engine:
+        return choose_engine(self.engine, self.skeleton, self.expand(), inputs)
+
+    def verify(self, inputs: Tensor) -> None:
+        """Compare every member with its own network, once, with the first inputs (B, ...).
+
+        Raises:
+            EnfoldError: If members cannot be run as their networks are, or not by the engine that was named.
+        """
+        if not self._must_verify():
+            return
+        result = verify(self.codes, self.expand(), inputs)
+        if not result.is_complete:
+            return
+        if result.mismatch is not None:
+            result.mismatch.report(self.engine)
+            self.codes, self._engine = separate(self.codes, self.num_members), None
+            self._pool.clear()
+        self.mismatch, self.is_separate = result.mismatch, result.mismatch is not None
+        self._covers_training, self.example = result.covers_training, Example.like(inputs)
+
+    def set_engine(self, engine: EngineName) -> Self:
+        """Run by another engine from now on."""
+        self.engine, self._engine = require_engine(engine), None
+        self._pool.clear()
+        return self
+
+    def train(self, mode: bool = True) -> Self:
+        """Put the members into train or eval mode."""
+        super().train(mode)
+        for code in self.codes:
+            code.network.train(mode)
+        self._expanded = None
+        self._pool.clear()
+        return self
+
+    def exclusive(self) -> AbstractContextManager[bool]:
+        """Return a context in which no other thread runs the modules of this object; others run copies."""
+        return self._pool.lock
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        with self.exclusive():
+            vars(twin).update(copy.deepcopy(self.__getstate__(), memo))
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
+        return {**state, "_engine": None, "_expanded": None}  # these belong to the object they were made for

@@ -1,0 +1,85 @@
+"""MixedEnsemble: networks of different architectures behind one call.
+
+    p(y | x) = 1/M Σ_m softmax(f_m(x)),      f_m: any classifiers of the same classes                        (1)
+
+It predicts, and teaches in a distillation; it cannot be merged, as its members have no parameters in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from enfold.arguments import checked
+from enfold.engines.inputs import in_type_of
+from enfold.engines.outputs import logits_of
+from enfold.engines.skeleton import State
+from enfold.ensemble import Ensemble
+from enfold.errors import EnfoldError
+
+
+@checked
+class MixedEnsemble(Ensemble):
+    """Networks of different architectures behind one call.
+
+    Args:
+        networks: The networks, which are used themselves, not copied.
+    """
+
+    def __init__(self, networks: Sequence[nn.Module]) -> None:
+        networks = list(networks)
+        if not networks:
+            raise EnfoldError("networks must hold at least 1 network, got none: pass a list of networks")
+        for network in networks:
+            if isinstance(network, Ensemble):
+                raise EnfoldError(
+                    f"networks must be single networks, got a {type(network).__name__} of {network.num_members} "
+                    "members: pass *ensemble.networks() instead"
+                )
+        super().__init__([], len(networks))
+        self.members = nn.ModuleList(networks)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the logits of every network for the same inputs: (B, ...) -> (M, B, C)."""
+        return self.forward_each(inputs.expand(self.num_members, *inputs.shape))
+
+    def forward_each(self, inputs: Tensor) -> Tensor:
+        """Return the logits of each network for its own inputs: (M, B, ...) -> (M, B, C)."""
+        # The inputs are copied, as a network may write to them.
+        outputs = [
+            logits_of(network(in_type_of(network, own.clone())))
+            for network, own in zip(self.members, inputs, strict=True)
+        ]
+        classes = sorted({output.shape[-1] for output in outputs})
+        if len(classes) > 1:
+            raise EnfoldError(
+                f"all networks must have the same number of classes, got {classes}: train them on the same labels"
+            )
+        return torch.stack(outputs)
+
+    def convert_inputs(self, inputs: Tensor) -> Tensor:
+        """Return the inputs unchanged: every network may have a type of its own."""
+        return inputs
+
+    @property
+    def network_name(self) -> str:
+        """The classes of the networks."""
+        return ", ".join(dict.fromkeys(type(network).__name__ for network in self.members))
+
+    def member(self, index: int) -> nn.Module:
+        """Return network `index` itself."""
+        return self.members[self._index(index)]
+
+    def expand(self) -> State:
+        """Raise an error: networks of different architectures have no stacked parameters."""
+        raise EnfoldError(
+            "expand needs members of one architecture, got a MixedEnsemble: use DeepEnsemble, or distill the ensemble"
+        )
+
+    @classmethod
+    def from_options(cls, networks: Sequence[nn.Module], options: dict[str, object]) -> Self:
+        """Make an ensemble of these networks."""
+        return cls(networks)

@@ -1,0 +1,306 @@
+"""Steps: how the method of one step is called, by its family.
+
+An ensemble is built from a network and trained with `fit`, a merge is called with the inputs that its signature names,
+and a distillation is a call of `distill` with the loss, the start and the student of the step.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from enfold.data import Split
+from enfold.distill import distill
+from enfold.engines.initialization import initialised
+from enfold.ensemble import Ensemble
+from enfold.ensembles.batch_ensemble import BatchEnsemble
+from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensembles.rank_one import reconstruct
+from enfold.errors import EnfoldError
+from enfold.evaluate import best_member
+from enfold.merge import average, weight_matching
+from enfold.run.specs import STARTS, StepSpec
+from enfold.run.step_methods import (
+    fill_options,
+    is_ensemble_student,
+    is_trained,
+    make_perturbation,
+    method_of,
+    split_options,
+    student_method,
+)
+from enfold.saving import load
+from enfold.train import fit
+from enfold.train.checkpoint import stored_history
+from enfold.train.loop import Fit
+
+if TYPE_CHECKING:
+    from enfold.run.seed_run import SeedRun
+
+BEST = "best_member"
+
+
+def make_step(
+    run: SeedRun, step: StepSpec, members: DeepEnsemble, checkpoint: Path, details: dict[str, Any]
+) -> nn.Module:
+    """Return the model of a step.
+
+    Args:
+        run: The seed that the step belongs to.
+        step: The step.
+        members: The trained members of the run.
+        checkpoint: File of the training checkpoint, from which an interrupted step continues.
+        details: What is stored with the model is added to it.
+    """
+    details["step"] = {"method": step.method, **step.options}
+    used = members[: step.first]
+    make = {"ensemble": _train_ensemble, "merge": _merge, "distill": _distill}[step.family or ""]
+    return make(run, step, used, checkpoint, details)
+
+
+def load_step(run: SeedRun, step: StepSpec, file: Path) -> nn.Module:
+    """Return the stored model of a step."""
+    network: Any = trial_network(run, step) if step.family == "ensemble" else run.make_network
+    if step.student is not None and not is_ensemble_student(step.student):
+        network = run.network_factory(step.student)
+    method_of(step)  # loading an ensemble finds its class among those that are imported
+    return load(file, network)
+
+
+def as_predictor(step: StepSpec, model: nn.Module) -> nn.Module:
+    """Return the model whose outputs are logits of class probabilities; losses may read them differently."""
+    if step.family != "distill":
+        return model
+    method = method_of(step)
+    predictor: nn.Module = method.target(**split_options(method, step.options)[0]).as_predictor(model)
+    return predictor
+
+
+def build_ensemble(run: SeedRun, step: StepSpec, network: nn.Module) -> Ensemble:
+    """Return the untrained ensemble of a step."""
+    method = method_of(step)
+    options = fill_options(method, method.check(step.options), run.recipe.members, run.seed)
+    ensemble: Ensemble = method.target(network, **options)
+    return ensemble
+
+
+def start_notice(run: SeedRun, step: StepSpec, model: nn.Module) -> str | None:
+    """Return a warning if a method that adapts a trained network was given an untrained one."""
+    untrained = step.family == "ensemble" and (step.network is None or _is_network_spec(run, step))
+    if not untrained or not getattr(model, "needs_trained_network", False):
+        return None
+    return f"{step.method} adapts a trained network, but this one is untrained: use network: {BEST}"
+
+
+def _train_ensemble(
+    run: SeedRun, step: StepSpec, members: DeepEnsemble, checkpoint: Path, details: dict[str, Any]
+) -> nn.Module:
+    if step.network is None or _is_network_spec(run, step):
+        make = run.make_network if step.network is None else run.network_factory(step.network)
+        network, _ = initialised(make, run.seed, 0)
+    else:
+        network = _network_named(run, str(step.network), members, details)
+    ensemble = build_ensemble(run, step, network)
+    config = run.recipe.step_config(step, run.seed, run.device)
+    fit(ensemble, run.data, config=config, checkpoint=checkpoint, title=_title(run, step))
+    return ensemble
+
+
+def _merge(run: SeedRun, step: StepSpec, members: DeepEnsemble, checkpoint: Path, details: dict[str, Any]) -> nn.Module:
+    method = method_of(step)
+    options = fill_options(method, method.check(step.options), None, run.seed)
+    inputs: dict[str, Any] = {"train": run.data, "val": run.data, "example": None, "quiet": False}
+    inputs |= {"checkpoint": checkpoint, "cache": run.run.path / "teacher-logits", "title": _title(run, step)}
+    if is_trained(step):
+        inputs["config"] = run.recipe.step_config(step, run.seed, run.device)
+    if "network" in method.inputs:
+        inputs["network"] = _network_named(run, step.init or BEST, members, details)
+    elif step.init is not None:
+        raise EnfoldError(f"'{step.method}' merges the members and has no init, got init={step.init}: remove it")
+    given = {name: value for name, value in inputs.items() if name in method.inputs and value is not None}
+    merged: nn.Module = method.target(models=members, **given, **options)
+    return merged
+
+
+def _distill(
+    run: SeedRun, step: StepSpec, members: DeepEnsemble, checkpoint: Path, details: dict[str, Any]
+) -> nn.Module:
+    method = method_of(step)
+    own, common = split_options(method, step.options)
+    loss = method.target(**own)
+    teacher = members if step.teacher is None else run.step(run.recipe.step(step.teacher), run.members())
+    init, student = _start(run, step, loss, members, details)
+    trained = distill(
+        teacher,
+        run.data,
+        loss=loss,
+        init=init,
+        student=student,
+        perturb=make_perturbation(step.perturb),
+        config=run.recipe.step_config(step, run.seed, run.device),
+        checkpoint=checkpoint,
+        cache=run.run.path / "teacher-logits",
+        title=_title(run, step),
+        **common,
+    )
+    history = stored_history(checkpoint)
+    if step.init in (None, BEST) and step.student is None and history is not None and history.unchanged:
+        details["start"] = f"member {best_member(members, run.data)}"
+    return trained
+
+
+def _start(
+    run: SeedRun, step: StepSpec, loss: Any, members: DeepEnsemble, details: dict[str, Any]
+) -> tuple[nn.Module | str | None, Any]:
+    """The arguments `init` and `student` of `distill`."""
+    details["start"] = {None: "the best member", "random": "an untrained network"}.get(step.init, f"init: {step.init}")
+    if step.student is not None and not is_ensemble_student(step.student):
+        if step.init not in (None, "random"):
+            raise EnfoldError(
+                f"'{step.label}' has a student of another architecture, which starts from random weights, got "
+                f"init={step.init}: remove init or student"
+            )
+        return None, run.network_factory(step.student)
+    if step.student is None:
+        if step.init == "als":
+            raise EnfoldError("init: als needs a BatchEnsemble: add student: {method: batch_ensemble}")
+        if step.init in (None, "random") or (step.init == BEST and loss.default_init is None):
+            return ("random" if step.init == "random" else None), None
+        return _network_named(run, str(step.init), members, details), None
+    method, options = student_method(step.student)  # type: ignore[arg-type]
+    options = fill_options(method, options, members.num_members, run.seed)
+    if step.init == "als":
+        if not (isinstance(method.target, type) and issubclass(method.target, BatchEnsemble)):
+            raise EnfoldError(f"init: als needs a BatchEnsemble as student, got {method.name}: use batch_ensemble")
+        return None, _reconstruct(run, members, options)
+    if step.init == "random":
+        network, _ = initialised(members.member(0), run.seed, -1, trained=True)
+    else:
+        network = _network_named(run, step.init or BEST, members, details)
+    return None, method.target(network, **options)
+
+
+def _reconstruct(run: SeedRun, members: DeepEnsemble, options: dict[str, Any]) -> nn.Module:
+    """The BatchEnsemble nearest to the members, with statistics of batch norm measured again."""
+    student = reconstruct(members, **options).ensemble
+    student.reestimate_batch_norm(run.data)
+    return student
+
+
+def _network_named(run: SeedRun, name: str, members: DeepEnsemble, details: dict[str, Any]) -> nn.Module:
+    """The network of an earlier step, the best member, or a merge of the members."""
+    if any(step.label == name for step in run.recipe.steps):
+        return run.step(run.recipe.step(name), run.members())
+    if name == BEST:
+        index = best_member(members, run.data)
+        details["start"] = f"member {index}"
+        return members.member(index)
+    if name == "average":
+        return average(members, run.data)
+    if name == "matched":
+        return weight_matching(members, run.data, seed=run.seed)
+    if name == "random":
+        return initialised(members.member(0), run.seed, -1, trained=True)[0]
+    raise EnfoldError(f"there is no network '{name}': use the label of an earlier step, or one of {', '.join(STARTS)}")
+
+
+def _is_network_spec(run: SeedRun, step: StepSpec) -> bool:
+    """Whether `network:` of an ensemble step is an architecture, not a trained network."""
+    if step.network is None or isinstance(step.network, dict):
+        return step.network is not None
+    return step.network not in (BEST, *(each.label for each in run.recipe.steps))
+
+
+def _title(run: SeedRun, step: StepSpec) -> str:
+    return f"seed {run.seed}: {step.label}"
+
+
+def check_step(run: SeedRun, step: StepSpec) -> None:
+    """Check a step with untrained networks, before anything is trained.
+
+    Raises:
+        EnfoldError: If the options do not fit each other, the network or the data; the message names the step.
+    """
+    try:
+        if step.family == "ensemble":
+            _check_ensemble(run, step)
+        elif step.family == "merge":
+            _check_merge(run, step)
+        else:
+            _check_distill(run, step)
+    except EnfoldError as error:
+        raise EnfoldError(f"step '{step.label}': {error}") from error
+
+
+def trial_network(run: SeedRun, step: StepSpec) -> Callable[[], nn.Module]:
+    """Return a factory of untrained networks with the architecture of an ensemble step."""
+    return run.network_factory(step.network or "") if _is_network_spec(run, step) else run.make_network
+
+
+def _check_ensemble(run: SeedRun, step: StepSpec) -> None:
+    make = trial_network(run, step)
+    if _is_network_spec(run, step):
+        run.check_network(f"the network of '{step.label}'", make)
+
+    def build() -> Ensemble:
+        return build_ensemble(run, step, make())
+
+    run.check_network(f"the ensemble '{step.label}'", build)
+    ensemble = build()
+    config = ensemble.configure(run.recipe.step_config(step, run.seed, run.device))
+    planned = Fit(ensemble, run.data, config, ensemble.objective(config), None)
+    if isinstance(run.data.train, Split):
+        next(planned.order.batches(run.data, 0))
+
+
+def _check_merge(run: SeedRun, step: StepSpec) -> None:
+    method = method_of(step)
+    options = method.check(step.options)
+    if step.train and "config" not in method.inputs:
+        raise EnfoldError("train settings need a merge function with the parameter config: remove train")
+    if step.init is not None and "network" not in method.inputs:
+        raise EnfoldError(f"'{step.method}' merges the members and has no init, got init={step.init}: remove it")
+    if step.init is None and "network" in method.inputs:
+        raise EnfoldError(f"'{step.method}' works on the network of an earlier step: add init: LABEL")
+    reference, count = options.get("reference"), step.first or run.recipe.members
+    if isinstance(reference, int) and not 0 <= reference < count:
+        raise EnfoldError(f"reference must be the number of a member, 0 to {count - 1}, got {reference}: change it")
+
+
+def _check_distill(run: SeedRun, step: StepSpec) -> None:
+    """Run `distill` for no epoch on a few examples, with untrained members."""
+    if not isinstance(run.data.train, Split):
+        return
+    if step.student is not None and not is_ensemble_student(step.student):
+        run.check_network(f"the student of '{step.label}'", run.network_factory(step.student))
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
+        members = DeepEnsemble(run.make_network, run.recipe.members, seed=run.seed).eval()[: step.first]
+        method = method_of(step)
+        own, common = split_options(method, step.options)
+        loss = method.target(**own)
+        init, student = _trial_start(run, step, loss, members)
+        config = run.recipe.step_config(step, run.seed, run.device).replace(epochs=0, warmup_epochs=0)
+        few = run.data.replace(train=run.data.train[:8])
+        distill(
+            members,
+            few,
+            loss=loss,
+            init=init,
+            student=student,
+            perturb=make_perturbation(step.perturb),
+            config=config,
+            quiet=True,
+            **common,
+        )
+
+
+def _trial_start(run: SeedRun, step: StepSpec, loss: Any, members: DeepEnsemble) -> tuple[Any, Any]:
+    """As `_start`, with an untrained network in place of the best member, of merges and of earlier steps."""
+    known = step.init in ("random", "als") and step.init not in [each.label for each in run.recipe.steps]
+    trial = step if known or step.init is None else step.model_copy(update={"init": "random"})
+    return _start(run, trial, loss, members, {})
