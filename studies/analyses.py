@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from enfold.errors import EnfoldError
-from enfold.registry import nearest
+from enfold.registry import suggest
 from enfold.run import alignment, landscape
 from enfold.run.analyses import home
-from enfold.run.methods import as_tuples
-from enfold.run.stages import Cell as SeedRun
+from enfold.run.recipe import as_tuple
+from enfold.run.seed_run import SeedRun
 
 Tree = dict[str, Any]
 MINUTES = 24 * 60.0  # no limit in practice: a study needs every part of the landscape
@@ -20,8 +20,8 @@ MINUTES = 24 * 60.0  # no limit in practice: a study needs every part of the lan
 def run_analysis(name: str, seed_run: SeedRun, settings: Mapping[str, Any]) -> Tree:
     """Return the results of an analysis for one seed; finished parts are read from its folder."""
     if name not in ANALYSES:
-        raise EnfoldError(f"an analysis must be one of {', '.join(ANALYSES)}, got '{name}'{nearest(name, ANALYSES)}")
-    values = {key: as_tuples(value) for key, value in settings.items()}
+        raise EnfoldError(f"an analysis must be one of {', '.join(ANALYSES)}, got '{name}'{suggest(name, ANALYSES)}")
+    values = {key: as_tuple(value) for key, value in settings.items()}
     return ANALYSES[name](seed_run, home(name, seed_run), values)
 
 

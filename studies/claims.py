@@ -17,9 +17,9 @@ from scipy.special import stdtrit
 
 from enfold.errors import EnfoldError
 from enfold.metrics.bootstrap import BETWEEN_MEMBERS, BOOTSTRAPPED, Difference, Relation, Verdict, paired_difference
-from enfold.registry import nearest
+from enfold.registry import suggest
 from enfold.run.directory import RunDirectory
-from enfold.run.execute import cells as seed_runs
+from enfold.run.execute import seed_runs
 from enfold.run.recipe import Recipe
 from enfold.run.yaml_text import read_text, read_yaml
 from enfold.saving import versions
@@ -296,7 +296,7 @@ def _check_metric(metric: str, where: str) -> None:
     if metric not in known:
         raise EnfoldError(
             f"{where}: a metric must be one of {', '.join(known)}, "
-            f"got '{metric}'{nearest(metric, known) or ': choose one'}"
+            f"got '{metric}'{suggest(metric, known) or ': choose one'}"
         )
 
 
@@ -304,7 +304,7 @@ def _check_row(claims: Claims, row: str, where: str) -> None:
     if row not in claims.rows and "/" not in row:
         raise EnfoldError(
             f"{where}: a row must be one of those under rows, got '{row}'"
-            f"{nearest(row, claims.rows) or ': add it there with the label of the run'}"
+            f"{suggest(row, claims.rows) or ': add it there with the label of the run'}"
         )
 
 
@@ -317,7 +317,7 @@ def _explain(error: ValidationError, where: str, kind: type[Claims]) -> EnfoldEr
         owner = owners.get(str(path[0]) if path else "", kind)
         known = list(owner.model_fields)
         return EnfoldError(
-            f"{where}: there is no key '{last}'{nearest(str(last), known)}: the keys are {', '.join(known)}"
+            f"{where}: there is no key '{last}'{suggest(str(last), known)}: the keys are {', '.join(known)}"
         )
     key = ".".join(map(str, first["loc"]))
     if first["type"] == "missing":

@@ -2,7 +2,7 @@
 
 `studies/PAPER/NAME.yaml` names base recipes in `studies/recipes`, which are written for the laptop scale. Changes are
 applied in this order: base recipe, run, scale of the base recipe, scale of the definition, `--set`. In a change,
-mappings are merged, and the entries of a list of methods are selected by label, with * as a wildcard.
+mappings are merged, and the entries of `steps` are selected by label, with * as a wildcard.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import Field
 
 from enfold.data import catalogue
 from enfold.errors import EnfoldError
-from enfold.registry import nearest
+from enfold.registry import suggest
 from enfold.run.directory import RunDirectory
 from enfold.run.override import apply_override
 from enfold.run.recipe import Recipe, make_recipe
@@ -30,14 +30,13 @@ RECIPES = ROOT / "recipes"
 ScaleName = Literal["smoke", "laptop", "paper"]
 SCALES: tuple[ScaleName, ...] = get_args(ScaleName)
 REPLACED = ("network",)  # replaced instead of merged, because its arguments depend on its name
-METHOD_LISTS = ("shares", "folds")  # keys of a recipe that list methods
 
 
 class RunSpec(StrictModel):
     """One run of a table."""
 
     recipe: str  # a file in studies/recipes
-    rows: tuple[str, ...] | None = None  # labels of the recipe's methods; all by default
+    rows: tuple[str, ...] | None = None  # labels of the recipe's steps; all by default
     change: dict[str, Any] = Field(default_factory=dict)
     like: str | None = None  # a run whose published values hold for this one too
 
@@ -49,7 +48,7 @@ class Scale(StrictModel):
     change: dict[str, Any] = Field(default_factory=dict)
     runs: dict[str, dict[str, Any]] = Field(default_factory=dict)  # changes of single runs, by name or pattern
     only: tuple[str, ...] = ()  # names of runs; all by default
-    rows: tuple[str, ...] = ("*",)  # labels of methods
+    rows: tuple[str, ...] = ("*",)  # labels of steps
     substitutes: dict[str, str] = Field(default_factory=dict)  # a run that is not made: the run used instead
     analysis: dict[str, Any] = Field(default_factory=dict)  # settings
     figures: bool = True
@@ -88,7 +87,7 @@ def resolve_names(name: str) -> list[str]:
     of_paper = [table for table, path in files.items() if path.parent.name == name]
     if not of_paper and name not in files:
         known = sorted({*files, *(path.parent.name for path in files.values())})
-        raise EnfoldError(f"a study must be one of {', '.join(known)}, got '{name}'{nearest(name, known)}")
+        raise EnfoldError(f"a study must be one of {', '.join(known)}, got '{name}'{suggest(name, known)}")
     return of_paper or [name]
 
 
@@ -102,7 +101,7 @@ def load_definition(name: str) -> Definition:
     """Read and check the definition of a table or figure."""
     known = list_names()
     if name not in known:
-        raise EnfoldError(f"a table must be one of {', '.join(known)}, got '{name}'{nearest(name, known)}")
+        raise EnfoldError(f"a table must be one of {', '.join(known)}, got '{name}'{suggest(name, known)}")
     definition = parse_as(Definition, _files()[name].read_text(encoding="utf-8"), f"{name}.yaml")
     rows = (*definition.rows, *definition.published, *claimed_rows(definition))
     unknown = {RowName.parse(definition.label(row)).run for row in rows} - {"", *definition.runs}
@@ -164,11 +163,22 @@ def _contents(name: str, scale: str) -> dict[str, dict[str, Any]]:
         of_run = [change for pattern, change in chosen.runs.items() if fnmatch(run, pattern)]
         for change in (spec.change, base["scales"].get(scale, {}), chosen.change, *of_run):
             content = merge_change(content, change)
-        for key in METHOD_LISTS:
-            methods = [each for each in content.get(key, ()) if spec.rows is None or each["label"] in spec.rows]
-            content[key] = [each for each in methods if any(fnmatch(each["label"], row) for row in chosen.rows)]
+        content["steps"] = _select_steps(content.get("steps", []), spec.rows, chosen.rows)
         contents[run] = content
     return contents
+
+
+def _select_steps(
+    steps: list[dict[str, Any]], labels: tuple[str, ...] | None, patterns: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    """The steps with these labels and patterns, and the earlier steps that they start from."""
+    selected: set[str] = set()
+    for step in reversed(steps):
+        label = step["label"]
+        chosen = (labels is None or label in labels) and any(fnmatch(label, pattern) for pattern in patterns)
+        if chosen or label in selected:
+            selected |= {label, str(step.get("init"))}
+    return [step for step in steps if step["label"] in selected]
 
 
 def merge_change(content: Any, change: Any) -> Any:
@@ -199,5 +209,5 @@ def list_studies() -> list[dict[str, Any]]:
 def get_scale(name: str, scale: str) -> Scale:
     """Return the settings of a table at a scale."""
     if scale not in SCALES:
-        raise EnfoldError(f"a scale must be one of {', '.join(SCALES)}, got '{scale}'{nearest(scale, SCALES)}")
+        raise EnfoldError(f"a scale must be one of {', '.join(SCALES)}, got '{scale}'{suggest(scale, SCALES)}")
     return load_definition(name).scales[scale]

@@ -20,7 +20,7 @@ import torch
 from enfold.metrics.bootstrap import metric_value
 from enfold.metrics.predictions import Predictions
 from enfold.metrics.temperature import fit_temperature, tempered
-from enfold.run.stages import Cell as SeedRun
+from enfold.run.seed_run import SeedRun
 
 MEAN_MEMBER = "mean member"  # of the run's own members; "mean member of LABEL" is that of an efficient ensemble
 CALIBRATED = {f"c{name}": name for name in ("nll", "ece", "brier")}  # at the temperature fitted on validation data
@@ -121,7 +121,7 @@ class Evidence:
     def _seed_runs(self, name: RowName) -> list[SeedRun]:
         """The seeds for which the recipe makes the row."""
         run = self._runs[name.run]
-        restricted = {step.label: step.seeds for step in run[0].recipe.folds if step.seeds is not None} if run else {}
+        restricted = {step.label: step.seeds for step in run[0].recipe.steps if step.seeds is not None} if run else {}
         return [seed_run for seed_run in run if seed_run.seed in restricted.get(name.file, (seed_run.seed,))]
 
     def _trees(self, name: RowName, metric: str) -> list[Any]:

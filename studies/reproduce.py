@@ -18,13 +18,13 @@ from enfold.io.files import write_text
 from enfold.report.page import plain
 from enfold.run.directory import RunDirectory
 from enfold.run.estimate import Estimate, estimate
-from enfold.run.execute import cells as seed_runs
+from enfold.run.execute import seed_runs
 from enfold.run.execute import execute
 from enfold.run.recipe import Recipe
-from enfold.run.stages import Cell as SeedRun
+from enfold.run.seed_run import SeedRun
 from studies.analyses import Tree, draw_analysis, run_analysis
 from studies.claims import evaluate_claims
-from studies.definition import METHOD_LISTS, Definition, Scale, claimed_rows, get_scale, load_definition, make_recipes
+from studies.definition import Definition, Scale, claimed_rows, get_scale, load_definition, make_recipes
 from studies.evidence import MEAN_MEMBER, Evidence, RowName
 from studies.page import make_page
 from studies.tables import claims_csv, rows_csv
@@ -139,15 +139,12 @@ def other_data(options: Options, recipes: Mapping[str, Recipe]) -> dict[str, lis
 
 
 def open_or_extend(place: RunDirectory, recipe: Recipe, options: Options) -> RunDirectory:
-    """Create or resume a run; tables that use the same run add their methods to it."""
+    """Create or resume a run; tables that use the same run add their steps to it."""
     if place.recipe_file.exists():
         known = place.recipe()
-        methods = {
-            key: (*getattr(known, key), *(each for each in getattr(recipe, key) if each not in getattr(known, key)))
-            for key in METHOD_LISTS
-        }
-        labels = [each.label for key in methods for each in methods[key]]
-        both = known.model_copy(update={**methods, "corruptions": known.corruptions or recipe.corruptions})
+        steps = (*known.steps, *(step for step in recipe.steps if step not in known.steps))
+        labels = [step.label for step in steps]
+        both = known.model_copy(update={"steps": steps, "corruptions": known.corruptions or recipe.corruptions})
         if both != known and both.extends(recipe) and len(set(labels)) == len(labels):
             place.write_recipe(both)
     return RunDirectory.create(place.path, recipe, resume=options.resume, trust_code=options.trust_code)
@@ -219,7 +216,7 @@ def _describe(run: RunDirectory, recipe: Recipe, out: Path) -> dict[str, Any]:
         "network": network,
         "members": recipe.members,
         "seeds": list(recipe.seeds),
-        "train": recipe.plan,
+        "train": recipe.train,
     }
 
 
@@ -251,12 +248,11 @@ def _ours(evidence: Evidence, label: str, metric: str) -> dict[str, Any] | None:
 
 
 def _other_rows(definition: Definition, recipes: Mapping[str, Recipe]) -> Iterator[str]:
-    """One network, controls and methods that the definition does not name."""
+    """One network, controls and steps that the definition does not name."""
     named_rows = (*definition.rows, *definition.published, *claimed_rows(definition))
     names = [RowName.parse(definition.label(row)) for row in named_rows]
     named = {MEAN_MEMBER if each.of_mean_member and each.file == "ensemble" else each.file for each in names}
     for run, recipe in recipes.items():
-        methods = (each.label for key in METHOD_LISTS for each in getattr(recipe, key))
-        for label in (MEAN_MEMBER, "control", *methods):
+        for label in (MEAN_MEMBER, "control", *(step.label for step in recipe.steps)):
             if label not in named:
                 yield f"{run}/{label}"

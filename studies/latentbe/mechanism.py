@@ -21,9 +21,9 @@ from enfold.distill.mechanism import mechanism
 from enfold.distill.perturb.tdiv_sdiv import TDivSDiv
 from enfold.engines.initialization import initialised
 from enfold.io.files import write_json
-from enfold.run.execute import cells as seed_runs
+from enfold.run.execute import seed_runs
 from enfold.run.execute import open_run
-from enfold.run.stages import Cell as SeedRun
+from enfold.run.seed_run import SeedRun
 from enfold.saving import load, save, versions
 from studies.latentbe.figure import mechanism_figure
 

@@ -12,7 +12,7 @@ from enfold.io.files import write_json
 from enfold.metrics import accuracy, disagreement, nll, pairwise_kl, per_member
 from enfold.metrics.predictions import Predictions
 from enfold.run import RunDirectory
-from enfold.run.execute import cells as seed_runs
+from enfold.run.execute import seed_runs
 from enfold.saving import versions
 
 RESULT = Path(__file__).parent / "results" / "teachers-on-training-data.json"

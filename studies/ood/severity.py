@@ -19,8 +19,8 @@ from enfold.evaluate import predict
 from enfold.io.files import write_json
 from enfold.metrics import accuracy, per_member
 from enfold.run import RunDirectory
-from enfold.run.execute import cells as seed_runs
-from enfold.run.stages import Cell as SeedRun
+from enfold.run.execute import seed_runs
+from enfold.run.seed_run import SeedRun
 from enfold.saving import versions
 from studies.markdown import make_table
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from enfold.io.files import write_json
 from enfold.run.directory import RunDirectory
-from enfold.run.execute import cells as seed_runs
+from enfold.run.execute import seed_runs
 from studies.evidence import MEAN_MEMBER, Evidence
 from studies.measured import HALFWAY
 

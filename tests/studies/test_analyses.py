@@ -7,7 +7,7 @@ import pytest
 
 from enfold.run import RunDirectory, landscape, parse_recipe
 from enfold.run.analyses import home
-from enfold.run.execute import cells as seed_runs
+from enfold.run.execute import seed_runs
 from enfold.run.execute import train
 from studies.analyses import run_analysis
 
