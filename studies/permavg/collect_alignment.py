@@ -1,7 +1,7 @@
 """Write results/alignment.json from a run with an alignment analysis: python -m studies.permavg.collect_alignment RUN
 
 enfold run recipes/fashion-mlp.yaml runs/fashion --set 'seeds=[0]' --set 'steps=[]' --set cost=false
-enfold alignment runs/fashion --set matched=12 --epochs 2 --examples 2560
+enfold analyse alignment runs/fashion --set matched=12 --epochs 2 --examples 2560
 python -m studies.permavg.collect_alignment runs/fashion
 """
 
@@ -19,7 +19,7 @@ if __name__ == "__main__":
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     parts = [json.loads(file.read_text(encoding="utf-8")) for file in sorted((run / "alignment").glob("*.json"))]
     about = {
-        "command": "enfold alignment RUN --set matched=12 --epochs 2 --examples 2560",
+        "command": "enfold analyse alignment RUN --set matched=12 --epochs 2 --examples 2560",
         "date": time.strftime("%Y-%m-%d"),
         **{key: summary[key] for key in ("seeds", "versions", "recipe")},
     }

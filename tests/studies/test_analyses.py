@@ -7,14 +7,13 @@ import pytest
 
 from enfold.run import RunDirectory, landscape, parse_recipe
 from enfold.run.analyses import home
-from enfold.run.execute import seed_runs
-from enfold.run.execute import train
+from enfold.run.execute import seed_runs, train
 from studies.analyses import run_analysis
 
 
 def test_a_finished_analysis_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "data: {source: fashion-mini, train_size: 64, val_size: 60}\nnetwork: {name: mlp, widths: [5]}\nmembers: 2\n"
-    run = RunDirectory.create(tmp_path / "run", parse_recipe(text + "seeds: [4, 2]\nplan: {epochs: 0}\n"))
+    run = RunDirectory.create(tmp_path / "run", parse_recipe(text + "seeds: [4, 2]\ntrain: {epochs: 0}\n"))
     train(run, run.recipe())
     seed_run = seed_runs(run, run.recipe())[1]
     settings = {"only": ("similarity",), "examples": 50}

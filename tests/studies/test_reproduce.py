@@ -13,11 +13,10 @@ from enfold.errors import EnfoldError
 from enfold.metrics import accuracy, mean_member
 from enfold.metrics.predictions import Predictions
 from enfold.run import RunDirectory, parse_recipe
-from enfold.run.execute import cells
+from enfold.run.execute import seed_runs
 from enfold.run.recipe import Recipe
 from studies.claims import evaluate_claims, parse_claims
 from studies.definition import (
-    METHOD_LISTS,
     SCALES,
     claimed_rows,
     list_names,
@@ -46,8 +45,8 @@ NAMES = [
 
 
 def labels_of(recipe: Recipe | None) -> list[str]:
-    """The labels of a recipe's methods."""
-    return [] if recipe is None else [each.label for key in METHOD_LISTS for each in getattr(recipe, key)]
+    """The labels of a recipe's steps."""
+    return [] if recipe is None else [step.label for step in recipe.steps]
 
 
 def test_every_published_table_and_figure_is_there() -> None:
@@ -91,13 +90,13 @@ def test_published_values_and_settings() -> None:
         {"name": "mlp", "widths": [128, 128, 128]},
         "cifar10",
     )
-    assert made["cifar10-4-brief"].plan["epochs"] < made["cifar10-4"].plan["epochs"]
+    assert made["cifar10-4-brief"].train["epochs"] < made["cifar10-4"].train["epochs"]
     assert make_recipes("permavg-table", "paper")["fashion-mnist-3-brief"].network == {
         "name": "mlp",
         "widths": [512, 512],
     }
     best = {
-        each.label: each.settings for each in made["fashion-mnist-2"].folds if each.label.startswith("perm-avg-best")
+        step.label: step.options for step in made["fashion-mnist-2"].steps if step.label.startswith("perm-avg-soft")
     }
     assert len(best) == 5
     assert len({json.dumps(each) for each in best.values()}) == 1, "settings in one place"
@@ -134,17 +133,24 @@ def test_every_model_of_a_base_recipe_has_a_claim(run: str, tables: tuple[str, .
 
 def test_a_change_merges_and_names_methods_by_label() -> None:
     content = {
-        "plan": {"epochs": 9, "batch_size": 8},
+        "train": {"epochs": 9, "batch_size": 8},
         "network": {"name": "mlp", "widths": [4]},
-        "folds": [{"label": "kd-2", "plan": {"epochs": 9}}, {"label": "average"}],
+        "steps": [{"label": "kd-2", "train": {"epochs": 9}}, {"label": "average"}],
     }
-    change = {"plan": {"epochs": 1}, "network": {"name": "resnet"}, "folds": {"kd-*": {"plan": {"epochs": 2}}}}
+    change = {"train": {"epochs": 1}, "network": {"name": "resnet"}, "steps": {"kd-*": {"train": {"epochs": 2}}}}
     assert merge_change(content, change) == {
-        "plan": {"epochs": 1, "batch_size": 8},
+        "train": {"epochs": 1, "batch_size": 8},
         "network": {"name": "resnet"},
-        "folds": [{"label": "kd-2", "plan": {"epochs": 2}}, {"label": "average"}],
+        "steps": [{"label": "kd-2", "train": {"epochs": 2}}, {"label": "average"}],
     }
-    assert content["plan"] == {"epochs": 9, "batch_size": 8}, "what is changed stays as it was"
+    assert content["train"] == {"epochs": 9, "batch_size": 8}, "what is changed stays as it was"
+
+
+def test_a_selection_includes_the_steps_that_it_starts_from() -> None:
+    smoke = [step.label for step in make_recipes("permavg-table", "smoke")["fashion-mnist-3"].steps]
+    assert {label[-1] for label in smoke} == {"2", "6"}
+    assert smoke.index("perm-avg-soft-6") < smoke.index("perm-avg-best-6")
+    assert labels_of(make_recipes("permavg-analyses", "laptop")["cifar10-3"]) == []
 
 
 def said(seed: int, signal: float) -> Predictions:
@@ -157,9 +163,9 @@ def said(seed: int, signal: float) -> Predictions:
 def planted(path: Path, signal: float) -> RunDirectory:
     run = RunDirectory.create(path, parse_recipe("members: 4\nseeds: [0, 1]\n"))
     for seed in (0, 1):
-        run.cell(seed).write_predictions("ensemble", {"test": said(seed, signal)})
+        run.seed_directory(seed).write_predictions("ensemble", {"test": said(seed, signal)})
         rows = {"mean member": {"corrupted": {"nll": 2.0 + seed}}, "ensemble": {"corrupted": {"nll": 1.0 + 3 * seed}}}
-        run.cell(seed).write_json("results.json", {"seed": seed, "rows": rows})
+        run.seed_directory(seed).write_json("results.json", {"seed": seed, "rows": rows})
     return run
 
 
@@ -170,7 +176,7 @@ def evidence(tmp_path: Path) -> Evidence:
         {"look": {"lines": {"curve": [0.5, 0.1, 0.9]}, "points": [{"at": 1.0, "v": each}, {"at": 5.0, "v": 0.0}]}}
         for each in (1.0, 2.0)
     ]
-    return Evidence({name: cells(run, run.recipe()) for name, run in runs.items()}, {"good": trees})
+    return Evidence({name: seed_runs(run, run.recipe()) for name, run in runs.items()}, {"good": trees})
 
 
 def test_rows_of_runs_of_some_members_and_of_analyses(evidence: Evidence) -> None:
@@ -220,7 +226,7 @@ claims:
 def test_one_seed_says_nothing_of_noise_between_seeds(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", parse_recipe("members: 2\n"))
     text = "source: {paper: p}\nclaims:\n  - {statement: s, metric: m, first: r/a/x, relation: above, second: r/a/y}\n"
-    evidence = Evidence({"r": cells(run, run.recipe())}, {"r": [{"a": {"x": 2.0, "y": 1.0}}]})
+    evidence = Evidence({"r": seed_runs(run, run.recipe())}, {"r": [{"a": {"x": 2.0, "y": 1.0}}]})
     claim = evaluate_claims(evidence, parse_claims(text), {})["claims"][0]
     assert claim["difference"] == {"mean": 1.0, "lower": None, "upper": None, "values": [1.0]}
     assert claim["verdict"] == "within noise"
@@ -289,7 +295,7 @@ def test_a_table_is_held_against_another_data_set_in_the_run_of_another_table(tm
             ("latentbe-cifar100", "--out", "OUT"),
             "needs the data set cifar100, .* enfold data cifar100 --fetch .* --scale smoke",
         ),
-        (("landscape", "--out", "OUT", "--scale", "smoke", "--set", "plan.epoch=1"), "no key 'epoch'"),
+        (("landscape", "--out", "OUT", "--scale", "smoke", "--set", "train.epoch=1"), "no key 'epoch'"),
         (
             (
                 "mixture-cifar",
