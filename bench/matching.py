@@ -32,7 +32,7 @@ from enfold.merge.zipit import ZipIt
 from enfold.networks import MLP, ResNet20
 from enfold.saving import versions
 from enfold.symmetry import Symmetry, symmetries
-from enfold.symmetry.matching import matched_to
+from enfold.symmetry.matching import match_state
 
 RESULT = Path(__file__).parent.parent / "results" / "bench-matching.json"
 LARGE = RESULT.with_stem("bench-matching-large")
@@ -47,7 +47,7 @@ def ours(one: nn.Module, other: nn.Module, example: Tensor, symmetry: Symmetry |
     symmetry = symmetry or symmetries(one, example)
     learned = {name for name, _ in one.named_parameters()}
     matched = copy.deepcopy(other)
-    matched.load_state_dict(matched_to(one.state_dict(), other.state_dict(), symmetry, learned=learned))
+    matched.load_state_dict(match_state(one.state_dict(), other.state_dict(), symmetry, learned=learned))
     return matched
 
 

@@ -3,7 +3,7 @@
 data = enfold.data.load("fashion-mini")
 members = enfold.DeepEnsemble(network, 4)  # M networks behind one call
 enfold.fit(members, data)                     # one loop, one plan
-one = enfold.KD()(members, data)              # one network of your own class
+one = enfold.distill(members, data)           # one network of your own class
 print(enfold.evaluate(one, data, members=members))
 """
 
@@ -25,20 +25,27 @@ from enfold.saving import load, save
 from enfold.train import History, TrainConfig, fit
 
 if TYPE_CHECKING:
+    from enfold import merge
     from enfold.distill.cached import CachedTeacher
-    from enfold.distill.control import Control
-    from enfold.distill.dirichlet import Dirichlet
+    from enfold.distill.control import train_control
+    from enfold.distill.dirichlet import Dirichlet, DirichletEnsemble
+    from enfold.distill.distill import distill
+    from enfold.distill.loss import DistillationLoss
     from enfold.distill.losses.ae_kd import AEKD
     from enfold.distill.losses.end2 import EnD2
-    from enfold.distill.losses.hydra import HydraDistillation
+    from enfold.distill.losses.hydra import Hydra
     from enfold.distill.losses.kd import KD
     from enfold.distill.losses.latent_be import LatentBE
     from enfold.distill.losses.one_to_one import OneToOne
     from enfold.distill.losses.proxy_end2 import ProxyEnD2
     from enfold.distill.perturb.conf_ods import ConfODS
+    from enfold.distill.perturb.cutmix import CutMix
     from enfold.distill.perturb.gaussian import Gaussian
+    from enfold.distill.perturb.mixup import Mixup
     from enfold.distill.perturb.ods import ODS
     from enfold.distill.perturb.tdiv_sdiv import TDivSDiv
+    from enfold.distill.perturbation import Perturbation
+    from enfold.distill.weight_penalty import WeightPenalty
     from enfold.ensembles.bagging import Bagging
     from enfold.ensembles.batch_ensemble import BatchEnsemble
     from enfold.ensembles.fge import FGE
@@ -55,7 +62,7 @@ if TYPE_CHECKING:
     from enfold.ensembles.multi_swa import MultiSWA
     from enfold.ensembles.packed_ensemble import PackedEnsemble
     from enfold.ensembles.papa import PAPA
-    from enfold.ensembles.rank_one import Tied, match_units
+    from enfold.ensembles.rank_one import match_units
     from enfold.ensembles.rank_one.match import match
     from enfold.ensembles.rank_one.reconstruct import Reconstruction, reconstruct
     from enfold.ensembles.rank_one.representable import Representability, representable
@@ -65,26 +72,12 @@ if TYPE_CHECKING:
     from enfold.ensembles.swag import SWAG
     from enfold.ensembles.tree_net import TreeNet
     from enfold.ensembles.wash import WASH
-    from enfold.merge.activation_matching import ActivationMatching
-    from enfold.merge.average import Average
-    from enfold.merge.c2m3 import C2M3
-    from enfold.merge.cca_merge import CCAMerge
-    from enfold.merge.common.folding import Route
-    from enfold.merge.merge_many import MergeMany
-    from enfold.merge.ot_fusion import OTFusion
-    from enfold.merge.perm_avg import PermAVG
-    from enfold.merge.repair import Repair
-    from enfold.merge.soup import Soup
-    from enfold.merge.straight_through import StraightThrough
-    from enfold.merge.weight_matching import WeightMatching
-    from enfold.merge.zipit import ZipIt
     from enfold.symmetry import Symmetry, symmetries
 
 __version__ = version("enfold")
 
 __all__ = [
     "AEKD",
-    "C2M3",
     "FGE",
     "KD",
     "MIMO",
@@ -93,25 +86,24 @@ __all__ = [
     "SWA",
     "SWAG",
     "WASH",
-    "ActivationMatching",
-    "Average",
     "Bagging",
     "BatchEnsemble",
-    "CCAMerge",
     "CachedTeacher",
     "ConfODS",
-    "Control",
     "Cost",
+    "CutMix",
     "Data",
     "DeepEnsemble",
     "Dirichlet",
+    "DirichletEnsemble",
+    "DistillationLoss",
     "EnD2",
     "EnfoldError",
     "Ensemble",
     "FiLMEnsemble",
     "Gaussian",
     "History",
-    "HydraDistillation",
+    "Hydra",
     "HydraEnsemble",
     "HyperBatchEnsemble",
     "HyperDeepEnsemble",
@@ -119,44 +111,38 @@ __all__ = [
     "LoRAEnsemble",
     "MCDropout",
     "Masksembles",
-    "MergeMany",
     "MixedEnsemble",
     "MixtureEnsemble",
+    "Mixup",
     "MultiHead",
     "MultiSWA",
-    "OTFusion",
     "OneToOne",
     "PackedEnsemble",
-    "PermAVG",
+    "Perturbation",
     "Prediction",
     "Predictions",
     "ProxyEnD2",
     "Reconstruction",
-    "Repair",
     "Representability",
-    "Route",
     "Row",
     "SnapshotEnsemble",
-    "Soup",
     "Split",
     "State",
-    "StraightThrough",
     "SubspaceSampling",
     "Symmetry",
     "TDivSDiv",
-    "Tied",
     "TrainConfig",
     "TreeNet",
     "UnchangedWarning",
-    "WeightMatching",
-    "ZipIt",
+    "WeightPenalty",
     "data",
+    "distill",
     "evaluate",
     "fit",
     "load",
-    "match",
     "match_units",
     "measure",
+    "merge",
     "metrics",
     "networks",
     "predict",
@@ -165,25 +151,24 @@ __all__ = [
     "save",
     "score",
     "symmetries",
+    "train_control",
 ]
 
 _LAZY = {
     "AEKD": "enfold.distill.losses.ae_kd",
-    "ActivationMatching": "enfold.merge.activation_matching",
-    "Average": "enfold.merge.average",
     "Bagging": "enfold.ensembles.bagging",
     "BatchEnsemble": "enfold.ensembles.batch_ensemble",
-    "C2M3": "enfold.merge.c2m3",
-    "CCAMerge": "enfold.merge.cca_merge",
     "CachedTeacher": "enfold.distill.cached",
     "ConfODS": "enfold.distill.perturb.conf_ods",
-    "Control": "enfold.distill.control",
+    "CutMix": "enfold.distill.perturb.cutmix",
     "Dirichlet": "enfold.distill.dirichlet",
+    "DirichletEnsemble": "enfold.distill.dirichlet",
+    "DistillationLoss": "enfold.distill.loss",
     "EnD2": "enfold.distill.losses.end2",
     "FGE": "enfold.ensembles.fge",
     "FiLMEnsemble": "enfold.ensembles.film_ensemble",
     "Gaussian": "enfold.distill.perturb.gaussian",
-    "HydraDistillation": "enfold.distill.losses.hydra",
+    "Hydra": "enfold.distill.losses.hydra",
     "HydraEnsemble": "enfold.ensembles.hydra_ensemble",
     "HyperBatchEnsemble": "enfold.ensembles.hyper_batch_ensemble",
     "HyperDeepEnsemble": "enfold.ensembles.hyper_deep_ensemble",
@@ -193,44 +178,41 @@ _LAZY = {
     "MCDropout": "enfold.ensembles.mc_dropout",
     "MIMO": "enfold.ensembles.mimo",
     "Masksembles": "enfold.ensembles.masksembles",
-    "MergeMany": "enfold.merge.merge_many",
     "MixtureEnsemble": "enfold.ensembles.mixture_ensemble",
+    "Mixup": "enfold.distill.perturb.mixup",
     "MultiHead": "enfold.ensembles.multi_head",
     "MultiSWA": "enfold.ensembles.multi_swa",
     "ODS": "enfold.distill.perturb.ods",
-    "OTFusion": "enfold.merge.ot_fusion",
     "OneToOne": "enfold.distill.losses.one_to_one",
     "PAPA": "enfold.ensembles.papa",
     "PackedEnsemble": "enfold.ensembles.packed_ensemble",
-    "PermAVG": "enfold.merge.perm_avg",
+    "Perturbation": "enfold.distill.perturbation",
     "ProxyEnD2": "enfold.distill.losses.proxy_end2",
     "Reconstruction": "enfold.ensembles.rank_one.reconstruct",
-    "Repair": "enfold.merge.repair",
     "Representability": "enfold.ensembles.rank_one.representable",
-    "Route": "enfold.merge.common.folding",
     "SWA": "enfold.ensembles.swa",
     "SWAG": "enfold.ensembles.swag",
     "SnapshotEnsemble": "enfold.ensembles.snapshot_ensemble",
-    "Soup": "enfold.merge.soup",
-    "StraightThrough": "enfold.merge.straight_through",
     "SubspaceSampling": "enfold.ensembles.subspace_sampling",
     "Symmetry": "enfold.symmetry",
     "TDivSDiv": "enfold.distill.perturb.tdiv_sdiv",
-    "Tied": "enfold.ensembles.rank_one",
     "TreeNet": "enfold.ensembles.tree_net",
     "WASH": "enfold.ensembles.wash",
-    "WeightMatching": "enfold.merge.weight_matching",
-    "ZipIt": "enfold.merge.zipit",
+    "WeightPenalty": "enfold.distill.weight_penalty",
     "match": "enfold.ensembles.rank_one.match",
     "match_units": "enfold.ensembles.rank_one",
     "reconstruct": "enfold.ensembles.rank_one.reconstruct",
     "representable": "enfold.ensembles.rank_one.representable",
     "symmetries": "enfold.symmetry",
+    "train_control": "enfold.distill.control",
 }
+_PACKAGES = ("distill", "merge")  # callable: enfold.distill(...)
 
 
 def __getattr__(name: str) -> Any:
     """Methods are imported when they are first asked for: `import enfold` stays as quick as `import torch`."""
+    if name in _PACKAGES:
+        return import_module(f"enfold.{name}")
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'enfold' has no attribute '{name}'")

@@ -193,6 +193,10 @@ class Ensemble(Runner):
         """Return what is minimised; None is the cross-entropy of every member."""
         return None
 
+    def accepts_loss(self, config: TrainConfig) -> bool:
+        """Return whether members can be trained by another loss than `objective`, as students of a distillation."""
+        return self.objective(config) is None and type(self).fit_members is Ensemble.fit_members
+
     def fit_members(
         self, data: Data, config: TrainConfig, *, checkpoint: Path | None, title: str, quiet: bool
     ) -> History | None:

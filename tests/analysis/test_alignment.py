@@ -32,7 +32,7 @@ from enfold.merge.common.states import states_of
 from enfold.merge.perm_avg import PermAVG, published
 from enfold.metrics import accuracy, nll
 from enfold.networks import MLP
-from enfold.symmetry import Axis, Group, matched_to, permute, symmetries
+from enfold.symmetry import Axis, Group, match_state, permute, symmetries
 from enfold.train import TrainConfig
 from planted import NETWORKS, drawn, pixels, planted
 from symmetry.known_networks import made, symmetry_of
@@ -64,7 +64,7 @@ def test_a_shuffled_copy_is_far_away_before_and_equal_after_matching(name: str) 
     members, _, data = planted(name, 2)
     first, second = states_of(members)
     symmetry = symmetries(members.member(0), data.train.inputs[:2])
-    after = [first, matched_to(first, second, symmetry)]
+    after = [first, match_state(first, second, symmetry)]
     rows = row_statistics([first, second], after, symmetry.groups)
     assert [row.hidden for row in rows] == [True] * (len(rows) - 1) + [False]
     for row in rows:

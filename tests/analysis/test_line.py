@@ -12,9 +12,9 @@ from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.merge.common.states import mean_of, states_of
-from enfold.merge.repair import repair, repairable
+from enfold.merge.repair import repair, hidden_layers
 from enfold.metrics import accuracy, nll
-from enfold.symmetry import matched_to, symmetries
+from enfold.symmetry import match_state, symmetries
 from enfold.train.batch_norm import reestimate
 from planted import NETWORKS, drawn, pixels, planted
 
@@ -66,7 +66,7 @@ def test_a_matched_copy_is_at_the_end_of_a_flat_line_and_an_unmatched_one_is_not
     first, second = states_of(members)
     network = members.member(0)
     symmetry = symmetries(network, data.train.inputs[:2])
-    flat = interpolation(network, first, matched_to(first, second, symmetry), data, points=5)
+    flat = interpolation(network, first, match_state(first, second, symmetry), data, points=5)
     torch.testing.assert_close(flat.loss, flat.loss[:1].expand(5), rtol=1e-6, atol=1e-6)
     assert barrier(flat)["loss"].height == pytest.approx(0, abs=1e-6)
     naive = barrier(interpolation(network, first, second, data, points=5))["loss"]
@@ -111,7 +111,7 @@ def test_a_repaired_line_has_its_ends_and_in_the_middle_the_repaired_average(nam
         losses = [nll(predict(members.member(index), data.test)) for index in (1, 0)]
         assert line.loss[[0, -1]].tolist() == pytest.approx(losses, rel=1e-4)
     network = members.network(mean_of([first, second], [0.25, 0.75]))
-    names = repairable(network, symmetries(network, data.prepare(data.train.inputs[:2])))
+    names = hidden_layers(network, symmetries(network, data.prepare(data.train.inputs[:2])))
     repair(network, list(members), data, names, weights=(0.25, 0.75))
     reestimate(network, data)
     assert names

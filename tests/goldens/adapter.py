@@ -29,16 +29,19 @@ from enfold.data.corruptions import KINDS, corrupt
 from enfold.data.ood import noise
 from enfold.data.splits import stratified_split
 from enfold.distill.cached import CachedTeacher
+from enfold.engines.initialization import initialised
+from enfold.ensembles.rank_one import match_units
 from enfold.ensembles.rank_one.reconstruct import reconstruct
 from enfold.ensembles.rank_one.representable import representable
-from enfold.evaluate import mean_member_score, predict
+from enfold.evaluate import best_member, mean_member_score, predict
 from enfold.merge.common.sinkhorn import sinkhorn
 from enfold.merge.repair import Repair
 from enfold.metrics.dirichlet import dirichlet_uncertainty
 from enfold.metrics.greedy import greedy_selection
 from enfold.networks import catalogue
-from enfold.symmetry import symmetries, weight_matching
+from enfold.symmetry import symmetries, match_weights
 from enfold.train import TrainConfig
+from enfold.train.batch_norm import reestimate
 
 from . import specimens
 from .specimens import CLASSES, MEAN, SHAPE, STD
@@ -243,44 +246,75 @@ def _trained(networks: Sequence[nn.Module]) -> nn.Module:
 
 # Distillation
 
-BE = enfold.BatchEnsemble
-DISTILLATIONS: dict[str, Callable[[], Any]] = {
-    "kd": lambda: enfold.KD(plan=config()),
-    "kd+fresh": lambda: enfold.KD(plan=config(), start="fresh"),
-    "kd+average": lambda: enfold.KD(plan=config(), start="average"),
-    "kd+matched": lambda: enfold.KD(plan=config(), start="matched"),
-    "kd+als": lambda: enfold.KD(plan=config(lr=1e-4), start="als", share=BE(M)),
-    "kd+student": lambda: enfold.KD(plan=config(), student=specimens.MLP),
-    "kd+labels": lambda: enfold.KD(plan=config(), alpha=0.5, temperature=4.0),
-    "kd+mean_logits": lambda: enfold.KD(plan=config(), temperature=2.0, reduction="mean_logits"),
-    "kd+softened_mean": lambda: enfold.KD(plan=config(), temperature=2.0, reduction="mean_probs_then_soften"),
-    "kd+batch_ensemble": lambda: enfold.KD(plan=config(), share=BE(M)),
-    "kd+batch_ensemble_mean": lambda: enfold.KD(plan=config(), share=BE(M), fit="ensemble"),
-    "kd+gaussian": lambda: enfold.KD(plan=config(), perturb=enfold.Gaussian(step=8.0)),
-    "kd+ods": lambda: enfold.KD(plan=config(), perturb=enfold.ODS(step=8.0)),
-    "kd+conf_ods": lambda: enfold.KD(plan=config(), perturb=enfold.ConfODS(step=8.0)),
-    "kd+augment": lambda: enfold.KD(plan=config(augment=("pad-crop", "flip"))),
-    "ae_kd": lambda: enfold.AEKD(plan=config()),
-    "ae_kd+normalised": lambda: enfold.AEKD(plan=config(), normalise=True, alpha=0.7, temperature=2.0),
-    "ae_kd+features": lambda: enfold.AEKD(plan=config(), feature="head"),
-    "end2": lambda: enfold.EnD2(plan=config()),
-    "end2+annealed": lambda: enfold.EnD2(plan=config(), start_temperature=4.0, anneal=1.0, offset=1.0),
-    "proxy_end2": lambda: enfold.ProxyEnD2(plan=config()),
-    "proxy_end2+forward": lambda: enfold.ProxyEnD2(plan=config(), direction="forward"),
-    "hydra_distillation": lambda: enfold.HydraDistillation(plan=config()),
-    "hydra_distillation+frozen": lambda: enfold.HydraDistillation(plan=config(), body="frozen"),
-    "latent_be": lambda: enfold.LatentBE(plan=config()),
-    "latent_be+outer_mean": lambda: enfold.LatentBE(plan=config(), fold="outer_mean", batch_norm="own", bias="member"),
-    "latent_be+sum": lambda: enfold.LatentBE(plan=config(), fold="sum", bias="shared_post"),
-    "one_to_one": lambda: enfold.OneToOne(plan=config()),
-    "one_to_one+tdiv_sdiv": lambda: enfold.OneToOne(plan=config(), perturb=enfold.TDivSDiv(step=8.0)),
-    "one_to_one+weight_penalty": lambda: enfold.OneToOne(plan=config(), tie=0.1),
-    "one_to_one+weight_penalty_sum": lambda: enfold.OneToOne(plan=config(), tie=0.01, tie_over="sum"),
-    "one_to_one+mimo": lambda: enfold.OneToOne(plan=config(), share=enfold.MIMO(M), start="fresh"),
-    "control": lambda: enfold.Control(plan=config()),
+
+def _batch_ensemble(models: nn.Module) -> nn.Module:
+    return enfold.BatchEnsemble(models.member(best_member(models, data())), M)
+
+
+def _average(models: nn.Module) -> nn.Module:
+    network = models.network(models.mean_state())
+    reestimate(network, data())
+    return network
+
+
+def _nearest_batch_ensemble(models: nn.Module) -> nn.Module:
+    found = reconstruct(models)
+    found.reestimate_batch_norm(data())
+    return found
+
+
+def _mimo(models: nn.Module) -> nn.Module:
+    return enfold.MIMO(initialised(models.member(0), 0, -1, trained=True)[0], M)
+
+
+Options = Callable[[nn.Module], dict[str, Any]]  # the arguments of `distill`, given the teachers
+DISTILLATIONS: dict[str, Options] = {
+    "kd": lambda models: {"loss": enfold.KD()},
+    "kd+fresh": lambda models: {"init": "random"},
+    "kd+average": lambda models: {"init": _average(models)},
+    "kd+matched": lambda models: {"init": _average(match_units(models, example=specimens.inputs(), seed=0))},
+    "kd+als": lambda models: {"student": _nearest_batch_ensemble(models), "lr": 1e-4},
+    "kd+student": lambda models: {"student": specimens.MLP},
+    "kd+labels": lambda models: {"loss": enfold.KD(alpha=0.5, temperature=4.0)},
+    "kd+mean_logits": lambda models: {"loss": enfold.KD(temperature=2.0, reduction="mean_logits")},
+    "kd+softened_mean": lambda models: {"loss": enfold.KD(temperature=2.0, reduction="mean_probs_then_soften")},
+    "kd+batch_ensemble": lambda models: {"student": _batch_ensemble(models)},
+    "kd+batch_ensemble_mean": lambda models: {"student": _batch_ensemble(models), "loss": enfold.KD(fit="ensemble")},
+    "kd+gaussian": lambda models: {"perturb": enfold.Gaussian(step=8.0)},
+    "kd+ods": lambda models: {"perturb": enfold.ODS(step=8.0)},
+    "kd+conf_ods": lambda models: {"perturb": enfold.ConfODS(step=8.0)},
+    "kd+augment": lambda models: {"augment": ("pad-crop", "flip")},
+    "ae_kd": lambda models: {"loss": enfold.AEKD()},
+    "ae_kd+normalised": lambda models: {"loss": enfold.AEKD(normalise=True, alpha=0.7, temperature=2.0)},
+    "ae_kd+features": lambda models: {"loss": enfold.AEKD(feature="head")},
+    "end2": lambda models: {"loss": enfold.EnD2()},
+    "end2+annealed": lambda models: {"loss": enfold.EnD2(start_temperature=4.0, anneal=1.0, offset=1.0)},
+    "proxy_end2": lambda models: {"loss": enfold.ProxyEnD2()},
+    "proxy_end2+forward": lambda models: {"loss": enfold.ProxyEnD2(direction="forward")},
+    "hydra_distillation": lambda models: {"loss": enfold.Hydra()},
+    "hydra_distillation+frozen": lambda models: {"loss": enfold.Hydra(body="frozen")},
+    "latent_be": lambda models: {"loss": enfold.LatentBE()},
+    "latent_be+outer_mean": lambda models: {
+        "loss": enfold.LatentBE(average="outer_mean", batch_norm="own", bias="member")
+    },
+    "latent_be+sum": lambda models: {"loss": enfold.LatentBE(average="sum", bias="shared_post")},
+    "one_to_one": lambda models: {"loss": enfold.OneToOne()},
+    "one_to_one+tdiv_sdiv": lambda models: {"loss": enfold.OneToOne(), "perturb": enfold.TDivSDiv(step=8.0)},
+    "one_to_one+weight_penalty": lambda models: {"loss": enfold.OneToOne(), "weight_penalty": 0.1},
+    "one_to_one+weight_penalty_sum": lambda models: {
+        "loss": enfold.OneToOne(),
+        "weight_penalty": 0.01,
+        "penalty_reduction": "sum",
+    },
+    "one_to_one+mimo": lambda models: {"loss": enfold.OneToOne(), "student": _mimo(models)},
+    "control": lambda models: {},
 }
 
 # Merging
+
+def _then_kd(fold: Any) -> Callable[[nn.Module, Data], nn.Module]:
+    return lambda models, data: enfold.distill(models, data, init=fold(models, data), config=config(), quiet=True)
+
 
 MERGES: dict[str, Callable[[], Any]] = {
     "average": lambda: enfold.Average(),
@@ -291,9 +325,9 @@ MERGES: dict[str, Callable[[], Any]] = {
     "weight_matching+repair": lambda: enfold.WeightMatching() >> Repair(),
     "weight_matching+rescale": lambda: enfold.WeightMatching(repair="rescale"),
     "weight_matching+closed_form": lambda: enfold.WeightMatching(repair="closed_form"),
-    "weight_matching+repair+kd": lambda: enfold.WeightMatching() >> Repair() >> enfold.KD(plan=config()),
+    "weight_matching+repair+kd": lambda: _then_kd(enfold.WeightMatching() >> Repair()),
     "average+repair": lambda: enfold.Average() >> Repair(weights=(0.5, 0.3, 0.2)),
-    "average+kd": lambda: enfold.Average() >> enfold.KD(plan=config()),
+    "average+kd": lambda: _then_kd(enfold.Average()),
     "activation_matching": lambda: enfold.ActivationMatching(),
     "activation_matching+moment": lambda: enfold.ActivationMatching(likeness="second_moment", watch="outputs"),
     "c2m3": lambda: enfold.C2M3(iterations=30),
@@ -333,21 +367,24 @@ PERTURBATIONS: dict[str, Callable[[], Any]] = {
 def unlisted() -> list[str]:
     """Return the registered methods that no golden uses."""
     tables = (ENSEMBLES, DISTILLATIONS, MERGES, PERTURBATIONS)
-    used = {type(make()) for table in tables for make in table.values()}
-    known = [method for room in registry.ROOMS for method in registry.methods(room).values()]
-    return [method.name for method in known if method.kind not in used]
+    used = {key.partition("+")[0] for table in tables for key in table}
+    known = [name for room in registry.ROOMS for name in registry.methods(room)]
+    return [name for name in known if name not in used]
 
 
 def distill(key: str, teachers: nn.Module) -> nn.Module:
-    """Distil with a method."""
-    made: nn.Module = DISTILLATIONS[key]()(teachers, data())
+    """Distil with a method, or train the control."""
+    if key == "control":
+        return enfold.train_control(teachers, data(), config=config(), quiet=True)
+    made: nn.Module = enfold.distill(teachers, data(), config=config(), quiet=True, **DISTILLATIONS[key](teachers))
     return made
 
 
 def distill_from_logits(logits: Tensor) -> nn.Module:
     """Distil into an MLP from teachers' logits on the training data, without the teachers."""
-    student = enfold.KD(plan=config(), student=specimens.MLP)
-    made: nn.Module = student(CachedTeacher(logits), data())
+    made: nn.Module = enfold.distill(
+        CachedTeacher(logits), data(), student=specimens.MLP, config=config(), quiet=True
+    )
     return made
 
 
@@ -371,7 +408,7 @@ def is_dirichlet(key: str) -> bool:
 
 def dirichlet(key: str, network: nn.Module) -> dict[str, Tensor]:
     """Return what a Dirichlet student says about the inputs."""
-    reading = DISTILLATIONS[key]().answering(network)
+    reading = DISTILLATIONS[key](network)["loss"].as_predictor(network)
     return {"outputs": outputs(reading), **reading.uncertainties(specimens.inputs())}
 
 
@@ -397,7 +434,7 @@ def _axis(axis: Any) -> str:
 def matching(network: nn.Module, target: nn.Module) -> dict[str, list[int]]:
     """Return the orders of units that weight matching finds."""
     found = symmetries(network, specimens.inputs(), seed=0)
-    orders = weight_matching(target.state_dict(), network.state_dict(), found, seed=0)
+    orders = match_weights(target.state_dict(), network.state_dict(), found, seed=0)
     return {name: order.tolist() for name, order in orders.items()}
 
 

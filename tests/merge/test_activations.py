@@ -13,8 +13,8 @@ from enfold.errors import EnfoldError
 from enfold.merge.activation_matching import ActivationMatching
 from enfold.merge.c2m3 import C2M3
 from enfold.merge.cca_merge import CCAMerge
-from enfold.merge.common.activations import moments, watched
-from enfold.merge.common.split import by_weights_first
+from enfold.merge.common.activations import measure_moments, find_places
+from enfold.merge.common.split import match_unobserved
 from enfold.merge.common.states import states_of
 from enfold.merge.merge_many import MergeMany
 from enfold.merge.ot_fusion import OTFusion
@@ -42,7 +42,7 @@ def test_moments_are_those_of_the_units(first):
     make, shape = NETWORKS["shallow"]
     networks, data = [drawn(make, seed) for seed in range(3)], pixels(shape, count=300)
     symmetry = symmetries(networks[0], data.train.inputs[:2])
-    found = moments(networks, watched(networks[0], symmetry, first), data)["hidden.0"]
+    found = measure_moments(networks, find_places(networks[0], symmetry, first), data)["hidden.0"]
     units = torch.cat([network.hidden[0](data.train.inputs) for network in networks], dim=1).detach().double()
     units = units.relu() if first == "inputs" else units
     torch.testing.assert_close(found.second(), units.T @ units / 300, rtol=1e-4, atol=1e-6)
@@ -62,8 +62,8 @@ def test_units_are_seen_before_what_works_on_them_in_place(first):
     plain, data = drawn(lambda: make(False)), pixels((4,))
     other = make(True)
     other.load_state_dict(plain.state_dict())
-    places = watched(plain, symmetries(plain, data.train.inputs[:2]), first)
-    expected, found = (moments([network], places, data) for network in (plain, other))
+    places = find_places(plain, symmetries(plain, data.train.inputs[:2]), first)
+    expected, found = (measure_moments([network], places, data) for network in (plain, other))
     assert expected.keys() == found.keys() == {"0", "2"}
     for name, one in expected.items():
         torch.testing.assert_close(found[name].sums, one.sums)
@@ -72,7 +72,7 @@ def test_units_are_seen_before_what_works_on_them_in_place(first):
 def test_places_of_a_map_and_a_flatten_are_samples():
     network, symmetry = network_and_symmetry(convolutional, (3, 8, 8))
     data = pixels(count=50)
-    found = moments([network], watched(network, symmetry), data)
+    found = measure_moments([network], find_places(network, symmetry), data)
     last = network[:6](data.train.inputs).detach().double()  # (50, 5, 2, 2), in front of the flatten
     assert found["4"].counts == [50 * 4]
     torch.testing.assert_close(found["4"].sums[0], last.sum((0, 2, 3)), rtol=1e-4, atol=1e-3)
@@ -82,9 +82,9 @@ def test_only_so_many_examples_are_seen():
     make, shape = NETWORKS["shallow"]
     network, data = drawn(make), pixels(shape, count=300)
     symmetry = symmetries(network, data.train.inputs[:2])
-    assert moments([network], watched(network, symmetry), data, examples=200)["hidden.0"].counts == [200.0]
+    assert measure_moments([network], find_places(network, symmetry), data, examples=200)["hidden.0"].counts == [200.0]
     with pytest.raises(EnfoldError, match="got examples=0: pass 1 or more"):
-        moments([network], watched(network, symmetry), data, examples=0)
+        measure_moments([network], find_places(network, symmetry), data, examples=0)
 
 
 @pytest.mark.parametrize("size", [1, 16, 250])
@@ -93,7 +93,7 @@ def test_examples_are_counted_whatever_the_batches_of_a_loader(size):
     network, data = drawn(make), pixels(shape, count=300)
     symmetry, part = symmetries(network, data.train.inputs[:2]), data.train
     loader = [(part.inputs[k : k + size], part.labels[k : k + size]) for k in range(0, 300, size)]
-    found = moments([network], watched(network, symmetry), data.replace(train=loader), examples=200)
+    found = measure_moments([network], find_places(network, symmetry), data.replace(train=loader), examples=200)
     assert found["hidden.0"].counts == [200.0]
 
 
@@ -109,7 +109,7 @@ def test_units_that_never_move_are_alike_and_like_no_other():
         network[0].bias[:2] = -100.0
         network[0].bias[2] = 3.0
     symmetry = symmetries(network, torch.randn(2, 4))
-    likes = moments([network], watched(network, symmetry), pixels((4,)))["0"].correlation()
+    likes = measure_moments([network], find_places(network, symmetry), pixels((4,)))["0"].correlation()
     assert torch.equal(likes[:2, :2], torch.ones(2, 2).double())
     assert torch.equal(likes[:2, 2:], torch.zeros(2, 3).double())
 
@@ -120,7 +120,7 @@ def test_units_that_stay_at_different_values_are_not_alike():
         network[0].weight[:4] = 0.0
         network[0].bias[:4] = torch.tensor([2.0, 3.0, 2.0 + 1e-6, -1.0])
     symmetry = symmetries(network, torch.randn(2, 4))
-    likes = moments([network], watched(network, symmetry), pixels((4,)))["0"].correlation()
+    likes = measure_moments([network], find_places(network, symmetry), pixels((4,)))["0"].correlation()
     expected = torch.eye(4)
     expected[0, 2] = expected[2, 0] = 1
     assert torch.equal(likes[:4, :4], expected.double())
@@ -142,17 +142,17 @@ def test_units_that_stay_at_their_values_come_back(fold):
 def test_a_residual_stream_is_seen_wherever_it_goes_in():
     make, shape = NETWORKS["residual"]
     network, symmetry = network_and_symmetry(make, shape)
-    inputs = watched(network, symmetry, "inputs")
+    inputs = find_places(network, symmetry, "inputs")
     assert inputs.keys() == {group.name for group in symmetry.groups}
     assert any(len(places) > 1 for places in inputs.values())
     with pytest.raises(EnfoldError, match="watched as inputs or outputs of layers, got 'weights'"):
-        watched(network, symmetry, "weights")
+        find_places(network, symmetry, "weights")
 
 
 def test_heads_are_matched_by_weights_and_the_rest_by_what_it_does():
     network, symmetry = network_and_symmetry(transformer, (3, 8, 8))
     members, data = DeepEnsemble([network, drawn(transformer, 1)]), pixels((3, 8, 8))
-    states, places = by_weights_first(states_of(members), symmetry, members, data, 0, "inputs", 0, examples=30)
+    states, places = match_unobserved(states_of(members), symmetry, members, data, 0, "inputs", 0, examples=30)
     blocks = {group.name for group in symmetry.groups} - places.keys()
     assert blocks
     assert places
@@ -193,7 +193,7 @@ def test_units_whose_samples_are_in_other_orders_average_back(fold, seed):
 def test_only_what_sees_its_samples_in_any_order_is_matched_by_weights():
     members, network, data = planted("mixing", 2)
     symmetry = symmetries(network, data.train.inputs[:2])
-    _, seen = by_weights_first(states_of(members), symmetry, members, data, 0, "inputs", 0, examples=30)
+    _, seen = match_unobserved(states_of(members), symmetry, members, data, 0, "inputs", 0, examples=30)
     assert {group.name for group in symmetry.groups} == {"embed", "tokens.0", "channels.0"}
     assert seen.keys() == {"embed", "channels.0"}
 
@@ -203,7 +203,7 @@ def test_a_loader_that_draws_shows_what_is_to_be_seen():
     source, part = torch.Generator().manual_seed(0), TensorDataset(data.train.inputs, data.train.labels)
     drawing = data.replace(train=DataLoader(part, 20, shuffle=True, generator=source))
     symmetry = symmetries(network, data.train.inputs[:2])
-    _, seen = by_weights_first(states_of(members), symmetry, members, drawing, 0, "inputs", 0, examples=30)
+    _, seen = match_unobserved(states_of(members), symmetry, members, drawing, 0, "inputs", 0, examples=30)
     assert seen.keys() == {group.name for group in symmetry.groups}
 
 
@@ -252,7 +252,7 @@ def test_what_is_inside_a_module_that_decides_or_sees_other_samples_is_not_seen(
     for members, expected in ((copies, set()), (one, set()), (other, {"before.0", "before.2"})):
         symmetry = symmetries(members.member(0), data.train.inputs[:2])
         assert {"experts.0.0", "experts.1.0"} <= {group.name for group in symmetry.groups}
-        _, seen = by_weights_first(states_of(members), symmetry, members, data, 0, "inputs", 0, examples=60)
+        _, seen = match_unobserved(states_of(members), symmetry, members, data, 0, "inputs", 0, examples=60)
         assert seen.keys() == expected
 
 

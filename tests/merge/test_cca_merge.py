@@ -12,7 +12,7 @@ from torch import nn
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.merge.cca_merge import CCAMerge, canonical_map
-from enfold.merge.common.split import orders_by_both
+from enfold.merge.common.split import match_by_activations_and_weights
 from enfold.symmetry import permute, symmetries
 from planted import NETWORKS, assert_back, drawn, pixels, planted
 
@@ -179,10 +179,10 @@ def test_orders_are_by_what_units_do_and_then_by_weights():
     group, order = symmetry.groups[0], torch.tensor([2, 0, 3, 1])
     moved = permute(state, symmetry, {group.name: order})
     alike = torch.zeros(4, 4)
-    found = orders_by_both(state, moved, symmetry, {group.name: alike}, set(state), 0)
+    found = match_by_activations_and_weights(state, moved, symmetry, {group.name: alike}, set(state), 0)
     assert torch.equal(found[group.name], order.argsort())
     alike[0, 0] = 1.0  # what weights say of it is another one
-    found = orders_by_both(state, moved, symmetry, {group.name: alike}, set(state), 0)
+    found = match_by_activations_and_weights(state, moved, symmetry, {group.name: alike}, set(state), 0)
     assert found[group.name][0] == 0
 
 

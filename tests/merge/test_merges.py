@@ -15,7 +15,7 @@ from enfold.errors import EnfoldError
 from enfold.merge.common.states import states_of
 from enfold.merge.repair import Repair
 from enfold.registry import Method, methods
-from enfold.symmetry import matched_to, symmetries
+from enfold.symmetry import match_state, symmetries
 from enfold.train import TrainConfig
 from planted import convolutional, drawn, pixels
 
@@ -72,7 +72,7 @@ def goals(network: nn.Module, members: DeepEnsemble) -> dict[str, tuple[Tensor, 
     """The means, over members in the orders nearest to the network's, of their means and spreads."""
     symmetry, own = symmetries(network, DATA.train.inputs[:2]), read_state(network)
     learned = {name for name, _ in network.named_parameters()}
-    near = [members.network(matched_to(own, state, symmetry, learned=learned)) for state in states_of(members)]
+    near = [members.network(match_state(own, state, symmetry, learned=learned)) for state in states_of(members)]
     seen = [statistics(member) for member in near]
     return {name: tuple(torch.stack([one[name][k] for one in seen]).mean(0) for k in (0, 1)) for name in HIDDEN}
 

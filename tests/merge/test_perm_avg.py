@@ -15,7 +15,7 @@ from enfold.errors import EnfoldError
 from enfold.merge.common.aligning import Steps, watch
 from enfold.merge.common.folding import mean_state
 from enfold.merge.common.sinkhorn import softness
-from enfold.merge.common.soft import SoftAverage, mixed, nearest_permutations
+from enfold.merge.common.soft import SoftAverage, mix_units, nearest_permutations
 from enfold.merge.common.states import UnalignedWarning, mean_of, states_of
 from enfold.merge.perm_avg import PermAVG, published
 from enfold.merge.straight_through import StraightThrough
@@ -143,7 +143,7 @@ def test_in_a_universe_the_first_member_is_mixed_too_and_so_are_its_weights(memb
     model = learned(fold, members[:3], data)
     states = states_of(members[:3])
     mixed_ones = [
-        mixed(state, model.groups, [each[index] for each in model.all_matrices()]) for index, state in enumerate(states)
+        mix_units(state, model.groups, [each[index] for each in model.all_matrices()]) for index, state in enumerate(states)
     ]
     expected = mean_of(mixed_ones)
     for name, parameter in fold(members[:3], data).named_parameters():  # statistics are measured
@@ -215,7 +215,7 @@ def test_a_projection_is_of_settled_matrices_too(members, data):
     assert float(softness(matrices).min()) > 0.5
     first, *others = states_of(given)
     hard = nearest_permutations(matrices)
-    expected = mean_of([first, *(mixed(one, model.groups, [each]) for one, each in zip(others, hard, strict=True))])
+    expected = mean_of([first, *(mix_units(one, model.groups, [each]) for one, each in zip(others, hard, strict=True))])
     for name, parameter in fold(given, data).named_parameters():
         torch.testing.assert_close(parameter.detach(), expected[name], rtol=1e-4, atol=1e-5)
 
@@ -279,7 +279,7 @@ def test_equal_members_share_a_permutation_and_count_as_often_as_they_are_there(
     model, (first, second, third) = learned(fold, given, data), states_of(members[:3])
     (matrices,) = model.all_matrices()
     assert len(matrices) == 2
-    second, third = mixed(second, model.groups, matrices[:1]), mixed(third, model.groups, matrices[1:])
+    second, third = mix_units(second, model.groups, matrices[:1]), mix_units(third, model.groups, matrices[1:])
     expected = mean_of([first, second, second, first, first, third])
     for name, parameter in fold(given, data).named_parameters():
         torch.testing.assert_close(parameter.detach(), expected[name], rtol=1e-4, atol=1e-5)

@@ -10,7 +10,7 @@ from enfold.engines.skeleton import State
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.merge.average import Average
 from enfold.merge.common.sinkhorn import sinkhorn, softness
-from enfold.merge.common.soft import SoftAverage, mixed
+from enfold.merge.common.soft import SoftAverage, mix_units
 from enfold.merge.common.states import mean_of, states_of
 from enfold.merge.perm_avg import PermAVG
 from enfold.networks import ViT
@@ -84,7 +84,7 @@ def test_hard_matrices_bring_planted_copies_back(kind):
     torch.testing.assert_close(members.eval()(INPUTS), expected.expand(3, -1, -1), rtol=1e-9, atol=1e-9)
     assert not torch.allclose(members.network(mean_of(states))(INPUTS), expected, rtol=0.1, atol=0.1)
     for index, copy in enumerate(states[1:]):
-        same = members.network(mixed(copy, symmetry.groups, [each[index] for each in back]))  # with statistics
+        same = members.network(mix_units(copy, symmetry.groups, [each[index] for each in back]))  # with statistics
         torch.testing.assert_close(same(INPUTS), expected, rtol=1e-9, atol=1e-9)
     average = members.network({**states[0], **soft_average(members, symmetry, back).average(back)})
     torch.testing.assert_close(average(INPUTS), expected, rtol=1e-9, atol=1e-9)

@@ -15,7 +15,7 @@ from enfold.errors import EnfoldError
 from enfold.merge.average import Average
 from enfold.merge.common import spreads
 from enfold.merge.common.states import mean_of, states_of
-from enfold.merge.repair import Repair, repair, repairable
+from enfold.merge.repair import Repair, repair, hidden_layers
 from enfold.merge.weight_matching import WeightMatching
 from enfold.networks import MLP
 from enfold.symmetry import symmetries
@@ -46,7 +46,7 @@ def test_units_have_the_mean_of_the_members_means_and_spreads(kind):
     members, data = deep(3)
     matched = WeightMatching().matched(members, data)
     network = Average()(matched, data)
-    names = repairable(network, symmetries(network, data.train.inputs[:2]))
+    names = hidden_layers(network, symmetries(network, data.train.inputs[:2]))
     assert names == ["hidden.0", "hidden.1", "hidden.2"]
     inputs = data.train.inputs
     goals = [statistics(member, inputs) for member in matched]
@@ -148,8 +148,8 @@ def test_what_is_not_hidden_or_not_its_own_is_left_alone():
     network.again = nn.Linear(4, 5)  # never called, and its weight is the first layer's
     network.again.weight = network[0].weight
     symmetry = symmetries(nn.Sequential(*list(network)[:7]), torch.randn(2, 4))
-    assert "6" not in repairable(network, symmetry)
-    assert "0" not in repairable(network, symmetry)
+    assert "6" not in hidden_layers(network, symmetry)
+    assert "0" not in hidden_layers(network, symmetry)
 
 
 def test_the_network_before_is_left_untouched():

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.merge.average import Average
-from enfold.merge.repair import Repair, repair, repairable
+from enfold.merge.repair import Repair, repair, hidden_layers
 from enfold.merge.weight_matching import WeightMatching
 from enfold.symmetry import symmetries
 from planted import Routed, drawn, pixels
@@ -125,6 +125,6 @@ class NeverCalled(nn.Module):
 def test_a_network_of_layers_that_are_never_called_is_returned_as_it_is(kind):
     members, data = DeepEnsemble([drawn(NeverCalled, seed) for seed in range(2)]), pixels((4, 5))
     plain = WeightMatching(repair="none")(members, data)
-    assert repairable(plain, symmetries(plain, data.train.inputs[:2]))
+    assert hidden_layers(plain, symmetries(plain, data.train.inputs[:2]))
     found = Repair(kind).after(plain, members, data)
     assert all(torch.equal(found.state_dict()[name], tensor) for name, tensor in plain.state_dict().items())

@@ -14,7 +14,7 @@ from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.merge.common.folding import mean_state
 from enfold.merge.common.lazy import Lazy
 from enfold.merge.common.sinkhorn import sinkhorn
-from enfold.merge.common.soft import Balance, SoftAverage, mixed, nearest_permutations
+from enfold.merge.common.soft import Balance, SoftAverage, mix_units, nearest_permutations
 from enfold.merge.common.solve import condition
 from enfold.merge.common.states import mean_of, states_of
 from enfold.merge.perm_avg import PermAVG
@@ -264,7 +264,7 @@ def test_weights_that_are_drawn_count_in_training_alone(rows):
     inputs = torch.randn(rows, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     first, *others = states_of(DeepEnsemble(networks))
     matrices = zip(*model.matrices(), strict=True)
-    aligned = [mixed(state, model.groups, own) for state, own in zip(others, matrices, strict=True)]
+    aligned = [mix_units(state, model.groups, own) for state, own in zip(others, matrices, strict=True)]
     equal, weighted = (
         torch.func.functional_call(networks[0], mean_of([first, *aligned], weights), (inputs,))
         for weights in (None, drawn)
@@ -302,5 +302,5 @@ def test_hard_permutations_leave_a_network_as_it_is_and_soft_ones_do_not():
     hard = [torch.eye(d, dtype=torch.float64).flip(0) for d in (7, 5)]
     state = dict(network.named_parameters())
     for matrices, same in ((hard, True), (soft, False)):
-        moved = torch.func.functional_call(network, mixed(state, model.groups, matrices), (inputs,))
+        moved = torch.func.functional_call(network, mix_units(state, model.groups, matrices), (inputs,))
         assert torch.allclose(moved, network(inputs)) == same

@@ -16,7 +16,7 @@ from enfold.merge.common.folding import mean_state
 from enfold.merge.common.states import states_of
 from enfold.merge.straight_through import StraightThrough
 from enfold.merge.weight_matching import WeightMatching
-from enfold.symmetry import matched_to
+from enfold.symmetry import match_state
 from enfold.train.checkpoint import stored_history
 from planted import assert_back, planted
 
@@ -68,10 +68,10 @@ def test_a_step_goes_down_the_slope_in_the_member_that_is_moved(members, data, m
 
     def spied(goal, *args, **settings):
         goals.append({name: tensor.clone() for name, tensor in goal.items()})
-        results.append(matched_to(goal, *args, **settings))
+        results.append(match_state(goal, *args, **settings))
         return results[-1]
 
-    monkeypatch.setattr("enfold.merge.straight_through.matched_to", spied)
+    monkeypatch.setattr("enfold.merge.straight_through.match_state", spied)
     pair = members[:2]
     StraightThrough(epochs=1, lr=0.5).matched(pair, data)  # all data are one batch
     fixed, moved = states_of(pair)[0], {name: tensor.requires_grad_() for name, tensor in results[0].items()}

@@ -9,7 +9,7 @@ from torch import nn
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.merge import zipit as zipit
-from enfold.merge.zipit import ZipIt, zipped
+from enfold.merge.zipit import ZipIt, zip_units
 from planted import NETWORKS, assert_back, planted
 
 
@@ -32,47 +32,47 @@ def test_planted_copies_average_back(name, count):
 
 def test_across_members_by_hand():
     """Two members of two units, with each other's in the other order."""
-    found = zipped(likeness({(0, 3): 0.9, (1, 2): 0.8, (0, 2): 0.1, (1, 3): 0.2}, 4), 2)
+    found = zip_units(likeness({(0, 3): 0.9, (1, 2): 0.8, (0, 2): 0.1, (1, 3): 0.2}, 4), 2)
     assert together(found) == [[0, 3], [1, 2]]
 
 
 def test_within_a_member_if_the_budget_allows_it():
     """Units 0 and 1 of the first member are the same, and those of the second are like nothing else."""
     likes = likeness({(0, 1): 0.99, (0, 2): 0.1, (1, 3): 0.1, (2, 3): 0.05}, 4)
-    assert together(zipped(likes, 2, budget=1.0)) == [[0, 1], [2, 3]]
-    assert together(zipped(likes, 2, budget=0.0)) == [[0, 2], [1, 3]]
+    assert together(zip_units(likes, 2, budget=1.0)) == [[0, 1], [2, 3]]
+    assert together(zip_units(likes, 2, budget=0.0)) == [[0, 2], [1, 3]]
 
 
 def test_a_merged_unit_is_less_like_others():
     """0 and 3 are merged first; without the discount, 1 would join them before 2 and 5 come together."""
     likes = likeness({(0, 3): 0.9, (1, 3): 0.8, (0, 1): 0.8, (2, 5): 0.4, (1, 4): 0.3}, 6)
-    assert together(zipped(likes, 2, discount=0.3, budget=1.0)) == [[0, 3], [1, 4], [2, 5]]
-    assert [0, 1, 3] in together(zipped(likes, 2, discount=1.0, budget=1.0))
+    assert together(zip_units(likes, 2, discount=0.3, budget=1.0)) == [[0, 3], [1, 4], [2, 5]]
+    assert [0, 1, 3] in together(zip_units(likes, 2, discount=1.0, budget=1.0))
 
 
 def test_one_unit_of_each_of_three_members_comes_together():
     pairs = {(0, 2): 0.9, (0, 4): 0.5, (2, 4): 0.5, (1, 3): 0.9, (1, 5): 0.5, (3, 5): 0.5, (4, 5): 0.4}
-    assert together(zipped(likeness(pairs, 6), 3, budget=1.0)) == [[0, 2, 4], [1, 3, 5]]
+    assert together(zip_units(likeness(pairs, 6), 3, budget=1.0)) == [[0, 2, 4], [1, 3, 5]]
 
 
 def test_a_merged_unit_is_as_like_another_as_the_less_like_of_its_two():
     """0 and 3 are merged first; 4 is like 0 alone, so that 1 is nearer to it."""
     likes = likeness({(0, 3): 0.9, (0, 4): 0.8, (3, 4): 0.1, (1, 4): 0.5, (2, 5): 0.4}, 6)
-    assert together(zipped(likes, 2, discount=1.0, budget=1.0)) == [[0, 3], [1, 4], [2, 5]]
+    assert together(zip_units(likes, 2, discount=1.0, budget=1.0)) == [[0, 3], [1, 4], [2, 5]]
 
 
 def test_a_budget_is_a_part_of_the_units_that_a_member_loses():
     """Each of two members loses 2 of its 4 units: half of them is one, so that 2 and 3 stay apart though alike."""
     likes = likeness({(0, 1): 0.9, (2, 3): 0.8, (2, 6): 0.5, (3, 7): 0.5, (4, 5): 0.4}, 8)
-    assert together(zipped(likes, 2, budget=0.5)) == [[0, 1], [2, 6], [3, 7], [4, 5]]
-    assert [2, 3] in together(zipped(likes, 2, budget=1.0))
+    assert together(zip_units(likes, 2, budget=0.5)) == [[0, 1], [2, 6], [3, 7], [4, 5]]
+    assert [2, 3] in together(zip_units(likes, 2, budget=1.0))
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
 @pytest.mark.parametrize("budget", [0.0, 0.125, 1.0])
 def test_every_unit_is_in_one_unit_and_as_many_are_left_as_a_member_has(count, budget):
     units = torch.randn(count * 7, 40, generator=torch.Generator().manual_seed(count))
-    unmerge = zipped(torch.corrcoef(units).double(), count, budget=budget)
+    unmerge = zip_units(torch.corrcoef(units).double(), count, budget=budget)
     assert unmerge.shape == (count * 7, 7)
     assert torch.equal(unmerge.sum(1), torch.ones(count * 7).double())
     assert (unmerge.sum(0) >= 1).all()
@@ -119,7 +119,7 @@ def test_of_a_tensor_that_is_merged_in_part_the_rest_is_a_mean(monkeypatch):
 
 def test_without_any_likeness_merged_units_are_merged_again_only_where_nothing_else_is_left():
     pairs = {(0, 2): 0.9, (1, 3): -0.1, (0, 1): 0.1, (0, 3): 0.1, (1, 2): 0.1, (2, 3): 0.1}
-    assert together(zipped(likeness(pairs, 4), 2, discount=0.0, budget=1.0)) == [[0, 2], [1, 3]]
+    assert together(zip_units(likeness(pairs, 4), 2, discount=0.0, budget=1.0)) == [[0, 2], [1, 3]]
 
 
 def zipped_by_definition(likes: torch.Tensor, num_members: int, discount: float, budget: float) -> list[list[int]]:
@@ -156,7 +156,7 @@ def test_pairs_are_those_of_the_definition(values, discount, budget):
         likes = (2 * likes).round() / 2 if values == "ties" else likes - 1.5 * (values == "below 0")
         likes = (likes + likes.T) / 2
         expected = zipped_by_definition(likes, count, discount, budget)
-        assert together(zipped(likes, count, discount, budget)) == expected
+        assert together(zip_units(likes, count, discount, budget)) == expected
 
 
 @pytest.mark.parametrize("still", [0, 60])
@@ -166,5 +166,5 @@ def test_merging_a_pair_looks_at_few_units_and_not_at_all_pairs(still, monkeypat
     monkeypatch.setattr(zipit._Pairs, "_search", lambda self, row: searched.append(row) or search(self, row))
     likes = torch.corrcoef(torch.randn(300, 40, generator=torch.Generator().manual_seed(0))).double()
     likes[:still, :still] = 1
-    zipped(likes, 3)
+    zip_units(likes, 3)
     assert len(searched) < 300 + 15 * 200

@@ -16,7 +16,7 @@ from enfold.merge.c2m3 import C2M3
 from enfold.merge.weight_matching import WeightMatching
 from enfold.networks import MLP, ResNet
 from enfold.ensembles.rank_one.match import match
-from enfold.symmetry import Group, Symmetry, permute, symmetries, weight_matching
+from enfold.symmetry import Group, Symmetry, match_weights, permute, symmetries
 from planted import assert_back, pixels
 
 PLAIN = [
@@ -68,7 +68,7 @@ def test_one_hidden_layer_is_always_recovered(seed):
     network = MLP(6, [20], 4)
     symmetry, state = symmetries(network, torch.zeros(2, 6)), dict(network.state_dict())
     other = shuffled(state, symmetry, seed)
-    found = permute(other, symmetry, weight_matching(state, other, symmetry, seed=seed, rounds=1))  # one is enough
+    found = permute(other, symmetry, match_weights(state, other, symmetry, seed=seed, rounds=1))  # one is enough
     torch.testing.assert_close(found, state, rtol=0, atol=0)
 
 
@@ -78,7 +78,7 @@ def test_planted_orders_are_recovered(name, seed):
     network, _ = made(name)
     symmetry, state = symmetry_of(name), dict(network.state_dict())
     other = shuffled(state, symmetry, seed)
-    found = permute(other, symmetry, weight_matching(state, other, symmetry))
+    found = permute(other, symmetry, match_weights(state, other, symmetry))
     torch.testing.assert_close(found, state, rtol=0, atol=0)
 
 
@@ -89,7 +89,7 @@ def test_planted_orders_of_deep_narrow_networks_are_recovered(widths, seed):
     network = MLP(4, widths, 3)
     symmetry, state = symmetries(network, torch.zeros(2, 4)), dict(network.state_dict())
     other = shuffled(state, symmetry, seed)
-    found = permute(other, symmetry, weight_matching(state, other, symmetry, seed=seed))
+    found = permute(other, symmetry, match_weights(state, other, symmetry, seed=seed))
     torch.testing.assert_close(found, state, rtol=0, atol=0)
 
 
@@ -101,7 +101,7 @@ def test_what_is_matched_already_stays_as_it_is(seed):
     symmetry, state = symmetries(network, torch.zeros(2, 4)), dict(network.state_dict())
     state["hidden.0.weight"], state["hidden.0.bias"] = torch.randn(4).expand(6, 4), torch.ones(6)
     other = {name: tensor + 1e-3 * torch.randn_like(tensor) for name, tensor in state.items()}
-    for order in weight_matching(state, other, symmetry, seed=seed).values():
+    for order in match_weights(state, other, symmetry, seed=seed).values():
         assert torch.equal(order, torch.arange(6))
 
 
@@ -125,7 +125,7 @@ def test_complex_weights_are_matched_by_both_their_parts(fold):
     symmetry, state = symmetries(network, inputs), dict(network.state_dict())
     assert [group.size for group in symmetry.groups] == [6]
     other = shuffled(state, symmetry, 1)
-    found = permute(other, symmetry, weight_matching(state, other, symmetry))
+    found = permute(other, symmetry, match_weights(state, other, symmetry))
     torch.testing.assert_close(found, state, rtol=0, atol=0)
     members = DeepEnsemble([network, DeepEnsemble([network]).network(other)])
     assert_back(fold(members, pixels((4,))), network, pixels((4,)))
@@ -140,7 +140,7 @@ def test_heads_that_share_all_keys_are_recovered_under_noise(seed):
     other = shuffled(state, symmetry, seed)
     source = torch.Generator().manual_seed(seed)
     noisy = {name: t + t.std() * torch.randn(t.shape, generator=source) for name, t in other.items()}
-    found = permute(other, symmetry, weight_matching(state, noisy, symmetry))
+    found = permute(other, symmetry, match_weights(state, noisy, symmetry))
     torch.testing.assert_close(found, state, rtol=0, atol=0)
 
 
@@ -150,7 +150,7 @@ def test_one_hidden_layer_is_matched_as_well_as_can_be():
     symmetry = symmetries(MLP(3, [4], 2), torch.zeros(2, 3))
     every = [permute(other, symmetry, {"hidden.0": torch.tensor(order)}) for order in permutations(range(4))]
     best = max(agreement(one, state) for state in every)
-    found = permute(other, symmetry, weight_matching(one, other, symmetry))
+    found = permute(other, symmetry, match_weights(one, other, symmetry))
     assert agreement(one, found) == pytest.approx(best, rel=1e-6)
 
 
@@ -162,7 +162,7 @@ def test_matching_never_lowers_the_objective_and_never_changes_the_function(name
     goal = {n: torch.randn(t.shape, generator=source) if t.is_floating_point() else t for n, t in state.items()}
     before = agreement(goal, state)
     for rounds in (1, 2, 100):
-        found = permute(state, symmetry, weight_matching(goal, state, symmetry, rounds=rounds))
+        found = permute(state, symmetry, match_weights(goal, state, symmetry, rounds=rounds))
         after = agreement(goal, found)
         assert after >= before - 1e-4
         before = after
@@ -189,15 +189,15 @@ def test_states_that_cannot_be_matched_are_refused():
     network = MLP(3, [4], 2)
     symmetry, state = symmetries(network, torch.zeros(2, 3)), dict(network.state_dict())
     with pytest.raises(EnfoldError, match=r"'head.weight' is missing"):
-        weight_matching(state, {name: t for name, t in state.items() if name != "head.weight"}, symmetry)
+        match_weights(state, {name: t for name, t in state.items() if name != "head.weight"}, symmetry)
     with pytest.raises(EnfoldError, match=r"'hidden.0.bias' is not"):
-        weight_matching(state, state | {"hidden.0.bias": torch.full((4,), torch.nan)}, symmetry)
+        match_weights(state, state | {"hidden.0.bias": torch.full((4,), torch.nan)}, symmetry)
 
 
 def test_networks_of_other_shapes_are_refused():
     one, other = MLP(3, [4], 2), MLP(3, [5], 2)
     with pytest.raises(EnfoldError, match=r"'hidden.0.weight' is \(4, 3\) in one and \(5, 3\) in the other"):
-        weight_matching(one.state_dict(), other.state_dict(), symmetries(one, torch.zeros(2, 3)))
+        match_weights(one.state_dict(), other.state_dict(), symmetries(one, torch.zeros(2, 3)))
 
 
 def best_gain(goal: dict[str, Tensor], found: dict[str, Tensor], group: Group) -> float:
@@ -221,7 +221,7 @@ def test_no_single_group_can_be_improved_at_the_end(name, kinds):
         {n: torch.randn(t.shape, generator=source).to(kind) if t.is_floating_point() else t for n, t in state.items()}
         for kind in kinds
     )
-    found = permute(other, symmetry, weight_matching(goal, other, symmetry))
+    found = permute(other, symmetry, match_weights(goal, other, symmetry))
     assert {tensor.dtype for tensor in found.values()} == {tensor.dtype for tensor in other.values()}
     for group in symmetry.groups:
         assert best_gain(goal, found, group) <= 1e-4
@@ -233,7 +233,7 @@ def test_weights_whose_products_leave_the_range_of_float32_are_matched(scale):
     symmetry = symmetry_of("mlp")
     state = {name: scale * tensor for name, tensor in network.state_dict().items()}
     other = shuffled(state, symmetry)
-    torch.testing.assert_close(permute(other, symmetry, weight_matching(state, other, symmetry)), state, rtol=0, atol=0)
+    torch.testing.assert_close(permute(other, symmetry, match_weights(state, other, symmetry)), state, rtol=0, atol=0)
 
 
 def test_products_that_nearly_cancel_out_do_not_lower_the_objective():
@@ -246,7 +246,7 @@ def test_products_that_nearly_cancel_out_do_not_lower_the_objective():
         noise = 1e-3 * torch.randn(2, 6, 800, generator=source)
         one["hidden.0.weight"] = torch.cat([large, large], 1) + noise[0]
         other["hidden.0.weight"] = torch.cat([large, -large], 1) + noise[1]
-        found = permute(other, symmetry, weight_matching(one, other, symmetry))
+        found = permute(other, symmetry, match_weights(one, other, symmetry))
         wide = [{name: tensor.double() for name, tensor in each.items()} for each in (one, other, found)]
         assert agreement(wide[0], wide[2]) >= agreement(wide[0], wide[1])
 
@@ -273,5 +273,5 @@ def test_products_of_weights_are_computed_once_and_follow_the_units_that_move():
     axes = [axis for group in symmetry.groups for axis in group.axes if axis.name in weights]
     once = sum(axis.size * weights[axis.name].numel() for axis in axes)
     with Multiplications() as spent:
-        weight_matching(one.state_dict(), other.state_dict(), symmetry, learned=set(weights))
+        match_weights(one.state_dict(), other.state_dict(), symmetry, learned=set(weights))
     assert spent.count < 1.8 * once  # 3 times, if products were computed again after every move

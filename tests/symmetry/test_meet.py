@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from enfold.engines.skeleton import read_state
-from enfold.merge.common.soft import mixed
+from enfold.merge.common.soft import mix_units
 from enfold.symmetry import Symmetry, symmetries
 
 
@@ -93,7 +93,7 @@ def test_any_matrix_keeps_what_the_units_are_for(make, names):
     groups = [symmetry[name] for name in names]
     matrices = [torch.eye(group.size) + 0.3 * torch.rand(group.size, group.size) for group in groups]
     expected = network(EXAMPLE)
-    network.load_state_dict(mixed(read_state(network), groups, [matrix.double() for matrix in matrices]))
+    network.load_state_dict(mix_units(read_state(network), groups, [matrix.double() for matrix in matrices]))
     torch.testing.assert_close(network(EXAMPLE), expected, rtol=1e-9, atol=1e-9)
 
 

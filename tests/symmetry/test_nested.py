@@ -8,7 +8,7 @@ import torch
 from known_networks import KNOWN, made, symmetry_of
 from torch import Tensor, nn
 
-from enfold.symmetry import permute, symmetries, weight_matching
+from enfold.symmetry import permute, symmetries, match_weights
 from enfold.symmetry.climb import climbed
 from enfold.symmetry.gains import Products
 from enfold.symmetry.nested import nests
@@ -100,7 +100,7 @@ def test_heads_and_what_is_inside_are_matched_as_well_as_can_be(seed):
         for way in ways
     ]
     best = max(agreement(goal, state) for state in every)
-    found = permute(other, symmetry, weight_matching(goal, other, symmetry))
+    found = permute(other, symmetry, match_weights(goal, other, symmetry))
     assert agreement(goal, found) == pytest.approx(best, rel=1e-6)
 
 

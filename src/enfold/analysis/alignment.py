@@ -28,12 +28,12 @@ from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
-from enfold.merge.common.aligning import distinct
+from enfold.merge.common.permutation_learning import PermutationOptions, find_groups, learn_permutations
 from enfold.merge.common.sinkhorn import softness
-from enfold.merge.common.soft import mixed
+from enfold.merge.common.soft import mix_units
+from enfold.merge.common.soft_permutations import distinct_members
 from enfold.merge.common.solve import Singular, condition
 from enfold.merge.common.states import mean_of, states_of
-from enfold.merge.perm_avg import PermAVG
 from enfold.metrics import accuracy, mean_member, nll
 from enfold.progress import titled
 from enfold.symmetry import Group
@@ -53,7 +53,7 @@ class Aligned:
     def states(self) -> list[State]:
         """The members after alignment, the first as it is."""
         first, *others = states_of(self.members)
-        return [first, *(mixed(state, self.groups, self._of(index)) for index, state in enumerate(others))]
+        return [first, *(mix_units(state, self.groups, self._of(index)) for index, state in enumerate(others))]
 
     def _of(self, index: int) -> list[Tensor]:
         return [each[index] for each in self.matrices]
@@ -110,9 +110,9 @@ class SweepPoint:
     failed: str | None = None
 
 
-def require_soft(fold: PermAVG) -> None:
+def require_soft(options: PermutationOptions) -> None:
     """Refuse a permAVG that does more than bring members to the first one by soft permutations."""
-    beyond = [name for name in ("universe", "gain", "project") if getattr(fold, name)]
+    beyond = [name for name in ("universe", "gain", "project") if getattr(options, name)]
     if beyond:
         raise EnfoldError(
             f"alignment is that of soft permutations to the first member, got permAVG with {', '.join(beyond)}: leave "
@@ -120,16 +120,18 @@ def require_soft(fold: PermAVG) -> None:
         )
 
 
-def learned_alignment(members: Ensemble, data: Data, fold: PermAVG, *, checkpoint: Path | None = None) -> Aligned:
+def learned_alignment(
+    members: Ensemble, data: Data, options: PermutationOptions, *, checkpoint: Path | None = None
+) -> Aligned:
     """The members with the soft permutations that permAVG learns; training goes on from `checkpoint`."""
-    require_soft(fold)
-    if len(distinct(members)[0]) < max(members.num_members, 2):
+    require_soft(options)
+    if len(distinct_members(members)[0]) < max(members.num_members, 2):
         raise EnfoldError(
             f"alignment needs 2 or more members that differ, got {members.num_members} of which "
-            f"{len(distinct(members)[0])} differ: choose others"
+            f"{len(distinct_members(members)[0])} differ: choose others"
         )
-    members, symmetry = fold.ready(members, data)
-    model = fold.learned(members, data, symmetry, checkpoint=checkpoint)
+    members, symmetry = find_groups(members, data, options)
+    model = learn_permutations(members, data, symmetry, options, checkpoint=checkpoint)
     if model is None:
         raise EnfoldError(
             f"alignment needs hidden units that may be permuted, but {type(members.skeleton.network).__name__} has "
@@ -138,9 +140,9 @@ def learned_alignment(members: Ensemble, data: Data, fold: PermAVG, *, checkpoin
     return Aligned(members, model.groups, [each.cpu() for each in model.all_matrices()])
 
 
-def given_alignment(members: Ensemble, data: Data, fold: PermAVG, matrices: Sequence[Tensor]) -> Aligned:
+def given_alignment(members: Ensemble, data: Data, options: PermutationOptions, matrices: Sequence[Tensor]) -> Aligned:
     """The members with matrices that such a permAVG learned before, in the order of the groups."""
-    members, symmetry = fold.ready(members, data)
+    members, symmetry = find_groups(members, data, options)
     groups = symmetry.groups
     expected = [(members.num_members - 1, group.size, group.size) for group in groups]
     if [tuple(each.shape) for each in matrices] != expected:
@@ -264,12 +266,14 @@ def naive_averages(members: Ensemble, data: Data) -> dict[int, Scores]:
     return {1: mean_scores(members, data), **averages}
 
 
-def temperature_point(members: Ensemble, data: Data, fold: PermAVG, temperature: float) -> SweepPoint:
+def temperature_point(members: Ensemble, data: Data, options: PermutationOptions, temperature: float) -> SweepPoint:
     """permAVG learned anew at one temperature."""
     try:
         # ill-conditioned matrices are what a sweep is there to see
         with warnings.catch_warnings(action="ignore"), titled(f"permAVG at temperature {temperature:g}"):
-            return point_of(learned_alignment(members, data, replace(fold, temperature=temperature)), data, temperature)
+            return point_of(
+                learned_alignment(members, data, replace(options, temperature=temperature)), data, temperature
+            )
     except Singular as error:
         return SweepPoint(temperature, failed=str(error))
 
@@ -283,10 +287,10 @@ def point_of(aligned: Aligned, data: Data, temperature: float) -> SweepPoint:
 
 
 def temperature_sweep(
-    members: Ensemble, data: Data, fold: PermAVG, temperatures: Sequence[float] = TEMPERATURES
+    members: Ensemble, data: Data, options: PermutationOptions, temperatures: Sequence[float] = TEMPERATURES
 ) -> list[SweepPoint]:
     """permAVG learned anew at each temperature: accuracy, NLL and softness."""
-    return [temperature_point(members, data, fold, temperature) for temperature in temperatures]
+    return [temperature_point(members, data, options, temperature) for temperature in temperatures]
 
 
 def plain(found: Any) -> Any:

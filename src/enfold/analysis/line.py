@@ -25,9 +25,9 @@ from enfold.data.dataset import PartName
 from enfold.engines.skeleton import State, read_state
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
-from enfold.merge.common.states import units_of
-from enfold.merge.repair import repair as correct_units
-from enfold.merge.repair import worth_repairing
+from enfold.merge.common.inputs import first_inputs
+from enfold.merge.common.states import find_units
+from enfold.merge.repair import layers_to_repair, repair_layers
 from enfold.metrics import accuracy, nll, per_member
 from enfold.train.batch_norm import reestimate
 
@@ -94,11 +94,11 @@ def _repaired(
 ) -> Iterator[State]:
     """Every state of the line with the statistics of the ends, unit by unit, in the same proportions."""
     model = DeepEnsemble([network])
-    names = worth_repairing(network, units_of(network, data), data)
+    names = layers_to_repair(network, find_units(network, first_inputs(data)), data)
     ends = [model.network(end) for end in (first, second)]
     for alpha, state in zip(alphas.tolist(), states, strict=True):
         one = model.network(state)
-        correct_units(one, ends, data, names, weights=(alpha, 1 - alpha))
+        repair_layers(one, ends, data, names, weights=(alpha, 1 - alpha))
         reestimate(one, data)
         yield read_state(one)
 

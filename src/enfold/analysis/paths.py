@@ -35,9 +35,10 @@ from enfold.engines.tree import Tree
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
-from enfold.merge.common.states import units_of
+from enfold.merge.common.inputs import first_inputs
+from enfold.merge.common.states import find_units
 from enfold.metrics import accuracy, nll, per_member
-from enfold.symmetry import matched_to
+from enfold.symmetry import match_state
 from enfold.train import TrainConfig, fit
 from enfold.train.optimize import Optimizer
 
@@ -73,10 +74,10 @@ def straight(first: State, second: State, points: int = 21) -> list[State]:
 
 def matched(network: nn.Module, first: State, second: State, data: Data, *, seed: int = 0) -> State:
     """The second network with its hidden units in the order that is nearest to the first's; the same function."""
-    return matched_to(
+    return match_state(
         first,
         second,
-        units_of(network, data, seed),
+        find_units(network, first_inputs(data), seed),
         seed=seed,
         learned={name for name, _ in network.named_parameters()},
     )

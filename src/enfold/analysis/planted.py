@@ -25,14 +25,14 @@ from enfold.ensemble import Ensemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
-from enfold.merge.common.aligning import mixable
+from enfold.merge.common.permutation_learning import PermutationOptions
+from enfold.merge.common.soft_permutations import find_mixable
 from enfold.merge.common.solve import Singular
 from enfold.merge.common.states import states_of
-from enfold.merge.perm_avg import PermAVG
 from enfold.metrics import accuracy
 from enfold.progress import titled
 from enfold.seeds import generator
-from enfold.symmetry import Symmetry, matched_to, permute, weight_matching
+from enfold.symmetry import Symmetry, match_state, match_weights, permute
 from enfold.symmetry.places import inverse
 from enfold.train import TrainConfig, fit
 
@@ -69,7 +69,7 @@ def planted_pair(
     members: Ensemble, data: Data, noise: float, *, seed: int = 0
 ) -> tuple[DeepEnsemble, Symmetry, dict[str, Tensor]]:
     """Equation (1) from the first member: both networks, what was permuted, and the orders that undo it, by group."""
-    _, symmetry = mixable(members, data, seed)
+    _, symmetry = find_mixable(members, data, seed)
     source = generator(seed, "plant")
     first = states_of(members)[0]
     orders = {group.name: torch.randperm(group.size, generator=source) for group in symmetry.groups}
@@ -83,24 +83,28 @@ def planted_pair(
     return pair, symmetry, inverse(orders, symmetry)
 
 
-def planted_recovery(members: Ensemble, data: Data, fold: PermAVG, noise: float, *, seed: int = 0) -> Recovery:
+def planted_recovery(
+    members: Ensemble, data: Data, options: PermutationOptions, noise: float, *, seed: int = 0
+) -> Recovery:
     """What each way of aligning finds of a permutation that was planted with so much noise."""
     pair, symmetry, wanted = planted_pair(members, data, noise, seed=seed)
     first, second = states_of(pair)
     learned = set(pair.skeleton.parameters)
     found: dict[str, float | None] = {}
-    for name, start in ((METHODS[0], None), (METHODS[1], fold.matched or START)):
+    for name, start in ((METHODS[0], None), (METHODS[1], options.matched or START)):
         with titled(f"planted with noise {noise:g}, {name}"):
-            found[name] = _recovered_by(replace(fold, matched=start), pair, data, wanted)
-    found[METHODS[2]] = _recovered(weight_matching(first, second, symmetry, seed=seed, learned=learned), wanted)
+            found[name] = _recovered_by(replace(options, matched=start), pair, data, wanted)
+    found[METHODS[2]] = _recovered(match_weights(first, second, symmetry, seed=seed, learned=learned), wanted)
     chance = len(wanted) / sum(len(order) for order in wanted.values())
     return Recovery(noise, found, chance)
 
 
-def _recovered_by(fold: PermAVG, pair: Ensemble, data: Data, wanted: Mapping[str, Tensor]) -> float | None:
+def _recovered_by(
+    options: PermutationOptions, pair: Ensemble, data: Data, wanted: Mapping[str, Tensor]
+) -> float | None:
     try:
         with warnings.catch_warnings(action="ignore"):  # what is asked is which entries are largest
-            found = learned_alignment(pair, data, fold)
+            found = learned_alignment(pair, data, options)
     except Singular:
         return None
     orders = {group.name: each[0].argmax(1) for group, each in zip(found.groups, found.matrices, strict=True)}
@@ -142,15 +146,17 @@ def _lesson(split: Split, num_classes: int, difference: Difference, index: int) 
     return split[lower if index == 0 else ~lower]
 
 
-def different_pair(members: DeepEnsemble, data: Data, fold: PermAVG, difference: Difference) -> DifferentPair:
+def different_pair(
+    members: DeepEnsemble, data: Data, options: PermutationOptions, difference: Difference
+) -> DifferentPair:
     """What alignment does with members of `differently_trained`; permAVG learns on all classes and true labels."""
     first, second = states_of(members)
-    _, symmetry = mixable(members, data, fold.plan.seed)
+    _, symmetry = find_mixable(members, data, options.config.seed)
     learned = set(members.skeleton.parameters)
-    matched = matched_to(first, second, symmetry, seed=fold.plan.seed, learned=learned)
+    matched = match_state(first, second, symmetry, seed=options.config.seed, learned=learned)
     said = predict(members, data.test)
     with warnings.catch_warnings(action="ignore"), titled(f"different {difference}, permAVG"):
-        aligned = learned_alignment(members, data, fold)
+        aligned = learned_alignment(members, data, options)
     states = aligned.states()
     soft = matrix_statistics(aligned.groups, aligned.matrices)
     return DifferentPair(

@@ -51,7 +51,7 @@ def train_control(
     require(train, "train", "train_control")
     config = (config or TrainConfig()).update(settings)
     data = as_data(train, val, batch_size=config.batch_size)
-    network, index = starting_member(as_teacher(members), data, "train_control")
+    network, index = starting_member(as_teacher(members), data)
     history = fit(
         network, data, config=config, checkpoint=checkpoint, on_epoch=on_epoch, title=title, quiet=quiet
     )

@@ -27,7 +27,9 @@ from enfold.distill.cached import CachedTeacher
 from enfold.distill.loss import DistillationLoss
 from enfold.engines.modes import evaluating
 from enfold.engines.outputs import logits_of
-from enfold.errors import level_outside
+from enfold.engines.skeleton import State
+from enfold.ensemble import Ensemble
+from enfold.errors import EnfoldError, level_outside
 from enfold.evaluate import member_logits
 from enfold.metrics.dirichlet import concentrations, dirichlet_uncertainty
 from enfold.metrics.predictions import Predictions
@@ -46,8 +48,7 @@ class OverconfidentWarning(UserWarning):
 class Dirichlet(nn.Module):
     """A network read as a Dirichlet distribution with the concentrations α = exp(z) + offset.
 
-    The outputs are the mean of the distribution. The network is neither copied nor changed; an ensemble of M members is
-    read member by member.
+    The outputs are the mean of the distribution. The network is neither copied nor changed.
 
     Args:
         network: The result of a distillation with `EnD2` or `ProxyEnD2`.
@@ -56,11 +57,12 @@ class Dirichlet(nn.Module):
 
     def __init__(self, network: nn.Module, offset: float = 0.0) -> None:
         check_value("offset", offset, Annotated[float, Field(ge=0, allow_inf_nan=False)])
+        if isinstance(network, Ensemble):
+            raise EnfoldError(
+                f"network must be a single network, got a {type(network).__name__}: use DirichletEnsemble(ensemble, offset)"
+            )
         super().__init__()
-        self.network, self.offset = network, offset
-        self.training = network.training
-        if hasattr(network, "num_members"):
-            self.num_members = int(network.num_members)  # type: ignore[arg-type]
+        self.network, self.offset, self.training = network, offset, network.training
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return ln α, logits whose softmax is the mean: (B, ...) -> (B, C), or (M, B, C) of an ensemble."""
@@ -84,6 +86,35 @@ class Dirichlet(nn.Module):
         return f"offset={self.offset}"
 
 
+class DirichletEnsemble(Dirichlet, Ensemble):
+    """An ensemble whose members are read as Dirichlet distributions.
+
+    Args:
+        ensemble: The result of a distillation with `EnD2` or `ProxyEnD2` into an ensemble.
+        offset: The `offset` of that loss.
+    """
+
+    def __init__(self, ensemble: Ensemble, offset: float = 0.0) -> None:
+        check_value("offset", offset, Annotated[float, Field(ge=0, allow_inf_nan=False)])
+        Ensemble.__init__(self, [], ensemble.num_members)
+        self.ensemble, self.offset, self.training = ensemble, offset, ensemble.training
+
+    def member(self, index: int) -> nn.Module:
+        """Return a copy of one member, read as a Dirichlet distribution."""
+        return Dirichlet(self.ensemble.member(index), self.offset)
+
+    def expand(self) -> State:
+        """Return the parameters of the members."""
+        return self.ensemble.expand()
+
+    def convert_inputs(self, inputs: Tensor) -> Tensor:
+        """Return the inputs in the type of the members."""
+        return self.ensemble.convert_inputs(inputs)
+
+    def _logits(self, inputs: Tensor) -> Tensor:
+        return self.ensemble(inputs)
+
+
 class DirichletLoss(DistillationLoss):
     """Base of losses for concentrations; the network of the last epoch is the result."""
 
@@ -94,7 +125,9 @@ class DirichletLoss(DistillationLoss):
         return config.replace(select="last", patience=None)
 
     def as_predictor(self, network: nn.Module) -> Dirichlet:
-        """Return the mean of the distribution."""
+        """Return the network or ensemble with the mean of its distribution as the output."""
+        if isinstance(network, Ensemble):
+            return DirichletEnsemble(network, self.offset)
         return Dirichlet(network, self.offset)
 
     def check_result(self, student: nn.Module, models: nn.Module | CachedTeacher, data: Data) -> None:

@@ -19,7 +19,7 @@ from enfold.distill.loss import DistillationLoss
 from enfold.distill.losses.kd import KD
 from enfold.distill.objective import DistillationObjective
 from enfold.distill.perturbation import Perturbation
-from enfold.distill.teacher import Teacher, as_teacher, starting_member
+from enfold.distill.teacher import Teacher, as_teacher, count_members, first_member, starting_member
 from enfold.distill.weight_penalty import WeightPenalty
 from enfold.engines.copying import copied
 from enfold.engines.initialization import initialised
@@ -30,6 +30,7 @@ from enfold.evaluate import member_logits
 from enfold.io.files import part_file
 from enfold.train import Objective, TrainConfig, fit
 from enfold.train.history import Epoch, warn_if_unchanged
+from enfold.train.optimize import trained_members
 
 Student = Callable[[], nn.Module] | Ensemble
 Init = nn.Module | Literal["random"]
@@ -117,10 +118,10 @@ def distill(
             title=f"{title}, first stage",
             quiet=quiet,
         )
-    model = loss.build_student(network, _num_members(models), config)
+    model = loss.build_student(network, count_members(models), config)
 
     # What it learns: each batch gives targets, which the objective compares with the student
-    if _num_members(model) > 1 and config.order == "own":
+    if trained_members(model) > 1 and config.order == "own":
         config = config.replace(order="shared")  # the teacher then runs once per batch, for all students
     with evaluating(*([models] if isinstance(models, nn.Module) else [])), warnings.catch_warnings():
         for category in loss.ignored_warnings:
@@ -187,29 +188,21 @@ def _check_arguments(
     ):
         if value is not None and not isinstance(value, kind):
             raise EnfoldError(f"{name} must be a {kind.__name__}, got {value!r}: pass {example}")
-    if student is not None and not _is_ensemble(student) and (isinstance(student, nn.Module) or not callable(student)):
+    if student is not None and not isinstance(student, Ensemble) and (isinstance(student, nn.Module) or not callable(student)):
         raise EnfoldError(
             f"student must be a function that makes a network, or an ensemble, got {type(student).__name__}: pass "
             "lambda: YourNetwork(...), or init=network to start from a network"
         )
-    if _is_ensemble(init) or not (init is None or init == "random" or isinstance(init, nn.Module)):
+    if isinstance(init, Ensemble) or not (init is None or init == "random" or isinstance(init, nn.Module)):
         raise EnfoldError(
             f"init must be a network, 'random' or None, got {init!r:.40}: pass an ensemble as student=, and "
             "ensemble.member(0) or a merged network as init="
         )
-    if student is not None and init is not None and (_is_ensemble(student) or init != "random"):
+    if student is not None and init is not None and (isinstance(student, Ensemble) or init != "random"):
         raise EnfoldError(
             "init must be None if student has weights of its own, got both: leave out init, or leave out student to "
             "train a network of the class of init"
         )
-
-
-def _is_ensemble(model: object) -> bool:
-    return isinstance(model, Ensemble)
-
-
-def _num_members(model: nn.Module | CachedTeacher) -> int:
-    return model.num_members if isinstance(model, Ensemble | CachedTeacher) else 1
 
 
 def _initial_network(
@@ -222,19 +215,19 @@ def _initial_network(
         return initialised(student, seed, -1)[0], "a network with random weights"
     if isinstance(init, nn.Module):
         return copied(init), "the network passed as init"
-    member, index = starting_member(models, data, "student=None")
     if init == "random":
-        return initialised(member, seed, -1, trained=True)[0], "a network with random weights"
+        return initialised(first_member(models), seed, -1, trained=True)[0], "a network with random weights"
+    member, index = starting_member(models, data)
     return member, f"member {index}"
 
 
 def _check_student(objective: DistillationObjective, model: nn.Module, config: TrainConfig) -> None:
     """Raise an error if the student does not fit teacher, data or settings; nothing is trained yet."""
     data, loss, teacher = objective.teacher.data, objective.loss, objective.teacher
-    config.per_member("label_smoothing", _num_students(model))
+    config.per_member("label_smoothing", trained_members(model))
     if isinstance(model, Ensemble):
         config = model.configure(config)
-        if model.objective(config) is not None:
+        if not model.accepts_loss(config):
             raise EnfoldError(
                 f"student must be an ensemble that is trained by the common loop and loss, but {type(model).__name__} "
                 "with these options has its own: pass another one, such as BatchEnsemble(network, num_members=4)"
@@ -244,10 +237,6 @@ def _check_student(objective: DistillationObjective, model: nn.Module, config: T
         _check_classes(model, data)
     if objective.perturb is not None and teacher.models is not None:
         objective.perturb.check(teacher.models, model)
-
-
-def _num_students(model: nn.Module) -> int:
-    return model.trained_members if isinstance(model, Ensemble) else 1
 
 
 @torch.no_grad()
@@ -265,9 +254,9 @@ def _check_classes(model: nn.Module, data: Data) -> None:
 def _add_penalty(
     objective: Objective, models: nn.Module | CachedTeacher, model: nn.Module, strength: float, reduction: Any
 ) -> WeightPenalty:
-    if not isinstance(model, Ensemble) or _num_members(models) != _num_members(model):
+    if not isinstance(model, Ensemble) or count_members(models) != model.num_members:
         raise EnfoldError(
-            f"weight_penalty compares each member of the student with its teacher, got {_num_members(models)} teachers "
-            f"and {_num_members(model)} students: pass an ensemble of as many members as student="
+            f"weight_penalty compares each member of the student with its teacher, got {count_members(models)} teachers "
+            f"and {count_members(model)} students: pass an ensemble of as many members as student="
         )
     return WeightPenalty(objective, cast("Ensemble", models), strength, reduction)

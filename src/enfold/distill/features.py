@@ -17,7 +17,7 @@ from enfold.engines.inputs import in_type_of
 from enfold.engines.modes import evaluating
 from enfold.engines.outputs import at_least_float32
 from enfold.engines.trunk import OneByOne
-from enfold.ensemble import Ensemble, MixedEnsemble
+from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError, closest
 from enfold.train.objective import batch_logits
 
@@ -33,7 +33,8 @@ def logits_and_features(model: nn.Module, batch: Batch, path: str) -> tuple[Tens
     def record(module: nn.Module, arguments: Any, output: Any) -> Any:
         if not isinstance(output, Tensor):
             raise EnfoldError(
-                f"feature must be a layer that returns a tensor, but '{path}' returns {type(output).__name__}: name another"
+                f"feature must be a layer that returns a tensor, but '{path}' returns {type(output).__name__}: name "
+                "another layer"
             )
         found.append(output)
         return output.clone()  # a layer behind it may work in place
@@ -50,8 +51,8 @@ def logits_and_features(model: nn.Module, batch: Batch, path: str) -> tuple[Tens
             handle.remove()
     if len(found) != len(logits):
         raise EnfoldError(
-            f"feature must be a layer that runs once in a forward pass, but '{path}' ran {len(found)} times for {len(logits)} "
-            "networks: name another"
+            f"feature must be a layer that runs once in a forward pass, but '{path}' ran {len(found)} times for "
+            f"{len(logits)} networks: name another layer"
         )
     return logits, torch.stack(found)
 
@@ -62,13 +63,14 @@ def teacher_features(teacher: Teacher, inputs: Tensor, path: str) -> Tensor:
     if teacher.models is None:
         raise EnfoldError("feature needs the teachers' networks, got a CachedTeacher: pass the networks as teacher")
     batch = Batch(inputs.to(teacher.device), torch.zeros(len(inputs), dtype=torch.long))
-    networks = teacher.models.members if isinstance(teacher.models, MixedEnsemble) else [teacher.models]
-    found = [logits_and_features(network, batch, path)[1] for network in networks]
+    models = teacher.models
+    is_mixed = isinstance(models, Ensemble) and not models.is_expandable
+    found = [logits_and_features(model, batch, path)[1] for model in (models if is_mixed else [models])]
     shapes = {tuple(features.shape[2:]) for features in found}
     if len(shapes) > 1:
         raise EnfoldError(
-            f"feature must be a layer of one shape in all teachers, but '{path}' gives {' and '.join(map(str, shapes))}: "
-            "name another layer, or use members of one architecture"
+            f"feature must have one shape in all teachers, but '{path}' gives {' and '.join(map(str, shapes))}: name "
+            "another layer, or use members of one architecture"
         )
     return torch.cat(found)
 
@@ -76,7 +78,7 @@ def teacher_features(teacher: Teacher, inputs: Tensor, path: str) -> Tensor:
 @torch.no_grad()
 def check_features(teacher: Teacher, student: nn.Module, path: str) -> None:
     """Raise an error unless teachers and student have the layer, with outputs of one shape."""
-    if hasattr(student, "num_members") and (not isinstance(student, Ensemble) or getattr(student, "joint", False)):
+    if isinstance(student, Ensemble) and (not student.is_expandable or getattr(student, "joint", False)):
         raise EnfoldError(
             f"feature needs students that can run one by one, got a {type(student).__name__}: use one network, or an "
             "ensemble without joint batch norms"
@@ -90,8 +92,9 @@ def check_features(teacher: Teacher, student: nn.Module, path: str) -> None:
         _, own = logits_and_features(student, batch, path)
     if own.shape[2:] != target.shape[2:]:
         raise EnfoldError(
-            f"feature must have one shape in student and teachers, but '{path}' gives {tuple(own.shape[2:])} in the student "
-            f"and {tuple(target.shape[2:])} in the teachers: name another layer, or use a student of their architecture"
+            f"feature must have one shape in student and teachers, but '{path}' gives {tuple(own.shape[2:])} in the "
+            f"student and {tuple(target.shape[2:])} in the teachers: name another layer, or use a student of their "
+            "architecture"
         )
 
 

@@ -25,7 +25,7 @@ from enfold.data.batches import Batch
 from enfold.distill.teacher import count_members
 from enfold.engines.modes import evaluating
 from enfold.engines.skeleton import State
-from enfold.ensemble import Ensemble, MixedEnsemble
+from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 
@@ -112,7 +112,8 @@ class MemberLogits:
         self.num_members = count_members(model)
         device = next((tensor.device for tensor in model.parameters()), inputs.device)
         self.inputs = inputs.to(device)
-        self._runs_singly = isinstance(model, Ensemble | MixedEnsemble)
+        self._networks = _member_networks(model)
+        self._runs_singly = bool(self._networks) or (isinstance(model, Ensemble) and model.is_expandable)
         self._logits: dict[int, Tensor] = {}
 
     def logits(self, index: int) -> Tensor:
@@ -134,19 +135,29 @@ class MemberLogits:
             return self.model.expand() if isinstance(self.model, Ensemble) else {}
 
     def _one(self, index: int) -> Tensor:
-        if isinstance(self.model, Ensemble):
+        if isinstance(self.model, Ensemble) and self.model.is_expandable:
             self.model.verify(self.inputs)
             code = self.model.code(index)
             state = {name: tensor.detach()[index] for name, tensor in self._state.items()}
             with evaluating(code.network), code.holding(state) as network:
                 return member_logits(network, self.inputs.clone() if code.writes_inputs else self.inputs)[0]
-        network = self.model.members[index] if isinstance(self.model, MixedEnsemble) else self.model
+        network = self._networks[index]
         with evaluating(network), freeze_parameters(network):
             return member_logits(network, self.inputs)[0]
 
     def _all(self) -> Tensor:
         with evaluating(self.model), freeze_parameters(self.model):
             return member_logits(self.model, self.inputs)
+
+
+def _member_networks(model: nn.Module) -> list[nn.Module]:
+    """Return the networks of an ensemble without stacked parameters; empty if members do not exist as networks."""
+    if not isinstance(model, Ensemble):
+        return [model]
+    try:
+        return [] if model.is_expandable else model.networks()
+    except EnfoldError:
+        return []
 
 
 @contextmanager

@@ -17,8 +17,8 @@ from enfold.data.dataset import evaluation_batches, has_examples
 from enfold.distill.cached import CachedTeacher, write_logits
 from enfold.engines.copying import copied
 from enfold.engines.modes import in_eval_mode
-from enfold.ensemble import Ensemble, MixedEnsemble
-from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensemble import Ensemble
+from enfold.ensembles.deep_ensemble import as_ensemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import best_member, member_logits
 from enfold.io.files import digest
@@ -153,7 +153,8 @@ class Teacher:
         if self.cached is not None:
             return self.cached.key or digest([self.cached.logits])
         state = {} if self.models is None else self.models.state_dict()
-        network = getattr(getattr(self.models, "skeleton", None), "network", None)
+        is_stacked = isinstance(self.models, Ensemble) and self.models.is_expandable
+        network = self.models.skeleton.network if is_stacked else None
         values = [value for value in state.values() if isinstance(value, Tensor)]
         extra = [value for value in state.values() if not isinstance(value, Tensor)]  # of get_extra_state
         # The architecture is included: the same values in another one give other logits.
@@ -190,33 +191,31 @@ def as_teacher(teacher: object) -> nn.Module | CachedTeacher:
     return as_ensemble(networks)
 
 
-def as_ensemble(networks: list[nn.Module]) -> nn.Module:
-    """Return networks of one architecture as a `DeepEnsemble`, others as a `MixedEnsemble`."""
-    shapes = [{name: tensor.shape for name, tensor in network.state_dict().items()} for network in networks]
-    is_same = all(type(network) is type(networks[0]) for network in networks) and all(s == shapes[0] for s in shapes)
-    return DeepEnsemble(networks) if is_same else MixedEnsemble(networks)
-
-
 def count_members(models: nn.Module | CachedTeacher) -> int:
     """Return the number of members of a teacher; 1 for a network."""
-    return int(getattr(models, "num_members", 1))
+    return models.num_members if isinstance(models, Ensemble | CachedTeacher) else 1
 
 
-def starting_member(models: nn.Module | CachedTeacher, data: Data, purpose: str) -> tuple[nn.Module, int]:
-    """Return a copy of the best member on validation data (member 0 without them), and its index.
+def first_member(models: nn.Module | CachedTeacher) -> nn.Module:
+    """Return a copy of member 0 of a teacher, or of a teacher that is a network.
 
     Raises:
-        EnfoldError: If the teacher's members do not exist as networks of one architecture.
+        EnfoldError: If the members do not exist as networks of one architecture.
     """
-    if isinstance(models, Ensemble):
-        index = best_member(models, data) if has_examples(data.val) else 0
-        return models.member(index), index
-    if isinstance(models, CachedTeacher) or count_members(models) > 1 or isinstance(models, MixedEnsemble):
+    if isinstance(models, CachedTeacher) or (isinstance(models, Ensemble) and not models.is_expandable):
         raise EnfoldError(
-            f"{purpose} needs a teacher of networks of one architecture to start from, got {type(models).__name__}: "
-            "pass the student's class as student=, or a network as init="
+            f"student=None needs a teacher of networks of one architecture, got a {type(models).__name__}: pass a "
+            "function that makes the student as student=, or a network as init="
         )
-    return copied(models), 0
+    return models.member(0) if isinstance(models, Ensemble) else copied(models)
+
+
+def starting_member(models: nn.Module | CachedTeacher, data: Data) -> tuple[nn.Module, int]:
+    """Return a copy of the best member on validation data, of member 0 without them, and its index."""
+    if not isinstance(models, Ensemble) or not models.is_expandable or not has_examples(data.val):
+        return first_member(models), 0
+    index = best_member(models, data)
+    return models.member(index), index
 
 
 def _rows(targets: Tensor, indices: Tensor) -> Tensor:

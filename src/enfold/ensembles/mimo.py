@@ -92,6 +92,10 @@ class MIMO(Ensemble):
             smoothing = tuple(config.per_member("label_smoothing", self.num_members))
         return MIMOLoss(self.num_members, self.batch_repetition, self.input_repetition, smoothing)
 
+    def accepts_loss(self, config: TrainConfig) -> bool:
+        """Return True: with another loss, all slots see the same example."""
+        return True
+
     def _widen(self, network: nn.Module, first: str, last: str) -> dict[str, nn.Module]:
         if self.num_members == 1:
             return {}

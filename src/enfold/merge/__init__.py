@@ -1,29 +1,32 @@
-"""Merging: one network from the weights of several, one file per method."""
+"""Merging: functions that make one network from the weights of several, one file per method."""
 
-from enfold.merge.activation_matching import ActivationMatching
-from enfold.merge.average import Average
-from enfold.merge.c2m3 import C2M3
-from enfold.merge.cca_merge import CCAMerge
-from enfold.merge.merge_many import MergeMany
-from enfold.merge.ot_fusion import OTFusion
-from enfold.merge.perm_avg import PermAVG
-from enfold.merge.repair import Repair
-from enfold.merge.soup import Soup
-from enfold.merge.straight_through import StraightThrough
-from enfold.merge.weight_matching import WeightMatching
-from enfold.merge.zipit import ZipIt
+from enfold.merge.activation_matching import activation_matching
+from enfold.merge.align import align
+from enfold.merge.average import average
+from enfold.merge.c2m3 import c2m3
+from enfold.merge.cca_merge import cca_merge
+from enfold.merge.merge_many import merge_many
+from enfold.merge.ot_fusion import ot_fusion
+from enfold.merge.perm_avg import perm_avg
+from enfold.merge.repair import repair
+from enfold.merge.soup import soup, soup_weights
+from enfold.merge.straight_through import straight_through
+from enfold.merge.weight_matching import weight_matching
+from enfold.merge.zipit import zipit
 
 __all__ = [
-    "C2M3",
-    "ActivationMatching",
-    "Average",
-    "CCAMerge",
-    "MergeMany",
-    "OTFusion",
-    "PermAVG",
-    "Repair",
-    "Soup",
-    "StraightThrough",
-    "WeightMatching",
-    "ZipIt",
+    "activation_matching",
+    "align",
+    "average",
+    "c2m3",
+    "cca_merge",
+    "merge_many",
+    "ot_fusion",
+    "perm_avg",
+    "repair",
+    "soup",
+    "soup_weights",
+    "straight_through",
+    "weight_matching",
+    "zipit",
 ]

@@ -1,69 +1,89 @@
-"""Activation matching: members' hidden units are put in the order in which they fire like one member's, then averaged.
+"""Activation matching: hidden units are put in the order in which they are active like one member's, then averaged.
 
     P_m = argmax over permutations  Σ_i C[i, P(i)],   C = correlations of the reference's units with the member's  (1a)
                                                       or their second moments E[x_r x_mᵀ]                          (1b)
     θ̄  = (1/M) Σ_m P_m(θ_m),   P_r = identity                                                                     (2)
 
-Each group of units is one linear assignment problem, solved exactly and by itself.
+Each group of units is a separate linear assignment problem, solved exactly.
 
 S. K. Ainsworth, J. Hayase, S. Srinivasa: Git Re-Basin: Merging Models modulo Permutation Symmetries, ICLR 2023,
 arXiv:2209.04836 (1b); K. Jordan et al.: REPAIR, ICLR 2023, arXiv:2211.08403 (1a).
 
 Differs from the papers: groups are found for any network; more than two members are all matched to the reference;
-units that are seen at several layers (residual streams) are matched at all of them together; blocks (heads) and groups
-that no layer shows, or none on the same samples in all members, are matched by weights.
+units that are observed at several layers (residual streams) are matched at all of them together; blocks (heads), and
+groups that no layer shows, or none on the same samples in all members, are matched by weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import ClassVar, Literal
+from functools import partial
+from typing import Annotated, Literal
 
-from enfold.data import Data
+from pydantic import Field
+from torch import nn
+
+from enfold.arguments import checked
+from enfold.data.convert import Examples
 from enfold.engines.skeleton import State
-from enfold.ensemble import Ensemble
-from enfold.merge.common.activations import Watched
+from enfold.merge.common.activations import Side
+from enfold.merge.common.alignment import Alignment
 from enfold.merge.common.assign import best_order
-from enfold.merge.common.base import Alignment
-from enfold.merge.common.split import by_weights_first
-from enfold.merge.common.states import require_reference
-from enfold.symmetry import Symmetry, permute
+from enfold.merge.common.inputs import Models, prepare_inputs, require_reference
+from enfold.merge.common.merging import merge_aligned
+from enfold.merge.common.split import match_unobserved
+from enfold.merge.repair import RepairKind
+from enfold.symmetry import permute
 
 Likeness = Literal["correlation", "second_moment"]
 
 
-@dataclass(frozen=True)
-class ActivationMatching(Alignment):
-    """The mean of the members after their units were matched to one member's by what they do on training data."""
+@checked
+def activation_matching(
+    models: Models,
+    train: Examples,
+    *,
+    reference: Annotated[int, Field(ge=0)] = 0,
+    likeness: Likeness = "correlation",
+    watch: Side = "inputs",
+    examples: Annotated[int, Field(ge=1)] = 4096,
+    repair: RepairKind = "reset",
+    seed: int = 0,
+) -> nn.Module:
+    """Return the mean of the members after matching their hidden units to one member's by activations.
 
-    reference: int = 0  # the member whose order the others are put in
-    likeness: Likeness = "correlation"  # of two units: correlation, or second_moment (not centred)
-    watch: Watched = "inputs"  # units as inputs of the next layers, or as outputs of their own
-    examples: int = 4096  # of the training part, at most
+    Args:
+        models: An ensemble, or networks of one architecture; they are not modified.
+        train: Training examples on which units are compared.
+        reference: Index of the member whose order the others are put in.
+        likeness: Similarity of two units: "correlation", or "second_moment", which is not centred.
+        watch: Where units are observed: as "inputs" of the next layers, or as "outputs" of their own.
+        examples: Maximum number of training examples.
+        repair: Statistics of the merged network: "reset" measures batch norms again, "none" averages them, "repair",
+            "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
+        seed: Seed of the order of the examples and of matching.
 
-    purpose: ClassVar[str] = "activation matching"
-    least: ClassVar[dict[str, float]] = {"reference": 0, "examples": 1}
+    Returns:
+        A network of the members' class in eval mode; a single member is returned unchanged.
 
-    def ordered(
-        self,
-        states: Sequence[State],
-        symmetry: Symmetry,
-        members: Ensemble,
-        data: Data,
-        checkpoint: Path | None,
-    ) -> list[State]:
-        """Each member in the order of equation (1)."""
-        reference = require_reference(self.reference, len(states))
-        states, seen = by_weights_first(
-            states, symmetry, members, data, reference, self.watch, self.seed, examples=self.examples
-        )
-        found = []
-        for index, state in enumerate(states):
-            orders = {}
-            for name, one in seen.items() if index != reference else ():
-                likeness = one.correlation() if self.likeness == "correlation" else one.second()
-                orders[name] = best_order(one.block(likeness, reference, index))  # (1)
-            found.append(permute(state, symmetry, orders))
-        return found
+    Raises:
+        EnfoldError: If the networks cannot be matched, or training examples are missing.
+    """
+    inputs = prepare_inputs("activation_matching", models, train, needs_train=True)
+    match = partial(match_members, reference=reference, likeness=likeness, watch=watch, examples=examples, seed=seed)
+    return merge_aligned(inputs, match, repair, seed)  # (2)
+
+
+def match_members(
+    alignment: Alignment, *, reference: int, likeness: Likeness, watch: Side, examples: int, seed: int
+) -> list[State]:
+    """Return each member in the order of equation (1)."""
+    require_reference(reference, len(alignment.states))
+    states, moments = match_unobserved(alignment, reference, watch, seed, examples=examples)
+    found = []
+    for index, state in enumerate(states):
+        orders = {}
+        for name, one in moments.items() if index != reference else ():
+            similarity = one.correlation() if likeness == "correlation" else one.second()
+            orders[name] = best_order(one.block(similarity, reference, index))  # (1)
+        found.append(permute(state, alignment.symmetry, orders))
+    return found

@@ -2,45 +2,46 @@
 
     θ̄ = (1/M) Σ_m θ_m                                                                        (1)
 
-It is right for members that lie in one basin of the loss (checkpoints of one run, fine-tuned copies of one network) and
-destroys members that were trained apart, whose hidden units are in different orders. It is here as the reference that
-every merge must beat.
+Right for members in one basin of the loss (checkpoints of one run, copies fine-tuned from one network); useless for
+members that were trained independently, whose hidden units are in different orders. It is the baseline of all merges.
 
-Batch-norm statistics of the averaged network are not the average of the statistics: they are measured again on the
-training part, or (`reestimate_batch_norm=False`) averaged like everything else.
+Batch-norm statistics of the averaged network are not the average of the statistics: they are measured again on training
+examples (`repair="reset"`), or averaged like the weights (`repair="none"`).
 
 Differs from the paper: there is none; this is the baseline of all of them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-
 import torch
 from torch import nn
 
-from enfold.data import Data
-from enfold.ensemble import Ensemble
-from enfold.merge.common.folding import Composable, mean_state, require_members
-from enfold.train.batch_norm import reestimate
+from enfold.arguments import checked
+from enfold.data.convert import Examples
+from enfold.merge.common.inputs import Models, prepare_inputs
+from enfold.merge.common.merging import build_network
+from enfold.merge.repair import RepairKind
 
 
-@dataclass(frozen=True)
-class Average(Composable):
-    """The mean of the members' weights."""
+@checked
+@torch.no_grad()
+def average(models: Models, train: Examples | None = None, *, repair: RepairKind = "reset", seed: int = 0) -> nn.Module:
+    """Return one network with the mean of the members' weights.
 
-    reestimate_batch_norm: bool = True  # measure statistics again on the training part, instead of averaging them
+    Args:
+        models: An ensemble, or networks of one architecture; they are not modified.
+        train: Training examples, needed only to correct statistics: with batch norm, or `repair` other than "reset".
+        repair: Statistics of the average: "reset" measures batch norms again, "none" averages their statistics,
+            "repair", "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
+        seed: Seed of the order of the examples.
 
-    @torch.no_grad()
-    def __call__(
-        self, members: Ensemble, data: Data, *, checkpoint: Path | None = None, answers: Path | None = None
-    ) -> nn.Module:
-        """One network with the mean weights; a single member is returned as it is."""
-        members = require_members(members, "the average", averaged=True, data=data)
-        if members.num_members == 1:
-            return members.member(0).eval()
-        network = members.network(mean_state(members))  # (1)
-        if self.reestimate_batch_norm:
-            reestimate(network, data)
-        return network.eval()
+    Returns:
+        A network of the members' class in eval mode; a single member is returned unchanged.
+
+    Raises:
+        EnfoldError: If the networks cannot be averaged, or training examples are needed and missing.
+    """
+    inputs = prepare_inputs("average", models, train, repair=repair)
+    if inputs.ensemble.num_members == 1:
+        return inputs.ensemble.member(0).eval()
+    return build_network(inputs, inputs.ensemble.mean_state(), repair, seed)  # (1)

@@ -1,92 +1,103 @@
-"""OT-Fusion: layer by layer from the input on, members' units are transported to one member's at the least cost.
+"""OT-Fusion: layer by layer from the input, members' units are transported to one member's at minimal cost.
 
-    D[i, j] = ||x_i - y_j||²    x_i, y_j: incoming weights of units, behind layers that are aligned already        (1a)
-                                or what they do on training data                                                   (1b)
+    D[i, j] = ||x_i - y_j||²    x_i, y_j: incoming weights of units, after layers that are aligned already         (1a)
+                                or activations on training examples                                                (1b)
     T = argmin over transport plans <T, D>  - ε H(T),   rows and columns of T sum to 1/d                           (2)
     W̃_l = (d T_l) W_l (d T_{l-1})ᵀ,   θ̄ = (1/M) Σ_m θ̃_m                                                           (3)
 
-With ε = 0 and as many units in all members, d T is a permutation, and (2) is a linear assignment problem.
+With ε = 0 and equal widths, d T is a permutation, and (2) is a linear assignment problem.
 
 S. P. Singh, M. Jaggi: Model Fusion via Optimal Transport, NeurIPS 2020, arXiv:1910.05653.
 
 Differs from the paper: groups of units are found for any network; where several layers make one group (residual
-streams), those whose inputs are aligned already count, together; members of other widths are refused; blocks of units
-(heads) are matched by weights before, and so is what no layer shows, or none on the same samples in all members; ε is
-relative to the mean cost, which is squared, where the authors' commands take the distance itself.
+streams), those whose inputs are aligned already are compared together; members of different widths are refused; blocks
+of units (heads), and groups that no layer shows, or none on the same samples in all members, are matched by weights
+before; ε is relative to the mean cost, a squared distance, where the authors' commands use the distance.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
-from torch import Tensor
+from pydantic import Field
+from torch import Tensor, nn
 
-from enfold.data import Data
+from enfold.arguments import checked
+from enfold.data.convert import Examples
 from enfold.engines.skeleton import State
-from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
-from enfold.merge.common.activations import Moments, Watched
+from enfold.merge.common.activations import Moments, Side
 from enfold.merge.common.assign import best_order
-from enfold.merge.common.base import Merge
-from enfold.merge.common.split import by_weights_first
-from enfold.merge.common.states import mean_of, require_reference, states_of, units_of
+from enfold.merge.common.inputs import Models, prepare_inputs, require_reference
+from enfold.merge.common.merging import build_network, observe_members
+from enfold.merge.common.states import mean_of
+from enfold.merge.repair import RepairKind
 from enfold.symmetry import Axis, Group, soft
-from enfold.symmetry.matching import real
+from enfold.symmetry.matching import as_real
 
 Cost = Literal["weights", "activations"]
 ROUNDS = 1000
 
 
-@dataclass(frozen=True)
-class OTFusion(Merge):
-    """The mean of the members after their units were transported to one member's, layer by layer."""
+@checked
+def ot_fusion(
+    models: Models,
+    train: Examples,
+    *,
+    reference: Annotated[int, Field(ge=0)] = 0,
+    cost: Cost = "activations",
+    regularisation: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0,
+    watch: Side = "outputs",
+    examples: Annotated[int, Field(ge=1)] = 4096,
+    repair: RepairKind = "reset",
+    seed: int = 0,
+) -> nn.Module:
+    """Return the mean of the members after transporting their units to one member's, layer by layer.
 
-    reference: int = 0  # the member to whose units the others' are transported
-    cost: Cost = "activations"  # distances of units by incoming weights, or by what they do on training data
-    regularisation: float = 0.0  # ε: 0 is exact; above, units are transported to several, softly
-    watch: Watched = "outputs"  # activations: units as outputs of their layers, or as inputs of the next
-    examples: int = 4096  # activations: of the training part, at most
+    Args:
+        models: An ensemble, or networks of one architecture; they are not modified.
+        train: Training examples on which units are compared.
+        reference: Index of the member to whose units the others' are transported.
+        cost: Distances of units by incoming "weights", or by "activations" on training examples.
+        regularisation: Entropic regularisation ε: 0 is exact; above, a unit is transported to several.
+        watch: Where activations are observed: as "outputs" of their layers, or as "inputs" of the next.
+        examples: Maximum number of training examples.
+        repair: Statistics of the merged network: "reset" measures batch norms again, "none" averages them, "repair",
+            "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
+        seed: Seed of the order of the examples and of matching.
 
-    purpose: ClassVar[str] = "OT-Fusion"
-    least: ClassVar[dict[str, float]] = {"reference": 0, "examples": 1}
+    Returns:
+        A network of the members' class in eval mode; a single member is returned unchanged.
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.regularisation < math.inf:
-            raise EnfoldError(f"the regularisation must be 0 or more, got {self.regularisation}: 0 is exact transport")
-
-    def merged(self, members: Ensemble, data: Data, checkpoint: Path | None) -> State:
-        """Equation (3)."""
-        states = states_of(members)
-        reference = require_reference(self.reference, len(states))
-        symmetry = units_of(members.network(states[reference]), data, self.seed)
-        states, seen = by_weights_first(
-            states, symmetry, members, data, reference, self.watch, self.seed, examples=self.examples, mixed=True
-        )
-        learned, rest = set(members.skeleton.parameters), [symmetry[name] for name in seen]
-        while rest:
-            group = max(rest, key=lambda one: _readiness(one, rest, learned, states[reference]))
-            ready, making = _incoming(group, rest, learned)
-            rest.remove(group)
-            for index in set(range(len(states))) - {reference}:
-                if self.cost == "weights":
-                    costs = _weight_costs(states[reference], states[index], ready or making)  # (1a)
-                else:
-                    costs = _activation_costs(seen[group.name], reference, index)  # (1b)
-                plan = transport(costs, self.regularisation)
-                states[index] = soft(states[index], group, plan, plan.mT)  # (3)
-        return mean_of(states)
+    Raises:
+        EnfoldError: If the networks cannot be matched, or examples are needed and missing.
+    """
+    inputs = prepare_inputs("ot_fusion", models, train, needs_train=True)
+    require_reference(reference, inputs.ensemble.num_members)
+    if inputs.ensemble.num_members == 1:
+        return inputs.ensemble.member(0).eval()
+    symmetry, states, moments = observe_members(inputs, reference, watch, seed, examples)
+    learned, rest = set(inputs.ensemble.skeleton.parameters), [symmetry[name] for name in moments]
+    while rest:
+        group = max(rest, key=lambda one: _readiness(one, rest, learned, states[reference]))
+        ready, producing = _incoming(group, rest, learned)
+        rest.remove(group)
+        for index in set(range(len(states))) - {reference}:
+            if cost == "weights":
+                costs = _weight_costs(states[reference], states[index], ready or producing)  # (1a)
+            else:
+                costs = _activation_costs(moments[group.name], reference, index)  # (1b)
+            plan = transport(costs, regularisation)  # (2)
+            states[index] = soft(states[index], group, plan, plan.mT)  # (3)
+    return build_network(inputs, mean_of(states), repair, seed)
 
 
 def transport(costs: Tensor, regularisation: float = 0.0) -> Tensor:
-    """d T of equation (2), (d, d): rows and columns sum to 1."""
+    """Return d T of equation (2), (d, d), whose rows and columns sum to 1."""
     if not bool(costs.isfinite().all()):
-        raise EnfoldError("units are transported at finite costs, got some that are not: leave out members with NaN")
+        raise EnfoldError("costs must be finite, got NaN or infinity: leave out members with NaN")
     if not regularisation:
         return torch.eye(len(costs), dtype=costs.dtype)[best_order(costs.max() - costs)]
     strength = regularisation * float(costs.mean())
@@ -98,35 +109,39 @@ def transport(costs: Tensor, regularisation: float = 0.0) -> Tensor:
         if float(rows.abs().max()) < 1e-9:
             break
     if not bool(logits.exp().isfinite().all()):
-        raise EnfoldError(f"a regularisation must leave costs finite, got {regularisation}: 0 is exact transport")
+        raise EnfoldError(
+            f"regularisation must be larger or 0, got {regularisation}, at which the plan is not finite: 0 is exact"
+        )
     return logits.exp()
 
 
 def _incoming(group: Group, rest: Sequence[Group], learned: set[str]) -> tuple[list[Axis], list[Axis]]:
-    """The axes that make the units: those of tensors in which all else is aligned, and all."""
+    """Return the axes that produce the units: those of tensors in which everything else is aligned, and all."""
     waiting = {axis.name for other in rest if other is not group for axis in other.axes}
-    waiting |= {axis.name for axis in group.axes if axis.role == "consumes"}  # recurrent: made of the units themselves
-    making = [axis for axis in group.axes if axis.role != "consumes" and axis.name in learned]
-    return [axis for axis in making if axis.name not in waiting], making
+    waiting |= {
+        axis.name for axis in group.axes if axis.role == "consumes"
+    }  # recurrent: the units depend on themselves
+    producing = [axis for axis in group.axes if axis.role != "consumes" and axis.name in learned]
+    return [axis for axis in producing if axis.name not in waiting], producing
 
 
 def _readiness(group: Group, rest: Sequence[Group], learned: set[str], state: State) -> tuple[bool, int]:
-    """From the input on: a group behind aligned ones alone is first; a residual stream, which waits for what waits for
-    it, comes before what has no more than biases and scales ready."""
-    ready, making = _incoming(group, rest, learned)
-    return ready == making, sum(axis.units_first(state[axis.name])[0].numel() for axis in ready)
+    """Return the rank of a group: first those that depend on aligned groups only; then those of which most weights are
+    ready, so that a residual stream precedes groups of which only biases and scales are."""
+    ready, producing = _incoming(group, rest, learned)
+    return ready == producing, sum(axis.units_first(state[axis.name])[0].numel() for axis in ready)
 
 
 def _weight_costs(fixed: State, state: State, axes: Sequence[Axis]) -> Tensor:
     ours, theirs = (
-        torch.cat([real(axis.by_unit(one[axis.name]).detach().cpu()).flatten(1).double() for axis in axes], dim=1)
+        torch.cat([as_real(axis.by_unit(one[axis.name]).detach().cpu()).flatten(1).double() for axis in axes], dim=1)
         for one in (fixed, state)
     )
     return torch.cdist(ours, theirs).square()
 
 
-def _activation_costs(seen: Moments, reference: int, index: int) -> Tensor:
-    """E[(x - y)²] = E[x²] + E[y²] - 2 E[x y]."""
-    second = seen.second()
-    ours, theirs = (seen.block(second, one, one).diagonal() for one in (reference, index))
-    return (ours[:, None] + theirs - 2 * seen.block(second, reference, index)).clamp_min(0)
+def _activation_costs(moments: Moments, reference: int, index: int) -> Tensor:
+    """Return E[(x - y)²] = E[x²] + E[y²] - 2 E[x y]."""
+    second = moments.second()
+    ours, theirs = (moments.block(second, one, one).diagonal() for one in (reference, index))
+    return (ours[:, None] + theirs - 2 * moments.block(second, reference, index)).clamp_min(0)

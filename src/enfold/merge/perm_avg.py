@@ -9,202 +9,138 @@ permAVG is from a thesis of 2021. A close relative, for two networks, with Pᵀ 
 F. A. Guerrero Peña et al.: Re-basin via implicit Sinkhorn differentiation, CVPR 2023, arXiv:2212.12042.
 
 Algorithm 1 of the thesis runs (2): layer by layer, one member after the other, all fed with the mean of the layer
-before, each P made anew wherever it occurs, and inverted. Inputs and outputs have P = I, as has the first member, the
+before, each P computed wherever it occurs, and inverted. Inputs and outputs have P = I, as has the first member, the
 reference; the other C are learned by Adam, rate 0.1, cosine, 20 epochs, τ = 1. As all members of a layer see one h, (2)
 is the network with the weights (3): these are computed once a step, and that network is run once.
 
 With order="joint", as in Algorithm 1, all C are learned at once; the published tables, in which accuracy falls with M,
-are of this form. With order="sequential", also in the thesis, members 1 and 2 are aligned first; then P_2 is settled,
+are of this form. With order="sequential", also in the thesis, members 1 and 2 are aligned first; then P_2 is fixed,
 member 3 is added at weights of 1/3, only its C are learned, and so on. Two members are the same in both.
 
-S(I/τ) is no identity: for τ = 1 and wide layers it is almost uniform, and the start is not the plain average. Only P of
+S(I/τ) is not the identity: for τ = 1 and wide layers it is almost uniform, and the start is not the plain average. Only P of
 positive determinant can be reached from there: between them and others P is singular, and P^-1 without bound. `matched`
-starts at c times the permutations of weight matching, odd ones too; 10 to 14 is near to them. Tied weights that make
-and take the same units need P^-1 = Pᵀ, which is true of permutations alone: `matched` puts these units in order once.
+starts at c times the permutations of weight matching, also odd ones; 10 to 14 is near them. Tied weights that produce
+and consume the same units need P^-1 = Pᵀ, which holds for permutations only: `matched` permutes these units once.
 
-Differs from the thesis: any network whose symmetries are found, not MLPs alone, and what is proved to be no symmetry
-stays as it is; systems are solved instead of inverses formed; iterations end when rows sum to 1 within `tolerance`;
-members equal to the last bit have one P, and those equal to the first none; the epoch that is best on validation data
-is kept, as in all of enfold's trainings (`select`). Its batch size is not known.
+Differs from the thesis: any network whose symmetries are found, not only MLPs, and units that are no symmetry are not
+aligned; linear systems are solved instead of computing inverses; iterations end when rows sum to 1 within `tolerance`;
+bitwise equal members have one P, and those equal to the first none; the epoch with the best validation score is
+returned, as in `fit` (`select`). Its batch size is not known.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import nn
 
-from enfold.data import Data
-from enfold.engines.modes import evaluating
-from enfold.engines.skeleton import State
-from enfold.ensemble import Ensemble
-from enfold.errors import EnfoldError
-from enfold.io.files import digest, part_file
-from enfold.merge.common.aligning import Mixing, Steps, all_equal, distinct, identities, matchings, mixable, watch
-from enfold.merge.common.folding import Composable, mean_state, require_data, require_members
+from enfold.arguments import checked
+from enfold.data.convert import Examples
+from enfold.merge.common.inputs import Models, prepare_inputs
+from enfold.merge.common.permutation_learning import (
+    PUBLISHED,
+    LearningOrder,
+    PermutationOptions,
+    find_groups,
+    learn_permutations,
+)
 from enfold.merge.common.sinkhorn import Gradient
-from enfold.merge.common.soft import Balance, SoftAverage
-from enfold.progress import part
-from enfold.symmetry import Symmetry
-from enfold.train import CrossEntropy, Objective, TrainConfig, fit
-from enfold.train.batch_norm import reestimate
+from enfold.merge.common.soft_permutations import Mixing, all_equal
+from enfold.merge.repair import RepairKind, repair_network
+from enfold.train import TrainConfig
 
-LearningOrder = Literal["sequential", "joint"]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-def published() -> TrainConfig:
-    """Adam, rate 0.1, cosine, 20 epochs."""
-    return TrainConfig(epochs=20, optimizer="adam", lr=0.1, schedule="cosine", weight_decay=0.0)
+@checked
+def perm_avg(
+    models: Models,
+    train: Examples,
+    val: Examples | None = None,
+    *,
+    temperature: Positive = 1.0,
+    final_temperature: Positive | None = None,
+    iterations: Annotated[int, Field(ge=1)] = 100,
+    tolerance: Annotated[float, Field(ge=0)] = 1e-8,
+    gradient: Gradient = "unrolled",
+    warm: bool = False,
+    ridge: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0,
+    matched: Positive | None = None,
+    order: LearningOrder = "sequential",
+    universe: bool = False,
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.0,
+    mixing: Mixing = "equal",
+    gain: bool = False,
+    project: bool = False,
+    repair: RepairKind = "reset",
+    config: TrainConfig | None = None,
+    checkpoint: str | Path | None = None,
+    quiet: bool = False,
+    **settings: Any,
+) -> nn.Module:
+    """Return the average of members whose units are aligned by learned soft permutations.
 
+    Args:
+        models: An ensemble, or networks of one architecture; they are not modified.
+        train: Training examples from which the permutations are learned.
+        val: Validation examples, which choose the best epoch.
+        temperature: τ of equation (1).
+        final_temperature: τ at the end of training, reached geometrically; None if τ is constant.
+        iterations: Maximum number of Sinkhorn iterations.
+        tolerance: Iterations end when all rows sum to 1 within it, or within rounding.
+        gradient: Gradient of the iterations that were run ("unrolled"), or of their limit ("implicit").
+        warm: Start iterations from the result of the last step, so that fewer are run.
+        ridge: ε of (P + ε Π) / (1 + ε) instead of P, with Π the permutation at the start: better conditioned.
+        matched: Start at this multiple of the permutations of weight matching; None starts at C = I.
+        order: Add members one after the other ("sequential"), or learn all permutations at once ("joint").
+        universe: Also align the first member, to a universe of all members.
+        alpha: Weight of the ensemble's mean prediction in the loss; that of the labels is 1 - alpha.
+        mixing: Weights of the members in training: "equal", or drawn in each step ("dirichlet").
+        gain: Also learn a factor for each hidden unit of the average.
+        project: Replace all P by the nearest permutations at the end.
+        repair: Statistics of the average: "reset" measures batch norms again, "none" averages them, "repair",
+            "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
+        config: How the permutations are learned; by default as published: Adam, lr 0.1, cosine, 20 epochs.
+        checkpoint: A file that is written after every epoch; if it exists, training continues from it.
+        quiet: Show no progress bar.
+        **settings: Fields of `TrainConfig`, such as `epochs=5`, which replace those of `config`.
 
-@dataclass(frozen=True)
-class PermAVG(Composable):
-    """The average of members whose units are aligned by learned soft permutations."""
+    Returns:
+        A network of the members' class in eval mode; equal members are returned unchanged.
 
-    temperature: float = 1.0  # τ of equation (1)
-    final_temperature: float | None = None  # τ goes to it, by one factor a step; None: it stays
-    iterations: int = 100  # of Sinkhorn, at most
-    tolerance: float = 1e-8  # iterations end when all rows sum to 1 so nearly, or to rounding
-    gradient: Gradient = "unrolled"  # of the iterations that were run, or implicit: of their limit
-    warm: bool = False  # iterations start where those of the last step ended: fewer are run, and unrolled
-    ridge: float = 0.0  # ε of (P + ε Π) / (1 + ε) in the place of P, Π the permutation at the start: better conditioned
-    matched: float | None = None  # start at so many times the permutations of weight matching; None: at C = I
-    order: LearningOrder = "sequential"  # members are added one after the other, or joint: all at once
-    universe: bool = False  # the first member is aligned too, to what all have in common
-    alpha: float = 0.0  # the ensemble's part of the loss; the labels' is 1 - alpha
-    mixing: Mixing = "equal"  # weights in training: 1/M, or dirichlet: drawn anew in each step
-    gain: bool = False  # a factor for each hidden unit of the average is learned too
-    project: bool = False  # the nearest permutations take the place of all P at the end
-    reestimate_batch_norm: bool = True  # measure statistics on the training part after averaging
-    plan: TrainConfig = field(default_factory=published)  # how C is learned, for each member that is added
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        ends = (self.temperature, self.temperature if self.final_temperature is None else self.final_temperature)
-        if not all(0 < temperature < math.inf for temperature in ends):
-            raise EnfoldError(f"temperatures must be above 0, got {min(ends)}: 1 is the published one")
-        if self.matched is not None and not 0 < self.matched < math.inf:
-            raise EnfoldError(f"matched must be above 0, got {self.matched}: 10 to 14 starts near the permutations")
-        if self.iterations < 1 or not self.tolerance >= 0:
-            raise EnfoldError(
-                f"iterations must be 1 or more and the tolerance 0 or more, got {self.iterations} and "
-                f"{self.tolerance}: 100 and 1e-8 are usual"
-            )
-        if not 0 <= self.ridge < math.inf:
-            raise EnfoldError(f"the ridge must be 0 or more, got {self.ridge}: 0.1 keeps matrices well conditioned")
-        if not 0 <= self.alpha <= 1:
-            raise EnfoldError(f"alpha must be in [0, 1], got {self.alpha}: 1 is the ensemble alone, 0 the labels alone")
-
-    def __call__(
-        self, members: Ensemble, data: Data, *, checkpoint: Path | None = None, answers: Path | None = None
-    ) -> nn.Module:
-        """One network; a single member is returned as it is."""
-        members = require_members(members, "permAVG", averaged=True, data=data)
-        require_data(data, "permAVG")
-        if all_equal(members):
-            return members.member(0).eval()
-        members, symmetry = self.ready(members, data)
-        model = self.learned(members, data, symmetry, checkpoint=checkpoint, answers=answers)
-        with torch.no_grad():
-            if model is None:
-                network = members.network(mean_state(members))
-            else:
-                state = model.projected() if self.project else model.average(model.matrices())  # (3)
-                network = members.network({**{name: t[0] for name, t in model.held.state().items()}, **state}).cpu()
-            if self.reestimate_batch_norm:
-                reestimate(network, data)
-        return network.eval()
-
-    @classmethod
-    def trainings(cls, members: int, order: LearningOrder = "sequential", **_: object) -> int:
-        """How often so many members are trained by the plan."""
-        return 1 if order == "joint" else max(members - 1, 1)
-
-    def ready(self, members: Ensemble, data: Data) -> tuple[Ensemble, Symmetry]:
-        """What is learned from: the members, units that only permutations may move in order, and what may be mixed."""
-        return mixable(members, data, self.plan.seed, matched=self.matched is not None)
-
-    def learned(
-        self,
-        members: Ensemble,
-        data: Data,
-        symmetry: Symmetry,
-        *,
-        checkpoint: Path | None = None,
-        answers: Path | None = None,
-    ) -> SoftAverage | None:
-        """The members of `ready` in their soft permutations (`all_matrices`); None where nothing is to be permuted."""
-        states, counts = distinct(members)
-        checkpoint = checkpoint and Path(checkpoint)
-        if not symmetry.groups or len(states) == 1:  # of members that differ in statistics alone
-            return None
-        stages = self._stages(len(states))
-        files = [checkpoint and part_file(checkpoint, last) if last < len(states) else checkpoint for _, last in stages]
-        begin = max((k for k, file in enumerate(files) if file is not None and file.exists()), default=0)
-        model: SoftAverage | None = None
-        with evaluating(members):
-            inner = self._loss(members, data, answers)
-            ends = self.temperature, self.final_temperature or self.temperature
-            for (first, last), file in list(zip(stages, files, strict=True))[begin:]:
-                model = self._stage(members, states[:last], counts[:last], symmetry, first, model)
-                if self.reestimate_batch_norm:
-                    model.measure_statistics(data)
-                model.made_from = digest(tensor for state in states[:last] for tensor in state.values())
-                objective = Steps(inner, repr(self), last, ends, self.mixing)
-                with part(f"members 1 to {last}" if first < 2 else f"member {last} is added"):
-                    fit(model, data, config=self.plan, objective=objective, checkpoint=file, title="perm_avg")
-                watch(model)
-        for file in filter(None, files[:-1]):
-            file.unlink(missing_ok=True)
-        return model
-
-    def _stages(self, count: int) -> list[tuple[int, int]]:
-        """The first of the members that are learned in each training, and one after the last."""
-        first = 0 if self.universe else 1
-        if self.order == "joint":
-            return [(first, count)]
-        return [(first, 2), *((k, k + 1) for k in range(2, count))]
-
-    def _stage(
-        self,
-        members: Ensemble,
-        states: Sequence[State],
-        counts: Sequence[int],
-        symmetry: Symmetry,
-        first: int,
-        before: SoftAverage | None,
-    ) -> SoftAverage:
-        """The model of one training; where it goes on from a checkpoint, what was settled before is read there."""
-        own, known = states[first:], set(members.skeleton.parameters)
-        like = states[0][symmetry.groups[0].axes[0].name]
-        scores = identities(symmetry, len(own), like)  # (1)
-        if self.matched is not None:
-            scores = [self.matched * each for each in matchings(states[0], own, symmetry, known, self.plan.seed, like)]
-        settled = identities(symmetry, first if self.universe else first - 1, like)
-        gains = [torch.ones(group.size).to(like) for group in symmetry.groups] if self.gain else []
-        if before is not None:
-            settled, gains = before.all_matrices(), [gain.detach() for gain in before.gains]
-        return SoftAverage(
-            members,
-            states,
-            [count / sum(counts) for count in counts],
-            symmetry.groups,
-            scores,
-            settled,
-            gains,
-            temperature=self.temperature,
-            balance=Balance(self.iterations, self.tolerance, self.gradient, self.warm, self.ridge),
-        )
-
-    def _loss(self, members: Ensemble, data: Data, answers: Path | None) -> Objective:
-        if not self.alpha:
-            return CrossEntropy(self.plan.per_member("label_smoothing", 1)[0])  # (4)
-        from enfold.distill.losses.kd import KD  # it starts from merged networks, so it imports this package
-
-        distill = KD(alpha=self.alpha, plan=self.plan)
-        return distill.lessons(distill.teacher(members, data, answers))
+    Raises:
+        EnfoldError: If the networks cannot be aligned, examples are missing, or a matrix becomes singular.
+    """
+    plan = (config or PUBLISHED).update(settings)
+    inputs = prepare_inputs("perm_avg", models, train, val, needs_train=True)
+    if all_equal(inputs.ensemble):
+        return inputs.ensemble.member(0).eval()
+    options = PermutationOptions(
+        temperature=temperature,
+        final_temperature=final_temperature,
+        iterations=iterations,
+        tolerance=tolerance,
+        gradient=gradient,
+        warm=warm,
+        ridge=ridge,
+        matched=matched,
+        order=order,
+        universe=universe,
+        alpha=alpha,
+        mixing=mixing,
+        gain=gain,
+        measure_statistics=repair != "none",
+        config=plan,
+    )
+    ensemble, symmetry = find_groups(inputs.ensemble, inputs.data, options)
+    model = learn_permutations(ensemble, inputs.data, symmetry, options, checkpoint=checkpoint, quiet=quiet)
+    with torch.no_grad():
+        if model is None:
+            network = ensemble.network(ensemble.mean_state())
+        else:
+            state = model.project() if project else model.average(model.matrices())  # (3)
+            network = ensemble.network({**{name: t[0] for name, t in model.held.state().items()}, **state}).cpu()
+    return repair_network(network, inputs.ensemble, inputs.data, repair, seed=plan.seed).eval()

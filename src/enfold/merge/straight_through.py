@@ -1,4 +1,4 @@
-"""Straight-through matching: permutations are learned by the loss half-way between two members, by a free network.
+"""Straight-through matching: permutations are learned from the loss at the mid-point of two members, with free parameters.
 
     π = argmax over permutations <θ̃, π(θ_m)>      θ̃: free parameters, at first θ_r                               (1)
     L(½ (θ_r + π(θ_m)))                            loss of the mid-point on training data                         (2)
@@ -8,146 +8,190 @@
 S. K. Ainsworth, J. Hayase, S. Srinivasa: Git Re-Basin: Merging Models modulo Permutation Symmetries, ICLR 2023,
 arXiv:2209.04836, section 3.3.
 
-What (1) finds at first is weight matching; the loss (2) may then be lowered, never raised, on the training part. It is
-slow: a matching at every step.
+The first result of (1) is weight matching; the loss (2) on training examples can then only fall. It is slow: units are
+matched at every step.
 
-Differs from the paper: more than two members are each matched to the reference; a matching is computed in full instead
-of being continued from the last one; matching ends early when an epoch's loss has not fallen for `patience` epochs;
-members that differ by nothing but an order are not trained; batch norms use each batch's own statistics.
+Differs from the paper: more than two members are each matched to the reference; each matching starts from the original
+orders instead of the last ones; training ends early when the loss has not fallen for `patience` epochs; members that
+are permuted copies of the reference are not trained; batch norms use the statistics of each batch.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
-from enfold.data import Data
+from enfold.arguments import checked
 from enfold.data.batches import Batch, Order
 from enfold.data.content import content
+from enfold.data.convert import Examples
 from enfold.data.dataset import class_labels
 from enfold.engines.modes import evaluating
 from enfold.engines.outputs import at_least_float32, require_classes
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
-from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 from enfold.io.files import digest, part_file
-from enfold.merge.common.base import Alignment
-from enfold.merge.common.states import require_reference
+from enfold.merge.common.alignment import Alignment
+from enfold.merge.common.inputs import Models, prepare_inputs, require_reference
+from enfold.merge.common.merging import merge_aligned
+from enfold.merge.repair import RepairKind
 from enfold.seeds import derive
-from enfold.symmetry import Symmetry, matched_to
+from enfold.symmetry import match_state
 from enfold.train import TrainConfig
 from enfold.train.batch_norm import TRACKING, several_examples
 from enfold.train.descent import Descent
 
 
-@dataclass(frozen=True)
-class StraightThrough(Alignment):
-    """The mean of the members in the orders in which the mid-points to one member have the lowest loss."""
+@checked
+def straight_through(
+    models: Models,
+    train: Examples,
+    *,
+    reference: Annotated[int, Field(ge=0)] = 0,
+    epochs: Annotated[int, Field(ge=0)] = 250,
+    patience: Annotated[int, Field(ge=1)] = 10,
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-2,
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9,
+    batch_size: Annotated[int, Field(ge=2)] = 1000,
+    repair: RepairKind = "reset",
+    seed: int = 0,
+    checkpoint: str | Path | None = None,
+) -> nn.Module:
+    """Return the mean of the members in the orders whose mid-points with one member have the lowest loss.
 
-    reference: int = 0  # the member whose order the others are put in
-    epochs: int = 250  # at most
-    patience: int = 10  # stop after so many epochs without a lower loss
-    lr: float = 1e-2  # of SGD
-    momentum: float = 0.9  # of SGD
-    batch_size: int = 1000  # examples a step
+    Args:
+        models: An ensemble, or networks of one architecture; they are not modified.
+        train: Training examples with class labels.
+        reference: Index of the member whose order the others are put in.
+        epochs: Maximum number of epochs.
+        patience: Number of epochs without a lower loss after which training stops.
+        lr: Learning rate of SGD.
+        momentum: Momentum of SGD.
+        batch_size: Examples in a step.
+        repair: Statistics of the merged network: "reset" measures batch norms again, "none" averages them, "repair",
+            "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
+        seed: Seed of the order of the examples and of matching.
+        checkpoint: A file that is written after every epoch; if it exists, training continues from it.
 
-    purpose: ClassVar[str] = "straight-through matching"
-    least: ClassVar[dict[str, float]] = {"reference": 0, "momentum": 0}
+    Returns:
+        A network of the members' class in eval mode; a single member is returned unchanged.
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.epochs < 0 or self.patience < 1 or self.batch_size < 2 or not 0 < self.lr < math.inf:
-            raise EnfoldError(
-                "straight-through matching needs epochs of 0 or more, patience of 1 or more, a batch_size of 2 or more "
-                f"and a lr above 0, got {self.epochs}, {self.patience}, {self.batch_size} and "
-                f"{self.lr}: 250, 10, 1000 and 0.01 are usual"
-            )
+    Raises:
+        EnfoldError: If the networks cannot be matched, or examples are needed and missing.
+    """
+    inputs = prepare_inputs("straight_through", models, train, needs_train=True)
+    options: dict[str, Any] = {"epochs": epochs, "patience": patience, "lr": lr, "momentum": momentum}
+    match = partial(match_members, reference=reference, batch_size=batch_size, seed=seed, **options)
+    return merge_aligned(inputs, match, repair, seed, checkpoint)  # (4)
 
-    def ordered(
-        self,
-        states: Sequence[State],
-        symmetry: Symmetry,
-        members: Ensemble,
-        data: Data,
-        checkpoint: Path | None,
-    ) -> list[State]:
-        """Each member in the order of equation (4)."""
-        fixed = states[require_reference(self.reference, len(states))]
-        moved = [index for index, state in enumerate(states) if state is not fixed]
-        files = {index: checkpoint and part_file(checkpoint, index) for index in moved[:-1]} | {moved[-1]: checkpoint}
-        found = list(states)
-        with evaluating(members.skeleton.network), _own_statistics(members), several_examples():
-            for index, file in files.items():
-                found[index] = _Pair(self, fixed, states[index], symmetry, members, data).learned(index, file)
-        for file in list(files.values())[:-1]:
-            if file is not None:
-                file.unlink(missing_ok=True)
-        return found
+
+def match_members(
+    alignment: Alignment,
+    *,
+    reference: int,
+    epochs: int,
+    patience: int,
+    lr: float,
+    momentum: float,
+    batch_size: int,
+    seed: int,
+) -> list[State]:
+    """Return each member in the order of equation (4)."""
+    states, ensemble, checkpoint = alignment.states, alignment.ensemble, alignment.checkpoint
+    target = states[require_reference(reference, len(states))]
+    config = TrainConfig(epochs, batch_size, "sgd", lr, momentum, seed=seed)
+    config = config.replace(nesterov=False, weight_decay=0.0, patience=patience)
+    others = [index for index, state in enumerate(states) if state is not target]
+    files = {index: checkpoint and part_file(checkpoint, index) for index in others[:-1]} | {others[-1]: checkpoint}
+    found = list(states)
+    with evaluating(ensemble.skeleton.network), _batch_statistics(ensemble), several_examples():
+        for index, file in files.items():
+            found[index] = _Pair(alignment, target, states[index], config).learn(index, file)
+    for file in list(files.values())[:-1]:
+        if file is not None:
+            file.unlink(missing_ok=True)
+    return found
 
 
 @dataclass(frozen=True)
 class _Pair:
-    """A member whose order is learned, and the reference."""
+    """The reference, and a member whose order is learned."""
 
-    fold: StraightThrough
-    fixed: State
+    alignment: Alignment
+    target: State
     state: State
-    symmetry: Symmetry
-    members: Ensemble
-    data: Data
+    config: TrainConfig
 
-    def learned(self, index: int, file: Path | None) -> State:
-        """The member of that number in its order; what is needed to go on is written after every epoch."""
-        free = nn.ParameterList([self.fixed[name].clone() for name in self.names])
-        first = self.matched(free)
-        if all(torch.equal(first[name], self.fixed[name]) for name in self.names):
+    def learn(self, index: int, file: Path | None) -> State:
+        """Return member `index` in its order; a checkpoint is written after every epoch."""
+        free = nn.ParameterList([self.target[name].clone() for name in self.names])
+        first = self.match(free)
+        if all(torch.equal(first[name], self.target[name]) for name in self.names):
             return first
-        settings = self.fold
-        plan = TrainConfig(settings.epochs, settings.batch_size, "sgd", settings.lr, settings.momentum)
-        plan = plan.replace(nesterov=False, weight_decay=0.0, patience=settings.patience)
-        values = digest((*self.fixed.values(), *self.state.values()))
-        known = {"settings": asdict(settings), "member": index, "members' weights": values}
-        identity = {**known, **content(self.data, ("train",))}
-        descent = Descent(free, plan, identity, file)
-        steps = Order(settings.batch_size).steps(self.data.train)
-        told = f"member {index}: "
-        for epoch in descent.epochs(lambda: self.loss(self.matched(free)), steps, "straight_through", told):
+        values = digest((*self.target.values(), *self.state.values()))
+        options = {
+            name: getattr(self.config, name) for name in ("epochs", "patience", "lr", "momentum", "batch_size", "seed")
+        }
+        identity = {**options, "member": index, "members' weights": values}
+        identity |= content(self.alignment.data, ("train",))
+        descent = Descent(free, self.config, identity, file)
+        steps = Order(self.config.batch_size).steps(self.alignment.data.train)
+        label = f"member {index}: "
+        for epoch in descent.epochs(lambda: self.mean_loss(self.match(free)), steps, "straight_through", label):
             for batch in self.batches(epoch):
-                slopes = _slopes(self.fixed, self.matched(free), self.members, batch.inputs, batch.labels)
-                descent.step(slopes)  # (3)
-        return self.matched(free)
+                descent.step(self.gradients(self.match(free), batch))  # (3)
+        return self.match(free)
 
     @property
     def names(self) -> list[str]:
-        """What is learned."""
-        return list(self.members.skeleton.parameters)
+        """The names of the parameters."""
+        return list(self.alignment.ensemble.skeleton.parameters)
 
-    def matched(self, free: Iterable[Tensor]) -> State:
-        """Equation (1)."""
-        goal = {**self.fixed, **{name: tensor.detach() for name, tensor in zip(self.names, free, strict=True)}}
-        return matched_to(goal, self.state, self.symmetry, seed=self.fold.seed, learned=set(self.names))
+    def match(self, free: Iterable[Tensor]) -> State:
+        """Return the member in the order of equation (1)."""
+        goal = {**self.target, **{name: tensor.detach() for name, tensor in zip(self.names, free, strict=True)}}
+        learned, seed = set(self.names), self.config.seed
+        return match_state(goal, self.state, self.alignment.symmetry, seed=seed, learned=learned)
 
-    def loss(self, moved: State) -> float:
-        """The mean of equation (2) over the training part."""
+    def mean_loss(self, moved: State) -> float:
+        """Return the mean of equation (2) over the training examples."""
         total, count = 0.0, 0
         for batch in self.batches(epoch=0):
-            loss = _midpoint_loss(_midpoint(self.fixed, moved), self.members, batch.inputs, batch.labels)
+            loss = self.loss(_midpoint(self.target, moved), batch)
             total, count = total + float(loss) * len(batch.labels), count + len(batch.labels)
         return total / count
 
+    def gradients(self, moved: State, batch: Batch) -> list[Tensor]:
+        """Return ∂L/∂π(θ_m) of equation (2), half of the gradient at the mid-point."""
+        state = _midpoint(self.target, moved)
+        leaves = [state[name].requires_grad_() for name in self.names]
+        with torch.enable_grad():
+            found = torch.autograd.grad(self.loss(state, batch), leaves, allow_unused=True)
+        return [torch.zeros_like(leaf) if g is None else g / 2 for leaf, g in zip(leaves, found, strict=True)]
+
+    def loss(self, state: State, batch: Batch) -> Tensor:
+        """Return the cross-entropy of one network."""
+        device = next(iter(state.values())).device
+        with self.alignment.ensemble.skeleton.holding(state) as network:
+            logits = require_classes(member_logits(network, batch.inputs.to(device)), "straight_through")[0]
+        classes = class_labels(batch.labels, logits.shape[-1], "train")
+        return F.cross_entropy(at_least_float32(logits), classes.to(device))
+
     def batches(self, epoch: int) -> Iterator[Batch]:
-        """The training part, in the same order whenever that epoch is asked for."""
-        torch.manual_seed(derive(self.fold.seed, "loader", epoch))  # what a loader of the user's own shuffles by
-        return Order(self.fold.batch_size, seed=self.fold.seed).batches(self.data, epoch)
+        """Yield the training examples in the order of an epoch."""
+        seed = self.config.seed
+        torch.manual_seed(derive(seed, "loader", epoch))  # for loaders that shuffle
+        return Order(self.config.batch_size, seed=seed).batches(self.alignment.data, epoch)
 
 
 def _midpoint(one: State, other: State) -> State:
@@ -157,28 +201,10 @@ def _midpoint(one: State, other: State) -> State:
     }
 
 
-def _slopes(fixed: State, moved: State, members: Ensemble, inputs: Tensor, labels: Tensor) -> list[Tensor]:
-    """∂L/∂π(θ_m) of equation (2), half of the slope at the mid-point."""
-    state = _midpoint(fixed, moved)
-    leaves = [state[name].requires_grad_() for name in members.skeleton.parameters]
-    with torch.enable_grad():
-        loss = _midpoint_loss(state, members, inputs, labels)
-        slopes = torch.autograd.grad(loss, leaves, allow_unused=True)
-    return [torch.zeros_like(leaf) if s is None else s / 2 for leaf, s in zip(leaves, slopes, strict=True)]
-
-
-def _midpoint_loss(state: State, members: Ensemble, inputs: Tensor, labels: Tensor) -> Tensor:
-    device = next(iter(state.values())).device
-    with members.skeleton.holding(state) as network:
-        logits = require_classes(member_logits(network, inputs.to(device)), "straight-through estimation")[0]
-    classes = class_labels(labels, logits.shape[-1], "the training part")
-    return F.cross_entropy(at_least_float32(logits), classes.to(device))
-
-
 @contextmanager
-def _own_statistics(members: Ensemble) -> Iterator[None]:
-    """Norms take each batch's own statistics: those of two members do not fit their mid-point."""
-    for layer in members.skeleton.network.modules():
+def _batch_statistics(ensemble: Ensemble) -> Iterator[None]:
+    """Let norms use the statistics of each batch, as those of two members do not fit their mid-point."""
+    for layer in ensemble.skeleton.network.modules():
         if isinstance(layer, TRACKING):
             layer.training = True
     yield

@@ -42,13 +42,13 @@ from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.io.files import atomic_path, write_json
+from enfold.merge import align
+from enfold.merge.common.permutation_learning import PUBLISHED, PermutationOptions
 from enfold.merge.common.states import states_of
-from enfold.merge.perm_avg import PermAVG, published
-from enfold.merge.weight_matching import WeightMatching
 from enfold.metrics import accuracy, nll
 from enfold.progress import progress, titled
 from enfold.registry import suggest
-from enfold.run.recipe import as_tuple, made_fold
+from enfold.run.recipe import as_tuple
 from enfold.run.override import apply_override
 from enfold.run.seed_run import SeedRun
 from enfold.run.recipe_errors import Place, describe_error
@@ -91,7 +91,7 @@ class Asked:
             raise EnfoldError(f"noise must be 0 or more, got {min(self.noises)}: 1 is as large as the weights")
 
 
-def chosen_fold(run: SeedRun, temperature: float, epochs: int | None, changes: Sequence[str]) -> PermAVG:
+def chosen_fold(run: SeedRun, temperature: float, epochs: int | None, changes: Sequence[str]) -> PermutationOptions:
     """permAVG as published, with another temperature or number of epochs, and settings as `key=value`."""
     settings: dict[str, Any] = {"temperature": temperature, "plan": {}}
     for change in changes:
@@ -99,9 +99,9 @@ def chosen_fold(run: SeedRun, temperature: float, epochs: int | None, changes: S
     place = Place("the command line", {}, settings)
     plan = _chosen_plan(settings.pop("plan"), epochs, place).replace(seed=run.seed, device=run.device)
     try:
-        fold: PermAVG = made_fold("perm_avg", settings, plan=plan)
+        fold = TypeAdapter(PermutationOptions).validate_python({**settings, "config": plan})
     except ValidationError as error:
-        raise describe_error(error, place, PermAVG) from error
+        raise describe_error(error, place, PermutationOptions) from error
     require_soft(fold)
     return fold
 
@@ -118,12 +118,12 @@ def _chosen_plan(changes: Any, epochs: int | None, place: Place) -> TrainConfig:
         raise EnfoldError(f"a plan has no key '{unknown}'{near}: see TrainConfig")
     values = {key: as_tuple(value) for key, value in own.items()}
     try:
-        return TypeAdapter(TrainConfig).validate_python({**vars(published()), **values})
+        return TypeAdapter(TrainConfig).validate_python({**vars(PUBLISHED), **values})
     except ValidationError as error:
         raise describe_error(error, place, TrainConfig, ("plan",)) from error
 
 
-def study(run: SeedRun, folder: Path, asked: Asked, fold: PermAVG) -> dict[str, Any]:
+def study(run: SeedRun, folder: Path, asked: Asked, fold: PermutationOptions) -> dict[str, Any]:
     """All parts asked for, by name, as JSON holds them; those that are in the folder already are read."""
     asked.check(run)
     own = _Study(run, folder, asked, fold)
@@ -144,7 +144,7 @@ def stored_matrices(folder: Path) -> dict[str, Tensor]:
 class _Study:
     """The members of one seed and the results about their alignment."""
 
-    def __init__(self, run: SeedRun, folder: Path, asked: Asked, fold: PermAVG) -> None:
+    def __init__(self, run: SeedRun, folder: Path, asked: Asked, fold: PermutationOptions) -> None:
         self.run, self.folder, self.asked, self.fold = run, folder, asked, fold
         settings = {"seed": run.seed, "members": asked.members, "examples": asked.examples, "fold": asdict(fold)}
         self.settings: dict[str, Any] = json.loads(json.dumps({**settings, "weights": run.members_digest}))
@@ -219,7 +219,7 @@ class _Study:
         return self._part("line", {"points": self.asked.points}, make)
 
     def _ends(self) -> dict[str, State]:
-        matched = states_of(WeightMatching().matched(self.members[:2], self.data))[1]
+        matched = states_of(align(self.members[:2], self.data))[1]
         return {"naive": states_of(self.members)[1], "weight matching": matched, "permAVG": self.aligned.states()[1]}
 
     def _line(self, network: nn.Module, first: State, second: State, mode: Any) -> dict[str, Any]:
@@ -231,7 +231,7 @@ class _Study:
         """Averages of weights beside the mean member and the ensemble of those that are aligned."""
 
         def make() -> Any:
-            matched = states_of(WeightMatching().matched(self.everyone, self.data))
+            matched = states_of(align(self.everyone, self.data))
             counts = range(2, self.everyone.num_members + 1)
             said = predict(self.members, self.data.test).mean()
             return {

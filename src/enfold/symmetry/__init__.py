@@ -2,7 +2,7 @@
 
 from enfold.symmetry.axes import Axis, Fixed, Group, Symmetry
 from enfold.symmetry.find import symmetries
-from enfold.symmetry.matching import matched_to, weight_matching
+from enfold.symmetry.matching import match_state, match_weights
 from enfold.symmetry.permute import permute, permuted, soft
 
 __all__ = [
@@ -10,10 +10,10 @@ __all__ = [
     "Fixed",
     "Group",
     "Symmetry",
-    "matched_to",
+    "match_state",
+    "match_weights",
     "permute",
     "permuted",
     "soft",
     "symmetries",
-    "weight_matching",
 ]

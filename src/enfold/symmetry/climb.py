@@ -23,7 +23,9 @@ from enfold.symmetry.places import Places
 ROUNDS = 100
 
 
-def climbed(goal: State, held: State, symmetry: Symmetry, *, seed: int = 0, rounds: int = ROUNDS) -> dict[str, Tensor]:
+def climb_orders(
+    goal: State, held: State, symmetry: Symmetry, *, seed: int = 0, rounds: int = ROUNDS
+) -> dict[str, Tensor]:
     """Orders, for `permute`, of all groups, from the higher one of two starts."""
     nested = nests(symmetry)
     climb = _Climb(goal, held, symmetry, nested)
@@ -39,7 +41,7 @@ class _Climb:
 
     def __init__(self, goal: State, held: State, symmetry: Symmetry, nested: Sequence[Nest]) -> None:
         self.goal, self.held = goal, {name: tensor.clone() for name, tensor in held.items()}
-        self.places, self.products = Places(symmetry), Products(goal, held, nested, climbed)
+        self.places, self.products = Places(symmetry), Products(goal, held, nested, climb_orders)
 
     def place(self) -> None:
         """The other start: nests are placed by what is known, first the one of which most weights are."""

@@ -1,18 +1,18 @@
-"""Matching: one network's units are put in the order in which its weights are nearest to another's.
+"""Matching: put the units of one network in the order in which its weights are nearest to another's.
 
     max over permutations P_g   <θ, P(θ')>   over all parameters, P = all P_g of a symmetry's groups               (1)
 
 One P_g at a time, the others fixed, is a linear assignment problem on the sum over the group's axes of inner products
-unit by unit, solved exactly; a step that does not raise (1) is not taken, and the first round without one is the last.
-Heads and the units inside them are one problem together (see `gains`). Running statistics follow, but do not count.
+unit by unit, solved exactly; a step that does not increase (1) is rejected, and the first round without a step is the
+last. Heads and the units inside them are one problem (see `gains`). Running statistics are permuted, but not compared.
 
 S. K. Ainsworth, J. Hayase, S. Srinivasa: Git Re-Basin: Merging Models modulo Permutation Symmetries, ICLR 2023,
 arXiv:2209.04836.
 
 Differs from the paper: groups are found for any network; where a tensor has a group on two axes, (1) is quadratic in
-P_g, and the assignment of its linear part is taken only if (1) rises; the start is the higher one of two: the orders
-that are given, as in the paper, and orders in which every group is placed by those tensors alone whose other groups
-were placed before it, since the others compare units at random.
+P_g, and the assignment of its linear part is accepted only if (1) increases; the start is the better one of two: the
+given orders, as in the paper, and orders in which every group is placed only by tensors whose other groups were placed
+before it, since the others compare units at random.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from torch import Tensor
 from enfold.engines.skeleton import RUNNING, State
 from enfold.errors import EnfoldError
 from enfold.symmetry.axes import Symmetry
-from enfold.symmetry.climb import ROUNDS, climbed
+from enfold.symmetry.climb import ROUNDS, climb_orders
 from enfold.symmetry.permute import permute
 
 
 @torch.no_grad()
-def weight_matching(
+def match_weights(
     target: Mapping[str, Tensor],
     state: Mapping[str, Tensor],
     symmetry: Symmetry,
@@ -39,16 +39,25 @@ def weight_matching(
     rounds: int = ROUNDS,
     learned: Collection[str] | None = None,
 ) -> dict[str, Tensor]:
-    """Orders, for `permute`, that bring a state near to the target; `learned` are the names of the tensors that count.
+    """Return orders, for `permute`, that bring a state near the target.
 
-    Without `learned`, all tensors count but running statistics.
+    Args:
+        target: Parameters and buffers of the network whose order is matched.
+        state: Parameters and buffers of the network that is to be permuted.
+        symmetry: The groups of units that may be permuted.
+        seed: Seed of the order in which groups are matched.
+        rounds: Maximum number of passes over all groups.
+        learned: Names of the tensors that are compared; by default all but running statistics.
+
+    Raises:
+        EnfoldError: If a tensor is missing, not finite, or of different shapes.
     """
-    goal, held = (_counted(given, symmetry, learned) for given in (target, state))
+    goal, held = (_compared_tensors(given, symmetry, learned) for given in (target, state))
     _require_same_shapes(goal, held)
-    return climbed(goal, held, symmetry, seed=seed, rounds=rounds)
+    return climb_orders(goal, held, symmetry, seed=seed, rounds=rounds)
 
 
-def matched_to(
+def match_state(
     goal: State,
     state: State,
     symmetry: Symmetry,
@@ -57,30 +66,30 @@ def matched_to(
     rounds: int = ROUNDS,
     learned: set[str] | None = None,
 ) -> State:
-    """The state with its units in the orders that weight matching finds nearest to the goal's."""
-    return permute(state, symmetry, weight_matching(goal, state, symmetry, seed=seed, rounds=rounds, learned=learned))
+    """Return the state with its units in the orders of `match_weights`."""
+    return permute(state, symmetry, match_weights(goal, state, symmetry, seed=seed, rounds=rounds, learned=learned))
 
 
-def _counted(state: Mapping[str, Tensor], symmetry: Symmetry, learned: Collection[str] | None) -> State:
-    """The tensors that count in equation (1), in float32 or float64."""
+def _compared_tensors(state: Mapping[str, Tensor], symmetry: Symmetry, learned: Collection[str] | None) -> State:
+    """Return the tensors that are compared in equation (1), in float32 or float64."""
     found: State = {}
     for name in dict.fromkeys(axis.name for group in symmetry.groups for axis in group.axes if not axis.tied_to):
         if name not in state:
             raise EnfoldError(
-                f"both states must hold every tensor of the symmetry, but '{name}' is missing in one: pass all "
+                f"both states must contain every tensor of the symmetry, but '{name}' is missing in one: pass all "
                 "parameters and buffers of each network"
             )
         if (name.rsplit(".", 1)[-1] not in RUNNING) if learned is None else (name in learned):
-            found[name] = real(state[name].detach().cpu())
+            found[name] = as_real(state[name].detach().cpu())
             if found[name].dtype != torch.float32:
                 found[name] = found[name].double()
             if not bool(found[name].isfinite().all()):
-                raise EnfoldError(f"weights must be finite to be matched, but '{name}' is not: leave that network out")
+                raise EnfoldError(f"weights must be finite to be matched, but '{name}' is not: leave out that network")
     return found
 
 
-def real(tensor: Tensor) -> Tensor:
-    """Complex numbers as two real ones, along an axis behind all others: Re <a, b> is their inner product."""
+def as_real(tensor: Tensor) -> Tensor:
+    """Return complex numbers as two real ones along a last axis: Re <a, b> is their inner product."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 

@@ -63,6 +63,11 @@ def several_examples() -> Iterator[None]:
         ) from error
 
 
+def has_running_statistics(network: nn.Module) -> bool:
+    """Return whether a network has batch norms, or instance norms, that store statistics."""
+    return bool(_layers(network))
+
+
 def _layers(network: nn.Module) -> list[Norm]:
     return [layer for layer in network.modules() if isinstance(layer, TRACKING) and layer.track_running_stats]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from enfold.io.identity import Identity
 from enfold.progress import ProgressBar, Silent, progress
-from enfold.train.checkpoint import load_checkpoint, save_checkpoint
+from enfold.train.checkpoint import read_checkpoint, save_checkpoint
 from enfold.train.config import TrainConfig
 from enfold.train.history import Epoch, History
 from enfold.train.optimize import Optimizer
@@ -30,9 +30,8 @@ class Descent:
         self.bar: ProgressBar = Silent()
         self.steps = 0  # of this epoch
         if checkpoint is not None and checkpoint.exists():
-            self.history = load_checkpoint(
-                checkpoint, parameters, self.optimizer, self.selection, self.scaler, identity
-            )
+            stored = read_checkpoint(checkpoint, identity)
+            self.history = stored.restore(parameters, self.optimizer, self.selection, self.scaler)
 
     def epochs(self, loss: Callable[[], float], steps: int | None, title: str, of: str = "") -> Iterator[int]:
         """The epochs that are still to do, in each of which the caller makes its `steps`.

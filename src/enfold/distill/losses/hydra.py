@@ -30,9 +30,9 @@ from enfold.arguments import checked
 from enfold.data import Data
 from enfold.distill.loss import Fraction, Temperature, Weight
 from enfold.distill.losses.kd import KD
-from enfold.distill.losses.one_to_one import OneToOne, is_ensemble
-from enfold.ensembles.common.sharing import Sharing
-from enfold.ensembles.hydra import Hydra as HydraEnsemble
+from enfold.distill.losses.one_to_one import OneToOne
+from enfold.ensemble import Ensemble
+from enfold.ensembles.hydra_ensemble import HydraEnsemble
 from enfold.errors import EnfoldError
 from enfold.train import TrainConfig
 
@@ -68,12 +68,12 @@ class Hydra(OneToOne):
 
     def build_student(self, network: nn.Module, num_teachers: int, config: TrainConfig) -> nn.Module:
         """Return a body with copies of the network's head."""
-        if is_ensemble(network):
+        if isinstance(network, Ensemble):
             raise EnfoldError(
                 f"loss=Hydra() builds its own student, got a {type(network).__name__}: leave student out, or use "
                 "OneToOne()"
             )
-        student = HydraEnsemble(num_teachers, self.split, self.noise, config.seed)(network)
+        student = HydraEnsemble(network, num_teachers, split=self.split, noise=self.noise, seed=config.seed)
         if self.body == "frozen":
             _set_body_trainable(student, False)
         return student
@@ -85,8 +85,8 @@ class Hydra(OneToOne):
 
 
 def _set_body_trainable(student: nn.Module, is_trainable: bool) -> None:
-    if not isinstance(student, Sharing):
-        raise TypeError("the student of Hydra has a body that its members have in common")
+    if not isinstance(student, HydraEnsemble):
+        raise TypeError("the student of Hydra is a HydraEnsemble")
     trainable = student.skeleton.trainable
     for name, tensor in student.shared.state().items():
         if name in trainable:

@@ -31,11 +31,11 @@ from torch import Tensor, nn
 from enfold.arguments import checked
 from enfold.distill.divergence import as_target, divergence, mean_kl
 from enfold.distill.loss import DistillationLoss, Fraction, Temperature
-from enfold.ensemble import trained_members
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 from enfold.metrics.predictions import mean_log_probs
 from enfold.train import TrainConfig
+from enfold.train.optimize import trained_members
 
 if TYPE_CHECKING:
     from enfold.distill.teacher import Teacher

@@ -43,9 +43,10 @@ from enfold.arguments import checked
 from enfold.data import Data
 from enfold.data.batches import Order
 from enfold.distill.loss import Fraction, Temperature, Weight
-from enfold.distill.losses.one_to_one import OneToOne, is_ensemble
+from enfold.distill.losses.one_to_one import OneToOne
 from enfold.engines.skeleton import State
-from enfold.ensembles.batch_ensemble import BatchEnsemble, BatchEnsembleMembers
+from enfold.ensemble import Ensemble
+from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.errors import EnfoldError, level_outside
 from enfold.train import TrainConfig
 from enfold.train.batch_norm import reestimate
@@ -94,19 +95,20 @@ class LatentBE(OneToOne):
 
     def build_student(self, network: nn.Module, num_teachers: int, config: TrainConfig) -> nn.Module:
         """Return equation (1), with the decay (3)."""
-        if is_ensemble(network):
+        if isinstance(network, Ensemble):
             raise EnfoldError(
                 f"loss=LatentBE() builds its own BatchEnsemble, whose members start equal, got a "
                 f"{type(network).__name__}: leave student out, or use OneToOne()"
             )
         return BatchEnsemble(
+            network,
             num_teachers,
             init="ones",
             bias=self.bias,
             batch_norm=self.batch_norm,
             fast_grad_scale=num_teachers if config.optimizer == "sgd" else 1.0,
             fast_decay=self.fast_decay,
-        )(network)
+        )
 
     def check(self, teacher: Teacher, student: nn.Module, config: TrainConfig) -> None:
         """Also warn of equal teachers, because members that start equal differ by nothing else."""
@@ -144,13 +146,13 @@ class LatentBE(OneToOne):
 
 
 def _average_network(student: nn.Module, average: Average) -> nn.Module:
-    if not isinstance(student, BatchEnsembleMembers):
+    if not isinstance(student, BatchEnsemble):
         raise TypeError("the student of LatentBE is a BatchEnsemble")
     return student.network(average_state(student, average))
 
 
 @torch.no_grad()
-def average_state(ensemble: BatchEnsembleMembers, average: Average = "mean_outer") -> State:
+def average_state(ensemble: BatchEnsemble, average: Average = "mean_outer") -> State:
     """Return the values of one network by equation (4); all values but the layers' weights are the members' mean."""
     state = ensemble.mean_state()  # (4a)
     fast, shared = ensemble.fast.state(), ensemble.shared.state()

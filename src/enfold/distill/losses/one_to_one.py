@@ -29,10 +29,11 @@ from torch import Tensor, nn
 from enfold.arguments import checked
 from enfold.distill.divergence import as_target, divergence
 from enfold.distill.loss import DistillationLoss, Fraction, Temperature
-from enfold.ensemble import Ensemble, trained_members
+from enfold.ensemble import Ensemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.errors import EnfoldError
 from enfold.train import TrainConfig
+from enfold.train.optimize import trained_members
 
 if TYPE_CHECKING:
     from enfold.distill.teacher import Teacher
@@ -70,9 +71,7 @@ class OneToOne(DistillationLoss):
 
     def build_student(self, network: nn.Module, num_teachers: int, config: TrainConfig) -> nn.Module:
         """Return the ensemble that was passed, or a BatchEnsemble with one member per teacher."""
-        if is_ensemble(network):
-            return network
-        return BatchEnsemble(num_teachers, seed=config.seed)(network)
+        return network if isinstance(network, Ensemble) else BatchEnsemble(network, num_teachers, seed=config.seed)
 
     def check(self, teacher: Teacher, student: nn.Module, config: TrainConfig) -> None:
         """Require as many students as teachers."""
@@ -82,8 +81,3 @@ class OneToOne(DistillationLoss):
                 f"loss={type(self).__name__}() needs one student per teacher, got {teacher.num_members} teachers and "
                 f"{students} students: pass an ensemble of {teacher.num_members} members as student=, or use KD()"
             )
-
-
-def is_ensemble(model: nn.Module) -> bool:
-    """Return whether a model has members."""
-    return isinstance(model, Ensemble) or trained_members(model) > 1

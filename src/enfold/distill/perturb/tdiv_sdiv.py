@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from enfold.arguments import checked
 from enfold.distill.perturbation import MemberLogits, PixelStep, input_gradient, normalise_rms
 from enfold.distill.teacher import count_members
-from enfold.ensemble import trained_members
 from enfold.errors import EnfoldError
+from enfold.train.optimize import trained_members
 
 Pairs = Literal["one", "all"]
 Divergence = Literal["ce", "kl", "js"]

@@ -1,6 +1,6 @@
 """Rank one: when M networks are a BatchEnsemble, and how to get near one."""
 
-from enfold.distill.weight_penalty import Tied
+
 from enfold.ensembles.rank_one.match import match_units
 from enfold.ensembles.rank_one.quotient import hadamard_rank_defect
 from enfold.ensembles.rank_one.reconstruct import Reconstruction, reconstruct
@@ -10,7 +10,6 @@ __all__ = [
     "LayerDefect",
     "Reconstruction",
     "Representability",
-    "Tied",
     "hadamard_rank_defect",
     "match_units",
     "reconstruct",

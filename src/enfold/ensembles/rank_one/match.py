@@ -10,7 +10,7 @@ from enfold.ensembles.common.layer_shapes import CONVOLUTIONS, TRANSPOSED
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.ensembles.rank_one.blocks import finite_blocks, member_layers
 from enfold.errors import EnfoldError
-from enfold.symmetry import matched_to, symmetries
+from enfold.symmetry import match_state, symmetries
 
 
 @torch.no_grad()
@@ -35,7 +35,7 @@ def match(members: Ensemble, *, example: Tensor, seed: int = 0) -> DeepEnsemble:
             f"{symmetry.note}: leave matching out for it"
         )
     learned = set(members.skeleton.parameters)
-    matched = [states[0], *(matched_to(states[0], state, symmetry, seed=seed, learned=learned) for state in states[1:])]
+    matched = [states[0], *(match_state(states[0], state, symmetry, seed=seed, learned=learned) for state in states[1:])]
     return DeepEnsemble([members.network(state) for state in matched], engine=members.engine)
 
 
@@ -52,7 +52,19 @@ def match_units(members: Ensemble, *, example: Tensor | None = None, seed: int =
     state = members.expand()
     for prefix, shape in layers.items():
         finite_blocks(state[f"{prefix}weight"], shape, prefix)
-    return match(members, example=_example(members) if example is None else example[:4], seed=seed)
+    stacked = {name: tensor.detach() for name, tensor in state.items()}
+    first, *others = ({name: t[index] for name, t in stacked.items()} for index in range(members.num_members))
+    network = members.network(first)
+    inputs = _example(members) if example is None else example[:4]
+    symmetry = symmetries(network, inputs, seed=seed, logits_only=True)
+    if symmetry.note and not symmetry.groups:
+        raise EnfoldError(
+            f"hidden units are matched in networks whose symmetries are known, but in this {type(network).__name__} "
+            f"{symmetry.note}: leave matching out for it"
+        )
+    learned = set(members.skeleton.parameters)
+    matched = [first, *(match_state(first, each, symmetry, seed=seed, learned=learned) for each in others)]
+    return DeepEnsemble([members.network(each) for each in matched], engine=members.engine_name)
 
 
 def _example(members: Ensemble) -> Tensor:

@@ -3,7 +3,7 @@
     W̄ = Σ_n w_n P_n W_n Q_n^-1                                                                (1)
 
 P_n mixes the units that a tensor produces and Q_n those that it consumes, both by `sinkhorn` from scores that are
-learned. Everything else that `Ensemble` give (running, selecting, checkpoints) then follows for a model of one member.
+learned. Running, selecting an epoch and checkpoints then follow from `Ensemble`, for a model of one member.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from enfold.train.batch_norm import reestimate
 
 @dataclass(frozen=True)
 class Balance:
-    """How scores become doubly stochastic matrices."""
+    """How scores are converted to doubly stochastic matrices."""
 
     iterations: int = 100
     tolerance: float = 0.0
@@ -41,24 +41,24 @@ class Balance:
     ridge: float = 0.0  # ε of (P + ε Π) / (1 + ε), Π the permutation nearest to the scores at the start
 
 
-def mixed(state: State, groups: Sequence[Group], matrices: Sequence[Tensor]) -> State:
-    """A state with each group's units mixed by its matrix; what consumes them is divided by it, in one solve."""
+def mix_units(state: State, groups: Sequence[Group], matrices: Sequence[Tensor]) -> State:
+    """Return a state with each group's units mixed by its matrix, and divided by it where they are consumed."""
     found = dict(state)
     for group, matrix in zip(groups, matrices, strict=True):
         present = [axis for axis in group.axes if axis.name in found]  # not the other names of tied tensors
         _apply(found, [axis for axis in present if not axis.divided], partial(torch.matmul, matrix))
         divided = [axis for axis in present if axis.divided]
-        _apply(found, divided, partial(_taken_apart, matrix, f"that of '{group.name}'"))
+        _apply(found, divided, partial(_divide_units, matrix, f"that of '{group.name}'"))
     return found
 
 
-def _taken_apart(matrix: Tensor, name: str, units: Tensor) -> Tensor:
-    """P^-T U, as (Uᵀ P^-1)ᵀ."""
+def _divide_units(matrix: Tensor, name: str, units: Tensor) -> Tensor:
+    """Return P^-T U, as (Uᵀ P^-1)ᵀ."""
     return divide(units.mT, matrix, name).mT
 
 
 def _apply(found: State, axes: Sequence[Axis], change: Callable[[Tensor], Tensor]) -> None:
-    """Change units, (d, places), along these axes: at once, but for axes of one tensor, one after the other."""
+    """Change units, (d, ...), along these axes together; axes of one tensor are changed one after the other."""
     while axes:
         now = list({axis.name: axis for axis in reversed(axes)}.values())
         axes = [axis for axis in axes if axis not in now]
@@ -70,7 +70,7 @@ def _apply(found: State, axes: Sequence[Axis], change: Callable[[Tensor], Tensor
 
 
 def nearest_permutations(matrices: Tensor) -> Tensor:
-    """The permutation matrices with the largest sum of entries taken, (n, d, d), by linear assignment."""
+    """Return the nearest permutation matrices, (n, d, d), by linear assignment."""
     from scipy.optimize import linear_sum_assignment
 
     found = torch.zeros_like(matrices)
@@ -88,7 +88,7 @@ class SoftAverage(Ensemble):
     """
 
     expands = True
-    made_from = ""  # what tells its start from others, where not all of it is made again to go on from a checkpoint
+    made_from = ""  # digest of the start, for the identity of a checkpoint that a later stage continues from
 
     def __init__(
         self,
@@ -129,24 +129,24 @@ class SoftAverage(Ensemble):
 
     @torch.no_grad()
     def _statistics(self, states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> State:
-        """Buffers as equation (1) has them at the start, (1, *shape): statistics go where their units go."""
+        """Return buffers by equation (1) at the start, (1, *shape): statistics are mixed like their units."""
         buffers = [{name: state[name].detach() for name in self.skeleton.buffers} for state in states]
         if buffers[0]:
             matrices = self.all_matrices()
             for index, own in enumerate(zip(*matrices, strict=True), start=len(states) - len(matrices[0])):
-                buffers[index] = mixed(buffers[index], self.groups, own)
+                buffers[index] = mix_units(buffers[index], self.groups, own)
         return {name: tensor.unsqueeze(0).clone() for name, tensor in mean_of(buffers, weights).items()}
 
     def matrices(self) -> list[Tensor]:
-        """The learned soft permutations, (members, d, d) for each group."""
-        with torch.autocast(self.scores[0].device.type, enabled=False):  # what few digits leave is not balanced
+        """Return the learned soft permutations, (members, d, d) for each group."""
+        with torch.autocast(self.scores[0].device.type, enabled=False):  # half precision is too coarse to balance
             found, ridge = self.balanced(), self.balance.ridge
         if not ridge:
             return found
         return [(each + ridge * self.get_buffer(f"anchor{k}")) / (1 + ridge) for k, each in enumerate(found)]
 
     def balanced(self) -> list[Tensor]:
-        """The same without a ridge; groups of one width are balanced at once."""
+        """Return the same without a ridge; groups of one width are balanced together."""
         widths: dict[int, list[int]] = {}
         for index, group in enumerate(self.groups):
             widths.setdefault(group.size, []).append(index)
@@ -170,13 +170,13 @@ class SoftAverage(Ensemble):
         return parts
 
     def all_matrices(self) -> list[Tensor]:
-        """Settled and learned matrices, (members, d, d) for each group, without a graph."""
+        """Return fixed and learned matrices, (members, d, d) for each group, without a graph."""
         with torch.no_grad():
             learned = self.matrices()
         return [torch.cat([self.get_buffer(f"settled{i}"), each]) for i, each in enumerate(learned)]
 
     def figures(self) -> dict[str, float]:
-        """How soft the learned matrices are, how far from doubly stochastic, from invertible, and from permutations."""
+        """Return softness, row error, condition number and share of columns taken of the learned matrices."""
         with torch.no_grad(), evaluating(self):
             found = self.matrices()
         taken = [len(matrix.argmax(-1).unique()) / len(matrix) for each in found for matrix in each]
@@ -191,16 +191,16 @@ class SoftAverage(Ensemble):
         return {name: self.get_buffer(f"given{k}")[index] for k, name in enumerate(self.names)}
 
     def _constant(self) -> list[State]:
-        """The members that do not change in this training: fixed ones and those with settled matrices."""
+        """Return the members that do not change in this training: fixed ones and those with fixed matrices."""
         settled = [self.get_buffer(f"settled{index}") for index in range(len(self.groups))]
         key = [(each.data_ptr(), each._version) for each in (self.get_buffer("given0"), *settled)]
         if self._kept is None or self._kept[0] != key:
             count = len(self.get_buffer("weights")) - self.learned
-            with torch.inference_mode(False), torch.no_grad():  # evaluation may ask first, and training keeps it
+            with torch.inference_mode(False), torch.no_grad():  # evaluation may call it first, and training reuses it
                 states = [self._given(index) for index in range(count - self.num_settled)]
                 for index in range(self.num_settled):
                     given = self._given(len(states))
-                    states.append(mixed(given, self.groups, [each[index] for each in settled]))
+                    states.append(mix_units(given, self.groups, [each[index] for each in settled]))
             self._kept = (key, states)
         return self._kept[1]
 
@@ -211,7 +211,7 @@ class SoftAverage(Ensemble):
         return weights
 
     def average(self, matrices: Sequence[Tensor], without: Collection[str] = ()) -> State:
-        """Equation (1) for the parameters but some, with these matrices for the learned members."""
+        """Return equation (1) for the parameters, without some, with these matrices for the learned members."""
         with torch.autocast(self.scores[0].device.type, enabled=False):
             return self._average(matrices, [name for name in self.names if name not in without])
 
@@ -219,7 +219,7 @@ class SoftAverage(Ensemble):
         states = list(self._constant())
         for index, own in enumerate(zip(*(each.unbind() for each in matrices), strict=True), start=len(states)):
             given = self._given(index)
-            states.append(mixed({name: given[name] for name in names}, self.groups, own))
+            states.append(mix_units({name: given[name] for name in names}, self.groups, own))
         weights = self._weights()
         found = {name: weights[0] * states[0][name] for name in names}
         for weight, state in zip(weights[1:], states[1:], strict=True):
@@ -231,8 +231,8 @@ class SoftAverage(Ensemble):
         return found
 
     @torch.no_grad()
-    def projected(self) -> State:
-        """Equation (1) with the permutations that are nearest to all matrices, which settled ones then are."""
+    def project(self) -> State:
+        """Return equation (1) with the permutations nearest to all matrices; fixed matrices are replaced by theirs."""
         for index in range(len(self.groups)):
             settled = self.get_buffer(f"settled{index}")
             settled.copy_(nearest_permutations(settled))
@@ -240,7 +240,7 @@ class SoftAverage(Ensemble):
 
     @torch.no_grad()
     def measure_statistics(self, data: Data) -> None:
-        """Batch-norm statistics as they are for the network of now."""
+        """Measure batch-norm statistics of the current network."""
         network = self.member(0)
         reestimate(network, data)
         measured = read_state(network)
@@ -252,7 +252,7 @@ class SoftAverage(Ensemble):
         return {}
 
     def _run(self, inputs: Tensor, *, each: bool) -> Tensor:
-        """In training, linear layers use their weights factor by factor where a batch is small for them."""
+        """Run the network; in training, linear layers apply their factors one by one where a batch is small."""
         whole = torch.is_autocast_enabled(inputs.device.type)  # factors would be rounded one by one
         if whole or not (self.training and self.lazy and torch.is_grad_enabled()):
             return super()._run(inputs, each=each)
@@ -263,7 +263,7 @@ class SoftAverage(Ensemble):
         try:
             with self.skeleton.holding(state, again=False) as network:
                 return member_logits(network, inputs[0] if each else inputs)
-        except Exception:  # the network's code may do with a weight what only tensors can: then it is given them
+        except Exception:  # the network's code may need tensors: it gets them
             self.lazy = {}
             return super()._run(inputs, each=each)
 
@@ -281,10 +281,10 @@ class SoftAverage(Ensemble):
         return Lazy(torch.as_tensor(constant), Terms(factors, given, outer, inner, called))
 
     def is_looped(self, inputs: Tensor) -> bool:
-        """Not where weights are used factor by factor: there are none to take gradients of."""
+        """Return False where weights are applied factor by factor: there are no weights to differentiate."""
         return not self.lazy and super().is_looped(inputs)
 
     def expand(self) -> State:
-        """The one network's values, (1, *shape)."""
-        folded = {name: tensor.unsqueeze(0) for name, tensor in self.average(self.matrices()).items()}
-        return {**folded, **self.held.state()}
+        """Return the values of the one network, (1, *shape)."""
+        values = {name: tensor.unsqueeze(0) for name, tensor in self.average(self.matrices()).items()}
+        return {**values, **self.held.state()}

@@ -1,4 +1,4 @@
-"""States: members one by one, their mean, and what may be permuted in them."""
+"""States of members, their mean, and the hidden units that may be permuted in them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from enfold.data import Data, Split
-from enfold.data.dataset import has_examples
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError, level_outside
@@ -23,19 +21,19 @@ EXPECTED = ("they are the network's", "the outputs do not depend", "a part of it
 
 
 class UnalignedWarning(UserWarning):
-    """Some units, or all, are averaged as they are."""
+    """Some hidden units, or all, are averaged without being aligned."""
 
 
 @torch.no_grad()
 def states_of(members: Ensemble) -> list[State]:
-    """Each member's own parameters and buffers; views of what the members hold, or of what they expand to."""
+    """Return the parameters and buffers of each member, as views of the tensors that `expand` returns."""
     stacked = {name: tensor.detach() for name, tensor in members.expand().items()}
     return [{name: tensor[index] for name, tensor in stacked.items()} for index in range(members.num_members)]
 
 
 @torch.no_grad()
 def mean_of(states: Sequence[State], weights: Sequence[float] | None = None) -> State:
-    """The mean; counters and index buffers, which have no mean, are the first state's."""
+    """Return the mean of states; counters and index buffers, which have no mean, are those of the first."""
     found: State = {}
     for name, first in states[0].items():
         if not (first.is_floating_point() or first.is_complex()):
@@ -47,39 +45,31 @@ def mean_of(states: Sequence[State], weights: Sequence[float] | None = None) -> 
     return found
 
 
-def example_of(data: Data) -> Tensor:
-    """Two training inputs as a network sees them."""
-    if not has_examples(data.train):
-        raise EnfoldError("merging looks at examples of the training part, got none: pass at least one")
-    if isinstance(data.train, Split):
-        return data.prepare(data.train.inputs[:2])
-    for batch in data.train:
-        if not isinstance(batch, tuple | list):
-            raise EnfoldError(
-                f"the training part must yield pairs of inputs and labels, got {type(batch).__name__}: wrap the loader"
-            )
-        return torch.as_tensor(batch[0][:2])
-    raise EnfoldError("the training part must yield batches, got none: pass a DataLoader or a list")
+def find_units(network: nn.Module, example: Tensor, seed: int = 0) -> Symmetry:
+    """Return the groups of hidden units that may be permuted, with a warning if some units are fixed.
 
+    Args:
+        network: The network; it is not modified.
+        example: One or two inputs, (B, ...).
+        seed: Seed of the permutations with which groups are verified.
 
-def units_of(network: nn.Module, data: Data, seed: int = 0) -> Symmetry:
-    """What may be permuted in the network; a warning tells of what could not be looked at, an error if that is all."""
-    with torch.random.fork_rng(devices=[]):  # a loader of the user's own may draw
-        example = example_of(data)
+    Raises:
+        EnfoldError: If nothing may be permuted although the network has hidden units.
+    """
     symmetry = symmetries(network, example, seed=seed, logits_only=True)
-    reason = why_unaligned(network, symmetry)
+    reason = unaligned_reason(network, symmetry)
     if reason and not symmetry.groups:
         raise EnfoldError(
-            f"members are merged where the symmetries of their network are known, but in this {type(network).__name__} "
-            f"{reason}: use average or a distillation for it"
+            f"units are matched in networks whose symmetries are known, but in this {type(network).__name__} {reason}: "
+            "use enfold.merge.average or enfold.distill"
         )
     if reason:
-        say_unaligned("some units are", reason)
+        warn_unaligned("some units are", reason)
     return symmetry
 
 
-def why_unaligned(network: nn.Module, symmetry: Symmetry) -> str:
-    """What keeps the units of some layer in their order, if it is nothing that every network has; else nothing."""
+def unaligned_reason(network: nn.Module, symmetry: Symmetry) -> str:
+    """Return why the units of some layer cannot be permuted, or "" if all are, as far as a network allows it."""
     if symmetry.note:
         return symmetry.note
     modules = dict(network.named_modules(remove_duplicate=False))
@@ -95,21 +85,14 @@ def why_unaligned(network: nn.Module, symmetry: Symmetry) -> str:
 
 
 def _is_bare(name: str, modules: Mapping[str, nn.Module]) -> bool:
-    """Whether it is a weight that a module of the user's own holds."""
+    """Return whether a weight is held directly by a module that is no layer of PyTorch."""
     owner, _, key = name.rpartition(".")
     module = modules.get(owner)
     weight = None if module is None else module._parameters.get(key)
     return weight is not None and weight.ndim > 1 and not type(module).__module__.startswith("torch.nn")
 
 
-def say_unaligned(what: str, reason: str) -> None:
-    """Warn, at the line outside of enfold, that units are averaged without having been brought into one order."""
-    told = f"{what} averaged as they are, because {reason}: print symmetries(network, example) to see them"
-    warnings.warn(told, UnalignedWarning, stacklevel=level_outside())
-
-
-def require_reference(index: int, num_members: int) -> int:
-    """The member whose order the others take, if there is one of that number."""
-    if not isinstance(index, int) or not 0 <= index < num_members:
-        raise EnfoldError(f"the reference is one of the {num_members} members, got {index}: use 0 to {num_members - 1}")
-    return index
+def warn_unaligned(what: str, reason: str) -> None:
+    """Warn, at the caller's line, that units are averaged without being aligned."""
+    message = f"{what} averaged without alignment, because {reason}: print symmetries(network, example) to see them"
+    warnings.warn(message, UnalignedWarning, stacklevel=level_outside())
