@@ -8,7 +8,6 @@ from typing import Any
 
 from enfold.errors import EnfoldError
 from enfold.registry import suggest
-from enfold.run import alignment, landscape
 from enfold.run.analyses import home
 from enfold.run.recipe import as_tuple
 from enfold.run.seed_run import SeedRun
@@ -30,10 +29,12 @@ def draw_analysis(name: str, seed_run: SeedRun, results: Tree) -> list[Path]:
     folder = home(name, seed_run)
     if name == "landscape":
         from enfold.report.landscape import landscape_figures
+        from enfold.run import landscape
 
         written = landscape_figures(landscape.stored_parts(folder), folder)
     else:
         from enfold.report.alignment import alignment_figures
+        from enfold.run import alignment
 
         written = alignment_figures(results, alignment.stored_matrices(folder), folder)
     return [path for path in written if path.suffix == ".svg"]
@@ -41,6 +42,8 @@ def draw_analysis(name: str, seed_run: SeedRun, results: Tree) -> list[Path]:
 
 def _alignment(seed_run: SeedRun, folder: Path, settings: dict[str, Any]) -> Tree:
     """`epochs` and `change` are options of permAVG, all others of the analysis."""
+    from enfold.run import alignment
+
     own = {key: settings.pop(key, None) for key in ("epochs", "change")}
     changes = [f"{key}={value}" for key, value in (own["change"] or {}).items()]
     fold = alignment.chosen_fold(seed_run, 1.0, own["epochs"], changes)
@@ -48,6 +51,8 @@ def _alignment(seed_run: SeedRun, folder: Path, settings: dict[str, Any]) -> Tre
 
 
 def _landscape(seed_run: SeedRun, folder: Path, settings: dict[str, Any]) -> Tree:
+    from enfold.run import landscape
+
     landscape.study(seed_run, folder, landscape.Asked(**{"minutes": MINUTES, **settings}))
     parts = landscape.stored_parts(folder)
     return {name: {**content["facts"], **_nest(arrays)} for name, (content, arrays) in parts.items()}

@@ -42,7 +42,7 @@ def predictions(seed: int, signal: float, common: float = 0.0) -> Predictions:
 def make_run(path: Path, seeds: list[int]) -> RunDirectory:
     run = RunDirectory.create(path, parse_recipe(f"name: planted\nmembers: 3\nseeds: {seeds}\n"))
     for seed in seeds:
-        cell = run if len(seeds) == 1 else run.seed_directory(seed)
+        cell = run if len(seeds) == 1 else run.of_seed(seed)
         planted = {
             "ensemble": predictions(seed, 2.0),
             "low": predictions(100 + seed, 1.0, common=1.5),
@@ -107,7 +107,7 @@ def test_calibrated_metrics_are_those_at_the_temperature_of_the_validation_data(
 
 def test_a_row_that_one_seed_lacks_is_not_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [0, 1])
-    (run.seed_directory(1).path / "predictions/low.safetensors").write_bytes(b"damaged")
+    (run.of_seed(1).path / "predictions/low.safetensors").write_bytes(b"damaged")
     found = evaluate_run(run, run.recipe(), parse_claims(CLAIMS), replicates=50)
     lacking = [
         claim["verdict"] for claim in found["claims"] if "Worse" in (claim["first"]["row"], claim["second"]["row"])
@@ -121,7 +121,7 @@ def test_a_fold_of_some_seeds_is_compared_in_these(tmp_path: Path) -> None:
     recipe = parse_recipe(
         "name: planted\nmembers: 3\nseeds: [0, 1, 2]\nsteps: [{method: average, label: low, seeds: [0, 2]}]"
     )
-    (run.seed_directory(1).path / "predictions/low.safetensors").unlink()
+    (run.of_seed(1).path / "predictions/low.safetensors").unlink()
     claim = evaluate_run(run, recipe, parse_claims(CLAIMS), replicates=50)["claims"][2]
     assert claim["verdict"] == "not held"
     sides = [[predictions(100 + seed, 1.0, common=1.5) for seed in (0, 2)], [predictions(seed, 2.0) for seed in (0, 2)]]
