@@ -90,7 +90,7 @@ def _reproduce(options: Options, given: argparse.Namespace) -> None:
     terminal.print(rows_table(content))
     terminal.print(claims_table(content))
     for line in (claims_legend(content), *list_notes(content), f"written to {', '.join(map(str, written))}"):
-        terminal.print(line, style="dim", markup=False)
+        terminal.print(line, style="dim")
 
 
 def _estimate(options: Options, as_json: bool) -> None:
@@ -115,13 +115,11 @@ def _evaluate_existing(given: argparse.Namespace) -> None:
         return
     terminal = _console()
     terminal.print(claims_table(content))
-    terminal.print(claims_legend(content), style="dim", markup=False)
+    terminal.print(claims_legend(content), style="dim")
 
 
 def _console() -> Console:
-    from enfold.cli.options import console
-
-    return console()
+    return Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False, emoji=False)
 
 
 def _print_json(content: Any) -> None:
