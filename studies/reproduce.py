@@ -18,8 +18,7 @@ from enfold.io.files import write_text
 from enfold.report.page import plain
 from enfold.run.directory import RunDirectory
 from enfold.run.estimate import Estimate, estimate
-from enfold.run.execute import seed_runs
-from enfold.run.execute import execute
+from enfold.run.execute import execute, seed_runs
 from enfold.run.recipe import Recipe
 from enfold.run.seed_run import SeedRun
 from studies.analyses import Tree, draw_analysis, run_analysis

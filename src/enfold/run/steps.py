@@ -189,7 +189,7 @@ def _reconstruct(run: SeedRun, members: DeepEnsemble, options: dict[str, Any]) -
     """The BatchEnsemble nearest to the members, with statistics of batch norm measured again."""
     if options.pop("num_members", members.num_members) != members.num_members:
         raise EnfoldError(f"init: als needs as many members as the teacher, {members.num_members}: remove num_members")
-    student = reconstruct(members, **options).ensemble
+    student = reconstruct(members, **options)
     student.reestimate_batch_norm(run.data)
     return student
 
