@@ -8,9 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from enfold.data import Data, Split
-from enfold.ensemble import MixedEnsemble
+from enfold.engines.skeleton import State
+from enfold.ensemble import Ensemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
+from enfold.errors import EnfoldError
 
 CLASSES = 3
 
@@ -35,18 +38,22 @@ def make_mlp(features: int = 32) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(features, 8), nn.Tanh(), nn.Linear(8, CLASSES))
 
 
-class Together(nn.Module):
-    """A predictor whose members do not exist apart from one another."""
-
-    num_members = 3
+class Together(Ensemble):
+    """An ensemble whose members do not exist as separate networks."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__([], 3)
         self.body = nn.Sequential(nn.Flatten(), nn.Linear(32, 8), nn.BatchNorm1d(8), nn.Tanh())
         self.heads = nn.Linear(8, 3 * CLASSES)
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.heads(self.body(inputs)).unflatten(1, (3, CLASSES)).transpose(0, 1)
+
+    def expand(self) -> State:
+        raise EnfoldError("members do not exist as networks")
+
+    def member(self, index: int) -> nn.Module:
+        raise EnfoldError("members do not exist as networks")
 
 
 def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -80,11 +87,11 @@ TEACHERS: dict[str, Callable[[], nn.Module]] = {
     "mlp": lambda: DeepEnsemble(population(make_mlp)),
     "mixed": lambda: MixedEnsemble([seeded(make_cnn, 0), seeded(make_mlp, 1), seeded(make_cnn, 2)]),
     "together": lambda: seeded(Together, 0),
-    "share": lambda: BatchEnsemble(3)(seeded(make_mlp, 0)),
+    "share": lambda: BatchEnsemble(seeded(make_mlp, 0), 3),
 }
 STUDENTS: dict[str, Callable[[], nn.Module]] = {
     "stacked": lambda: DeepEnsemble(population(make_cnn, seed=7)),
-    "share": lambda: BatchEnsemble(3)(seeded(make_cnn, 7)),
-    "joint": lambda: BatchEnsemble(3, batch_norm="joint")(seeded(make_cnn, 7)),
+    "share": lambda: BatchEnsemble(seeded(make_cnn, 7), 3),
+    "joint": lambda: BatchEnsemble(seeded(make_cnn, 7), 3, batch_norm="joint"),
     "together": lambda: seeded(Together, 7),
 }

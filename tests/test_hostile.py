@@ -139,7 +139,7 @@ def test_recipes_that_cost_much(text):
 
 
 def test_recipes_may_repeat_themselves():
-    recipe = parse_recipe("plan: &plan {epochs: 2}\nfolds: [{method: kd, plan: *plan}]\n")
+    recipe = parse_recipe("train: &plan {epochs: 2}\nsteps: [{method: kd, train: *plan}]\n")
     assert recipe.folds[0].plan == {"epochs": 2}
 
 

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from enfold import (
     KD,
-    Average,
     Control,
     Data,
     DeepEnsemble,
@@ -23,6 +22,7 @@ from enfold import (
 from enfold.analysis.many import predictions, state_of
 from enfold.cost import flops
 from enfold.distill.perturb.ods import ODS
+from enfold.merge import average
 from enfold.train.batch_norm import reestimate
 
 PLAN = TrainConfig(epochs=2, batch_size=8, lr=1e-2, select="last")
@@ -109,10 +109,10 @@ def test_a_teacher_does_not_change_what_its_student_is_given(data, augment):
 
 def test_merges_and_controls_leave_data_as_they_are(data):
     members = DeepEnsemble([Copies() for _ in range(2)])
-    Average()(members, data)
+    average(members, data)
     Control(PLAN)(members, data)
     writes = DeepEnsemble([Normalises() for _ in range(2)])
-    Average()(writes, data)
+    average(writes, data)
 
 
 def test_networks_along_a_path_are_asked_about_the_same_data(data):

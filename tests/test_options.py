@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from enfold.merge.common.folding import Composable
 
 import enfold as library
-from enfold.merge.common.folding import Composable
 from enfold.options import COMMON, has_own_number, meanings
 from enfold.registry import ROOMS, methods
 

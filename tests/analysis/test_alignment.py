@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -27,9 +28,9 @@ from enfold.data import Data, Split
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
-from enfold.merge.average import Average
+from enfold.merge import average, perm_avg
 from enfold.merge.common.states import states_of
-from enfold.merge.perm_avg import PermAVG, published
+from enfold.merge.perm_avg import published
 from enfold.metrics import accuracy, nll
 from enfold.networks import MLP
 from enfold.symmetry import Axis, Group, match_state, permute, symmetries
@@ -37,7 +38,7 @@ from enfold.train import TrainConfig
 from planted import NETWORKS, drawn, pixels, planted
 from symmetry.known_networks import made, symmetry_of
 
-SHORT = PermAVG(plan=published().replace(epochs=1, batch_size=32))
+SHORT = partial(perm_avg, config=published().replace(epochs=1, batch_size=32))
 
 
 def random_members(name: str, count: int) -> tuple[DeepEnsemble, Data]:
@@ -196,14 +197,14 @@ def test_naive_averages_are_of_the_first_members() -> None:
 
 def test_an_average_is_scored_with_batch_norm_statistics_that_fit_it() -> None:
     members, data = random_members("convolutional", 2)
-    right, stale = (nll(predict(Average(fits)(members, data), data.test)) for fits in (True, False))
+    right, stale = (nll(predict(average(members, data, fits), data.test)) for fits in (True, False))
     assert average_scores(members, states_of(members), data).nll == pytest.approx(right)
     assert right != pytest.approx(stale, rel=0.02)
 
 
 def test_a_sweep_goes_from_hard_to_soft_and_is_plain_data() -> None:
     members, data = random_members("shallow", 2)
-    still = PermAVG(plan=published().replace(epochs=0), matched=1.0)
+    still = partial(perm_avg, config=published().replace(epochs=0), matched=1.0)
     found = temperature_sweep(members, data, still, (0.05, 1.0, 10.0))
     soft = [point.softness["hidden.0"] for point in found]
     assert soft[0] < 0.01 < soft[1] < soft[2] < 1
@@ -212,14 +213,14 @@ def test_a_sweep_goes_from_hard_to_soft_and_is_plain_data() -> None:
 
 def test_a_temperature_with_singular_matrices_is_told_as_failed() -> None:
     members, data = random_members("shallow", 2)
-    (found,) = temperature_sweep(members, data, PermAVG(plan=published().replace(epochs=0)), (1e9,))
+    (found,) = temperature_sweep(members, data, partial(perm_avg, config=published().replace(epochs=0)), (1e9,))
     assert found.accuracy is None
     assert "singular" in str(found.failed)
 
 
 def test_what_is_wrong_is_no_singular_matrix() -> None:
     members, data = random_members("shallow", 2)
-    beyond = PermAVG(plan=published().replace(epochs=0), universe=True)
+    beyond = partial(perm_avg, config=published().replace(epochs=0), universe=True)
     with pytest.raises(EnfoldError, match="got permAVG with universe: leave"):
         temperature_sweep(members, data, beyond, (1.0,))
     with pytest.raises(EnfoldError, match="got permAVG with universe: leave"):

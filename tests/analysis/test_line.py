@@ -12,7 +12,7 @@ from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.merge.common.states import mean_of, states_of
-from enfold.merge.repair import repair, hidden_layers
+from enfold.merge.repair import hidden_layers, repair
 from enfold.metrics import accuracy, nll
 from enfold.symmetry import match_state, symmetries
 from enfold.train.batch_norm import reestimate

@@ -8,8 +8,8 @@ from torch import nn
 
 from clouds import three_clouds
 from enfold.data import Data
-from enfold.distill.control import Control
-from enfold.ensemble import MixedEnsemble
+from enfold.distill.control import train_control
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError, UnchangedWarning
 from enfold.evaluate import predict
@@ -27,7 +27,7 @@ def data() -> Data:
 @pytest.fixture
 def members(data) -> DeepEnsemble:
     """Of which member 2 is the best, as it alone is trained."""
-    made = DeepEnsemble.make(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), 4)
+    made = DeepEnsemble(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), 4)
     networks = made.networks()
     fit(networks[2], data, config=PLAN.replace(epochs=10), quiet=True)
     return DeepEnsemble(networks)
@@ -35,14 +35,14 @@ def members(data) -> DeepEnsemble:
 
 def test_it_starts_from_the_best_member_on_validation_data(members, data):
     assert int(per_member(nll, predict(members, data.val)).argmin()) == 2
-    network = Control(PLAN.replace(epochs=0))(members, data)
+    network = train_control(members, data, config=PLAN.replace(epochs=0))
     assert torch.equal(network[0].weight, members.member(2)[0].weight)
 
 
 def test_it_is_that_member_trained_on_by_the_plan(members, data):
     expected = members.member(2)
     fit(expected, data, config=PLAN, quiet=True)
-    network = Control(PLAN)(members, data)
+    network = train_control(members, data, config=PLAN)
     assert type(network) is nn.Sequential
     assert all(torch.equal(one, other) for one, other in zip(network.parameters(), expected.parameters(), strict=True))
     assert not torch.equal(network[0].weight, members.member(2)[0].weight)
@@ -50,25 +50,25 @@ def test_it_is_that_member_trained_on_by_the_plan(members, data):
 
 def test_members_are_left_untouched_and_the_test_part_is_not_looked_at(members, data):
     before = {name: tensor.clone() for name, tensor in members.state_dict().items()}
-    network = Control(PLAN)(members, data.replace(test=iter(())))
+    network = train_control(members, data.replace(test=iter(())), config=PLAN)
     assert all(torch.equal(before[name], tensor) for name, tensor in members.state_dict().items())
     assert not network.training
 
 
 def test_it_goes_on_from_a_checkpoint(members, data, tmp_path):
     file = tmp_path / "control.safetensors"
-    first = Control(PLAN)(members, data, checkpoint=file)
-    again = Control(PLAN)(members, data, checkpoint=file)
+    first = train_control(members, data, config=PLAN, checkpoint=file)
+    again = train_control(members, data, config=PLAN, checkpoint=file)
     assert file.exists()
     assert torch.equal(first[0].weight, again[0].weight)
 
 
 def test_different_architectures_have_no_control(data):
-    with pytest.raises(EnfoldError, match="the control needs members of one architecture, got MixedEnsemble"):
-        Control(PLAN)(MixedEnsemble([nn.Linear(4, 3)]), data)
+    with pytest.raises(EnfoldError, match="got a MixedEnsemble"):
+        train_control(MixedEnsemble([nn.Linear(4, 3)]), data, config=PLAN)
 
 
 def test_a_control_that_returns_its_start_says_so(members, data):
     with pytest.warns(UnchangedWarning, match="member 2"):
-        network = Control(PLAN.replace(lr=50.0))(members, data)
+        network = train_control(members, data, config=PLAN.replace(lr=50.0))
     assert torch.equal(network[0].weight, members.member(2)[0].weight)

@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.distributions import Dirichlet as Reference
 
+from students import best
+
+from enfold.distill import distill
 from enfold.distill.cached import CachedTeacher
-from enfold.distill.dirichlet import Dirichlet, OverconfidentWarning, warn_if_too_sure
+from enfold.distill.dirichlet import Dirichlet, OverconfidentWarning, warn_if_overconfident
 from enfold.distill.losses.end2 import EnD2
 from enfold.distill.losses.proxy_end2 import ProxyEnD2
 from enfold.distill.teacher import Teacher
@@ -80,7 +83,7 @@ def test_each_student_has_its_own_loss(own):
     together = method.loss(students, target, 0.2)
     assert together.shape == (3,)
     for index in range(3):
-        alone = method.loss(students[index : index + 1], method.part(target, index, own), 0.2)
+        alone = method.loss(students[index : index + 1], method.select_target(target, index, own), 0.2)
         torch.testing.assert_close(together[index : index + 1], alone)
 
 
@@ -105,7 +108,7 @@ def test_gradients_are_right(offset):
 
 def test_equal_teachers_are_finite(members, data):
     equal = DeepEnsemble([members.member(0)] * 3)
-    student = EnD2(plan=PLAN)(equal, data)
+    student = distill(equal, data, loss=EnD2(), config=PLAN)
     assert bool(torch.isfinite(student(data.test.inputs)).all())
 
 
@@ -121,15 +124,15 @@ def test_the_temperature_falls():
 
 def test_a_student_learns_the_distribution(members, data):
     """The loss falls, the mean comes to be right, and the network is read as what it learned."""
-    untrained = EnD2(plan=PLAN.replace(epochs=0), start="fresh")(members, data)
-    method = EnD2(plan=PLAN.replace(epochs=40), start="fresh", start_temperature=1.5)
-    student = method(members, data)
+    untrained = distill(members, data, loss=EnD2(), config=PLAN.replace(epochs=0), init="random")
+    method = EnD2(start_temperature=1.5)
+    student = distill(members, data, loss=method, init="random", config=PLAN, epochs=40)
     assert type(student) is type(members.member(0))
-    target = Teacher(members.eval(), data).answer(data.train.inputs)
+    target = Teacher(members.eval(), data).logits(data.train.inputs)
     with torch.no_grad():
         first, last = (method.loss(one(data.train.inputs)[None], target, DONE) for one in (untrained, student))
     assert last < first - 1
-    predictor = method.answering(student)
+    predictor = method.as_predictor(student)
     assert isinstance(predictor, Dirichlet)
     assert predictor.offset == 0.0
     assert accuracy(predict(predictor, data.train)) > accuracy(predict(untrained, data.train))
@@ -139,13 +142,12 @@ def test_a_student_learns_the_distribution(members, data):
 
 def test_the_last_epoch_is_kept(members, data):
     """The start predicts well but never learned the distribution."""
-    chosen = EnD2(plan=PLAN.replace(lr=1e-6))
-    student = chosen(members, data)
-    start = EnD2(plan=PLAN.replace(epochs=0))(members, data)
+    student = distill(members, data, loss=EnD2(), config=PLAN, lr=1e-6)
+    start = distill(members, data, loss=EnD2(), config=PLAN.replace(epochs=0))
     assert not torch.equal(student.head.weight, start.head.weight)
-    plan = chosen.adapted(student)
+    plan = EnD2().configure(PLAN)
     assert (plan.select, plan.patience) == ("last", None)
-    assert EnD2(plan=PLAN.replace(patience=1)).adapted(student).patience is None
+    assert EnD2().configure(PLAN.replace(patience=1)).patience is None
 
 
 def constant(logits: list[float]) -> nn.Module:
@@ -164,10 +166,9 @@ def test_a_student_far_surer_than_its_teachers_differ_is_told_of(data, method):
     """It has no time to leave the logits of the member that it starts from."""
     members = DeepEnsemble([constant(logits) for logits in AT_ODDS])
     hasty = PLAN.replace(epochs=1, lr=1e-9)
-    said = r"on validation data is 2\.9\de\+03, .*: train for more epochs, or use start: fresh"
-    with pytest.warns(OverconfidentWarning, match=said):
-        method(plan=hasty)(members, data)
-    method(plan=hasty, start="fresh")(members, data)  # about as much as knowing nothing
+    with pytest.warns(OverconfidentWarning, match=r"validation data is 2\.9\de\+03"):
+        distill(members, data, loss=method(), config=hasty)
+    distill(members, data, loss=method(), init="random", config=hasty)  # about as much as knowing nothing
 
 
 @pytest.mark.parametrize("recorded", [False, True])
@@ -181,15 +182,15 @@ def test_too_sure_is_ten_times_the_precision_of_the_members(data, recorded):
         student = Dirichlet(constant(3 * [math.log(factor * (3 + 1 / float(apart)) / 3)]))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            warn_if_too_sure(student, members, data)
+            warn_if_overconfident(student, members, data)
         assert [each.category for each in caught] == [OverconfidentWarning] * (factor > 10)
     equal = DeepEnsemble([constant([1.0, 0.0, 0.0])] * 2)
-    warn_if_too_sure(Dirichlet(constant([15.0, 1.0, 1.0])), equal, data)  # as sure as teachers that never differ
+    warn_if_overconfident(Dirichlet(constant([15.0, 1.0, 1.0])), equal, data)  # as sure as teachers that never differ
 
 
-def test_a_share_learns(members, data):
-    method = EnD2(plan=PLAN, share=BatchEnsemble(2))
-    predictor = method.answering(method(members, data))
+def test_an_ensemble_learns(members, data):
+    student = distill(members, data, student=BatchEnsemble(best(members, data), 2), loss=EnD2(), config=PLAN)
+    predictor = EnD2().as_predictor(student)
     assert predictor.num_members == 2
     assert predictor.uncertainties(data.test.inputs)["total"].shape == (2, 30)
 
@@ -197,17 +198,16 @@ def test_a_share_learns(members, data):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"temperature": 2.0}, "read at the temperature 1 and must be learned there, got 2.0"),
-        ({"start_temperature": 0.0}, "start_temperature must be above 0, got 0.0: 10 is usual"),
-        ({"start_temperature": math.inf}, "start_temperature must be above 0, got inf"),
-        ({"hold": 0.6}, "parts of one training, got 0.6 and 0.5"),
-        ({"hold": -0.1}, "parts of one training, got -0.1 and 0.5"),
-        ({"anneal": math.nan}, "parts of one training, got 0.0 and nan"),
-        ({"offset": -1.0}, "the offset must be 0 or more, got -1.0"),
-        ({"smoothing": 1.0}, r"smoothing must be in \[0, 1\), got 1.0"),
-        ({"smoothing": -1e-3}, r"smoothing must be in \[0, 1\), got -0.001"),
+        ({"start_temperature": 0.0}, "start_temperature .* got 0.0"),
+        ({"start_temperature": math.inf}, "start_temperature .* got inf"),
+        ({"hold": 0.6}, "hold and anneal .* got 0.6 and 0.5"),
+        ({"hold": -0.1}, "hold .* got -0.1"),
+        ({"anneal": math.nan}, "anneal .* got nan"),
+        ({"offset": -1.0}, "offset .* got -1.0"),
+        ({"smoothing": 1.0}, "smoothing .* got 1.0"),
+        ({"smoothing": -1e-3}, "smoothing .* got -0.001"),
     ],
 )
-def test_settings_that_cannot_be(settings, message):
+def test_invalid_options(settings, message):
     with pytest.raises(EnfoldError, match=message):
         EnD2(**settings)

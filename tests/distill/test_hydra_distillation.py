@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from enfold.data import Data
-from enfold.distill.losses.hydra import HydraDistillation
+from enfold.distill import distill
+from enfold.distill.losses.hydra import Hydra
 from enfold.distill.losses.kd import KD
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
@@ -25,14 +26,14 @@ PLAN = TrainConfig(epochs=3, batch_size=16, lr=0.02, select="last")
 def test_copies_without_noise_agree_with_the_hinton_head(members, data: Data):
     fold = HydraDistillation(noise=0.0, plan=PLAN, temperature=2.0)
     heads = fold.begin(members, data, None, None).eval()
-    one = KD(start="fresh", temperature=2.0, plan=PLAN)(members, data)
+    one = distill(members, data, loss=KD(temperature=2.0), config=PLAN, init="random")
     for logits in heads(data.test.inputs):
         torch.testing.assert_close(logits, one(data.test.inputs))
 
 
 def test_each_head_comes_nearer_to_its_own_teacher(members, data: Data):
     plan = PLAN.replace(epochs=30, select="last")
-    heads = HydraDistillation(plan=plan, first_epochs=5)(members, data)
+    heads = distill(members, data, loss=Hydra(first_epochs=5), config=plan)
     said, taught = predict(heads, data.train).log_probs, predict(members, data.train).log_probs
     distance = (taught.exp()[:, None] * (taught[:, None] - said[None])).sum(-1).mean(-1)  # (teacher, head)
     assert heads.num_members == members.num_members
@@ -58,11 +59,11 @@ def test_a_frozen_body_gives_each_head_a_problem_of_its_own(members, data: Data,
 
 def test_it_goes_on_from_either_step(members, data: Data, tmp_path):
     file = tmp_path / "hydra.safetensors"
-    expected = HydraDistillation(plan=PLAN)(members, data).state_dict()
+    expected = distill(members, data, loss=Hydra(), config=PLAN).state_dict()
     HydraDistillation(plan=PLAN).begin(members, data, file, None)  # stopped after the first step
     assert [each.name for each in tmp_path.iterdir()] == ["hydra-first.safetensors"]
     for _ in range(2):
-        again = HydraDistillation(plan=PLAN)(members, data, checkpoint=file).state_dict()
+        again = distill(members, data, loss=Hydra(), config=PLAN, checkpoint=file).state_dict()
         assert all(torch.equal(tensor, again[name]) for name, tensor in expected.items())
 
 

@@ -11,13 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from enfold.data import Data, Split
+from enfold.distill import distill
 from enfold.distill.cached import CachedTeacher
-from enfold.distill.losses.latent_be import LatentBE, SameTargetsWarning, folded
+from enfold.distill.losses.latent_be import LatentBE, SameTargetsWarning, average_state
 from enfold.engines.skeleton import read_state
-from enfold.ensemble import MixedEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
-from enfold.ensembles.hydra import Hydra
+from enfold.ensembles.hydra_ensemble import HydraEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.merge.common.folding import mean_state
@@ -124,9 +125,9 @@ class Attention(nn.Module):
 @pytest.mark.parametrize("bias", ["shared_pre", "shared_post", "member"])
 @pytest.mark.filterwarnings("ignore::enfold.errors.PartialCoverageWarning")
 def test_the_mean_of_outer_products_is_the_mean_of_the_members(network, bias):
-    members = spread(BatchEnsemble(3, bias=bias, init="ones", batch_norm="joint")(network))
+    members = spread(BatchEnsemble(network, 3, bias=bias, init="ones", batch_norm="joint"))
     states = [read_state(member) for member in members.networks()]
-    found = folded(members)
+    found = average_state(members)
     assert found.keys() == read_state(network).keys()
     for name, tensor in found.items():
         if tensor.is_floating_point():
@@ -135,12 +136,12 @@ def test_the_mean_of_outer_products_is_the_mean_of_the_members(network, bias):
 
 @pytest.mark.parametrize("network", [nn.Linear(5, 3), nn.Conv2d(4, 6, 3, groups=2), nn.Embedding(7, 4), small()])
 def test_the_three_folds_by_their_equations(network):
-    members = spread(BatchEnsemble(3, bias="shared_pre", init="ones")(network))
-    outer, added = folded(members, "outer_mean"), folded(members, "sum")
+    members = spread(BatchEnsemble(network, 3, bias="shared_pre", init="ones"))
+    outer, added = average_state(members, "outer_mean"), average_state(members, "sum")
     fast = members.fast.state()
     for prefix, shape in members.layers.items():
         weight, name = members.shared.state()[f"{prefix}weight"], f"{prefix}weight"
-        torch.testing.assert_close(added[name], 3 * folded(members)[name])
+        torch.testing.assert_close(added[name], 3 * average_state(members)[name])
         s, r = fast[f"{prefix}s"][0], fast.get(f"{prefix}r", torch.ones(1, 3, shape.outputs))[0]
         mean = weight * shape.factor(r.mean(0).view(1, 1, -1) if shape.inputs else None, s.mean(0).view(1, 1, -1))[0]
         torch.testing.assert_close(outer[name], mean)
@@ -153,30 +154,30 @@ def test_the_three_folds_by_their_equations(network):
 
 def test_a_covariance_by_hand():
     """r = (1, 3), s = (1, 3): the mean of products is 5, the product of means 4, the sum 10."""
-    members = BatchEnsemble(2, init="ones", bias="shared_pre")(nn.Linear(1, 1))
+    members = BatchEnsemble(nn.Linear(1, 1), 2, init="ones", bias="shared_pre")
     with torch.no_grad():
         members.shared.state()["weight"].fill_(1.0)
         members.shared.state()["bias"].fill_(7.0)
         for name in ("r", "s"):
             members.fast.get_parameter(name).copy_(torch.tensor([[[1.0], [3.0]]]))
-    assert [folded(members, how)["weight"].item() for how in FOLDS] == [5.0, 4.0, 10.0]
-    assert [folded(members, how)["bias"].item() for how in FOLDS] == [14.0, 14.0, 14.0]
+    assert [average_state(members, how)["weight"].item() for how in FOLDS] == [5.0, 4.0, 10.0]
+    assert [average_state(members, how)["bias"].item() for how in FOLDS] == [14.0, 14.0, 14.0]
 
 
 def test_equal_members_fold_alike():
     """All three, after the sum is divided by M; at r = s = 1 it is the network and every member."""
     network = small()
-    for members in (BatchEnsemble(4, init="ones")(network), BatchEnsemble(4, init="gaussian")(network)):
+    for members in (BatchEnsemble(network, 4, init="ones"), BatchEnsemble(network, 4, init="gaussian")):
         with torch.no_grad():
             for vectors in members.fast.parameters():
                 vectors.copy_(vectors[:, :1].expand_as(vectors))
-        mean, outer, added = (folded(members, how) for how in FOLDS)
+        mean, outer, added = (average_state(members, how) for how in FOLDS)
         for name in ("0.weight", "4.weight"):
             torch.testing.assert_close([outer[name], added[name] / 4], [mean[name]] * 2)
             torch.testing.assert_close(mean[name], members.expand()[name][2])
-    at_start = BatchEnsemble(4, init="ones", bias="shared_pre", batch_norm="joint")(network.eval())
+    at_start = BatchEnsemble(network.eval(), 4, init="ones", bias="shared_pre", batch_norm="joint")
     inputs = torch.randn(5, 2, 4, 4, dtype=torch.float64)
-    found = at_start.network(folded(at_start))
+    found = at_start.network(average_state(at_start))
     torch.testing.assert_close(found(inputs), network(inputs))
     torch.testing.assert_close(at_start(inputs), network(inputs).expand(4, 5, 3))
 
@@ -188,8 +189,8 @@ def test_the_error_of_the_fold_is_of_second_order(how):
     network, inputs = small().eval(), torch.randn(20, 2, 4, 4, dtype=torch.float64)
     errors = []
     for scale in (0.02, 0.01, 0.005):
-        members = spread(BatchEnsemble(4, init="ones", bias="shared_pre", batch_norm="joint")(network), scale).eval()
-        one = members.network(folded(members, how))(inputs).softmax(-1)
+        members = spread(BatchEnsemble(network, 4, init="ones", bias="shared_pre", batch_norm="joint"), scale).eval()
+        one = members.network(average_state(members, how))(inputs).softmax(-1)
         errors.append((one - members(inputs).softmax(-1).mean(0)).norm().item())
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.1)
     assert errors[1] / errors[2] == pytest.approx(4, rel=0.1)
@@ -214,7 +215,7 @@ def test_statistics_are_those_of_training_or_measured_anew(members, data):
     for choice in ("joint", "shared", "own"):
         latent = LatentBE(plan=PLAN, batch_norm=choice).latent(members, data)
         for wanted in (None, False, True):
-            network = LatentBE(plan=PLAN, batch_norm=choice, reestimate_batch_norm=wanted)(members, data)
+            network = distill(members, data, loss=LatentBE(batch_norm=choice, reestimate_batch_norm=wanted), config=PLAN)
             kept = torch.allclose(network.norm.running_mean, mean_state(latent)["norm.running_mean"])
             assert kept == (wanted is False or (wanted is None and choice == "joint")), (choice, wanted)
 
@@ -222,10 +223,10 @@ def test_statistics_are_those_of_training_or_measured_anew(members, data):
 @plain
 def test_without_training_it_is_what_it_starts_from(members, data):
     equal = DeepEnsemble([members.member(1)] * 4)
-    network = LatentBE(start="member", plan=PLAN.replace(epochs=0))(equal, data)
+    network = distill(equal, data, loss=LatentBE(), config=PLAN.replace(epochs=0))
     for name, parameter in members.member(1).named_parameters():
         torch.testing.assert_close(dict(network.named_parameters())[name], parameter)
-    fresh = LatentBE(plan=PLAN.replace(epochs=0))(equal, data)
+    fresh = distill(equal, data, loss=LatentBE(), config=PLAN.replace(epochs=0))
     assert not torch.allclose(fresh.head.weight, members.member(1).head.weight)
 
 
@@ -238,7 +239,7 @@ def test_the_epoch_is_chosen_by_the_folded_network(members, data):
     scores = [float(per_member(nll, predict(model, data.val)).mean()) for model in latent]
     assert scores.index(min(scores)) == 0
     best = replace(method, plan=plan.replace(epochs=3, select="best")).latent(members, data)
-    after = [nll(predict(method.judged(model), data.val)) for model in (*latent, best)]
+    after = [nll(predict(method.evaluated_model(model), data.val)) for model in (*latent, best)]
     assert after[3] == min(after)
     assert after[4] == pytest.approx(after[3])
 
@@ -250,7 +251,7 @@ def test_latent_members_part_and_the_network_learns(members, data):
     latent, network = method.latent(members, data), method(members, data)
     assert all((vectors.std(1) > 0).any() for vectors in latent.fast.parameters())
     ensemble = predict(members, data.train).mean().log_probs[0]
-    start = LatentBE(plan=plan.replace(epochs=0))(members, data)
+    start = distill(members, data, loss=LatentBE(), config=plan.replace(epochs=0))
     apart = [
         F.kl_div(predict(one, data.train).log_probs[0], ensemble, reduction="batchmean", log_target=True)
         for one in (network, start)
@@ -268,21 +269,21 @@ def test_teachers_that_say_the_same_are_warned_of(members, data):
     for vectors in latent.fast.parameters():
         torch.testing.assert_close(vectors, vectors[:, :1].expand_as(vectors))
     with pytest.warns(SameTargetsWarning, match="teachers 1 and 2 are"):
-        LatentBE(plan=PLAN)(DeepEnsemble([first, second, second]), data)
+        distill(DeepEnsemble([first, second, second]), data, loss=LatentBE(), config=PLAN)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        LatentBE(plan=PLAN)(DeepEnsemble([first]), data)  # there is nobody to be told apart from
+        distill(DeepEnsemble([first]), data, loss=LatentBE(), config=PLAN)  # there is nobody to be told apart from
 
 
 def test_a_loader_recorded_answers_and_other_architectures(members, data, networks):
     loader = data.replace(train=[(data.train.inputs, data.train.labels)])
-    assert torch.isfinite(LatentBE(plan=PLAN)(members, loader)(data.test.inputs)).all()
+    assert torch.isfinite(distill(members, loader, loss=LatentBE(), config=PLAN)(data.test.inputs)).all()
     with torch.no_grad():
         recorded = CachedTeacher(members.eval()(data.train.inputs))
     kind = type(members.member(0))
-    assert type(LatentBE(plan=PLAN, student=kind)(recorded, data)) is kind
+    assert type(distill(recorded, data, loss=LatentBE(), config=PLAN, student=kind)) is kind
     mixed = MixedEnsemble([networks["plain"](), networks["normed"]()])
-    assert type(LatentBE(plan=PLAN, student=networks["plain"])(mixed, data)) is networks["plain"]
+    assert type(distill(mixed, data, loss=LatentBE(), config=PLAN, student=networks["plain"])) is networks["plain"]
 
 
 def test_vectors_take_the_steps_of_one_member():
@@ -311,4 +312,4 @@ def test_settings_that_cannot_be(settings, message):
 
 def test_a_fold_nobody_knows():
     with pytest.raises(EnfoldError, match="the fold must be one of mean_outer, outer_mean, sum, got 'median'"):
-        folded(BatchEnsemble(2)(nn.Linear(3, 2)), "median")
+        average_state(BatchEnsemble(nn.Linear(3, 2), 2), "median")

@@ -1,13 +1,18 @@
-"""Lessons: each student's labels are smoothed by its own amount, together or one by one."""
+"""The objective of a distillation: each student's labels are smoothed by its own amount, together or one by one."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from students import best
+
 from enfold.data.batches import Batch
+from enfold.distill import distill
 from enfold.distill.divergence import as_target
-from enfold.distill.lesson import Lessons, SeparableLesson
+from enfold.distill.objective import DistillationObjective, SeparableBatchLoss
 from enfold.distill.losses.kd import KD
+from enfold.engines.skeleton import State
+from enfold.ensemble import Ensemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
@@ -18,12 +23,15 @@ BATCH = Batch(torch.zeros(6, 2), torch.arange(6) % 3)
 SMOOTHING = (0.0, 0.1, 0.4)
 
 
-class Table(nn.Module):
+class Table(Ensemble):
     """Students whose logits are given, whatever the inputs."""
 
     def __init__(self, logits: Tensor) -> None:
-        super().__init__()
-        self.logits, self.num_members = logits, len(logits)
+        super().__init__([], len(logits))
+        self.logits = logits
+
+    def expand(self) -> State:
+        raise EnfoldError("members do not exist as networks")
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.logits
@@ -33,41 +41,40 @@ class Table(nn.Module):
 def test_smoothing_a_student(fitted):
     source = torch.Generator().manual_seed(0)
     logits, target = torch.randn(3, 6, 3, generator=source), torch.randn(6, 3, generator=source).log_softmax(-1)
-    subject = KD(alpha=0.3, fit=fitted, share=BatchEnsemble(3))
-    lessons = Lessons(subject, lambda batch: as_target(target), None, SMOOTHING)
-    found = lessons(Table(logits), BATCH)
-    soft = 0.3 * subject.loss(logits, as_target(target), 0.0)
+    loss = KD(alpha=0.3, fit=fitted)
+    objective = DistillationObjective(loss, lambda batch: as_target(target), None, SMOOTHING)
+    found = objective(Table(logits), BATCH)
+    soft = 0.3 * loss.loss(logits, as_target(target), 0.0)
     hard = torch.cat([CrossEntropy(each).of_logits(logits[k : k + 1], BATCH) for k, each in enumerate(SMOOTHING)])
     torch.testing.assert_close(found, soft + 0.7 * hard)
-    lesson = lessons.for_batch(Table(logits), BATCH, StepContext())
-    if isinstance(lesson, SeparableLesson):
-        alone = [lesson.member(k)(Table(logits[k : k + 1]), BATCH) for k in range(3)]
+    prepared = objective.for_batch(Table(logits), BATCH, StepContext())
+    if isinstance(prepared, SeparableBatchLoss):
+        alone = [prepared.member(k)(Table(logits[k : k + 1]), BATCH) for k in range(3)]
         torch.testing.assert_close(found, torch.cat(alone))
 
 
 def test_there_are_as_many_as_students(pupils):
     members, data = pupils
-    for share, count in ((None, 1), (BatchEnsemble(2), 2)):
-        fold = KD(alpha=0.5, share=share, plan=TrainConfig(epochs=1, label_smoothing=SMOOTHING))
-        with pytest.raises(EnfoldError, match=f"one label_smoothing a member must have {count} values, got 3"):
-            fold(members, data)
+    for student, count in ((None, 1), (BatchEnsemble(best(members, data), 2), 2)):
+        with pytest.raises(EnfoldError, match=f"label_smoothing .* {count} values, got 3"):
+            distill(members, data, loss=KD(alpha=0.5), student=student, epochs=1, label_smoothing=SMOOTHING)
 
 
 @pytest.fixture
 def pupils():
     from classroom import make_mlp, make_pictures
 
-    return DeepEnsemble.make(make_mlp, 2, seed=0), make_pictures()
+    return DeepEnsemble(make_mlp, 2, seed=0), make_pictures()
 
 
 @pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")
-def test_a_share_is_trained_with_one_each(pupils):
+def test_an_ensemble_is_trained_with_one_each(pupils):
     """Members that start as one part where nothing but their smoothing differs."""
     members, data = pupils
     plan = TrainConfig(epochs=2, label_smoothing=(0.0, 0.5), select="last", lr=0.05)
-    share = BatchEnsemble(2, init="ones", bias="member")
+    student = BatchEnsemble(best(members, data), 2, init="ones", bias="member")
     parted, equal = (
-        KD(alpha=0.0, share=share, plan=each)(members, data)(data.prepare(data.test.inputs))
+        distill(members, data, loss=KD(alpha=0.0), config=each, student=student)(data.prepare(data.test.inputs))
         for each in (plan, plan.replace(label_smoothing=0.5))
     )
     assert not torch.allclose(parted[0], parted[1], atol=1e-4)

@@ -8,14 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from students import best, fresh
 from enfold.data.batches import Order
+from enfold.distill import distill
 from enfold.distill.cached import CachedTeacher
-from enfold.distill.lesson import Lessons
+from enfold.distill.objective import DistillationObjective
 from enfold.distill.losses.kd import KD
 from enfold.distill.losses.one_to_one import OneToOne
 from enfold.distill.teacher import Teacher
 from enfold.ensembles.batch_ensemble import BatchEnsemble
-from enfold.ensembles.hydra import Hydra
+from enfold.ensembles.hydra_ensemble import HydraEnsemble
 from enfold.ensembles.mimo import MIMO
 from enfold.ensembles.packed_ensemble import PackedEnsemble
 from enfold.ensembles.tree_net import TreeNet
@@ -26,7 +28,7 @@ from enfold.train import TrainConfig
 from enfold.train.backward import backward
 
 prop = settings(deadline=None, derandomize=True, max_examples=15)
-alike = pytest.mark.filterwarnings("ignore:the 4 members are nearly one function")
+alike = pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")
 plain = pytest.mark.parametrize("members", ["plain"], indirect=True)
 PLAN = TrainConfig(epochs=2, batch_size=16, lr=0.02, select="last")
 
@@ -78,7 +80,7 @@ def test_students_one_by_one_learn_what_they_learn_together(own):
     answers = logits_of_seed(1, 3, 3 * 5, 4) if own else logits_of_seed(1, 3, 5, 4)
     target = method.target(answers).view(3, 3, 5, 5) if own else method.target(answers)
     together = method.loss(students, target, 0.0)
-    alone = [method.loss(students[m : m + 1], method.part(target, m, own), 0.0) for m in range(3)]
+    alone = [method.loss(students[m : m + 1], method.select_target(target, m, own), 0.0) for m in range(3)]
     torch.testing.assert_close(together, torch.cat(alone))
     pairs = [method.target(answers)[m].view(-1, 5, 5)[m if own else 0] for m in range(3)]
     expected = [method.loss(students[m : m + 1], pair[None], 0.0) for m, pair in enumerate(pairs)]
@@ -91,11 +93,11 @@ def test_students_one_by_one_learn_what_they_learn_together(own):
 def test_engines_give_one_gradient(members, data, own, remembers):
     """Students run one after the other (loop), or all at once (stacked); answers looked up, or computed."""
     method, gradients = OneToOne(alpha=0.6, temperature=2.0), []
-    teacher = Teacher(members.eval(), data, method.target, remembers=remembers)
+    teacher = Teacher(members.eval(), data, method.target, is_constant=remembers)
     batch = next(Order(16, range(4) if own else None).batches(data, 0))
     for engine in ("loop", "stacked"):
-        student = BatchEnsemble(4, engine=engine)(members.member(0)).train()
-        losses = backward(student, batch, Lessons(method, teacher))
+        student = BatchEnsemble(members.member(0), 4, engine=engine).train()
+        losses = backward(student, batch, DistillationObjective(method, teacher))
         gradients.append([losses, *(parameter.grad for parameter in student.parameters())])
     assert len(gradients[0][0]) == 4
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-3, atol=1e-5)
@@ -103,19 +105,21 @@ def test_engines_give_one_gradient(members, data, own, remembers):
 
 @alike
 def test_without_a_share_it_is_a_batch_ensemble(members, data, tmp_path):
-    student = OneToOne(plan=PLAN)(members, data)
-    assert student.share == BatchEnsemble(4)
+    student = distill(members, data, loss=OneToOne(), config=PLAN)
+    assert type(student) is BatchEnsemble
+    assert student.num_members == 4
     assert type(student.member(0)) is type(members.member(0))
-    assert OneToOne(plan=PLAN)(members[:3], data).num_members == 3
+    assert distill(members[:3], data, loss=OneToOne(), config=PLAN).num_members == 3
     save(student, tmp_path / "student.safetensors")
     again = load(tmp_path / "student.safetensors", lambda: members.member(0))
     torch.testing.assert_close(predict(again, data.test).log_probs, predict(student, data.test).log_probs)
 
 
 @alike
-@pytest.mark.parametrize("share", [BatchEnsemble(4), Hydra(4), TreeNet(4), MIMO(4), PackedEnsemble(4)])
-def test_any_share_can_learn(members, data, share):
-    student = OneToOne(share=share, plan=PLAN)(members, data)
+@pytest.mark.parametrize("kind", [BatchEnsemble, HydraEnsemble, TreeNet, MIMO, PackedEnsemble])
+def test_any_ensemble_can_learn(members, data, kind):
+    student = distill(members, data, loss=OneToOne(), config=PLAN, student=kind(best(members, data), 4))
+    assert type(student) is kind
     assert student.num_members == 4
     assert torch.isfinite(student(data.test.inputs)).all()
 
@@ -123,7 +127,7 @@ def test_any_share_can_learn(members, data, share):
 @plain
 def test_each_student_comes_closest_to_its_own_teacher(members, data):
     plan = PLAN.replace(epochs=60, batch_size=40, lr=0.05, select="last")
-    student = OneToOne(share=BatchEnsemble(4, fast_grad_scale=4, spread=0.1), plan=plan)(members, data)
+    student = distill(members, data, loss=OneToOne(), config=plan, student=BatchEnsemble(best(members, data), 4, fast_grad_scale=4, spread=0.1))
     ours, theirs = predict(student, data.train).log_probs, predict(members, data.train).log_probs
     apart = (theirs.exp()[:, None] * (theirs[:, None] - ours[None])).sum(-1).mean(-1)  # (T, S)
     assert apart.diagonal().mean() < 0.9 * apart[~torch.eye(4, dtype=bool)].mean()
@@ -133,21 +137,21 @@ def test_recorded_answers_can_teach(members, data, networks):
     with torch.no_grad():
         recorded = CachedTeacher(members.eval()(data.train.inputs))
     kind = type(members.member(0))
-    settings = {"share": BatchEnsemble(4), "student": kind, "plan": PLAN.replace(select="last")}
-    learned = OneToOne(**settings)(recorded, data)
-    expected = OneToOne(**settings)(members, data)
+    learned, expected = (
+        distill(teacher, data, loss=OneToOne(), student=kind, config=PLAN) for teacher in (recorded, members)
+    )
     torch.testing.assert_close(predict(learned, data.test).log_probs, predict(expected, data.test).log_probs)
 
 
-@pytest.mark.parametrize("share", [BatchEnsemble(3), Hydra(5)])
-def test_every_student_needs_a_teacher(members, data, share):
-    with pytest.raises(EnfoldError, match=rf"got 4 teachers and {share.num_members} students: give a share of 4"):
-        OneToOne(share=share, plan=PLAN)(members, data)
+@pytest.mark.parametrize(("kind", "size"), [(BatchEnsemble, 3), (HydraEnsemble, 5)])
+def test_every_student_needs_a_teacher(members, data, kind, size):
+    with pytest.raises(EnfoldError, match=f"got 4 teachers and {size} students"):
+        distill(members, data, loss=OneToOne(), config=PLAN, student=kind(best(members, data), size))
 
 
 @alike
 @plain
-def test_a_tie_needs_no_share_to_be_given(members, data):
+def test_a_weight_penalty_needs_no_student_to_be_given(members, data):
     plan, theirs = PLAN.replace(epochs=10, select="last"), members.expand()["head.weight"]
-    tied, free = (OneToOne(tie=tie, plan=plan)(members, data).expand()["head.weight"] for tie in (10.0, 0.0))
+    tied, free = (distill(members, data, loss=OneToOne(), weight_penalty=tie, config=plan).expand()["head.weight"] for tie in (10.0, 0.0))
     assert (tied - theirs).norm() < (free - theirs).norm()

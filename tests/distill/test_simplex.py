@@ -139,9 +139,9 @@ def test_weights_that_nothing_tells_apart_are_equal(gram):
 @pytest.mark.parametrize(
     ("gram", "cap", "message"),
     [
-        (torch.eye(4), 0.2, r"cap on 4 weights .* must be in \[1/4, 1\], got 0.2: the smallest is 0.25"),
-        (torch.eye(4), 1.5, r"must be in \[1/4, 1\], got 1.5"),
-        (torch.eye(4), math.nan, r"must be in \[1/4, 1\], got nan"),
+        (torch.eye(4), 0.2, r"cap .* got 0.2"),
+        (torch.eye(4), 1.5, "cap .* got 1.5"),
+        (torch.eye(4), math.nan, "cap .* got nan"),
         (torch.ones(4), 1.0, r"matrix \(M, M\), got \(4,\)"),
         (torch.ones(2, 3), 1.0, r"matrix \(M, M\), got \(2, 3\)"),
         (torch.ones(0, 0), 1.0, r"matrix \(M, M\), got \(0, 0\)"),

@@ -7,16 +7,18 @@ from functools import partial
 import pytest
 import torch
 
+from students import best, fresh
 from enfold.data import Data
+from enfold.distill import distill
 from enfold.distill import start
 from enfold.distill.losses.kd import KD
 from enfold.distill.losses.one_to_one import OneToOne
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
-from enfold.ensembles.hydra import Hydra
+from enfold.ensembles.hydra_ensemble import HydraEnsemble
 from enfold.ensembles.rank_one import match_units, reconstruct
 from enfold.errors import EnfoldError
-from enfold.merge.average import Average
+from enfold.merge import average
 from enfold.train import TrainConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")
@@ -24,7 +26,7 @@ NOTHING = TrainConfig(epochs=0)
 
 
 def begun(members, data: Data, **settings):
-    return KD(plan=NOTHING, **settings)(members, data)
+    return distill(members, data, config=NOTHING, **settings)
 
 
 def same(one, other) -> None:
@@ -34,9 +36,9 @@ def same(one, other) -> None:
 
 
 def test_the_average_and_the_matched_average(members, data):
-    same(begun(members, data, start="average"), Average()(members, data))
+    same(begun(members, data, start="average"), average(members, data))
     matched = begun(members, data, start="matched")
-    same(matched, Average()(match_units(members, example=data.train.inputs[:2]), data))
+    same(matched, average(match_units(members, example=data.train.inputs[:2]), data))
     assert not torch.equal(matched.head.weight, begun(members, data, start="average").head.weight)
 
 
@@ -68,7 +70,7 @@ def test_a_share_starts_from_each_of_them(members, data):
 def test_the_nearest_batch_ensemble(members, data, monkeypatch):
     share, few_sweeps = BatchEnsemble(4), partial(reconstruct, sweeps=20)
     monkeypatch.setattr(start, "reconstruct", few_sweeps)
-    student = OneToOne(plan=NOTHING, start="als", share=share)(members, data)
+    student = distill(members, data, loss=OneToOne(), config=NOTHING, student=SHARE(share))
     nearest = few_sweeps(members, share).members
     for name, parameter in student.named_parameters():
         torch.testing.assert_close(parameter, dict(nearest.named_parameters())[name])
@@ -87,7 +89,7 @@ def test_a_tie_pulls_members_to_their_teachers(members, data):
     plan = TrainConfig(epochs=8, batch_size=16, lr=0.02, optimizer="adam", weight_decay=0.0, select="last")
     distances = []
     for tie in (0.0, 1.0):
-        student = OneToOne(plan=plan, start="average", share=BatchEnsemble(4), tie=tie)(members, data)
+        student = distill(members, data, loss=OneToOne(), config=plan, weight_penalty=tie, student=BatchEnsemble(best(members, data), 4))
         own, taught = student.expand(), members.expand()
         gaps = [(own[name] - taught[name]).detach() for name in ("inner.weight", "head.weight")]
         distances.append(sum(float(gap.square().sum()) for gap in gaps))
@@ -128,4 +130,4 @@ def test_settings_that_cannot_be(settings, message):
 
 def test_a_tie_is_between_equal_numbers(members, data):
     with pytest.raises(EnfoldError, match="got 4 teachers and 3 students"):
-        KD(share=BatchEnsemble(3), tie=0.1, plan=NOTHING)(members, data)
+        distill(members, data, weight_penalty=0.1, config=NOTHING, student=BatchEnsemble(best(members, data), 3))

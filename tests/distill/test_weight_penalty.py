@@ -10,7 +10,8 @@ from enfold.data import Data, Split
 from enfold.data.batches import Batch
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
-from enfold.ensembles.rank_one import Tied, reconstruct
+from enfold.distill.weight_penalty import WeightPenalty
+from enfold.ensembles.rank_one import reconstruct
 from enfold.errors import EnfoldError
 from enfold.networks import MLP
 from enfold.train import TrainConfig, fit
@@ -39,30 +40,30 @@ def small_data():
 
 def test_a_tie_worked_by_hand():
     teacher, student = DeepEnsemble([constant(1.0), constant(2.0)]), DeepEnsemble([constant(1.5), constant(0.0)])
-    torch.testing.assert_close(Tied(nothing, teacher, 1.0)(student, BATCH), torch.tensor([6 * 0.25, 6 * 4.0]))
-    torch.testing.assert_close(Tied(nothing, teacher, 0.1, "mean")(student, BATCH), torch.tensor([0.025, 0.4]))
+    torch.testing.assert_close(WeightPenalty(nothing, teacher, 1.0)(student, BATCH), torch.tensor([6 * 0.25, 6 * 4.0]))
+    torch.testing.assert_close(WeightPenalty(nothing, teacher, 0.1, "mean")(student, BATCH), torch.tensor([0.025, 0.4]))
     both = DeepEnsemble([nn.Sequential(constant(1.0), nn.Linear(3, 2)), nn.Sequential(constant(2.0), nn.Linear(3, 2))])
     other = copy.deepcopy(both)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.add_(1)  # biases are not tied
-    torch.testing.assert_close(Tied(nothing, both, 1.0)(other, BATCH), torch.tensor([12.0, 12.0]))
-    torch.testing.assert_close(Tied(nothing, both, 1.0, "mean")(other, BATCH), torch.tensor([2.0, 2.0]))
+    torch.testing.assert_close(WeightPenalty(nothing, both, 1.0)(other, BATCH), torch.tensor([12.0, 12.0]))
+    torch.testing.assert_close(WeightPenalty(nothing, both, 1.0, "mean")(other, BATCH), torch.tensor([2.0, 2.0]))
 
 
 def test_it_is_added_to_each_members_own_loss():
     teacher, student = DeepEnsemble([constant(1.0), constant(2.0)]), DeepEnsemble([constant(1.5), constant(0.0)])
     plain = CrossEntropy()(student, BATCH)
-    tied = Tied(CrossEntropy(), teacher, 0.01)(student, BATCH)
+    tied = WeightPenalty(CrossEntropy(), teacher, 0.01)(student, BATCH)
     torch.testing.assert_close(tied - plain, torch.tensor([0.015, 0.24]))
 
 
 def test_strength_zero_trains_to_the_same_bits():
-    teacher = DeepEnsemble.make(MLP(6, [8], 3), 2)
+    teacher = DeepEnsemble(MLP(6, [8], 3), 2)
     network, data, plan = MLP(6, [8], 3), small_data(), TrainConfig(epochs=2, batch_size=16, select="last")
     trained = []
-    for objective in (CrossEntropy(), Tied(CrossEntropy(), teacher, 0.0)):
-        model = BatchEnsemble(2)(network)
+    for objective in (CrossEntropy(), WeightPenalty(CrossEntropy(), teacher, 0.0)):
+        model = BatchEnsemble(network, 2)
         fit(model, data, config=plan, objective=objective, quiet=True)
         trained.append(model.state_dict())
     torch.testing.assert_close(dict(trained[1]), dict(trained[0]), rtol=0, atol=0)
@@ -70,35 +71,35 @@ def test_strength_zero_trains_to_the_same_bits():
 
 def test_there_is_no_pull_at_a_representable_ensemble():
     torch.manual_seed(0)
-    teacher = BatchEnsemble(3)(nn.Sequential(nn.Conv1d(4, 6, 3, groups=2), nn.Flatten(), nn.Linear(6, 3)))
+    teacher = BatchEnsemble(nn.Sequential(nn.Conv1d(4, 6, 3, groups=2), nn.Flatten(), nn.Linear(6, 3)), 3)
     student = copy.deepcopy(teacher)
-    Tied(nothing, teacher, 1.0)(student, BATCH).sum().backward()
+    WeightPenalty(nothing, teacher, 1.0)(student, BATCH).sum().backward()
     gradients = [parameter.grad for parameter in student.parameters() if parameter.grad is not None]
     assert len(gradients) == 6  # W, r and s of two layers
     assert all((gradient == 0).all() for gradient in gradients)
     rebuilt = reconstruct(teacher).members
-    Tied(nothing, teacher, 1.0)(rebuilt, BATCH).sum().backward()
+    WeightPenalty(nothing, teacher, 1.0)(rebuilt, BATCH).sum().backward()
     assert all(float(p.grad.abs().max()) < 1e-4 for p in rebuilt.parameters() if p.grad is not None)
 
 
 @pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")
 def test_training_draws_a_student_to_its_teacher():
-    data, teacher = small_data(), DeepEnsemble.make(MLP(6, [8], 3), 2)
+    data, teacher = small_data(), DeepEnsemble(MLP(6, [8], 3), 2)
     plan = TrainConfig(epochs=5, batch_size=16, lr=0.01, select="last")
     left = {}
     for strength in (0.0, 1.0):
-        tied = Tied(CrossEntropy(), teacher, strength)
-        model = BatchEnsemble(2, init="ones")(MLP(6, [8], 3))
+        tied = WeightPenalty(CrossEntropy(), teacher, strength)
+        model = BatchEnsemble(MLP(6, [8], 3), 2, init="ones")
         fit(model, data, config=plan, objective=tied, quiet=True)
         left[strength] = float(tied.distances(model).detach().sum())
     assert left[1.0] < 0.9 * left[0.0]
 
 
 def test_it_sees_the_whole_model_also_where_members_are_looped():
-    teacher = DeepEnsemble.make(MLP(6, [8], 3), 2)
-    tied = Tied(CrossEntropy(), teacher, 0.1)
+    teacher = DeepEnsemble(MLP(6, [8], 3), 2)
+    tied = WeightPenalty(CrossEntropy(), teacher, 0.1)
     assert not isinstance(tied, Separable)
-    model = DeepEnsemble.make(MLP(6, [8], 3), 2, seed=1, engine="loop")
+    model = DeepEnsemble(MLP(6, [8], 3), 2, seed=1, engine="loop")
     before = tied.distances(model).detach()
     fit(model, small_data(), config=TrainConfig(epochs=1, batch_size=16, select="last"), objective=tied, quiet=True)
     assert (tied.distances(model).detach() != before).all()
@@ -106,24 +107,24 @@ def test_it_sees_the_whole_model_also_where_members_are_looped():
 
 def test_training_goes_on_with_the_same_teacher_only(tmp_path):
     data, network = small_data(), MLP(6, [8], 3)
-    one, other = (DeepEnsemble.make(network, 2, seed=seed) for seed in (0, 1))
-    assert repr(Tied(CrossEntropy(), one, 0.1)) == repr(Tied(CrossEntropy(), copy.deepcopy(one), 0.1))
-    assert repr(Tied(CrossEntropy(), one, 0.1)) != repr(Tied(CrossEntropy(), other, 0.1))
+    one, other = (DeepEnsemble(network, 2, seed=seed) for seed in (0, 1))
+    assert repr(WeightPenalty(CrossEntropy(), one, 0.1)) == repr(WeightPenalty(CrossEntropy(), copy.deepcopy(one), 0.1))
+    assert repr(WeightPenalty(CrossEntropy(), one, 0.1)) != repr(WeightPenalty(CrossEntropy(), other, 0.1))
     plan = TrainConfig(epochs=1, batch_size=16, select="last")
     fit(
-        BatchEnsemble(2)(network),
+        BatchEnsemble(network, 2),
         data,
         config=plan,
-        objective=Tied(CrossEntropy(), one, 0.1),
+        objective=WeightPenalty(CrossEntropy(), one, 0.1),
         checkpoint=tmp_path / "c",
         quiet=True,
     )
     with pytest.raises(EnfoldError):
         fit(
-            BatchEnsemble(2)(network),
+            BatchEnsemble(network, 2),
             data,
             config=plan,
-            objective=Tied(CrossEntropy(), other, 0.1),
+            objective=WeightPenalty(CrossEntropy(), other, 0.1),
             checkpoint=tmp_path / "c",
             quiet=True,
         )
@@ -131,7 +132,7 @@ def test_training_goes_on_with_the_same_teacher_only(tmp_path):
 
 def test_the_teacher_may_change_afterwards():
     teacher, student = DeepEnsemble([constant(1.0)]), DeepEnsemble([constant(2.0)])
-    tied = Tied(nothing, teacher, 1.0)
+    tied = WeightPenalty(nothing, teacher, 1.0)
     with torch.no_grad():
         teacher.expand()["weight"].zero_()
     torch.testing.assert_close(tied(student, BATCH), torch.tensor([6.0]))
@@ -140,14 +141,14 @@ def test_the_teacher_may_change_afterwards():
 def test_bad_inputs_are_refused():
     teacher = DeepEnsemble([constant(1.0), constant(2.0)])
     with pytest.raises(EnfoldError, match="strength of a tie must be 0 or more, got -1"):
-        Tied(nothing, teacher, -1)
+        WeightPenalty(nothing, teacher, -1)
     with pytest.raises(EnfoldError, match="one of sum, mean, got 'max'"):
-        Tied(nothing, teacher, 1.0, "max")
+        WeightPenalty(nothing, teacher, 1.0, "max")
     with pytest.raises(EnfoldError, match="got Linear: use DeepEnsemble"):
-        Tied(nothing, nn.Linear(2, 3), 1.0)
+        WeightPenalty(nothing, nn.Linear(2, 3), 1.0)
     with pytest.raises(EnfoldError, match="got a Linear as the student"):
-        Tied(nothing, teacher, 1.0)(nn.Linear(2, 3), BATCH)
+        WeightPenalty(nothing, teacher, 1.0)(nn.Linear(2, 3), BATCH)
     with pytest.raises(EnfoldError, match=r"'weight' is \(3, 3, 2\) instead of \(2, 3, 2\)"):
-        Tied(nothing, teacher, 1.0)(DeepEnsemble([constant(1.0)] * 3), BATCH)
+        WeightPenalty(nothing, teacher, 1.0)(DeepEnsemble([constant(1.0)] * 3), BATCH)
     with pytest.raises(EnfoldError, match="'weight' is None"):
-        Tied(nothing, teacher, 1.0)(DeepEnsemble([MLP(2, [], 3)] * 2), BATCH)
+        WeightPenalty(nothing, teacher, 1.0)(DeepEnsemble([MLP(2, [], 3)] * 2), BATCH)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -10,12 +12,10 @@ from torch import nn
 from clouds import three_clouds
 from enfold import (
     KD,
-    Average,
     Data,
     DeepEnsemble,
     MixedEnsemble,
     TrainConfig,
-    WeightMatching,
     evaluate,
     load,
     measure,
@@ -24,6 +24,7 @@ from enfold import (
     symmetries,
 )
 from enfold.distill.teacher import Teacher
+from enfold.merge import average, weight_matching
 
 
 def network() -> nn.Module:
@@ -75,7 +76,7 @@ def test_a_teacher_answers_in_eval_mode(kind, data):
     assert torch.equal(answers[0], Teacher(model.eval(), data).answer(data.test.inputs))
 
 
-@pytest.mark.parametrize("merge", [Average(), WeightMatching()], ids=["average", "matching"])
+@pytest.mark.parametrize("merge", [partial(average), partial(weight_matching)], ids=["average", "matching"])
 def test_merges_leave_members_in_their_mode_and_return_eval_mode(merge, data):
     members = DeepEnsemble.make(network, 2).train()
     merged = merge(members, data)

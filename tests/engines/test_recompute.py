@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,9 +15,7 @@ from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.ensembles.tree_net import TreeNet
 from enfold.errors import EnfoldError
-from enfold.merge.perm_avg import PermAVG
-from enfold.merge.soup import Soup
-from enfold.merge.straight_through import StraightThrough
+from enfold.merge import perm_avg, soup, straight_through
 from enfold.train import TrainConfig, fit
 
 
@@ -102,9 +102,9 @@ def test_gradients_after_other_members_were_run(last):
 
 
 FOLDS = {
-    "perm_avg": PermAVG(plan=TrainConfig(epochs=1, batch_size=16, lr=0.1, optimizer="sgd")),
-    "straight_through": StraightThrough(epochs=2, lr=1.0, batch_size=16),
-    "soup": Soup(kind="learned", epochs=1),
+    "perm_avg": partial(perm_avg, config=TrainConfig(epochs=1, batch_size=16, lr=0.1, optimizer="sgd")),
+    "straight_through": partial(straight_through, epochs=2, lr=1.0, batch_size=16),
+    "soup": partial(soup, kind="learned", epochs=1),
 }
 
 

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from enfold import (
-    Average,
     BatchEnsemble,
     Data,
     DeepEnsemble,
@@ -25,6 +24,7 @@ from enfold import (
     save,
 )
 from enfold.errors import SeparateModulesWarning
+from enfold.merge import average
 from zoo import vectors
 
 
@@ -267,7 +267,7 @@ def test_an_engine_that_shares_code_is_refused(engine):
 
 def test_weights_of_different_functions_are_not_averaged():
     with pytest.warns(SeparateModulesWarning), pytest.raises(EnfoldError, match="same function"):
-        Average()(DeepEnsemble(DIFFERENT["an activation function"]()), blobs())
+        average(DeepEnsemble(DIFFERENT["an activation function"]()), blobs())
 
 
 def test_training_runs_every_members_own_code():

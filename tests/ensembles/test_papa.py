@@ -12,7 +12,7 @@ from enfold.data import Data, Split
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.ensembles.papa import PAPA
 from enfold.errors import EnfoldError
-from enfold.merge.average import Average
+from enfold.merge import average
 from enfold.networks import MLP
 from enfold.train import TrainConfig, fit
 from enfold.train.optimize import Optimizer
@@ -170,8 +170,8 @@ def test_the_average_is_a_network_where_that_of_independent_members_is_not(setti
     data, network, plan, alone = independent()
     together = PAPA(3, start="own", smoothing=(), **settings).train(network, data, plan, quiet=True)
     assert min(accuracy(member, data) for member in alone) > 0.95
-    assert accuracy(Average()(alone, data), data) < 0.85
-    assert accuracy(Average()(together, data), data) > 0.95
+    assert accuracy(average(alone, data), data) < 0.85
+    assert accuracy(average(together, data), data) > 0.95
 
 
 @alike

@@ -12,7 +12,7 @@ from enfold.data import Data, Split
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.ensembles.wash import WASH, memories
 from enfold.errors import EnfoldError
-from enfold.merge.average import Average
+from enfold.merge import average
 from enfold.networks import MLP
 from enfold.train import TrainConfig, fit
 from enfold.train.optimize import Optimizer
@@ -146,8 +146,8 @@ def test_the_average_is_a_network_where_that_of_independent_members_is_not():
     independent = DeepEnsemble.make(network, 4)
     fit(independent, data, config=plan, quiet=True)
     washed = WASH(4, probability=0.05).train(network, data, plan, quiet=True)
-    average = accuracy(Average()(washed, data), data)
-    assert accuracy(Average()(independent, data), data) < 0.85
+    average = accuracy(average(washed, data), data)
+    assert accuracy(average(independent, data), data) < 0.85
     assert average > 0.95
     assert average > sum(accuracy(member, data) for member in washed) / 4
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import enfold
 from enfold import cost, metrics, registry
+from enfold import merge as merging
 from enfold.analysis.line import barrier, interpolation
 from enfold.analysis.many import each
 from enfold.analysis.sizes import size_curve
@@ -35,11 +36,10 @@ from enfold.ensembles.rank_one.reconstruct import reconstruct
 from enfold.ensembles.rank_one.representable import representable
 from enfold.evaluate import best_member, mean_member_score, predict
 from enfold.merge.common.sinkhorn import sinkhorn
-from enfold.merge.repair import Repair
 from enfold.metrics.dirichlet import dirichlet_uncertainty
 from enfold.metrics.greedy import greedy_selection
 from enfold.networks import catalogue
-from enfold.symmetry import symmetries, match_weights
+from enfold.symmetry import match_weights, symmetries
 from enfold.train import TrainConfig
 from enfold.train.batch_norm import reestimate
 
@@ -312,45 +312,69 @@ DISTILLATIONS: dict[str, Options] = {
 
 # Merging
 
-def _then_kd(fold: Any) -> Callable[[nn.Module, Data], nn.Module]:
-    return lambda models, data: enfold.distill(models, data, init=fold(models, data), config=config(), quiet=True)
-
-
-MERGES: dict[str, Callable[[], Any]] = {
-    "average": lambda: enfold.Average(),
-    "average+stored_statistics": lambda: enfold.Average(reestimate_batch_norm=False),
-    "weight_matching": lambda: enfold.WeightMatching(),
-    "weight_matching+no_correction": lambda: enfold.WeightMatching(repair="none"),
-    "weight_matching+reference": lambda: enfold.WeightMatching(reference=2),
-    "weight_matching+repair": lambda: enfold.WeightMatching() >> Repair(),
-    "weight_matching+rescale": lambda: enfold.WeightMatching(repair="rescale"),
-    "weight_matching+closed_form": lambda: enfold.WeightMatching(repair="closed_form"),
-    "weight_matching+repair+kd": lambda: _then_kd(enfold.WeightMatching() >> Repair()),
-    "average+repair": lambda: enfold.Average() >> Repair(weights=(0.5, 0.3, 0.2)),
-    "average+kd": lambda: _then_kd(enfold.Average()),
-    "activation_matching": lambda: enfold.ActivationMatching(),
-    "activation_matching+moment": lambda: enfold.ActivationMatching(likeness="second_moment", watch="outputs"),
-    "c2m3": lambda: enfold.C2M3(iterations=30),
-    "c2m3+uniform": lambda: enfold.C2M3(init="uniform", iterations=30),
-    "cca_merge": lambda: enfold.CCAMerge(),
-    "merge_many": lambda: enfold.MergeMany(),
-    "ot_fusion": lambda: enfold.OTFusion(),
-    "ot_fusion+weights": lambda: enfold.OTFusion(cost="weights"),
-    "ot_fusion+regularised": lambda: enfold.OTFusion(regularisation=0.1),
-    "perm_avg": lambda: enfold.PermAVG(plan=config(lr=1.0)),
-    "perm_avg+joint": lambda: enfold.PermAVG(plan=config(lr=5.0), order="joint", gradient="implicit", alpha=0.5),
-    "perm_avg+universe": lambda: enfold.PermAVG(plan=config(lr=5.0), order="joint", universe=True, project=True),
-    "perm_avg+dirichlet": lambda: enfold.PermAVG(plan=config(lr=5.0), mixing="dirichlet", gain=True, matched=10.0),
-    "perm_avg+short": lambda: enfold.PermAVG(plan=config(lr=5.0), iterations=2, final_temperature=0.5, ridge=0.01),
-    "straight_through": lambda: enfold.StraightThrough(epochs=2),
-    "zipit": lambda: enfold.ZipIt(),
-    "zipit+wide": lambda: enfold.ZipIt(discount=0.9, budget=1.0, watch="outputs"),
-    "soup": lambda: enfold.Soup(),
-    "soup+uniform": lambda: enfold.Soup(kind="uniform"),
-    "soup+nll": lambda: enfold.Soup(score="nll"),
-    "soup+learned": lambda: enfold.Soup(kind="learned", epochs=2),
-    "soup+repair": lambda: enfold.Soup(score="nll") >> Repair(),
+MERGES: dict[str, Callable[[Any], nn.Module]] = {
+    "average": lambda models: merging.average(models, data()),
+    "average+stored_statistics": lambda models: merging.average(models, repair="none"),
+    "weight_matching": lambda models: merging.weight_matching(models, data()),
+    "weight_matching+no_correction": lambda models: merging.weight_matching(models, data(), repair="none"),
+    "weight_matching+reference": lambda models: merging.weight_matching(models, data(), reference=2),
+    "weight_matching+repair": lambda models: _matched_and_repaired(models),
+    "weight_matching+rescale": lambda models: merging.weight_matching(models, data(), repair="rescale"),
+    "weight_matching+closed_form": lambda models: merging.weight_matching(models, data(), repair="closed_form"),
+    "weight_matching+repair+kd": lambda models: _distilled_from(_matched_and_repaired(models), models),
+    "average+repair": lambda models: merging.repair(
+        merging.average(models, data()), models, data(), weights=(0.5, 0.3, 0.2)
+    ),
+    "average+kd": lambda models: _distilled_from(merging.average(models, data()), models),
+    "activation_matching": lambda models: merging.activation_matching(models, data()),
+    "activation_matching+moment": lambda models: merging.activation_matching(
+        models, data(), likeness="second_moment", watch="outputs"
+    ),
+    "c2m3": lambda models: merging.c2m3(models, data(), iterations=30),
+    "c2m3+uniform": lambda models: merging.c2m3(models, data(), init="uniform", iterations=30),
+    "cca_merge": lambda models: merging.cca_merge(models, data()),
+    "merge_many": lambda models: merging.merge_many(models, data()),
+    "ot_fusion": lambda models: merging.ot_fusion(models, data()),
+    "ot_fusion+weights": lambda models: merging.ot_fusion(models, data(), cost="weights"),
+    "ot_fusion+regularised": lambda models: merging.ot_fusion(models, data(), regularisation=0.1),
+    "perm_avg": lambda models: merging.perm_avg(models, data(), config=config(lr=1.0)),
+    "perm_avg+joint": lambda models: merging.perm_avg(
+        models, data(), config=config(lr=5.0), order="joint", gradient="implicit", alpha=0.5
+    ),
+    "perm_avg+universe": lambda models: merging.perm_avg(
+        models, data(), config=config(lr=5.0), order="joint", universe=True, project=True
+    ),
+    "perm_avg+dirichlet": lambda models: merging.perm_avg(
+        models, data(), config=config(lr=5.0), mixing="dirichlet", gain=True, matched=10.0
+    ),
+    "perm_avg+short": lambda models: merging.perm_avg(
+        models, data(), config=config(lr=5.0), iterations=2, final_temperature=0.5, ridge=0.01
+    ),
+    "straight_through": lambda models: merging.straight_through(models, data(), epochs=2),
+    "zipit": lambda models: merging.zipit(models, data()),
+    "zipit+wide": lambda models: merging.zipit(models, data(), discount=0.9, budget=1.0, watch="outputs"),
+    "soup": lambda models: merging.soup(models, data()),
+    "soup+uniform": lambda models: merging.soup(models, data(), kind="uniform"),
+    "soup+nll": lambda models: merging.soup(models, data(), score="nll"),
+    "soup+learned": lambda models: merging.soup(models, data(), kind="learned", epochs=2),
+    "soup+repair": lambda models: merging.repair(
+        merging.soup(models, data(), score="nll"),
+        models,
+        data(),
+        weights=merging.soup_weights(models, data(), score="nll"),
+    ),
 }
+
+
+def _matched_and_repaired(models: Any) -> nn.Module:
+    return merging.repair(merging.weight_matching(models, data()), models, data())
+
+
+def _distilled_from(network: nn.Module, models: Any) -> nn.Module:
+    """Distil with a student that starts from a network."""
+    made: nn.Module = enfold.distill(models, data(), init=network, config=config(), quiet=True)
+    return made
+
 
 # Perturbations
 
@@ -367,8 +391,8 @@ PERTURBATIONS: dict[str, Callable[[], Any]] = {
 def unlisted() -> list[str]:
     """Return the registered methods that no golden uses."""
     tables = (ENSEMBLES, DISTILLATIONS, MERGES, PERTURBATIONS)
-    used = {key.partition("+")[0] for table in tables for key in table}
-    known = [name for room in registry.ROOMS for name in registry.methods(room)]
+    used = {part for table in tables for key in table for part in key.split("+")}
+    known = [name for kind in registry.PACKAGES for name in registry.methods(kind)]
     return [name for name in known if name not in used]
 
 
@@ -390,7 +414,7 @@ def distill_from_logits(logits: Tensor) -> nn.Module:
 
 def merge(key: str, models: nn.Module) -> nn.Module:
     """Merge with a method."""
-    made: nn.Module = MERGES[key]()(models, data())
+    made: nn.Module = MERGES[key](models)
     return made
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -9,7 +11,7 @@ from torch import nn
 
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
-from enfold.merge.activation_matching import ActivationMatching
+from enfold.merge import activation_matching, align
 from planted import assert_back, planted
 
 
@@ -22,12 +24,12 @@ from planted import assert_back, planted
 )
 def test_planted_copies_average_back(name, watch):
     members, network, data = planted(name, 3)
-    assert_back(ActivationMatching(repair="none", watch=watch)(members, data), network, data)
+    assert_back(activation_matching(members, data, repair="none", watch=watch), network, data)
 
 
 @pytest.mark.parametrize("likeness", ["correlation", "second_moment"])
 def test_members_stay_what_they_are(members, data, likeness):
-    matched = ActivationMatching(likeness=likeness).matched(members, data)
+    matched = align(members, data, method="activation_matching", likeness=likeness)
     inputs = data.test.inputs
     torch.testing.assert_close(matched.eval()(inputs), members.eval()(inputs), rtol=1e-4, atol=1e-5)
 
@@ -40,7 +42,7 @@ def test_the_assignment_is_that_of_the_units_themselves(data, likeness):
     one, other = (torch.tanh(member[0](data.train.inputs)).detach().double().T for member in members)
     likes = torch.corrcoef(torch.cat([one, other]))[:6, 6:] if likeness == "correlation" else one @ other.T
     order = linear_sum_assignment(likes.numpy(), maximize=True)[1]
-    matched = ActivationMatching(likeness=likeness).matched(members, data)
+    matched = align(members, data, method="activation_matching", likeness=likeness)
     assert torch.equal(matched.member(1)[0].weight, members.member(1)[0].weight[order])
     assert torch.equal(matched.member(1)[2].weight, members.member(1)[2].weight[:, order])
 
@@ -54,7 +56,7 @@ def test_correlation_does_not_see_the_scale_of_a_unit(data):
         copy.hidden[0].weight.mul_(factors[:, None])
         copy.hidden[0].bias.mul_(factors)
         copy.head.weight.div_(factors)
-    matched = ActivationMatching().matched(DeepEnsemble([network, copy]), data).member(1)
+    matched = align(DeepEnsemble([network, copy]), data, method="activation_matching").member(1)
     torch.testing.assert_close(
         matched.hidden[0].weight / matched.hidden[0].weight.norm(dim=1, keepdim=True),
         network.hidden[0].weight / network.hidden[0].weight.norm(dim=1, keepdim=True),
@@ -65,7 +67,7 @@ def test_units_that_never_fire_stay_where_they_are(data):
     network = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     with torch.no_grad():
         network[0].bias[1:4] = -100.0
-    folded = ActivationMatching()(DeepEnsemble([network, network]), data)
+    folded = activation_matching(DeepEnsemble([network, network]), data)
     torch.testing.assert_close(dict(folded.state_dict()), dict(network.state_dict()))
 
 
@@ -80,4 +82,4 @@ def test_units_that_never_fire_stay_where_they_are(data):
 )
 def test_settings_that_cannot_be(settings, message):
     with pytest.raises(EnfoldError, match=message):
-        ActivationMatching(**settings)
+        partial(activation_matching, **settings)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,18 +12,20 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
-from enfold.merge.activation_matching import ActivationMatching
-from enfold.merge.c2m3 import C2M3
-from enfold.merge.cca_merge import CCAMerge
-from enfold.merge.common.activations import measure_moments, find_places
+from enfold.merge import (
+    activation_matching,
+    c2m3,
+    cca_merge,
+    merge_many,
+    ot_fusion,
+    perm_avg,
+    straight_through,
+    weight_matching,
+    zipit,
+)
+from enfold.merge.common.activations import find_places, measure_moments
 from enfold.merge.common.split import match_unobserved
 from enfold.merge.common.states import states_of
-from enfold.merge.merge_many import MergeMany
-from enfold.merge.ot_fusion import OTFusion
-from enfold.merge.perm_avg import PermAVG
-from enfold.merge.straight_through import StraightThrough
-from enfold.merge.weight_matching import WeightMatching
-from enfold.merge.zipit import ZipIt
 from enfold.networks import ViT
 from enfold.symmetry import Symmetry, symmetries
 from enfold.train import TrainConfig
@@ -97,7 +101,9 @@ def test_examples_are_counted_whatever_the_batches_of_a_loader(size):
     assert found["hidden.0"].counts == [200.0]
 
 
-@pytest.mark.parametrize("fold", [OTFusion(cost="activations"), ActivationMatching(watch="outputs")])
+@pytest.mark.parametrize(
+    "fold", [partial(ot_fusion, cost="activations"), partial(activation_matching, watch="outputs")]
+)
 def test_channels_of_a_layer_norm_over_their_places_are_seen_as_channels(fold):
     members, network, data = planted("normed", 3)
     assert_back(fold(members, data), network, data)
@@ -126,7 +132,7 @@ def test_units_that_stay_at_different_values_are_not_alike():
     assert torch.equal(likes[:4, :4], expected.double())
 
 
-@pytest.mark.parametrize("fold", [ActivationMatching(), ZipIt()])
+@pytest.mark.parametrize("fold", [partial(activation_matching), partial(zipit)])
 def test_units_that_stay_at_their_values_come_back(fold):
     """Constant units of copies in other orders are told apart by their values."""
     network, data = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), pixels((4,))
@@ -164,8 +170,8 @@ def test_heads_are_matched_by_weights_and_the_rest_by_what_it_does():
 @pytest.mark.parametrize(
     "fold",
     [
-        *(WeightMatching(), ActivationMatching(), MergeMany(), C2M3()),
-        *(ZipIt(), CCAMerge(), OTFusion(), OTFusion(cost="weights")),
+        *(partial(weight_matching), partial(activation_matching), partial(merge_many), partial(c2m3)),
+        *(partial(zipit), partial(cca_merge), partial(ot_fusion), partial(ot_fusion, cost="weights")),
     ],
     ids=lambda fold: f"{type(fold).__name__} {getattr(fold, 'cost', '')}",
 )
@@ -177,9 +183,21 @@ def test_copies_whose_heads_and_what_is_inside_them_are_in_other_orders_average_
 @pytest.mark.parametrize(
     "fold",
     [
-        *(WeightMatching(), MergeMany(), C2M3(), StraightThrough(), PermAVG(matched=40.0, plan=TrainConfig(epochs=0))),
-        *(ActivationMatching(), ZipIt(), CCAMerge(), OTFusion(watch="inputs"), OTFusion(cost="weights")),
-        *(ActivationMatching(watch="outputs"), ZipIt(watch="outputs"), OTFusion()),
+        *(
+            partial(weight_matching),
+            partial(merge_many),
+            partial(c2m3),
+            partial(straight_through),
+            partial(perm_avg, matched=40.0, config=TrainConfig(epochs=0)),
+        ),
+        *(
+            partial(activation_matching),
+            partial(zipit),
+            partial(cca_merge),
+            partial(ot_fusion, watch="inputs"),
+            partial(ot_fusion, cost="weights"),
+        ),
+        *(partial(activation_matching, watch="outputs"), partial(zipit, watch="outputs"), partial(ot_fusion)),
     ],
     ids=lambda fold: f"{type(fold).__name__} {getattr(fold, 'cost', '')} {getattr(fold, 'watch', '')}",
 )
@@ -232,11 +250,11 @@ class Elsewhere(Routed):
         return self.head((tokens + made).mean(1))
 
 
-ACTIVATIONS = [ActivationMatching(), ZipIt(), CCAMerge(), OTFusion()]
+ACTIVATIONS = [partial(activation_matching), partial(zipit), partial(cca_merge), partial(ot_fusion)]
 
 
 @pytest.mark.filterwarnings("ignore::enfold.merge.common.states.UnalignedWarning")
-@pytest.mark.parametrize("fold", [*ACTIVATIONS, OTFusion(cost="weights")])
+@pytest.mark.parametrize("fold", [*ACTIVATIONS, partial(ot_fusion, cost="weights")])
 @pytest.mark.parametrize("make", [Routed, Elsewhere])
 def test_units_that_see_what_values_choose_are_matched_by_weights(fold, make, monkeypatch):
     monkeypatch.setitem(NETWORKS, "routed", (make, (4, 5)))
@@ -256,7 +274,7 @@ def test_what_is_inside_a_module_that_decides_or_sees_other_samples_is_not_seen(
         assert seen.keys() == expected
 
 
-@pytest.mark.parametrize("fold", [ActivationMatching(), WeightMatching()])
+@pytest.mark.parametrize("fold", [partial(activation_matching), partial(weight_matching)])
 def test_attention_stays_what_it_is(fold):
     members, data = DeepEnsemble([drawn(transformer, seed) for seed in range(3)]), pixels(count=30)
     matched = fold.matched(members, data)
@@ -265,7 +283,14 @@ def test_attention_stays_what_it_is(fold):
 
 
 @pytest.mark.parametrize(
-    "fold", [CCAMerge(), ZipIt(), OTFusion(), OTFusion(cost="weights"), WeightMatching(repair="repair")]
+    "fold",
+    [
+        partial(cca_merge),
+        partial(zipit),
+        partial(ot_fusion),
+        partial(ot_fusion, cost="weights"),
+        partial(weight_matching, repair="repair"),
+    ],
 )
 def test_attention_can_be_merged_and_equal_members_stay_themselves(fold):
     network, data = drawn(transformer), pixels(count=30)
@@ -289,7 +314,14 @@ class Uncalled(nn.Module):
 
 @pytest.mark.parametrize(
     "fold",
-    [ActivationMatching(), ZipIt(), CCAMerge(), OTFusion(), OTFusion(watch="inputs"), OTFusion(cost="weights")],
+    [
+        partial(activation_matching),
+        partial(zipit),
+        partial(cca_merge),
+        partial(ot_fusion),
+        partial(ot_fusion, watch="inputs"),
+        partial(ot_fusion, cost="weights"),
+    ],
     ids=lambda fold: f"{type(fold).__name__} {getattr(fold, 'cost', '')} {fold.watch}",
 )
 def test_units_of_layers_that_are_not_called_are_matched_by_weights(fold, monkeypatch):
@@ -298,7 +330,7 @@ def test_units_of_layers_that_are_not_called_are_matched_by_weights(fold, monkey
     assert_back(fold(members, data), network, data)
 
 
-@pytest.mark.parametrize("fold", [ActivationMatching(), ZipIt(), CCAMerge(), OTFusion()])
+@pytest.mark.parametrize("fold", [partial(activation_matching), partial(zipit), partial(cca_merge), partial(ot_fusion)])
 def test_a_member_whose_units_are_not_finite_is_named(fold):
     members, _, data = planted("shallow", 3)
     with torch.no_grad():
@@ -334,12 +366,12 @@ def channels_first(channels: int, side: int) -> nn.Module:
 @pytest.mark.parametrize(
     "fold",
     [
-        OTFusion(),
-        OTFusion(watch="inputs"),
-        ActivationMatching(watch="outputs"),
-        CCAMerge(watch="outputs"),
-        ZipIt(watch="outputs"),
-        WeightMatching(repair="repair"),
+        partial(ot_fusion),
+        partial(ot_fusion, watch="inputs"),
+        partial(activation_matching, watch="outputs"),
+        partial(cca_merge, watch="outputs"),
+        partial(zipit, watch="outputs"),
+        partial(weight_matching, repair="repair"),
     ],
     ids=lambda fold: f"{type(fold).__name__} {getattr(fold, 'watch', fold.repair)}",
 )

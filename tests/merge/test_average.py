@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from enfold.ensembles.deep_ensemble import DeepEnsemble
-from enfold.merge.average import Average
+from enfold.merge import average
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -15,7 +15,7 @@ from enfold.merge.average import Average
 def test_equal_members_average_to_themselves_bit_by_bit(networks, data, count, kind):
     """The sum of two or four equal numbers is exact, and so is the division by two or four."""
     network = networks[kind]()
-    averaged = Average(reestimate_batch_norm=False)(DeepEnsemble([network] * count), data)
+    averaged = average(DeepEnsemble([network] * count), data, repair="none")
     for name, tensor in network.state_dict().items():
         assert torch.equal(averaged.state_dict()[name], tensor)
 
@@ -26,14 +26,14 @@ def test_the_mean_by_hand(data):
         for value, network in enumerate(networks):
             network.weight.fill_(value)
             network.bias.fill_(-2 * value)
-    averaged = Average()(DeepEnsemble(networks), data)
+    averaged = average(DeepEnsemble(networks), data)
     assert torch.equal(averaged.weight, torch.ones(3, 4))
     assert torch.equal(averaged.bias, torch.full((3,), -2.0))
 
 
 def test_the_order_of_two_members_does_not_matter(members, data):
     one, other = members.member(0), members.member(1)
-    there, back = (Average()(DeepEnsemble(pair), data).state_dict() for pair in ([one, other], [other, one]))
+    there, back = (average(DeepEnsemble(pair), data).state_dict() for pair in ([one, other], [other, one]))
     assert all(torch.equal(there[name], back[name]) for name in there)
 
 
@@ -41,7 +41,7 @@ def test_linear_networks_average_their_predictions(data):
     """Where a network is linear, the mean of the weights is the mean of the logits."""
     members = DeepEnsemble([nn.Linear(4, 3).double() for _ in range(5)])
     inputs = data.test.inputs.double()
-    torch.testing.assert_close(Average()(members, data)(inputs), members(inputs).mean(0))
+    torch.testing.assert_close(average(members, data)(inputs), members(inputs).mean(0))
 
 
 @pytest.mark.parametrize("reestimated", [True, False])
@@ -50,7 +50,7 @@ def test_batch_norm(networks, data, reestimated):
     with torch.no_grad():
         members.expand()["norm.running_mean"].copy_(torch.tensor([1.0, 3.0])[:, None].expand(2, 6))
         members.expand()["norm.num_batches_tracked"].copy_(torch.tensor([5, 9]))
-    network = Average(reestimate_batch_norm=reestimated)(members, data)
+    network = average(members, data, reestimate_batch_norm=reestimated)
     assert int(network.version) == 7  # integer buffers have no mean
     if not reestimated:
         assert torch.equal(network.norm.running_mean, torch.full((6,), 2.0))
@@ -63,9 +63,9 @@ def test_batch_norm(networks, data, reestimated):
 
 def test_statistics_come_from_the_training_part_alone(networks, data):
     members = DeepEnsemble([networks["normed"]() for _ in range(2)])
-    with_others, without = (Average()(members, part) for part in (data, data.replace(val=[], test=[])))
+    with_others, without = (average(members, part) for part in (data, data.replace(val=[], test=[])))
     assert torch.equal(with_others.norm.running_var, without.norm.running_var)
-    half = Average()(members, data.replace(train=data.train[:20]))
+    half = average(members, data.replace(train=data.train[:20]))
     assert not torch.equal(half.norm.running_var, without.norm.running_var)
 
 
@@ -81,5 +81,5 @@ def test_members_trained_apart_are_destroyed(data):
         turned[2].bias.copy_(network[2].bias)
     inputs = data.test.inputs
     torch.testing.assert_close(turned(inputs), network(inputs))
-    averaged = Average()(DeepEnsemble([network, turned]), data)
+    averaged = average(DeepEnsemble([network, turned]), data)
     torch.testing.assert_close(averaged(inputs), network[2].bias.expand(30, 3))  # nothing but the bias is left

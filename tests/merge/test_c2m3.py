@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -9,8 +10,8 @@ import torch
 
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
-from enfold.merge.c2m3 import C2M3, _between, _Universe
-from enfold.merge.weight_matching import WeightMatching
+from enfold.merge import align, c2m3
+from enfold.merge.c2m3 import _between, _Universe
 from enfold.networks import ViT
 from planted import NETWORKS, assert_back, drawn, pixels, planted
 
@@ -32,13 +33,13 @@ def order_of(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("name", ["shallow", "deep", "convolutional", "residual"])
 def test_planted_copies_average_back(name):
     members, network, data = planted(name, 3)
-    assert_back(C2M3(repair="none")(members, data), network, data)
+    assert_back(c2m3(members, data, repair="none"), network, data)
 
 
 def test_copies_are_found_from_their_own_orders_by_steps_of_the_best_length():
     """All members move at once: with whole steps they would pass each other by."""
     members, network, data = planted("deep", 3)
-    assert_back(C2M3(init="identity", repair="none")(members, data), network, data)
+    assert_back(c2m3(members, data, init="identity", repair="none"), network, data)
 
 
 @pytest.mark.parametrize("name", ["deep", "attending", "experts"])
@@ -52,7 +53,7 @@ def test_each_step_is_the_best_on_its_way(name, monkeypatch):
 
     monkeypatch.setattr(_Universe, "gradient", spied)
     members, _, data = planted(name, 3)
-    C2M3(init="identity", iterations=10).matched(members, data)
+    align(members, data, method="c2m3", init="identity", iterations=10)
     reached = [value(matrices) for matrices, _, value in ways]
     for (here, towards, value), (_, found) in zip(ways, pairwise(reached), strict=False):
         assert found >= max(value(_between(here, towards, step / 20)) for step in range(21)) - 1e-9
@@ -63,7 +64,7 @@ def test_each_step_is_the_best_on_its_way(name, monkeypatch):
 def test_matches_agree_around_a_cycle(start):
     make, shape = NETWORKS["deep"]
     members, data = DeepEnsemble([drawn(make, seed) for seed in range(3)]), pixels(shape)
-    matched = C2M3(init=start, iterations=30).matched(members, data)
+    matched = align(members, data, method="c2m3", init=start, iterations=30)
     orders = [
         order_of(one.hidden[0].weight.detach(), other.hidden[0].weight.detach())
         for one, other in zip(members, matched, strict=True)
@@ -81,8 +82,8 @@ def test_matches_agree_around_a_cycle(start):
 def test_the_objective_is_never_below_its_start(start, count):
     make, shape = NETWORKS["deep"]
     members, data = DeepEnsemble([drawn(make, seed) for seed in range(count)]), pixels(shape)
-    begun = WeightMatching().matched(members, data) if start == "matched" else members
-    found = C2M3(init=start, iterations=30).matched(members, data)
+    begun = align(members, data) if start == "matched" else members
+    found = align(members, data, method="c2m3", init=start, iterations=30)
     assert objective(found) >= objective(begun) - 1e-6
     assert objective(found) > objective(members)
 
@@ -97,7 +98,7 @@ def test_orders_that_are_worse_than_the_members_own_are_not_taken(noise):
         for parameter in (parameter for network in networks for parameter in network.parameters()):
             parameter.add_(noise * torch.randn(parameter.shape, generator=source))
     members = DeepEnsemble(networks)
-    found = C2M3(init="uniform", iterations=0).matched(members, data)
+    found = align(members, data, method="c2m3", init="uniform", iterations=0)
     for name, tensor in members.expand().items():
         assert torch.equal(found.expand()[name], tensor)
 
@@ -109,7 +110,7 @@ def test_it_stops_after_as_many_steps_of_little_gain_as_it_has_patience_for(monk
 
     def taken(**settings: float) -> int:
         steps.clear()
-        C2M3(init="identity", **settings).matched(members, data)
+        align(members, data, method="c2m3", init="identity", **settings)
         return len(steps)
 
     assert [taken(gain=1e9, patience=patience) for patience in (1, 2, 3)] == [1, 2, 3]  # any gain is little
@@ -119,7 +120,7 @@ def test_it_stops_after_as_many_steps_of_little_gain_as_it_has_patience_for(monk
 def test_all_members_together_do_better_than_pairs_with_one():
     make, shape = NETWORKS["shallow"]
     members, data = DeepEnsemble([drawn(make, seed) for seed in range(5)]), pixels(shape)
-    assert objective(C2M3().matched(members, data)) > objective(WeightMatching().matched(members, data))
+    assert objective(align(members, data, method="c2m3")) > objective(align(members, data))
 
 
 def test_heads_stay_what_they_are():
@@ -127,13 +128,13 @@ def test_heads_stay_what_they_are():
     members = DeepEnsemble(
         [drawn(lambda: ViT((3, 8, 8), 3, width=8, depth=1, heads=2, expansion=2), s) for s in range(2)]
     )
-    matched = C2M3(iterations=3).matched(members, data)
+    matched = align(members, data, method="c2m3", iterations=3)
     torch.testing.assert_close(matched(data.test.inputs), members(data.test.inputs), rtol=1e-3, atol=1e-4)
     assert objective(matched) > objective(members)
 
 
 def test_members_stay_what_they_are(members, data):
-    matched = C2M3().matched(members, data)
+    matched = align(members, data, method="c2m3")
     inputs = data.test.inputs
     torch.testing.assert_close(matched.eval()(inputs), members.eval()(inputs), rtol=1e-4, atol=1e-5)
 
@@ -141,17 +142,15 @@ def test_members_stay_what_they_are(members, data):
 def test_two_members_with_one_hidden_layer_are_matched_as_well_as_can_be():
     make, shape = NETWORKS["shallow"]
     members, data = DeepEnsemble([drawn(make, seed) for seed in range(2)]), pixels(shape)
-    assert objective(C2M3().matched(members, data)) == pytest.approx(
-        objective(WeightMatching().matched(members, data)), rel=1e-9
-    )
+    assert objective(align(members, data, method="c2m3")) == pytest.approx(objective(align(members, data)), rel=1e-9)
 
 
 def test_starts_that_are_not_known_are_refused():
     with pytest.raises(EnfoldError, match="init must be one of matched, identity, uniform, got 'warm'"):
-        C2M3(init="warm")
+        partial(c2m3, init="warm")
 
 
 @pytest.mark.parametrize("settings", [{"iterations": -1}, {"patience": 0}, {"gain": float("nan")}])
 def test_settings_that_cannot_be(settings):
     with pytest.raises(EnfoldError, match=rf"{next(iter(settings))} must be \d or more, got .* is usual"):
-        C2M3(**settings)
+        partial(c2m3, **settings)

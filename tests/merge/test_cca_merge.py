@@ -11,7 +11,8 @@ from torch import nn
 
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
-from enfold.merge.cca_merge import CCAMerge, canonical_map
+from enfold.merge import cca_merge
+from enfold.merge.cca_merge import canonical_map
 from enfold.merge.common.split import match_by_activations_and_weights
 from enfold.symmetry import permute, symmetries
 from planted import NETWORKS, assert_back, drawn, pixels, planted
@@ -27,7 +28,7 @@ def covariances(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize("name", ["shallow", "deep", "convolutional", "residual"])
 def test_planted_copies_average_back(name):
     members, network, data = planted(name, 3)
-    assert_back(CCAMerge(repair="none")(members, data), network, data)
+    assert_back(cca_merge(members, data, repair="none"), network, data)
 
 
 def test_the_inverse_is_the_inverse():
@@ -73,7 +74,7 @@ def test_linear_networks_in_other_coordinates_average_back(data):
         other[1].weight.copy_(network[1].weight @ mix.inverse())
         other[1].bias.copy_(network[1].bias)
     train = type(data.train)(data.train.inputs.double(), data.train.labels)
-    folded = CCAMerge(gamma=1e-10)(DeepEnsemble([network, other]), data.replace(train=train))
+    folded = cca_merge(DeepEnsemble([network, other]), data.replace(train=train), gamma=1e-10)
     torch.testing.assert_close(folded[0].weight, network[0].weight, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(folded[1].weight, network[1].weight, rtol=1e-4, atol=1e-5)
 
@@ -99,7 +100,7 @@ def test_units_are_mapped_by_the_canonical_correlations_of_what_they_do_around_t
     u, _, vt = np.linalg.svd(root(xx + ridge, -0.5) @ xy @ root(yy + ridge, -0.5))
     there = root(xx + ridge, 0.5) @ u @ vt @ root(yy + ridge, -0.5)
     expected = w + there @ other_w, b + there @ other_b, v + other_v @ np.linalg.inv(there), c + other_c
-    folded = CCAMerge(gamma=0.1, repair="none")(DeepEnsemble(networks), data)
+    folded = cca_merge(DeepEnsemble(networks), data, gamma=0.1, repair="none")
     for parameter, double in zip(folded.parameters(), expected, strict=True):
         np.testing.assert_allclose(parameter.detach().numpy(), double / 2, rtol=1e-3, atol=1e-4)
 
@@ -108,7 +109,7 @@ def test_units_that_never_fire_do_no_harm(data):
     network = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     with torch.no_grad():
         network[0].bias.fill_(-100.0)
-    folded = CCAMerge()(DeepEnsemble([network, network]), data)
+    folded = cca_merge(DeepEnsemble([network, network]), data)
     assert all(torch.isfinite(tensor).all() for tensor in folded.state_dict().values())
 
 
@@ -158,7 +159,7 @@ def test_planted_copies_average_back_where_covariances_are_singular(monkeypatch,
     monkeypatch.setitem(NETWORKS, name, SINGULAR[name])
     members, network, data = planted(name, count, seed)
     with torch.no_grad():
-        expected, found = network(data.test.inputs), CCAMerge(repair="none")(members, data)(data.test.inputs)
+        expected, found = network(data.test.inputs), cca_merge(members, data, repair="none")(data.test.inputs)
     assert (found - expected).norm() < 1e-4 * expected.norm()
 
 
@@ -188,7 +189,7 @@ def test_orders_are_by_what_units_do_and_then_by_weights():
 
 def test_gamma_must_be_above_zero():
     with pytest.raises(EnfoldError, match="gamma must be above 0, got 0"):
-        CCAMerge(gamma=0)
+        partial(cca_merge, gamma=0)
 
 
 def test_variances_of_batch_norms_stay_above_zero_where_they_are_not_measured_again(networks, data):
@@ -197,5 +198,5 @@ def test_variances_of_batch_norms_stay_above_zero_where_they_are_not_measured_ag
         for name, held in members.named_buffers():
             if name.endswith("running_var"):
                 held.uniform_(0.1, 4.0, generator=torch.Generator().manual_seed(0))
-    folded = CCAMerge(gamma=1e-3, repair="none")(members, data)
+    folded = cca_merge(members, data, gamma=1e-3, repair="none")
     torch.testing.assert_close(folded.norm.running_var, members.member(0).norm.running_var)

@@ -1,36 +1,36 @@
-"""What every fold keeps to, over the registry: a new file in merge/ or distill/losses/ is tested here with no edit."""
+"""What every merge guarantees: the user's class, untouched inputs, one seed one result, any kind of data."""
 
 from __future__ import annotations
 
-import dataclasses
+import inspect
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
+from enfold import merge
+from enfold.arguments import arguments_of
 from enfold.ensemble import MixedEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
-from enfold.registry import Method, method, methods
 from enfold.train import TrainConfig
 
-FOLDS = methods("fold")
-PLAN = TrainConfig(epochs=2, batch_size=16, lr=0.01, select="last")
+OTHERS = ("align", "repair", "soup_weights")  # functions that do not make a network from members
+MERGES = {name: getattr(merge, name) for name in merge.__all__ if name not in OTHERS}
+CONFIG = TrainConfig(epochs=2, batch_size=16, lr=0.01, select="last")
+SHORT = {"perm_avg": {"config": CONFIG}, "straight_through": {"epochs": 2}}
+TRAINING = tuple(SHORT)
+
+both = pytest.mark.parametrize("members", ["plain", "normed"], indirect=True)
+every_merge = pytest.mark.parametrize("name", MERGES)
+pytestmark = pytest.mark.filterwarnings("ignore::enfold.merge.soup.SingleModelWarning")
 
 
-def trains(fold: Method) -> bool:
-    return "plan" in fold.fields
-
-
-def made(fold: Method, *, settings: dict[str, object] | None = None, **plan: object):
-    """The fold with its defaults, and a short training if it trains."""
-    known = {name: value for name, value in (settings or {}).items() if name in fold.fields}
-    return fold.make(plan=PLAN.replace(**plan), **known) if trains(fold) else fold.make(**known)
-
-
-def gives_one_network(fold: Method) -> bool:
-    """Whether it returns the user's own class, and not a share of it."""
-    return getattr(fold.kind, "one_network", True)
+def merged(name: str, members: object, data: object, **options: object) -> nn.Module:
+    """The result of a merge, with short training if it trains."""
+    return MERGES[name](members, data, **{**SHORT.get(name, {}), **options})
 
 
 def states_equal(first: nn.Module, second: nn.Module) -> bool:
@@ -38,39 +38,28 @@ def states_equal(first: nn.Module, second: nn.Module) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-both = pytest.mark.parametrize("members", ["plain", "normed"], indirect=True)
-every_fold = pytest.mark.parametrize("fold", FOLDS.values(), ids=FOLDS)
-to_one_network = [fold for fold in FOLDS.values() if gives_one_network(fold)]
-every_fold_to_one_network = pytest.mark.parametrize("fold", to_one_network, ids=[fold.name for fold in to_one_network])
-pytestmark = pytest.mark.filterwarnings(  # two epochs on forty points, and members that are equal on purpose
-    "ignore::enfold.merge.soup.SingleModelWarning",
-    "ignore::enfold.train.diversity.LowDiversityWarning",
-    "ignore::enfold.distill.losses.latent_be.SameTargetsWarning",
-)
+def test_all_merges_are_here():
+    assert MERGES.keys() == {
+        "activation_matching", "average", "c2m3", "cca_merge", "merge_many", "ot_fusion", "perm_avg", "soup",
+        "straight_through", "weight_matching", "zipit",
+    }  # fmt: skip
 
 
-def test_the_known_folds_are_found():
-    assert {"average", "kd", "one_to_one", "hydra", "ae_kd", "end2", "latent_be"} <= FOLDS.keys()
-    assert method("fold", "average").kind.__name__ == "Average"
-
-
-@every_fold
-def test_a_fold_is_a_frozen_dataclass_that_tells_its_idea(fold):
-    assert fold.kind.__dataclass_params__.frozen
-    assert all(
-        field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-        for field in fold.fields.values()
-    )
-    assert fold.idea.endswith(".")
-    with pytest.raises(EnfoldError, match="has no setting 'nonsense'"):
-        fold.make(nonsense=1)
+@pytest.mark.parametrize("name", merge.__all__)
+def test_every_option_is_documented(name):
+    function = getattr(merge, name)
+    assert inspect.getmodule(inspect.unwrap(function)).__doc__.splitlines()[0].endswith(".")
+    assert all(argument.help for argument in arguments_of(function).values())
+    assert "Args:" in function.__doc__
+    if name != "align":
+        with pytest.raises((TypeError, EnfoldError), match="nonsense"):
+            function(None, None, nonsense=1)
 
 
 @both
-@every_fold_to_one_network
-def test_the_users_own_class_and_keys(fold, members, data):
-    network = made(fold)(members, data)
-    original = members.member(0)
+@every_merge
+def test_the_users_own_class_and_keys(name, members, data):
+    network, original = merged(name, members, data), members.member(0)
     assert type(network) is type(original)
     assert {n: t.shape for n, t in network.state_dict().items()} == {
         n: t.shape for n, t in original.state_dict().items()
@@ -84,58 +73,160 @@ def test_the_users_own_class_and_keys(fold, members, data):
 
 
 @both
-@every_fold
-def test_members_are_left_untouched(fold, members, data, snapshot):
+@every_merge
+def test_members_are_left_untouched(name, members, data, snapshot):
     unchanged = snapshot(members)
-    network = made(fold)(members, data)
+    network = merged(name, members, data)
     with torch.no_grad():
         for parameter in network.parameters():
-            parameter.add_(1.0)  # what was returned shares nothing with them
+            parameter.add_(1.0)  # the result shares no memory with them
     assert unchanged()
 
 
-@every_fold
-def test_the_same_seed_gives_the_same_result(fold, members, data):
+@every_merge
+def test_a_list_of_networks_is_merged_like_an_ensemble_and_left_untouched(name, members, data, snapshot):
+    networks = members.networks()
+    unchanged = [snapshot(network) for network in networks]
+    assert states_equal(merged(name, networks, data), merged(name, members, data))
+    assert all(check() for check in unchanged)
+
+
+@every_merge
+def test_the_same_seed_gives_the_same_result(name, members, data):
     torch.manual_seed(1)
-    first = made(fold)(members, data)
+    first = merged(name, members, data)
     torch.manual_seed(2)
     state = torch.random.get_rng_state()
-    assert states_equal(first, made(fold)(members, data))
+    assert states_equal(first, merged(name, members, data))
     assert torch.equal(state, torch.random.get_rng_state())
-    if trains(fold):
-        last, other = (made(fold, seed=seed, select="last")(members, data) for seed in (0, 1))
-        assert not states_equal(last, other)
+
+
+def test_another_seed_learns_other_permutations(members, data):
+    first, second = (merged("perm_avg", members, data, config=CONFIG.replace(seed=seed)) for seed in (0, 1))
+    assert not states_equal(first, second)
 
 
 @both
-@every_fold_to_one_network
-def test_equal_members_fold_to_themselves(fold, members, data):
-    """Without training nothing may change but batch-norm statistics, which are measured again."""
-    equal = DeepEnsemble([members.member(1)] * 4)
-    network = made(fold, epochs=0, settings={"start": "member"})(equal, data)
+@every_merge
+def test_equal_members_merge_to_themselves(name, members, data):
+    """Without training nothing changes but batch-norm statistics, which are measured again."""
+    untrained = {"config": CONFIG.replace(epochs=0)} if name == "perm_avg" else {}
+    network = merged(name, [members.member(1)] * 4, data, **untrained)
     learned = dict(network.named_parameters())
-    for name, parameter in members.member(1).named_parameters():
-        torch.testing.assert_close(learned[name], parameter, rtol=1e-6, atol=1e-7)
+    for key, parameter in members.member(1).named_parameters():
+        torch.testing.assert_close(learned[key], parameter, rtol=1e-6, atol=1e-7)
 
 
-@every_fold
-def test_different_architectures_are_refused_by_name(fold, networks, data):
-    with pytest.raises(EnfoldError, match=r"needs members of one architecture, got MixedEnsemble: put networks into"):
-        made(fold)(MixedEnsemble([networks["plain"](), networks["normed"]()]), data)
+@every_merge
+def test_different_architectures_are_refused_by_name(name, networks, data):
+    pair = [networks["plain"](), networks["normed"]()]
+    with pytest.raises(EnfoldError, match="MixedEnsemble"):
+        merged(name, MixedEnsemble(pair), data)
+    with pytest.raises(EnfoldError, match="architecture"):
+        merged(name, pair, data)
 
 
-@every_fold
-def test_a_checkpoint_is_taken_and_the_result_is_the_same(fold, members, data, tmp_path):
-    file = tmp_path / "fold.safetensors"
-    expected = made(fold)(members, data, checkpoint=file)
-    assert file.exists() or not trains(fold)
-    assert states_equal(expected, made(fold)(members, data, checkpoint=file))
-    if trains(fold):
-        assert states_equal(expected, made(fold)(members, data))
+@every_merge
+@pytest.mark.parametrize("models", [None, [], "networks", 3, [1, 2], nn.Linear(4, 3)], ids=str)
+def test_what_is_no_ensemble_is_refused(name, models, data):
+    with pytest.raises(EnfoldError, match="models"):
+        merged(name, models, data)
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_training_continues_from_a_checkpoint(name, members, data, tmp_path):
+    file = tmp_path / "merge.safetensors"
+    expected = merged(name, members, data, checkpoint=str(file))
+    assert file.exists()
+    assert states_equal(expected, merged(name, members, data, checkpoint=file))
+    assert states_equal(expected, merged(name, members, data))
 
 
 @both
-@every_fold
-def test_one_member_is_enough(fold, members, data):
-    network = made(fold)(members[:1], data)
-    assert torch.isfinite(network(data.test.inputs)).all()
+@every_merge
+def test_one_member_is_enough(name, members, data):
+    network = merged(name, members[:1], data)
+    assert states_equal(network, members.member(0))
+
+
+def kinds(data):
+    """The training and validation examples in all accepted forms."""
+    yield lambda split: (split.inputs, split.labels)
+    yield lambda split: (split.inputs.numpy(), split.labels.numpy())
+    yield lambda split: TensorDataset(split.inputs, split.labels)
+    yield lambda split: DataLoader(TensorDataset(split.inputs, split.labels), 40)
+    yield lambda split: [(split.inputs, split.labels)]
+
+
+@both
+@every_merge
+def test_any_kind_of_examples(name, members, data):
+    expected = merged(name, members, data) if name not in TRAINING else None
+    for convert in kinds(data):
+        train, val = convert(data.train), convert(data.val)
+        network = merged(name, members, val, train=train) if name == "soup" else merged(name, members, train)
+        assert torch.isfinite(network(data.test.inputs)).all()
+        for key, tensor in (expected.state_dict().items() if expected is not None else ()):
+            torch.testing.assert_close(network.state_dict()[key], tensor, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["activation_matching", "zipit", "cca_merge", "ot_fusion", "straight_through", "perm_avg"])
+def test_training_examples_are_needed_by_name(name, members):
+    with pytest.raises(EnfoldError, match="train"):
+        merged(name, members, None)
+
+
+@every_merge
+@pytest.mark.parametrize("train", [3, "mnist", np.zeros((4, 4)), (1, 2, 3)], ids=str)
+def test_what_is_no_data_is_refused_at_the_call(name, members, train):
+    with pytest.raises(EnfoldError, match="train" if name != "soup" else "val"):
+        merged(name, members, train)
+
+
+@pytest.mark.parametrize("members", ["plain"], indirect=True)
+@pytest.mark.parametrize("name", ["average", "weight_matching", "merge_many", "c2m3"])
+def test_networks_without_batch_norm_need_no_data(name, members, data):
+    given = {} if name == "average" else {"example": data.train.inputs[:2]}
+    assert states_equal(MERGES[name](members, **given), MERGES[name](members, data))
+
+
+@pytest.mark.parametrize("members", ["plain"], indirect=True)
+def test_a_uniform_soup_without_batch_norm_needs_no_data(members, data):
+    assert states_equal(merge.soup(members, kind="uniform"), merge.average(members))
+
+
+@pytest.mark.parametrize("name", ["average", "weight_matching", "merge_many", "c2m3"])
+def test_batch_norm_needs_training_examples_unless_it_is_averaged(name, members, data):
+    given = {} if name == "average" else {"example": data.train.inputs[:2]}
+    with pytest.raises(EnfoldError, match="train"):
+        MERGES[name](members, **given)
+    expected = MERGES[name](members, data, repair="none")
+    assert states_equal(MERGES[name](members, repair="none", **given), expected)
+
+
+@pytest.mark.parametrize("members", ["plain"], indirect=True)
+@pytest.mark.parametrize("repair", ["repair", "rescale", "closed_form"])
+def test_a_repair_needs_training_examples(members, data, repair):
+    with pytest.raises(EnfoldError, match="train"):
+        merge.weight_matching(members, example=data.train.inputs[:2], repair=repair)
+
+
+@pytest.mark.parametrize("name", ["weight_matching", "merge_many", "c2m3", "align"])
+def test_inputs_are_needed_to_find_symmetries(name, members):
+    options = {} if name == "align" else {"repair": "none"}
+    with pytest.raises(EnfoldError, match="example"):
+        getattr(merge, name)(members, **options)
+    with pytest.raises(EnfoldError, match="example"):
+        getattr(merge, name)(members, example=3, **options)
+
+
+def test_align_has_the_options_of_its_method(members, data):
+    assert isinstance(merge.align(members, data), DeepEnsemble)
+    with pytest.raises(EnfoldError, match="rounds"):
+        merge.align(members, data, rounds=0)
+    with pytest.raises(EnfoldError, match="iterations"):
+        merge.align(members, data, iterations=3)
+    with pytest.raises(EnfoldError, match="repair"):
+        merge.align(members, data, repair="none")
+    with pytest.raises(EnfoldError, match="method"):
+        merge.align(members, data, method="zipit")

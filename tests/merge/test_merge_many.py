@@ -7,9 +7,7 @@ import torch
 
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
-from enfold.merge.common.folding import mean_state
-from enfold.merge.merge_many import MergeMany
-from enfold.merge.weight_matching import WeightMatching
+from enfold.merge import align, merge_many
 from planted import NETWORKS, assert_back, drawn, pixels, planted
 
 
@@ -22,13 +20,13 @@ def distances(members: DeepEnsemble) -> float:
 @pytest.mark.parametrize(("name", "count"), [("shallow", 3), ("shallow", 6), ("deep", 2), ("convolutional", 2)])
 def test_planted_copies_average_back(name, count):
     members, network, data = planted(name, count)
-    assert_back(MergeMany(repair="none")(members, data), network, data)
+    assert_back(merge_many(members, data, repair="none"), network, data)
 
 
 def test_members_stay_what_they_are_and_never_part(members, data):
     inputs, before = data.test.inputs, distances(members)
     for rounds in (1, 2, 100):
-        matched = MergeMany(rounds=rounds).matched(members, data)
+        matched = align(members, data, method="merge_many", rounds=rounds)
         assert distances(matched) <= before + 1e-5
         before = distances(matched)
     assert before < distances(members)
@@ -38,20 +36,18 @@ def test_members_stay_what_they_are_and_never_part(members, data):
 def test_two_members_with_one_hidden_layer_are_matched_as_to_a_reference(members, data):
     """With two members there is one distance, and one hidden layer has one optimum."""
     pair = members[:2]
-    assert distances(MergeMany().matched(pair, data)) == pytest.approx(
-        distances(WeightMatching().matched(pair, data)), rel=1e-5
-    )
+    assert distances(align(pair, data, method="merge_many")) == pytest.approx(distances(align(pair, data)), rel=1e-5)
 
 
 def test_in_the_end_each_member_is_matched_to_the_mean_of_the_others():
     """One hidden layer has one optimum, so that matching again moves nothing."""
     make, shape = NETWORKS["shallow"]
     members, data = DeepEnsemble([drawn(make, seed) for seed in range(4)]), pixels(shape)
-    matched = MergeMany().matched(members, data)
+    matched = align(members, data, method="merge_many")
     for index in range(4):
         others = matched[[other for other in range(4) if other != index]]
-        pair = DeepEnsemble([others.network(mean_state(others)), matched.member(index)])
-        torch.testing.assert_close(dict(WeightMatching().matched(pair, data).state_dict()), dict(pair.state_dict()))
+        pair = DeepEnsemble([others.network(others.mean_state()), matched.member(index)])
+        torch.testing.assert_close(dict(align(pair, data).state_dict()), dict(pair.state_dict()))
 
 
 @pytest.mark.parametrize("fold", [MergeMany, WeightMatching])

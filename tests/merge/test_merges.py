@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from enfold.engines.skeleton import read_state
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
+from enfold.merge import repair
 from enfold.merge.common.states import states_of
-from enfold.merge.repair import Repair
 from enfold.registry import Method, methods
 from enfold.symmetry import match_state, symmetries
 from enfold.train import TrainConfig
@@ -111,7 +111,7 @@ def test_statistics_of_instance_norms_are_measured_for_the_merged_network(merge)
 @every_merge
 def test_a_repair_is_a_step_behind_it_or_its_option(merge):
     members = some_members(3)
-    expected = Repair().after(merged(merge.name), members, DATA)
+    expected = repair(merged(merge.name), members, DATA)
     assert_same((made(merge) >> Repair())(members, DATA), expected)
     if "repair" in merge.fields:
         assert_same(made(merge, repair="repair")(members, DATA), expected)
@@ -121,7 +121,7 @@ def test_a_repair_is_a_step_behind_it_or_its_option(merge):
 @pytest.mark.parametrize("kind", ["repair", "rescale"])
 def test_repaired_units_have_the_means_and_spreads_of_the_members(merge, kind):
     members, before = some_members(3), merged(merge.name)
-    network = Repair(kind).after(before, members, DATA)
+    network = repair(before, members, DATA, kind=kind)
     seen, wanted, plain = statistics(network), goals(before, members), statistics(before)
     assert_measured(network)
     assert torch.equal(network[0].weight, before[0].weight)

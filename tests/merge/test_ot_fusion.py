@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import permutations
 
 import numpy as np
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
-from enfold.merge.ot_fusion import OTFusion, transport
+from enfold.merge import ot_fusion
+from enfold.merge.ot_fusion import transport
 from planted import NETWORKS, assert_back, drawn, pixels, planted
 
 
@@ -19,7 +21,7 @@ from planted import NETWORKS, assert_back, drawn, pixels, planted
 @pytest.mark.parametrize("name", ["shallow", "deep", "convolutional", "normed", "residual"])
 def test_planted_copies_average_back(name, cost):
     members, network, data = planted(name, 3)
-    assert_back(OTFusion(cost=cost, repair="none")(members, data), network, data)
+    assert_back(ot_fusion(members, data, cost=cost, repair="none"), network, data)
 
 
 SIZES = {"first": (4, 12), "second": (12, 12), "third": (12, 12), "head": (12, 3)}
@@ -55,7 +57,7 @@ def test_layers_are_taken_from_the_input_on(monkeypatch, make, seed):
     """In whatever order they were registered, units are compared by weights behind units that are aligned already."""
     monkeypatch.setitem(NETWORKS, "reversed", (make, (4,)))
     members, network, data = planted("reversed", 3, seed)
-    assert_back(OTFusion(cost="weights", repair="none")(members, data), network, data)
+    assert_back(ot_fusion(members, data, cost="weights", repair="none"), network, data)
 
 
 class Recurrent(nn.Module):
@@ -72,7 +74,7 @@ def test_recurrent_units_are_compared_by_what_comes_from_the_inputs(monkeypatch,
     """The weights between them are in the units' own order on both sides."""
     monkeypatch.setitem(NETWORKS, "recurrent", (Recurrent, (4, 3)))
     members, network, data = planted("recurrent", 3, seed)
-    assert_back(OTFusion(cost="weights", repair="none")(members, data), network, data)
+    assert_back(ot_fusion(members, data, cost="weights", repair="none"), network, data)
 
 
 def test_a_regularisation_that_is_lost_in_rounding_is_refused():
@@ -123,7 +125,7 @@ def test_soft_transport_is_at_the_squares_of_distances(cost):
     squares = np.square(ours[:, None] - theirs).sum(-1)
     plan, rooted = literal(squares, 0.2), literal(np.sqrt(squares), 0.2)
     assert np.abs(plan - rooted).max() > 0.1
-    folded = OTFusion(cost=cost, regularisation=0.2, repair="none")(DeepEnsemble(networks), data)
+    folded = ot_fusion(DeepEnsemble(networks), data, cost=cost, regularisation=0.2, repair="none")
     expected = w + plan @ other_w, b + plan @ other_b, v + other_v @ plan.T, c + other_c
     for parameter, double in zip(folded.parameters(), expected, strict=True):
         np.testing.assert_allclose(parameter.detach().numpy(), double / 2, rtol=1e-4, atol=1e-5)
@@ -131,7 +133,7 @@ def test_soft_transport_is_at_the_squares_of_distances(cost):
 
 def test_nearly_hard_transport_is_the_exact_one():
     members, network, data = planted("shallow", 2)
-    assert_back(OTFusion(regularisation=1e-3, repair="none")(members, data), network, data, atol=1e-3)
+    assert_back(ot_fusion(members, data, regularisation=1e-3, repair="none"), network, data, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +145,7 @@ def test_nearly_hard_transport_is_the_exact_one():
 )
 def test_settings_that_cannot_be(settings, message):
     with pytest.raises(EnfoldError, match=message):
-        OTFusion(**settings)
+        partial(ot_fusion, **settings)
 
 
 def test_costs_that_are_not_finite_are_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -12,13 +13,12 @@ from torch import Tensor, nn
 from enfold.data import Data, Split
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
-from enfold.merge.common.aligning import Steps, watch
-from enfold.merge.common.folding import mean_state
+from enfold.merge import perm_avg, straight_through
 from enfold.merge.common.sinkhorn import softness
 from enfold.merge.common.soft import SoftAverage, mix_units, nearest_permutations
+from enfold.merge.common.soft_permutations import Steps, watch
 from enfold.merge.common.states import UnalignedWarning, mean_of, states_of
-from enfold.merge.perm_avg import PermAVG, published
-from enfold.merge.straight_through import StraightThrough
+from enfold.merge.perm_avg import published
 from enfold.networks import MLP
 from enfold.progress import titled
 from enfold.symmetry import permute, symmetries
@@ -61,7 +61,7 @@ def test_each_training_says_whose_permutations_it_learns(order, said, capsys):
     _, data = planted([1, 0, 2])
     members = DeepEnsemble([MLP(6, [3], 3) for _ in range(4)])
     with titled("seed 0: merge"):
-        PermAVG(plan=SHORT.replace(epochs=1), order=order)(members, data)
+        perm_avg(members, data, config=SHORT.replace(epochs=1), order=order)
     titles = [line.split(" 100 %")[0] for line in capsys.readouterr().err.splitlines()]
     assert titles == [f"seed 0: merge, {part}" for part in said]
 
@@ -76,19 +76,19 @@ def accuracy(logits: Tensor, data: Data) -> float:
 @pytest.mark.parametrize("order", [[1, 0, 2], [1, 2, 0]], ids=["odd", "even"])
 def test_a_planted_permutation_is_found_from_a_matching_and_kept_by_learning(order):
     members, data = planted(order)
-    model = learned(PermAVG(plan=LONGER, iterations=20, matched=10.0), members, data)
+    model = learned(partial(perm_avg, config=LONGER, iterations=20, matched=10.0), members, data)
     assert model.all_matrices()[0][0].argmax(1).tolist() == torch.tensor(order).argsort().tolist()
     assert float(softness(model.all_matrices()[0]).max()) < 0.5
-    naive = members.network(mean_state(members))
+    naive = members.network(members.mean_state())
     assert accuracy(model(data.test.inputs)[0], data) > max(0.95, accuracy(naive(data.test.inputs), data))
 
 
 @pytest.mark.parametrize("settings", [{}, {"gradient": "implicit", "warm": True}], ids=str)
 def test_learning_from_the_identity_beats_its_start_and_the_plain_average(settings):
     members, data = planted([1, 2, 0])
-    fold = PermAVG(plan=LONGER, iterations=20, **settings)
+    fold = partial(perm_avg, config=LONGER, iterations=20, **settings)
     start = dataclasses.replace(fold, plan=LONGER.replace(epochs=0))
-    naive = members.network(mean_state(members))(data.test.inputs)
+    naive = members.network(members.mean_state())(data.test.inputs)
     losses = [
         float(F.cross_entropy(logits, data.test.labels).detach())
         for logits in (fold(members, data)(data.test.inputs), start(members, data)(data.test.inputs), naive)
@@ -98,12 +98,12 @@ def test_learning_from_the_identity_beats_its_start_and_the_plain_average(settin
 
 def test_the_determinant_keeps_its_sign_so_odd_permutations_are_out_of_reach_from_the_identity():
     members, data = planted([1, 0, 2])
-    (matrices,) = learned(PermAVG(plan=LONGER, iterations=20), members, data).all_matrices()
+    (matrices,) = learned(partial(perm_avg, config=LONGER, iterations=20), members, data).all_matrices()
     assert float(torch.linalg.det(matrices[0])) > 0
 
 
 def test_the_published_settings_are_the_defaults():
-    fold = PermAVG()
+    fold = partial(perm_avg)
     assert (fold.temperature, fold.iterations, fold.matched, fold.gradient) == (1.0, 100, None, "unrolled")
     assert (fold.order, fold.alpha, fold.ridge, fold.warm, fold.mixing) == ("sequential", 0.0, 0.0, False, "equal")
     assert (fold.universe, fold.gain, fold.project, fold.final_temperature) == (False, False, False, None)
@@ -116,34 +116,35 @@ def test_the_published_settings_are_the_defaults():
 def test_one_member_or_many_equal_ones_are_returned_as_they_are(members, data):
     expected = members.member(1).state_dict()
     for given in (members[[1]], DeepEnsemble([members.member(1)] * 3)):
-        found = PermAVG()(given, data).state_dict()
+        found = perm_avg(given, data).state_dict()
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_two_members_are_the_same_in_order_and_jointly(members, data):
-    one, other = (PermAVG(order=order, plan=SHORT)(members[:2], data) for order in ("sequential", "joint"))
+    one, other = (perm_avg(members[:2], data, order=order, config=SHORT) for order in ("sequential", "joint"))
     for name, tensor in one.state_dict().items():
         torch.testing.assert_close(tensor, other.state_dict()[name])
 
 
 def test_members_are_added_one_after_the_other_and_settled_ones_stay(members, data):
-    short, longer = (learned(PermAVG(plan=SHORT), members[:count], data) for count in (2, 3))
+    short, longer = (learned(partial(perm_avg, config=SHORT), members[:count], data) for count in (2, 3))
     for first, both in zip(short.all_matrices(), longer.all_matrices(), strict=True):
         assert both.shape[0] == 2
         torch.testing.assert_close(both[:1], first)
     assert longer.get_buffer("weights").tolist() == [1 / 3] * 3
-    universe = learned(PermAVG(plan=SHORT, universe=True), members[:3], data)
+    universe = learned(partial(perm_avg, config=SHORT, universe=True), members[:3], data)
     assert [len(each) for each in universe.all_matrices()] == [3]
-    joint = learned(PermAVG(plan=SHORT, order="joint"), members, data)
+    joint = learned(partial(perm_avg, config=SHORT, order="joint"), members, data)
     assert joint.learned == 3
 
 
 def test_in_a_universe_the_first_member_is_mixed_too_and_so_are_its_weights(members, data):
-    fold = PermAVG(plan=SHORT, universe=True, order="joint", matched=2.0)
+    fold = partial(perm_avg, config=SHORT, universe=True, order="joint", matched=2.0)
     model = learned(fold, members[:3], data)
     states = states_of(members[:3])
     mixed_ones = [
-        mix_units(state, model.groups, [each[index] for each in model.all_matrices()]) for index, state in enumerate(states)
+        mix_units(state, model.groups, [each[index] for each in model.all_matrices()])
+        for index, state in enumerate(states)
     ]
     expected = mean_of(mixed_ones)
     for name, parameter in fold(members[:3], data).named_parameters():  # statistics are measured
@@ -153,7 +154,7 @@ def test_in_a_universe_the_first_member_is_mixed_too_and_so_are_its_weights(memb
 
 
 def test_it_resumes_in_a_later_stage_to_the_same_bits(members, data, tmp_path, monkeypatch):
-    fold = PermAVG(plan=SHORT, gain=True, final_temperature=0.5, mixing="dirichlet")
+    fold = partial(perm_avg, config=SHORT, gain=True, final_temperature=0.5, mixing="dirichlet")
     expected = fold(members, data)
     file = tmp_path / "fold.safetensors"
     true, calls = Steps.for_batch, iter(range(1000))
@@ -177,7 +178,7 @@ def test_it_resumes_in_a_later_stage_to_the_same_bits(members, data, tmp_path, m
 
 @pytest.mark.parametrize("members", ["plain"], indirect=True)
 def test_temperature_and_weights_follow_the_training(members, data):
-    model = learned(PermAVG(plan=SHORT), members[:3], data).train()
+    model = learned(partial(perm_avg, config=SHORT), members[:3], data).train()
     inputs = data.test.inputs
     torch.testing.assert_close(model(inputs), model.eval()(inputs))  # nothing is drawn yet
     model.train()
@@ -196,7 +197,7 @@ def test_temperature_and_weights_follow_the_training(members, data):
 @pytest.mark.parametrize("members", ["plain", "normed"], indirect=True)
 def test_a_projection_averages_permuted_members(members, data):
     members = members[:2]
-    network = PermAVG(plan=SHORT, project=True, reestimate_batch_norm=False)(members, data)
+    network = perm_avg(members, data, config=SHORT, project=True, repair="none")
     (first, second), folded = members.networks(), network.inner.weight.detach()
     order = torch.cdist(2 * folded - first.inner.weight.detach(), second.inner.weight.detach()).argmin(1)
     assert sorted(order.tolist()) == list(range(6))
@@ -208,7 +209,7 @@ def test_a_projection_averages_permuted_members(members, data):
 
 @pytest.mark.parametrize("members", ["plain"], indirect=True)
 def test_a_projection_is_of_settled_matrices_too(members, data):
-    fold, given = PermAVG(plan=SHORT, project=True), members[:3]
+    fold, given = partial(perm_avg, config=SHORT, project=True), members[:3]
     model = learned(fold, given, data)
     (matrices,) = model.all_matrices()
     assert model.num_settled == 1
@@ -230,7 +231,7 @@ def test_gains_go_on_when_a_member_is_added(members, data, monkeypatch):
         gains.append(model.gains[0].detach().clone())
 
     monkeypatch.setattr("enfold.merge.perm_avg.fit", spied)
-    learned(PermAVG(plan=SHORT, gain=True), members[:3], data)
+    learned(partial(perm_avg, config=SHORT, gain=True), members[:3], data)
     start, settled, taken, end = gains
     torch.testing.assert_close(start, torch.ones(6))
     assert torch.equal(taken, settled)
@@ -238,7 +239,7 @@ def test_gains_go_on_when_a_member_is_added(members, data, monkeypatch):
 
 
 def test_gains_are_learned_and_scale_what_is_handed_on(members, data):
-    model = learned(PermAVG(plan=SHORT, gain=True), members[:2], data)
+    model = learned(partial(perm_avg, config=SHORT, gain=True), members[:2], data)
     assert float((model.gains[0].detach() - 1).abs().max()) > 0.01
     with torch.no_grad():
         model.gains[0].fill_(2.0)
@@ -250,7 +251,7 @@ def test_gains_are_learned_and_scale_what_is_handed_on(members, data):
 
 
 def test_it_learns_from_the_ensemble(members, data, tmp_path):
-    alone, taught = (PermAVG(plan=SHORT, alpha=a)(members, data, answers=tmp_path) for a in (0.0, 1.0))
+    alone, taught = (perm_avg(members, data, answers=tmp_path, config=SHORT, alpha=a) for a in (0.0, 1.0))
     assert not torch.equal(alone(data.test.inputs), taught(data.test.inputs))
     assert list(tmp_path.glob("*.safetensors"))  # what the members said was kept
 
@@ -259,7 +260,7 @@ def test_it_learns_from_the_ensemble(members, data, tmp_path):
 def test_a_step_goes_down_the_mixture_of_the_labels_and_the_ensembles_loss(members, data):
     """One step of plain SGD on all data is the slope of the loss, which is written out here."""
     plan = TrainConfig(epochs=1, batch_size=40, optimizer="sgd", lr=0.1, momentum=0.0, weight_decay=0.0)
-    fold, pair = PermAVG(plan=plan.replace(schedule="constant", select="last"), alpha=0.3), members[:2]
+    fold, pair = partial(perm_avg, config=plan.replace(schedule="constant", select="last"), alpha=0.3), members[:2]
     start = learned(dataclasses.replace(fold, plan=plan.replace(epochs=0)), pair, data)
     logits, teacher = start(data.train.inputs)[0], pair(data.train.inputs).detach().softmax(-1).mean(0)
     ensembles = F.kl_div(logits.log_softmax(-1), teacher, reduction="batchmean")
@@ -273,7 +274,7 @@ def test_a_step_goes_down_the_mixture_of_the_labels_and_the_ensembles_loss(membe
 @pytest.mark.parametrize("order", ["sequential", "joint"])
 def test_equal_members_share_a_permutation_and_count_as_often_as_they_are_there(members, data, order):
     fold, given = (
-        PermAVG(plan=SHORT, order=order),
+        partial(perm_avg, config=SHORT, order=order),
         DeepEnsemble([members.member(index) for index in (0, 1, 1, 0, 0, 2)]),
     )
     model, (first, second, third) = learned(fold, given, data), states_of(members[:3])
@@ -298,23 +299,23 @@ def test_bad_settings_are_refused_before_anything():
         ({"gradient": "none"}, "the gradient must be one of unrolled, implicit"),
     ):
         with pytest.raises(EnfoldError, match=message):
-            PermAVG(**settings)
+            partial(perm_avg, **settings)
 
 
 def test_members_of_different_shapes_are_refused(data):
     with pytest.raises(EnfoldError, match="all members must be of one architecture"):
-        PermAVG()(DeepEnsemble([MLP(4, [6], 3), MLP(4, [7], 3)]), data)
+        perm_avg(DeepEnsemble([MLP(4, [6], 3), MLP(4, [7], 3)]), data)
 
 
 def test_a_singular_matrix_says_what_to_change(members, data):
     with pytest.raises(
         EnfoldError, match=r"must be invertible.*lower the temperature or the learning rate, start from a matching"
     ):
-        PermAVG(temperature=1e9, plan=SHORT)(members[:2], data)
+        perm_avg(members[:2], data, temperature=1e9, config=SHORT)
 
 
 def test_matrices_near_to_singular_ones_are_watched(members, data):
-    model = learned(PermAVG(plan=SHORT), members[:2], data)
+    model = learned(partial(perm_avg, config=SHORT), members[:2], data)
     with torch.no_grad():
         for scores in model.scores:
             scores.mul_(1e-6)
@@ -339,8 +340,8 @@ def test_a_network_that_cannot_be_followed_is_averaged_and_the_user_is_told(data
     with pytest.warns(
         UnalignedWarning, match="no unit is aligned, and all are averaged as they are, because the graph"
     ):
-        network = PermAVG(plan=SHORT)(members, data)
-    for name, mean in mean_state(members).items():
+        network = perm_avg(members, data, config=SHORT)
+    for name, mean in members.mean_state().items():
         torch.testing.assert_close(network.state_dict()[name], mean)
 
 
@@ -369,8 +370,8 @@ def test_units_of_tied_weights_stay_unless_matched_and_are_then_put_in_order(dat
     with pytest.warns(
         UnalignedWarning, match=r"averaged as they are, because tied weights make and take those of \S+: print"
     ):
-        PermAVG(plan=SHORT)(members, data)
-    network = PermAVG(plan=SHORT.replace(epochs=0), matched=40.0)(members, data)
+        perm_avg(members, data, config=SHORT)
+    network = perm_avg(members, data, config=SHORT.replace(epochs=0), matched=40.0)
     torch.testing.assert_close(network(inputs), first(inputs), rtol=1e-4, atol=1e-5)
 
 
@@ -378,10 +379,12 @@ def test_half_precision_is_refused_with_what_to_do(data):
     with pytest.raises(
         EnfoldError, match=r"takes members in float32 or float64, got torch.bfloat16: use members.float"
     ):
-        PermAVG(plan=SHORT)(DeepEnsemble([MLP(4, [6], 3).bfloat16() for _ in range(2)]), data)
+        perm_avg(DeepEnsemble([MLP(4, [6], 3).bfloat16() for _ in range(2)]), data, config=SHORT)
 
 
-@pytest.mark.parametrize("fold", [PermAVG(plan=SHORT), StraightThrough(epochs=2, batch_size=8)], ids=["soft", "hard"])
+@pytest.mark.parametrize(
+    "fold", [partial(perm_avg, config=SHORT), partial(straight_through, epochs=2, batch_size=8)], ids=["soft", "hard"]
+)
 def test_a_checkpoint_of_other_members_is_refused(members, data, tmp_path, fold):
     fold(members[:2], data, checkpoint=tmp_path / "c.safetensors")
     with pytest.raises(EnfoldError, match="can only continue"):
@@ -389,7 +392,7 @@ def test_a_checkpoint_of_other_members_is_refused(members, data, tmp_path, fold)
 
 
 def test_matrices_are_balanced_in_full_precision_also_where_training_is_not(members, data):
-    model = learned(PermAVG(plan=SHORT), members[:2], data).train()
+    model = learned(partial(perm_avg, config=SHORT), members[:2], data).train()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         (matrix,) = model.matrices()
         average = model.average([matrix])

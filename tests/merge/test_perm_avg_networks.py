@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from enfold.engines.skeleton import State
 from enfold.ensembles.deep_ensemble import DeepEnsemble
-from enfold.merge.average import Average
+from enfold.merge import average, perm_avg
 from enfold.merge.common.sinkhorn import sinkhorn, softness
 from enfold.merge.common.soft import SoftAverage, mix_units
 from enfold.merge.common.states import mean_of, states_of
-from enfold.merge.perm_avg import PermAVG
 from enfold.networks import ViT
 from enfold.symmetry import Symmetry, permuted, symmetries
 from enfold.train import TrainConfig
@@ -129,14 +130,14 @@ def test_planted_copies_with_noise_are_brought_back(kind, measured):
         for parameter in members.parameters():
             parameter.add_(1e-4 * torch.randn(parameter.shape, generator=source))
     expected = network(DATA.test.inputs).detach()
-    fold = PermAVG(matched=12.0, plan=SHORT.replace(epochs=int(measured)), reestimate_batch_norm=measured)
+    fold = partial(perm_avg, matched=12.0, config=SHORT.replace(epochs=int(measured)), reestimate_batch_norm=measured)
     assert error(fold(members, DATA), expected) < 0.005
-    assert error(Average(measured)(members, DATA), expected) > 0.4
+    assert error(average(members, DATA, measured), expected) > 0.4
 
 
 @every_kind
 def test_members_trained_apart_give_a_network_of_their_class(kind):
     members = DeepEnsemble.make(MAKERS[kind], 2)
-    network = PermAVG(plan=SHORT)(members, DATA)
+    network = perm_avg(members, DATA, config=SHORT)
     assert type(network) is type(members.member(0))
     assert torch.isfinite(network(DATA.test.inputs)).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -12,11 +13,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from enfold.data import Data
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
-from enfold.merge.average import Average
+from enfold.merge import align, average, weight_matching
 from enfold.merge.common import spreads
 from enfold.merge.common.states import mean_of, states_of
-from enfold.merge.repair import Repair, repair, hidden_layers
-from enfold.merge.weight_matching import WeightMatching
+from enfold.merge.repair import hidden_layers, repair
 from enfold.networks import MLP
 from enfold.symmetry import symmetries
 from planted import NETWORKS, drawn, pixels, planted
@@ -44,8 +44,8 @@ def deep(count: int) -> tuple[DeepEnsemble, torch.Tensor]:
 @pytest.mark.parametrize("kind", ["repair", "rescale"])
 def test_units_have_the_mean_of_the_members_means_and_spreads(kind):
     members, data = deep(3)
-    matched = WeightMatching().matched(members, data)
-    network = Average()(matched, data)
+    matched = align(members, data)
+    network = average(matched, data)
     names = hidden_layers(network, symmetries(network, data.train.inputs[:2]))
     assert names == ["hidden.0", "hidden.1", "hidden.2"]
     inputs = data.train.inputs
@@ -57,7 +57,7 @@ def test_units_have_the_mean_of_the_members_means_and_spreads(kind):
         if kind == "repair":
             torch.testing.assert_close(mean, wanted, rtol=1e-3, atol=1e-4)
         else:  # as it was behind the layers that are right already
-            behind = Average()(matched, data)
+            behind = average(matched, data)
             repair(behind, list(matched), data, names[:layer], kind)
             torch.testing.assert_close(mean, statistics(behind, inputs)[layer][0], rtol=1e-3, atol=1e-4)
             assert torch.allclose(mean, wanted, rtol=0.05) == (layer == 0)  # the mean of what is linear is the goal
@@ -69,7 +69,7 @@ def test_averaging_shrinks_spreads_as_the_correlation_says():
     members = DeepEnsemble([nn.Sequential(nn.Linear(40, 400), nn.ReLU(), nn.Linear(400, 3)) for _ in range(4)])
     data = pixels((40,), 200)
     spreads = [member[0](data.train.inputs).std(0).mean().item() for member in members]
-    averaged = Average()(members, data)[0](data.train.inputs).std(0).mean().item()
+    averaged = average(members, data)[0](data.train.inputs).std(0).mean().item()
     assert averaged / (sum(spreads) / 4) == pytest.approx(math.sqrt(1 / 4), rel=0.05)
 
 
@@ -78,27 +78,27 @@ def test_averaging_shrinks_spreads_as_the_correlation_says():
 def test_a_member_needs_no_repair(name, kind):
     """Copies in any order: what is to be reached is there already."""
     members, network, data = planted(name, 3)
-    fitting = Repair("reset").after(network, members, data)
-    repaired = Repair(kind).after(fitting, DeepEnsemble([fitting] * 2), data)
+    fitting = repair(network, members, data, kind="reset")
+    repaired = repair(fitting, DeepEnsemble([fitting] * 2), data, kind=kind)
     torch.testing.assert_close(dict(repaired.state_dict()), dict(fitting.state_dict()), rtol=1e-3, atol=2e-3)
 
 
 def test_members_are_matched_to_the_network_first():
     """The goals of a unit are those of the members' units that it is made of, wherever they are."""
     members, data = deep(2)
-    merge = WeightMatching()
+    merge = partial(weight_matching)
     network = merge(members, data)
-    one, other = (Repair().after(network, given, data) for given in (members, merge.matched(members, data)))
+    one, other = (repair(network, given, data) for given in (members, merge.matched(members, data)))
     torch.testing.assert_close(dict(one.state_dict()), dict(other.state_dict()))
 
 
 def test_as_an_option_and_as_a_step():
     members, data = deep(3)
-    option = WeightMatching(repair="repair")(members, data)
-    step = (WeightMatching(repair="none") >> Repair())(members, data)
+    option = weight_matching(members, data, repair="repair")
+    step = (partial(weight_matching, repair="none") >> Repair())(members, data)
     assert all(torch.equal(step.state_dict()[name], tensor) for name, tensor in option.state_dict().items())
     spread, plain = (
-        statistics(network, data.train.inputs)[2][1].mean() for network in (option, WeightMatching()(members, data))
+        statistics(network, data.train.inputs)[2][1].mean() for network in (option, weight_matching(members, data))
     )
     assert spread > 1.2 * plain
 
@@ -112,13 +112,13 @@ def test_batch_norm_is_measured_behind_what_was_repaired():
 
     data = pixels((4,), 60)
     members = DeepEnsemble([drawn(make, seed) for seed in range(3)])
-    matched = WeightMatching().matched(members, data)
-    network = WeightMatching(repair="repair")(members, data)
+    matched = align(members, data)
+    network = weight_matching(members, data, repair="repair")
     units = network[:2](data.train.inputs).detach()
     scales = torch.stack([member[1].weight for member in matched]).mean(0).detach()
     torch.testing.assert_close(units.std(0), scales, rtol=1e-3, atol=1e-4)
     goals = torch.stack([member[:4](data.train.inputs).std(0).detach() for member in matched]).mean(0)
-    assert not torch.allclose(WeightMatching()(members, data)[:4](data.train.inputs).std(0), goals, rtol=0.05)
+    assert not torch.allclose(weight_matching(members, data)[:4](data.train.inputs).std(0), goals, rtol=0.05)
     torch.testing.assert_close(network[:4](data.train.inputs).std(0), goals, rtol=0.05, atol=1e-3)
 
 
@@ -126,7 +126,7 @@ def test_a_layer_without_a_bias_is_rescaled_and_keeps_its_parameters():
     data = pixels((4,), 60)
     layers = nn.Linear(4, 9, bias=False), nn.ReLU(), nn.Linear(9, 3)
     members = DeepEnsemble.make(nn.Sequential(*layers), 3)
-    merge = WeightMatching(repair="repair")
+    merge = partial(weight_matching, repair="repair")
     network = merge(members, data)
     assert network[0].bias is None
     spreads = torch.stack([m[0](data.train.inputs).std(0) for m in merge.matched(members, data)]).mean(0).detach()
@@ -138,7 +138,7 @@ def test_a_silent_unit_is_only_shifted():
     network = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
     with torch.no_grad():
         network[0].weight[2] = 0.0
-    repaired = Repair().after(network, DeepEnsemble([network, network]), data)
+    repaired = repair(network, DeepEnsemble([network, network]), data)
     torch.testing.assert_close(dict(repaired.state_dict()), dict(network.state_dict()), rtol=1e-4, atol=1e-5)
 
 
@@ -154,11 +154,11 @@ def test_what_is_not_hidden_or_not_its_own_is_left_alone():
 
 def test_the_network_before_is_left_untouched():
     members, data = deep(2)
-    network = Average()(members, data)
+    network = average(members, data)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    Repair().after(network, members, data)
+    repair(network, members, data)
     assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
-    same = Repair("none").after(network, members, data)
+    same = repair(network, members, data, kind="none")
     assert same is not network
     assert all(torch.equal(before[name], tensor) for name, tensor in same.state_dict().items())
 
@@ -173,7 +173,7 @@ def test_kinds_that_are_not_known_are_refused():
 def test_it_equals_batch_norms_with_the_members_means_and_spreads():
     """As published: batch norms behind the hidden layers, with the goals as shift and scale, folded into the layers."""
     members, data = deep(3)
-    network, inputs = Average()(members, data), data.train.inputs
+    network, inputs = average(members, data), data.train.inputs
     goals = [statistics(member, inputs) for member in members]
     hidden = inputs
     for index, layer in enumerate(network.hidden):
@@ -188,7 +188,7 @@ def test_it_equals_batch_norms_with_the_members_means_and_spreads():
 @pytest.mark.parametrize("weights", [(0.7, 0.2, 0.1), (1, 0, 2), (5, 5, 5)])
 def test_members_count_by_their_weights(weights):
     members, data = deep(3)
-    network, inputs = Average()(members, data), data.train.inputs
+    network, inputs = average(members, data), data.train.inputs
     repair(network, list(members), data, ["hidden.0", "hidden.1", "hidden.2"], weights=weights)
     goals = [statistics(member, inputs) for member in members]
     for layer, found in enumerate(statistics(network, inputs)):
@@ -201,9 +201,9 @@ def test_members_count_by_their_weights(weights):
 def test_a_member_with_all_the_weight_stays_as_it_is(kind):
     members, data = deep(2)
     network = members.member(1)
-    repaired = Repair(kind, weights=(0.0, 1.0)).after(network, members, data)
+    repaired = repair(network, members, data, kind, weights=(0.0, 1.0))
     torch.testing.assert_close(dict(repaired.state_dict()), dict(network.state_dict()), rtol=1e-4, atol=1e-5)
-    equal = Repair(kind).after(network, members, data)
+    equal = repair(network, members, data, kind=kind)
     assert not torch.allclose(equal.hidden[0].weight, network.hidden[0].weight, rtol=0.01)
 
 
@@ -211,7 +211,7 @@ def test_a_member_with_all_the_weight_stays_as_it_is(kind):
 def test_weights_that_cannot_be(weights):
     members, data = deep(2)
     with pytest.raises(EnfoldError, match="weights of a repair must be one for each of the 2 members, 0 or more"):
-        Repair(weights=weights).after(members.member(0), members, data)
+        repair(members.member(0), members, data, weights=weights)
 
 
 def in_batches(data: Data, size: int) -> Data:
@@ -222,8 +222,8 @@ def in_batches(data: Data, size: int) -> Data:
 @pytest.mark.parametrize("size", [1, 2, 7])
 def test_small_batches_are_taken_together(size):
     members, data = deep(2)
-    network = Average()(members, data)
-    whole, pooled = (Repair().after(network, members, each) for each in (data, in_batches(data, size)))
+    network = average(members, data)
+    whole, pooled = (repair(network, members, each) for each in (data, in_batches(data, size)))
     torch.testing.assert_close(dict(pooled.state_dict()), dict(whole.state_dict()), rtol=1e-4, atol=1e-5)
 
 
@@ -232,7 +232,7 @@ def test_a_member_needs_no_repair_whatever_a_batch_holds(kind, monkeypatch):
     monkeypatch.setattr(spreads, "BATCH", 3)
     members, data = deep(1)
     network = members.member(0)
-    repaired = Repair(kind).after(network, DeepEnsemble([network] * 2), data)
+    repaired = repair(network, DeepEnsemble([network] * 2), data, kind=kind)
     torch.testing.assert_close(dict(repaired.state_dict()), dict(network.state_dict()), rtol=1e-5, atol=1e-6)
 
 
@@ -240,7 +240,7 @@ def test_one_example_has_no_spread_to_repair():
     members, data = deep(2)
     ones = data.replace(train=[(data.train.inputs[:1], data.train.labels[:1])])
     with pytest.raises(EnfoldError, match="spreads on 2 examples or more, got 1 in the training part: pass more"):
-        Repair().after(Average()(members, data), members, ones)
+        repair(average(members, data), members, ones)
 
 
 def ordered(data: Data, size: int) -> Data:
@@ -256,8 +256,8 @@ def test_goals_are_reached_over_all_batches_in_every_layer(kind, sorted_by_value
     members = DeepEnsemble([drawn(lambda: MLP(4, [12, 10, 9, 11, 10, 8], 3), seed) for seed in range(3)])
     data = pixels((4,), 3000)
     inputs, given = data.train.inputs, ordered(data, 300) if sorted_by_value else data
-    matched = WeightMatching().matched(members, data)
-    network, plain = (Average()(matched, data) for _ in range(2))
+    matched = align(members, data)
+    network, plain = (average(matched, data) for _ in range(2))
     repair(network, list(matched), given, [f"hidden.{k}" for k in range(6)], kind)
     goals = [statistics(member, inputs) for member in matched]
     for layer, (mean, spread) in enumerate(statistics(network, inputs)):
@@ -272,8 +272,8 @@ def test_goals_are_reached_behind_batch_norm_over_all_batches():
     """The layer is measured behind the statistics that the network will have."""
     layers = nn.Linear(4, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, 3)
     members, data = DeepEnsemble([drawn(lambda: nn.Sequential(*layers), seed) for seed in range(2)]), pixels((4,), 1000)
-    matched = WeightMatching().matched(members, data)
-    network = WeightMatching(repair="repair")(members, ordered(data, 100))
+    matched = align(members, data)
+    network = weight_matching(members, ordered(data, 100), repair="repair")
     found = network[:4](data.train.inputs).detach()
     goals = torch.stack([member[:4](data.train.inputs).detach() for member in matched])
     torch.testing.assert_close(found.mean(0), goals.mean((0, 1)), rtol=1e-5, atol=1e-5)
@@ -286,7 +286,7 @@ def test_a_loader_that_draws_gives_every_pass_the_same(kind):
     network, part = members.member(0), TensorDataset(data.train.inputs, data.train.labels)
     drawing = data.replace(train=DataLoader(part, 20, shuffle=True, drop_last=True, collate_fn=noisy))
     noise = torch.random.get_rng_state()
-    repaired = Repair(kind).after(network, DeepEnsemble([network] * 2), drawing)
+    repaired = repair(network, DeepEnsemble([network] * 2), drawing, kind=kind)
     torch.testing.assert_close(dict(repaired.state_dict()), dict(network.state_dict()), rtol=1e-5, atol=1e-6)
     repair(network, [network], drawing, ["hidden.0"], kind)
     assert torch.equal(noise, torch.random.get_rng_state())
@@ -318,7 +318,7 @@ def test_behind_the_inputs_the_closed_form_is_what_is_measured(make, weights):
 def test_the_closed_form_is_that_of_the_members_spreads_and_correlations():
     """σ² = Σ_mn α_m α_n ρ_mn σ_m σ_n in every layer, and the merged network is not run."""
     members, data = deep(3)
-    network, alpha = Average()(members, data), torch.tensor([0.5, 0.3, 0.2])
+    network, alpha = average(members, data), torch.tensor([0.5, 0.3, 0.2])
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     network.register_forward_pre_hook(refuse)
     repair(network, list(members), data, ["hidden.0", "hidden.1", "hidden.2"], "closed_form", weights=alpha.tolist())
@@ -342,7 +342,7 @@ def test_units_are_measured_before_what_works_on_them_in_place(kind):
     data, found = pixels((4,)), []
     for inplace in (False, True):
         members = DeepEnsemble([drawn(lambda inplace=inplace: make(inplace), seed) for seed in range(3)])
-        found.append(WeightMatching(repair=kind)(members, data))
+        found.append(weight_matching(members, data, repair=kind))
     torch.testing.assert_close(dict(found[1].state_dict()), dict(found[0].state_dict()))
 
 
@@ -353,10 +353,10 @@ def refuse(*_: object) -> None:
 
 def test_the_closed_form_as_an_option_and_as_a_step():
     members, data = deep(3)
-    option = WeightMatching(repair="closed_form")(members, data)
-    step = (WeightMatching(repair="none") >> Repair("closed_form"))(members, data)
+    option = weight_matching(members, data, repair="closed_form")
+    step = (partial(weight_matching, repair="none") >> Repair("closed_form"))(members, data)
     assert all(torch.equal(step.state_dict()[name], tensor) for name, tensor in option.state_dict().items())
-    others = (WeightMatching(repair=kind)(members, data) for kind in ("none", "repair"))
+    others = (weight_matching(members, data, repair=kind) for kind in ("none", "repair"))
     found, plain, goal = (statistics(network, data.train.inputs)[0][1] for network in (option, *others))
     torch.testing.assert_close(found, goal, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(plain, goal, rtol=0.05)

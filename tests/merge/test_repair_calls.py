@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from enfold.ensembles.deep_ensemble import DeepEnsemble
-from enfold.merge.average import Average
-from enfold.merge.repair import Repair, repair, hidden_layers
-from enfold.merge.weight_matching import WeightMatching
+from enfold.merge import average, weight_matching
+from enfold.merge.repair import hidden_layers, repair
 from enfold.symmetry import symmetries
 from planted import Routed, drawn, pixels
 
@@ -35,7 +36,7 @@ class PreActivation(nn.Module):
 
 def test_what_goes_into_a_batch_norm_is_left_to_it_only_if_it_goes_nowhere_else():
     members, data = DeepEnsemble([drawn(PreActivation, seed) for seed in range(3)]), pixels((4,))
-    merge = WeightMatching(repair="repair")
+    merge = partial(weight_matching, repair="repair")
     goals = torch.stack([one.stem(data.train.inputs).std(0) for one in merge.matched(members, data)]).mean(0)
     torch.testing.assert_close(merge(members, data).stem(data.train.inputs).std(0), goals, rtol=1e-5, atol=1e-6)
 
@@ -58,7 +59,7 @@ class Repeated(nn.Module):
 
 def test_a_layer_that_is_called_twice_has_the_goals_over_both_calls():
     members, data = DeepEnsemble([drawn(Repeated, seed) for seed in range(3)]), pixels((4,), 600)
-    network = Average()(members, data)
+    network = average(members, data)
     names = ["first", "again"]
     repair(network, list(members), data, names)
 
@@ -98,10 +99,10 @@ def test_layers_that_some_network_does_not_call_are_left_as_they_are(make, kind)
     with torch.no_grad():
         networks[1].gate.bias[1] = -100.0
     members = DeepEnsemble(networks)
-    plain = WeightMatching(repair="none")(members, data)
+    plain = weight_matching(members, data, repair="none")
     with torch.no_grad():
         plain.gate.bias.copy_(networks[0].gate.bias)  # the network itself calls both
-    found = Repair(kind).after(plain, members, data)
+    found = repair(plain, members, data, kind=kind)
     for name, tensor in plain.experts[1].state_dict().items():
         assert torch.equal(found.experts[1].state_dict()[name], tensor)
     assert torch.equal(found.experts[0][0].weight, plain.experts[0][0].weight) == (kind == "closed_form")
@@ -124,7 +125,7 @@ class NeverCalled(nn.Module):
 @pytest.mark.parametrize("kind", ["repair", "rescale", "closed_form"])
 def test_a_network_of_layers_that_are_never_called_is_returned_as_it_is(kind):
     members, data = DeepEnsemble([drawn(NeverCalled, seed) for seed in range(2)]), pixels((4, 5))
-    plain = WeightMatching(repair="none")(members, data)
+    plain = weight_matching(members, data, repair="none")
     assert hidden_layers(plain, symmetries(plain, data.train.inputs[:2]))
-    found = Repair(kind).after(plain, members, data)
+    found = repair(plain, members, data, kind=kind)
     assert all(torch.equal(found.state_dict()[name], tensor) for name, tensor in plain.state_dict().items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import chain, pairwise
 
 import pytest
@@ -11,13 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from enfold.ensembles.deep_ensemble import DeepEnsemble
-from enfold.merge.common.folding import mean_state
+from enfold.merge import perm_avg
 from enfold.merge.common.lazy import Lazy
 from enfold.merge.common.sinkhorn import sinkhorn
 from enfold.merge.common.soft import Balance, SoftAverage, mix_units, nearest_permutations
 from enfold.merge.common.solve import condition
 from enfold.merge.common.states import mean_of, states_of
-from enfold.merge.perm_avg import PermAVG
 from enfold.symmetry import permute, symmetries
 
 WIDTHS = (7, 5)
@@ -102,7 +102,7 @@ def test_it_equals_algorithm_one(tau, rows, widths):
 def test_the_tolerance_by_default_changes_nothing_that_is_seen():
     networks, costs = [mlp(seed, (64, 32)) for seed in range(3)], random_costs(2, (64, 32))
     inputs = torch.randn(9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-    found = model_of(networks, costs, balance=Balance(100, PermAVG().tolerance))(inputs)[0]
+    found = model_of(networks, costs, balance=Balance(100, partial(perm_avg).tolerance))(inputs)[0]
     torch.testing.assert_close(found, algorithm_one(networks, costs, inputs, 1.0), rtol=0, atol=1e-6)
 
 

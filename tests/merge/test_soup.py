@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import get_args
 
 import pytest
@@ -12,10 +13,10 @@ from enfold.data import Data, Split
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
-from enfold.merge.average import Average
-from enfold.merge.common.folding import BufferMismatchWarning, Route, noted
-from enfold.merge.repair import Correction, Repair
-from enfold.merge.soup import SingleModelWarning, Soup
+from enfold.merge import average, soup
+from enfold.merge.common.inputs import BufferMismatchWarning, Route, noted
+from enfold.merge.repair import Correction
+from enfold.merge.soup import SingleModelWarning
 from enfold.metrics import METRICS
 
 pytestmark = pytest.mark.filterwarnings("ignore::enfold.merge.soup.SingleModelWarning")
@@ -40,15 +41,15 @@ GOOD, BAD = torch.eye(3), torch.eye(3).roll(1, 0)
 
 
 def test_uniform_is_the_average(members, data):
-    expected = Average()(members, data).state_dict()
-    for name, tensor in Soup(kind="uniform")(members, data).state_dict().items():
+    expected = average(members, data).state_dict()
+    for name, tensor in soup(members, data, kind="uniform").state_dict().items():
         assert torch.equal(tensor, expected[name])
 
 
 @pytest.mark.parametrize("score", ["accuracy", "nll"])
 def test_greedy_leaves_out_what_does_harm(score):
     members = DeepEnsemble([linear(-5 * GOOD), linear(GOOD), linear(3 * BAD), linear(2 * GOOD)])
-    soup = Soup(score=score)
+    soup = partial(soup, score=score)
     assert set(soup.ingredients(members, axes())) <= {1, 3}
     assert soup.ingredients(members, axes())[0] == (3 if score == "nll" else 1)
     assert METRICS["accuracy"].function(predict(soup(members, axes()), axes().test)) > 0.9
@@ -57,14 +58,14 @@ def test_greedy_leaves_out_what_does_harm(score):
 def test_greedy_takes_what_does_no_harm():
     """The rule is at least as well, so an equal ingredient is taken."""
     members = DeepEnsemble([linear(GOOD), linear(4 * GOOD), linear(2 * GOOD)])
-    assert Soup().ingredients(members, axes()) == [0, 1, 2]
-    torch.testing.assert_close(Soup()(members, axes()).weight, 7 / 3 * GOOD)
+    assert partial(soup).ingredients(members, axes()) == [0, 1, 2]
+    torch.testing.assert_close(soup(members, axes()).weight, 7 / 3 * GOOD)
 
 
 @pytest.mark.parametrize("repair", ["none", "reset", "repair"])
 @pytest.mark.parametrize("score", ["accuracy", "nll"])
 def test_greedy_is_never_worse_on_validation_data_than_the_best_member(members, data, score, repair):
-    soup = Soup(score=score, repair=repair)
+    soup = partial(soup, score=score, repair=repair)
     sign = 1 if score == "accuracy" else -1
     found, *alone = (
         sign * METRICS[score].function(predict(network, data.val)) for network in (soup(members, data), *members)
@@ -88,8 +89,8 @@ def moved(network: nn.Module, amount: float) -> nn.Module:
 
 @pytest.mark.parametrize("repair", get_args(Correction))
 def test_greedy_of_one_ingredient_is_that_member_with_its_statistics(kitchen, data, repair):
-    assert Soup(repair=repair).ingredients(kitchen[[0, 2]], data) == [0]
-    found, expected = Soup(repair=repair)(kitchen[[0, 2]], data).state_dict(), kitchen.member(0).state_dict()
+    assert partial(soup, repair=repair).ingredients(kitchen[[0, 2]], data) == [0]
+    found, expected = soup(kitchen[[0, 2]], data, repair=repair).state_dict(), kitchen.member(0).state_dict()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
@@ -101,7 +102,7 @@ def spreads(network: nn.Module, data: Data) -> torch.Tensor:
 @pytest.mark.parametrize("repair", ["repair", "rescale"])
 @pytest.mark.parametrize("kind", ["greedy", "learned"])
 def test_goals_of_a_repair_are_weighted_as_the_soup_is(kitchen, data, kind, repair):
-    soup = Soup(kind=kind, repair=repair, epochs=20, lr=0.5)
+    soup = partial(soup, kind=kind, repair=repair, epochs=20, lr=0.5)
     if kind == "greedy":
         assert sorted(soup.ingredients(kitchen, data)) == [0, 1]
         weights = torch.tensor([0.5, 0.5, 0.0])
@@ -116,41 +117,41 @@ def test_goals_of_a_repair_are_weighted_as_the_soup_is(kitchen, data, kind, repa
 
 def test_learned_weights_go_to_those_that_help():
     members = DeepEnsemble([linear(GOOD), linear(BAD), linear(-GOOD)])
-    weights = Soup(kind="learned", epochs=60).mixing_weights(members, axes())
+    weights = partial(soup, kind="learned", epochs=60).mixing_weights(members, axes())
     assert float(weights.sum()) == pytest.approx(1)
     assert weights[0] > 0.9
-    soup = Soup(kind="learned", epochs=60)(members, axes())
+    soup = soup(members, axes(), kind="learned", epochs=60)
     torch.testing.assert_close(soup.weight, weights[0] * GOOD + weights[1] * BAD - weights[2] * GOOD)
 
 
 def test_learned_weights_ask_for_directions_as_a_temperature_takes_care_of_lengths():
     """The first member is right but so unsure that, without β, one that is half wrong has the lower loss."""
     members = DeepEnsemble([linear(0.1 * GOOD), linear(GOOD + BAD)])
-    assert Soup(kind="learned", epochs=60).mixing_weights(members, axes())[0] > 0.5
+    assert partial(soup, kind="learned", epochs=60).mixing_weights(members, axes())[0] > 0.5
 
 
 def test_an_untrained_learned_soup_is_uniform(members, data):
-    learned, uniform = (Soup(kind=kind, epochs=0)(members, data).state_dict() for kind in ("learned", "uniform"))
+    learned, uniform = (soup(members, data, kind=kind, epochs=0).state_dict() for kind in ("learned", "uniform"))
     torch.testing.assert_close(dict(learned), dict(uniform))
 
 
 def test_the_first_step_goes_down_the_slope():
     """AdamW's first step is the learning rate against the sign of the gradient of the softmax's inputs."""
     members = DeepEnsemble([linear(GOOD), linear(BAD)])
-    weights = Soup(kind="learned", epochs=1).mixing_weights(members, axes())
+    weights = partial(soup, kind="learned", epochs=1).mixing_weights(members, axes())
     torch.testing.assert_close(weights, torch.tensor([0.05, -0.05]).softmax(0))
 
 
 @pytest.mark.parametrize("kind", ["greedy", "learned"])
 def test_choosing_needs_validation_data(members, data, kind):
     with pytest.raises(EnfoldError, match=f"a {kind} soup is chosen on validation data, got none"):
-        Soup(kind=kind)(members, data.replace(val=[]))
-    assert Soup(kind="uniform")(members, data.replace(val=[])) is not None
+        soup(members, data.replace(val=[]), kind=kind)
+    assert soup(members, data.replace(val=[]), kind="uniform") is not None
 
 
 def test_the_test_part_is_not_looked_at(members, data):
     for kind in ("greedy", "learned"):
-        one, other = (Soup(kind=kind)(members, part).state_dict() for part in (data, data.replace(test=[])))
+        one, other = (soup(members, part, kind=kind).state_dict() for part in (data, data.replace(test=[])))
         assert all(torch.equal(one[name], tensor) for name, tensor in other.items())
 
 
@@ -165,14 +166,14 @@ def test_the_test_part_is_not_looked_at(members, data):
 )
 def test_settings_that_cannot_be(settings, message):
     with pytest.raises(EnfoldError, match=message):
-        Soup(**settings)
+        partial(soup, **settings)
 
 
 def test_a_greedy_soup_of_one_member_says_so(kitchen, data):
     with pytest.warns(
         SingleModelWarning, match="the soup is member 0 alone: with any other its validation accuracy is worse"
     ):
-        Soup()(kitchen[[0, 2]], data)
+        soup(kitchen[[0, 2]], data)
 
 
 @pytest.mark.parametrize(
@@ -181,12 +182,12 @@ def test_a_greedy_soup_of_one_member_says_so(kitchen, data):
 )
 def test_which_members_are_in_it_is_noted(kitchen, data, kind, expected):
     with noted() as found:
-        Soup(kind=kind)(kitchen, data)
+        soup(kitchen, data, kind=kind)
     assert found == {"ingredients": expected}
 
 
 def test_the_weights_of_a_learned_soup_are_noted(kitchen, data):
-    soup = Soup(kind="learned", epochs=1)
+    soup = partial(soup, kind="learned", epochs=1)
     with noted() as found:
         soup(kitchen, data)
     assert list(found["ingredients"].values()) == soup.mixing_weights(kitchen, data).tolist()
@@ -194,9 +195,9 @@ def test_the_weights_of_a_learned_soup_are_noted(kitchen, data):
 
 @pytest.mark.parametrize("kind", ["greedy", "learned"])
 def test_a_repair_that_follows_knows_what_is_in_it(kitchen, data, kind):
-    within = Soup(kind=kind, repair="repair")(kitchen, data)
+    within = soup(kitchen, data, kind=kind, repair="repair")
     with noted() as found:
-        behind = (Soup(kind=kind, repair="none") >> Repair())(kitchen, data)
+        behind = (partial(soup, kind=kind, repair="none") >> Repair())(kitchen, data)
     assert found["ingredients"], "what the first step says is passed on"
     for name, tensor in within.state_dict().items():
         torch.testing.assert_close(behind.state_dict()[name], tensor)
@@ -216,7 +217,7 @@ class Masked(nn.Linear):
 @pytest.mark.parametrize("kind", ["uniform", "greedy", "learned"])
 def test_buffers_that_have_no_mean_are_told_of_once(data, kind):
     with pytest.warns(BufferMismatchWarning, match="'mask' differs") as told:
-        Soup(kind=kind)(DeepEnsemble.make(Masked, 3), data)
+        soup(DeepEnsemble.make(Masked, 3), data, kind=kind)
     assert len([one for one in told if one.category is BufferMismatchWarning]) == 1
 
 
@@ -227,4 +228,4 @@ def test_steps_of_the_users_own_follow_too(members, data):
         def after(self, network, *_, **__):
             return network
 
-    assert Route((Soup(), Step()))(members, data) is not None
+    assert Route((partial(soup), Step()))(members, data) is not None

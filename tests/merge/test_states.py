@@ -9,15 +9,9 @@ from torch.nn.utils import parametrizations, prune
 
 from enfold import DeepEnsemble, EnfoldError, TrainConfig, fit
 from enfold.data import Data, Split
-from enfold.merge.activation_matching import ActivationMatching
-from enfold.merge.c2m3 import C2M3
-from enfold.merge.cca_merge import CCAMerge
-from enfold.merge.common.folding import BufferMismatchWarning
+from enfold.merge import activation_matching, c2m3, cca_merge, ot_fusion, perm_avg, weight_matching, zipit
+from enfold.merge.common.inputs import BufferMismatchWarning
 from enfold.merge.common.states import UnalignedWarning
-from enfold.merge.ot_fusion import OTFusion
-from enfold.merge.perm_avg import PermAVG
-from enfold.merge.weight_matching import WeightMatching
-from enfold.merge.zipit import ZipIt
 
 PLAN = TrainConfig(epochs=1, optimizer="adam", lr=0.1, batch_size=4)
 
@@ -51,7 +45,7 @@ def test_units_inside_a_part_that_is_known_are_matched_and_the_rest_is_told_of(d
     with pytest.warns(
         UnalignedWarning, match=r"some units are averaged as they are, because .* decides by a value"
     ) as told:
-        merged = WeightMatching(repair="none")(DeepEnsemble([network, turned]), data)
+        merged = weight_matching(DeepEnsemble([network, turned]), data, repair="none")
     assert told[0].filename == __file__, "the warning points at the user's line"
     for name, tensor in network.state_dict().items():
         torch.testing.assert_close(merged.state_dict()[name], tensor)
@@ -60,7 +54,7 @@ def test_units_inside_a_part_that_is_known_are_matched_and_the_rest_is_told_of(d
 def test_a_network_of_which_nothing_is_known_is_refused(data: Data) -> None:
     members = DeepEnsemble.make(lambda: Deciding(nn.Linear(4, 6)), 2)
     with pytest.raises(EnfoldError, match="decides by a value: use average or a distillation for it"):
-        WeightMatching()(members, data)
+        weight_matching(members, data)
 
 
 class Summing(nn.Module):
@@ -70,7 +64,7 @@ class Summing(nn.Module):
         return torch.cumsum(inputs, -1)
 
 
-@pytest.mark.parametrize("fold", [WeightMatching(repair="none"), PermAVG(plan=PLAN)])
+@pytest.mark.parametrize("fold", [partial(weight_matching, repair="none"), partial(perm_avg, config=PLAN)])
 def test_units_that_an_operation_keeps_in_order_are_told_of(data: Data, fold: WeightMatching | PermAVG) -> None:
     members = DeepEnsemble.make(
         lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 6), Summing(), nn.Linear(6, 3)), 2
@@ -112,13 +106,13 @@ def test_units_that_have_one_order_in_all_blocks_are_told_of(data: Data, make, n
     with pytest.warns(
         UnalignedWarning, match=rf"the units of '{named}' are fixed \(all its blocks have one order of units"
     ):
-        WeightMatching(repair="none")(members, data)
+        weight_matching(members, data, repair="none")
 
 
 def test_where_an_operation_keeps_all_units_in_order_nothing_is_merged(data: Data) -> None:
     members = DeepEnsemble.make(lambda: nn.Sequential(nn.Linear(4, 6), Summing(), nn.Linear(6, 3)), 2)
     with pytest.raises(EnfoldError, match=r"'0.weight' are fixed \(of aten.cumsum in '1'\): use average or a dist"):
-        WeightMatching()(members, data)
+        weight_matching(members, data)
 
 
 def two_layers() -> nn.Module:
@@ -141,13 +135,13 @@ def test_weights_that_are_computed_from_others_are_averaged_by_perm_avg_with_a_w
         pytest.warns(BufferMismatchWarning, match=r"'0\S+' differs: if weights are made by it") as told,
         pytest.warns(UnalignedWarning, match="are fixed"),
     ):
-        PermAVG(plan=PLAN)(DeepEnsemble.make(make, 2), data)
+        perm_avg(DeepEnsemble.make(make, 2), data, config=PLAN)
     assert told[0].filename == __file__, "the warning points at the user's line"
 
 
 def test_a_bare_layer_has_nothing_to_align(data: Data) -> None:
     members = DeepEnsemble.make(lambda: nn.Linear(4, 3), 2)
-    torch.testing.assert_close(WeightMatching()(members, data).weight, members.expand()["weight"].mean(0))
+    torch.testing.assert_close(weight_matching(members, data).weight, members.expand()["weight"].mean(0))
 
 
 @pytest.mark.parametrize(
@@ -156,25 +150,25 @@ def test_a_bare_layer_has_nothing_to_align(data: Data) -> None:
 )
 def test_a_reference_that_is_no_member(data: Data, index: float, says: str) -> None:
     with pytest.raises(EnfoldError, match=says):
-        WeightMatching(reference=index)(DeepEnsemble.make(two_layers, 2), data)  # type: ignore[arg-type]
+        weight_matching(DeepEnsemble.make(two_layers, 2), data, reference=index)  # type: ignore[arg-type]
 
 
 def test_members_of_other_statistics_alone_are_measured_again(data: Data) -> None:
     network = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
     other = copy.deepcopy(network)
     other[1].running_mean += 1.0
-    found = PermAVG(plan=PLAN)(DeepEnsemble([network, other]), data)
+    found = perm_avg(DeepEnsemble([network, other]), data, config=PLAN)
     torch.testing.assert_close(found[1].running_mean, network[0](data.train.inputs).mean(0), rtol=1e-4, atol=1e-5)
-    assert torch.equal(PermAVG(plan=PLAN)(DeepEnsemble([other, other]), data)[1].running_mean, other[1].running_mean)
+    assert torch.equal(perm_avg(DeepEnsemble([other, other]), data, config=PLAN)[1].running_mean, other[1].running_mean)
 
 
 def test_gradients_are_switched_on_and_inference_mode_is_refused(data: Data) -> None:
     members = DeepEnsemble.make(two_layers, 2)
-    expected = PermAVG(plan=PLAN)(members, data)[0].weight
+    expected = perm_avg(members, data, config=PLAN)[0].weight
     with torch.no_grad():
-        torch.testing.assert_close(PermAVG(plan=PLAN)(members, data)[0].weight, expected, rtol=0, atol=0)
+        torch.testing.assert_close(perm_avg(members, data, config=PLAN)[0].weight, expected, rtol=0, atol=0)
     with torch.inference_mode():
-        for fold in (PermAVG(plan=PLAN), WeightMatching()):
+        for fold in (partial(perm_avg, config=PLAN), partial(weight_matching)):
             with pytest.raises(EnfoldError, match=r"needs gradients, got a call inside torch.inference_mode\(\)"):
                 fold(members, data)
         with pytest.raises(EnfoldError, match="training needs gradients"):
@@ -194,13 +188,13 @@ class Telling(nn.Module):
 
 
 MATCHING = [
-    WeightMatching(),
-    ActivationMatching(),
-    ZipIt(),
-    CCAMerge(),
-    OTFusion(),
-    C2M3(),
-    PermAVG(plan=PLAN.replace(epochs=0), matched=40.0),
+    partial(weight_matching),
+    partial(activation_matching),
+    partial(zipit),
+    partial(cca_merge),
+    partial(ot_fusion),
+    partial(c2m3),
+    partial(perm_avg, config=PLAN.replace(epochs=0), matched=40.0),
 ]
 
 
@@ -230,7 +224,7 @@ class Own(nn.Module):
 
 def test_units_of_weights_in_no_layer_are_told_of_too(data: Data) -> None:
     with pytest.raises(EnfoldError, match=r"the units of 'first' are fixed \(of aten.cumsum"):
-        WeightMatching()(DeepEnsemble.make(Own, 2), data)
+        weight_matching(DeepEnsemble.make(Own, 2), data)
 
 
 @pytest.mark.parametrize(
@@ -245,4 +239,4 @@ def test_units_of_weights_in_no_layer_are_told_of_too(data: Data) -> None:
 )
 def test_a_training_part_without_examples(data: Data, train: object, says: str) -> None:
     with pytest.raises(EnfoldError, match=says):
-        WeightMatching()(DeepEnsemble.make(two_layers, 2), data.replace(train=train))
+        weight_matching(DeepEnsemble.make(two_layers, 2), data.replace(train=train))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,17 +14,15 @@ import enfold.train.descent as descent
 from enfold.data import Split
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
-from enfold.merge.common.folding import mean_state
+from enfold.merge import align, straight_through, weight_matching
 from enfold.merge.common.states import states_of
-from enfold.merge.straight_through import StraightThrough
-from enfold.merge.weight_matching import WeightMatching
 from enfold.symmetry import match_state
 from enfold.train.checkpoint import stored_history
 from planted import assert_back, planted
 
 
 def midpoint_loss(members: DeepEnsemble, data) -> float:
-    network = members.network(mean_state(members)).train()
+    network = members.network(members.mean_state()).train()
     for part in network.modules():
         part.training = isinstance(part, torch.nn.BatchNorm1d)
     return float(F.cross_entropy(network(data.train.inputs), data.train.labels).detach())
@@ -31,31 +31,34 @@ def midpoint_loss(members: DeepEnsemble, data) -> float:
 @pytest.mark.parametrize("name", ["shallow", "deep", "convolutional"])
 def test_planted_copies_average_back(name):
     members, network, data = planted(name, 2)
-    assert_back(StraightThrough(repair="none")(members, data), network, data)
+    assert_back(straight_through(members, data, repair="none"), network, data)
 
 
 def test_no_epochs_are_weight_matching(members, data):
-    one, other = (fold.matched(members, data).state_dict() for fold in (StraightThrough(epochs=0), WeightMatching()))
+    one, other = (
+        fold.matched(members, data).state_dict()
+        for fold in (partial(straight_through, epochs=0), partial(weight_matching))
+    )
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_the_loss_half_way_falls(members, data):
     pair = members[[0, 2]]
-    found = StraightThrough(lr=1.0).matched(pair, data)
-    begun = WeightMatching().matched(pair, data)
+    found = align(pair, data, method="straight_through", lr=1.0)
+    begun = align(pair, data)
     assert midpoint_loss(found, data) < midpoint_loss(begun, data)
     inputs = data.test.inputs
     torch.testing.assert_close(found.eval()(inputs), pair.eval()(inputs), rtol=1e-4, atol=1e-5)
 
 
 def test_patience_and_epochs_end_it(members, data):
-    short, long = (StraightThrough(lr=1.0, epochs=n).matched(members[[0, 2]], data) for n in (1, 20))
+    short, long = (align(members[[0, 2]], data, method="straight_through", lr=1.0, epochs=n) for n in (1, 20))
     assert midpoint_loss(long, data) <= midpoint_loss(short, data)
 
 
 def test_the_best_order_is_kept_and_not_the_last_one(members, data):
     """At such a rate the loss falls in the first epoch and rises in the second."""
-    folds = [StraightThrough(lr=10.0, epochs=epochs) for epochs in (0, 1, 2, 3)]
+    folds = [partial(straight_through, lr=10.0, epochs=epochs) for epochs in (0, 1, 2, 3)]
     losses = [midpoint_loss(fold.matched(members[[0, 2]], data), data) for fold in folds]
     assert losses[0] > losses[-1]
     assert losses == sorted(losses, reverse=True)
@@ -73,7 +76,7 @@ def test_a_step_goes_down_the_slope_in_the_member_that_is_moved(members, data, m
 
     monkeypatch.setattr("enfold.merge.straight_through.match_state", spied)
     pair = members[:2]
-    StraightThrough(epochs=1, lr=0.5).matched(pair, data)  # all data are one batch
+    align(pair, data, method="straight_through", epochs=1, lr=0.5)  # all data are one batch
     fixed, moved = states_of(pair)[0], {name: tensor.requires_grad_() for name, tensor in results[0].items()}
     midpoint = {name: (tensor + moved[name]) / 2 for name, tensor in fixed.items()}
     loss = F.cross_entropy(functional_call(pair.member(0), midpoint, (data.train.inputs,)), data.train.labels)
@@ -83,7 +86,7 @@ def test_a_step_goes_down_the_slope_in_the_member_that_is_moved(members, data, m
 
 def test_the_skeleton_is_left_in_its_modes(members, data, snapshot):
     modes = [part.training for part in members.skeleton.network.modules()]
-    StraightThrough(epochs=1)(members, data)
+    straight_through(members, data, epochs=1)
     assert modes == [part.training for part in members.skeleton.network.modules()]
 
 
@@ -106,7 +109,7 @@ def test_it_goes_on_from_its_last_epoch_to_the_same_bits(members, data, tmp_path
     if loader:
         shuffled = DataLoader(TensorDataset(data.train.inputs, data.train.labels), 16, shuffle=True)
         data = data.replace(train=shuffled)
-    fold, file = StraightThrough(lr=1.0, batch_size=16, epochs=3), tmp_path / "st.safetensors"
+    fold, file = partial(straight_through, lr=1.0, batch_size=16, epochs=3), tmp_path / "st.safetensors"
     expected = fold.matched(members[:3], data).state_dict()
     with monkeypatch.context() as patched:
         stopped_at(number, patched)
@@ -121,7 +124,7 @@ def test_it_goes_on_from_its_last_epoch_to_the_same_bits(members, data, tmp_path
 
 
 def test_an_end_before_the_last_epoch_is_told(members, data, capsys):
-    StraightThrough(lr=1e-9, patience=2)(members[[0, 2]], data)  # too small a rate for another order
+    straight_through(members[[0, 2]], data, lr=1e-9, patience=2)  # too small a rate for another order
     shown = capsys.readouterr().err
     assert "straight_through 100 %  member 1: no lower loss than " in shown
     assert shown.endswith(" since epoch 0\n")
@@ -129,19 +132,19 @@ def test_an_end_before_the_last_epoch_is_told(members, data, capsys):
 
 def test_a_checkpoint_of_other_settings_is_refused(members, data, tmp_path):
     file = tmp_path / "st.safetensors"
-    StraightThrough(epochs=1)(members[[0, 2]], data, checkpoint=file)
+    straight_through(members[[0, 2]], data, checkpoint=file, epochs=1)
     with pytest.raises(EnfoldError, match="epochs"):
-        StraightThrough(epochs=2)(members[[0, 2]], data, checkpoint=file)
+        straight_through(members[[0, 2]], data, checkpoint=file, epochs=2)
     other = data.replace(train=Split(data.train.inputs + 1, data.train.labels))
     with pytest.raises(EnfoldError, match="training inputs"):
-        StraightThrough(epochs=1)(members[[0, 2]], other, checkpoint=file)
+        straight_through(members[[0, 2]], other, checkpoint=file, epochs=1)
 
 
 @pytest.mark.parametrize("size", [13, 1])
 def test_a_loaders_batch_of_one_example(members, data, size):
     """Behind larger ones it is left out; where all are of one, batch norm cannot be trained."""
     loader = DataLoader(TensorDataset(data.train.inputs, data.train.labels), size)  # 40 = 3 x 13 + 1
-    fold, pair = StraightThrough(epochs=1), members[[0, 2]]
+    fold, pair = partial(straight_through, epochs=1), members[[0, 2]]
     if size > 1:
         fold(pair, data.replace(train=loader))
         return
@@ -152,11 +155,11 @@ def test_a_loaders_batch_of_one_example(members, data, size):
 @pytest.mark.parametrize("settings", [{"epochs": -1}, {"patience": 0}, {"batch_size": 1}, {"lr": 0.0}])
 def test_settings_that_cannot_be(settings):
     with pytest.raises(EnfoldError, match="straight-through matching needs epochs of 0 or more"):
-        StraightThrough(**settings)
+        partial(straight_through, **settings)
 
 
 def test_the_published_settings_are_the_defaults_and_momentum_is_not_negative():
-    fold = StraightThrough()
+    fold = partial(straight_through)
     assert (fold.epochs, fold.lr, fold.momentum, fold.batch_size) == (250, 1e-2, 0.9, 1000)
     with pytest.raises(EnfoldError, match=r"momentum must be 0 or more, got -0\.1: 0\.9 is usual"):
-        StraightThrough(momentum=-0.1)
+        partial(straight_through, momentum=-0.1)

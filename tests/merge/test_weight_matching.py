@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
-from enfold.merge.average import Average
-from enfold.merge.weight_matching import WeightMatching
+from enfold.merge import align, average, weight_matching
 from planted import assert_back, planted
 
 
@@ -22,43 +23,43 @@ def spread(members: DeepEnsemble) -> float:
 @pytest.mark.parametrize("name", ["shallow", "deep", "convolutional", "normed", "residual", "sharing", "experts"])
 def test_planted_copies_average_back(name):
     members, network, data = planted(name, 3)
-    assert_back(WeightMatching(repair="none")(members, data), network, data)
+    assert_back(weight_matching(members, data, repair="none"), network, data)
     with pytest.raises(AssertionError):
-        assert_back(Average(reestimate_batch_norm=False)(members, data), network, data)
+        assert_back(average(members, data, repair="none"), network, data)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_one_hidden_layer_is_always_recovered(seed):
     members, network, data = planted("shallow", 2, seed)
-    folded = WeightMatching()(members, data)
+    folded = weight_matching(members, data)
     for name, tensor in network.state_dict().items():
         torch.testing.assert_close(folded.state_dict()[name], tensor)
 
 
 def test_members_stay_what_they_are_and_come_nearer(members, data):
-    matched = WeightMatching().matched(members, data)
+    matched = align(members, data)
     inputs = data.test.inputs
     torch.testing.assert_close(matched.eval()(inputs), members.eval()(inputs), rtol=1e-4, atol=1e-5)
     assert spread(matched) < spread(members)
 
 
 def test_the_average_of_what_was_matched(members, data):
-    fold = WeightMatching()
-    expected = Average()(fold.matched(members, data), data).state_dict()
+    fold = partial(weight_matching)
+    expected = average(fold.matched(members, data), data).state_dict()
     assert all(torch.equal(expected[name], tensor) for name, tensor in fold(members, data).state_dict().items())
 
 
 def test_the_reference_keeps_its_order(members, data):
-    matched = WeightMatching(reference=2).matched(members, data)
+    matched = align(members, data, reference=2)
     for name, tensor in members.member(2).state_dict().items():
         assert torch.equal(matched.member(2).state_dict()[name], tensor)
     with pytest.raises(EnfoldError, match="one of the 4 members, got 4: use 0 to 3"):
-        WeightMatching(reference=4)(members, data)
+        weight_matching(members, data, reference=4)
 
 
 def test_batch_norm_is_measured_again_unless_it_is_not_wanted(networks, data):
     members = DeepEnsemble([networks["normed"]() for _ in range(2)])
-    again, kept = (WeightMatching(repair=kind)(members, data) for kind in ("reset", "none"))
+    again, kept = (weight_matching(members, data, repair=kind) for kind in ("reset", "none"))
     hidden = again.inner(data.train.inputs).detach()
     torch.testing.assert_close(again.norm.running_mean, hidden.mean(0))
     assert torch.equal(kept.norm.running_mean, torch.zeros(6))
@@ -66,7 +67,7 @@ def test_batch_norm_is_measured_again_unless_it_is_not_wanted(networks, data):
 
 def test_networks_without_hidden_units_are_averaged(data):
     members = DeepEnsemble([nn.Linear(4, 3) for _ in range(3)])
-    torch.testing.assert_close(WeightMatching()(members, data).weight, members.expand()["weight"].mean(0).detach())
+    torch.testing.assert_close(weight_matching(members, data).weight, members.expand()["weight"].mean(0).detach())
 
 
 def test_a_network_that_decides_by_values_is_refused(data):
@@ -75,11 +76,11 @@ def test_a_network_that_decides_by_values_is_refused(data):
             return super().forward(inputs if inputs.sum() > 0 else -inputs)
 
     with pytest.raises(EnfoldError, match=r"in this Deciding the graph depends on values.*use average"):
-        WeightMatching()(DeepEnsemble([Deciding(4, 3), Deciding(4, 3)]), data)
+        weight_matching(DeepEnsemble([Deciding(4, 3), Deciding(4, 3)]), data)
 
 
 def test_one_member_is_returned_as_it_is(members, data):
-    folded = WeightMatching()(members[:1], data).state_dict()
+    folded = weight_matching(members[:1], data).state_dict()
     assert all(torch.equal(folded[name], tensor) for name, tensor in members.member(0).state_dict().items())
 
 
@@ -87,4 +88,4 @@ def test_repairs_that_are_not_known_are_refused():
     with pytest.raises(
         EnfoldError, match="repair must be one of none, reset, repair, rescale, closed_form, got 'glue'"
     ):
-        WeightMatching(repair="glue")
+        partial(weight_matching, repair="glue")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,7 @@ from torch import nn
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.merge import zipit as zipit
-from enfold.merge.zipit import ZipIt, zip_units
+from enfold.merge.zipit import zip_units
 from planted import NETWORKS, assert_back, planted
 
 
@@ -27,7 +29,7 @@ def together(unmerge: torch.Tensor) -> list[list[int]]:
 @pytest.mark.parametrize(("name", "count"), [("shallow", 2), ("shallow", 4), ("deep", 3), ("residual", 3)])
 def test_planted_copies_average_back(name, count):
     members, network, data = planted(name, count)
-    assert_back(ZipIt(repair="none")(members, data), network, data)
+    assert_back(zipit(members, data, repair="none"), network, data)
 
 
 def test_across_members_by_hand():
@@ -88,7 +90,7 @@ def test_linear_units_that_double_make_room(data):
     with torch.no_grad():
         one[0].weight.copy_(base[[0, 0, 1]])
         other[0].weight.copy_(base[[0, 0, 2]])
-    folded = ZipIt(discount=1.0, budget=1.0, watch="outputs")(DeepEnsemble([one, other]), data.replace(num_classes=3))
+    folded = zipit(DeepEnsemble([one, other]), data.replace(num_classes=3), discount=1.0, budget=1.0, watch="outputs")
     inputs = data.test.inputs
     torch.testing.assert_close(folded(inputs), (one(inputs) + other(inputs)) / 2, rtol=1e-4, atol=1e-5)
 
@@ -96,7 +98,7 @@ def test_linear_units_that_double_make_room(data):
 @pytest.mark.parametrize("settings", [{"discount": 1.5}, {"budget": -0.1}])
 def test_settings_that_cannot_be(settings):
     with pytest.raises(EnfoldError, match=r"must be in \[0, 1\], got"):
-        ZipIt(**settings)
+        partial(zipit, **settings)
 
 
 class PartlyHidden(nn.Module):
@@ -114,7 +116,7 @@ class PartlyHidden(nn.Module):
 def test_of_a_tensor_that_is_merged_in_part_the_rest_is_a_mean(monkeypatch):
     monkeypatch.setitem(NETWORKS, "partly hidden", (PartlyHidden, (4,)))
     members, network, data = planted("partly hidden", 3)
-    assert_back(ZipIt()(members, data), network, data)
+    assert_back(zipit(members, data), network, data)
 
 
 def test_without_any_likeness_merged_units_are_merged_again_only_where_nothing_else_is_left():

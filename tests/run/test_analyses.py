@@ -28,7 +28,7 @@ def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def run(enfold, small_data: Path, tmp_path: Path) -> Path:
     """Seeds 4 and 2, whose members differ; for what is asked here they need not be trained."""
-    out, changes = tmp_path / "out", ("plan.epochs=0", "network={name: mlp, widths: [5]}", "data.val_size=60")
+    out, changes = tmp_path / "out", ("train.epochs=0", "network={name: mlp, widths: [5]}", "data.val_size=60")
     settings = [part for change in changes for part in ("--set", change)]
     done = enfold("train", out, "--data", small_data, "--members", 2, "--seed", 4, "--seed", 2, *settings)
     assert done.code == 0, done.err

@@ -12,8 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
-from enfold.merge.c2m3 import C2M3
-from enfold.merge.weight_matching import WeightMatching
+from enfold.merge import c2m3, weight_matching
 from enfold.networks import MLP, ResNet
 from enfold.ensembles.rank_one.match import match
 from enfold.symmetry import Group, Symmetry, match_weights, permute, symmetries
@@ -118,7 +117,7 @@ class Waves(nn.Module):
         return (hidden.to(self.head.dtype) @ self.head.T).real
 
 
-@pytest.mark.parametrize("fold", [WeightMatching(), C2M3()])
+@pytest.mark.parametrize("fold", [partial(weight_matching), partial(c2m3)])
 def test_complex_weights_are_matched_by_both_their_parts(fold):
     torch.manual_seed(0)
     network, inputs = Waves(), torch.randn(2, 4)

@@ -8,7 +8,7 @@ import torch
 from known_networks import KNOWN, made, symmetry_of
 from torch import Tensor, nn
 
-from enfold.symmetry import permute, symmetries, match_weights
+from enfold.symmetry import match_weights, permute, symmetries
 from enfold.symmetry.climb import climbed
 from enfold.symmetry.gains import Products
 from enfold.symmetry.nested import nests

@@ -7,10 +7,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from enfold import KD, Data, DeepEnsemble, Soup, Split, StraightThrough, TrainConfig, evaluate, fit, predict
+from enfold import KD, Data, DeepEnsemble, Split, TrainConfig, evaluate, fit, predict
 from enfold.data.batches import Batch
 from enfold.ensembles.mimo import MIMO
 from enfold.errors import EnfoldError
+from enfold.merge import soup, straight_through
 from enfold.train.objective import batch_logits
 
 PLAN = TrainConfig(epochs=2, batch_size=16, lr=1e-2)
@@ -71,8 +72,8 @@ def refused() -> dict[str, object]:
         "a plain network": lambda data: fit(nn.Linear(6, 3), data.replace(val=[]), config=PLAN, quiet=True),
         "distill": lambda data: KD(alpha=0.5, plan=PLAN)(two_members(), data.replace(val=good)),
         "mimo": lambda data: fit(MIMO(2)(nn.Linear(6, 3)), data.replace(val=[]), config=PLAN, quiet=True),
-        "straight through": lambda data: StraightThrough(epochs=1)(two_members(), data),
-        "soup": lambda data: Soup(kind="learned", epochs=1)(two_members(), data),
+        "straight through": lambda data: straight_through(two_members(), data, epochs=1),
+        "soup": lambda data: soup(two_members(), data, kind="learned", epochs=1),
     }
 
 

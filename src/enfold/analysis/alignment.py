@@ -112,7 +112,7 @@ class SweepPoint:
 
 def require_soft(options: PermutationOptions) -> None:
     """Refuse a permAVG that does more than bring members to the first one by soft permutations."""
-    beyond = [name for name in ("universe", "gain", "project") if getattr(options, name)]
+    beyond = [name for name in ("universe", "gain") if getattr(options, name)]
     if beyond:
         raise EnfoldError(
             f"alignment is that of soft permutations to the first member, got permAVG with {', '.join(beyond)}: leave "

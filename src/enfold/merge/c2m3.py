@@ -11,8 +11,8 @@ D. Crisostomi, M. Fumero, D. Baieri, F. Bernard, E. Rodolà: C²M³: Cycle-Consi
 arXiv:2405.17897.
 
 Differs from the paper: by default it starts from members matched to the first one, because from the members' own orders
-(init="identity") all members move at the same time and permuted copies are not always found; permutations that end below
-the start in (1) are rejected; the universe is written in the order of member 0, which only renames units; t is computed
+(init="identity") all members move at once and permuted copies are not always found; permutations that end below the
+start in (1) are rejected; the universe is written in the order of member 0, which only renames units; t is computed
 exactly, not by a line search; the tolerance is relative to (1); groups are found for any network.
 """
 
@@ -141,7 +141,7 @@ class _Universe:
         """Return P = I."""
         return [{g.name: torch.eye(g.size, dtype=torch.float64) for g in self.groups} for _ in self.states]
 
-    def mix_units(self, seed: int) -> Matrices:
+    def random_start(self, seed: int) -> Matrices:
         """Return P near the uniform matrix, at which all gradients are equal and nothing would change."""
         source = generator(seed, "universe")
         scores = [

@@ -1,6 +1,6 @@
 """CCA-Merge: members' hidden units are mapped to one member's by canonical correlation analysis.
 
-    S_xx = E[x xᵀ] + γ I,  S_yy likewise,  S_xy = E[x yᵀ]       x: units of the reference, y: of a member, centred    (1)
+    S_xx = E[x xᵀ] + γ I,  S_yy = E[y yᵀ] + γ I,  S_xy = E[x yᵀ]   x: reference, y: member, centred    (1)
     U Λ Vᵀ = S_xx^-½ S_xy S_yy^-½                                                                                  (2)
     T = S_xx^½ U Vᵀ S_yy^-½,   T^-1 = S_yy^½ V Uᵀ S_xx^-½     T y is y in the coordinates of x                     (3)
     W̃ = T_l W T_{l-1}^-1,   b̃ = T_l b,   θ̄ = (1/M) Σ_m θ̃_m,   T = I for the reference                            (4)

@@ -109,18 +109,14 @@ def transport(costs: Tensor, regularisation: float = 0.0) -> Tensor:
         if float(rows.abs().max()) < 1e-9:
             break
     if not bool(logits.exp().isfinite().all()):
-        raise EnfoldError(
-            f"regularisation must be larger or 0, got {regularisation}, at which the plan is not finite: 0 is exact"
-        )
+        raise EnfoldError(f"regularisation is too small for a finite plan, got {regularisation}: use 0, which is exact")
     return logits.exp()
 
 
 def _incoming(group: Group, rest: Sequence[Group], learned: set[str]) -> tuple[list[Axis], list[Axis]]:
     """Return the axes that produce the units: those of tensors in which everything else is aligned, and all."""
     waiting = {axis.name for other in rest if other is not group for axis in other.axes}
-    waiting |= {
-        axis.name for axis in group.axes if axis.role == "consumes"
-    }  # recurrent: the units depend on themselves
+    waiting |= {axis.name for axis in group.axes if axis.role == "consumes"}  # recurrent
     producing = [axis for axis in group.axes if axis.role != "consumes" and axis.name in learned]
     return [axis for axis in producing if axis.name not in waiting], producing
 

@@ -17,10 +17,11 @@ With order="joint", as in Algorithm 1, all C are learned at once; the published 
 are of this form. With order="sequential", also in the thesis, members 1 and 2 are aligned first; then P_2 is fixed,
 member 3 is added at weights of 1/3, only its C are learned, and so on. Two members are the same in both.
 
-S(I/τ) is not the identity: for τ = 1 and wide layers it is almost uniform, and the start is not the plain average. Only P of
-positive determinant can be reached from there: between them and others P is singular, and P^-1 without bound. `matched`
-starts at c times the permutations of weight matching, also odd ones; 10 to 14 is near them. Tied weights that produce
-and consume the same units need P^-1 = Pᵀ, which holds for permutations only: `matched` permutes these units once.
+S(I/τ) is not the identity: for τ = 1 and wide layers it is almost uniform, so that the start is not the plain average.
+Only P of positive determinant can be reached from there: between them and others P is singular, and P^-1 without bound.
+`matched` starts at c times the permutations of weight matching, also odd ones; 10 to 14 is near them. Tied weights that
+produce and consume the same units need P^-1 = Pᵀ, which holds for permutations only: `matched` permutes these units
+once.
 
 Differs from the thesis: any network whose symmetries are found, not only MLPs, and units that are no symmetry are not
 aligned; linear systems are solved instead of computing inverses; iterations end when rows sum to 1 within `tolerance`;

@@ -1,4 +1,4 @@
-"""Straight-through matching: permutations are learned from the loss at the mid-point of two members, with free parameters.
+"""Straight-through matching: permutations are learned from the loss at the mid-point of two members.
 
     π = argmax over permutations <θ̃, π(θ_m)>      θ̃: free parameters, at first θ_r                               (1)
     L(½ (θ_r + π(θ_m)))                            loss of the mid-point on training data                         (2)
@@ -50,6 +50,8 @@ from enfold.symmetry import match_state
 from enfold.train import TrainConfig
 from enfold.train.batch_norm import TRACKING, several_examples
 from enfold.train.descent import Descent
+
+IDENTITY = ("epochs", "patience", "lr", "momentum", "batch_size", "seed")  # options that a checkpoint belongs to
 
 
 @checked

@@ -6,8 +6,8 @@
 S. K. Ainsworth, J. Hayase, S. Srinivasa: Git Re-Basin: Merging Models modulo Permutation Symmetries, ICLR 2023,
 arXiv:2209.04836.
 
-Needs no data except for batch-norm statistics. Exact for one hidden layer; otherwise a local optimum of (1), found group
-by group, that is never below the members' own order.
+Needs no data except for batch-norm statistics. Exact for one hidden layer; otherwise a local optimum of (1), found
+group by group, that is never below the members' own order.
 
 Differs from the paper: groups are found for any network; more than two members are all matched to the reference (see
 `merge_many` for the paper's method for many).

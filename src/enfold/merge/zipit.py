@@ -11,11 +11,11 @@ member are merged.
 G. Stoica, D. Bolya, J. Bjorner, P. Ramesh, T. Hearn, J. Hoffman: ZipIt! Merging Models from Different Tasks without
 Training, ICLR 2024, arXiv:2305.03053.
 
-Differs from the paper: all layers are zip_units, so that one network of the members' class is left; units that stay at one
-value are alike; among pairs that are equally alike, those of one place are taken first; where budgets leave no pair,
-any is taken; a unit is discounted (2) once it holds M, which for two members is as in the paper, so that one unit of
-each may come together; groups of units are found for any network; heads and groups that no layer shows, or none on the
-same samples in all members, are matched by weights; a budget below one merge allows none.
+Differs from the paper: all layers are merged, so that the result is one network of the members' class; constant units
+of equal value have likeness 1; among equal pairs, those at the same index come first; where budgets leave no pair, any
+is merged; a unit is discounted (2) once it contains M, which for two members is as in the paper, so that one unit of
+each member can be merged; groups of units are found for any network; heads, and groups that no layer shows, or none on
+the same samples in all members, are matched by weights; a budget below one merge allows none.
 """
 
 from __future__ import annotations
@@ -104,8 +104,9 @@ def zip_units(likeness: Tensor, num_members: int, discount: float = 0.3, budget:
 class _Pairs:
     """The likeness of all pairs of units, and which pairs may be merged.
 
-    The most similar partner of each unit is stored, so that a merge costs O(M d) and not O((M d)²). A merge that removes
-    a unit's partner leaves its likeness as an upper bound; its next partner is searched once the bound is the largest.
+    The most similar partner of each unit is stored, so that a merge costs O(M d) and not O((M d)²). A merge that
+    removes a unit's partner leaves its likeness as an upper bound; its next partner is searched once the bound is the
+    largest.
     """
 
     def __init__(self, likeness: Tensor, num_members: int, discount: float, budget: float) -> None:

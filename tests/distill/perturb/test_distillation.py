@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from students import best, fresh
 from classroom import make_cnn, make_pictures, population
 from enfold.data.batches import Order
-from enfold.distill.lesson import Lessons
+from enfold.distill import distill
+from enfold.distill.objective import DistillationObjective
 from enfold.distill.losses.kd import KD
 from enfold.distill.perturb.conf_ods import ConfODS
 from enfold.distill.perturb.gaussian import Gaussian
@@ -42,7 +44,7 @@ def test_a_share_learns_at_moved_inputs(perturb, pictures, snapshot):
     assert student.num_members == 3
     assert not student.training
     assert states_equal(student, fold(teachers, pictures))
-    assert not states_equal(student, KD(alpha=0.9, share=BatchEnsemble(3), plan=PLAN)(teachers, pictures))
+    assert not states_equal(student, distill(teachers, pictures, loss=KD(alpha=0.9), config=PLAN, student=BatchEnsemble(best(teachers, pictures), 3)))
     assert unchanged()
 
 
@@ -75,16 +77,16 @@ def test_a_killed_training_goes_on_to_the_same_bits(perturb, pictures, tmp_path,
 
 def test_a_checkpoint_belongs_to_one_perturbation(pictures, tmp_path):
     teachers, file = DeepEnsemble(population(make_cnn)).eval(), tmp_path / "fold.safetensors"
-    KD(share=BatchEnsemble(3), perturb=ODS(), plan=PLAN)(teachers, pictures, checkpoint=file)
+    distill(teachers, pictures, perturb=ODS(), config=PLAN, student=BatchEnsemble(best(teachers, pictures), 3), checkpoint=file)
     with pytest.raises(ValueError, match="checkpoint"):
-        KD(share=BatchEnsemble(3), perturb=ODS(step=2.0), plan=PLAN)(teachers, pictures, checkpoint=file)
+        distill(teachers, pictures, perturb=ODS(step=2.0), config=PLAN, student=BatchEnsemble(best(teachers, pictures), 3), checkpoint=file)
 
 
 @every
 def test_labels_are_learned_at_clean_inputs_unless_the_batch_is_replaced(perturb, pictures):
     teachers, student = DeepEnsemble(population(make_cnn)).eval(), DeepEnsemble(population(make_cnn, seed=7)).train()
     fold = KD(alpha=0.5, perturb=perturb)
-    lessons = Lessons(fold, Teacher(teachers, pictures, fold.target), perturb)
+    lessons = DistillationObjective(fold, Teacher(teachers, pictures, fold.target), perturb)
     batch = next(Order(6).batches(pictures, 0))
     lesson = lessons.for_batch(student, batch, StepContext(seed=3))
     assert not torch.equal(lesson.taught.inputs, batch.inputs)
@@ -97,7 +99,7 @@ def test_labels_are_learned_at_clean_inputs_unless_the_batch_is_replaced(perturb
 def test_each_member_may_have_its_own_batch(pictures):
     teachers, student = DeepEnsemble(population(make_cnn)).eval(), DeepEnsemble(population(make_cnn, seed=7)).train()
     fold = KD(perturb=TDivSDiv())
-    lessons = Lessons(fold, Teacher(teachers, pictures, fold.target), fold.perturb)
+    lessons = DistillationObjective(fold, Teacher(teachers, pictures, fold.target), fold.perturb)
     batch = next(Order(4, range(3)).batches(pictures, 0))
     lesson = lessons.for_batch(student, batch, StepContext())
     assert lesson.taught.inputs.shape == (3, 4, 2, 4, 4)
@@ -111,5 +113,5 @@ def test_by_name_and_settings(pictures):
 
 
 def test_one_network_learns_at_inputs_moved_by_teachers_alone():
-    student = KD(perturb="ods", plan=PLAN)(DeepEnsemble(population(make_cnn)), make_pictures(False))
+    student = distill(DeepEnsemble(population(make_cnn)), make_pictures(False), perturb=ODS(), config=PLAN)
     assert bool(torch.isfinite(torch.cat([value.flatten() for value in student.state_dict().values()])).all())

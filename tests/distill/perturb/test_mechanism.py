@@ -33,7 +33,7 @@ def test_teachers_differ_more_and_students_less_where_inputs_move_to():
 
 
 def test_what_is_measured_on_clean_inputs_are_the_metrics(pictures, snapshot):
-    teachers, student = DeepEnsemble(population(make_cnn)).train(), BatchEnsemble(3)(make_cnn()).train()
+    teachers, student = DeepEnsemble(population(make_cnn)).train(), BatchEnsemble(make_cnn(), 3).train()
     unchanged = [snapshot(model) for model in (teachers, student)]
     found = mechanism(ODS(), teachers, student, pictures, "val", batch_size=5, seed=2)
     assert all(one() for one in unchanged)

@@ -20,7 +20,8 @@ from enfold.distill.perturb.gaussian import Gaussian
 from enfold.distill.perturb.ods import ODS
 from enfold.distill.perturb.tdiv_sdiv import TDivSDiv
 from enfold.distill.perturbation import Asked, frozen, gradient, unit
-from enfold.ensemble import Ensemble, MixedEnsemble
+from enfold.ensemble import Ensemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 
@@ -195,7 +196,7 @@ def test_only_the_member_that_was_drawn_is_run(kind, perturb, teachers_runs, pic
 )
 def test_only_the_pair_that_was_drawn_is_run(perturb, runs, pictures):
     """Of the teachers and of the students: one with a graph, one without."""
-    teachers, student = MixedEnsemble(population(Counted)).eval(), BatchEnsemble(3)(Counted()).train()
+    teachers, student = MixedEnsemble(population(Counted)).eval(), BatchEnsemble(Counted(), 3).train()
     verified(pictures, teachers, student)
     Counted.runs.clear()
     perturb(pictures.prepare(pictures.train.inputs), pictures, teachers, student, source())
@@ -223,7 +224,7 @@ def test_no_gradient_of_a_weight_is_computed(model, pictures):
     cnn = population(make_cnn)
     teachers = {
         "stacked": lambda: DeepEnsemble(cnn),
-        "share": lambda: BatchEnsemble(3)(cnn[0]),
+        "share": lambda: BatchEnsemble(cnn[0], 3),
         "mixed": lambda: MixedEnsemble(cnn),
         "network": lambda: cnn[0],
     }[model]().eval()
@@ -268,7 +269,7 @@ def test_parameters_want_nothing_while_they_are_asked(kind, pictures):
 @pytest.mark.parametrize("perturb", STEEP, ids=repr)
 def test_students_are_asked_with_their_present_parameters(perturb, how, pictures):
     inputs = pictures.prepare(pictures.train.inputs)
-    teachers, student = DeepEnsemble(population(make_cnn)).eval(), BatchEnsemble(3)(seeded(make_cnn, 7)).train()
+    teachers, student = DeepEnsemble(population(make_cnn)).eval(), BatchEnsemble(seeded(make_cnn, 7), 3).train()
     student.eval()
     with torch.no_grad():
         student(inputs)  # in eval mode it keeps what its members are made from
@@ -346,7 +347,7 @@ def test_what_does_not_depend_on_the_inputs_moves_nothing(pictures: Data):
 
 def test_a_diverged_student_is_not_blamed_on_the_teachers(pictures):
     """Its loss will tell; inputs that are no numbers would make it seem that teachers are at fault."""
-    student = BatchEnsemble(3)(make_cnn()).train()
+    student = BatchEnsemble(make_cnn(), 3).train()
     with torch.no_grad():
         next(student.parameters()).fill_(float("nan"))
     inputs = pictures.prepare(pictures.train.inputs)

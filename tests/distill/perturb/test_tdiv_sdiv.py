@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from classroom import Together, make_cnn, make_mlp, make_pictures, population, seeded
 from enfold.distill.losses.kd import KD
 from enfold.distill.perturb.tdiv_sdiv import TDivSDiv
-from enfold.ensemble import MixedEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
@@ -137,7 +137,7 @@ def test_where_nobody_differs_nothing_moves(divergence, pairs, make):
     one, other = seeded(make, 0), seeded(make, 1)
     inputs = INPUTS.float()
     perturb = TDivSDiv(pairs=pairs, divergence=divergence)
-    for student in (DeepEnsemble([other] * 3), BatchEnsemble(3, init="ones")(other)):
+    for student in (DeepEnsemble([other] * 3), BatchEnsemble(other, 3, init="ones")):
         moved = perturb(inputs, MIDDLE, DeepEnsemble([one] * 3).eval(), student.train(), source())
         assert torch.equal(moved, inputs)
 
@@ -155,7 +155,7 @@ def test_equal_students_leave_the_teachers_disagreement_alone(divergence):
 
 def test_students_are_asked_with_their_running_statistics():
     """Joint batch norm too, which in training has no statistics of one member."""
-    student = BatchEnsemble(3, batch_norm="joint")(seeded(make_cnn, 7)).double()
+    student = BatchEnsemble(seeded(make_cnn, 7), 3, batch_norm="joint").double()
     teachers = DeepEnsemble(doubles())
     expected = TDivSDiv()(INPUTS, MIDDLE, teachers, student.eval(), source())
     assert torch.equal(TDivSDiv()(INPUTS, MIDDLE, teachers, student.train(), source()), expected)

@@ -83,7 +83,7 @@ class Moments:
         return self._mean(self._covariances())
 
     def correlation(self) -> Tensor:
-        """Return the correlation, (M d, M d): 0 with a constant unit, but 1 between two constant units of equal value."""
+        """Return the correlation, (M d, M d): 0 with a constant unit, but 1 for two constant units of equal value."""
         means = [total / count for total, count in zip(self.sums, self.counts, strict=True)]
         return self._mean([_correlation(*each) for each in zip(self._covariances(), means, strict=True)])
 

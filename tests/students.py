@@ -1,0 +1,20 @@
+"""Networks that students start from."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from enfold.data import Data
+from enfold.engines.initialization import initialised
+from enfold.ensemble import Ensemble
+from enfold.evaluate import best_member
+
+
+def best(members: Ensemble, data: Data) -> nn.Module:
+    """Return the best member on validation data."""
+    return members.member(best_member(members, data))
+
+
+def fresh(members: Ensemble, seed: int = 0) -> nn.Module:
+    """Return a network of the members' architecture with random weights, as init="random" makes it."""
+    return initialised(members.member(0), seed, -1, trained=True)[0]
