@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test slow smoke check bench zoo goldens readme install-check clean
+.PHONY: help demo test slow smoke results check bench zoo goldens readme install-check clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
@@ -26,19 +26,23 @@ goldens: $(READY) ## record again what every method computes, in tests/goldens; 
 	$(BIN)/python -m tests.goldens.record
 	$(BIN)/python -m tests.goldens.record demo
 
-smoke: $(READY) ## every published table and figure, on data that ships with enfold
-	$(BIN)/python -m pytest -n 2 -m slow tests/run/test_reproduce.py
+smoke: $(READY) ## run every study at the smoke scale, on data that ships with enfold
+	$(BIN)/python -m pytest -n 2 -m slow tests/studies
+
+results: $(READY) ## check that the pages agree with the stored results
+	$(BIN)/python -m studies.check
+	$(BIN)/python -m pytest -m records tests/studies
 
 readme: $(READY) ## run the README's code
 	$(BIN)/python tools/run_readme.py README.md
 
-check: $(READY) ## format, lint, types, rooms, spelling, tests, README
+check: $(READY) ## format, lint, types, layers, spelling, stored results, tests, README
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/typos
-	$(MAKE) --no-print-directory test readme
+	$(MAKE) --no-print-directory results test readme
 
 install-check: ## install into an empty environment, start every verb: core, all extras, lowest versions
 	$(PYTHON) tools/check_install.py

@@ -8,10 +8,6 @@ import pytest
 
 from enfold.report import alignment as alignment_report
 from enfold.report import landscape as landscape_report
-from enfold.run import RunDirectory, landscape
-from enfold.run.analyses import analyse, home
-from enfold.run.execute import seed_runs
-from enfold.run.seed_run import SeedRun
 
 pytest.importorskip("matplotlib")
 
@@ -39,11 +35,6 @@ def run(enfold, small_data: Path, tmp_path: Path) -> Path:
     return out
 
 
-def cells_of(run: Path) -> list[SeedRun]:
-    opened = RunDirectory.open(run)
-    return seed_runs(opened, opened.recipe())
-
-
 def files_in(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
@@ -60,15 +51,6 @@ def test_each_seed_has_its_own_and_another_seed_takes_nothing_away(enfold, run: 
     assert json.loads((run / "seed-2" / verb / PART[verb]).read_text())["settings"]["seed"] == 2
     assert files_in(run / "seed-4" / verb) == kept
     assert not (run / verb).exists()
-
-
-def test_what_a_verb_found_is_what_a_reproduction_reads(enfold, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert enfold("analyse", "landscape", run, *ASKED["landscape"], "--seed", 2).code == 0
-    cell = cells_of(run)[1]
-    monkeypatch.setattr(landscape, "_in_time", None)  # nothing is computed again
-    found = analyse("landscape", cell, {"only": ("similarity",), "examples": 50})
-    facts = json.loads((home("landscape", cell) / "similarity.json").read_text())["facts"]
-    assert found["similarity"]["cosine_between"] == facts["cosine_between"]
 
 
 @pytest.mark.parametrize("verb", ASKED)

@@ -272,7 +272,7 @@ def test_text_of_the_users_is_printed_as_text(enfold, finished, text):
     results = json.loads((finished / "results.json").read_text())
     results["rows"]["average"]["warning"] = text
     (finished / "results.json").write_text(json.dumps(results))
-    for words in (("evaluate", finished), ("evaluate", finished, "--json"), ("claims", finished, text)):
+    for words in (("evaluate", finished), ("evaluate", finished, "--json")):
         done = enfold(*words)
         assert "Traceback" not in done.err
         assert not set("\x1b\x07\x9b\r\u202e") & set(done.out + done.err)

@@ -101,7 +101,6 @@ def test_a_command_line_is_no_exception(enfold, hostile, tmp_path, small_data, f
         ["train", tmp_path / "out", "--data", small_data, "--network", f"{hostile}:make"],
         ["distill", finished, "kd", *student],
         ["data", f"{hostile}:make", "--check"],
-        ["reproduce", "distill-cifar10", tmp_path / "out", "--scale", "smoke", "--set", f"network={hostile}:make"],
     ):
         done = enfold(*words)
         assert (done.code, "--trust-code" in done.err) == (2, True), done.err

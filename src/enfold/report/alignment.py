@@ -13,8 +13,7 @@ import numpy as np
 from enfold.io.files import write_json
 from enfold.report.alignment_groups import Kind, evenly, kinds_of, layer_name, left_out, short, telling
 from enfold.report.alignment_matrices import draw_matrices
-from enfold.report.figure import FAINT, INK, legend_above, write_figure
-from enfold.report.mechanism import arrow
+from enfold.report.figure import FAINT, INK, draw_arrow, legend_above, write_figure
 
 Part = Any  # a part of a study as JSON holds it
 
@@ -151,7 +150,7 @@ def draw_rows(rows: Sequence[Mapping[str, Any]]) -> Any:
     colour = LOOKS["permAVG"]["color"]
     for axes, (what, title) in zip(panels, titles.items(), strict=True):
         for height, row in enumerate(shown):
-            arrow(axes, height, row[what]["before"], row[what]["after"], colour, f"{what} {row['layer']}")
+            draw_arrow(axes, height, row[what]["before"], row[what]["after"], colour, f"{what} {row['layer']}")
         values = [value for row in shown for value in row[what].values()]
         axes.set_xlabel(title)
         if what == "correlation" or not _log_if_wide(axes, values, "x"):

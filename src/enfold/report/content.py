@@ -132,7 +132,6 @@ class Content:
     headline: Headline | None = None
     examples: Examples | None = None
     uncertainty: Uncertainty | None = None
-    claims: tuple[Mapping[str, Any], ...] = ()
     trust: str = ""  # appended to commands that continue a run with user code
 
     @property

@@ -338,3 +338,22 @@ def _lines(axes: Any, near: Sequence[Point], middles: Array) -> Array:
         (left, y - 0.5, right, y + 0.5) for y, point in zip(middles[:, 1], near, strict=True) if _is_reference(point)
     ]
     return np.concatenate([upright, np.array(level, dtype=np.float64).reshape(-1, 4)])
+
+
+def draw_arrow(
+    axes: Any, height: float, start: float, end: float, colour: str, label: str, hollow: bool = False
+) -> None:
+    """Draw a line from a short bar (the value before) to a circle (the value after)."""
+    axes.plot([start, end], [height, height], color=colour, lw=1.6, zorder=2)
+    axes.plot([start], [height], "|", color=colour, ms=11, mew=2, zorder=3)
+    axes.plot(
+        [end],
+        [height],
+        "o",
+        ms=7.5,
+        mew=1.6,
+        mec=colour,
+        mfc="white" if hollow else colour,
+        zorder=4,
+        gid=f"end:{label}",
+    )

@@ -11,7 +11,6 @@ from typing import Any
 
 from enfold.errors import EnfoldError
 from enfold.report.blocks import Block, Builder, Figure, Item, Listing, Notes, Section, Table, section_per_run
-from enfold.report.claims import HEADER, claim_rows, claims_legend
 from enfold.report.content import Content, Difference
 from enfold.report.curves import curve_blocks, duration, progress_blocks
 from enfold.report.examples import example_blocks
@@ -180,18 +179,6 @@ def _listed(run: Path, listing: Path, entry: Any) -> Figure:
     return Figure(**words, picture=address, paper=True)
 
 
-def claim_blocks(content: Content) -> list[Block]:
-    """Return the verdicts on published claims."""
-    return [
-        Table(
-            f"Claims of {claims['source']['paper']}. {claims_legend(claims)}.",
-            HEADER,
-            tuple(tuple(Item(text) for text in row) for row in claim_rows(claims)),
-        )
-        for claims in content.claims
-    ]
-
-
 def warning_blocks(content: Content) -> list[Block]:
     """Return the warnings of single models."""
     notes = tuple((name, str(row["warning"])) for name, row in content.rows.items() if row.get("warning"))
@@ -257,7 +244,6 @@ SECTIONS: tuple[Builder, ...] = (
     section_per_run(
         "alignment", "Alignment", "Members before and after their hidden units are matched.", alignment_blocks
     ),
-    section_per_run("claims", "Published claims", "", claim_blocks),
     section_per_run("record", "Reproducibility", "", record_blocks),
 )
 

@@ -73,7 +73,6 @@ def _collect(run: RunDirectory, recipe: Recipe, label: str | None) -> Content:
         headline=headline,
         examples=_examples(run, recipe, seeds, headline),
         uncertainty=uncertainty_figures(seeds, headline),
-        claims=tuple(_claims(run)),
     )
 
 
@@ -194,13 +193,3 @@ def _image(data: Data, index: int) -> torch.Tensor | None:
     if image.dtype == torch.uint8:
         return image
     return (image * 255).round().byte() if data.has_pixels and image.min() >= 0 and image.max() <= 1 else None
-
-
-def _claims(run: RunDirectory) -> list[Mapping[str, Any]]:
-    """Verdicts that were written into the run's folder."""
-    found: list[Mapping[str, Any]] = []
-    for file in sorted(run.path.glob("*claims*.json")):
-        content = run.read_json(file.name)
-        if isinstance(content, dict) and {"claims", "verdicts", "bootstrap"} <= content.keys():
-            found.append(content)
-    return found

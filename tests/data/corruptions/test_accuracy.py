@@ -1,8 +1,4 @@
-"""A trained network gets worse on corrupted images, and the page shows what was measured of larger ones."""
-
-import importlib.util
-import json
-from pathlib import Path
+"""A trained network gets worse on corrupted images."""
 
 import pytest
 import torch
@@ -12,12 +8,6 @@ from enfold.data import corrupted, load
 from enfold.data.corruptions import KINDS
 from enfold.evaluate import predict
 from enfold.train import TrainConfig, fit
-
-SPEC = importlib.util.spec_from_file_location(
-    "accuracy_by_severity", Path(__file__).parents[3] / "tools" / "accuracy_by_severity.py"
-)
-maker = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(maker)
 
 IMAGES = 2000
 NOISE = 1.64  # standard errors: one in twenty falls of nothing is larger
@@ -75,21 +65,3 @@ def test_accuracy_falls(trained, clothes_data, clean, kind):
 
 def test_grey_images_have_no_colour_to_saturate(trained, clothes_data, clean):
     assert torch.equal(right(trained, clothes_data.replace(test=corrupted(clothes_data, "saturate", 5))), clean)
-
-
-def test_the_page_shows_what_was_measured():
-    record = json.loads(maker.RESULT.read_text(encoding="utf-8"))
-    page = maker.PAGE.read_text(encoding="utf-8")
-    assert [*record["accuracy"]] == [*KINDS]
-    assert record["rises"] == maker.rises(record["accuracy"])
-    assert maker.table(record) in page, "run python tools/accuracy_by_severity.py"
-
-
-def test_an_arrow_says_that_every_seed_got_better():
-    fives = [[0.5, 0.75], [0.5, 0.5], [0.75, 0.75], [0.5, 0.5], [0.25, 0.75], [0.0, 0.0]]
-    accuracies = {"fog": {str(severity): maker.over_seeds(values) for severity, values in enumerate(fives)}}
-    rises = maker.rises(accuracies)
-    steps = {step: found["values"] for step, found in rises["fog"].items()}
-    assert steps == {"1 to 2": [0.25, 0.25], "3 to 4": [-0.25, 0.25]}
-    row = maker.table({"accuracy": accuracies, "rises": rises}).splitlines()[2]
-    assert row == "| fog | 62.5 ± 17.7 | 50.0 ± 0.0 | 75.0 ± 0.0 ↑ | 50.0 ± 0.0 | 50.0 ± 35.4 | 0.0 ± 0.0 |"

@@ -1,0 +1,76 @@
+"""Analyses of a run as trees of numbers, one for each seed, so that claims can refer to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from enfold.errors import EnfoldError
+from enfold.registry import suggest
+from enfold.run.analyses import home
+from enfold.run.recipe import as_tuple
+from enfold.run.seed_run import SeedRun
+
+Tree = dict[str, Any]
+MINUTES = 24 * 60.0  # no limit in practice: a study needs every part of the landscape
+
+
+def run_analysis(name: str, seed_run: SeedRun, settings: Mapping[str, Any]) -> Tree:
+    """Return the results of an analysis for one seed; finished parts are read from its folder."""
+    if name not in ANALYSES:
+        raise EnfoldError(f"an analysis must be one of {', '.join(ANALYSES)}, got '{name}'{suggest(name, ANALYSES)}")
+    values = {key: as_tuple(value) for key, value in settings.items()}
+    return ANALYSES[name](seed_run, home(name, seed_run), values)
+
+
+def draw_analysis(name: str, seed_run: SeedRun, results: Tree) -> list[Path]:
+    """Draw the figures of an analysis and return the SVG files."""
+    folder = home(name, seed_run)
+    if name == "landscape":
+        from enfold.report.landscape import landscape_figures
+        from enfold.run import landscape
+
+        written = landscape_figures(landscape.stored_parts(folder), folder)
+    else:
+        from enfold.report.alignment import alignment_figures
+        from enfold.run import alignment
+
+        written = alignment_figures(results, alignment.stored_matrices(folder), folder)
+    return [path for path in written if path.suffix == ".svg"]
+
+
+def _alignment(seed_run: SeedRun, folder: Path, settings: dict[str, Any]) -> Tree:
+    """`epochs` and `change` are options of permAVG, all others of the analysis."""
+    from enfold.run import alignment
+
+    own = {key: settings.pop(key, None) for key in ("epochs", "change")}
+    changes = [f"{key}={value}" for key, value in (own["change"] or {}).items()]
+    fold = alignment.chosen_fold(seed_run, 1.0, own["epochs"], changes)
+    return alignment.study(seed_run, folder, alignment.Asked(**settings), fold)
+
+
+def _landscape(seed_run: SeedRun, folder: Path, settings: dict[str, Any]) -> Tree:
+    from enfold.run import landscape
+
+    landscape.study(seed_run, folder, landscape.Asked(**{"minutes": MINUTES, **settings}))
+    parts = landscape.stored_parts(folder)
+    return {name: {**content["facts"], **_nest(arrays)} for name, (content, arrays) in parts.items()}
+
+
+def _nest(arrays: Mapping[str, Any]) -> Tree:
+    """Turn arrays named "a/b" into a tree with b under a."""
+    tree: Tree = {}
+    for name, tensor in arrays.items():
+        *path, last = name.split("/")
+        branch = tree
+        for word in path:
+            branch = branch.setdefault(word, {})
+        branch[last] = tensor.tolist()
+    return tree
+
+
+ANALYSES: dict[str, Callable[[SeedRun, Path, dict[str, Any]], Tree]] = {
+    "alignment": _alignment,
+    "landscape": _landscape,
+}

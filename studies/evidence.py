@@ -1,0 +1,176 @@
+"""Evidence: the numbers that runs have stored for a row of a table, one value for each seed.
+
+A row is named by the label of a model in the run, "mean member", "mean member of LABEL" or "ensemble of K". With
+several runs the name is "RUN/LABEL". A number from an analysis is "RUN/ANALYSIS/KEY/KEY/...", such as
+fashion/alignment/rows/0.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from enfold.metrics.bootstrap import metric_value
+from enfold.metrics.predictions import Predictions
+from enfold.metrics.temperature import fit_temperature, tempered
+from enfold.run.seed_run import SeedRun
+
+MEAN_MEMBER = "mean member"  # of the run's own members; "mean member of LABEL" is that of an efficient ensemble
+CALIBRATED = {f"c{name}": name for name in ("nll", "ece", "brier")}  # at the temperature fitted on validation data
+CORRUPTED = {f"corrupted {name}": name for name in ("accuracy", "nll", "ece")}  # mean over kinds and severities
+FIRST_MEMBERS = re.compile(r"ensemble of (\d+)")
+REDUCTIONS: dict[str, Callable[[Sequence[Any]], Any]] = {  # applied to a list in the results of an analysis
+    "first": lambda values: values[0],
+    "middle": lambda values: values[len(values) // 2],
+    "last": lambda values: values[-1],
+    "ends": lambda values: (values[0] + values[-1]) / 2,
+    "min": min,
+    "max": max,
+    "mean": statistics.fmean,
+}
+
+
+@dataclass(frozen=True)
+class RowName:
+    """A parsed row name: predictions of a run, or a number in the results of an analysis."""
+
+    run: str
+    file: str
+    first: int | None = None  # use only the first members
+    of_mean_member: bool = False
+    path: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, label: str) -> RowName:
+        """Return the parts of a row name."""
+        run, *words = label.split("/") if "/" in label else ("", label)
+        if len(words) > 1:
+            return cls(run, words[0], path=tuple(words[1:]))
+        file, prefix = words[0], f"{MEAN_MEMBER} of "
+        of_mean_member = file == MEAN_MEMBER or file.startswith(prefix)
+        file = "ensemble" if file == MEAN_MEMBER else file.removeprefix(prefix)
+        first = FIRST_MEMBERS.fullmatch(file)
+        return cls(run, "ensemble" if first else file, int(first[1]) if first else None, of_mean_member)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A metric of one row for every seed that has it, with the predictions it was computed from, if any."""
+
+    values: list[float]
+    seeds: tuple[int, ...]
+    predictions: list[Predictions] | None = None
+    of_mean_member: bool = False
+
+    def select(self, seeds: Collection[int]) -> Row:
+        """Return the row restricted to these seeds."""
+        indices = [index for index, seed in enumerate(self.seeds) if seed in seeds]
+        return replace(
+            self,
+            values=[self.values[index] for index in indices],
+            seeds=tuple(self.seeds[index] for index in indices),
+            predictions=None if self.predictions is None else [self.predictions[index] for index in indices],
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return mean, standard deviation and values over seeds, for JSON."""
+        std = statistics.stdev(self.values) if len(self.values) > 1 else None
+        return {"mean": statistics.fmean(self.values), "std": std, "values": self.values}
+
+
+class Evidence:
+    """The stored results of several runs; predictions are read once.
+
+    Args:
+        runs: The seed runs of every run, by name; "" is the only or first one.
+        analyses: For each run, one tree of numbers per seed: the results of its analyses.
+    """
+
+    def __init__(
+        self,
+        runs: Mapping[str, Sequence[SeedRun]],
+        analyses: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    ) -> None:
+        self._runs, self._analyses = runs, analyses or {}
+        self._read = cache(self._read_predictions)
+
+    def row(self, label: str, metric: str) -> Row | None:
+        """Return a metric of a row, or None if any of its seeds lacks it."""
+        name = RowName.parse(label)
+        if name.run not in self._runs:
+            return None
+        seeds = tuple(seed_run.seed for seed_run in self._seed_runs(name))
+        if name.path or metric in CORRUPTED:
+            found = [_look_up(tree, name.path) for tree in self._trees(name, metric)]
+            numbers = [value for value in found if value is not None]
+            return Row(numbers, seeds) if numbers and len(numbers) == len(found) else None
+        predictions = self._read(name, metric in CALIBRATED)
+        if predictions is None:
+            return None
+        base = CALIBRATED.get(metric, metric)
+        values = [metric_value(base, each, of_mean_member=name.of_mean_member) for each in predictions]
+        return Row(values, seeds, predictions, name.of_mean_member)
+
+    def _seed_runs(self, name: RowName) -> list[SeedRun]:
+        """The seeds for which the recipe makes the row."""
+        run = self._runs[name.run]
+        restricted = {step.label: step.seeds for step in run[0].recipe.steps if step.seeds is not None} if run else {}
+        return [seed_run for seed_run in run if seed_run.seed in restricted.get(name.file, (seed_run.seed,))]
+
+    def _trees(self, name: RowName, metric: str) -> list[Any]:
+        if name.path:
+            return [tree.get(name.file) for tree in self._analyses.get(name.run, ())]
+        label = MEAN_MEMBER if name.of_mean_member and name.file == "ensemble" else name.file
+        seed_runs = self._seed_runs(name)
+        stored = [seed_run.run.path / "results.json" for seed_run in seed_runs]
+        if name.first is not None or not all(file.is_file() for file in stored):
+            return []
+        rows = [seed_run.run.read_json("results.json")["rows"] for seed_run in seed_runs]
+        return [(each.get(label, {}).get("corrupted") or {}).get(CORRUPTED[metric]) for each in rows]
+
+    def _read_predictions(self, name: RowName, calibrated: bool) -> list[Predictions] | None:
+        stored = [seed_run.run.read_predictions(name.file) for seed_run in self._seed_runs(name)]
+        needed = {"test", "validation"} if calibrated else {"test"}
+        found = [splits for splits in stored if splits is not None and splits.keys() >= needed]
+        if len(found) < len(stored) or (name.first or 1) > min(each["test"].num_members for each in found):
+            return None
+        if name.first is not None:
+            members = range(name.first)
+            found = [{split: each.subset(members) for split, each in splits.items()} for splits in found]
+        if not calibrated:
+            return [splits["test"] for splits in found]
+        return [_calibrate(splits["test"], splits["validation"], name.of_mean_member) for splits in found]
+
+
+def _look_up(tree: Any, path: Sequence[str]) -> float | None:
+    """Follow keys of mappings; an element of a list is an index, one of `REDUCTIONS`, or key=value of its elements."""
+    for word in path:
+        if isinstance(tree, Mapping):
+            tree = tree.get(word)
+        elif not isinstance(tree, Sequence) or isinstance(tree, str):
+            return None
+        elif word in REDUCTIONS:
+            tree = None if any(each is None for each in tree) else REDUCTIONS[word](tree)
+        elif "=" in word:
+            key, value = word.split("=")
+            tree = next((each for each in tree if str(each[key]) == value), None)
+        else:
+            tree = tree[int(word)] if -len(tree) <= int(word) < len(tree) else None
+    return float(tree) if isinstance(tree, int | float) and math.isfinite(tree) else None
+
+
+def _calibrate(test: Predictions, validation: Predictions, of_mean_member: bool) -> Predictions:
+    """Scale the ensemble, or each member separately, by the temperature fitted on the validation data."""
+    if not of_mean_member:
+        return tempered(test, fit_temperature(validation))
+    scaled = [
+        tempered(test.member(index), fit_temperature(validation.member(index))) for index in range(test.num_members)
+    ]
+    return Predictions(torch.cat([each.log_probs for each in scaled]), scaled[0].labels)

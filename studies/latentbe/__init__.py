@@ -1,0 +1,1 @@
+"""LatentBE: measurements and figures of the ensemble-distillation study."""

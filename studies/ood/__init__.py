@@ -1,0 +1,1 @@
+"""Out-of-distribution and corrupted data: measurements of the study."""

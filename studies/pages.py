@@ -1,0 +1,209 @@
+"""Fill the tables of the pages from stored results: python -m studies.pages
+
+A page in docs/ or studies/ marks where a table belongs:
+
+<!-- overview studies -->             all tables and figures with the number of claims by verdict
+<!-- results permavg-table -->        a study: notes, rows beside the published values, claims
+<!-- rows cifar10-ensembles -->       the models of a run
+<!-- ood cifar10-ood -->              the models of a run on corrupted and on out-of-distribution data
+<!-- clipping | merging | scaling | foreign | speed | severities NAME -->   single measurements
+
+A mark ends with <!-- end -->. NAME.json is a file in results/ or in studies/PAPER/results/.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from enfold.errors import EnfoldError
+from studies.definition import list_names, results_file
+from studies.markdown import METRICS, Content, format_metric, format_spread, make_table, metric_format
+from studies.measured import clipping_table, foreign_table, merging_table, speed_table
+from studies.ood.severity import severity_table
+from studies.permavg import grid
+from studies.rows import COLUMNS, OOD_COLUMNS, OOD_SCORES, OOD_TITLES, RUN_TITLES, TITLES, Column
+from studies.tables import MARKS, count_verdicts, list_notes
+
+ROOT = Path(__file__).parent.parent
+MARK = re.compile(r"(<!-- (\w+) ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def rows_table(name: str, content: Content) -> str:
+    """Return one line for each model, without ensembles of the first members."""
+    columns = COLUMNS[name]
+    titles = TITLES | RUN_TITLES.get(name, {})
+    lines = [["", *(column.heading for column in columns)]]
+    for label, row in content["rows"].items():
+        if not label.startswith("ensemble of "):
+            lines.append([titles[label], *(format_value(row, column) for column in columns)])
+    return make_table(lines)
+
+
+def ood_tables(content: Content) -> str:
+    """Return clean and corrupted scores, then the AUROC of each out-of-distribution set, one line for each model."""
+    titles = TITLES | OOD_TITLES
+    rows = {titles.get(label, label): row for label, row in content["rows"].items() if "ood" in row}
+    quality = [["", *(column.heading for column in OOD_COLUMNS)]]
+    quality += [[name, *(format_value(row, column) for column in OOD_COLUMNS)] for name, row in rows.items()]
+    sets = list(next(iter(rows.values()))["ood"])
+    detection = [[f"AUROC (%) by {' / '.join(OOD_SCORES.values())}", *sets]]
+    detection += [[name, *(_auroc(row["ood"][each]) for each in sets)] for name, row in rows.items()]
+    return f"{make_table(quality)}\n{make_table(detection)}"
+
+
+def _auroc(content: Content) -> str:
+    scores = (content["scores"].get(score) for score in OOD_SCORES)
+    return " / ".join(format_spread(each and each["auroc"], 100, 1) for each in scores)
+
+
+def format_value(row: Content, column: Column) -> str:
+    """Return the value of a model in one column."""
+    values = row if not column.group else row.get(column.group) or {}
+    value = values.get(column.key)
+    if value is None or isinstance(value, Mapping):
+        return format_spread(value, column.scale, column.digits)
+    return f"{column.scale * value:,.{column.digits}f}"
+
+
+def study_section(content: Content) -> str:
+    """Return the notes, the rows and the claims of a study."""
+    source = content["source"]
+    is_grid = content["name"] == grid.NAME
+    claims = grid.grid_claims(content) if is_grid else claim_lines(content)
+    summary = f"<details><summary>{len(content['claims'])} claims: {count_verdicts(content)}</summary>\n\n"
+    parts = [
+        f"{content['title']} ({source['paper']}; {source['table']}). {' '.join(list_notes(content))}\n",
+        grid.grid_rows(content) if is_grid else study_rows(content),
+        f"{summary}{claims}\n</details>\n",
+    ]
+    return "\n" + "\n".join(parts)
+
+
+def claim_lines(content: Content) -> str:
+    """Return one line for each claim, with the interval of the difference."""
+    lines = [["claim", "metric", "published", "ours", "difference", "verdict"]]
+    for claim in content["claims"]:
+        metric, scale, coarse, fine = METRICS.get(claim["metric"], (claim["metric"], 1, 3, 3))
+        sides = (claim["first"], claim["second"])
+        published = [_number(side["published"], scale, coarse) for side in sides]
+        ours = [_number(side["ours"] and side["ours"]["mean"], scale, fine) for side in sides]
+        other = claim["source"] != content["source"]["table"]
+        statement = f"{claim['statement']}; {claim['source']}" if other else claim["statement"]
+        difference = _difference(claim["difference"], scale, fine)
+        lines.append([statement, metric, " / ".join(published), " / ".join(ours), difference, claim["verdict"]])
+    return make_table(lines)
+
+
+def _difference(value: Content | None, scale: float, digits: int) -> str:
+    if value is None:
+        return "-"
+    bounds = [value["lower"], value["upper"]]  # one seed may have no interval
+    interval = "" if None in bounds else f" [{', '.join(f'{scale * bound:+.{digits}f}' for bound in bounds)}]"
+    return f"{scale * value['mean']:+.{digits}f}{interval}"
+
+
+def _number(value: float | None, scale: float, digits: int) -> str:
+    return "-" if value is None else f"{scale * value:.{digits}f}"
+
+
+def study_rows(content: Content) -> str:
+    """Return a column for each metric of the models, then one line for each number of an analysis."""
+    models = [row for row in content["rows"] if row["label"].count("/") < 2]
+    metrics = list(dict.fromkeys(metric for row in models for metric in row["metrics"]))
+    lines = [["ours (published)", *(metric_format(metric)[0] for metric in metrics)]]
+    for row in models:
+        lines.append([_title(row), *(format_metric(row["metrics"].get(metric), metric) for metric in metrics)])
+    numbers = [["analysis", "metric", "ours (published)"]]
+    for row in content["rows"]:
+        if row not in models:
+            values = row["metrics"].items()
+            numbers += [[row["row"], metric_format(key)[0], format_metric(value, key)] for key, value in values]
+    return "\n".join(make_table(each) for each in (lines, numbers) if len(each) > 1)
+
+
+def _title(row: Content) -> str:
+    """A published row has its published name, one of ours its title."""
+    label = row["label"].rpartition("/")[2]
+    name: str = TITLES.get(label, label) if "/" in row["row"] else row["row"]
+    return name
+
+
+def overview(contents: Sequence[Content]) -> str:
+    """Return one line for each study: data, network, seeds, and the number of claims by verdict."""
+    lines = [["name", "table", "data", "network", "seeds", *MARKS, "results"]]
+    for content in contents:
+        name, runs = content["name"], content["runs"].values()
+        paper = results_file(name).parent.parent.name
+        data = dict.fromkeys(_data(run["data"]) for run in runs)
+        networks = dict.fromkeys(_network(run["network"]) for run in runs)
+        counts = (str(content["verdicts"][verdict]) for verdict in MARKS)
+        link = f"[{content['date']}]({paper}/results/{name}.json)"
+        texts = [f"[{name}]({paper}/README.md#{name})", content["title"], "; ".join(data), "; ".join(networks)]
+        seeds = sorted({len(run.get("seeds", content["seeds"])) for run in runs})
+        lines.append([*texts, " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))), *counts, link])
+    return make_table(lines, left=4)
+
+
+def _data(data: Content) -> str:
+    return f"{data['source']}, {data['train_size']:,} images" if data["train_size"] else data["source"]
+
+
+def _network(network: str | Content) -> str:
+    if isinstance(network, str):
+        return network
+    settings = {key: value for key, value in network.items() if key != "name"}
+    texts = (f"{key} {'-'.join(map(str, each)) if isinstance(each, list) else each}" for key, each in settings.items())
+    return f"{network['name']}: {', '.join(texts)}"
+
+
+MEASUREMENTS: dict[str, Callable[[Content], str]] = {
+    "results": study_section,
+    "clipping": clipping_table,
+    "foreign": foreign_table,
+    "ood": ood_tables,
+    "merging": merging_table,
+    "scaling": grid.scaling_table,
+    "speed": speed_table,
+    "severities": severity_table,
+}
+
+
+def load_record(name: str, root: Path = ROOT) -> Content:
+    """Return the stored results of that name."""
+    files = [*root.glob(f"results/{name}.json"), *root.glob(f"studies/*/results/{name}.json")]
+    if len(files) != 1:
+        raise EnfoldError(f"a mark must name one results file, got '{name}', which matches {len(files)}: correct it")
+    content: Content = json.loads(files[0].read_text(encoding="utf-8"))
+    return content
+
+
+def fill_page(page: str, root: Path = ROOT) -> str:
+    """Return a page with its tables filled from the stored results."""
+
+    def fill(match: re.Match[str]) -> str:
+        opening, kind, name, closing = match.groups()
+        if kind == "overview":
+            table = overview([load_record(each, root) for each in list_names()])
+        elif kind == "rows":
+            table = rows_table(name, load_record(name, root))
+        elif kind in MEASUREMENTS:
+            table = MEASUREMENTS[kind](load_record(name, root))
+        else:
+            raise EnfoldError(f"a mark must be overview, rows, {', '.join(MEASUREMENTS)}, got '{kind}': correct it")
+        return f"{opening}{table}{closing}"
+
+    return MARK.sub(fill, page)
+
+
+def list_pages(root: Path = ROOT) -> list[Path]:
+    """Return all pages with marks."""
+    files = [*root.glob("docs/*.md"), *root.glob("studies/*.md"), *root.glob("studies/*/*.md")]
+    return [path for path in sorted(files) if MARK.search(path.read_text(encoding="utf-8"))]
+
+
+if __name__ == "__main__":
+    for path in list_pages():
+        path.write_text(fill_page(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Permutation averaging: the tables, figures and records of the permAVG study."""
