@@ -53,7 +53,7 @@ def test_every_option_is_documented(name):
     assert "Args:" in function.__doc__
     if name != "align":
         with pytest.raises((TypeError, EnfoldError), match="nonsense"):
-            function(None, None, nonsense=1)
+            function(*[None] * (3 if name == "repair" else 2), nonsense=1)
 
 
 @both
