@@ -146,7 +146,7 @@ def test_the_average_is_a_network_where_that_of_independent_members_is_not():
     independent = DeepEnsemble.make(network, 4)
     fit(independent, data, config=plan, quiet=True)
     washed = WASH(4, probability=0.05).train(network, data, plan, quiet=True)
-    average = accuracy(average(washed, data), data)
+    averaged = accuracy(average(washed, data), data)
     assert accuracy(average(independent, data), data) < 0.85
     assert average > 0.95
     assert average > sum(accuracy(member, data) for member in washed) / 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -153,4 +152,4 @@ def test_starts_that_are_not_known_are_refused():
 @pytest.mark.parametrize("settings", [{"iterations": -1}, {"patience": 0}, {"gain": float("nan")}])
 def test_settings_that_cannot_be(settings):
     with pytest.raises(EnfoldError, match=next(iter(settings))):
-        partial(c2m3, **settings)
+        c2m3(None, None, **settings)

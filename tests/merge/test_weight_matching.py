@@ -43,7 +43,9 @@ def test_members_stay_what_they_are_and_come_nearer(members, data):
 
 def test_the_average_of_what_was_matched(members, data):
     expected = average(align(members, data), data).state_dict()
-    assert all(torch.equal(expected[name], tensor) for name, tensor in weight_matching(members, data).state_dict().items())
+    assert all(
+        torch.equal(expected[name], tensor) for name, tensor in weight_matching(members, data).state_dict().items()
+    )
 
 
 def test_the_reference_keeps_its_order(members, data):
@@ -82,7 +84,5 @@ def test_one_member_is_returned_as_it_is(members, data):
 
 
 def test_repairs_that_are_not_known_are_refused():
-    with pytest.raises(
-        EnfoldError, match="repair"
-    ):
+    with pytest.raises(EnfoldError, match="repair"):
         weight_matching(None, None, repair="glue")
