@@ -148,8 +148,8 @@ def test_the_average_is_a_network_where_that_of_independent_members_is_not():
     washed = WASH(4, probability=0.05).train(network, data, plan, quiet=True)
     averaged = accuracy(average(washed, data), data)
     assert accuracy(average(independent, data), data) < 0.85
-    assert average > 0.95
-    assert average > sum(accuracy(member, data) for member in washed) / 4
+    assert averaged > 0.95
+    assert averaged > sum(accuracy(member, data) for member in washed) / 4
 
 
 @pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")

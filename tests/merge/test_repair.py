@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from enfold.data import Data
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
-from enfold.merge import align, average, weight_matching
+from enfold.merge import align, average, repair, weight_matching
 from enfold.merge.common import spreads
 from enfold.merge.common.states import mean_of, states_of
 from enfold.merge.repair import hidden_layers, repair_layers
@@ -125,8 +124,7 @@ def test_a_layer_without_a_bias_is_rescaled_and_keeps_its_parameters():
     data = pixels((4,), 60)
     layers = nn.Linear(4, 9, bias=False), nn.ReLU(), nn.Linear(9, 3)
     members = DeepEnsemble.make(nn.Sequential(*layers), 3)
-    merge = partial(weight_matching, repair="repair")
-    network = weight_matching(members, data)
+    network = weight_matching(members, data, repair="repair")
     assert network[0].bias is None
     spreads = torch.stack([m[0](data.train.inputs).std(0) for m in align(members, data)]).mean(0).detach()
     torch.testing.assert_close(network[0](data.train.inputs).std(0).detach(), spreads, rtol=1e-3, atol=1e-4)
@@ -163,9 +161,7 @@ def test_the_network_before_is_left_untouched():
 
 
 def test_kinds_that_are_not_known_are_refused():
-    with pytest.raises(
-        EnfoldError, match="the kind must be one of none, reset, repair, rescale, closed_form, got 'glue'"
-    ):
+    with pytest.raises(EnfoldError, match="kind"):
         repair(None, None, None, kind="glue")
 
 
@@ -209,7 +205,7 @@ def test_a_member_with_all_the_weight_stays_as_it_is(kind):
 @pytest.mark.parametrize("weights", [(1.0,), (1.0, -1.0), (0.0, 0.0), (1.0, math.nan), (1.0, math.inf)])
 def test_weights_that_cannot_be(weights):
     members, data = deep(2)
-    with pytest.raises(EnfoldError, match="weights of a repair must be one for each of the 2 members, 0 or more"):
+    with pytest.raises(EnfoldError, match="weights"):
         repair(members.member(0), members, data, weights=weights)
 
 
@@ -238,7 +234,7 @@ def test_a_member_needs_no_repair_whatever_a_batch_holds(kind, monkeypatch):
 def test_one_example_has_no_spread_to_repair():
     members, data = deep(2)
     ones = data.replace(train=[(data.train.inputs[:1], data.train.labels[:1])])
-    with pytest.raises(EnfoldError, match="spreads on 2 examples or more, got 1 in the training part: pass more"):
+    with pytest.raises(EnfoldError, match="2 train examples or more"):
         repair(average(members, data), members, ones)
 
 

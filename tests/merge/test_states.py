@@ -131,7 +131,7 @@ def pruned() -> nn.Module:
 @pytest.mark.parametrize("make", [spectral, pruned])
 def test_weights_that_are_computed_from_others_are_averaged_by_perm_avg_with_a_warning(data: Data, make) -> None:
     with (
-        pytest.warns(BufferMismatchWarning, match=r"'0\S+' differs: if weights are made by it") as told,
+        pytest.warns(BufferMismatchWarning, match=r"'0\S+' differs: if weights are computed") as told,
         pytest.warns(UnalignedWarning, match="are fixed"),
     ):
         perm_avg(DeepEnsemble.make(make, 2), data, config=PLAN)

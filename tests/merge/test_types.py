@@ -14,6 +14,7 @@ from enfold.merge import (
     cca_merge,
     ot_fusion,
     perm_avg,
+    repair,
     soup,
     straight_through,
     weight_matching,

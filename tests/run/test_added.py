@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 import enfold.train.loop as loop
 from enfold.errors import EnfoldError
+from enfold.merge.average import Average
 from enfold.run import RunDirectory
 from enfold.run.execute import cells
 from enfold.run.trainings import trainings
