@@ -103,7 +103,8 @@ def distill(
 
     # Which network learns, and from which weights
     network, start = _initial_network(models, data, student, init or loss.default_init, config.seed)
-    first_stage = None if init is not None and isinstance(init, nn.Module) else loss.pretrain(config)
+    is_ready = isinstance(init, nn.Module) or isinstance(network, Ensemble)
+    first_stage = None if is_ready else loss.pretrain(config)
     if first_stage is not None:
         network = distill(
             models,
