@@ -58,6 +58,7 @@ def test_it_is_added_to_each_members_own_loss():
     torch.testing.assert_close(penalised - plain, torch.tensor([0.015, 0.24]))
 
 
+@pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")
 def test_strength_zero_trains_to_the_same_bits():
     teacher = DeepEnsemble(MLP(6, [8], 3), 2)
     network, data, plan = MLP(6, [8], 3), small_data(), TrainConfig(epochs=2, batch_size=16, select="last")

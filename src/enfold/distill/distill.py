@@ -195,8 +195,9 @@ def _check_arguments(
             "lambda: YourNetwork(...), or init=network to start from a network"
         )
     if isinstance(init, Ensemble) or not (init is None or init == "random" or isinstance(init, nn.Module)):
+        given = f"a {type(init).__name__}" if isinstance(init, nn.Module) else repr(init)
         raise EnfoldError(
-            f"init must be a network, 'random' or None, got {init!r:.40}: pass an ensemble as student=, and "
+            f"init must be a network, 'random' or None, got {given}: pass an ensemble as student=, and "
             "ensemble.member(0) or a merged network as init="
         )
     if student is not None and init is not None and (isinstance(student, Ensemble) or init != "random"):
