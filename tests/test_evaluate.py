@@ -47,7 +47,7 @@ def data() -> Data:
 
 @pytest.fixture
 def members() -> DeepEnsemble:
-    return DeepEnsemble.make(Network, 3)
+    return DeepEnsemble(Network, 3)
 
 
 def models(members: DeepEnsemble) -> dict[str, nn.Module]:

@@ -35,13 +35,13 @@ def rewritten(path, change):
 
 @pytest.mark.parametrize("number", [10**8, 10**6, 10**30])
 def test_a_manifest_of_more_members_than_its_file_holds(tmp_path, number):
-    path = enfold.save(enfold.DeepEnsemble.make(network, 2), tmp_path / "m.safetensors")
+    path = enfold.save(enfold.DeepEnsemble(network, 2), tmp_path / "m.safetensors")
     with pytest.raises(EnfoldError, match=r"m\.json"):
         enfold.load(rewritten(path, lambda manifest: manifest.update(num_members=number)), network)
 
 
 def test_a_manifest_of_a_method_with_huge_settings(tmp_path):
-    shared = enfold.BatchEnsemble(num_members=2)(network())
+    shared = enfold.BatchEnsemble(network(), num_members=2)
     path = enfold.save(shared, tmp_path / "m.safetensors")
     with pytest.raises(EnfoldError, match=r"m\.json"):
         enfold.load(rewritten(path, lambda manifest: manifest["settings"].update(num_members=10**9)), network)
@@ -109,7 +109,7 @@ def test_damaged_checkpoints(tmp_path, content, ending):
     path = tmp_path / f"a{ending}"
     path.write_bytes(content)
     with pytest.raises(EnfoldError, match=f"a{ending}"):
-        enfold.DeepEnsemble.load([path], network)
+        enfold.DeepEnsemble.from_checkpoints([path], network)
 
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -139,7 +139,7 @@ def test_recipes_that_cost_much(text):
 
 
 def test_recipes_may_repeat_themselves():
-    recipe = parse_recipe("plan: &plan {epochs: 2}\nfolds: [{method: kd, plan: *plan}]\n")
+    recipe = parse_recipe("train: &plan {epochs: 2}\nsteps: [{method: kd, train: *plan}]\n")
     assert recipe.folds[0].plan == {"epochs": 2}
 
 

@@ -20,7 +20,7 @@ ABOUT = {"network": {"name": "mlp", "widths": [5]}, "shape": [6], "num_classes":
 
 @pytest.fixture
 def members():
-    return DeepEnsemble.make(lambda: MLP(6, (5,), 3), 3, seed=4).eval()
+    return DeepEnsemble(lambda: MLP(6, (5,), 3), 3, seed=4).eval()
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_a_network_with_extra_state_trains_and_is_loaded_from_checkpoints(tmp_pa
     with pytest.raises(EnfoldError, match="_extra_state"):
         fit(network, data, config=plan, checkpoint=tmp_path / "state.safetensors", quiet=True)
     torch.save(network.state_dict(), tmp_path / "one.pt")
-    members = DeepEnsemble.load([tmp_path / "one.pt"], Counting)
+    members = DeepEnsemble.from_checkpoints([tmp_path / "one.pt"], Counting)
     assert members.member(0).extra == {"calls": 3}
     torch.testing.assert_close(members(torch.ones(2, 4))[0], network(torch.ones(2, 4)))
 

@@ -127,15 +127,17 @@ def find_method(kind: str, name: str) -> Method:
     if is_reference(name):
         method = load_method(name)
         if method.kind != kind:
-            raise EnfoldError(f"'{name}' must be a {kind} method, got a {method.kind} method: use {use_of(method)}")
+            raise EnfoldError(f"a method of the kind {kind} is needed, but '{name}' is of the kind {method.kind}: use {use_of(method)}")
         return method
     known, key = methods(kind), name.replace("-", "_")
     if key not in known:
         other = next((methods(each)[key] for each in PACKAGES if key in methods(each)), None)
         if other is not None:
             near = [each for each in known if set(key.split("_")) & set(each.split("_"))]
-            instead = f"; {kind} methods with a similar name: {', '.join(near)}" if near else ""
-            raise EnfoldError(f"'{name}' is a {other.kind} method, not a {kind} method: use {use_of(other)}{instead}")
+            instead = f"; similar names of the kind {kind}: {', '.join(near)}" if near else ""
+            raise EnfoldError(
+                f"a method of the kind {kind} is needed, but '{name}' is of the kind {other.kind}: use {use_of(other)}{instead}"
+            )
         raise EnfoldError(f"there is no {kind} method '{name}'{suggest(key, known)}: choose one of {', '.join(known)}")
     return known[key]
 

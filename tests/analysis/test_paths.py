@@ -26,7 +26,7 @@ def normed() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def ends() -> list[dict[str, torch.Tensor]]:
-    members = DeepEnsemble.make(network, 2, seed=3)
+    members = DeepEnsemble(network, 2, seed=3)
     fit(members, three_clouds(120, 60, 60), config=PLAN, quiet=True)
     return [state_of(members.member(k)) for k in range(2)]
 
@@ -127,7 +127,7 @@ def test_a_permuted_copy_is_matched_back(ends) -> None:
 
 
 def test_batch_norm_of_a_path_is_measured_or_taken_from_the_batch() -> None:
-    data, members = three_clouds(120, 60, 60), DeepEnsemble.make(normed, 2, seed=0)
+    data, members = three_clouds(120, 60, 60), DeepEnsemble(normed, 2, seed=0)
     fit(members, data, config=PLAN.replace(epochs=3), quiet=True)
     first, second = (state_of(members.member(k)) for k in range(2))
     curve = bezier(normed(), first, second, data, BEZIER.replace(epochs=1), quiet=True)

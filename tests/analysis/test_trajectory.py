@@ -27,7 +27,7 @@ def network() -> nn.Module:
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Trajectory:
     kept = Trajectory(tmp_path_factory.mktemp("trajectory"))
     plan = TrainConfig(epochs=4, batch_size=16, lr=0.02, select="last")
-    fit(DeepEnsemble.make(network, 2), three_clouds(60, 20, 30), config=plan, keep=kept, quiet=True)
+    fit(DeepEnsemble(network, 2), three_clouds(60, 20, 30), config=plan, keep=kept, quiet=True)
     return kept
 
 

@@ -23,29 +23,29 @@ def test_an_unknown_engine_is_refused_at_once():
     members = DeepEnsemble(population("mlp"), engine="loop")
     with pytest.raises(EnfoldError, match=message):
         members.set_engine("turbo")
-    assert members.engine_name == "loop"
+    assert members.engine == "loop"
 
 
 @pytest.mark.parametrize("name", ["mlp", "batch_norm_1d", "dropout", "embedding", "attention_by_hand"])
 def test_automatic_is_stacked_where_it_is_right(name):
-    assert isinstance(DeepEnsemble(population(name)).engine(ZOO[name].inputs(4)), StackedProgram)
+    assert isinstance(DeepEnsemble(population(name)).choose_engine(ZOO[name].inputs(4)), StackedProgram)
 
 
 def test_our_own_mlp_is_stacked():
-    members = DeepEnsemble.make(lambda: MLP(6, (8, 8), 3, dropout=0.1), 2)
-    assert isinstance(members.engine(vectors(1)), StackedProgram)
+    members = DeepEnsemble(lambda: MLP(6, (8, 8), 3, dropout=0.1), 2)
+    assert isinstance(members.choose_engine(vectors(1)), StackedProgram)
 
 
 @pytest.mark.parametrize("name", ["mlp", "dropout", "batch_norm_1d", "reassigned_buffer", "functional_dropout"])
 @pytest.mark.parametrize("engine", ["auto", "measure"])
 @pytest.mark.parametrize("training", [False, True])
 def test_choosing_changes_nothing(name, engine, training):
-    members = DeepEnsemble(population(name), engine).train(training)
+    members = DeepEnsemble(population(name), engine=engine).train(training)
     members.skeleton.network.train(training)
     before = {key: tensor.detach().clone() for key, tensor in members.expand().items()}
     modes = [part.training for part in members.skeleton.network.modules()]
     draws = torch.get_rng_state(), random.getstate()
-    members.engine(ZOO[name].inputs(4))
+    members.choose_engine(ZOO[name].inputs(4))
     assert all(torch.equal(tensor, before[key]) for key, tensor in members.expand().items())
     assert [part.training for part in members.skeleton.network.modules()] == modes
     assert torch.equal(torch.get_rng_state(), draws[0])
@@ -56,18 +56,18 @@ def test_choosing_changes_nothing(name, engine, training):
 def test_the_engine_is_chosen_once_and_anew_on_request():
     members, inputs = DeepEnsemble(population("mlp")), vectors(4)
     members(inputs)
-    first = members.engine(inputs)
-    assert members.engine(vectors(2)) is first
-    assert isinstance(members.set_engine("vmap").engine(inputs), Vmap)
-    assert isinstance(members.set_engine("loop").engine(inputs), Loop)
+    first = members.choose_engine(inputs)
+    assert members.choose_engine(vectors(2)) is first
+    assert isinstance(members.set_engine("vmap").choose_engine(inputs), Vmap)
+    assert isinstance(members.set_engine("loop").choose_engine(inputs), Loop)
 
 
 def test_measuring_takes_one_that_can_run_it():
     for name in ("control_flow", "lstm"):
-        assert isinstance(DeepEnsemble(population(name), "measure").engine(ZOO[name].inputs(4)), Loop)
+        assert isinstance(DeepEnsemble(population(name), engine="measure").choose_engine(ZOO[name].inputs(4)), Loop)
     networks, inputs = population("mlp"), vectors(4)
     torch.testing.assert_close(
-        DeepEnsemble(networks, "measure")(inputs), torch.stack([net(inputs) for net in networks])
+        DeepEnsemble(networks, engine="measure")(inputs), torch.stack([net(inputs) for net in networks])
     )
 
 
@@ -75,16 +75,16 @@ def test_inputs_that_do_not_run_do_not_settle_the_engine():
     members = DeepEnsemble(population("mlp"))
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         members(torch.zeros(4, 7))
-    assert isinstance(members.engine(vectors(4)), StackedProgram)
+    assert isinstance(members.choose_engine(vectors(4)), StackedProgram)
 
 
 def test_lower_precision_does_not_look_like_a_mistake():
     members = DeepEnsemble(population("layer_norm"))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert members(vectors(4)).dtype == torch.bfloat16
-        assert isinstance(members.engine(vectors(4)), StackedProgram)
+        assert isinstance(members.choose_engine(vectors(4)), StackedProgram)
     half = DeepEnsemble(population("layer_norm")).bfloat16()
-    assert isinstance(half.engine(vectors(4).bfloat16()), StackedProgram)
+    assert isinstance(half.choose_engine(vectors(4).bfloat16()), StackedProgram)
 
 
 def remembering(**parts):
@@ -106,17 +106,17 @@ def remembering(**parts):
 def test_networks_that_remember_run_as_separate_modules(engine):
     networks = [remembering(), remembering()]
     with pytest.warns(SeparateModulesWarning, match="member 1"):
-        members = DeepEnsemble(networks, engine)(vectors(4))
+        members = DeepEnsemble(networks, engine=engine)(vectors(4))
     torch.testing.assert_close(members, torch.stack([network(vectors(4)) for network in networks]))
 
 
 def test_an_engine_that_shares_code_is_refused_for_networks_that_remember():
     with pytest.raises(EnfoldError, match="vmap"):
-        DeepEnsemble([remembering(), remembering()], "vmap")(vectors(4))
+        DeepEnsemble([remembering(), remembering()], engine="vmap")(vectors(4))
 
 
 def test_one_network_alone_may_remember():
-    members = DeepEnsemble([remembering()], "loop")
+    members = DeepEnsemble([remembering()], engine="loop")
     assert members(vectors(4)).shape == (1, 4, 3)
 
 

@@ -52,7 +52,7 @@ def assert_same_state(network, other):
 @pytest.mark.parametrize(("name", "engine"), EVERY)
 def test_members_are_their_networks_in_eval_and_train_mode(name, engine):
     networks = population(name)
-    members = DeepEnsemble(networks, engine)
+    members = DeepEnsemble(networks, engine=engine)
     for training in (False, True, False):  # the engine is chosen in one mode and must be right in the other
         members.train(training)
         for network in networks:
@@ -72,7 +72,7 @@ def test_members_are_their_networks_in_eval_and_train_mode(name, engine):
 @pytest.mark.parametrize(("name", "engine"), EVERY)
 def test_gradients_are_those_of_each_network_alone(name, engine):
     networks = population(name)
-    members = DeepEnsemble(networks, engine).train(not ZOO[name].draws)
+    members = DeepEnsemble(networks, engine=engine).train(not ZOO[name].draws)
     inputs, labels = own_inputs(name, 6), torch.arange(6) % CLASSES
     loss = sum(F.cross_entropy(logits, labels) for logits in members.forward_each(inputs))
     loss.backward()
@@ -104,7 +104,7 @@ def test_stacked_products_are_refused_where_they_would_be_wrong(name):
     members = DeepEnsemble(population(name), engine="stacked")
     with pytest.raises(EnfoldError, match=r"the engine 'stacked' cannot run this network because .*: use engine: auto"):
         members(ZOO[name].inputs(4))
-    assert isinstance(members.set_engine("auto").engine(ZOO[name].inputs(4)), Loop)
+    assert isinstance(members.set_engine("auto").choose_engine(ZOO[name].inputs(4)), Loop)
 
 
 @pytest.mark.parametrize("name", [name for name, kind in ZOO.items() if not kind.vmap])
@@ -133,7 +133,7 @@ def test_the_networks_given_are_left_untouched(name):
 
 @pytest.mark.parametrize("name", ZOO)
 def test_members_made_are_the_first_of_more(name):
-    few, more = DeepEnsemble.make(ZOO[name].make, 2, seed=7), DeepEnsemble.make(ZOO[name].make, 3, seed=7)
+    few, more = DeepEnsemble(ZOO[name].make, 2, seed=7), DeepEnsemble(ZOO[name].make, 3, seed=7)
     for index in range(2):
         ours, theirs = read_state(few.member(index)), read_state(more.member(index))
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
@@ -193,7 +193,7 @@ def test_a_member_taken_out_trains_as_the_network_it_was(name):
 
 @pytest.mark.parametrize("name", ZOO)
 def test_state_dict_and_precision_survive(name):
-    members, other = (DeepEnsemble(networks, "loop").eval() for networks in (population(name), population(name)[::-1]))
+    members, other = (DeepEnsemble(networks, engine="loop").eval() for networks in (population(name), population(name)[::-1]))
     other.load_state_dict(members.state_dict())
     assert_equal(other, members)
     inputs = ZOO[name].inputs(5)

@@ -1,5 +1,6 @@
 """torch.export of members: it gives what they give, and leaves them as they were."""
 
+from functools import partial
 import pytest
 import torch
 
@@ -10,9 +11,9 @@ from enfold.networks import MLP
 from zoo import CLASSES
 
 MAKERS = {
-    "stacked": lambda network: enfold.DeepEnsemble.make(network, 3),
-    "batch ensemble": BatchEnsemble(3),
-    "tree": TreeNet(3),
+    "stacked": lambda network: enfold.DeepEnsemble(network, 3),
+    "batch ensemble": partial(BatchEnsemble, num_members=3),
+    "tree": partial(TreeNet, num_members=3),
 }
 
 

@@ -65,7 +65,7 @@ def test_no_bias_and_no_gradient():
 @pytest.mark.parametrize("bias", ["member", "shared_post", "shared_pre"])
 def test_training_by_factors_gives_the_gradients_of_expand(bias, rows):
     torch.manual_seed(0)
-    members = BatchEnsemble(num_members=M, bias=bias)(MLP(IN, [8, 8], 3)).double().train()
+    members = BatchEnsemble(MLP(IN, [8, 8], 3), num_members=M, bias=bias).double().train()
     inputs = torch.randn(rows, IN, dtype=torch.float64)
     gradients = []
     for engine in ("stacked", "loop"):
@@ -76,7 +76,7 @@ def test_training_by_factors_gives_the_gradients_of_expand(bias, rows):
 
 
 def test_eval_mode_makes_the_weights_once_and_sees_every_change():
-    members = BatchEnsemble(num_members=M)(MLP(IN, [8], 3)).eval()
+    members = BatchEnsemble(MLP(IN, [8], 3), num_members=M).eval()
     made = []
     expand = members.expand
     members.expand = lambda: made.append(1) or expand()  # type: ignore[method-assign]

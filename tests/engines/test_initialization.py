@@ -14,7 +14,7 @@ from zoo import CLASSES, ZOO, Apply, population, vectors
 @pytest.mark.parametrize("name", ZOO)
 def test_members_made_from_a_network_differ_in_every_parameter_that_varies(name):
     network = population(name, 1)[0]
-    members = DeepEnsemble.make(network, 3, seed=1)
+    members = DeepEnsemble(network, 3, seed=1)
     state = members.expand()
     for key, tensor in network.named_parameters():
         found = state[key]
@@ -28,7 +28,7 @@ def test_members_made_from_a_network_differ_in_every_parameter_that_varies(name)
 def test_the_network_given_is_left_as_it_was():
     network = population("batch_norm_1d", 1)[0]
     before = {key: tensor.clone() for key, tensor in network.state_dict().items()}
-    members = DeepEnsemble.make(network, 2)
+    members = DeepEnsemble(network, 2)
     assert all(torch.equal(tensor, before[key]) for key, tensor in network.state_dict().items())
     assert (members.expand()["0.running_mean"] == 0).all()  # statistics of another network would be no fresh start
     assert (members.expand()["0.running_var"] == 1).all()
@@ -84,7 +84,7 @@ def test_what_is_frozen_is_kept():
     network = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, CLASSES))
     network[0].requires_grad_(False)
     pretrained = network[0].weight.clone()
-    members = DeepEnsemble.make(network, 2)
+    members = DeepEnsemble(network, 2)
     assert torch.equal(members.expand()["0.weight"], pretrained.expand(2, 6, 6))
     assert members.equal_parameters() == ["0.weight", "0.bias", "1.weight", "1.bias"]
     assert not members.member(0)[0].weight.requires_grad
@@ -129,14 +129,14 @@ def spreads(members: DeepEnsemble) -> dict[str, list[float]]:
 
 
 def test_a_a_factory_s_initialisation_is_kept():
-    found = spreads(DeepEnsemble.make(Packaged, 3))
+    found = spreads(DeepEnsemble(Packaged, 3))
     assert found["embedding.weight"] == pytest.approx([0.02] * 3, rel=0.2)
     assert found["inner.weight"] == pytest.approx([0.02] * 3, rel=0.2)
 
 
 def test_so_is_the_scale_of_a_network_that_is_given_and_it_is_named():
     with pytest.warns(InitialisationWarning, match=r"'embedding\.weight' and 1 more"):
-        members = DeepEnsemble.make(Packaged(), 3)
+        members = DeepEnsemble(Packaged(), 3)
     found = spreads(members)
     assert found["embedding.weight"] == pytest.approx([0.02] * 3, rel=0.2)
     assert found["inner.weight"] == pytest.approx([0.02] * 3, rel=0.3)
@@ -150,10 +150,10 @@ def test_a_trained_network_is_drawn_as_its_layers_start_unless_the_scale_is_far_
     network(vectors(4))
     with torch.no_grad():
         network[0].weight.mul_(3.0)
-    members = DeepEnsemble.make(network, 2)
+    members = DeepEnsemble(network, 2)
     assert spreads(members)["0.weight"] == pytest.approx([1 / 6**0.5 / 3**0.5] * 2, rel=0.2)
     with torch.no_grad():
         network[0].weight.mul_(10.0)
     with pytest.warns(InitialisationWarning, match=r"'0\.weight'"):
-        found = spreads(DeepEnsemble.make(network, 2))
+        found = spreads(DeepEnsemble(network, 2))
     assert found["0.weight"] == pytest.approx([float(network[0].weight.detach().std())] * 2, rel=0.2)

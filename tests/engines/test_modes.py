@@ -45,7 +45,7 @@ def data() -> Data:
 
 MODELS = {
     "network": network,
-    "stacked": lambda: DeepEnsemble.make(network, 3),
+    "stacked": lambda: DeepEnsemble(network, 3),
     "mixed": lambda: MixedEnsemble([network(), network()]),
 }
 INFERENCE = {
@@ -78,7 +78,7 @@ def test_a_teacher_answers_in_eval_mode(kind, data):
 
 @pytest.mark.parametrize("merge", [partial(average), partial(weight_matching)], ids=["average", "matching"])
 def test_merges_leave_members_in_their_mode_and_return_eval_mode(merge, data):
-    members = DeepEnsemble.make(network, 2).train()
+    members = DeepEnsemble(network, 2).train()
     merged = merge(members, data)
     assert members.training
     assert not any(part.training for part in merged.modules())
@@ -90,7 +90,7 @@ def test_what_is_loaded_is_in_eval_mode(tmp_path):
     one = network().train()
     torch.save(one.state_dict(), tmp_path / "one.pt")
     save_file(one.state_dict(), tmp_path / "two.safetensors")
-    members = DeepEnsemble.load(str(tmp_path / "*"), network)
+    members = DeepEnsemble.from_checkpoints(str(tmp_path / "*"), network)
     assert not members.training
     assert not any(part.training for each in members for part in each.modules())
     for model in (one, members):

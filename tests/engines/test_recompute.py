@@ -67,11 +67,11 @@ def stacked(reentrant: bool | None, count: int = 3) -> DeepEnsemble:
 
 MODELS = {
     "loop": stacked,
-    "trunk before": lambda kind: TreeNet(3, split="block")(network(0, kind)),
-    "trunk inside": lambda kind: TreeNet(3, split="block.last")(network(0, kind)),
-    "trunk inside the inner one": lambda kind: TreeNet(3, split="block.inner.last")(network(0, kind)),
-    "trunk behind": lambda kind: TreeNet(3, split="head")(network(0, kind)),
-    "merged": lambda kind: BatchEnsemble(3, init="signs", batch_norm="joint")(network(0, kind)),
+    "trunk before": lambda kind: TreeNet(network(0, kind), 3, split="block"),
+    "trunk inside": lambda kind: TreeNet(network(0, kind), 3, split="block.last"),
+    "trunk inside the inner one": lambda kind: TreeNet(network(0, kind), 3, split="block.inner.last"),
+    "trunk behind": lambda kind: TreeNet(network(0, kind), 3, split="head"),
+    "merged": lambda kind: BatchEnsemble(network(0, kind), 3, init="signs", batch_norm="joint"),
 }
 
 

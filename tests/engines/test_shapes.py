@@ -26,7 +26,7 @@ def data_of(shape: tuple[int, ...]) -> Data:
 
 
 def models(make) -> dict[str, nn.Module]:
-    return {"network": make(), "members": DeepEnsemble.make(make, 2), "share": BatchEnsemble(2)(make())}
+    return {"network": make(), "members": DeepEnsemble(make, 2), "share": BatchEnsemble(make(), 2)}
 
 
 @pytest.mark.parametrize("kind", ["network", "members", "share"])

@@ -92,7 +92,7 @@ def test_it_gives_what_the_merged_batch_gives(name, each):
     inputs = torch.randn(*((3,) if each else ()), 6, 3, 8, 8, dtype=torch.float64)
     results = []
     for engine in (Merged, SideBySide):
-        members = BatchEnsemble(3, bias="shared_pre", batch_norm="joint")(network).train()
+        members = BatchEnsemble(network, 3, bias="shared_pre", batch_norm="joint").train()
         members._merged = engine(members.skeleton, members.differing)
         outputs = members.forward_each(inputs) if each else members(inputs)
         (outputs * torch.linspace(-1, 1, outputs.numel(), dtype=torch.float64).view_as(outputs)).sum().backward()
@@ -126,7 +126,7 @@ def test_it_is_used_for_large_values_where_it_gives_the_same(way, monkeypatch):
     inputs = torch.randn(8, 4)
     for large, engine in ((1 << 23, Merged), (0, SideBySide if way == "none" else Merged)):
         monkeypatch.setattr(side_by_side, "LARGE", large)
-        members = BatchEnsemble(3, init="ones", batch_norm="joint")(Picky(way)).train()
+        members = BatchEnsemble(Picky(way), 3, init="ones", batch_norm="joint").train()
         before = {name: tensor.clone() for name, tensor in members.state_dict().items()}
         state = torch.random.get_rng_state()
         members(inputs)
@@ -145,7 +145,7 @@ def test_a_training_is_the_same_by_both(monkeypatch):
     results = []
     for large in (0, 1 << 23):
         monkeypatch.setattr(side_by_side, "LARGE", large)
-        members = BatchEnsemble(3, batch_norm="joint")(network)
+        members = BatchEnsemble(network, 3, batch_norm="joint")
         fit(members, data, config=plan, quiet=True)
         assert type(members._merged) is (Merged if large else SideBySide)
         results.append(dict(members.state_dict()))
@@ -160,7 +160,7 @@ def test_what_a_forward_keeps_is_not_in_the_way_of_a_copy(monkeypatch):
             return super().forward(inputs)
 
     monkeypatch.setattr(side_by_side, "LARGE", 0)
-    members = BatchEnsemble(2, batch_norm="joint")(Keeping("none")).train()
+    members = BatchEnsemble(Keeping("none"), 2, batch_norm="joint").train()
     members(torch.randn(8, 4)).sum().backward()
     assert type(members._merged) is SideBySide
     assert members.member(1).eval()(torch.randn(8, 4)).shape == (8, 3)

@@ -71,7 +71,7 @@ CALLS = [10, pytest.param(400, marks=[pytest.mark.slow, pytest.mark.timeout(600)
 def test_every_engine(make, engine, calls):
     if engine == "stacked" and make is convolutional:
         pytest.skip("convolutions have no stacked form")
-    members = DeepEnsemble.make(make, 3, engine=engine).eval()
+    members = DeepEnsemble(make, 3, engine=engine).eval()
     alone = MixedEnsemble([member.eval() for member in members]).eval()
     assert wrong_answers(members, calls, make, first=alone) == []
 
@@ -87,7 +87,7 @@ def test_every_method(make, name, calls):
 
 @pytest.mark.parametrize("calls", CALLS)
 def test_the_mean_of_members(calls):
-    members = DeepEnsemble.make(convolutional, 3).eval()
+    members = DeepEnsemble(convolutional, 3).eval()
     assert wrong_answers(members.forward_mean, calls, convolutional) == []
 
 
@@ -106,7 +106,7 @@ def test_other_modules_run_while_one_thread_traces():
     thread.start()
     try:
         for seed in range(5):
-            DeepEnsemble.make(dense, 2, seed=seed)(vectors(4))
+            DeepEnsemble(dense, 2, seed=seed)(vectors(4))
     finally:
         stop.set()
         thread.join()
@@ -114,7 +114,7 @@ def test_other_modules_run_while_one_thread_traces():
 
 
 def test_members_do_not_depend_on_what_other_threads_draw():
-    alone = DeepEnsemble.make(dense, 6, seed=0).state_dict()
+    alone = DeepEnsemble(dense, 6, seed=0).state_dict()
     stop = threading.Event()
 
     def draw():
@@ -123,7 +123,7 @@ def test_members_do_not_depend_on_what_other_threads_draw():
 
     def make():
         for _ in range(5):
-            made.append(DeepEnsemble.make(dense, 6, seed=0).state_dict())
+            made.append(DeepEnsemble(dense, 6, seed=0).state_dict())
 
     made = []
     drawing, making = threading.Thread(target=draw), [threading.Thread(target=make) for _ in range(2)]

@@ -56,7 +56,7 @@ def alone(members, inputs):
 def test_the_trunk_runs_once_and_only_before_the_split():
     network, calls = counted(chain, first=(4, 5), second=(5, 5), third=(5, 3))
     inputs = torch.randn(7, 4)
-    members = warmed(TreeNet(3, split="third")(network), inputs)
+    members = warmed(TreeNet(network, 3, split="third"), inputs)
     calls.clear()
     outputs = members(inputs)
     assert calls == {"first": 1, "second": 1, "third": 3}
@@ -79,7 +79,7 @@ def test_a_shared_module_that_is_called_again_after_the_split_runs_for_every_mem
 
     network, calls = counted(there_and_back, shared=(4, 4), own=(4, 4))
     inputs = torch.randn(7, 4)
-    members = warmed(TreeNet(3, branch=("own",))(network), inputs)
+    members = warmed(TreeNet(network, 3, branch=("own",)), inputs)
     calls.clear()
     outputs = members(inputs)
     assert calls == {"shared": 2 + 3, "own": 3}
@@ -95,7 +95,7 @@ def test_an_owned_tensor_that_another_module_uses_ends_the_trunk(noise):
 
     network, calls = counted(functional, first=(4, 4), own=(4, 4), last=(4, 3))
     inputs = torch.randn(7, 4)
-    members = warmed(TreeNet(3, branch=(r"own\.weight",), branches="copies", noise=noise)(network), inputs)
+    members = warmed(TreeNet(network, 3, branch=(r"own\.weight",), branches="copies", noise=noise), inputs)
     calls.clear()
     members(inputs).square().sum().backward()
     assert calls == {"first": 1, "last": 3}
@@ -114,7 +114,7 @@ def test_control_flow_that_no_graph_could_hold():
         return net.third(hidden) if hidden.mean() > 0 else -net.third(hidden)
 
     network, calls = counted(data_dependent, first=(4, 5), second=(5, 5), third=(5, 3))
-    members = TreeNet(3, split="third")(network).eval()
+    members = TreeNet(network, 3, split="third").eval()
     for seed in range(6):
         inputs = torch.randn(7, 4, generator=torch.Generator().manual_seed(seed))
         warmed(members, inputs)
@@ -137,7 +137,7 @@ def test_a_pass_that_takes_another_way_runs_on_its_own():
         return net.last(x)
 
     network = Apply(stochastic, block=nn.Linear(4, 4), own=nn.Linear(4, 4), last=nn.Linear(4, 3))
-    members, inputs = TreeNet(4, branch=("own",))(network), torch.randn(5, 4)
+    members, inputs = TreeNet(network, 4, branch=("own",)), torch.randn(5, 4)
     for seed in range(10):
         torch.manual_seed(seed)
         outputs = members(inputs)
@@ -157,7 +157,7 @@ def in_place(net, x):
 def test_outputs_that_are_altered_in_place_are_altered_once_a_member(mode):
     network, calls = counted(in_place, first=(4, 5), second=(5, 5), third=(5, 3))
     network.relu = nn.ReLU(inplace=True)
-    members, inputs = TreeNet(3, branch=("third",))(network), torch.randn(7, 4)
+    members, inputs = TreeNet(network, 3, branch=("third",)), torch.randn(7, 4)
     with mode():
         expected = alone(members, inputs)
         warmed(members, inputs)
@@ -173,7 +173,7 @@ def test_parts_of_a_shared_module_run_once_too():
         Counting("inner", calls, 4, 5), nn.ReLU(), nn.Sequential(Counting("inner", calls, 5, 5))
     )
     inputs = torch.randn(7, 4)
-    members = warmed(TreeNet(3, branch=("head",))(network), inputs)
+    members = warmed(TreeNet(network, 3, branch=("head",)), inputs)
     calls.clear()
     torch.testing.assert_close(members(inputs), alone(members, inputs))
     assert calls == {"inner": 2 + 3 * 2, "head": 3 + 3}  # those of the members run alone are the second summands
@@ -190,7 +190,7 @@ def test_a_trunk_may_return_more_than_a_tensor_and_containers_may_be_changed():
         return net.head(sum(found["features"]))
 
     members, inputs = (
-        TreeNet(3, split="head")(Apply(forward, trunk=Twice(4, 4), head=nn.Linear(4, 3))),
+        TreeNet(Apply(forward, trunk=Twice(4, 4), head=nn.Linear(4, 3)), 3, split="head"),
         torch.randn(7, 4),
     )
     for _ in range(2):
@@ -201,7 +201,7 @@ def test_a_trunk_may_return_more_than_a_tensor_and_containers_may_be_changed():
 def test_outputs_and_gradients_of_the_zoo_are_the_loops(name):
     torch.manual_seed(0)
     network, inputs = ZOO[name].make(), ZOO[name].inputs(6)
-    members = TreeNet(3)(network).eval()
+    members = TreeNet(network, 3).eval()
     looped = copy.deepcopy(members).set_engine("loop")
     found, expected = members(inputs), looped(inputs)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -215,7 +215,7 @@ def test_batch_norm_and_dropout_of_the_trunk_run_once_a_step():
     network = nn.Sequential(
         nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)
     )
-    members, inputs = TreeNet(3, split="3", branches="copies", noise=0.0)(network).train(), torch.randn(8, 4)
+    members, inputs = TreeNet(network, 3, split="3", branches="copies", noise=0.0).train(), torch.randn(8, 4)
     outputs = members(inputs)
     trunk, branch = members.shared.state(), members.own.state()
     assert trunk["1.num_batches_tracked"] == 1
@@ -233,7 +233,7 @@ def test_the_network_is_as_before_after_an_error():
             raise RuntimeError("one example")
         return net.head(hidden)
 
-    members = TreeNet(2, split="head")(Apply(fails, first=nn.Linear(4, 4), head=nn.Linear(4, 3)))
+    members = TreeNet(Apply(fails, first=nn.Linear(4, 4), head=nn.Linear(4, 3)), 2, split="head")
     inputs = torch.randn(5, 4)
     expected = members(inputs)
     with pytest.raises(RuntimeError, match="one example"):

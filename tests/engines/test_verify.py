@@ -175,7 +175,7 @@ def gradients(network, x):
 def check_equal(networks, engine="auto"):
     """Outputs in eval and in train mode, gradients, members taken out and copies of the ensemble."""
     x = vectors(5)
-    members = DeepEnsemble(networks, engine)
+    members = DeepEnsemble(networks, engine=engine)
     for network in networks:
         network.eval()
     members.eval()
@@ -217,7 +217,7 @@ def test_functions_over_self_use_the_members_values(kind):
 @pytest.mark.parametrize("kind", OVER_SELF)
 def test_an_efficient_ensemble_does_not_depend_on_the_network_given(kind):
     network = OVER_SELF[kind]()[0]
-    members = BatchEnsemble(2)(network).eval()
+    members = BatchEnsemble(network, 2).eval()
     before = members(vectors(4)).detach()
     with torch.no_grad():
         for parameter in network.parameters():
@@ -253,7 +253,7 @@ def test_caches_of_weights_are_each_members_own():
 
 
 def test_caches_of_weights_in_an_efficient_ensemble():
-    members = BatchEnsemble(3, include=("body",))(CachedHead(0)).eval()
+    members = BatchEnsemble(CachedHead(0), 3, include=("body",)).eval()
     with pytest.warns(SeparateModulesWarning):
         outputs = members(vectors(5))
     torch.testing.assert_close(outputs, torch.stack([member.eval()(vectors(5)) for member in members]))
@@ -262,7 +262,7 @@ def test_caches_of_weights_in_an_efficient_ensemble():
 @pytest.mark.parametrize("engine", ["stacked", "vmap"])
 def test_an_engine_that_shares_code_is_refused(engine):
     with pytest.raises(EnfoldError, match=engine):
-        DeepEnsemble(DIFFERENT["a float"](), engine)(vectors(4))
+        DeepEnsemble(DIFFERENT["a float"](), engine=engine)(vectors(4))
 
 
 def test_weights_of_different_functions_are_not_averaged():
@@ -595,6 +595,6 @@ def test_a_factory_that_seeds_itself_is_kept():
         return nn.Linear(6, 3)
 
     with pytest.warns(UserWarning, match="equal"):
-        members = DeepEnsemble.make(make, 2)
+        members = DeepEnsemble(make, 2)
     with torch.random.fork_rng(devices=[]):
         assert torch.equal(members.member(0).weight, make().weight)

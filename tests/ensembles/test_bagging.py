@@ -1,8 +1,10 @@
 """Bagging: own starts, own draws that miss a third of the examples, and the same members as a deep ensemble without."""
 
+from functools import partial
 import pytest
 import torch
 
+from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.data import Data, Split
@@ -29,7 +31,7 @@ def test_a_member_sees_632_of_a_thousand_examples():
     size = 10_000
     part = Split(torch.zeros(size, 1), torch.zeros(size, dtype=torch.long))
     data = Data(part, part, part, 2, (1,))
-    plan = Bagging(3).adapted(TrainConfig(batch_size=1000, order="shared"))
+    plan = Bagging(any_network(), 3).configure(TrainConfig(batch_size=1000, order="shared"))
     assert (plan.bootstrap, plan.order) == (True, "own")
     drawn = seen(plan, data, 0)
     for member in drawn:
@@ -43,10 +45,10 @@ def test_a_member_sees_632_of_a_thousand_examples():
 
 def test_members_start_as_a_deep_ensemble_and_are_trained_on_their_draws(tmp_path):
     data, plan = three_clouds(64, 40, 30), TrainConfig(epochs=3, batch_size=16, lr=0.02)
-    share = Bagging(3, seed=5)
-    start = DeepEnsemble.make(network(), 3, seed=5)
+    share = partial(Bagging, num_members=3, seed=5)
+    start = DeepEnsemble(network(), 3, seed=5)
     torch.testing.assert_close(share(network()).expand(), start.expand(), rtol=0, atol=0)
-    members = share.train(network(), data, plan, quiet=True)
+    members = fitted(share(network()), data, plan)
     assert members.seeds == start.seeds
     fit(start, data, config=plan.replace(bootstrap=True), quiet=True)
     torch.testing.assert_close(members(data.test.inputs), start.eval()(data.test.inputs))
@@ -58,8 +60,8 @@ def test_members_start_as_a_deep_ensemble_and_are_trained_on_their_draws(tmp_pat
 
 def test_bad_inputs_are_refused():
     with pytest.raises(EnfoldError, match="at least 1 member, got 0"):
-        Bagging(0)
+        Bagging(any_network(), 0)
     part = three_clouds(8, 8, 8)
     loader = part.replace(train=[(part.train.inputs, part.train.labels)])
     with pytest.raises(EnfoldError, match="bagging needs each member to see its own draws"):
-        Bagging(2).train(network(), loader, TrainConfig(epochs=1), quiet=True)
+        fitted(Bagging(network(), 2), loader, TrainConfig(epochs=1))

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from fitting import any_network
 from enfold.cost import parameters
 from enfold.data import Data, Split
 from enfold.ensembles.batch_ensemble import BatchEnsemble
@@ -24,7 +25,7 @@ def factors(members, layer=""):
 
 def test_a_linear_layer_is_equation_2():
     layer = nn.Linear(5, 3)
-    members = BatchEnsemble(4)(layer)
+    members = BatchEnsemble(layer, 4)
     inputs = torch.randn(7, 5)
     r, s = factors(members)
     expected = [s[m] * F.linear(r[m] * inputs, layer.weight) + layer.bias for m in range(4)]
@@ -43,7 +44,7 @@ def test_a_linear_layer_is_equation_2():
     ],
 )
 def test_a_convolution_scales_its_input_and_output_channels(layer, shape):
-    members = BatchEnsemble(3)(layer)
+    members = BatchEnsemble(layer, 3)
     inputs = torch.randn(2, *shape)
     r, s = factors(members)
     axes = (-1, *(1,) * (len(shape) - 1))
@@ -54,25 +55,25 @@ def test_a_convolution_scales_its_input_and_output_channels(layer, shape):
 
 def test_biases():
     layer, inputs = nn.Linear(5, 3), torch.randn(7, 5)
-    members = BatchEnsemble(2, bias="shared_pre")(layer)
+    members = BatchEnsemble(layer, 2, bias="shared_pre")
     r, s = factors(members)
     torch.testing.assert_close(members(inputs)[1], s[1] * layer(r[1] * inputs))
-    after = BatchEnsemble(2, bias="shared_post")(layer)
+    after = BatchEnsemble(layer, 2, bias="shared_post")
     assert "bias" in after.shared.state()
-    assert "bias" in BatchEnsemble(2, bias="member")(layer).own.state()
+    assert "bias" in BatchEnsemble(layer, 2, bias="member").own.state()
     torch.testing.assert_close(after.expand()["bias"], layer.bias.expand(2, 3))
 
 
 def test_ones_and_equal_biases_are_the_source_network():
     network, inputs = ResNet(width=8, depth=8), torch.randn(4, 3, 8, 8)
-    members = BatchEnsemble(3, init="ones")(network).eval()
+    members = BatchEnsemble(network, 3, init="ones").eval()
     torch.testing.assert_close(members(inputs), network.eval()(inputs).expand(3, 4, 10), rtol=1e-4, atol=1e-5)
 
 
 @given(scale=st.floats(0.2, 5))
 def test_the_gauge_is_free(scale):
     torch.manual_seed(0)
-    members, inputs = BatchEnsemble(2)(nn.Linear(4, 3)), torch.randn(5, 4)
+    members, inputs = BatchEnsemble(nn.Linear(4, 3), 2), torch.randn(5, 4)
     before = members(inputs)
     with torch.no_grad():
         members.fast.get_parameter("r").mul_(scale)
@@ -82,25 +83,25 @@ def test_the_gauge_is_free(scale):
 
 def test_quotients_of_members_have_rank_one_and_signs_keep_sizes():
     layer = nn.Linear(6, 5)
-    weights = BatchEnsemble(3)(layer).expand()["weight"]
+    weights = BatchEnsemble(layer, 3).expand()["weight"]
     values = torch.linalg.svdvals((weights[0] / weights[1]).double())
     assert values[1] < 1e-4 * values[0]
-    signs = BatchEnsemble(3, init="signs")(layer)
+    signs = BatchEnsemble(layer, 3, init="signs")
     assert set(signs.fast.state()["r"].unique().tolist()) <= {-1.0, 1.0}
     torch.testing.assert_close(signs.expand()["weight"].abs(), layer.weight.abs().expand(3, 5, 6))
 
 
 def test_rank_k_sums_outer_products():
     layer = nn.Linear(6, 5)
-    members = BatchEnsemble(2, rank=3)(layer)
+    members = BatchEnsemble(layer, 2, rank=3)
     r, s = members.fast.state()["r"], members.fast.state()["s"]  # (rank, M, channels)
     expected = layer.weight * torch.einsum("jmo,jmi->moi", s, r)
     torch.testing.assert_close(members.expand()["weight"], expected)
-    torch.testing.assert_close(BatchEnsemble(2, rank=3, init="ones")(layer).expand()["weight"][1], layer.weight)
+    torch.testing.assert_close(BatchEnsemble(layer, 2, rank=3, init="ones").expand()["weight"][1], layer.weight)
 
 
 def test_tabm_draws_the_first_input_vector_alone():
-    members = BatchEnsemble(4, init="tabm")(MLP(6, [5, 5], 3))
+    members = BatchEnsemble(MLP(6, [5, 5], 3), 4, init="tabm")
     fast = members.fast.state()
     first = next(iter(fast))
     assert set(fast[first].unique().tolist()) == {-1.0, 1.0}
@@ -108,29 +109,29 @@ def test_tabm_draws_the_first_input_vector_alone():
 
 
 def test_the_published_count():
-    assert parameters(BatchEnsemble(4)(WideResNet(28, 10, 10))) == 36_557_548
+    assert parameters(BatchEnsemble(WideResNet(28, 10, 10), 4)) == 36_557_548
 
 
 def test_ensemble_batch_norm_keeps_members_apart_in_train_mode():
     network = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
-    own = BatchEnsemble(2, batch_norm="own")(network).train()
+    own = BatchEnsemble(network, 2, batch_norm="own").train()
     assert own.own.state()["1.running_mean"].shape == (2, 6)
     inputs = torch.randn(2, 8, 4)
     changed = inputs.clone()
     changed[1] += 5
     torch.testing.assert_close(own.forward_each(inputs)[0], own.forward_each(changed)[0])
-    assert BatchEnsemble(2, batch_norm="joint")(network).shared.state()["1.running_mean"].shape == (6,)
+    assert BatchEnsemble(network, 2, batch_norm="joint").shared.state()["1.running_mean"].shape == (6,)
 
 
 def test_patterns_choose_layers_and_one_that_matches_nothing_is_refused():
     network = MLP(6, [5, 5], 3)
-    members = BatchEnsemble(2, exclude=("head",))(network)
+    members = BatchEnsemble(network, 2, exclude=("head",))
     assert not any(name.startswith("head") for name in members.fast.state())
-    assert {name.split(".")[0] for name in BatchEnsemble(2, include=("head",))(network).fast.state()} == {"head"}
+    assert {name.split(".")[0] for name in BatchEnsemble(network, 2, include=("head",)).fast.state()} == {"head"}
     with pytest.raises(EnfoldError, match="'nothing' matches none of"):
-        BatchEnsemble(2, include=("nothing",))(network)
+        BatchEnsemble(network, 2, include=("nothing",))
     with pytest.raises(EnfoldError, match="got none"):
-        BatchEnsemble(2)(nn.Sequential(nn.LayerNorm(4)))
+        BatchEnsemble(nn.Sequential(nn.LayerNorm(4)), 2)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
@@ -138,7 +139,7 @@ def test_fast_weights_decay_to_one_and_shared_gradients_are_one_networks(optimiz
     torch.manual_seed(0)
     inputs, labels = torch.randn(32, 4), torch.randint(3, (32,))
     data = Data(Split(inputs, labels), [], Split(inputs, labels), 3, (4,))
-    members = BatchEnsemble(3, init="gaussian", fast_decay=1.0, fast_grad_scale=1e-7)(nn.Linear(4, 3))
+    members = BatchEnsemble(nn.Linear(4, 3), 3, init="gaussian", fast_decay=1.0, fast_grad_scale=1e-7)
     before = {name: tensor.detach().clone() for name, tensor in members.fast.state().items()}
     rate, decay = 0.05, 0.2
     plan = TrainConfig(
@@ -158,7 +159,7 @@ def test_the_scale_of_fast_steps_is_not_lost_on_any_optimizer(optimizer):
     moved = []
     network = nn.Linear(4, 3)
     for scale in (0.5, 1.0):
-        members = BatchEnsemble(3, fast_grad_scale=scale)(network)
+        members = BatchEnsemble(network, 3, fast_grad_scale=scale)
         before = members.fast.state()["r"].detach().clone()
         fit(members, data, config=plan, quiet=True)
         moved.append(members.fast.state()["r"].detach() - before)
@@ -170,7 +171,7 @@ def test_the_scale_of_fast_steps_is_not_lost_on_any_optimizer(optimizer):
 def test_every_rank_keeps_the_size_of_the_weight_and_trains(init):
     torch.manual_seed(0)
     network = MLP(40, [50], 3)
-    members = BatchEnsemble(3, rank=3, init=init, spread=0.5 if init == "signs" else 0.1)(network).train()
+    members = BatchEnsemble(network, 3, rank=3, init=init, spread=0.5 if init == "signs" else 0.1).train()
     for name in ("hidden.0.weight", "head.weight"):
         size = dict(network.named_parameters())[name].norm()
         sizes = members.expand()[name].flatten(1).norm(dim=1) / size
@@ -186,21 +187,21 @@ def test_every_rank_keeps_the_size_of_the_weight_and_trains(init):
 def test_an_embedding_of_higher_rank_starts_as_one_of_rank_one():
     table = nn.Embedding(7, 5)
     for init in ("ones", "signs"):
-        members = BatchEnsemble(2, rank=3, init=init)(table)
+        members = BatchEnsemble(table, 2, rank=3, init=init)
         torch.testing.assert_close(members.expand()["weight"].abs(), table.weight.abs().expand(2, 7, 5))
 
 
 def test_layers_that_compute_their_weight_are_refused_by_name():
     network = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 2))
     with pytest.raises(EnfoldError, match=r"'0' computes it from others.*exclude the layer"):
-        BatchEnsemble(2)(network)
-    assert BatchEnsemble(2, include="1")(network)(torch.zeros(3, 4)).shape == (2, 3, 2)
+        BatchEnsemble(network, 2)
+    assert BatchEnsemble(torch.zeros(3, 4), network, 2, include="1").shape == (2, 3, 2)
 
 
 def test_one_batch_norm_each_is_m_batch_norms():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).double()
-    members = BatchEnsemble(3, batch_norm="own")(network).train()
+    members = BatchEnsemble(network, 3, batch_norm="own").train()
     networks = [member.train() for member in members]
     own = torch.randn(3, 8, 4, dtype=torch.float64)
     torch.testing.assert_close(
@@ -217,10 +218,10 @@ def test_a_training_is_not_continued_with_other_settings(tmp_path):
     data = Data(*(Split(torch.randn(16, 4), torch.randint(3, (16,))) for _ in range(3)), 3, (4,))
     file = tmp_path / "checkpoint.safetensors"
     network = nn.Linear(4, 3)
-    fit(BatchEnsemble(2)(network), data, config=TrainConfig(epochs=1), checkpoint=file, quiet=True)
+    fit(BatchEnsemble(network, 2), data, config=TrainConfig(epochs=1), checkpoint=file, quiet=True)
     with pytest.raises(EnfoldError, match="checkpoint"):
         fit(
-            BatchEnsemble(2, fast_grad_scale=9.0)(network),
+            BatchEnsemble(network, 2, fast_grad_scale=9.0),
             data,
             config=TrainConfig(epochs=1),
             checkpoint=file,
@@ -235,7 +236,7 @@ def test_a_shared_weight_moves_as_in_one_network():
     data = Data(Split(inputs, labels), [], Split(inputs, labels), 3, (4,))
     plan = TrainConfig(epochs=1, batch_size=16, optimizer="sgd", lr=0.1, weight_decay=0.0, schedule="constant")
     network = nn.Linear(4, 3)
-    members = BatchEnsemble(4, init="ones", fast_grad_scale=0.0)(network)
+    members = BatchEnsemble(network, 4, init="ones", fast_grad_scale=0.0)
     fit(members, data, config=plan.replace(order="shared"), quiet=True)
     fit(network, data, config=plan.replace(order="shared"), quiet=True)
     torch.testing.assert_close(members.shared.state()["weight"], network.weight)
@@ -244,7 +245,7 @@ def test_a_shared_weight_moves_as_in_one_network():
 def test_a_joint_batch_norm_sees_all_members_together():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)).double()
-    members = BatchEnsemble(num_members=3, batch_norm="joint")(network).train()
+    members = BatchEnsemble(network, num_members=3, batch_norm="joint").train()
     inputs = torch.randn(5, 3, 4, 4, dtype=torch.float64)
     state = {name: tensor.detach().clone() for name, tensor in members.expand().items()}
     before = [F.conv2d(inputs, state["0.weight"][m], state["0.bias"][m]) for m in range(3)]  # each (5, 4, 2, 2)
@@ -263,7 +264,7 @@ def test_members_normalise_alone_in_training_and_in_use():
     """What shared affine parameters and own statistics are for: eval mode is what training converged to."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, momentum=None), nn.ReLU(), nn.Linear(8, 3)).double()
-    members = BatchEnsemble(num_members=3)(network).train()
+    members = BatchEnsemble(network, num_members=3).train()
     inputs = torch.randn(400, 6, dtype=torch.float64)
     trained = members(inputs).detach()
     torch.testing.assert_close(members.eval()(inputs), trained, rtol=0.02, atol=0.02)
@@ -274,17 +275,17 @@ def test_members_normalise_alone_in_training_and_in_use():
 @pytest.mark.filterwarnings("ignore::enfold.errors.PartialCoverageWarning")
 def test_what_cannot_be_joint_says_so():
     network = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), nn.Flatten(), nn.BatchNorm1d(24))
-    members = BatchEnsemble(num_members=2, batch_norm="joint")(network).train()
+    members = BatchEnsemble(network, num_members=2, batch_norm="joint").train()
     with pytest.raises(EnfoldError, match=r"cannot be joint in this network because .*use batch_norm: shared or own"):
         members(torch.randn(4, 3, 8))
     with pytest.raises(EnfoldError, match="batch norm must be one of own, shared, joint, got 'mine'"):
-        BatchEnsemble(batch_norm="mine")(network)
+        BatchEnsemble(network, batch_norm="mine")
 
 
 def test_norm_parameters_are_shared_or_each_members_own():
     network = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.GroupNorm(2, 6), nn.Linear(6, 3))
-    assert {"1.weight", "1.bias", "2.weight"} <= BatchEnsemble(2)(network).shared.state().keys()
-    own = BatchEnsemble(2, norms="own")(network)
+    assert {"1.weight", "1.bias", "2.weight"} <= BatchEnsemble(network, 2).shared.state().keys()
+    own = BatchEnsemble(network, 2, norms="own")
     assert own.own.state()["1.weight"].shape == (2, 6)
     assert own.own.state()["2.bias"].shape == (2, 6)
     with torch.no_grad():
@@ -296,7 +297,7 @@ def test_norm_parameters_are_shared_or_each_members_own():
 @pytest.mark.parametrize("wrong", [{"bias": "none"}, {"init": "zeros"}, {"norms": "mine"}])
 def test_choices_that_do_not_exist(wrong):
     with pytest.raises(EnfoldError, match=r"must be one of .*: choose one"):
-        BatchEnsemble(**wrong)
+        BatchEnsemble(any_network(), **wrong)
 
 
 class Recurrent(nn.Module):
@@ -314,16 +315,16 @@ def test_the_share_of_the_network_that_is_scaled_is_told():
     network = Recurrent()
     count = sum(parameter.numel() for parameter in network.parameters())
     with pytest.warns(PartialCoverageWarning, match=r"'gru\.weight_hh_l0'"):
-        members = BatchEnsemble(3)(network)
+        members = BatchEnsemble(network, 3)
     share = (16 * 3 + 3) / count
-    assert members.covered() == pytest.approx(share)
+    assert members.coverage() == pytest.approx(share)
     assert f"{100 * share:.3g} %" in repr(members)
     assert "gru" in members.notice, "for tables"
-    whole = BatchEnsemble(3)(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
-    assert whole.covered() == 1
+    whole = BatchEnsemble(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), 3)
+    assert whole.coverage() == 1
     assert "100 %" in repr(whole)
-    BatchEnsemble(3, include=("head",))(network)  # which the user chose
-    assert MultiHead(3)(network).covered() == pytest.approx(share), "which is what it is for"
+    BatchEnsemble(network, 3, include=("head",))  # which the user chose
+    assert MultiHead(network, 3).coverage() == pytest.approx(share), "which is what it is for"
 
 
 @pytest.mark.parametrize("batch_norm", ["shared", "own"])
@@ -331,7 +332,7 @@ def test_statistics_of_instance_norms_are_each_members_own(batch_norm):
     torch.manual_seed(0)
     norm = nn.InstanceNorm1d(6, affine=True, track_running_stats=True)
     network = nn.Sequential(nn.Conv1d(4, 6, 3), norm, nn.Flatten(), nn.Linear(6 * 8, 3))
-    members = BatchEnsemble(3, batch_norm=batch_norm)(network).train()
+    members = BatchEnsemble(network, 3, batch_norm=batch_norm).train()
     expected = [member.train() for member in members]
     inputs = torch.randn(5, 4, 10)
     members(inputs)

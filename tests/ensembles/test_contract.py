@@ -7,11 +7,13 @@ import rtdl_revisiting_models
 import torch
 from torch import Tensor, nn
 
+from fitting import any_network, fitted
 import enfold
 from enfold.cost import parameters
 from enfold.data import Data, Split
 from enfold.data.batches import Batch
-from enfold.ensemble import Ensemble, trained_members
+from enfold.ensemble import Ensemble
+from enfold.train.optimize import trained_members
 from enfold.ensembles.common.sampled import SampledEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
@@ -108,8 +110,8 @@ def ready(name: str, network: nn.Module, inputs: Tensor, num_members: int = M) -
     """Members as they are after training where they only exist then, else as they start."""
     share = method_of(name, num_members)
     model = share(network)
-    if isinstance(model, Sampled):
-        model = share.train(network, data_of(inputs), TRAINING, quiet=True)
+    if isinstance(model, SampledEnsemble):
+        model = fitted(share(network), data_of(inputs), TRAINING)
     return model.eval()
 
 
@@ -204,7 +206,7 @@ def test_a_step_gives_every_declared_parameter_a_gradient_and_leaves_the_source(
     assert sorted(declared) == sorted(id(parameter) for parameter in members.parameters() if parameter.requires_grad)
     if isinstance(members, Ensemble) or trained_members(members) == 1:
         assert members(inputs).shape == (trained_members(members), 6, 4)
-    objective = share.objective(TRAINING) or (lambda model, batch: model(batch.inputs).square().sum())
+    objective = share(any_network()).objective(TRAINING) or (lambda model, batch: model(batch.inputs).square().sum())
     objective(members, Batch(inputs, torch.arange(6) % 4)).sum().backward()
     without = [
         key for key, parameter in members.named_parameters() if parameter.requires_grad and parameter.grad is None
@@ -247,7 +249,7 @@ def test_training_reaches_members_that_answer(name):
     gathered = 2 + share.rank if name == "swag" else 0  # a mean, a variance and deviations
     assert parameters(share(network)) <= max(M, gathered) * parameters(network)
     plan = TrainConfig(epochs=30, batch_size=32, lr=0.02, select="last")
-    members = share.train(network, data, plan, quiet=True)
+    members = fitted(share(network), data, plan)
     said = predict(members, data.test)
     assert accuracy(said) > 0.6, "chance is 0.25"
     assert nll(said) < 1.2, "chance is 1.39"

@@ -116,19 +116,19 @@ def test_networks_that_have_run_and_kept_activations_make_an_ensemble():
 @pytest.mark.parametrize("num_members", [0, -1])
 def test_no_members_cannot_be_made(num_members):
     with pytest.raises(EnfoldError, match=f"at least 1 member, got {num_members}"):
-        DeepEnsemble.make(linear, num_members)
+        DeepEnsemble(linear, num_members)
 
 
 def test_making_depends_on_the_seed_alone():
     torch.default_generator.manual_seed(3)
     state = torch.get_rng_state()
-    members = DeepEnsemble.make(ZOO["mlp"].make, 3, seed=5)
+    members = DeepEnsemble(ZOO["mlp"].make, 3, seed=5)
     assert torch.equal(torch.get_rng_state(), state)
     torch.default_generator.manual_seed(4)
-    again = DeepEnsemble.make(ZOO["mlp"].make, 3, seed=5)
+    again = DeepEnsemble(ZOO["mlp"].make, 3, seed=5)
     for key, tensor in members.expand().items():
         assert torch.equal(tensor, again.expand()[key])
-        assert not torch.equal(tensor, DeepEnsemble.make(ZOO["mlp"].make, 3, seed=6).expand()[key])
+        assert not torch.equal(tensor, DeepEnsemble(ZOO["mlp"].make, 3, seed=6).expand()[key])
         assert len(tensor.flatten(1).unique(dim=0)) == 3
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(again.seeds[1])
@@ -139,18 +139,18 @@ def test_making_depends_on_the_seed_alone():
 def test_a_factory_that_ignores_the_seed_is_warned_about():
     network = linear()
     with pytest.warns(UserWarning, match="all 2 members are equal, parameter by parameter"):
-        members = DeepEnsemble.make(lambda: network, 2)
+        members = DeepEnsemble(lambda: network, 2)
     assert members.equal_parameters() == ["weight", "bias"]
-    assert DeepEnsemble.make(lambda: network, 1).num_members == 1
+    assert DeepEnsemble(lambda: network, 1).num_members == 1
 
 
 def test_a_factory_must_make_networks():
     with pytest.raises(EnfoldError, match=r"must return an nn.Module, got tuple"):
-        DeepEnsemble.make(lambda: (linear(), 1), 2)
+        DeepEnsemble(lambda: (linear(), 1), 2)
 
 
 def test_equal_parameters_are_reported_by_name():
-    assert DeepEnsemble.make(ZOO["batch_norm_1d"].make, 2).equal_parameters() == [
+    assert DeepEnsemble(ZOO["batch_norm_1d"].make, 2).equal_parameters() == [
         "0.weight",
         "0.bias",
         "2.weight",
@@ -195,7 +195,7 @@ def test_a_copy_inside_another_module_is_complete():
     duplicate = copy.deepcopy(outer)
     assert duplicate["a"] is duplicate["b"][0]
     found = duplicate["a"]
-    assert (type(found), found.seeds, found.engine_name) == (DeepEnsemble, (1, 2, 3), "loop")
+    assert (type(found), found.seeds, found.engine) == (DeepEnsemble, (1, 2, 3), "loop")
     flags = [parameter.requires_grad for parameter in found.parameters()]
     assert flags == [parameter.requires_grad for parameter in members.parameters()] == [False, False, True, False]
     with torch.no_grad():
@@ -207,7 +207,7 @@ def test_a_copy_inside_another_module_is_complete():
 
 @pytest.mark.parametrize("engine", ["auto", "loop", "vmap"])
 def test_a_copy_made_after_running_is_run_by_its_own_engine(engine):
-    members = DeepEnsemble(population("batch_norm_1d"), engine)
+    members = DeepEnsemble(population("batch_norm_1d"), engine=engine)
     members(vectors(4))
     duplicate = copy.deepcopy(members)
     before = {key: tensor.clone() for key, tensor in members.expand().items()}

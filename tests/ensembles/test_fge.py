@@ -1,8 +1,10 @@
 """FGE: the paper's triangle, members at its low points, a start that leaves room for them, and resuming."""
 
+from functools import partial
 import pytest
 import torch
 
+from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.ensembles.fge import FGE
@@ -28,8 +30,8 @@ def published(epoch, iteration, cycle, high, low):
 
 @pytest.mark.parametrize("cycle", [2, 4])
 def test_the_learning_rate_is_the_papers(cycle):
-    share, steps = FGE(3, start=0.8, cycle=cycle), 7
-    plan = share.adapted(TrainConfig(epochs=100))
+    share, steps = partial(FGE, num_members=3, start=0.8, cycle=cycle), 7
+    plan = share(any_network()).configure(TrainConfig(epochs=100))
     ours = [plan.rate_factor(80 * steps + step, steps) for step in range(20 * steps)]
     theirs = [published(step // steps, step % steps / steps, cycle, 0.5, 0.1) for step in range(20 * steps)]
     assert ours == pytest.approx(theirs, abs=1e-9)
@@ -38,9 +40,9 @@ def test_the_learning_rate_is_the_papers(cycle):
 
 @pytest.mark.parametrize("cycle", [2, 4])
 def test_members_are_taken_where_the_rate_is_lowest(cycle):
-    share, steps = FGE(3, cycle=cycle), 10
-    plan = share.adapted(TrainConfig(epochs=40))
-    moments = share.moments(plan)
+    share, steps = partial(FGE, num_members=3, cycle=cycle), 10
+    plan = share(any_network()).configure(TrainConfig(epochs=40))
+    moments = share(any_network()).snapshot_epochs(plan)
     assert len(moments) == 3
     assert moments == sorted(moments, reverse=True)
     for epoch in moments:
@@ -51,34 +53,34 @@ def test_members_are_taken_where_the_rate_is_lowest(cycle):
 
 
 def test_the_published_run_has_twenty_members():
-    share = FGE(20)
-    plan = share.adapted(TrainConfig(epochs=200))
+    share = partial(FGE, num_members=20)
+    plan = share(any_network()).configure(TrainConfig(epochs=200))
     assert plan.tail_start == 0.8
-    assert share.moments(plan) == list(range(199, 160, -2))
+    assert share(any_network()).snapshot_epochs(plan) == list(range(199, 160, -2))
 
 
 def test_cycles_begin_earlier_where_the_members_need_it():
-    plan = FGE(4).adapted(TrainConfig(epochs=20, warmup_epochs=15.0, patience=2))
+    plan = FGE(any_network(), 4).configure(TrainConfig(epochs=20, warmup_epochs=15.0, patience=2))
     assert (plan.tail_start, plan.warmup_epochs, plan.select) == (13 / 20, 13.0, "last")
-    assert FGE(4).moments(plan) == [20, 18, 16, 14]
+    assert FGE(any_network(), 4).moments(plan) == [20, 18, 16, 14]
 
 
 def test_members_are_the_networks_at_these_moments():
-    share, seen = FGE(2), {}
-    plan = share.adapted(TrainConfig(epochs=6, batch_size=16, lr=0.05))
+    share, seen = partial(FGE, num_members=2), {}
+    plan = share(any_network()).configure(TrainConfig(epochs=6, batch_size=16, lr=0.05))
     model = share(network())
 
     def keep(epoch):
         seen[epoch.epoch + 1] = {name: tensor.detach().clone() for name, tensor in model.centre.state().items()}
 
     fit(model, DATA, config=plan, on_epoch=keep, quiet=True)
-    for member, epoch in enumerate(share.moments(plan)):
+    for member, epoch in enumerate(share(any_network()).snapshot_epochs(plan)):
         for name, tensor in model.expand().items():
             torch.testing.assert_close(tensor[member], seen[epoch][name], rtol=0, atol=0)
 
 
 def test_training_resumes_with_the_members_and_what_is_saved_is_loaded(tmp_path):
-    share, file = FGE(3), tmp_path / "checkpoint.safetensors"
+    share, file = partial(FGE, num_members=3), tmp_path / "checkpoint.safetensors"
     plan = TrainConfig(epochs=8, batch_size=16, lr=0.05)
 
     class Stop(Exception):
@@ -88,10 +90,10 @@ def test_training_resumes_with_the_members_and_what_is_saved_is_loaded(tmp_path)
         if epoch.epoch == 5:
             raise Stop
 
-    whole = share.train(network(), DATA, plan, quiet=True)
+    whole = fitted(share(network()), DATA, plan)
     with pytest.raises(Stop):
-        fit(share(network()), DATA, config=share.adapted(plan), checkpoint=file, on_epoch=stop, quiet=True)
-    resumed = share.train(network(), DATA, plan, checkpoint=file, quiet=True)
+        fit(share(network()), DATA, config=plan, checkpoint=file, on_epoch=stop, quiet=True)
+    resumed = fitted(share(network()), DATA, plan, checkpoint=file)
     torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
     enfold.save(whole, tmp_path / "model.safetensors")
     loaded = enfold.load(tmp_path / "model.safetensors", network())
@@ -99,7 +101,7 @@ def test_training_resumes_with_the_members_and_what_is_saved_is_loaded(tmp_path)
 
 
 def test_a_plan_without_cycles_gives_the_last_epochs():
-    assert FGE(3).moments(TrainConfig(epochs=5)) == [5, 4, 3]
+    assert FGE(any_network(), 3).moments(TrainConfig(epochs=5)) == [5, 4, 3]
 
 
 @pytest.mark.parametrize(
@@ -113,11 +115,11 @@ def test_a_plan_without_cycles_gives_the_last_epochs():
 )
 def test_bad_settings_are_refused(settings, message):
     with pytest.raises(EnfoldError, match=message):
-        FGE(**settings)
+        FGE(any_network(), **settings)
 
 
 def test_too_few_epochs_are_refused():
     with pytest.raises(EnfoldError, match=r"4 members need 7 epochs of cycles .* got 7 epochs: train for more than 7"):
-        FGE(4).adapted(TrainConfig(epochs=7))
+        FGE(any_network(), 4).configure(TrainConfig(epochs=7))
     with pytest.raises(EnfoldError, match="4 members need as many cycles, got a plan with 3"):
-        FGE(4).moments(TrainConfig(epochs=3))
+        FGE(any_network(), 4).moments(TrainConfig(epochs=3))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.cost import parameters
@@ -21,7 +22,7 @@ def small() -> nn.Sequential:
 
 def test_members_are_the_network_with_their_own_norms():
     network, inputs = small().eval(), torch.randn(5, 4)
-    members = FiLMEnsemble(3)(network).eval()
+    members = FiLMEnsemble(network, 3).eval()
     scale, shift = members.own.state()["1.weight"], members.own.state()["1.bias"]
     hidden = network[0](inputs)
     normal = (hidden - network[1].running_mean) / (network[1].running_var + network[1].eps).sqrt()
@@ -30,7 +31,7 @@ def test_members_are_the_network_with_their_own_norms():
 
 
 def test_all_weights_are_literally_shared():
-    members = FiLMEnsemble(3)(ResNet(width=4, depth=8))
+    members = FiLMEnsemble(ResNet(width=4, depth=8), 3)
     stored = members.shared.state()
     norms = {name for name, tensor in members.expand().items() if name not in stored}
     assert norms == set(members.own.state())
@@ -44,12 +45,12 @@ def test_all_weights_are_literally_shared():
 def test_the_count_grows_by_the_norms_alone():
     network = ResNet(width=8, depth=8)
     affine = sum(p.numel() for m in network.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters())
-    assert parameters(FiLMEnsemble(4)(network)) == parameters(network) + 3 * affine
+    assert parameters(FiLMEnsemble(network, 4)) == parameters(network) + 3 * affine
 
 
 def test_statistics_are_each_members_own():
     torch.manual_seed(0)
-    members = FiLMEnsemble(2)(small()).train()
+    members = FiLMEnsemble(small(), 2).train()
     inputs = torch.randn(2, 8, 4)
     inputs[1] += 5
     members.forward_each(inputs)
@@ -60,14 +61,14 @@ def test_statistics_are_each_members_own():
 def test_starts():
     network = small()
     nn.init.uniform_(network[1].weight, 0.5, 2)
-    own = FiLMEnsemble(4, gain=3.0)(network).own.state()
+    own = FiLMEnsemble(network, 4, gain=3.0).own.state()
     bound = 3 * math.sqrt(6 / 17)
     for name in ("1.weight", "1.bias"):
         assert own[name].abs().max() <= bound
         assert own[name].abs().max() > 0.8 * bound
-    signs = FiLMEnsemble(4, init="signs", gain=0.5)(network).own.state()["1.weight"]
+    signs = FiLMEnsemble(network, 4, init="signs", gain=0.5).own.state()["1.weight"]
     assert set(signs.unique().tolist()) == {-0.5, 0.5}
-    around = FiLMEnsemble(4, init="around", gain=0.0)(network)
+    around = FiLMEnsemble(network, 4, init="around", gain=0.0)
     inputs = torch.randn(5, 4)
     torch.testing.assert_close(around.eval()(inputs), network.eval()(inputs).expand(4, 5, 3))
 
@@ -75,24 +76,24 @@ def test_starts():
 def test_the_gain_sets_how_far_apart_members_start():
     torch.manual_seed(0)
     network, inputs = small().eval(), torch.randn(32, 4)
-    starts = [FiLMEnsemble(4, init="around", gain=gain)(network) for gain in (0.05, 0.2, 0.8)]
+    starts = [FiLMEnsemble(network, 4, init="around", gain=gain) for gain in (0.05, 0.2, 0.8)]
     spreads = [float(members(inputs).detach().std(0).mean()) for members in starts]
     assert spreads == sorted(spreads)
     assert spreads[0] > 0
 
 
 def test_layer_norms_and_group_norms_are_modulated():
-    vit = FiLMEnsemble(2)(ViT((3, 8, 8), 4, width=8, depth=1, heads=2))
+    vit = FiLMEnsemble(ViT((3, 8, 8), 4, width=8, depth=1, heads=2), 2)
     assert {"norm.weight", "blocks.0.norm1.bias"} <= set(vit.own.state())
-    grouped = FiLMEnsemble(2)(nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.RMSNorm(4)))
+    grouped = FiLMEnsemble(nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.RMSNorm(4)), 2)
     assert set(grouped.own.state()) == {"1.weight", "1.bias", "2.weight"}
 
 
 def test_a_network_without_norms_is_refused_with_a_remedy():
     with pytest.raises(EnfoldError, match=r"norm layers with affine parameters.* MLP has none: add norm layers"):
-        FiLMEnsemble(2)(MLP(4, [8], 3))
+        FiLMEnsemble(MLP(4, [8], 3), 2)
     with pytest.raises(EnfoldError, match="has none"):
-        FiLMEnsemble(2)(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, affine=False)))
+        FiLMEnsemble(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, affine=False)), 2)
 
 
 @pytest.mark.parametrize(
@@ -101,13 +102,13 @@ def test_a_network_without_norms_is_refused_with_a_remedy():
 )
 def test_bad_settings_are_refused(settings, message):
     with pytest.raises(EnfoldError, match=message):
-        FiLMEnsemble(**settings)
+        FiLMEnsemble(any_network(), **settings)
 
 
 def test_trained_members_learn_and_are_stored(tmp_path):
     torch.manual_seed(0)
     data, network = three_clouds(96, 48, 8), small()
-    trained = FiLMEnsemble(3).train(network, data, TrainConfig(epochs=6, batch_size=16, lr=0.02), quiet=True)
+    trained = fitted(FiLMEnsemble(network, 3), data, TrainConfig(epochs=6, batch_size=16, lr=0.02))
     loaded = enfold.load(enfold.save(trained, tmp_path / "members.safetensors"), network)
     torch.testing.assert_close(loaded(data.test.inputs), trained(data.test.inputs), rtol=0, atol=0)
     right = trained(data.train.inputs).argmax(-1) == data.train.labels

@@ -1,5 +1,6 @@
 """Hyper-batch ensembles: the equations written out, the penalties' distributions, tuning, resuming."""
 
+from functools import partial
 import copy
 import math
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from torch import nn
 
+from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.data.batches import Batch
@@ -26,7 +28,7 @@ from enfold.train import CrossEntropy, TrainConfig, fit
 
 DATA = three_clouds(96, 64, 60)
 PLAN = TrainConfig(epochs=3, batch_size=16, lr=0.02, select="last")
-EMBEDDED = HyperBatchEnsemble(3, embedding_spread=0.5)  # so that λ makes a difference before training
+EMBEDDED = partial(HyperBatchEnsemble, num_members=3, embedding_spread=0.5)  # so that λ makes a difference before training
 
 
 def network():
@@ -101,7 +103,7 @@ def test_layers_fall_into_six_groups():
     assert [groups[f"{name}bias"] for name in names] == [0, 1, 1, 2, 2, 3, 3, 5]
     assert penalty_groups([""]) == {"weight": 4, "bias": 5}
     assert penalty_groups(["a.", "b."]) == {"a.weight": 0, "a.bias": 0, "b.weight": 4, "b.bias": 5}
-    members = HyperBatchEnsemble(2)(MLP(4, [8, 8], 3))
+    members = HyperBatchEnsemble(MLP(4, [8, 8], 3), 2)
     assert members.penalties.bounds.shape == (2, 2, 4)  # no second and third group of hidden layers
     assert sorted(set(members.penalties.groups.values())) == [0, 1, 2, 3]
 
@@ -112,8 +114,8 @@ def test_layers_fall_into_six_groups():
 @pytest.mark.parametrize("bias", ["member", "shared_post", "shared_pre"])
 def test_without_embedding_it_is_batch_ensemble(bias):
     source, inputs = network(), torch.randn(6, 4)
-    members = HyperBatchEnsemble(3, bias=bias, embedding_spread=0.0)(source)
-    expected = BatchEnsemble(3, bias=bias, spread=0.75)(source)
+    members = HyperBatchEnsemble(source, 3, bias=bias, embedding_spread=0.0)
+    expected = BatchEnsemble(source, 3, bias=bias, spread=0.75)
     torch.testing.assert_close(members.expand(), expected.expand(), rtol=0, atol=0)
     torch.testing.assert_close(members.eval()(inputs), expected.eval()(inputs), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(members.train()(inputs), expected.train()(inputs), rtol=1e-4, atol=1e-5)
@@ -129,7 +131,7 @@ def test_without_embedding_it_is_batch_ensemble(bias):
     ],
 )
 def test_a_layer_is_equations_1_and_2(layer, shape, tied):
-    members = HyperBatchEnsemble(2, embedding_spread=0.5, tied=tied)(layer).eval()
+    members = HyperBatchEnsemble(layer, 2, embedding_spread=0.5, tied=tied).eval()
     with torch.no_grad():
         members.delta.state()["bias"].normal_()
     inputs, fast = torch.randn(3, *shape), members.fast.state()
@@ -151,7 +153,7 @@ def test_a_layer_is_equations_1_and_2(layer, shape, tied):
 
 
 def test_embedding_layers_answer_along_their_outputs():
-    members = HyperBatchEnsemble(2, embedding_spread=0.5)(nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 2)))
+    members = HyperBatchEnsemble(nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 2)), 2, embedding_spread=0.5)
     e, s = members.penalties.embedded()["0.weight"], members.fast.state()["0.s"][0]
     W, D = members.shared.state()["0.weight"], members.delta.state()["0.weight"]
     expected = torch.stack([W * s[m] + D * (s[m] * e[m]) for m in range(2)])
@@ -169,7 +171,7 @@ def test_embedding_layers_answer_along_their_outputs():
     ],
 )
 def test_the_penalty_in_three_terms_is_the_direct_expectation(layer):
-    members = HyperBatchEnsemble(3, embedding_spread=0.5)(layer)
+    members = HyperBatchEnsemble(layer, 3, embedding_spread=0.5)
     with torch.no_grad():
         for tensor in (*members.delta.parameters(), *members.own.parameters()):
             tensor.normal_()
@@ -191,7 +193,7 @@ def test_the_penalty_in_three_terms_is_the_direct_expectation(layer):
 
 def test_the_objective_adds_the_penalty_of_a_biased_shared_weight():
     for bias in ("member", "shared_post"):
-        members = HyperBatchEnsemble(2, embedding_spread=0.0, bias=bias)(nn.Linear(4, 3)).train()
+        members = HyperBatchEnsemble(nn.Linear(4, 3), 2, embedding_spread=0.0, bias=bias).train()
         batch = Batch(torch.randn(5, 4), torch.randint(3, (5,)))
         torch.manual_seed(1)
         members.num_examples = 10
@@ -219,7 +221,7 @@ def test_in_training_the_loss_is_taken_at_drawn_penalties_and_elsewhere_at_the_m
 
 def test_what_has_a_penalty_is_not_decayed():
     source = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
-    members = HyperBatchEnsemble(2, batch_norm="own")(source)
+    members = HyperBatchEnsemble(source, 2, batch_norm="own")
     decayed = {id(p): group for group in members.param_groups(0.1) for p in group["params"]}
     named = {name: decayed[id(parameter)] for name, parameter in members.named_parameters()}
     assert {name for name, group in named.items() if group["weight_decay"]} == {"own.1.weight", "own.1.bias"}
@@ -234,8 +236,8 @@ def test_what_has_a_penalty_is_not_decayed():
 
 @pytest.fixture(scope="module")
 def trained():
-    share = HyperBatchEnsemble(3, penalties=(1e-3, 1.0), embedding_spread=0.1, tune_rate=0.02)
-    return share.train(network(), DATA, PLAN.replace(epochs=6, lr=0.05), quiet=True)
+    share = partial(HyperBatchEnsemble, num_members=3, penalties=(1e-3, 1.0), embedding_spread=0.1, tune_rate=0.02)
+    return fitted(share(network()), DATA, PLAN.replace(epochs=6, lr=0.05))
 
 
 def test_it_learns_and_tunes_each_member(trained):
@@ -257,8 +259,8 @@ def test_saved_and_loaded_is_equal(trained, tmp_path):
 
 
 def test_resumed_training_gives_the_same_bits(tmp_path, monkeypatch):
-    share, checkpoint = HyperBatchEnsemble(2, penalties=(1e-3, 1.0), embedding_spread=0.1), tmp_path / "members.ckpt"
-    once = share.train(network(), DATA, PLAN, quiet=True)
+    share, checkpoint = partial(HyperBatchEnsemble, num_members=2, penalties=(1e-3, 1.0), embedding_spread=0.1), tmp_path / "members.ckpt"
+    once = fitted(share(network()), DATA, PLAN)
     epochs = []
 
     def dying(model, epoch, plan):
@@ -266,10 +268,10 @@ def test_resumed_training_gives_the_same_bits(tmp_path, monkeypatch):
         if len(epochs) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("enfold.ensembles.hyper_batch_ensemble.HyperBatchMembers.after_epoch", dying)
+    monkeypatch.setattr("enfold.ensembles.hyper_batch_ensemble.HyperBatchMembers.on_epoch_end", dying)
     with pytest.raises(KeyboardInterrupt):
-        share.train(network(), DATA, PLAN, checkpoint=checkpoint, quiet=True)
-    again = share.train(network(), DATA, PLAN, checkpoint=checkpoint, quiet=True)
+        fitted(share(network()), DATA, PLAN, checkpoint=checkpoint)
+    again = fitted(share(network()), DATA, PLAN, checkpoint=checkpoint)
     assert epochs == [1, 2, 3, 3]
     torch.testing.assert_close(dict(again.state_dict()), dict(once.state_dict()), rtol=0, atol=0)
 
@@ -279,24 +281,24 @@ def test_tuning_finds_the_penalty_that_validation_data_want():
     members = EMBEDDED(network()).eval()
     members.tuning = (DATA.val, DATA.prepare, 64)
     before = nll(predict(members, DATA.val))
-    members.share = HyperBatchEnsemble(3, embedding_spread=0.5, tune_rate=0.1)
+    members.share = partial(HyperBatchEnsemble, num_members=3, embedding_spread=0.5, tune_rate=0.1)
     for step in range(3, 120, 3):
-        members.after_step(step, None)
+        members.on_step_end(step, None)
     assert nll(predict(members, DATA.val)) < before - 1e-3
     assert all(parameter.grad is None for parameter in members.parameters())
 
 
 def test_fit_trains_as_the_method_does():
-    share = HyperBatchEnsemble(2, penalties=(1e-3, 1.0), embedding_spread=0.1)
-    by_method, by_fit = share.train(network(), DATA, PLAN, quiet=True), share(network())
+    share = partial(HyperBatchEnsemble, num_members=2, penalties=(1e-3, 1.0), embedding_spread=0.1)
+    by_method, by_fit = fitted(share(network()), DATA, PLAN), share(network())
     fit(by_fit, DATA, config=PLAN, quiet=True)
     assert int(by_fit.penalties.steps) > 0
     torch.testing.assert_close(dict(by_fit.state_dict()), dict(by_method.state_dict()), rtol=0, atol=0)
 
 
 def test_an_interrupted_training_leaves_no_data_in_a_copy(monkeypatch):
-    members = HyperBatchEnsemble(2)(network())
-    monkeypatch.setattr(type(members), "after_step", lambda *ignored: (_ for _ in ()).throw(KeyboardInterrupt))
+    members = HyperBatchEnsemble(network(), 2)
+    monkeypatch.setattr(type(members), "on_step_end", lambda *ignored: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         fit(members, DATA, config=PLAN, quiet=True)
     assert copy.deepcopy(members).tuning is None
@@ -304,14 +306,14 @@ def test_an_interrupted_training_leaves_no_data_in_a_copy(monkeypatch):
 
 def test_bad_inputs():
     with pytest.raises(EnfoldError, match="at least 1 member, got 0"):
-        HyperBatchEnsemble(0)
+        HyperBatchEnsemble(any_network(), 0)
     with pytest.raises(EnfoldError, match=r"0 < low < high, got \(1\.0, 0\.1\)"):
-        HyperBatchEnsemble(penalties=(1.0, 0.1))
+        HyperBatchEnsemble(any_network(), penalties=(1.0, 0.1))
     with pytest.raises(EnfoldError, match="tune_every must be 1 or more, got 0: change tune_every"):
-        HyperBatchEnsemble(tune_every=0)
+        HyperBatchEnsemble(any_network(), tune_every=0)
     with pytest.raises(EnfoldError, match="width must be 0 or more, got -1: change width"):
-        HyperBatchEnsemble(width=-1)
+        HyperBatchEnsemble(any_network(), width=-1)
     with pytest.raises(EnfoldError, match="the val part is a list: pass"):
-        HyperBatchEnsemble().train(network(), DATA.replace(val=[]), PLAN, quiet=True)
+        fitted(HyperBatchEnsemble(network()), DATA.replace(val=[]), PLAN)
     with pytest.raises(EnfoldError, match="the train part is empty: pass"):
-        HyperBatchEnsemble().train(network(), DATA.replace(train=DATA.train[:0]), PLAN, quiet=True)
+        fitted(HyperBatchEnsemble(network()), DATA.replace(train=DATA.train[:0]), PLAN)

@@ -1,11 +1,13 @@
 """Hyper-deep ensembles: what candidates draw, that picks weigh the mean, storing, resuming, and a small search."""
 
+from functools import partial
 import math
 
 import pytest
 import torch
 from torch import nn
 
+from fitting import any_network, fitted
 import enfold
 import enfold.ensembles.common.search
 from clouds import three_clouds
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::enfold.ensembles.common.search.
 
 PLAN = TrainConfig(epochs=6, batch_size=16, lr=0.05, weight_decay=0.01, select="last")
 DATA = three_clouds(120, 90, 60)
-SMALL = HyperDeepEnsemble(num_members=3, candidates=5, chunk=5)
+SMALL = partial(HyperDeepEnsemble, num_members=3, candidates=5, chunk=5)
 
 
 def network():
@@ -33,15 +35,15 @@ def network():
 
 def picked(counts, share=None):
     """Different networks, each counted so often, and these networks."""
-    share = share or HyperDeepEnsemble(num_members=len(counts) + 1, candidates=4)
-    pool = DeepEnsemble.make(network(), len(counts), seed=7).networks()
+    share = share or partial(HyperDeepEnsemble, num_members=len(counts) + 1, candidates=4)
+    pool = DeepEnsemble(network(), len(counts), seed=7).networks()
     members = share(network()).eval()
     members.choose(pool, counts, [Setting(0.1 * (k + 1), 0.2, 0.3) for k in range(len(counts))])
     return members, pool
 
 
 def test_the_first_candidate_is_the_plan_and_the_others_draw_within_their_ranges():
-    share = HyperDeepEnsemble(candidates=400, lr=(0.5, 2.0))
+    share = partial(HyperDeepEnsemble, candidates=400, lr=(0.5, 2.0))
     first, *drawn = share.settings(PLAN)
     assert first == Setting(0.05, 0.01, 0.0)
     assert all(0.025 <= each.lr <= 0.1 for each in drawn)
@@ -53,10 +55,10 @@ def test_the_first_candidate_is_the_plan_and_the_others_draw_within_their_ranges
 
 
 def test_draws_depend_on_the_candidate_alone_and_none_keeps_the_plans_value():
-    few, more = HyperDeepEnsemble(candidates=5).settings(PLAN), HyperDeepEnsemble(candidates=9).settings(PLAN)
+    few, more = HyperDeepEnsemble(any_network(), candidates=5).settings(PLAN), HyperDeepEnsemble(any_network(), candidates=9).settings(PLAN)
     assert more[:5] == few
-    assert HyperDeepEnsemble(candidates=5, seed=1).settings(PLAN)[1] != few[1]
-    kept = HyperDeepEnsemble(candidates=5, weight_decay=None, label_smoothing=None).settings(PLAN)
+    assert HyperDeepEnsemble(any_network(), candidates=5, seed=1).settings(PLAN)[1] != few[1]
+    kept = HyperDeepEnsemble(any_network(), candidates=5, weight_decay=None, label_smoothing=None).settings(PLAN)
     assert set(kept) == {Setting(0.05, 0.01, 0.0)}
 
 
@@ -86,9 +88,9 @@ def test_a_network_runs_once_however_often_it_counts_and_not_at_all_if_it_was_no
 
 def test_in_train_mode_each_stored_network_runs_once_and_keeps_its_statistics():
     network = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
-    share = HyperDeepEnsemble(num_members=2, candidates=4)
+    share = partial(HyperDeepEnsemble, num_members=2, candidates=4)
     members = share(network)
-    members.choose(DeepEnsemble.make(network, 2, seed=3).networks(), [1, 2], [Setting(0.1, 0.1, 0.1)] * 2)
+    members.choose(DeepEnsemble(network, 2, seed=3).networks(), [1, 2], [Setting(0.1, 0.1, 0.1)] * 2)
     before = members.tree.state()["1.running_mean"].clone()
     members.train()
     assert members(torch.randn(8, 4)).shape == members.forward_each(torch.randn(2, 8, 4)).shape == (2, 8, 3)
@@ -108,7 +110,7 @@ def test_saved_and_loaded_counts_as_before(tmp_path):
 
 def searched(chunk):
     pool = Pool(network(), DATA, PLAN, chunk, 0, "auto", None, "search", True)
-    return pool, pool.train("search", SMALL.settings(PLAN), keep=True)
+    return pool, fitted(pool("search"), SMALL.settings(PLAN), keep=True)
 
 
 def test_candidates_do_not_depend_on_the_chunks():
@@ -120,8 +122,8 @@ def test_candidates_do_not_depend_on_the_chunks():
 
 
 def test_without_stratification_members_are_the_candidates_that_were_picked():
-    share = HyperDeepEnsemble(num_members=2, candidates=5, chunk=5, stratify=False)
-    members = share.train(network(), DATA, PLAN, quiet=True)
+    share = partial(HyperDeepEnsemble, num_members=2, candidates=5, chunk=5, stratify=False)
+    members = fitted(share(network()), DATA, PLAN)
     pool, predictions = searched(5)
     found = greedy_selection(predictions, 2)
     expected = [pool.networks[index] for index in found.picks]
@@ -132,7 +134,7 @@ def test_without_stratification_members_are_the_candidates_that_were_picked():
 
 
 def test_stratification_trains_picked_settings_again_and_beats_its_members():
-    members = SMALL.train(network(), DATA, PLAN, quiet=True)
+    members = fitted(SMALL(network()), DATA, PLAN)
     validation = predict(members, DATA.val)
     assert int((members.counts > 0).sum()) > 1
     assert members.num_members == int(members.counts.sum()) == validation.num_members
@@ -145,8 +147,8 @@ def test_stratification_trains_picked_settings_again_and_beats_its_members():
 
 @pytest.mark.parametrize("killed_in", ["search, 4", "stratify, 1"])
 def test_a_kill_between_chunks_continues_to_the_same_members(tmp_path, monkeypatch, killed_in):
-    share, plan = HyperDeepEnsemble(num_members=2, candidates=5, chunk=3), PLAN.replace(epochs=2)
-    once = share.train(network(), DATA, plan, quiet=True)
+    share, plan = partial(HyperDeepEnsemble, num_members=2, candidates=5, chunk=3), PLAN.replace(epochs=2)
+    once = fitted(share(network()), DATA, plan)
     checkpoint, real = tmp_path / "members.ckpt", enfold.ensembles.common.search.fit
 
     def dying(*args, **kwargs):
@@ -156,11 +158,11 @@ def test_a_kill_between_chunks_continues_to_the_same_members(tmp_path, monkeypat
 
     monkeypatch.setattr(enfold.ensembles.common.search, "fit", dying)
     with pytest.raises(KeyboardInterrupt):
-        share.train(network(), DATA, plan, checkpoint=checkpoint, quiet=True)
+        fitted(share(network()), DATA, plan, checkpoint=checkpoint)
     files = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert "members-search-0.ckpt" in files
     monkeypatch.setattr(enfold.ensembles.common.search, "fit", real)
-    again = share.train(network(), DATA, plan, checkpoint=checkpoint, quiet=True)
+    again = fitted(share(network()), DATA, plan, checkpoint=checkpoint)
     seen = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert files.items() <= seen.items()  # what was finished was not trained again
     torch.testing.assert_close(dict(again.state_dict()), dict(once.state_dict()), rtol=0, atol=0)
@@ -168,10 +170,10 @@ def test_a_kill_between_chunks_continues_to_the_same_members(tmp_path, monkeypat
 
 def test_a_checkpoint_of_another_search_is_refused(tmp_path):
     checkpoint = tmp_path / "members.ckpt"
-    SMALL.train(network(), DATA, PLAN.replace(epochs=1), checkpoint=checkpoint, quiet=True)
-    other = HyperDeepEnsemble(num_members=3, candidates=5, chunk=5, seed=1)
+    fitted(SMALL(network()), DATA, PLAN.replace(epochs=1), checkpoint=checkpoint)
+    other = partial(HyperDeepEnsemble, num_members=3, candidates=5, chunk=5, seed=1)
     with pytest.raises(EnfoldError, match="initial weights, loss, plan"):
-        other.train(network(), DATA, PLAN.replace(epochs=1), checkpoint=checkpoint, quiet=True)
+        fitted(other(network()), DATA, PLAN.replace(epochs=1), checkpoint=checkpoint)
 
 
 def test_members_that_were_picked_can_be_trained_on():
@@ -186,29 +188,27 @@ def test_members_that_were_picked_can_be_trained_on():
 
 def test_bad_inputs():
     with pytest.raises(EnfoldError, match="at least 1 member, got 0"):
-        HyperDeepEnsemble(num_members=0)
+        HyperDeepEnsemble(any_network(), num_members=0)
     with pytest.raises(EnfoldError, match="candidates=3: raise it"):
-        HyperDeepEnsemble(num_members=4, candidates=3, stratify=False)
+        HyperDeepEnsemble(any_network(), num_members=4, candidates=3, stratify=False)
     with pytest.raises(EnfoldError, match="chunk=0: pass"):
-        HyperDeepEnsemble(chunk=0)
+        HyperDeepEnsemble(any_network(), chunk=0)
     with pytest.raises(EnfoldError, match="one of nll, accuracy, nll-accuracy, got 'acc'"):
-        HyperDeepEnsemble(goal="acc")
+        HyperDeepEnsemble(any_network(), goal="acc")
     with pytest.raises(EnfoldError, match=r"range of weight_decay must be .* got \(0\.0, 1\.0\)"):
-        HyperDeepEnsemble(weight_decay=(0.0, 1.0))
+        HyperDeepEnsemble(any_network(), weight_decay=(0.0, 1.0))
     with pytest.raises(EnfoldError, match=r"range of label_smoothing .* < 1\.0, got \(0\.1, 1\.5\)"):
-        HyperDeepEnsemble(label_smoothing=(0.1, 1.5))
+        HyperDeepEnsemble(any_network(), label_smoothing=(0.1, 1.5))
     with pytest.raises(EnfoldError, match=r"weight_decay=\(0\.1, 0\.2\): pass one number"):
-        SMALL.train(network(), DATA, PLAN.replace(weight_decay=(0.1, 0.2)), quiet=True)
+        fitted(SMALL(network()), DATA, PLAN.replace(weight_decay=(0.1, 0.2)))
     with pytest.raises(EnfoldError, match="validation data, got none"):
-        SMALL.train(network(), DATA.replace(val=[]), PLAN, quiet=True)
+        fitted(SMALL(network()), DATA.replace(val=[]), PLAN)
 
 
 def test_fewer_different_networks_than_asked_for_are_told_of(tmp_path):
     with pytest.warns(FewerCandidatesWarning, match="picked [123] different networks?, not the 4 asked for"):
-        members = HyperDeepEnsemble(4, candidates=4, stratify=False, goal="accuracy").train(
-            network(), DATA, PLAN, quiet=True
-        )
+        members = fitted(HyperDeepEnsemble(network(), 4, candidates=4, stratify=False, goal="accuracy"), DATA, PLAN)
     enfold.save(members, tmp_path / "members.safetensors")
     assert enfold.load(tmp_path / "members.safetensors", network()).notice == members.notice
-    assert picked([1, 2, 1], HyperDeepEnsemble(3))[0].notice is None
-    assert "picked 1 different network, not the 3" in picked([2], HyperDeepEnsemble(3))[0].notice
+    assert picked([1, 2, 1], partial(HyperDeepEnsemble, num_members=3))[0].notice is None
+    assert "picked 1 different network, not the 3" in picked([2], partial(HyperDeepEnsemble, num_members=3))[0].notice

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.ensembles.lora_ensemble import LoRAEnsemble
@@ -43,14 +44,14 @@ def varied(members):
 
 def test_members_start_as_the_source():
     network, inputs = ViT((3, 8, 8), 4, width=16, depth=2, heads=2), torch.randn(3, 3, 8, 8)
-    members = LoRAEnsemble(3)(network).eval()
+    members = LoRAEnsemble(network, 3).eval()
     torch.testing.assert_close(members(inputs), network.eval()(inputs).expand(3, 3, 4), rtol=1e-5, atol=1e-6)
     assert all((tensor == 0).all() for name, tensor in members.low_rank.named_parameters() if name.endswith(".B"))
 
 
 def test_a_linear_layer_is_equation_1():
     layer, inputs = nn.Linear(6, 5), torch.randn(7, 6)
-    members = varied(LoRAEnsemble(3, rank=2, alpha=4.0)(layer))
+    members = varied(LoRAEnsemble(layer, 3, rank=2, alpha=4.0))
     down, up = members.low_rank.state()["weight.A"][:, 0], members.low_rank.state()["weight.B"][:, 0]
     expected = [layer(inputs) + 2.0 * (inputs @ down[m].T @ up[m].T) for m in range(3)]
     torch.testing.assert_close(members(inputs), torch.stack(expected), rtol=1e-4, atol=1e-5)
@@ -58,7 +59,7 @@ def test_a_linear_layer_is_equation_1():
 
 @pytest.mark.parametrize("layer", [nn.Linear(12, 10), nn.Conv2d(4, 10, 3), nn.ConvTranspose1d(8, 6, 3)])
 def test_what_a_member_adds_has_the_rank(layer):
-    members = varied(LoRAEnsemble(2, rank=3)(layer))
+    members = varied(LoRAEnsemble(layer, 2, rank=3))
     added = (members.expand()["weight"] - layer.weight).detach().double().flatten(2)
     values = torch.linalg.svdvals(added)
     assert (values[:, 3:] < 1e-5 * values[:, :1]).all()
@@ -66,22 +67,22 @@ def test_what_a_member_adds_has_the_rank(layer):
 
 
 def test_a_rank_above_the_layers_is_the_layers():
-    assert LoRAEnsemble(2, rank=64)(nn.Linear(6, 4)).low_rank.state()["weight.A"].shape == (2, 1, 4, 6)
+    assert LoRAEnsemble(nn.Linear(6, 4), 2, rank=64).low_rank.state()["weight.A"].shape == (2, 1, 4, 6)
 
 
 def test_attention_is_adapted_where_there_is_some():
-    adapted = set(LoRAEnsemble(2)(ViT((3, 8, 8), 4, width=8, depth=1, heads=2)).shapes)
+    adapted = set(LoRAEnsemble(ViT((3, 8, 8), 4, width=8, depth=1, heads=2), 2).shapes)
     assert adapted == {f"blocks.0.attention.{name}.weight" for name in ("query", "key", "value", "out")}
-    others = set(LoRAEnsemble(2)(MLP(6, [8, 8], 3)).shapes)
+    others = set(LoRAEnsemble(MLP(6, [8, 8], 3), 2).shapes)
     assert others == {"hidden.0.weight", "hidden.1.weight"}
     residual = ResNet(width=4, depth=8)
     kernels = {f"{name}.weight" for name, part in residual.named_modules() if isinstance(part, nn.Conv2d)}
-    assert set(LoRAEnsemble(2)(residual).shapes) == kernels  # the head is owned
+    assert set(LoRAEnsemble(residual, 2).shapes) == kernels  # the head is owned
 
 
 def test_query_key_and_value_are_blocks_of_their_own():
     network = Attends().eval()
-    members = varied(LoRAEnsemble(2, rank=2)(network).eval())
+    members = varied(LoRAEnsemble(network, 2, rank=2).eval())
     assert members.shapes == {
         "attention.q_proj_weight": (1, 8, 8),
         "attention.k_proj_weight": (1, 8, 6),
@@ -92,7 +93,7 @@ def test_query_key_and_value_are_blocks_of_their_own():
     }
     added = (members.expand()["fused.qkv.weight"] - network.fused["qkv"].weight).view(2, 3, 8, 8)
     assert (torch.linalg.matrix_rank(added.detach().double(), rtol=1e-5) == 2).all()
-    joint = LoRAEnsemble(2, rank=2)(nn.TransformerEncoderLayer(8, 2, 16))
+    joint = LoRAEnsemble(nn.TransformerEncoderLayer(8, 2, 16), 2, rank=2)
     assert joint.shapes["self_attn.in_proj_weight"] == (3, 8, 8)
     inputs = torch.randn(3, 5, 8)
     torch.testing.assert_close(members(inputs)[1], members.member(1)(inputs), rtol=1e-4, atol=1e-5)
@@ -100,25 +101,25 @@ def test_query_key_and_value_are_blocks_of_their_own():
 
 def test_patterns_choose_layers():
     network = MLP(6, [8, 8], 3)
-    assert set(LoRAEnsemble(2, include=(r"hidden\.1",))(network).shapes) == {"hidden.1.weight"}
-    assert set(LoRAEnsemble(2, exclude=(r"hidden\.1",))(network).shapes) == {"hidden.0.weight"}
-    alone = LoRAEnsemble(2, include=("head",))(network)
+    assert set(LoRAEnsemble(network, 2, include=(r"hidden\.1",)).shapes) == {"hidden.1.weight"}
+    assert set(LoRAEnsemble(network, 2, exclude=(r"hidden\.1",)).shapes) == {"hidden.0.weight"}
+    alone = LoRAEnsemble(network, 2, include=("head",))
     assert set(alone.shapes) == {"head.weight"}
     assert not alone.own.state()
     with pytest.raises(EnfoldError, match="'nothing' matches none of"):
-        LoRAEnsemble(2, include=("nothing",))(network)
+        LoRAEnsemble(network, 2, include=("nothing",))
 
 
 def test_the_head_is_each_members_own_copied_drawn_or_shared():
     network = MLP(6, [8], 3)
-    own = LoRAEnsemble(3)(network)
+    own = LoRAEnsemble(network, 3)
     assert set(own.own.state()) == {"head.weight", "head.bias"}
     torch.testing.assert_close(own.own.state()["head.weight"][2], network.head.weight)
-    drawn = LoRAEnsemble(3, head="drawn")(network).own.state()["head.weight"]
+    drawn = LoRAEnsemble(network, 3, head="drawn").own.state()["head.weight"]
     assert not torch.allclose(drawn[0], drawn[1])
     assert not torch.allclose(drawn[0], network.head.weight)
-    torch.testing.assert_close(LoRAEnsemble(4, head="drawn")(network).own.state()["head.weight"][:3], drawn)
-    shared = LoRAEnsemble(3, head="shared")(network)
+    torch.testing.assert_close(LoRAEnsemble(network, 4, head="drawn").own.state()["head.weight"][:3], drawn)
+    shared = LoRAEnsemble(network, 3, head="shared")
     assert not shared.own.state()
     assert "head.weight" in shared.shapes
 
@@ -128,7 +129,7 @@ def test_the_head_is_each_members_own_copied_drawn_or_shared():
 def test_shared_weights_are_frozen_or_trained(frozen):
     torch.manual_seed(0)
     data, network = three_clouds(32, 0, 8), MLP(4, [8], 3)
-    members = LoRAEnsemble(2, rank=2, frozen=frozen)(network)
+    members = LoRAEnsemble(network, 2, rank=2, frozen=frozen)
     assert all(parameter.requires_grad != frozen for parameter in members.shared.parameters())
     assert all(parameter.requires_grad for parameter in members.low_rank.parameters())
     fit(members, data, config=TrainConfig(epochs=2, batch_size=16), quiet=True)
@@ -139,16 +140,16 @@ def test_shared_weights_are_frozen_or_trained(frozen):
 
 def test_the_gain_is_the_size_of_a():
     layer = nn.Linear(40, 30)
-    xavier = LoRAEnsemble(4)(layer).low_rank.state()["weight.A"]
+    xavier = LoRAEnsemble(layer, 4).low_rank.state()["weight.A"]
     bound = 10 * math.sqrt(6 / 48)
     assert 0.95 * bound < xavier.abs().max() <= bound
-    normal = LoRAEnsemble(4, init="normal")(layer).low_rank.state()["weight.A"]
+    normal = LoRAEnsemble(layer, 4, init="normal").low_rank.state()["weight.A"]
     assert abs(float(normal.detach().std()) - 0.02) < 0.002
-    torch.testing.assert_close(LoRAEnsemble(4, gain=1.0)(layer).low_rank.state()["weight.A"], xavier / 10)
+    torch.testing.assert_close(LoRAEnsemble(layer, 4, gain=1.0).low_rank.state()["weight.A"], xavier / 10)
 
 
 def test_statistics_of_batch_norms_are_owned_and_their_parameters_not():
-    members = LoRAEnsemble(2)(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)))
+    members = LoRAEnsemble(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)), 2)
     assert members.own.state()["1.running_mean"].shape == (2, 6)
     assert "1.weight" in members.shared.state()
 
@@ -165,14 +166,14 @@ def test_statistics_of_batch_norms_are_owned_and_their_parameters_not():
 )
 def test_bad_settings_are_refused(settings, message):
     with pytest.raises(EnfoldError, match=message):
-        LoRAEnsemble(**settings)
+        LoRAEnsemble(any_network(), **settings)
 
 
 def test_trained_members_learn_by_a_plan_of_each_and_are_stored(tmp_path):
     torch.manual_seed(0)
     data, network = three_clouds(96, 48, 8), MLP(4, [16, 16], 3)
     plan = TrainConfig(epochs=6, batch_size=16, lr=(0.02, 0.01, 0.03))  # all that is trained belongs to a member
-    trained = LoRAEnsemble(3, rank=2).train(network, data, plan, quiet=True)
+    trained = fitted(LoRAEnsemble(network, 3, rank=2), data, plan)
     loaded = enfold.load(enfold.save(trained, tmp_path / "members.safetensors"), network)
     torch.testing.assert_close(loaded(data.test.inputs), trained(data.test.inputs), rtol=0, atol=0)
     right = trained(data.train.inputs).argmax(-1) == data.train.labels

@@ -1,5 +1,6 @@
 """Masksembles: masks on layers written out, their counts and overlap, and what cannot be masked."""
 
+from functools import partial
 import itertools
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.cost import parameters
@@ -20,7 +22,7 @@ from enfold.train import TrainConfig
 
 def test_a_hidden_layer_sees_masked_features():
     network, inputs = MLP(6, [12], 3), torch.randn(5, 6)
-    members = Masksembles(3)(network)
+    members = Masksembles(network, 3)
     hidden = F.relu(network.hidden[0](inputs))
     kept = members.masks.state()["head.mask"]
     assert kept.dtype == torch.bool
@@ -40,7 +42,7 @@ def test_a_hidden_layer_sees_masked_features():
     ],
 )
 def test_all_taps_of_an_input_channel_are_masked_together(layer, shape):
-    members = Masksembles(3)(layer)
+    members = Masksembles(layer, 3)
     inputs = torch.randn(2, *shape)
     masks = members.masks.state()["mask"].view(3, 1, -1, *(1,) * (len(shape) - 1))
     expected = torch.stack([layer(inputs * mask) for mask in masks])
@@ -49,7 +51,7 @@ def test_all_taps_of_an_input_channel_are_masked_together(layer, shape):
 
 @given(scale=st.floats(1, 6), features=st.integers(4, 60), size=st.integers(1, 5), joint=st.booleans())
 def test_every_mask_has_as_many_ones_and_joint_ones_use_all_features(scale, features, size, joint):
-    masks = Masksembles(size, scale=scale, masks="joint" if joint else "independent")(nn.Linear(features, 2)).masks
+    masks = Masksembles(nn.Linear(features, 2), size, scale=scale, masks="joint" if joint else "independent").masks
     kept = masks.state()["mask"]
     assert kept.shape == (size, features)
     ones = kept.sum(1)
@@ -64,7 +66,7 @@ def test_every_mask_has_as_many_ones_and_joint_ones_use_all_features(scale, feat
 @pytest.mark.parametrize("drawn", ["independent", "joint"])
 @pytest.mark.parametrize("scale", [1.5, 2.0, 4.0])
 def test_the_expected_overlap_is_equation_4(drawn, scale):
-    share = Masksembles(4, scale=scale, masks=drawn)
+    share = partial(Masksembles, num_members=4, scale=scale, masks=drawn)
     kept = [share_with_seed(share, seed) for seed in range(30)]
     pairs = [(a & b).sum() / a.sum() for masks in kept for a, b in itertools.combinations(masks, 2)]
     assert abs(float(torch.stack(pairs).mean()) - 1 / scale) < 0.05
@@ -72,37 +74,37 @@ def test_the_expected_overlap_is_equation_4(drawn, scale):
 
 def share_with_seed(share, seed):
     fields = {**vars(share), "seed": seed}
-    return Masksembles(**fields)(nn.Linear(60, 2)).masks.state()["mask"]
+    return Masksembles(nn.Linear(60, 2), **fields).masks.state()["mask"]
 
 
 @pytest.mark.parametrize("drawn", ["independent", "joint"])
 def test_scale_1_is_the_source_network(drawn):
     network, inputs = ResNet(width=8, depth=8), torch.randn(4, 3, 8, 8)
-    members = Masksembles(3, scale=1.0, masks=drawn)(network).eval()
+    members = Masksembles(network, 3, scale=1.0, masks=drawn).eval()
     torch.testing.assert_close(members(inputs), network.eval()(inputs).expand(3, 4, 10), rtol=1e-4, atol=1e-5)
 
 
 def test_masks_cost_no_parameters_and_depend_on_the_seed():
     network = MLP(6, [16, 16], 3)
-    assert parameters(Masksembles(4)(network)) == parameters(network)
-    one, other = (Masksembles(4, seed=seed)(network).masks.state()["head.mask"] for seed in (0, 1))
+    assert parameters(Masksembles(network, 4)) == parameters(network)
+    one, other = (Masksembles(network, 4, seed=seed).masks.state()["head.mask"] for seed in (0, 1))
     assert not torch.equal(one, other)
 
 
 def test_narrow_layers_stay_unmasked_and_are_named():
-    members = Masksembles(2, min_features=10)(MLP(6, [12, 8], 3))
+    members = Masksembles(MLP(6, [12, 8], 3), 2, min_features=10)
     assert members.unmasked == ("head",)
     assert set(members.masks.state()) == {"hidden.1.mask"}
     with pytest.raises(EnfoldError, match=r"at least 10 inputs, but the widest has 8.*lower min_features"):
-        Masksembles(2, min_features=10)(MLP(6, [8, 8], 3))
+        Masksembles(MLP(6, [8, 8], 3), 2, min_features=10)
 
 
 def test_patterns_choose_layers():
     network = MLP(6, [12, 12], 3)
-    assert set(Masksembles(2, include=(r"hidden\.0",))(network).masks.state()) == {"hidden.0.mask"}
-    assert set(Masksembles(2, exclude=("head",))(network).masks.state()) == {"hidden.1.mask"}
+    assert set(Masksembles(network, 2, include=(r"hidden\.0",)).masks.state()) == {"hidden.0.mask"}
+    assert set(Masksembles(network, 2, exclude=("head",)).masks.state()) == {"hidden.1.mask"}
     with pytest.raises(EnfoldError, match=r"leaves none: exclude less"):
-        Masksembles(2, exclude=("head", r"hidden\.1"))(network)
+        Masksembles(network, 2, exclude=("head", r"hidden\.1"))
 
 
 @pytest.mark.parametrize(
@@ -117,21 +119,21 @@ def test_patterns_choose_layers():
 )
 def test_bad_settings_are_refused(settings, message):
     with pytest.raises(EnfoldError, match=message):
-        Masksembles(**settings)
+        Masksembles(any_network(), **settings)
 
 
 def test_batch_norms_may_be_each_members_own():
     network = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
-    assert Masksembles(2, batch_norm="own")(network).own.state()["1.running_mean"].shape == (2, 6)
-    assert Masksembles(2)(network).shared.state()["1.weight"].shape == (6,)
+    assert Masksembles(network, 2, batch_norm="own").own.state()["1.running_mean"].shape == (2, 6)
+    assert Masksembles(network, 2).shared.state()["1.weight"].shape == (6,)
 
 
 def test_trained_members_learn_and_are_stored(tmp_path):
     torch.manual_seed(0)
     data, network = three_clouds(96, 48, 8), MLP(4, [16, 16], 3)
     plan = TrainConfig(epochs=6, batch_size=16, lr=0.02, order="split")
-    members = Masksembles(3)
-    trained = members.train(network, data, plan, quiet=True)
+    members = partial(Masksembles, num_members=3)
+    trained = fitted(members(network), data, plan)
     loaded = enfold.load(enfold.save(trained, tmp_path / "members.safetensors"), network)
     torch.testing.assert_close(loaded(data.test.inputs), trained(data.test.inputs), rtol=0, atol=0)
     right = trained(data.train.inputs).argmax(-1) == data.train.labels

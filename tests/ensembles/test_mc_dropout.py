@@ -1,5 +1,6 @@
 """MC dropout: only dropout is active, samples are reproducible, and one pass gives what one pass a sample gives."""
 
+from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.ensembles.common.dropout import Dropping, Streams
@@ -126,7 +128,7 @@ def one_by_one(network, inputs, share, axes):
 @pytest.mark.parametrize("per_example", [True, False])
 def test_one_pass_gives_what_a_pass_for_each_sample_gives(case, per_example):
     network, inputs, way, axes = case
-    share = MCDropout(4, per_example=per_example)
+    share = partial(MCDropout, num_members=4, per_example=per_example)
     model = share(network)
     with torch.inference_mode():
         found = model(inputs)
@@ -142,19 +144,19 @@ def test_samples_differ_are_reproducible_and_the_first_of_more(case):
     network, inputs, *_ = case
     if isinstance(network, Apply) and hasattr(network, "head"):  # which is zeros in one of them
         nn.init.normal_(network.head.weight)
-    few, more = MCDropout(3)(network), MCDropout(4)(network)
+    few, more = MCDropout(network, 3), MCDropout(network, 4)
     first = few(inputs)
     torch.manual_seed(123)
     few(inputs + 1)
     torch.testing.assert_close(few(inputs), first, rtol=0, atol=0)
     torch.testing.assert_close(more(inputs)[:3], first, rtol=1e-4, atol=1e-5)
     assert all(not torch.allclose(first[i], first[j]) for i in range(3) for j in range(i))
-    assert not torch.allclose(MCDropout(3, seed=1)(network)(inputs), first)
+    assert not torch.allclose(MCDropout(inputs, network, 3, seed=1), first)
 
 
 def test_nothing_but_dropout_is_active(case):
     network, inputs, *_ = case
-    model = MCDropout(3)(network)
+    model = MCDropout(network, 3)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = torch.random.get_rng_state()
     model(inputs)
@@ -166,7 +168,7 @@ def test_nothing_but_dropout_is_active(case):
 def test_with_batch_norm_in_train_mode_it_would_be_another_result():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)).eval()
-    model, inputs = MCDropout(2)(network), 5 + torch.randn(7, 6)
+    model, inputs = MCDropout(network, 2), 5 + torch.randn(7, 6)
     hidden = network[1](network[0](inputs))
     keep = Streams(0).keep(0, 2, hidden.shape, 1 << 15)
     torch.testing.assert_close(model(inputs), network[3](2 * hidden * keep))
@@ -177,7 +179,7 @@ def test_with_batch_norm_in_train_mode_it_would_be_another_result():
 def test_rate_zero_is_the_network(per_example):
     torch.manual_seed(0)
     network, inputs = MLP(6, [8, 8], 3, dropout=0.5).eval(), torch.randn(5, 6)
-    model = MCDropout(4, per_example=per_example)(network)
+    model = MCDropout(network, 4, per_example=per_example)
     for module in model.network.dropouts:
         module.p = 0.0
     assert torch.equal(model(inputs), network(inputs).expand(4, 5, 3))
@@ -186,7 +188,7 @@ def test_rate_zero_is_the_network(per_example):
 def test_the_mean_of_many_samples_of_a_linear_layer_is_its_output():
     torch.manual_seed(0)
     layer, inputs = nn.Linear(20, 3), torch.randn(4, 20)
-    samples = MCDropout(20_000, inject=0.3)(layer).eval()(inputs)
+    samples = MCDropout(layer, 20_000, inject=0.3).eval()(inputs)
     error = samples.std(0) / 20_000**0.5
     assert ((samples.mean(0) - layer(inputs)).abs() < 5 * error).all()
     expected = ((0.3 / 0.7) * (layer.weight**2 @ (inputs**2).T)).T  # the variance of a masked sum
@@ -205,12 +207,12 @@ def test_masks_keep_as_many_units_as_the_rate_says(rate, seed):
 
 
 def test_everything_dropped_is_zero():
-    model = MCDropout(2)(nn.Sequential(nn.Dropout(1.0), nn.Linear(4, 3))).eval()
+    model = MCDropout(nn.Sequential(nn.Dropout(1.0), nn.Linear(4, 3)), 2).eval()
     torch.testing.assert_close(model(torch.randn(5, 4)), model.network[1].bias.expand(2, 5, 3))
 
 
 def dropped(layer, inputs, **settings):
-    return MCDropout(200, **settings)(layer).eval()(inputs)
+    return MCDropout(layer, 200, **settings).eval()(inputs)
 
 
 def test_masks_of_examples_and_of_batches():
@@ -244,7 +246,7 @@ def test_attention_without_dropped_weights_is_torchs():
     for module in network.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    model = MCDropout(1)(network)
+    model = MCDropout(network, 1)
     for module in model.network.modules():
         if isinstance(module, nn.MultiheadAttention):
             module.dropout = 1e-5  # rounds to 1 of 65536: a mask that keeps next to all
@@ -253,7 +255,7 @@ def test_attention_without_dropped_weights_is_torchs():
 
 def test_train_mode_is_the_network_with_its_dropout():
     network, inputs = MLP(6, [8], 3, dropout=0.5).train(), torch.randn(5, 6)
-    model = MCDropout(4)(network)
+    model = MCDropout(network, 4)
     torch.manual_seed(1)
     found = model(inputs)
     torch.manual_seed(1)
@@ -269,9 +271,9 @@ def test_injected_dropout_comes_before_every_layer_but_the_first():
     drops = nn.Dropout(0.25), nn.Dropout(0.25)
     explicit = nn.Sequential(first, nn.ReLU(), drops[0], second, nn.ReLU(), drops[1], head).eval()
     inputs = torch.randn(5, 6)
-    torch.testing.assert_close(MCDropout(3, inject=0.25)(network)(inputs), MCDropout(3)(explicit)(inputs))
+    torch.testing.assert_close(MCDropout(inputs, network, 3, inject=0.25), MCDropout(inputs, explicit, 3))
     torch.manual_seed(1)
-    found = MCDropout(3, inject=0.25)(network).train()(inputs)
+    found = MCDropout(network, 3, inject=0.25).train()(inputs)
     torch.manual_seed(1)
     torch.testing.assert_close(found[0], explicit.train()(inputs))
     assert not any(module._forward_pre_hooks for module in network.modules())
@@ -281,7 +283,7 @@ def test_injected_dropout_comes_before_every_layer_but_the_first():
 def test_injection_into_convolutions(channels):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(2, 8, 1), nn.Conv2d(8, 8, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
-    model, seen = MCDropout(3, inject=0.5, channels=channels)(network), []
+    model, seen = MCDropout(network, 3, inject=0.5, channels=channels), []
     model.network[1].register_forward_pre_hook(lambda module, args: seen.append(args[0] == 0))
     model(torch.randn(6, 2, 4, 4))
     whole = seen[-1].flatten(2).float().mean(2)  # (3 * 6, channels): how much of a channel is gone
@@ -292,7 +294,7 @@ def test_injection_into_convolutions(channels):
 def test_injection_into_a_residual_network():
     torch.manual_seed(0)
     network, inputs = ResNet(width=4, depth=8, num_classes=4).eval(), torch.randn(6, 3, 8, 8)
-    share = MCDropout(3, inject=0.1, channels=True)
+    share = partial(MCDropout, num_members=3, inject=0.1, channels=True)
     model = share(network)
     outputs = model(inputs)
     assert model._way == "early"
@@ -303,14 +305,14 @@ def test_injection_into_a_residual_network():
 def test_samples_in_groups_are_the_same(monkeypatch):
     torch.manual_seed(0)
     network, inputs = MLP(6, [8, 8], 3, dropout=0.5).eval(), torch.randn(7, 6)
-    whole = MCDropout(5)(network)(inputs)
+    whole = MCDropout(inputs, network, 5)
     monkeypatch.setattr("enfold.ensembles.mc_dropout.MOST_UNITS", 2 * 7 * 8)
-    torch.testing.assert_close(MCDropout(5)(network)(inputs), whole)
+    torch.testing.assert_close(MCDropout(inputs, network, 5), whole)
 
 
 def test_what_comes_before_the_first_dropout_runs_once():
     network = MLP(6, [8, 8], 3, dropout=0.5).eval()
-    model, rows = MCDropout(4)(network), []
+    model, rows = MCDropout(network, 4), []
     model(torch.randn(7, 6))
     for layer in (*model.network.hidden, model.network.head):
         layer.register_forward_hook(lambda module, args, output: rows.append(len(output)))
@@ -319,7 +321,7 @@ def test_what_comes_before_the_first_dropout_runs_once():
 
 
 def test_gradients_pass_through_the_samples():
-    model = MCDropout(3)(MLP(6, [8], 3, dropout=0.5)).eval()
+    model = MCDropout(MLP(6, [8], 3, dropout=0.5), 3).eval()
     inputs = torch.randn(5, 6, requires_grad=True)
     model(inputs).square().sum().backward()
     assert inputs.grad is not None
@@ -329,25 +331,25 @@ def test_gradients_pass_through_the_samples():
 
 def test_a_network_without_dropout_is_told_how_to_get_it():
     with pytest.raises(EnfoldError, match=r"rate above 0, but MLP has none: .* inject: 0\.1"):
-        MCDropout()(MLP(6, [8], 3)).eval()(torch.randn(5, 6))
+        MCDropout(MLP(6, [8], 3)).eval()(torch.randn(5, 6))
     with pytest.raises(EnfoldError, match="MLP has none"):  # before it is trained
-        MCDropout()(MLP(6, [8], 3)).train()(torch.randn(5, 6))
+        MCDropout(MLP(6, [8], 3)).train()(torch.randn(5, 6))
     with pytest.raises(EnfoldError, match=r"'dropouts\.0' has the rate 0\.5 and inject is 0\.1"):
-        MCDropout(inject=0.1)(MLP(6, [8], 3, dropout=0.5))
+        MCDropout(MLP(6, [8], 3, dropout=0.5), inject=0.1)
     with pytest.raises(EnfoldError, match="but Embedding has none after its first layer"):
-        MCDropout(inject=0.1)(nn.Embedding(5, 3))
+        MCDropout(nn.Embedding(5, 3), inject=0.1)
     with pytest.raises(EnfoldError, match=r"in \[0, 1\), got inject=1"):
-        MCDropout(inject=1)
+        MCDropout(any_network(), inject=1)
     with pytest.raises(EnfoldError, match="at least 1 member, got 0"):
-        MCDropout(0)
+        MCDropout(any_network(), 0)
 
 
 def test_trained_saved_and_loaded(tmp_path):
     torch.manual_seed(0)
     data, network = three_clouds(96, 48, 48), MLP(4, [16], 3)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    share = MCDropout(3, inject=0.1)
-    model = share.train(network, data, TrainConfig(epochs=10, batch_size=16, lr=0.02), quiet=True)
+    share = partial(MCDropout, num_members=3, inject=0.1)
+    model = fitted(share(network), data, TrainConfig(epochs=10, batch_size=16, lr=0.02))
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
     predictions = predict(model, data.test)
     assert predictions.log_probs.shape == (3, 48, 3)
@@ -361,6 +363,6 @@ def test_trained_saved_and_loaded(tmp_path):
 
 
 def test_there_is_no_member_to_take_out():
-    model = MCDropout(inject=0.1)(MLP(6, [8], 3))
+    model = MCDropout(MLP(6, [8], 3), inject=0.1)
     with pytest.raises(EnfoldError, match=r"do not exist as separate networks, got member\(0\): .*model\.network"):
         model.member(0)

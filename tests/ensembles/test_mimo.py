@@ -1,5 +1,6 @@
 """MIMO: slots for inputs and outputs, the shuffles of a batch, ordinary training as a special case, and its faults."""
 
+from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from fitting import any_network, fitted
 import enfold
 from enfold.cost import parameters
 from enfold.data import Data, Split
@@ -62,7 +64,7 @@ def case(request):
 def test_outputs_are_one_a_member_and_the_network_is_about_as_large(case):
     network, inputs = case
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    model = MIMO(3)(network).eval()
+    model = MIMO(network, 3).eval()
     assert model(inputs).shape == (3, 2, 4)
     assert not torch.allclose(model(inputs)[0], model(inputs)[1])
     torch.testing.assert_close(model.forward_mean(inputs).exp().sum(-1), torch.ones(2))
@@ -76,12 +78,12 @@ def test_outputs_are_one_a_member_and_the_network_is_about_as_large(case):
 
 def test_one_member_is_the_network(case):
     network, inputs = case
-    torch.testing.assert_close(MIMO(1)(network).eval()(inputs)[0], network(inputs))
+    torch.testing.assert_close(MIMO(network, 1).eval()(inputs)[0], network(inputs))
 
 
 def test_every_slot_reaches_every_member_and_the_same_input_fills_all(case):
     network, inputs = case
-    model = MIMO(3)(network).eval()
+    model = MIMO(network, 3).eval()
     same = inputs.expand(3, *inputs.shape)
     torch.testing.assert_close(model.forward_each(same), model(inputs))
     for slot in range(3):
@@ -92,7 +94,7 @@ def test_every_slot_reaches_every_member_and_the_same_input_fills_all(case):
 
 
 def test_a_linear_layer_by_hand():
-    model = MIMO(2)(nn.Linear(3, 2))
+    model = MIMO(nn.Linear(3, 2), 2)
     inputs = torch.randn(2, 5, 3)
     layer = model.network
     flat = torch.cat([inputs[0], inputs[1]], dim=1) @ layer.weight.T + layer.bias  # (1)
@@ -102,7 +104,7 @@ def test_a_linear_layer_by_hand():
 
 def test_groups_hold_the_same_channels_of_all_slots():
     network = convolutions()
-    model = MIMO(3)(network)
+    model = MIMO(network, 3)
     inputs = torch.randn(3, 2, 4, 5, 5)
     other = inputs.clone()
     other[:, :, 2:] = 0  # the second group's channels
@@ -160,11 +162,11 @@ def test_labels_move_with_their_inputs():
 
 
 def test_the_loss_is_the_sum_over_heads_of_means_with_the_plans_smoothing():
-    share, data = MIMO(3, batch_repetition=2), blobs()
+    share, data = partial(MIMO, num_members=3, batch_repetition=2), blobs()
     model = share(MLP(6, [8], 3))
     batch = Batch(data.train.inputs[:10], data.train.labels[:10])
     for smoothing in (0.0, 0.1, (0.0, 0.1, 0.2)):
-        losses = share.objective(TrainConfig(label_smoothing=smoothing))
+        losses = share(any_network()).objective(TrainConfig(label_smoothing=smoothing))
         torch.manual_seed(5)
         found = losses(model, batch)
         torch.manual_seed(5)
@@ -174,31 +176,31 @@ def test_the_loss_is_the_sum_over_heads_of_means_with_the_plans_smoothing():
         expected = [F.cross_entropy(logits[m], batch.labels[rows[m]], label_smoothing=each[m]) for m in range(3)]
         torch.testing.assert_close(found, torch.stack(expected))
     with pytest.raises(EnfoldError, match="must have 3 values, got 2"):
-        share.objective(TrainConfig(label_smoothing=(0.1, 0.2)))
+        share(any_network()).objective(TrainConfig(label_smoothing=(0.1, 0.2)))
 
 
 def test_batch_norm_sees_repeated_rows():
     network = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-    share, seen = MIMO(2, batch_repetition=3), []
+    share, seen = partial(MIMO, num_members=2, batch_repetition=3), []
     model = share(network).train()
     model.network[1].register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
-    share.objective(TrainConfig())(model, Batch(torch.randn(5, 6), torch.randint(3, (5,))))
+    share(any_network()).objective(TrainConfig())(model, Batch(torch.randn(5, 6), torch.randint(3, (5,))))
     assert seen == [15]
 
 
 def test_one_member_without_repetition_is_ordinary_training():
     network, data = MLP(6, [8], 3), blobs()
     plan = TrainConfig(epochs=3, batch_size=16, order="shared")
-    model = MIMO(1, batch_repetition=1).train(network, data, plan, quiet=True)
+    model = fitted(MIMO(network, 1, batch_repetition=1), data, plan)
     fit(network, data, config=plan, quiet=True)
     torch.testing.assert_close(model.network.state_dict(), network.state_dict(), rtol=1e-4, atol=1e-5)
 
 
 def test_it_learns_resumes_and_comes_back_from_its_file(tmp_path):
     torch.manual_seed(0)
-    network, data, share = MLP(6, [32, 32], 3), blobs(), MIMO(2, batch_repetition=2, input_repetition=0.2, seed=4)
+    network, data, share = MLP(6, [32, 32], 3), blobs(), partial(MIMO, num_members=2, batch_repetition=2, input_repetition=0.2, seed=4)
     plan = TrainConfig(epochs=8, batch_size=20, lr=0.01)
-    model = share.train(network, data, plan, quiet=True)
+    model = fitted(share(network), data, plan)
     found = predict(model, data.test)
     assert found.num_members == 2
     assert enfold.evaluate(model, data).scores["accuracy"] > 0.7
@@ -215,19 +217,19 @@ def test_it_learns_resumes_and_comes_back_from_its_file(tmp_path):
         if epoch.epoch == 3:
             raise Stop
 
-    half, adapted = share(network), share.adapted(plan)
+    half, adapted = share(network), share(any_network()).configure(plan)
     checkpoint = tmp_path / "checkpoint"
     with pytest.raises(Stop):
         fit(
             half,
             data,
             config=adapted,
-            objective=share.objective(adapted),
+            objective=share(any_network()).objective(adapted),
             checkpoint=checkpoint,
             on_epoch=stop,
             quiet=True,
         )
-    resumed = share.train(network, data, plan, checkpoint=checkpoint, quiet=True)
+    resumed = fitted(share(network), data, plan, checkpoint=checkpoint)
     torch.testing.assert_close(resumed.state_dict(), model.state_dict(), rtol=0, atol=0)
 
 
@@ -235,9 +237,9 @@ def test_layers_may_be_named():
     network = nn.Sequential(
         nn.BatchNorm1d(6, affine=False, track_running_stats=False), nn.Linear(6, 8), nn.Linear(8, 3)
     )
-    assert MIMO(2, first="1", last="2")(network).network[1].in_features == 12
+    assert MIMO(network, 2, first="1", last="2").network[1].in_features == 12
     with pytest.raises(EnfoldError, match=r"last= must name .* got 'head': choose one of 1, 2"):
-        MIMO(2, last="head")(network)
+        MIMO(network, 2, last="head")
 
 
 @pytest.mark.parametrize(
@@ -251,37 +253,35 @@ def test_layers_may_be_named():
 )
 def test_bad_settings_are_refused(settings, message):
     with pytest.raises(EnfoldError, match=message):
-        MIMO(**settings)
+        MIMO(any_network(), **settings)
 
 
 def test_bad_networks_and_inputs_are_refused():
     words = Apply(lambda net, x: net.head(net.embed(x).mean(1)), embed=nn.Embedding(9, 4), head=nn.Linear(4, 2))
     with pytest.raises(EnfoldError, match=r"got 'embed' \(Embedding\): name the right one with first="):
-        MIMO()(words)
+        MIMO(words)
     tied = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     tied[2].weight = tied[0].weight
     with pytest.raises(EnfoldError, match=r"'2\.weight' is tied to '0\.weight'"):
-        MIMO()(tied)
+        MIMO(tied)
     unsqueezed = Apply(lambda net, x: net.b(net.a(x[:, None]).mean((2, 3))), a=nn.Conv2d(1, 4, 3), b=nn.Linear(4, 2))
     with pytest.raises(EnfoldError, match=r"first layer takes 1, got inputs of shape \(8, 8\)"):
-        MIMO()(unsqueezed)(torch.randn(2, 8, 8))
+        MIMO(torch.randn(2, 8, 8), unsqueezed)
     with pytest.raises(EnfoldError, match=r"must be \(B, 3 C\), got \(2, 4, 6, 6\)"):
-        MIMO(last="1")(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(12, 4, 1)))(
-            torch.randn(2, 3, 8, 8)
-        )
+        MIMO(torch.randn(2, 3, 8, 8), nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(12, 4, 1)), last="1")
 
 
 def test_inputs_that_the_widened_network_does_not_take_are_named():
     tokens = Apply(lambda net, x: net.b(net.a(x).mean(1)), a=nn.Linear(6, 8), b=nn.Linear(8, 4))
     with pytest.raises(EnfoldError, match=r"inputs of shape \(5, 7\) .* are the 6 that its first layer takes"):
-        MIMO()(tokens)(torch.randn(2, 5, 7))
+        MIMO(torch.randn(2, 5, 7), tokens)
 
 
 def test_there_is_no_member_to_take_out():
     with pytest.raises(
         EnfoldError, match=r"do not exist as separate networks, got member\(1\): .*model\(inputs\)\[1\]"
     ):
-        MIMO()(MLP(6, [8], 3)).member(1)
+        MIMO(MLP(6, [8], 3)).member(1)
 
 
 class Padded(nn.Conv2d):
@@ -322,7 +322,7 @@ def prepared_for_quantisation(network: nn.Module) -> nn.Module:
     ],
     ids=["quantisation", "weight norm", "spectral norm", "hook"],
 )  # fmt: skip
-@pytest.mark.parametrize("share", [MIMO(3), PackedEnsemble(2)], ids=["MIMO", "PackedEnsemble"])
+@pytest.mark.parametrize("share", [partial(MIMO, num_members=3), partial(PackedEnsemble, num_members=2)], ids=["MIMO", "PackedEnsemble"])
 def test_layers_with_more_than_their_weights_are_refused_by_name_before_anything_runs(share, network, name):
     made = network()
     made.register_forward_pre_hook(lambda *_: pytest.fail("the network was run"))
@@ -332,14 +332,14 @@ def test_layers_with_more_than_their_weights_are_refused_by_name_before_anything
 
 def test_tensors_that_a_class_of_its_own_adds_are_refused_by_name():
     with pytest.raises(EnfoldError, match=r"'2'.*'scale'"):
-        MIMO(3, last="2")(nn.Sequential(nn.Linear(6, 4), nn.ReLU(), Scaled(4, 3)))
+        MIMO(nn.Sequential(nn.Linear(6, 4), nn.ReLU(), Scaled(4, 3)), 3, last="2")
     with pytest.raises(EnfoldError, match=r"'1'.*'scale'"):
-        PackedEnsemble(2)(nn.Sequential(nn.Linear(6, 4), Scaled(4, 4), nn.Linear(4, 3)))
+        PackedEnsemble(nn.Sequential(nn.Linear(6, 4), Scaled(4, 4), nn.Linear(4, 3)), 2)
 
 
 def test_a_layer_that_only_computes_otherwise_is_widened():
     network = nn.Sequential(Padded(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
-    assert MIMO(3, first="0")(network)(torch.randn(2, 3, 5, 5)).shape == (3, 2, 2)
+    assert MIMO(torch.randn(2, 3, 5, 5), network, 3, first="0").shape == (3, 2, 2)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -353,4 +353,4 @@ def test_quantisation_by_channel_is_refused_by_name_before_anything_runs():
     network = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3), fake)
     network(torch.randn(4, 6))
     with pytest.raises(EnfoldError, match="'3'"):
-        MIMO(3, last="2")(network)
+        MIMO(network, 3, last="2")

@@ -1,9 +1,11 @@
 """MixtureEnsemble: an ordinary network as the limit, budgets kept to the parameter, and what members share."""
 
+from functools import partial
 import pytest
 import torch
 from torch import nn
 
+from fitting import any_network
 import enfold
 from enfold.cost import parameters
 from enfold.data import Data, Split
@@ -37,7 +39,7 @@ def used_of(members, number: int = 0) -> torch.Tensor:
 
 def test_one_template_a_layer_with_coefficient_one_is_the_network():
     network, inputs = resnet().eval(), torch.randn(5, 3, 8, 8)
-    members = MixtureEnsemble(1, **PLAIN)(network).eval()
+    members = MixtureEnsemble(network, 1, **PLAIN).eval()
     assert all((alpha == 1).all() for alpha in members.mixture.coefficients)
     assert [mix.templates for mix in members.layout.mixes] == [len(mix.group.names) for mix in members.layout.mixes]
     torch.testing.assert_close(members(inputs)[0], network(inputs), rtol=1e-4, atol=1e-5)
@@ -47,7 +49,7 @@ def test_one_template_a_layer_with_coefficient_one_is_the_network():
 
 def test_all_shapes_in_banks_of_one_are_the_network_too():
     network = MLP(6, [5, 4], 3)
-    members = MixtureEnsemble(1, thin=True, single_blob=False, **PLAIN)(network)
+    members = MixtureEnsemble(network, 1, thin=True, single_blob=False, **PLAIN)
     assert sum(len(mix.group.names) for mix in members.layout.mixes) == 3
     torch.testing.assert_close(dict(members.member(0).state_dict()), dict(network.state_dict()), rtol=0, atol=0)
 
@@ -59,7 +61,7 @@ def test_it_trains_as_the_network_where_coefficients_are_fixed():
     data = Data(Split(inputs, labels), [], Split(inputs, labels), 3, (6,))
     plan = TrainConfig(epochs=2, batch_size=16, optimizer="sgd", lr=0.1, weight_decay=0.1, order="shared")
     network = towers()
-    members = MixtureEnsemble(3, **PLAIN)(network)
+    members = MixtureEnsemble(network, 3, **PLAIN)
     for alpha in members.mixture.coefficients:
         alpha.requires_grad_(False)
     fit(members, data, config=plan, quiet=True)
@@ -70,13 +72,13 @@ def test_it_trains_as_the_network_where_coefficients_are_fixed():
 
 def test_the_networks_weights_survive_and_spread_sets_members_apart():
     network = resnet()
-    near = MixtureEnsemble(3, budget=1.5, init="network", spread=0.01)(network).expand()
+    near = MixtureEnsemble(network, 3, budget=1.5, init="network", spread=0.01).expand()
     name = "groups.1.0.conv2.weight"
     own = network.state_dict()[name]
     assert 0 < (near[name] - own).norm() < 0.1 * own.norm() * 3**0.5
     assert not torch.equal(near[name][0], near[name][1])
     with pytest.raises(EnfoldError, match=r"for 3 templates of the 4 layers like 'groups.0.0.conv1.weight'"):
-        MixtureEnsemble(3, budget=1.0, init="network")(network)
+        MixtureEnsemble(network, 3, budget=1.0, init="network")
 
 
 # The budget
@@ -87,7 +89,7 @@ def test_the_networks_weights_survive_and_spread_sets_members_apart():
 @pytest.mark.parametrize("depth", [14, 20])
 def test_all_that_is_stored_is_within_the_budget(budget, assignment, depth):
     network = resnet(depth, width=16)
-    members = MixtureEnsemble(4, budget=budget, assignment=assignment)(network)
+    members = MixtureEnsemble(network, 4, budget=budget, assignment=assignment)
     assert parameters(members) == members.actual == members.counted <= members.requested
     assert members.requested == int(budget * parameters(network))
     assert members.actual > 0.9 * members.requested
@@ -98,7 +100,7 @@ def test_all_that_is_stored_is_within_the_budget(budget, assignment, depth):
 @pytest.mark.parametrize("budget", [0.2, 1.0, 3.3])
 def test_the_published_account_puts_what_members_own_on_top(budget):
     network = resnet(20, width=16)
-    members = MixtureEnsemble(4, budget=budget, counts="templates")(network)
+    members = MixtureEnsemble(network, 4, budget=budget, counts="templates")
     own = members.own.parameters()
     on_top = sum(tensor.numel() for tensor in (*own, *members.mixture.coefficients))
     assert members.counted == members.actual - on_top <= members.requested
@@ -109,9 +111,9 @@ def test_the_published_account_puts_what_members_own_on_top(budget):
 
 def test_an_absolute_budget_is_a_whole_number():
     network = resnet(20, width=16)
-    members = MixtureEnsemble(2, budget=100_000)(network)
+    members = MixtureEnsemble(network, 2, budget=100_000)
     assert members.requested == 100_000 >= members.actual
-    share = MixtureEnsemble(2, budget=1)
+    share = partial(MixtureEnsemble, num_members=2, budget=1)
     with pytest.raises(EnfoldError, match=r"smallest possible budget .* is \d+ parameters, got 1: pass at least"):
         share(network)
 
@@ -127,13 +129,13 @@ def test_an_absolute_budget_is_a_whole_number():
 def test_the_published_counts_of_wrn_28_10(budget, templates):
     with torch.device("meta"):
         network = WideResNet(28, 10, 100)
-    layout = MixtureEnsemble(4, budget=budget, counts="templates").layout(network)
+    layout = MixtureEnsemble(any_network(), 4, budget=budget, counts="templates").layout(network)
     assert [mix.templates for mix in layout.mixes] == templates
     assert [len(mix.group.names) for mix in layout.mixes] == [7, 7, 7]
     if budget == 1.0:
         assert layout.coefficients == 4 * 105
         assert layout.counted == 36_536_884 - 2 * 8_976  # all but the batch norms
-    honest = MixtureEnsemble(4, budget=budget).layout(network)
+    honest = MixtureEnsemble(any_network(), 4, budget=budget).layout(network)
     sizes = sum(mix.templates * mix.group.size for mix in honest.mixes)
     others = 36_536_884 - 33_868_800 - 17_952
     assert honest.counted == others + sizes + honest.coefficients + 4 * 17_952
@@ -142,27 +144,27 @@ def test_the_published_counts_of_wrn_28_10(budget, templates):
 def test_wrn_28_10_in_seven_million_is_one_blob_and_thin_wrn_28_5_has_28_templates():
     with torch.device("meta"):
         wide, thin = WideResNet(28, 10, 100), WideResNet(28, 5, 100)
-    layout = MixtureEnsemble(4, budget=7_000_000).layout(wide)
+    layout = MixtureEnsemble(any_network(), 4, budget=7_000_000).layout(wide)
     assert layout.counted == 7_000_000 == layout.blob + layout.coefficients + 4 * 17_952 + 100
     assert sum(len(mix.group.names) for mix in layout.mixes) == 29  # 28 convolutions and the head
-    banks = MixtureEnsemble(4, budget=36_500_000, counts="templates", thin=True).layout(thin)
+    banks = MixtureEnsemble(any_network(), 4, budget=36_500_000, counts="templates", thin=True).layout(thin)
     assert max(mix.templates for mix in banks.mixes if len(mix.group.names) == 7) == 28
 
 
 def test_a_tiny_budget_interpolates_or_says_what_it_needs():
     network = resnet(14, width=16)
-    members = MixtureEnsemble(2, budget=0.1)(network)
+    members = MixtureEnsemble(network, 2, budget=0.1)
     assert "layers larger than it" in repr(members)
     assert members(torch.randn(2, 3, 8, 8)).isfinite().all()
     with pytest.raises(EnfoldError, match="smallest possible budget for 2 members"):
-        MixtureEnsemble(2, budget=0.1, upsample=False)(network)
+        MixtureEnsemble(network, 2, budget=0.1, upsample=False)
 
 
 # Templates and members
 
 
 def test_layers_of_one_type_and_shape_are_a_group_and_templates_are_stored_once():
-    members = MixtureEnsemble(3, budget=1.5)(resnet())
+    members = MixtureEnsemble(resnet(), 3, budget=1.5)
     found = {len(mix.group.names): mix for mix in members.layout.mixes}
     assert [len(mix.group.names) for mix in members.layout.mixes] == [4, 3, 3]
     assert "groups.0.0.conv1.weight" in found[4].group.names
@@ -173,18 +175,18 @@ def test_layers_of_one_type_and_shape_are_a_group_and_templates_are_stored_once(
 
 def test_a_shape_that_occurs_once_is_one_tensor_for_all_members():
     network = resnet()
-    members = MixtureEnsemble(3)(network)
+    members = MixtureEnsemble(network, 3)
     state, stored = members.expand(), members.shared.state()
     for name in ("conv.weight", "groups.1.0.conv1.weight", "head.weight", "head.bias"):
         assert {state[name][k].data_ptr() for k in range(3)} == {stored[name].data_ptr()}
         torch.testing.assert_close(stored[name].detach(), network.state_dict()[name], rtol=0, atol=0)
-    thin = MixtureEnsemble(3, budget=2.0, thin=True)(network)
+    thin = MixtureEnsemble(network, 3, budget=2.0, thin=True)
     assert not any(name.endswith("weight") for name in thin.shared.state())
 
 
 def test_members_that_take_other_templates_share_none_while_there_are_some():
     network = towers()
-    members = MixtureEnsemble(2, budget=5.0, max_templates=2, assignment="disjoint_greedy")(network)
+    members = MixtureEnsemble(network, 2, budget=5.0, max_templates=2, assignment="disjoint_greedy")
     used = [set(used_of(members)[k].flatten().tolist()) for k in range(2)]
     assert used[0] & used[1] == set()
     assert used[0] | used[1] == set(range(2 * 3 * 2))
@@ -196,14 +198,14 @@ def test_members_that_take_other_templates_share_none_while_there_are_some():
 
 
 def test_shared_templates_are_the_same_for_all_members():
-    members = MixtureEnsemble(3, budget=1.5)(resnet())
+    members = MixtureEnsemble(resnet(), 3, budget=1.5)
     for number in range(len(members.layout.mixes)):
         assert (used_of(members, number) == used_of(members, number)[:1]).all()
 
 
 @pytest.mark.parametrize("budget", [0.4, 1.5])
 def test_members_with_equal_coefficients_and_norms_are_equal(budget):
-    members = MixtureEnsemble(3, budget=budget)(resnet(width=8)).train()
+    members = MixtureEnsemble(resnet(width=8), 3, budget=budget).train()
     inputs = torch.randn(4, 3, 8, 8)
     apart = members(inputs)
     assert (apart[0] - apart[1]).abs().max() > 1e-3
@@ -219,7 +221,7 @@ def test_with_one_template_members_differ_by_a_factor_that_batch_norm_cancels():
         nn.Conv2d(3, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3), nn.ReLU(),
         nn.Conv2d(3, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 4),
     )  # fmt: skip
-    members = MixtureEnsemble(3, budget=2.0, max_templates=1, single_blob=False)(network).train()
+    members = MixtureEnsemble(network, 3, budget=2.0, max_templates=1, single_blob=False).train()
     with torch.no_grad():
         factors = torch.tensor([1.0, 2.5, -1.0])
         members.mixture.coefficients[0].copy_(factors.view(3, 1, 1).expand(3, 2, 1))
@@ -232,7 +234,7 @@ def test_with_one_template_members_differ_by_a_factor_that_batch_norm_cancels():
 
 def test_mixtures_have_the_spread_of_their_templates():
     for budget in (0.4, 1.5):
-        state = MixtureEnsemble(4, budget=budget)(resnet(20, width=16)).expand()
+        state = MixtureEnsemble(resnet(20, width=16), 4, budget=budget).expand()
         for name, fan_in in (("groups.0.1.conv1.weight", 144), ("groups.2.1.conv2.weight", 576)):
             assert state[name].std().item() == pytest.approx((2 / fan_in) ** 0.5, rel=0.1)
 
@@ -241,7 +243,7 @@ def test_mixtures_have_the_spread_of_their_templates():
 @pytest.mark.parametrize("assignment", ["shared", "disjoint_greedy"])
 def test_members_are_the_first_of_more_where_templates_alone_count(network, assignment):
     settings = {"budget": 0.8, "counts": "templates", "assignment": assignment}
-    few, more = (MixtureEnsemble(size, **settings)(network).expand() for size in (3, 4))
+    few, more = (MixtureEnsemble(network, size, **settings).expand() for size in (3, 4))
     for name, tensor in few.items():
         torch.testing.assert_close(more[name][:3], tensor)
 
@@ -259,7 +261,7 @@ def test_members_are_the_first_of_more_where_templates_alone_count(network, assi
 @pytest.mark.parametrize("single_blob", [False, True])
 def test_every_kind_of_layer_is_mixed(layer, shape, single_blob):
     network = nn.Sequential(layer(), nn.ReLU(), layer())
-    members = MixtureEnsemble(2, budget=2.0, single_blob=single_blob)(network)
+    members = MixtureEnsemble(network, 2, budget=2.0, single_blob=single_blob)
     assert members.layout.mixes[0].group.names == ("0.weight", "2.weight")
     inputs = torch.randn(3, *shape)
     torch.testing.assert_close(members(inputs)[1], members.member(1)(inputs), rtol=1e-4, atol=1e-5)
@@ -271,17 +273,17 @@ def test_every_kind_of_layer_is_mixed(layer, shape, single_blob):
 def test_frozen_layers_and_padded_embeddings_are_not_mixed():
     network = nn.Sequential(nn.Embedding(6, 6, padding_idx=0), nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6))
     network[1].weight.requires_grad_(False)
-    members = MixtureEnsemble(2, budget=2.0)(network)
+    members = MixtureEnsemble(network, 2, budget=2.0)
     assert members.layout.mixes[0].group.names == ("2.weight", "3.weight")
     for name in ("0.weight", "1.weight"):
         torch.testing.assert_close(members.expand()[name][1], network.state_dict()[name], rtol=0, atol=0)
     assert not members.shared.state()["1.weight"].requires_grad
-    double = MixtureEnsemble(2, budget=2.0)(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double())
+    double = MixtureEnsemble(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double(), 2, budget=2.0)
     assert double(torch.randn(3, 4, dtype=torch.float64)).dtype == torch.float64
 
 
 def test_patterns_choose_what_is_mixed():
-    members = MixtureEnsemble(2, budget=2.0, exclude=("^0$",))(towers())
+    members = MixtureEnsemble(towers(), 2, budget=2.0, exclude=("^0$",))
     assert members.layout.mixes[0].group.names == ("2.weight", "4.weight")
 
 
@@ -299,23 +301,23 @@ def test_patterns_choose_what_is_mixed():
 )
 def test_what_cannot_be_is_refused(settings, message):
     with pytest.raises(EnfoldError, match=message):
-        MixtureEnsemble(2, **settings)(MLP(6, [5, 4], 3))
+        MixtureEnsemble(MLP(6, [5, 4], 3), 2, **settings)
 
 
 def test_weights_of_two_dtypes_and_none_are_refused():
     mixed = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).double())
     with pytest.raises(EnfoldError, match=r"of one dtype, got torch.float32 and torch.float64"):
-        MixtureEnsemble(2)(mixed)
+        MixtureEnsemble(mixed, 2)
     frozen = nn.Linear(4, 4).requires_grad_(False)
     with pytest.raises(EnfoldError, match="of one dtype, got none"):
-        MixtureEnsemble(2)(frozen)
+        MixtureEnsemble(frozen, 2)
 
 
 # Training
 
 
 def test_coefficients_are_not_decayed_and_gradients_have_one_networks_size():
-    members = MixtureEnsemble(4, budget=1.5)(resnet())
+    members = MixtureEnsemble(resnet(), 4, budget=1.5)
     coefficients = {id(alpha) for alpha in members.mixture.coefficients}
     templates = {id(bank) for bank in members.mixture.templates}
     for decay in ("all", "weights"):
@@ -341,7 +343,7 @@ def test_members_learn_and_differ(budget, blob, tmp_path):
     data = Data(Split(inputs[:192], labels[:192]), Split(inputs[192:], labels[192:]), Split(inputs, labels), 4, (12,))
     network = MLP(12, [24, 24, 24], 4)
     plan = TrainConfig(epochs=6, batch_size=32, lr=0.01, select="last")
-    members = MixtureEnsemble(3, budget=budget)(network)
+    members = MixtureEnsemble(network, 3, budget=budget)
     assert bool(members.layout.blob) == blob
     history = fit(members, data, config=plan, quiet=True)
     assert sum(history.epochs[-1].train_loss) < 0.75 * sum(history.epochs[0].train_loss)

@@ -1,10 +1,12 @@
 """MultiHead: linear heads on one representation."""
 
+from functools import partial
 import pytest
 import torch
 from torch import nn
 
 from clouds import three_clouds
+from fitting import any_network, fitted
 from enfold.cost import flops, parameters
 from enfold.ensembles.common.branching import last_layer
 from enfold.ensembles.multi_head import MultiHead
@@ -16,7 +18,7 @@ from enfold.train import TrainConfig
 
 def test_heads_alone_are_owned_and_give_equation_1():
     network, inputs = ResNet(width=4, depth=8, num_classes=5).eval(), torch.randn(6, 3, 8, 8)
-    members = MultiHead(3)(network).eval()
+    members = MultiHead(network, 3).eval()
     own = members.own.state()
     assert sorted(own) == ["head.bias", "head.weight"]
     hidden = []
@@ -28,7 +30,7 @@ def test_heads_alone_are_owned_and_give_equation_1():
 
 def test_the_body_is_stored_and_run_once():
     network, inputs = MLP(6, [5, 4], 3), torch.randn(8, 6)
-    members = MultiHead(10)(network)
+    members = MultiHead(network, 10)
     head = 4 * 3 + 3
     assert parameters(members) == parameters(network) + 9 * head
     assert flops(members, inputs) == flops(network, inputs) + 9 * 2 * 4 * 3
@@ -36,7 +38,7 @@ def test_the_body_is_stored_and_run_once():
 
 def test_it_is_the_tree_that_splits_last():
     network = ViT((3, 8, 8), 4, width=8, depth=1, heads=2)
-    heads, tree = MultiHead(3, seed=2)(network), TreeNet(3, split="head", seed=2)(network)
+    heads, tree = MultiHead(network, 3, seed=2), TreeNet(network, 3, split="head", seed=2)
     for name, tensor in heads.expand().items():
         assert torch.equal(tensor, tree.expand()[name]), name
 
@@ -47,15 +49,15 @@ def test_the_last_layer_is_the_last_with_a_matrix():
     assert last_layer(nn.Sequential(nn.BatchNorm1d(3))) == "0"
     weighted = nn.Sequential(nn.Linear(4, 3), nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)))
     assert last_layer(weighted) == "1"
-    assert all(name.startswith("1.") for name in MultiHead(2)(weighted).own.state())
+    assert all(name.startswith("1.") for name in MultiHead(weighted, 2).own.state())
 
 
 def test_heads_part_when_they_are_trained_on_the_same_examples():
     torch.manual_seed(0)
     data = three_clouds(96, 48, 48)
-    share = MultiHead(3)
-    assert share.adapted(TrainConfig()).order == "shared"
-    members = share.train(MLP(4, [16], 3), data, TrainConfig(epochs=4, batch_size=16, lr=0.01), quiet=True)
+    share = partial(MultiHead, num_members=3)
+    assert share(any_network()).configure(TrainConfig()).order == "shared"
+    members = fitted(share(MLP(4, [16], 3)), data, TrainConfig(epochs=4, batch_size=16, lr=0.01))
     outputs = members(data.test.inputs)
     assert (outputs[0] - outputs[1]).abs().mean() > 0.01
 
@@ -66,8 +68,8 @@ def test_heads_part_when_they_are_trained_on_the_same_examples():
 )
 def test_bad_settings(settings, message):
     with pytest.raises(EnfoldError, match=message):
-        MultiHead(**settings)(MLP(6, [5, 5], 3))
+        MultiHead(MLP(6, [5, 5], 3), **settings)
     tied = MLP(4, [4], 4)
     tied.head.weight = tied.hidden[0].weight
     with pytest.raises(EnfoldError, match=r"'head\.weight' is tied to 'hidden\.0\.weight'"):
-        MultiHead(2)(tied)
+        MultiHead(tied, 2)

@@ -1,9 +1,11 @@
 """Averaged modes: the mean of the last epochs, a deep ensemble where there is one, statistics, and resuming."""
 
+from functools import partial
 import pytest
 import torch
 from torch import nn
 
+from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.cost import parameters
@@ -25,8 +27,8 @@ def normed():
 @pytest.mark.parametrize("make", [normed, lambda: MLP(4, [8], 3)])
 def test_one_checkpoint_a_run_is_a_deep_ensemble(make):
     network = make()
-    averaged = MultiSWA(3, start=1.0, seed=2).train(network, DATA, PLAN, quiet=True)
-    plain = DeepEnsemble.make(network, 3, seed=2)
+    averaged = fitted(MultiSWA(network, 3, start=1.0, seed=2), DATA, PLAN)
+    plain = DeepEnsemble(network, 3, seed=2)
     fit(plain, DATA, config=PLAN, quiet=True)
     torch.testing.assert_close(averaged.expand(), plain.expand(), rtol=0, atol=0)
     assert parameters(averaged) == parameters(plain) == 3 * parameters(network)
@@ -34,7 +36,7 @@ def test_one_checkpoint_a_run_is_a_deep_ensemble(make):
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_members_are_the_means_of_their_last_checkpoints(engine):
-    share, seen = MultiSWA(2, start=0.5, engine=engine), []
+    share, seen = partial(MultiSWA, num_members=2, start=0.5, engine=engine), []
     model = share(normed())
 
     def keep(epoch):
@@ -51,24 +53,24 @@ def test_members_are_the_means_of_their_last_checkpoints(engine):
 
 
 def test_the_published_epochs():
-    share = MultiSWA()
+    share = partial(MultiSWA)
     averaged = [epoch for epoch in range(1, 41) if share.averages(epoch, 40)]
     assert averaged == list(range(31, 41))
-    assert [epoch for epoch in range(1, 11) if MultiSWA(start=1.0).averages(epoch, 10)] == [10]
-    assert share.adapted(TrainConfig(patience=3)).select == "last"
+    assert [epoch for epoch in range(1, 11) if MultiSWA(any_network(), start=1.0).averages(epoch, 10)] == [10]
+    assert share(any_network()).configure(TrainConfig(patience=3)).select == "last"
 
 
 def test_averaging_equal_checkpoints_changes_nothing():
-    model = MultiSWA(2, start=0.0)(MLP(4, [8], 3))
+    model = MultiSWA(MLP(4, [8], 3), 2, start=0.0)
     before = {name: tensor.detach().clone() for name, tensor in model.expand().items()}
     for epoch in range(1, 4):
-        model.after_epoch(epoch, TrainConfig(epochs=3))
+        model.on_epoch_end(epoch, TrainConfig(epochs=3))
     model.finish(DATA)
     torch.testing.assert_close(model.expand(), before)
 
 
 def test_the_last_epochs_are_averaged_also_where_the_best_was_asked_for():
-    chosen, last = MultiSWA(2, start=0.0)(MLP(4, [8], 3)), MultiSWA(2, start=0.0)(MLP(4, [8], 3))
+    chosen, last = MultiSWA(MLP(4, [8], 3), 2, start=0.0), MultiSWA(MLP(4, [8], 3), 2, start=0.0)
     last.load_state_dict(chosen.state_dict())
     plan = PLAN.replace(lr=0.3, epochs=8)
     assert fit(chosen, DATA, config=plan.replace(select="best"), quiet=True).chosen == []
@@ -77,7 +79,7 @@ def test_the_last_epochs_are_averaged_also_where_the_best_was_asked_for():
 
 
 def test_training_resumes_with_the_means_and_what_is_saved_is_loaded(tmp_path):
-    share, file = MultiSWA(2, start=0.3), tmp_path / "checkpoint.safetensors"
+    share, file = partial(MultiSWA, num_members=2, start=0.3), tmp_path / "checkpoint.safetensors"
 
     class Stop(Exception):
         pass
@@ -86,10 +88,10 @@ def test_training_resumes_with_the_means_and_what_is_saved_is_loaded(tmp_path):
         if epoch.epoch == 3:
             raise Stop
 
-    whole = share.train(normed(), DATA, PLAN, quiet=True)
+    whole = fitted(share(normed()), DATA, PLAN)
     with pytest.raises(Stop):
-        fit(share(normed()), DATA, config=share.adapted(PLAN), checkpoint=file, on_epoch=stop, quiet=True)
-    resumed = share.train(normed(), DATA, PLAN, checkpoint=file, quiet=True)
+        fit(share(normed()), DATA, config=PLAN, checkpoint=file, on_epoch=stop, quiet=True)
+    resumed = fitted(share(normed()), DATA, PLAN, checkpoint=file)
     torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
     enfold.save(whole, tmp_path / "model.safetensors")
     loaded = enfold.load(tmp_path / "model.safetensors", normed())
@@ -99,6 +101,6 @@ def test_training_resumes_with_the_means_and_what_is_saved_is_loaded(tmp_path):
 
 def test_bad_settings_are_refused():
     with pytest.raises(EnfoldError, match=r"in \[0, 1\], got 1.5: 0.75"):
-        MultiSWA(start=1.5)
+        MultiSWA(any_network(), start=1.5)
     with pytest.raises(EnfoldError, match="at least 1 member, got 0"):
-        MultiSWA(0)
+        MultiSWA(any_network(), 0)

@@ -1,9 +1,11 @@
 """Packed-Ensembles: as many small networks, one grouped network, the count, and what is refused."""
 
+from functools import partial
 import pytest
 import torch
 from torch import nn
 
+from fitting import any_network, fitted
 import enfold
 from enfold.cost import parameters
 from enfold.data import Data, Split
@@ -26,7 +28,7 @@ def cnn() -> nn.Module:
 def test_it_is_one_grouped_network(gamma):
     torch.manual_seed(0)
     members, alpha = 4, 2
-    packed = PackedEnsemble(members, alpha=alpha, gamma=gamma)(cnn()).train()
+    packed = PackedEnsemble(cnn(), members, alpha=alpha, gamma=gamma).train()
     packed(torch.randn(16, 3, 9, 9))  # so that batch-norm statistics differ
     packed.eval()
     one = nn.Sequential(
@@ -51,7 +53,7 @@ def test_it_equals_separate_small_networks_in_training():
     torch.manual_seed(0)
     inputs, labels = torch.randn(40, 6), torch.randint(3, (40,))
     data = Data(Split(inputs, labels), [], Split(inputs, labels), 3, (6,))
-    packed = PackedEnsemble(3, engine="loop")(MLP(6, [9, 12], 3))
+    packed = PackedEnsemble(MLP(6, [9, 12], 3), 3, engine="loop")
     alone = packed.networks()
     plan = TrainConfig(epochs=2, batch_size=16)
     fit(packed, data, config=plan, quiet=True)
@@ -65,13 +67,13 @@ def test_it_equals_separate_small_networks_in_training():
 @pytest.mark.parametrize(("members", "alpha", "gamma"), [(4, 2, 1), (4, 2, 2), (2, 2, 2), (4, 4, 1), (1, 2, 1)])
 def test_the_count_is_equation_3(members, alpha, gamma):
     network = WideResNet(10, 2, 10)
-    packed = PackedEnsemble(members, alpha=alpha, gamma=gamma)(network)
+    packed = PackedEnsemble(network, members, alpha=alpha, gamma=gamma)
     assert parameters(packed) / parameters(network) == pytest.approx(alpha**2 / (members * gamma), rel=0.1)
 
 
 def test_one_member_of_the_same_width_is_a_fresh_network_like_the_source():
     network = ResNet(width=8, depth=8)
-    packed = PackedEnsemble(1, alpha=1)(network)
+    packed = PackedEnsemble(network, 1, alpha=1)
     assert {name: tensor.shape for name, tensor in packed.member(0).state_dict().items()} == {
         name: tensor.shape for name, tensor in network.state_dict().items()
     }
@@ -81,7 +83,7 @@ def test_one_member_of_the_same_width_is_a_fresh_network_like_the_source():
 def test_members_start_apart_from_seeds_of_their_own():
     network = MLP(6, [8], 3)
     inputs = torch.randn(5, 6)
-    first, again, other = (PackedEnsemble(4, seed=seed)(network)(inputs) for seed in (0, 0, 1))
+    first, again, other = (PackedEnsemble(inputs, network, 4, seed=seed) for seed in (0, 0, 1))
     torch.testing.assert_close(first, again, rtol=0, atol=0)
     assert not torch.allclose(first, other)
     assert not torch.allclose(first[0], first[1])
@@ -91,8 +93,8 @@ def test_saved_after_training_and_loaded(tmp_path):
     torch.manual_seed(0)
     inputs, labels = torch.randn(40, 6), torch.randint(3, (40,))
     data = Data(Split(inputs, labels), Split(inputs, labels), Split(inputs, labels), 3, (6,))
-    network, share = MLP(6, [8, 8], 3), PackedEnsemble(4, alpha=1.5, gamma=2, seed=3)
-    packed = share.train(network, data, TrainConfig(epochs=2, batch_size=16), quiet=True)
+    network, share = MLP(6, [8, 8], 3), partial(PackedEnsemble, num_members=4, alpha=1.5, gamma=2, seed=3)
+    packed = fitted(share(network), data, TrainConfig(epochs=2, batch_size=16))
     path = enfold.save(packed, tmp_path / "packed.safetensors")
     loaded = enfold.load(path, network)
     torch.testing.assert_close(loaded(inputs), packed(inputs), rtol=0, atol=0)
@@ -102,17 +104,17 @@ def test_saved_after_training_and_loaded(tmp_path):
 
 def test_bad_settings_and_networks_are_refused():
     with pytest.raises(EnfoldError, match=r"alpha .* above 0, got 0: 2 is"):
-        PackedEnsemble(alpha=0)
+        PackedEnsemble(any_network(), alpha=0)
     with pytest.raises(EnfoldError, match=r"gamma .* at least 1, got 0"):
-        PackedEnsemble(gamma=0)
+        PackedEnsemble(any_network(), gamma=0)
     with pytest.raises(EnfoldError, match="at least 1 member, got 0"):
-        PackedEnsemble(0)
+        PackedEnsemble(any_network(), 0)
     tied = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     tied[2].weight = tied[0].weight
     with pytest.raises(EnfoldError, match=r"'2\.weight' is tied"):
-        PackedEnsemble()(tied)
+        PackedEnsemble(tied)
     with pytest.raises(EnfoldError, match=r"got '0' \(LSTM\)"):
-        PackedEnsemble()(nn.Sequential(nn.LSTM(4, 4), nn.Linear(4, 2)))
+        PackedEnsemble(nn.Sequential(nn.LSTM(4, 4), nn.Linear(4, 2)))
 
 
 @pytest.mark.parametrize(("members", "alpha"), [(4, 2.0), (2, 4.0)])
@@ -125,4 +127,4 @@ def test_a_parameter_that_is_as_long_as_a_layer_is_wide_is_told_of(members, alph
     with pytest.raises(
         EnfoldError, match=rf"with {alpha / members:.3g} of its .* inputs of shape \(3, 8, 6\) .*: check"
     ):
-        PackedEnsemble(members, alpha=alpha)(network)(inputs)
+        PackedEnsemble(inputs, network, members, alpha=alpha)

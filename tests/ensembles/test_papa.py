@@ -1,11 +1,13 @@
 """PAPA: what a pull does to members, when it comes, and that the average of the result is a network."""
 
+from functools import partial
 from functools import cache
 
 import pytest
 import torch
 from torch import nn
 
+from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.data import Data, Split
@@ -26,7 +28,7 @@ def normed() -> nn.Sequential:
 
 def apart(**settings):
     """Members that differ in all they have."""
-    members = PAPA(4, start="own", **settings)(normed())
+    members = PAPA(normed(), 4, start="own", **settings)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for tensor in members.tree.state().values():
@@ -84,7 +86,7 @@ def test_when_members_are_pulled():
         for step in range(1, 13):
             members = apart(**settings)
             before = values(members)
-            members.after_step(step, Optimizer(members, TrainConfig()))
+            members.on_step_end(step, Optimizer(members, TrainConfig()))
             found += [step] if not torch.equal(before["0.weight"], members.expand()["0.weight"]) else []
         return found
 
@@ -93,7 +95,7 @@ def test_when_members_are_pulled():
         for epoch in range(1, 12):
             members = apart(**settings)
             before = values(members)
-            members.after_epoch(epoch, TrainConfig(epochs=11))
+            members.on_epoch_end(epoch, TrainConfig(epochs=11))
             found += [epoch] if not torch.equal(before["0.weight"], members.expand()["0.weight"]) else []
         return found
 
@@ -107,22 +109,22 @@ def test_when_members_are_pulled():
 
 def test_starts():
     network = MLP(4, [8], 3)
-    assert len(PAPA(3)(network).equal_parameters()) == 4
-    own = PAPA(3, start="own")(network)
+    assert len(PAPA(network, 3).equal_parameters()) == 4
+    own = PAPA(network, 3, start="own")
     assert "hidden.0.weight" not in own.equal_parameters()
     torch.testing.assert_close(
-        PAPA(4, start="own")(network).expand()["hidden.0.weight"][:3], own.expand()["hidden.0.weight"]
+        PAPA(network, 4, start="own").expand()["hidden.0.weight"][:3], own.expand()["hidden.0.weight"]
     )
 
 
 def test_the_plan_gets_a_smoothing_for_each_member_and_no_choice_of_epochs():
-    plan = PAPA(5).adapted(TrainConfig())
+    plan = PAPA(any_network(), 5).configure(TrainConfig())
     assert plan.label_smoothing == (0.0, 0.05, 0.1, 0.0, 0.05)
     assert plan.select == "last"
-    assert PAPA(5).adapted(TrainConfig(label_smoothing=0.2)).label_smoothing == 0.2
-    assert PAPA(5, smoothing=()).adapted(TrainConfig()).label_smoothing == 0.0
+    assert PAPA(any_network(), 5).configure(TrainConfig(label_smoothing=0.2)).label_smoothing == 0.2
+    assert PAPA(any_network(), 5, smoothing=()).configure(TrainConfig()).label_smoothing == 0.0
     with pytest.raises(EnfoldError, match="patience=3: leave patience out"):
-        PAPA(5).adapted(TrainConfig(patience=3))
+        PAPA(any_network(), 5).configure(TrainConfig(patience=3))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,7 @@ def test_the_plan_gets_a_smoothing_for_each_member_and_no_choice_of_epochs():
 )
 def test_bad_settings_are_refused(settings, message):
     with pytest.raises(EnfoldError, match=message):
-        PAPA(**settings)
+        PAPA(any_network(), **settings)
 
 
 def quadrants(count: int = 1024) -> Data:
@@ -159,7 +161,7 @@ def independent() -> tuple[Data, nn.Module, TrainConfig, DeepEnsemble]:
     torch.manual_seed(0)
     data, network = quadrants(), MLP(2, [16, 16], 2)
     plan = TrainConfig(epochs=12, batch_size=32, lr=0.01, weight_decay=0.0, select="last")
-    members = DeepEnsemble.make(network, 3)
+    members = DeepEnsemble(network, 3)
     fit(members, data, config=plan, quiet=True)
     return data, network, plan, members
 
@@ -168,7 +170,7 @@ def independent() -> tuple[Data, nn.Module, TrainConfig, DeepEnsemble]:
 @pytest.mark.parametrize("settings", [{"keep": 0.9, "every_steps": 1}, {"kind": "all", "every_epochs": 1}])
 def test_the_average_is_a_network_where_that_of_independent_members_is_not(settings):
     data, network, plan, alone = independent()
-    together = PAPA(3, start="own", smoothing=(), **settings).train(network, data, plan, quiet=True)
+    together = fitted(PAPA(network, 3, start="own", smoothing=(), **settings), data, plan)
     assert min(accuracy(member, data) for member in alone) > 0.95
     assert accuracy(average(alone, data), data) < 0.85
     assert accuracy(average(together, data), data) > 0.95
@@ -180,11 +182,11 @@ def test_the_average_is_a_network_where_that_of_independent_members_is_not(setti
 def test_training_resumes_to_the_same_bits_and_is_stored(tmp_path, engine, kind):
     torch.manual_seed(0)
     data, network = three_clouds(64, 16, 8), normed()
-    share = PAPA(3, kind=kind, every_steps=2, every_epochs=2, engine=engine)
+    share = partial(PAPA, num_members=3, kind=kind, every_steps=2, every_epochs=2, engine=engine)
     plan = TrainConfig(epochs=4, batch_size=16, lr=0.02)
-    whole = share.train(network, data, plan, quiet=True)
+    whole = fitted(share(network), data, plan)
     stopped = share(network)
-    adapted = share.adapted(plan)
+    adapted = share(any_network()).configure(plan)
 
     def stop(record):
         if record.epoch == 1:
@@ -192,7 +194,7 @@ def test_training_resumes_to_the_same_bits_and_is_stored(tmp_path, engine, kind)
 
     with pytest.raises(KeyboardInterrupt):
         fit(stopped, data, config=adapted, checkpoint=tmp_path / "state", on_epoch=stop, quiet=True)
-    resumed = share.train(network, data, plan, checkpoint=tmp_path / "state", quiet=True)
+    resumed = fitted(share(network), data, plan, checkpoint=tmp_path / "state")
     torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
     loaded = enfold.load(enfold.save(resumed, tmp_path / "members.safetensors"), network)
     torch.testing.assert_close(loaded(data.test.inputs), resumed(data.test.inputs), rtol=0, atol=0)

@@ -1,5 +1,6 @@
 """Snapshot ensembles: the paper's learning rate, what is kept when, and resuming with what was gathered."""
 
+from functools import partial
 import math
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
+from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.ensembles.snapshot_ensemble import SnapshotEnsemble
@@ -34,20 +36,20 @@ def test_the_learning_rate_is_the_papers(cycles, length, steps):
     given_plan = TrainConfig(
         epochs=cycles * length, schedule="step", warmup_epochs=1.0, final_factor=0.2, tail="constant"
     )
-    plan = SnapshotEnsemble(1, cycles=cycles).adapted(given_plan)
+    plan = SnapshotEnsemble(any_network(), 1, cycles=cycles).configure(given_plan)
     total = plan.epochs * steps
     ours = [plan.rate_factor(step, steps) for step in range(total)]
     assert ours == pytest.approx([published(t, total, cycles, 1.0) for t in range(1, total + 1)], abs=1e-9)
 
 
 def test_members_are_the_networks_at_the_ends_of_cycles_newest_first():
-    share, seen = SnapshotEnsemble(2, cycles=3), {}
+    share, seen = partial(SnapshotEnsemble, num_members=2, cycles=3), {}
     model = share(network())
 
     def keep(epoch):
         seen[epoch.epoch + 1] = {name: tensor.detach().clone() for name, tensor in model.centre.state().items()}
 
-    fit(model, DATA, config=share.adapted(PLAN), on_epoch=keep, quiet=True)
+    fit(model, DATA, config=PLAN, on_epoch=keep, quiet=True)
     state = model.expand()
     for member, epoch in enumerate((6, 4)):
         for name, tensor in seen[epoch].items():
@@ -57,12 +59,12 @@ def test_members_are_the_networks_at_the_ends_of_cycles_newest_first():
 
 
 def test_few_members_are_the_first_of_more_of_the_same_cycles():
-    few, more = (SnapshotEnsemble(M, cycles=3).train(network(), DATA, PLAN, quiet=True) for M in (2, 3))
+    few, more = (fitted(SnapshotEnsemble(network(), M, cycles=3), DATA, PLAN) for M in (2, 3))
     torch.testing.assert_close(more(DATA.test.inputs)[:2], few(DATA.test.inputs))
 
 
 def test_training_resumes_with_the_snapshots_and_what_is_saved_is_loaded(tmp_path):
-    share, file = SnapshotEnsemble(3), tmp_path / "checkpoint.safetensors"
+    share, file = partial(SnapshotEnsemble, num_members=3), tmp_path / "checkpoint.safetensors"
 
     class Stop(Exception):
         pass
@@ -71,10 +73,10 @@ def test_training_resumes_with_the_snapshots_and_what_is_saved_is_loaded(tmp_pat
         if epoch.epoch == 2:
             raise Stop
 
-    whole = share.train(network(), DATA, PLAN, quiet=True)
+    whole = fitted(share(network()), DATA, PLAN)
     with pytest.raises(Stop):
-        fit(share(network()), DATA, config=share.adapted(PLAN), checkpoint=file, on_epoch=stop, quiet=True)
-    resumed = share.train(network(), DATA, PLAN, checkpoint=file, quiet=True)
+        fit(share(network()), DATA, config=PLAN, checkpoint=file, on_epoch=stop, quiet=True)
+    resumed = fitted(share(network()), DATA, PLAN, checkpoint=file)
     torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
     enfold.save(whole, tmp_path / "model.safetensors")
     loaded = enfold.load(tmp_path / "model.safetensors", network())
@@ -83,22 +85,22 @@ def test_training_resumes_with_the_snapshots_and_what_is_saved_is_loaded(tmp_pat
 
 
 def test_the_plan_is_changed_where_it_must_be():
-    plan = SnapshotEnsemble(4).adapted(TrainConfig(epochs=8, warmup_epochs=2.0, patience=3, lr=0.2))
+    plan = SnapshotEnsemble(any_network(), 4).configure(TrainConfig(epochs=8, warmup_epochs=2.0, patience=3, lr=0.2))
     assert (plan.cycles, plan.schedule, plan.select, plan.patience) == (4, "cosine", "last", None)
     assert (plan.epochs, plan.lr) == (8, 0.2)
-    assert SnapshotEnsemble(4).moments(plan) == [8, 6, 4, 2]
+    assert SnapshotEnsemble(any_network(), 4).moments(plan) == [8, 6, 4, 2]
 
 
 @pytest.mark.parametrize(("epochs", "more"), [(10, 12), (3, 4)])
 def test_epochs_that_cycles_do_not_divide_are_refused(epochs, more):
     with pytest.raises(EnfoldError, match=f"4 equal cycles of whole epochs, got {epochs} epochs: train for {more}"):
-        SnapshotEnsemble(4).adapted(TrainConfig(epochs=epochs))
+        SnapshotEnsemble(any_network(), 4).configure(TrainConfig(epochs=epochs))
 
 
 def test_bad_settings_are_refused():
     with pytest.raises(EnfoldError, match="a cycle for each of 4 members, got 3 cycles: raise cycles"):
-        SnapshotEnsemble(4, cycles=3)
+        SnapshotEnsemble(any_network(), 4, cycles=3)
     with pytest.raises(EnfoldError, match="at least 1 member, got 0"):
-        SnapshotEnsemble(0)
+        SnapshotEnsemble(any_network(), 0)
     with pytest.raises(EnfoldError, match="5 snapshots need as many epochs, got 2: train longer"):
-        SnapshotEnsemble(5).moments(TrainConfig(epochs=2))
+        SnapshotEnsemble(any_network(), 5).moments(TrainConfig(epochs=2))

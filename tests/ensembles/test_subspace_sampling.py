@@ -1,11 +1,13 @@
 """SubspaceSampling: each kind's equation, published settings, rejection, the ring of checkpoints, members that stay."""
 
+from functools import partial
 import numpy as np
 import pytest
 import torch
 from sklearn.decomposition import PCA
 from torch import nn
 
+from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.ensembles.common.pca import combined, principal_axes
@@ -31,7 +33,7 @@ def network():
 
 def trained(kind, network=None, data=DATA, plan=PLAN, **settings):
     settings = {"num_members": 4, "threshold": None, **settings}
-    return SubspaceSampling(kind=kind, **settings).train(network or globals()["network"](), data, plan, quiet=True)
+    return fitted(SubspaceSampling(network or globals()["network"](), kind=kind, **settings), data, plan)
 
 
 def flat(state, names):
@@ -165,7 +167,7 @@ def test_pca_is_not_scaled_by_the_deviation_unless_asked():
 
 def test_the_ring_holds_the_last_checkpoints():
     seen = []
-    model = SubspaceSampling(4, "gaussian", checkpoints=3)(network())
+    model = SubspaceSampling(network(), 4, "gaussian", checkpoints=3)
     fit(
         model,
         DATA,
@@ -180,8 +182,8 @@ def test_the_ring_holds_the_last_checkpoints():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_resumes_to_the_same_members_and_what_is_saved_is_loaded(kind, tmp_path):
-    share = SubspaceSampling(3, kind, checkpoints=3, fitted=4, scale=0.3, threshold=0.5)
-    plan, file = share.adapted(PLAN), tmp_path / "checkpoint.safetensors"
+    share = partial(SubspaceSampling, num_members=3, kind=kind, checkpoints=3, fitted=4, scale=0.3, threshold=0.5)
+    plan, file = share(any_network()).configure(PLAN), tmp_path / "checkpoint.safetensors"
 
     class Stop(Exception):
         pass
@@ -190,10 +192,10 @@ def test_training_resumes_to_the_same_members_and_what_is_saved_is_loaded(kind, 
         if epoch.epoch == 3:
             raise Stop
 
-    whole = share.train(network(), DATA, PLAN, quiet=True)
+    whole = fitted(share(network()), DATA, PLAN)
     with pytest.raises(Stop):
         fit(share(network()), DATA, config=plan, checkpoint=file, on_epoch=stop, quiet=True)
-    resumed = share.train(network(), DATA, PLAN, checkpoint=file, quiet=True)
+    resumed = fitted(share(network()), DATA, PLAN, checkpoint=file)
     torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
     enfold.save(whole, tmp_path / "model.safetensors")
     loaded = enfold.load(tmp_path / "model.safetensors", network())
@@ -231,21 +233,21 @@ def test_frozen_parameters_are_not_moved():
 
 
 def test_the_published_settings():
-    assert SubspaceSampling().num_members == 30
-    assert [SubspaceSampling(kind=kind).amount for kind in KINDS] == [
+    assert SubspaceSampling(any_network()).num_members == 30
+    assert [SubspaceSampling(any_network(), kind=kind).amount for kind in KINDS] == [
         (10.0, True), (0.1, True), (1.0, False), (1.0, False), (1.0, False)
     ]  # fmt: skip
     plots = [SubspaceSampling.for_plot(kind) for kind in KINDS[:4]]
     assert [plot.amount for plot in plots] == [(70.0, True), (0.1, True), (10.0, True), (6.0, False)]
     assert all(plot.num_members == 50 and plot.threshold is None for plot in plots)
     assert SubspaceSampling.for_plot("pca", num_members=5).num_members == 5
-    assert SubspaceSampling(kind="pca").adapted(TrainConfig(patience=3)).select == "last"
-    assert SubspaceSampling().adapted(TrainConfig(patience=3)) == TrainConfig(patience=3)
+    assert SubspaceSampling(any_network(), kind="pca").configure(TrainConfig(patience=3)).select == "last"
+    assert SubspaceSampling(any_network()).configure(TrainConfig(patience=3)) == TrainConfig(patience=3)
 
 
 def test_what_is_stored():
     one = sum(tensor.numel() for tensor in network().parameters())
-    sizes = {kind: sum(t.numel() for t in SubspaceSampling(4, kind)(network()).state_dict().values()) for kind in KINDS}
+    sizes = {kind: sum(t.numel() for t in SubspaceSampling(network(), 4, kind).state_dict().values()) for kind in KINDS}
     assert all(sizes[kind] < 1.1 * one + 200 for kind in ("random", "dropout", "pca_random"))
     assert all(11 * one <= sizes[kind] < 11.1 * one + 200 for kind in ("gaussian", "pca"))
 
@@ -263,7 +265,7 @@ def test_what_is_stored():
 )
 def test_bad_settings_are_refused(settings, message):
     with pytest.raises(EnfoldError, match=message):
-        SubspaceSampling(**settings)
+        SubspaceSampling(any_network(), **settings)
 
 
 def test_there_is_no_plot_of_pca_random():

@@ -1,11 +1,13 @@
 """SWA: the mean of the last epochs' weights, with batch-norm statistics of its own."""
 
+from functools import partial
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.ensembles.swa import SWA, before_start
@@ -37,7 +39,7 @@ def trained(share, plan=PLAN, **settings):
     fit(
         model,
         DATA,
-        config=share.adapted(plan),
+        config=plan,
         on_epoch=lambda record: seen.append(weights(model)),
         quiet=True,
         **settings,
@@ -46,7 +48,7 @@ def trained(share, plan=PLAN, **settings):
 
 
 def test_the_mean_of_the_epochs_after_the_start():
-    model, seen = trained(SWA(start=0.5))
+    model, seen = trained(partial(SWA, start=0.5))
     assert int(model.count) == 3
     for name, mean in model.mean.state().items():
         if name in seen[0]:
@@ -57,7 +59,7 @@ def test_the_mean_of_the_epochs_after_the_start():
 @settings(deadline=None)
 @given(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=30))
 def test_a_running_mean_is_the_arithmetic_mean(values):
-    model = SWA()(nn.Linear(1, 1))
+    model = SWA(nn.Linear(1, 1))
     for value in values:
         nn.init.constant_(model.centre.get_parameter("weight"), value)
         model.collect()
@@ -66,7 +68,7 @@ def test_a_running_mean_is_the_arithmetic_mean(values):
 
 
 def test_the_mean_of_equal_weights_is_the_same_bits():
-    model = SWA()(normed())
+    model = SWA(normed())
     for _ in range(7):
         model.collect()
     for name, mean in model.mean.state().items():
@@ -74,7 +76,7 @@ def test_the_mean_of_equal_weights_is_the_same_bits():
 
 
 def test_half_precision_is_averaged_in_single():
-    model = SWA()(nn.Linear(4, 4).to(torch.bfloat16))
+    model = SWA(nn.Linear(4, 4).to(torch.bfloat16))
     for _ in range(300):
         model.collect()
     nn.init.constant_(model.centre.get_parameter("bias"), 4.0)
@@ -86,7 +88,7 @@ def test_half_precision_is_averaged_in_single():
 
 
 def test_batch_norm_statistics_are_those_of_the_mean():
-    model, _ = trained(SWA())
+    model, _ = trained(partial(SWA))
     network = model.member(0).eval()
     outputs = network[1](network[0](DATA.train.inputs))
     torch.testing.assert_close(outputs.mean(0), torch.zeros(8), rtol=0, atol=1e-4)
@@ -107,14 +109,14 @@ def test_other_buffers_are_the_trained_ones():
                 self.calls += 1
             return self.layer(inputs)
 
-    model = SWA().train(Counting(), DATA, PLAN, quiet=True)
+    model = fitted(SWA(Counting()), DATA, PLAN)
     assert int(model.member(0).calls) == 6 * 4
 
 
 def test_it_is_one_plain_network_that_predicts():
     network = normed()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    model = SWA().train(network, DATA, PLAN, quiet=True)
+    model = fitted(SWA(network), DATA, PLAN)
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
     assert not model.training
     inputs = DATA.test.inputs
@@ -129,7 +131,7 @@ def test_it_is_one_plain_network_that_predicts():
 
 def test_until_training_ends_the_network_itself_runs():
     network, inputs = normed().eval(), DATA.test.inputs
-    model = SWA()(network)
+    model = SWA(network)
     assert not model.training
     torch.testing.assert_close(model(inputs), network(inputs)[None])
     model.train()
@@ -137,7 +139,7 @@ def test_until_training_ends_the_network_itself_runs():
 
 
 def test_the_plan():
-    plan = SWA(rate=0.1).adapted(TrainConfig(epochs=300, patience=5))
+    plan = SWA(any_network(), rate=0.1).configure(TrainConfig(epochs=300, patience=5))
     assert (plan.tail, plan.tail_start, plan.tail_factor) == ("constant", 161 / 300, 0.1)
     assert (plan.select, plan.patience) == ("last", None)
     assert plan.rate_factor(250 * 7, 7) == plan.rate_factor(299 * 7, 7) == 0.1
@@ -146,7 +148,7 @@ def test_the_plan():
 
 
 def test_resumed_to_the_same_bits(tmp_path):
-    share, file = SWA(start=0.3), tmp_path / "training.safetensors"
+    share, file = partial(SWA, start=0.3), tmp_path / "training.safetensors"
     whole, _ = trained(share)
 
     def stop(record) -> None:
@@ -154,14 +156,14 @@ def test_resumed_to_the_same_bits(tmp_path):
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        fit(share(normed()), DATA, config=share.adapted(PLAN), checkpoint=file, on_epoch=stop, quiet=True)
+        fit(share(normed()), DATA, config=PLAN, checkpoint=file, on_epoch=stop, quiet=True)
     again, seen = trained(share, checkpoint=file)
     assert len(seen) == 2
     assert all(torch.equal(tensor, whole.state_dict()[name]) for name, tensor in again.state_dict().items())
 
 
 def test_saved_and_loaded(tmp_path):
-    model, _ = trained(SWA())
+    model, _ = trained(partial(SWA))
     enfold.save(model, tmp_path / "model.safetensors")
     loaded = enfold.load(tmp_path / "model.safetensors", normed())
     inputs = DATA.test.inputs
@@ -170,25 +172,25 @@ def test_saved_and_loaded(tmp_path):
 
 
 def test_training_again_begins_a_new_mean():
-    share = SWA(start=0.5)
+    share = partial(SWA, start=0.5)
     model, _ = trained(share)
-    fit(model, DATA, config=share.adapted(PLAN.replace(epochs=2)), quiet=True)
+    fit(model, DATA, config=PLAN.replace(epochs=2), quiet=True)
     assert int(model.count) == 1
     torch.testing.assert_close(model.mean.state()["0.weight"], model.centre.state()["0.weight"].detach())
 
 
 def test_what_is_refused():
     with pytest.raises(EnfoldError, match=r"one network, got num_members=3: .* swag and num_members: 3"):
-        SWA(3)
+        SWA(any_network(), 3)
     with pytest.raises(EnfoldError, match="at least 1 member, got 0"):
-        SWA(0)
+        SWA(any_network(), 0)
     with pytest.raises(EnfoldError, match=r"in \[0, 1\), got start=1"):
-        SWA(start=1)
+        SWA(any_network(), start=1)
     with pytest.raises(EnfoldError, match="above 0, got rate=0"):
-        SWA(rate=0)
+        SWA(any_network(), rate=0)
     with pytest.raises(EnfoldError, match=r"SWA needs 1 or more epochs after start=0\.537 .* got 0 of 0"):
-        SWA().adapted(TrainConfig(epochs=0))
-    model = SWA()(normed())
+        SWA(any_network()).configure(TrainConfig(epochs=0))
+    model = SWA(normed())
     with pytest.raises(EnfoldError, match=r"1 or more epochs, got 0: .* select: last"):
         model.finish(DATA)
     assert not bool(model.ready)

@@ -1,5 +1,6 @@
 """SWAG: the moments against their definitions, and the covariance of what is drawn."""
 
+from functools import partial
 import copy
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold import cost
@@ -56,7 +58,7 @@ def columns(rows: torch.Tensor) -> torch.Tensor:
 @given(count=st.integers(1, 12), rank=st.integers(2, 5), seed=st.integers(0, 100))
 def test_the_moments_are_their_definitions(count, rank, seed):
     rows = path(count, seed)
-    model = walked(SWAG(2, rank=rank), rows)
+    model = walked(partial(SWAG, num_members=2, rank=rank), rows)
     exact = rows.double()
     torch.testing.assert_close(model.mean.state()["weight"][0].double(), exact.mean(0), rtol=1e-5, atol=1e-5)
     variance = (exact**2).mean(0) - exact.mean(0) ** 2
@@ -69,7 +71,7 @@ def test_the_moments_are_their_definitions(count, rank, seed):
 @settings(deadline=None)
 @given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=2, max_size=20))
 def test_the_variance_is_never_negative(values):
-    model = walked(SWAG(2, rank=2), torch.tensor(values)[:, None].expand(-1, 3))
+    model = walked(partial(SWAG, num_members=2, rank=2), torch.tensor(values)[:, None].expand(-1, 3))
     assert (model.variance.state()["weight"] >= 0).all()
     assert all(torch.isfinite(tensor).all() for tensor in model.sample().values())
 
@@ -77,18 +79,18 @@ def test_the_variance_is_never_negative(values):
 def test_a_small_variance_around_a_large_mean_is_not_lost():
     """The mean of squares minus the squared mean would be off by thousands of times the variance."""
     steps = torch.tensor([0.0, 1.0, 0.0, 1.0]) / 256
-    model = walked(SWAG(2, rank=2), (1000 + steps)[:, None].expand(-1, 3))
+    model = walked(partial(SWAG, num_members=2, rank=2), (1000 + steps)[:, None].expand(-1, 3))
     torch.testing.assert_close(model.variance.state()["weight"], torch.full((1, 3), (0.5 / 256) ** 2))
 
 
 @pytest.mark.parametrize(
     ("share", "count", "scale"),
     [
-        (SWAG(600, rank=3), 9, 0.5),
-        (SWAG(600, rank=20), 4, 0.5),  # fewer columns than the rank
-        (SWAG(600, rank=3, scale=2.0), 9, 2.0),
-        (SWAG(600, diagonal=True), 9, 1.0),
-        (SWAG(600, diagonal=True, scale=0.5), 9, 0.5),
+        (partial(SWAG, num_members=600, rank=3), 9, 0.5),
+        (partial(SWAG, num_members=600, rank=20), 4, 0.5),  # fewer columns than the rank
+        (partial(SWAG, num_members=600, rank=3, scale=2.0), 9, 2.0),
+        (partial(SWAG, num_members=600, diagonal=True), 9, 1.0),
+        (partial(SWAG, num_members=600, diagonal=True, scale=0.5), 9, 0.5),
     ],
 )
 def test_the_covariance_of_the_members(share, count, scale):
@@ -105,11 +107,11 @@ def test_the_covariance_of_the_members(share, count, scale):
 
 
 def test_scale_zero_is_swa():
-    swag, swa = SWAG(3, scale=0.0), SWA()
+    swag, swa = partial(SWAG, num_members=3, scale=0.0), partial(SWA)
     drawn = swag(normed())
     with pytest.warns(UserWarning, match="nearly one function"):
-        fit(drawn, DATA, config=swag.adapted(PLAN), quiet=True)
-    mean = swa.train(normed(), DATA, PLAN, quiet=True)
+        fit(drawn, DATA, config=PLAN, quiet=True)
+    mean = fitted(swa(normed()), DATA, PLAN)
     torch.testing.assert_close(drawn(DATA.test.inputs), mean(DATA.test.inputs).expand(3, -1, -1), rtol=1e-5, atol=1e-5)
 
 
@@ -117,8 +119,8 @@ def test_scale_zero_is_swa():
 def test_trained_members(diagonal, tmp_path):
     network = normed()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    share = SWAG(4, diagonal=diagonal, scale=2.0)
-    model = share.train(network, DATA, PLAN, quiet=True)
+    share = partial(SWAG, num_members=4, diagonal=diagonal, scale=2.0)
+    model = fitted(share(network), DATA, PLAN)
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
     assert int(model.count) == 4  # of 8 epochs, 4.3 before the start
     predictions = predict(model, DATA.test)
@@ -134,7 +136,7 @@ def test_trained_members(diagonal, tmp_path):
 
 
 def test_every_member_has_batch_norm_statistics_of_its_own():
-    model = SWAG(3, scale=2.0).train(normed(), DATA, PLAN, quiet=True)
+    model = fitted(SWAG(normed(), 3, scale=2.0), DATA, PLAN)
     means = model.own.state()["1.running_mean"]
     for index in range(3):
         hidden = model.member(index)[0](DATA.train.inputs)
@@ -144,17 +146,17 @@ def test_every_member_has_batch_norm_statistics_of_its_own():
 
 def test_members_stay_and_are_the_first_of_more():
     rows = path(6)
-    few, more = walked(SWAG(3, rank=4), rows), walked(SWAG(4, rank=4), rows)
+    few, more = walked(partial(SWAG, num_members=3, rank=4), rows), walked(partial(SWAG, num_members=4, rank=4), rows)
     first = few.sample()["weight"]
     torch.manual_seed(7)
     assert torch.equal(few.sample()["weight"], first)
     assert torch.equal(more.sample()["weight"][:3], first)
     assert torch.equal(copy.deepcopy(few).sample()["weight"], first)
-    assert not torch.equal(walked(SWAG(3, rank=4, seed=1), rows).sample()["weight"], first)
+    assert not torch.equal(walked(partial(SWAG, num_members=3, rank=4, seed=1), rows).sample()["weight"], first)
 
 
 def test_members_are_drawn_once_and_again_when_the_moments_change(monkeypatch):
-    model = walked(SWAG(3, rank=4), path(6))
+    model = walked(partial(SWAG, num_members=3, rank=4), path(6))
     with torch.inference_mode():
         first = model(torch.ones(2, 3))
     drawn = []
@@ -173,9 +175,9 @@ def test_members_are_drawn_once_and_again_when_the_moments_change(monkeypatch):
 
 
 def test_resumed_to_the_same_bits(tmp_path):
-    share, file = SWAG(3, rank=3, start=0.2, scale=2.0), tmp_path / "training.safetensors"
+    share, file = partial(SWAG, num_members=3, rank=3, start=0.2, scale=2.0), tmp_path / "training.safetensors"
     whole, cut, again = (share(normed()) for _ in range(3))
-    plan = share.adapted(PLAN)
+    plan = share(any_network()).configure(PLAN)
     fit(whole, DATA, config=plan, quiet=True)
 
     def stop(record) -> None:
@@ -192,19 +194,19 @@ def test_resumed_to_the_same_bits(tmp_path):
 
 def test_what_is_refused():
     with pytest.raises(EnfoldError, match="at least 1 member, got 0"):
-        SWAG(0)
+        SWAG(any_network(), 0)
     with pytest.raises(EnfoldError, match="at least 2, got 1: 20 is the paper's, or set diagonal: true"):
-        SWAG(rank=1)
-    assert SWAG(rank=1, diagonal=True).spread == 1
+        SWAG(any_network(), rank=1)
+    assert SWAG(any_network(), rank=1, diagonal=True).spread == 1
     with pytest.raises(EnfoldError, match="0 or more, got -1"):
-        SWAG(scale=-1)
+        SWAG(any_network(), scale=-1)
     with pytest.raises(EnfoldError, match=r"0 or more, got -0\.1"):
-        SWAG(variance_floor=-0.1)
+        SWAG(any_network(), variance_floor=-0.1)
     with pytest.raises(EnfoldError, match=r"in \[0, 1\), got start=1\.5"):
-        SWAG(start=1.5)
+        SWAG(any_network(), start=1.5)
     with pytest.raises(EnfoldError, match=r"SWAG needs 2 or more epochs after start=0\.75 .* got 1 of 4"):
-        SWAG(start=0.75).train(normed(), DATA, PLAN.replace(epochs=4))
-    model = SWAG(start=0.75)(normed())
+        fitted(SWAG(normed(), start=0.75), DATA, PLAN.replace(epochs=4))
+    model = SWAG(normed(), start=0.75)
     seen = []
     with pytest.raises(EnfoldError, match="got 1 of 4: train for more epochs, or start earlier"):
         fit(model, DATA, config=PLAN.replace(epochs=4), on_epoch=seen.append, quiet=True)
@@ -213,6 +215,6 @@ def test_what_is_refused():
 
 def test_what_it_takes_to_store_is_its_statistics():
     network = nn.Linear(5, 3)
-    assert cost.parameters(SWAG(4, rank=6)(network)) == (2 + 6) * 18
-    assert cost.parameters(SWA()(network)) == 18
-    assert cost.parameters(SnapshotEnsemble(4)(network)) == 4 * 18
+    assert cost.parameters(SWAG(network, 4, rank=6)) == (2 + 6) * 18
+    assert cost.parameters(SWA(network)) == 18
+    assert cost.parameters(SnapshotEnsemble(network, 4)) == 4 * 18

@@ -1,10 +1,12 @@
 """TreeNet: its equations against members run one by one, multiple choice, and training."""
 
+from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.cost import flops, parameters
@@ -22,7 +24,7 @@ from specimens import Residual
 
 def test_a_split_at_the_first_module_is_a_deep_ensemble():
     network = ResNet(width=4, depth=8, num_classes=4)
-    members, stacked = TreeNet(3, split="conv", seed=5)(network), DeepEnsemble.make(network, 3, seed=5)
+    members, stacked = TreeNet(network, 3, split="conv", seed=5), DeepEnsemble(network, 3, seed=5)
     assert not members.shared.state()
     assert parameters(members) == 3 * parameters(network)
     ours, theirs = members.expand(), stacked.expand()
@@ -33,7 +35,7 @@ def test_a_split_at_the_first_module_is_a_deep_ensemble():
 @pytest.mark.parametrize("split", ["hidden.0", "hidden.1", "hidden.2", "head"])
 def test_the_count_is_trunk_and_branches(split):
     network = MLP(6, [5, 4, 3], 2)
-    members = TreeNet(4, split=split)(network)
+    members = TreeNet(network, 4, split=split)
     behind = split_names(network, split)
     branch = sum(parameter.numel() for name, parameter in network.named_parameters() if name in behind)
     assert parameters(members) == parameters(network) - branch + 4 * branch
@@ -52,7 +54,7 @@ def test_the_trunks_gradient_is_the_sum_of_the_branches(network, training):
     torch.manual_seed(0)
     shape = {"MLP": (12,), "ResNet": (1, 8, 8), "Residual": (2, 8, 8)}[type(network).__name__]
     inputs, target = torch.randn(6, *shape), torch.randn(3, 6, 4 if shape != (2, 8, 8) else 3)
-    members = TreeNet(3)(network).train(training)
+    members = TreeNet(network, 3).train(training)
     assert members.shared.state()
     networks = members.networks()
     ((members(inputs) - target) ** 2).sum().backward()
@@ -67,7 +69,7 @@ def test_the_trunks_gradient_is_the_sum_of_the_branches(network, training):
 
 
 def test_the_optimizer_gets_the_trunk_with_one_networks_gradient():
-    members = TreeNet(4)(MLP(6, [5, 5], 3))
+    members = TreeNet(MLP(6, [5, 5], 3), 4)
     trunk, branches = members.param_groups(0.1)
     assert trunk["grad_scale"] == 0.25
     assert {id(parameter) for parameter in trunk["params"]} == {
@@ -79,15 +81,15 @@ def test_the_optimizer_gets_the_trunk_with_one_networks_gradient():
 
 def test_fresh_branches_differ_and_copies_keep_trained_weights():
     network = MLP(6, [5, 5], 3)
-    fresh = TreeNet(3, split="head")(network).own.state()["head.weight"]
+    fresh = TreeNet(network, 3, split="head").own.state()["head.weight"]
     assert not any(torch.equal(fresh[k], network.head.weight) for k in range(3))
     assert not torch.equal(fresh[0], fresh[1])
-    equal = TreeNet(3, split="head", branches="copies", noise=0.0)(network)
+    equal = TreeNet(network, 3, split="head", branches="copies", noise=0.0)
     torch.testing.assert_close(equal.own.state()["head.weight"], network.head.weight.expand(3, 3, 5), rtol=0, atol=0)
     inputs = torch.randn(4, 6)
     torch.testing.assert_close(equal(inputs), network(inputs).expand(3, 4, 3))
     wide = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 5000))
-    noisy = TreeNet(3, split="1", branches="copies", noise=0.2)(wide).own.state()["1.weight"] - wide[1].weight
+    noisy = TreeNet(wide, 3, split="1", branches="copies", noise=0.2).own.state()["1.weight"] - wide[1].weight
     size = wide[1].weight.square().mean().sqrt()
     torch.testing.assert_close(noisy.std(dim=(1, 2)), (0.2 * size).expand(3), rtol=0.05, atol=0)
 
@@ -98,7 +100,7 @@ def example_batch():
 
 
 def test_the_winner_alone_is_trained_on_an_example():
-    members, batch = TreeNet(3, choice="best", warmup_epochs=0)(MLP(4, [8, 8], 3)), example_batch()
+    members, batch = TreeNet(MLP(4, [8, 8], 3), 3, choice="best", warmup_epochs=0), example_batch()
     losses = torch.stack(
         [
             F.cross_entropy(logits, batch.labels, reduction="none", label_smoothing=0.1)
@@ -119,7 +121,7 @@ def test_the_winner_alone_is_trained_on_an_example():
 
 
 def test_a_share_of_one_m_th_is_all():
-    members, batch = TreeNet(4)(MLP(4, [8, 8], 3)), example_batch()
+    members, batch = TreeNet(MLP(4, [8, 8], 3), 4), example_batch()
     smoothing = (0.0, 0.1, 0.2, 0.3)
     everyone = CrossEntropy(smoothing)(members, batch)
     torch.testing.assert_close(BestBranch(0.25, 0, smoothing)(members, batch), everyone)
@@ -129,12 +131,12 @@ def test_a_share_of_one_m_th_is_all():
 
 
 def test_all_branches_are_trained_while_warming_up():
-    members, batch = TreeNet(3, choice="best", warmup_epochs=2)(MLP(4, [8, 8], 3)), example_batch()
+    members, batch = TreeNet(MLP(4, [8, 8], 3), 3, choice="best", warmup_epochs=2), example_batch()
     objective = members.share.objective(TrainConfig())
     everyone = CrossEntropy()(members, batch)
     for epoch in (1, 2):
         torch.testing.assert_close(objective(members, batch), everyone)
-        members.after_epoch(epoch, TrainConfig())
+        members.on_epoch_end(epoch, TrainConfig())
     assert not torch.allclose(objective(members, batch), everyone)
     members.finish(three_clouds(4, 4, 4))
     torch.testing.assert_close(objective(members, batch), everyone)
@@ -154,8 +156,8 @@ def test_multiple_choice_raises_the_oracles_accuracy():
     oracle = {}
     for choice in ("all", "best"):
         torch.manual_seed(0)
-        share = TreeNet(2, choice=choice, minimum_share=0.05 if choice == "best" else 0.0)
-        right = predict(share.train(MLP(4, [16, 16], 4), data, plan, quiet=True), data.test)
+        share = partial(TreeNet, num_members=2, choice=choice, minimum_share=0.05 if choice == "best" else 0.0)
+        right = predict(fitted(share(MLP(4, [16, 16], 4)), data, plan), data.test)
         hits = right.log_probs.argmax(-1) == right.labels
         oracle[choice] = hits.any(0).float().mean()
     assert oracle["best"] > 0.95
@@ -163,12 +165,12 @@ def test_multiple_choice_raises_the_oracles_accuracy():
 
 
 def test_training_by_choice_sees_the_same_examples_and_keeps_the_last_epoch():
-    share = TreeNet(2, choice="best")
-    plan = share.adapted(TrainConfig(patience=3))
+    share = partial(TreeNet, num_members=2, choice="best")
+    plan = share(any_network()).configure(TrainConfig(patience=3))
     assert (plan.order, plan.select, plan.patience) == ("shared", "last", None)
-    assert TreeNet(2).adapted(TrainConfig(patience=3)) == TrainConfig(patience=3, order="shared")
-    assert TreeNet(2).adapted(TrainConfig(bootstrap=True)) == TrainConfig(bootstrap=True)
-    assert TreeNet(2).objective(TrainConfig()) is None
+    assert TreeNet(any_network(), 2).configure(TrainConfig(patience=3)) == TrainConfig(patience=3, order="shared")
+    assert TreeNet(any_network(), 2).configure(TrainConfig(bootstrap=True)) == TrainConfig(bootstrap=True)
+    assert TreeNet(any_network(), 2).objective(TrainConfig()) is None
     inputs = torch.randn(2, 5, 4)
     with pytest.raises(EnfoldError, match="order: shared"):
         BestBranch()(share(MLP(4, [4], 3)), Batch(inputs, torch.zeros(2, 5, dtype=torch.long), own=True))
@@ -181,8 +183,8 @@ def test_trained_saved_and_loaded(choice, tmp_path):
         three_clouds(96, 48, 48),
         nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), MLP(16, [8], 3)),
     )
-    share = TreeNet(3, choice=choice, minimum_share=0.1)
-    members = share.train(network, data, TrainConfig(epochs=6, batch_size=16, lr=0.01), quiet=True)
+    share = partial(TreeNet, num_members=3, choice=choice, minimum_share=0.1)
+    members = fitted(share(network), data, TrainConfig(epochs=6, batch_size=16, lr=0.01))
     assert members.epochs == 0
     assert (predict(members, data.test).mean().log_probs[0].argmax(-1) == data.test.labels).float().mean() > 0.5
     enfold.save(members, tmp_path / "tree.safetensors")
@@ -197,9 +199,9 @@ def test_training_resumes_to_the_same_bits(tmp_path):
         three_clouds(64, 32, 32),
         nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), MLP(8, [8], 3)),
     )
-    share = TreeNet(2, split="3.hidden.0", choice="best", warmup_epochs=2, minimum_share=0.1)
-    plan = share.adapted(TrainConfig(epochs=4, batch_size=16))
-    whole = share.train(network, data, plan, quiet=True)
+    share = partial(TreeNet, num_members=2, split="3.hidden.0", choice="best", warmup_epochs=2, minimum_share=0.1)
+    plan = share(any_network()).configure(TrainConfig(epochs=4, batch_size=16))
+    whole = fitted(share(network), data, plan)
 
     class Stop(Exception):
         pass
@@ -213,12 +215,12 @@ def test_training_resumes_to_the_same_bits(tmp_path):
             share(network),
             data,
             config=plan,
-            objective=share.objective(plan),
+            objective=share(any_network()).objective(plan),
             checkpoint=tmp_path / "fit",
             on_epoch=stop,
             quiet=True,
         )
-    again = share.train(network, data, plan, checkpoint=tmp_path / "fit", quiet=True)
+    again = fitted(share(network), data, plan, checkpoint=tmp_path / "fit")
     for name, tensor in whole.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name]), name
 
@@ -240,7 +242,7 @@ def test_training_resumes_to_the_same_bits(tmp_path):
 )
 def test_bad_settings(settings, message):
     with pytest.raises(EnfoldError, match=message):
-        TreeNet(**settings)(MLP(6, [5, 5], 3))
+        TreeNet(MLP(6, [5, 5], 3), **settings)
 
 
 def test_a_branch_that_is_read_past_its_module_is_each_members_own():
@@ -254,6 +256,6 @@ def test_a_branch_that_is_read_past_its_module_is_each_members_own():
         def forward(self, x):
             return self.act(self.trunk(x) @ self.branch._parameters.get("weight").t())
 
-    members = TreeNet(3, split="branch")(Network()).eval()
+    members = TreeNet(Network(), 3, split="branch").eval()
     x = torch.randn(5, 6)
     torch.testing.assert_close(members(x), torch.stack([member.eval()(x) for member in members]))

@@ -1,11 +1,13 @@
 """WASH: a shuffle keeps a weight's values over members, takes the optimizer's memory along, and helps the average."""
 
+from functools import partial
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.data import Data, Split
@@ -20,7 +22,7 @@ from enfold.train.optimize import Optimizer
 
 def apart(**fields):
     """Members that differ in all parameters."""
-    members = WASH(4, **fields)(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)))
+    members = WASH(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)), 4, **fields)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in members.parameters():
@@ -31,7 +33,7 @@ def apart(**fields):
 def shuffled(members, step=1, plan=None):
     """The values before and after a step's shuffle."""
     before = {name: tensor.detach().clone() for name, tensor in members.expand().items()}
-    members.after_step(step, Optimizer(members, plan or TrainConfig()))
+    members.on_step_end(step, Optimizer(members, plan or TrainConfig()))
     return before, {name: tensor.detach().clone() for name, tensor in members.expand().items()}
 
 
@@ -46,7 +48,7 @@ def test_a_shuffle_keeps_the_values_of_each_weight_over_members(probability, ste
 
 
 def test_as_many_weights_are_swapped_as_their_layer_says():
-    members = WASH(4, probability=0.5)(MLP(50, [60, 60], 40))
+    members = WASH(MLP(50, [60, 60], 40), 4, probability=0.5)
     with torch.no_grad():
         for parameter in members.parameters():
             parameter.copy_(torch.rand(parameter.shape, generator=torch.Generator().manual_seed(0)))
@@ -66,10 +68,10 @@ def test_as_many_weights_are_swapped_as_their_layer_says():
 
 def test_schedules_and_frozen_parameters():
     network = MLP(4, [6], 3)
-    assert set(WASH(2, probability=0.1, schedule="constant")(network).probabilities().values()) == {0.1}
-    assert set(WASH(2, probability=0.1)(nn.Linear(4, 3)).probabilities().values()) == {0.1}
+    assert set(WASH(network, 2, probability=0.1, schedule="constant").probabilities().values()) == {0.1}
+    assert set(WASH(nn.Linear(4, 3), 2, probability=0.1).probabilities().values()) == {0.1}
     network.hidden[0].requires_grad_(False)
-    assert set(WASH(2, schedule="constant")(network).probabilities()) == {"head.weight", "head.bias"}
+    assert set(WASH(network, 2, schedule="constant").probabilities()) == {"head.weight", "head.bias"}
 
 
 def test_draws_depend_on_the_seed_and_the_step_but_not_on_the_engine():
@@ -96,7 +98,7 @@ def test_the_optimizers_memory_goes_with_its_weight(optimizer, rate, together):
             for own, weight in zip(memory, parameter, strict=True):
                 own.copy_(weight)
     before = parameter.detach().clone()
-    members.after_step(1, trained)
+    members.on_step_end(1, trained)
     assert not torch.equal(parameter, before)
     kept = [torch.stack(list(memory)) for memory in memories(trained, parameter)]
     assert len(kept) == (1 if optimizer == "sgd" else 2)
@@ -107,7 +109,7 @@ def test_the_optimizers_memory_goes_with_its_weight(optimizer, rate, together):
 def test_one_member_and_no_probability_change_nothing():
     before, after = shuffled(apart(probability=0.0))
     torch.testing.assert_close(after, before, rtol=0, atol=0)
-    alone = WASH(1, probability=1.0)(nn.Linear(4, 3))
+    alone = WASH(nn.Linear(4, 3), 1, probability=1.0)
     before, after = shuffled(alone)
     torch.testing.assert_close(after, before, rtol=0, atol=0)
 
@@ -123,13 +125,13 @@ def test_one_member_and_no_probability_change_nothing():
 )
 def test_bad_settings_are_refused(fields, message):
     with pytest.raises(EnfoldError, match=message):
-        WASH(**fields)
+        WASH(any_network(), **fields)
 
 
 def test_the_plan_keeps_the_population_together():
-    assert WASH(2).adapted(TrainConfig()).select == "last"
+    assert WASH(any_network(), 2).configure(TrainConfig()).select == "last"
     with pytest.raises(EnfoldError, match="patience=2: leave patience out"):
-        WASH(2).adapted(TrainConfig(patience=2))
+        WASH(any_network(), 2).configure(TrainConfig(patience=2))
 
 
 def accuracy(network: nn.Module, data: Data) -> float:
@@ -143,13 +145,13 @@ def test_the_average_is_a_network_where_that_of_independent_members_is_not():
     data = Data(Split(inputs[:512], labels[:512]), [], Split(inputs[512:], labels[512:]), 2, (2,))
     network = MLP(2, [16, 16], 2)
     plan = TrainConfig(epochs=10, batch_size=16, lr=0.03, weight_decay=0.0, select="last")
-    independent = DeepEnsemble.make(network, 4)
+    independent = DeepEnsemble(network, 4)
     fit(independent, data, config=plan, quiet=True)
-    washed = WASH(4, probability=0.05).train(network, data, plan, quiet=True)
-    average = accuracy(average(washed, data), data)
+    washed = fitted(WASH(network, 4, probability=0.05), data, plan)
+    mean = accuracy(average(washed, data), data)
     assert accuracy(average(independent, data), data) < 0.85
-    assert average > 0.95
-    assert average > sum(accuracy(member, data) for member in washed) / 4
+    assert mean > 0.95
+    assert mean > sum(accuracy(member, data) for member in washed) / 4
 
 
 @pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")
@@ -157,9 +159,9 @@ def test_the_average_is_a_network_where_that_of_independent_members_is_not():
 def test_training_resumes_to_the_same_bits_and_is_stored(tmp_path, engine):
     torch.manual_seed(0)
     data, network = three_clouds(64, 16, 8), MLP(4, [8, 8], 3)
-    share = WASH(3, probability=0.1, optimizer_state=True, engine=engine)
+    share = partial(WASH, num_members=3, probability=0.1, optimizer_state=True, engine=engine)
     plan = TrainConfig(epochs=4, batch_size=16, lr=0.02)
-    whole = share.train(network, data, plan, quiet=True)
+    whole = fitted(share(network), data, plan)
 
     def stop(record):
         if record.epoch == 1:
@@ -167,8 +169,8 @@ def test_training_resumes_to_the_same_bits_and_is_stored(tmp_path, engine):
 
     state = tmp_path / "state"
     with pytest.raises(KeyboardInterrupt):
-        fit(share(network), data, config=share.adapted(plan), checkpoint=state, on_epoch=stop, quiet=True)
-    resumed = share.train(network, data, plan, checkpoint=state, quiet=True)
+        fit(share(network), data, config=plan, checkpoint=state, on_epoch=stop, quiet=True)
+    resumed = fitted(share(network), data, plan, checkpoint=state)
     torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
     loaded = enfold.load(enfold.save(resumed, tmp_path / "members.safetensors"), network)
     torch.testing.assert_close(loaded(data.test.inputs), resumed(data.test.inputs), rtol=0, atol=0)

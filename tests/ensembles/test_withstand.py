@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from clouds import three_clouds
+from fitting import any_network, fitted
 from enfold.engines.skeleton import copied
 from enfold.ensembles.film_ensemble import FiLMEnsemble
 from enfold.ensembles.lora_ensemble import LoRAEnsemble
@@ -54,25 +55,25 @@ def normed() -> nn.Module:
 @pytest.mark.parametrize("name", sorted(methods("share")))
 def test_a_plan_that_is_adapted_twice_is_adapted_once(name):
     share = methods("share")[name].make()
-    plan = share.adapted(TrainConfig(epochs=20, label_smoothing=0.0))
-    assert share.adapted(plan) == plan
+    plan = share(any_network()).configure(TrainConfig(epochs=20, label_smoothing=0.0))
+    assert share(any_network()).configure(plan) == plan
 
 
 def test_fit_trains_as_the_method_says():
-    snapshots = SnapshotEnsemble(3)(MLP(4, [8], 3))
+    snapshots = SnapshotEnsemble(MLP(4, [8], 3), 3)
     fit(snapshots, DATA, config=PLAN, quiet=True)
     kept = snapshots.expand()["head.weight"]
     assert not torch.equal(kept[0], kept[1])
     assert not torch.equal(kept[1], kept[2])
     seen = []
-    slots = MIMO(2, batch_repetition=1)(MLP(4, [8], 3))
+    slots = MIMO(MLP(4, [8], 3), 2, batch_repetition=1)
     slots.register_forward_pre_hook(lambda *_: seen.append("all slots alike") if slots.training else None)
     fit(slots, DATA, config=PLAN, quiet=True)
     assert not seen, "training gives each slot its own inputs"
 
 
 def test_a_second_training_begins_anew():
-    model = SubspaceSampling(3, kind="gaussian", checkpoints=4)(MLP(4, [8], 3))
+    model = SubspaceSampling(MLP(4, [8], 3), 3, kind="gaussian", checkpoints=4)
     fit(model, DATA, config=PLAN, quiet=True)
     fit(model, DATA, config=PLAN.replace(epochs=2), quiet=True)
     assert int(model.count) == 2
@@ -81,28 +82,28 @@ def test_a_second_training_begins_anew():
 
 
 def test_one_number_may_be_a_parameter():
-    members = SWAG(3, rank=2).train(Gated(), DATA, PLAN, quiet=True)
+    members = fitted(SWAG(Gated(), 3, rank=2), DATA, PLAN)
     assert members.expand()["gate"].shape == (3,)
 
 
 def test_until_training_has_ended_there_is_one_network():
-    members = SWAG(3)(MLP(4, [8], 3)).train()
+    members = SWAG(MLP(4, [8], 3), 3).train()
     assert members.forward_each(torch.zeros(1, 5, 4)).shape == (1, 5, 3)
     with pytest.raises(EnfoldError, match="takes one batch, got 3"):
         members.forward_each(torch.zeros(3, 5, 4))
 
 
 def test_mimo_gives_a_network_inputs_that_it_can_view():
-    model = MIMO(3)(Viewing())
+    model = MIMO(Viewing(), 3)
     assert model(torch.randn(5, 1, 4, 4)).shape == (3, 5, 3)
 
 
 def test_what_is_drawn_anew_is_trained_also_in_a_frozen_network():
     frozen = normed().requires_grad_(False)
     assert isinstance(copied(frozen)[0].weight, nn.Parameter)
-    assert FiLMEnsemble(2)(frozen).own.state()["1.weight"].requires_grad
-    assert MIMO(2)(frozen).network[0].weight.requires_grad
-    heads = LoRAEnsemble(2, head="drawn")(frozen).own.state()
+    assert FiLMEnsemble(frozen, 2).own.state()["1.weight"].requires_grad
+    assert MIMO(frozen, 2).network[0].weight.requires_grad
+    heads = LoRAEnsemble(frozen, 2, head="drawn").own.state()
     assert heads["3.weight"].requires_grad
     assert not torch.equal(heads["3.weight"][0], heads["3.weight"][1])
 
@@ -110,7 +111,7 @@ def test_what_is_drawn_anew_is_trained_also_in_a_frozen_network():
 @pytest.mark.parametrize("engine", ["auto", "loop"])
 def test_one_batch_updates_a_trunk_once_by_any_engine(engine):
     network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-    members = MultiHead(4, engine=engine)(network).train()
+    members = MultiHead(network, 4, engine=engine).train()
     members(torch.randn(6, 4))
     assert int(members.shared.state()["1.num_batches_tracked"]) == 1
 
@@ -120,7 +121,7 @@ def test_dropout_that_is_never_called_or_used_in_place():
     idle.dropout = nn.Identity()
     idle[1].unused = nn.Dropout(0.5)
     with pytest.raises(EnfoldError, match="needs a network with dropout"):
-        MCDropout(3)(idle).eval()(torch.randn(5, 4))
+        MCDropout(idle, 3).eval()(torch.randn(5, 4))
 
     class InPlace(nn.Module):
         def __init__(self) -> None:
@@ -133,4 +134,4 @@ def test_dropout_that_is_never_called_or_used_in_place():
             return self.second(hidden)
 
     with torch.no_grad():
-        assert (MCDropout(3)(InPlace()).eval()(torch.randn(5, 4)).std(0) > 0).all()
+        assert (MCDropout(InPlace(), 3).eval()(torch.randn(5, 4)).std(0) > 0).all()

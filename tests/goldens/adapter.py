@@ -32,7 +32,7 @@ from enfold.data.splits import stratified_split
 from enfold.distill.cached import CachedTeacher
 from enfold.engines.initialization import initialised
 from enfold.ensembles.rank_one import match_units
-from enfold.ensembles.rank_one.reconstruct import reconstruct
+from enfold.ensembles.rank_one.reconstruct import fit_batch_ensemble
 from enfold.ensembles.rank_one.representable import representable
 from enfold.evaluate import best_member, mean_member_score, predict
 from enfold.merge.common.sinkhorn import sinkhorn
@@ -258,7 +258,7 @@ def _average(models: nn.Module) -> nn.Module:
 
 
 def _nearest_batch_ensemble(models: nn.Module) -> nn.Module:
-    found = reconstruct(models)
+    found = fit_batch_ensemble(models).ensemble
     found.reestimate_batch_norm(data())
     return found
 
@@ -655,10 +655,10 @@ def interpolated(models: nn.Module) -> dict[str, Any]:
 
 def batch_ensemble_fit(models: nn.Module) -> dict[str, Any]:
     """Return the BatchEnsemble nearest to the members, and how far each layer is from being one."""
-    found = reconstruct(models, sweeps=20)
+    found = fit_batch_ensemble(models, sweeps=20)
     defects = {layer.name: layer.defect for layer in representable(models).layers}
     return {
-        "outputs": outputs(found.members),
+        "outputs": outputs(found.ensemble),
         "residuals": {name: values[-1] for name, values in found.residuals.items()},
         "rank_defects": defects,
     }

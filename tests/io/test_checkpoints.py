@@ -53,7 +53,7 @@ def prefixed(state, prefix):
 def test_state_dicts_are_found_in_what_people_save(content, networks, tmp_path):
     for index, network in enumerate(networks):
         torch.save(content(network.state_dict()), tmp_path / f"{index}.pt")
-    assert_loaded(DeepEnsemble.load(str(tmp_path / "*.pt"), make), networks)
+    assert_loaded(DeepEnsemble.from_checkpoints(str(tmp_path / "*.pt"), make), networks)
 
 
 @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod."])
@@ -64,8 +64,8 @@ def test_safetensors_are_read(prefix, networks, tmp_path):
         path.parent.mkdir()
         save_file(prefixed(network.state_dict(), prefix), path)
         paths.append(path)
-    assert_loaded(DeepEnsemble.load(tmp_path / "*/model.safetensors", make), networks)
-    assert_loaded(DeepEnsemble.load(paths[::-1], networks[0]), networks[::-1])
+    assert_loaded(DeepEnsemble.from_checkpoints(tmp_path / "*/model.safetensors", make), networks)
+    assert_loaded(DeepEnsemble.from_checkpoints(paths[::-1], networks[0]), networks[::-1])
 
 
 @pytest.mark.parametrize("name", ["tied", "listed_twice"])
@@ -73,7 +73,7 @@ def test_a_file_that_holds_tied_tensors_once_is_complete(name, tmp_path):
     networks = population(name)
     for index, network in enumerate(networks):
         save_model(network, str(tmp_path / f"{index}.safetensors"))
-    members = DeepEnsemble.load(tmp_path / "*.safetensors", ZOO[name].make)
+    members = DeepEnsemble.from_checkpoints(tmp_path / "*.safetensors", ZOO[name].make)
     torch.testing.assert_close(members.eval()(vectors(4)), torch.stack([net.eval()(vectors(4)) for net in networks]))
 
 
@@ -82,7 +82,7 @@ def test_a_file_that_holds_no_number_is_read_and_its_network_refused_by_name(tmp
     with torch.no_grad():
         network.weight[0, 0] = torch.nan
     torch.save(network.state_dict(), tmp_path / "one.pt")
-    members = DeepEnsemble.load([tmp_path / "one.pt"] * 2, nn.Linear(2, 2))
+    members = DeepEnsemble.from_checkpoints([tmp_path / "one.pt"] * 2, nn.Linear(2, 2))
     with pytest.raises(EnfoldError, match="'weight' of member 0 is not: leave that one out"):
         require_members(members, "the average")
 
@@ -93,7 +93,7 @@ def test_tied_tensors_that_differ_in_the_file_are_refused(tmp_path):
     state["0.2.weight"] += 1
     save_file(state, tmp_path / "one.safetensors")
     with pytest.raises(EnfoldError, match=r"'0\.0\.weight' and '0\.2\.weight' are one tensor in the network"):
-        DeepEnsemble.load(tmp_path / "one.safetensors", network)
+        DeepEnsemble.from_checkpoints(tmp_path / "one.safetensors", network)
 
 
 def test_a_name_of_its_own_is_no_prefix(tmp_path):
@@ -112,7 +112,7 @@ def test_a_name_of_its_own_is_no_prefix(tmp_path):
         "double": prefixed(network.state_dict(), "model."),
     }.items():
         torch.save(state, tmp_path / f"{name}.pt")
-    assert_loaded(DeepEnsemble.load(tmp_path / "*.pt", Lightning), [network] * 3)
+    assert_loaded(DeepEnsemble.from_checkpoints(tmp_path / "*.pt", Lightning), [network] * 3)
 
 
 class Harmful:
@@ -134,7 +134,7 @@ def test_a_pickled_object_is_never_loaded(tmp_path, networks):
         with pytest.raises(
             EnfoldError, match=rf"{name}' is damaged or holds a pickled object.*save network\.state_dict"
         ):
-            DeepEnsemble.load(tmp_path / name, make)
+            DeepEnsemble.from_checkpoints(tmp_path / name, make)
     assert not trace.exists()
 
 
@@ -155,14 +155,14 @@ def test_a_checkpoint_of_another_network_is_refused(change, message, networks, t
     path = tmp_path / "model.safetensors"
     save_file(change(networks[0].state_dict()), path)
     with pytest.raises(EnfoldError, match=f"must fit the network Sequential, but .*{message}"):
-        DeepEnsemble.load(path, make)
+        DeepEnsemble.from_checkpoints(path, make)
 
 
 @pytest.mark.parametrize("content", [3, [torch.zeros(2)], {"loss": 0.1}, {"state_dict": 3}, {"model": {"lr": 1.0}}])
 def test_a_file_without_a_state_dict_is_refused(content, tmp_path):
     torch.save(content, tmp_path / "other.pt")
     with pytest.raises(EnfoldError, match=r"must be a state dict, or hold one under a key such as 'state_dict'"):
-        DeepEnsemble.load(tmp_path / "other.pt", make)
+        DeepEnsemble.from_checkpoints(tmp_path / "other.pt", make)
 
 
 def test_damaged_files_are_refused(networks, tmp_path):
@@ -172,11 +172,11 @@ def test_damaged_files_are_refused(networks, tmp_path):
         path = tmp_path / name
         path.write_bytes(path.read_bytes()[:-100])
         with pytest.raises(EnfoldError, match=f"{name}' must be a .* but it cannot be read"):
-            DeepEnsemble.load(path, make)
+            DeepEnsemble.from_checkpoints(path, make)
     for name, content in {"empty.pt": b"", "text.pt": b"hello", "text.safetensors": b"hello"}.items():
         (tmp_path / name).write_bytes(content)
         with pytest.raises(EnfoldError, match=name):
-            DeepEnsemble.load(tmp_path / name, make)
+            DeepEnsemble.from_checkpoints(tmp_path / name, make)
 
 
 def test_files_are_found_by_pattern_list_or_name(tmp_path):
@@ -198,4 +198,4 @@ def test_files_are_found_by_pattern_list_or_name(tmp_path):
 def test_a_factory_for_loading_must_make_networks(networks, tmp_path):
     save_file(networks[0].state_dict(), tmp_path / "a.safetensors")
     with pytest.raises(EnfoldError, match=r"must return an nn.Module, got NoneType"):
-        DeepEnsemble.load(tmp_path / "a.safetensors", lambda: None)
+        DeepEnsemble.from_checkpoints(tmp_path / "a.safetensors", lambda: None)

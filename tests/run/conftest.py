@@ -21,10 +21,10 @@ network: {name: mlp, widths: [16]}
 members: 3
 sizes: [2, 3]
 cost: false
-plan: {epochs: 3, batch_size: 32, lr: 0.01}
-folds:
+train: {epochs: 3, batch_size: 32, lr: 0.01}
+steps:
   - average
-  - {method: kd, label: distill-fresh, start: fresh}
+  - {method: kd, label: distill-fresh, init: random}
 """
 
 

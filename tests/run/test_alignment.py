@@ -16,7 +16,7 @@ QUICK = ("--epochs", 1, "--examples", 96, "--temperatures", "0.5,1", "--noises",
 def run(enfold, small_data: Path, tmp_path: Path) -> Path:
     """Members that differ; for what is asked here they need not be trained."""
     out = tmp_path / "out"
-    changes = ("plan.epochs=0", "network={name: mlp, widths: [6, 5]}", "data.val_size=60")
+    changes = ("train.epochs=0", "network={name: mlp, widths: [6, 5]}", "data.val_size=60")
     settings = [part for change in changes for part in ("--set", change)]
     assert enfold("train", out, "--data", small_data, "--members", 3, *settings).code == 0
     return out
@@ -33,7 +33,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_all_parts_are_computed_kept_and_drawn_and_once_is_enough(enfold, run: Path, drawn, monkeypatch) -> None:
-    done = enfold("alignment", run, *QUICK)
+    done = enfold("analyse", "alignment", run, *QUICK)
     assert done.code == 0, done.err
     for word in ("rows of weights", "hidden.1", "weight matching", "softness", "planted", "different labels"):
         assert word in done.out, word
@@ -58,7 +58,7 @@ def test_all_parts_are_computed_kept_and_drawn_and_once_is_enough(enfold, run: P
     for name in ("learned_alignment", "planted_recovery", "differently_trained", "interpolation", "naive_averages"):
         monkeypatch.setattr(alignment, name, None)  # nothing is computed again
     before = {file.name: file.read_bytes() for file in folder.glob("*.json")}
-    again = enfold("alignment", run, *QUICK, "--json")
+    again = enfold("analyse", "alignment", run, *QUICK, "--json")
     assert again.code == 0, again.err
     content = json.loads(again.out)
     averages = content["parts"]["averages"]
@@ -71,7 +71,7 @@ def test_all_parts_are_computed_kept_and_drawn_and_once_is_enough(enfold, run: P
 
 def test_settings_points_that_are_added_and_damaged_files(enfold, run: Path, drawn, monkeypatch) -> None:
     flags = ("--members", 3, "--set", "matched=12", "--temperature", 0.5, "--epochs", 0)
-    done = enfold("alignment", run, *flags, "--only", "matrices, rows", "--json")
+    done = enfold("analyse", "alignment", run, *flags, "--only", "matrices, rows", "--json")
     assert done.code == 0, done.err
     assert [len(group["softness"]) for group in json.loads(done.out)["parts"]["matrices"]] == [2, 2]
     folder = run / "alignment"
@@ -81,7 +81,7 @@ def test_settings_points_that_are_added_and_damaged_files(enfold, run: Path, dra
     expected = (folder / "matrices.json").read_text()
     (folder / "matrices.json").write_text("{")
     (folder / "matrices.safetensors").write_bytes(b"no tensors")
-    assert enfold("alignment", run, *flags, "--only", "matrices").code == 0
+    assert enfold("analyse", "alignment", run, *flags, "--only", "matrices").code == 0
     assert (folder / "matrices.json").read_text() == expected
 
     asked: list[float] = []
@@ -90,25 +90,25 @@ def test_settings_points_that_are_added_and_damaged_files(enfold, run: Path, dra
     for temperatures, members, more in (("2", 3, [2.0]), ("2,3", 3, [3.0]), ("3", 2, [3.0])):
         asked.clear()
         sweep = ("--members", members, "--only", "sweep", "--out", run / "elsewhere", "--temperatures", temperatures)
-        assert enfold("alignment", run, *flags[2:], *sweep).code == 0
+        assert enfold("analyse", "alignment", run, *flags[2:], *sweep).code == 0
         assert asked == more
     assert len(json.loads((run / "elsewhere" / "sweep.json").read_text())["found"]) == 1
 
 
 def test_a_part_of_an_earlier_meaning_is_computed_again(enfold, run: Path, drawn) -> None:
     rows = run / "alignment/rows.json"
-    assert enfold("alignment", run, *QUICK, "--only", "rows").code == 0
+    assert enfold("analyse", "alignment", run, *QUICK, "--only", "rows").code == 0
     expected = json.loads(rows.read_text())
     del expected["settings"]["meaning"]
     rows.write_text(json.dumps({**expected, "found": "as it was"}))
-    done = enfold("alignment", run, *QUICK, "--only", "rows", "--json")
+    done = enfold("analyse", "alignment", run, *QUICK, "--only", "rows", "--json")
     assert done.code == 0, done.err
     assert json.loads(done.out)["parts"]["rows"] == expected["found"]
 
 
 def test_only_files_that_are_there_are_named(enfold, run: Path, drawn, monkeypatch) -> None:
     def said(part: str) -> str:
-        done = enfold("alignment", run, *QUICK, "--only", part)
+        done = enfold("analyse", "alignment", run, *QUICK, "--only", part)
         assert done.code == 0, done.err
         return " ".join(done.out.split()).rpartition(f"written to {run / 'alignment'}: ")[2]  # lines may be broken
 
@@ -124,7 +124,7 @@ def test_only_files_that_are_there_are_named(enfold, run: Path, drawn, monkeypat
 
 
 def test_singular_is_what_became_singular(enfold, run: Path, drawn) -> None:
-    done = enfold("alignment", run, *QUICK[:4], "--only", "sweep", "--temperatures", "1e9,1", "--json")
+    done = enfold("analyse", "alignment", run, *QUICK[:4], "--only", "sweep", "--temperatures", "1e9,1", "--json")
     assert done.code == 0, done.err
     hot, usual = json.loads(done.out)["parts"]["sweep"]
     assert "is singular to the precision of" in hot["failed"]
@@ -141,11 +141,11 @@ WRONG = [
     (("--examples", 1), "2 examples or more"),
     (("--points", 1), "two ends"),
     (("--set", "colour=red"), "colour"),
-    (("--set", "plan.colour=red"), "no key 'colour'"),
-    (("--set", "plan.epochs=2.5"), "the command line: 'epochs' of the plan must be a whole number, got '2.5'"),
-    (("--set", "iterations=2.5"), "the command line: 'iterations' must be a whole number, got '2.5'"),
-    (("--set", "plan=3"), "the command line: 'plan' must be a mapping, got '3'"),
-    (("--set", "plan=3", "--epochs", 1), "the command line: 'plan' must be a mapping, got '3'"),
+    (("--set", "train.colour=red"), "no key 'colour'"),
+    (("--set", "train.epochs=2.5"), "the command line: 'epochs' of train must be an integer, got '2.5'"),
+    (("--set", "iterations=2.5"), "the command line: 'iterations' must be an integer, got '2.5'"),
+    (("--set", "train=3"), "the command line: 'plan' must be a mapping, got '3'"),
+    (("--set", "train=3", "--epochs", 1), "the command line: 'plan' must be a mapping, got '3'"),
     (("--set", "universe=true", "--only", "planted"), "got permAVG with universe: leave that out"),
     (("--set", "gain=true", "--only", "sweep", "--temperatures", "5,2"), "got permAVG with gain: leave that out"),
     (("--set", "project=true"), "got permAVG with project: leave that out"),
@@ -154,7 +154,7 @@ WRONG = [
 
 def test_what_is_wrong_is_refused_before_anything_is_written(enfold, run: Path) -> None:
     for flags, message in WRONG:
-        done = enfold("alignment", run, *flags)
+        done = enfold("analyse", "alignment", run, *flags)
         assert done.code == 2, flags
         assert message in done.err
         assert len(done.err.strip().splitlines()) == 1

@@ -10,8 +10,8 @@ from enfold.report import alignment as alignment_report
 from enfold.report import landscape as landscape_report
 from enfold.run import RunDirectory, landscape
 from enfold.run.analyses import analyse, home
-from enfold.run.execute import cells
-from enfold.run.stages import Cell
+from enfold.run.execute import seed_runs
+from enfold.run.seed_run import SeedRun
 
 pytest.importorskip("matplotlib")
 
@@ -32,16 +32,16 @@ def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def run(enfold, small_data: Path, tmp_path: Path) -> Path:
     """Seeds 4 and 2, whose members differ; for what is asked here they need not be trained."""
-    out, changes = tmp_path / "out", ("plan.epochs=0", "network={name: mlp, widths: [5]}", "data.val_size=60")
+    out, changes = tmp_path / "out", ("train.epochs=0", "network={name: mlp, widths: [5]}", "data.val_size=60")
     settings = [part for change in changes for part in ("--set", change)]
     done = enfold("train", out, "--data", small_data, "--members", 2, "--seed", 4, "--seed", 2, *settings)
     assert done.code == 0, done.err
     return out
 
 
-def cells_of(run: Path) -> list[Cell]:
+def cells_of(run: Path) -> list[SeedRun]:
     opened = RunDirectory.open(run)
-    return cells(opened, opened.recipe())
+    return seed_runs(opened, opened.recipe())
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
@@ -63,7 +63,7 @@ def test_each_seed_has_its_own_and_another_seed_takes_nothing_away(enfold, run: 
 
 
 def test_what_a_verb_found_is_what_a_reproduction_reads(enfold, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert enfold("landscape", run, *ASKED["landscape"], "--seed", 2).code == 0
+    assert enfold("analyse", "landscape", run, *ASKED["landscape"], "--seed", 2).code == 0
     cell = cells_of(run)[1]
     monkeypatch.setattr(landscape, "_in_time", None)  # nothing is computed again
     found = analyse("landscape", cell, {"only": ("similarity",), "examples": 50})

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import enfold as library
-from enfold.registry import ROOMS, methods
+from enfold.registry import PACKAGES, methods
 
 
 def test_run_writes_everything_and_prints_a_table(enfold, recipe_file: Path, tmp_path: Path) -> None:
@@ -24,8 +24,8 @@ def test_run_writes_everything_and_prints_a_table(enfold, recipe_file: Path, tmp
         "log.jsonl",
         "members/members.safetensors",
         "members/history.json",
-        "folds/average.safetensors",
-        "folds/distill-fresh.json",
+        "steps/average.safetensors",
+        "steps/distill-fresh.json",
         "controls/control.safetensors",
         "predictions/ensemble.safetensors",
         "results.json",
@@ -37,25 +37,25 @@ def test_run_writes_everything_and_prints_a_table(enfold, recipe_file: Path, tmp
     assert not list(out.rglob("*checkpoint*")), "checkpoints of finished trainings are removed"
 
 
-def test_a_stored_fold_loads_without_enfold_and_predicts_the_same(finished: Path) -> None:
+def test_a_stored_step_loads_without_enfold_and_predicts_the_same(finished: Path) -> None:
     from safetensors.torch import load_file
 
-    network = library.load(finished / "folds/average.safetensors")
+    network = library.load(finished / "steps/average.safetensors")
     plain = library.networks.MLP(16, [16], 4)
-    plain.load_state_dict(load_file(finished / "folds/average.safetensors"))
+    plain.load_state_dict(load_file(finished / "steps/average.safetensors"))
     inputs = torch.randn(5, 1, 4, 4)
     torch.testing.assert_close(plain.eval()(inputs), network(inputs), rtol=0, atol=0)
 
 
 def test_verbs_one_by_one_give_what_run_gives(enfold, finished: Path, tmp_path: Path, small_data: Path) -> None:
     steps = tmp_path / "steps"
-    settings = ["plan.epochs=3", "plan.batch_size=32", "plan.lr=0.01", "cost=false", "data.val_size=60"]
+    settings = ["train.epochs=3", "train.batch_size=32", "train.lr=0.01", "cost=false", "data.val_size=60"]
     flags = [part for setting in settings for part in ("--set", setting)]
     network = ("--set", "network={name: mlp, widths: [16]}")
     assert enfold("train", steps, "--data", small_data, "--members", 3, *flags, *network).code == 0
-    folded = enfold("fold", steps, "average")
-    assert (folded.code, folded.out.startswith("steps: test data, 1 seed")) == (0, True)
-    shown = enfold("fold", steps, "kd", "--label", "distill-fresh", "--set", "start=fresh", "--json")
+    merged = enfold("merge", steps, "average")
+    assert (merged.code, merged.out.startswith("steps: test data, 1 seed")) == (0, True)
+    shown = enfold("distill", steps, "kd", "--label", "distill-fresh", "--set", "init=random", "--json")
     assert shown.code == 0, shown.err
     rows = json.loads(shown.out)["rows"]
     expected = json.loads((finished / "summary.json").read_text())["rows"]
@@ -89,7 +89,7 @@ def test_a_run_is_not_overwritten_and_resumes(enfold, recipe_file: Path, finishe
     refused = enfold("run", recipe_file, finished)
     assert (refused.code, "--resume" in refused.err) == (2, True)
     assert enfold("run", recipe_file, finished, "--resume").code == 0
-    other = enfold("run", recipe_file, finished, "--resume", "--set", "plan.epochs=4")
+    other = enfold("run", recipe_file, finished, "--resume", "--set", "train.epochs=4")
     assert other.code == 2
     assert "another" in other.err
 
@@ -103,8 +103,8 @@ def test_dry_run_estimates_and_writes_nothing(enfold, recipe_file: Path, tmp_pat
 
 def test_methods_data_and_doctor_list_what_there_is(enfold) -> None:
     listed = json.loads(enfold("methods", "--json").out)
-    everything = [("repair", "step"), *((name, room) for room in ROOMS for name in methods(room))]
-    assert sorted((each["name"], each["room"]) for each in listed) == sorted(everything)
+    everything = [(name, kind) for kind in PACKAGES for name in methods(kind)]
+    assert sorted((each["name"], each["kind"]) for each in listed) == sorted(everything)
     assert all(each["idea"].endswith(".") for each in listed)
     shown = enfold("methods").out
     assert all(each["name"] in shown for each in listed)
@@ -121,11 +121,11 @@ def test_a_network_and_data_of_the_users_own(enfold, tmp_path: Path, small_data:
         f"def data():\n    return enfold.data.load({str(small_data)!r})\n"
     )
     out = tmp_path / "out"
-    options = ["--network", f"{code}:network", "--data", f"{code}:data", "--members", 2, "--set", "plan.epochs=1"]
+    options = ["--network", f"{code}:network", "--data", f"{code}:data", "--members", 2, "--set", "train.epochs=1"]
     assert "--trust-code" in enfold("train", out, *options).err
     assert enfold("train", out, *options, "--trust-code").code == 0
     recipe = tmp_path / "own.yaml"
-    recipe.write_text(f"network: {code}:network\ndata: {small_data}\nplan: {{epochs: 1}}\ncost: false\n")
+    recipe.write_text(f"network: {code}:network\ndata: {small_data}\ntrain: {{epochs: 1}}\ncost: false\n")
     refused = enfold("run", recipe, tmp_path / "other")
     assert refused.code == 2
     assert "--trust-code" in refused.err
@@ -164,12 +164,12 @@ def _no_members(tmp_path: Path, data: Path) -> list[object]:
 
 
 def _unknown_method(tmp_path: Path, data: Path) -> list[object]:
-    (tmp_path / "r.yaml").write_text(f"data: {data}\nfolds: [averag]\n")
+    (tmp_path / "r.yaml").write_text(f"data: {data}\nsteps: [averag]\n")
     return ["run", tmp_path / "r.yaml", tmp_path / "out"]
 
 
 def _typo(tmp_path: Path, data: Path) -> list[object]:
-    (tmp_path / "r.yaml").write_text(f"data: {data}\nmembers: 2\nplan:\n  epocs: 3\n")
+    (tmp_path / "r.yaml").write_text(f"data: {data}\nmembers: 2\ntrain:\n  epocs: 3\n")
     return ["run", tmp_path / "r.yaml", tmp_path / "out"]
 
 
@@ -218,10 +218,10 @@ def test_foreign_checkpoints_are_refused(tmp_path: Path) -> None:
     with (tmp_path / "pickled.pt").open("wb") as file:
         pickle.dump({"anything": Path("x")}, file)
     with pytest.raises(library.EnfoldError, match="pickled object"):
-        library.DeepEnsemble.load(tmp_path / "pickled.pt", lambda: torch.nn.Linear(3, 2))
+        library.DeepEnsemble.from_checkpoints(tmp_path / "pickled.pt", lambda: torch.nn.Linear(3, 2))
     torch.save(torch.nn.Linear(4, 2).state_dict(), tmp_path / "other.pt")
     with pytest.raises(library.EnfoldError, match=r"shape of 'weight' is \(2, 4\) instead of \(2, 3\)"):
-        library.DeepEnsemble.load(tmp_path / "other.pt", lambda: torch.nn.Linear(3, 2))
+        library.DeepEnsemble.from_checkpoints(tmp_path / "other.pt", lambda: torch.nn.Linear(3, 2))
 
 
 def test_a_run_that_was_killed_while_it_was_made_resumes(enfold, recipe_file: Path, tmp_path: Path) -> None:
@@ -236,12 +236,12 @@ def test_a_run_that_was_killed_while_it_was_made_resumes(enfold, recipe_file: Pa
 
 def test_weights_without_a_manifest_are_made_again(enfold, recipe_file: Path, finished: Path) -> None:
     out = finished
-    before = (out / "folds/distill-fresh.safetensors").read_bytes()
-    (out / "folds/distill-fresh.json").unlink()
-    (out / "folds/average.safetensors").unlink()
+    before = (out / "steps/distill-fresh.safetensors").read_bytes()
+    (out / "steps/distill-fresh.json").unlink()
+    (out / "steps/average.safetensors").unlink()
     assert enfold("run", recipe_file, out, "--resume").code == 0
-    assert (out / "folds/distill-fresh.safetensors").read_bytes() == before
-    assert (out / "folds/average.safetensors").is_file()
+    assert (out / "steps/distill-fresh.safetensors").read_bytes() == before
+    assert (out / "steps/average.safetensors").is_file()
 
 
 def test_a_folder_of_the_users_own_is_never_taken(enfold, recipe_file: Path, tmp_path: Path) -> None:
@@ -252,8 +252,8 @@ def test_a_folder_of_the_users_own_is_never_taken(enfold, recipe_file: Path, tmp
     assert (out / "recipe.yaml").read_text() == "mine"
 
 
-def test_a_run_with_an_added_fold_resumes_by_its_first_recipe(enfold, recipe_file: Path, finished: Path) -> None:
-    assert enfold("fold", finished, "kd", "--label", "soft", "--set", "temperature=4").code == 0
+def test_a_run_with_an_added_step_resumes_by_its_first_recipe(enfold, recipe_file: Path, finished: Path) -> None:
+    assert enfold("distill", finished, "kd", "--label", "soft", "--set", "temperature=4").code == 0
     again = enfold("run", recipe_file, finished, "--resume", "--json")
     assert again.code == 0
     assert "soft" in json.loads(again.out)["rows"]
@@ -261,7 +261,7 @@ def test_a_run_with_an_added_fold_resumes_by_its_first_recipe(enfold, recipe_fil
 
 def test_a_student_of_another_shape_is_evaluated_again(enfold, finished: Path) -> None:
     smaller = ["--label", "small", "--set", "student={name: mlp, widths: [4]}"]
-    first = enfold("fold", finished, "kd", *smaller, "--json")
+    first = enfold("distill", finished, "kd", *smaller, "--json")
     assert first.code == 0, first.err
     assert json.loads(enfold("evaluate", finished, "--json").out)["rows"] == json.loads(first.out)["rows"]
 
@@ -272,17 +272,17 @@ def test_code_that_a_file_names_is_not_run_unasked(enfold, tmp_path: Path, small
         f"from torch import nn\nopen({str(ran)!r}, 'w').close()\ndef network():\n    return nn.Linear(1, 1)\n"
     )
     recipe = tmp_path / "r.yaml"
-    recipe.write_text(f"data: {small_data}\nfolds: [{{method: kd, student: '{code}:network'}}]\n")
+    recipe.write_text(f"data: {small_data}\nsteps: [{{method: kd, student: '{code}:network'}}]\n")
     assert "--trust-code" in enfold("run", recipe, tmp_path / "out").err
     opened = tmp_path / "given"
     opened.mkdir()
-    (opened / "run.json").write_text("{}")
+    (opened / "run.json").write_text('{"format": 2}')
     (opened / "members").mkdir()
     for ending in ("json", "safetensors"):
         (opened / f"members/members.{ending}").touch()
     (opened / "recipe.yaml").write_text(f"data: {small_data}\nnetwork: {code}:network\n")
     assert "--trust-code" in enfold("evaluate", opened).err
-    assert "--trust-code" in enfold("fold", opened, "average").err
+    assert "--trust-code" in enfold("merge", opened, "average").err
     assert not ran.exists()
 
 
@@ -292,17 +292,17 @@ def test_code_that_a_file_names_is_not_run_unasked(enfold, tmp_path: Path, small
         ["average", "--device", "tpu"],
         ["average", "--label", "../../escaped"],
         ["average", "--label", "control"],
-        ["average", "--set", "plan=5"],
+        ["average", "--set", "train=5"],
         ["average", "--set", "label.x=3"],
-        ["kd", "--set", "plan.epochs=["],
+        ["kd", "--set", "train.epochs=["],
         ["kd", "--set", "alpha=2"],
         ["nothing"],
     ],
 )
-def test_a_wrong_fold_leaves_the_run_as_it_was(enfold, finished: Path, arguments) -> None:
+def test_a_wrong_step_leaves_the_run_as_it_was(enfold, finished: Path, arguments) -> None:
     out = finished
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    done = enfold("fold", out, *arguments)
+    done = enfold("distill" if arguments[0] == "kd" else "merge", out, *arguments)
     assert done.code == 2
     assert done.err.startswith("enfold: ")
     assert done.err.count("\n") == 1
@@ -344,7 +344,7 @@ def test_dry_run_and_version_for_machines(enfold, recipe_file: Path, tmp_path: P
 
 
 def test_train_says_what_it_made_as_json(enfold, tmp_path: Path, small_data: Path) -> None:
-    options = ["--data", small_data, "--members", 2, "--set", "plan.epochs=1", "--json"]
+    options = ["--data", small_data, "--members", 2, "--set", "train.epochs=1", "--json"]
     made = json.loads(enfold("train", tmp_path / "out", *options).out)
     assert made == {"run": str(tmp_path / "out"), "members": 2, "seeds": [0]}
 
@@ -356,24 +356,25 @@ def stopped(*ignored: object, **settings: object) -> None:
 def test_ctrl_c_says_what_is_kept_and_how_to_go_on(enfold, recipe_file, tmp_path, monkeypatch) -> None:
     out = tmp_path / "out"
     with monkeypatch.context() as patched:
-        patched.setattr("enfold.run.stages.Cell.check", stopped)
-        done = enfold("run", recipe_file, out, "--set", "plan.epochs=2")
+        patched.setattr("enfold.run.seed_run.SeedRun.check", stopped)
+        done = enfold("run", recipe_file, out, "--set", "train.epochs=2")
     assert (done.code, out.exists()) == (130, False)
-    again = f"enfold run {recipe_file} {out} --set plan.epochs=2"
+    again = f"enfold run {recipe_file} {out} --set train.epochs=2"
     assert done.err == f"enfold: stopped before anything was written: start again with  {again}\n"
     with monkeypatch.context() as patched:
-        patched.setattr("enfold.run.stages.fit", stopped)
+        patched.setattr("enfold.run.seed_run.fit", stopped)
         done = enfold("run", recipe_file, out)
     assert done.code == 130
-    assert done.err.splitlines()[-1].startswith("enfold: stopped; models that were finished are kept")
-    assert f"go on with  enfold run {recipe_file} {out} --resume" in done.err
+    assert done.err.splitlines()[-1].startswith("enfold: stopped; finished models and the last complete epoch")
+    assert f"continue with  enfold run {recipe_file} {out} --resume" in done.err
     assert enfold("run", recipe_file, out, "--resume").code == 0
 
 
-def test_a_method_is_explained_with_its_settings(enfold) -> None:
+def test_a_method_is_described_with_its_options(enfold) -> None:
     row = json.loads(enfold("methods", "batch-ensemble", "--json").out)
-    meaning = {setting["name"]: setting["meaning"] for setting in row["settings"]}
-    assert meaning["spread"].startswith("gaussian: the standard deviation")
+    options = {option["name"]: option for option in row["options"]}
+    assert "standard deviation" in options["spread"]["help"].lower()
+    assert (options["rank"]["type"], options["rank"]["default"]) == ("int > 0", "1")
     shown = enfold("methods", "batch_ensemble").out
     assert all(word in shown for word in ("Y. Wen, D. Tran, J. Ba", "fast_decay", "Differs from the paper"))
     refused = enfold("methods", "batch_ensembel")
@@ -385,3 +386,38 @@ def test_the_table_in_the_file_has_the_quartiles_of_a_latency(costed: Path) -> N
     seconds = json.loads((costed / "summary.json").read_text())["rows"]["ensemble"]["cost"]["latency"]["1"]
     median, lower, upper = (f"{1e3 * seconds[name]:.2f}" for name in ("median", "lower", "upper"))
     assert f"{median} [{lower}, {upper}] (" in (costed / "table.md").read_text()
+
+
+def test_every_command_shows_examples(enfold) -> None:
+    from enfold.cli.app import app
+    from typer.main import get_command
+
+    commands = get_command(app).commands
+    assert set(commands) == {
+        "demo", "run", "train", "distill", "merge", "evaluate", "drop", "report", "analyse", "watch", "methods", "data",
+        "doctor",
+    }  # fmt: skip
+    for name in commands:
+        shown = enfold(name, "--help")
+        assert shown.code == 0
+        assert "Examples" in shown.out
+        assert f"enfold {name}" in shown.out
+
+
+def test_a_run_of_another_format_is_refused_with_the_version_that_wrote_it(enfold, finished: Path, recipe_file) -> None:
+    manifest = json.loads((finished / "run.json").read_text())
+    manifest["versions"]["enfold"] = "0.1.7"
+    (finished / "run.json").write_text(json.dumps({**manifest, "format": 1}))
+    for words in (["evaluate", finished], ["report", finished], ["run", recipe_file, finished, "--resume"]):
+        done = enfold(*words)
+        assert (done.code, "0.1.7" in done.err, "format 1" in done.err) == (2, True, True), done.err
+    (finished / "run.json").write_text("[]")
+    assert enfold("evaluate", finished).code == 2
+
+
+def test_options_of_a_new_run_are_refused_when_a_method_is_added(enfold, finished: Path) -> None:
+    for flags in (["--members", 3], ["--data", "digits"], ["--resume"], ["--dry-run"], ["--seed", 1]):
+        done = enfold("train", finished, "batch-ensemble", *flags)
+        assert (done.code, str(flags[0]) in done.err) == (2, True), done.err
+    done = enfold("train", finished.parent / "new", "--label", "x")
+    assert (done.code, "--label" in done.err) == (2, True)

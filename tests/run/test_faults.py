@@ -53,12 +53,12 @@ def test_a_disk_that_is_full_while_teacher_outputs_are_recorded(enfold, finished
     shutil.rmtree(finished / "answers")
     with monkeypatch.context() as patched:
         patched.setattr(os, "posix_fallocate", full)
-        done = enfold("fold", finished, "kd", "--label", "later")
+        done = enfold("distill", finished, "kd", "--label", "later")
     assert done.code == 1
     assert "No space left on device" in done.err
     assert not parts(finished)
     assert "later" in (finished / "recipe.yaml").read_text()  # interrupted, not refused
-    assert enfold("fold", finished, "kd", "--label", "later").code == 0
+    assert enfold("distill", finished, "kd", "--label", "later").code == 0
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def test_the_history_is_kept_by_a_kill_after_the_manifest(enfold, recipe_file, t
 
     def killed(path, target):
         done = replace(path, target)
-        if str(target).endswith("folds/distill-fresh.json") and "histories" not in str(target):
+        if str(target).endswith("steps/distill-fresh.json") and "histories" not in str(target):
             raise KeyboardInterrupt
         return done
 
@@ -194,7 +194,7 @@ def test_the_history_is_kept_by_a_kill_after_the_manifest(enfold, recipe_file, t
         patched.setattr(Path, "replace", killed)
         assert enfold("run", recipe_file, out).code == 130
     assert enfold("run", recipe_file, out, "--resume").code == 0
-    assert (out / "histories" / "folds" / "distill-fresh.json").is_file()
+    assert (out / "histories" / "steps" / "distill-fresh.json").is_file()
 
 
 def test_what_killed_processes_left_is_removed_when_a_run_goes_on(enfold, recipe_file, finished):
@@ -209,7 +209,7 @@ def test_writing_follows_no_symbolic_link(enfold, finished, tmp_path):
     victim.write_text("mine")
     (finished / "log.jsonl").unlink()
     (finished / "log.jsonl").symlink_to(victim)
-    done = enfold("fold", finished, "average", "--label", "second")
+    done = enfold("merge", finished, "average", "--label", "second")
     assert (done.code, "log.jsonl" in done.err) == (1, True)
     (finished / "log.jsonl").unlink()
     shutil.move(finished / "predictions", tmp_path / "elsewhere")
@@ -222,10 +222,10 @@ def test_writing_follows_no_symbolic_link(enfold, finished, tmp_path):
 @pytest.mark.parametrize("label", ["x" * 260, "x" * 101])
 def test_a_label_too_long_for_a_file_is_refused_before_anything_is_written(enfold, finished, label):
     before = (finished / "recipe.yaml").read_text()
-    done = enfold("fold", finished, "average", "--label", label)
+    done = enfold("merge", finished, "average", "--label", label)
     assert (done.code, "label" in done.err) == (2, True)
     assert (finished / "recipe.yaml").read_text() == before
-    assert enfold("fold", finished, "average", "--label", "x" * 100).code == 0
+    assert enfold("merge", finished, "average", "--label", "x" * 100).code == 0
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
@@ -244,7 +244,7 @@ def test_signals_stop_a_run_as_ctrl_c_does(enfold, recipe_file, tmp_path, monkey
         patched.setattr(loop, "save_checkpoint", signalled)
         done = enfold("run", recipe_file, tmp_path / "out")
     assert done.code == code
-    assert f"go on with  enfold run {recipe_file} {tmp_path / 'out'} --resume" in done.err
+    assert f"continue with  enfold run {recipe_file} {tmp_path / 'out'} --resume" in done.err
     assert not parts(tmp_path)
     assert signal.getsignal(number) == before
     assert enfold("run", recipe_file, tmp_path / "out", "--resume").code == 0
@@ -281,7 +281,7 @@ def test_text_of_the_users_is_printed_as_text(enfold, finished, text):
 
 
 def test_doctor_shows_the_whole_install_line(enfold, monkeypatch):
-    monkeypatch.setattr("enfold.cli.listing.PACKAGES", (("no-such-package", "report", "nothing"),))
+    monkeypatch.setattr("enfold.cli.listings.PACKAGES", (("no-such-package", "report", "nothing"),))
     assert "pip install 'enfold[report]'" in enfold("doctor").out
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from enfold.run.gather import gather
+from enfold.run.collect import collect
 
 
 def change(file: Path, *names: str) -> None:
@@ -41,15 +41,15 @@ def test_other_data_under_the_same_name_are_refused(enfold, finished, recipe_fil
     change(small_data, name)
     for words in (
         ["evaluate", finished],
-        ["fold", finished, "kd", "--label", "other"],
-        ["share", finished, "batch_ensemble"],
+        ["distill", finished, "kd", "--label", "other"],
+        ["train", finished, "batch_ensemble"],
         ["run", recipe_file, finished, "--resume"],
     ):
         done = enfold(*words)
         assert (done.code, f"{says}" in done.err) == (2, True), done.err
     assert files(finished) == before
     small_data.write_bytes(kept)
-    assert enfold("fold", finished, "average", "--label", "other").code == 0
+    assert enfold("merge", finished, "average", "--label", "other").code == 0
 
 
 def test_an_interrupted_training_does_not_go_on_with_other_data(enfold, interrupted, recipe_file, small_data, tmp_path):
@@ -60,40 +60,40 @@ def test_an_interrupted_training_does_not_go_on_with_other_data(enfold, interrup
 
 
 def test_a_report_shows_no_other_images(finished, small_data):
-    assert gather(finished).examples.notice == ""
+    assert collect(finished).examples.notice == ""
     change(small_data, "x_test")
-    assert "no longer those of the run" in gather(finished).examples.notice
+    assert "no longer those of the run" in collect(finished).examples.notice
 
 
 def test_a_changed_recipe_is_refused_with_the_setting(enfold, finished):
-    plan = yaml.safe_load((finished / "recipe.yaml").read_text())["plan"]
-    edit(finished, plan={**plan, "epochs": 4})
+    plan = yaml.safe_load((finished / "recipe.yaml").read_text())["train"]
+    edit(finished, train={**plan, "epochs": 4})
     done = enfold("evaluate", finished)
-    assert (done.code, "plan.epochs (3, now 4)" in done.err) == (2, True), done.err
+    assert (done.code, "train.epochs (3, now 4)" in done.err) == (2, True), done.err
 
 
 def test_a_fold_of_other_settings_is_not_the_one(enfold, finished):
     """Neither where its settings were changed in the recipe, nor where the recipe has lost it."""
-    assert enfold("fold", finished, "kd", "--label", "soft", "--set", "temperature=2").code == 0
-    folds = yaml.safe_load((finished / "recipe.yaml").read_text())["folds"]
-    weights = files(finished / "folds")["soft.safetensors"]
-    edit(finished, folds=[{**each, "temperature": 5} if each["label"] == "soft" else each for each in folds])
+    assert enfold("distill", finished, "kd", "--label", "soft", "--set", "temperature=2").code == 0
+    folds = yaml.safe_load((finished / "recipe.yaml").read_text())["steps"]
+    weights = files(finished / "steps")["soft.safetensors"]
+    edit(finished, steps=[{**each, "temperature": 5} if each["label"] == "soft" else each for each in folds])
     looked = enfold("evaluate", finished)
-    assert (looked.code, "not finished yet: soft: " in looked.err) == (0, True), looked.err
+    assert (looked.code, "not finished: soft: " in looked.err) == (0, True), looked.err
     refused = enfold("run", finished / "recipe.yaml", finished, "--resume")
-    assert (refused.code, "method.temperature (2, now 5)" in refused.err) == (2, True), refused.err
-    edit(finished, folds=[each for each in folds if each["label"] != "soft"])
-    again = ["fold", finished, "kd", "--label", "soft", "--json", "--set"]
+    assert (refused.code, "step.temperature (2, now 5)" in refused.err) == (2, True), refused.err
+    edit(finished, steps=[each for each in folds if each["label"] != "soft"])
+    again = ["distill", finished, "kd", "--label", "soft", "--json", "--set"]
     refused = enfold(*again, "temperature=5")
-    assert (refused.code, "method.temperature (2, now 5)" in refused.err) == (2, True), refused.err
-    assert files(finished / "folds")["soft.safetensors"] == weights, "nothing is lost"
+    assert (refused.code, "step.temperature (2, now 5)" in refused.err) == (2, True), refused.err
+    assert files(finished / "steps")["soft.safetensors"] == weights, "nothing is lost"
     adopted = enfold(*again, "temperature=2")
     assert (adopted.code, "soft" in json.loads(adopted.out)["rows"]) == (0, True)
-    assert files(finished / "folds")["soft.safetensors"] == weights
+    assert files(finished / "steps")["soft.safetensors"] == weights
 
 
 def test_a_fold_of_other_members_is_not_the_one(enfold, finished):
-    manifest = finished / "folds" / "distill-fresh.json"
+    manifest = finished / "steps" / "distill-fresh.json"
     content = json.loads(manifest.read_text())
     content["about"]["made_from"]["members' weights"] = "0" * 64
     manifest.write_text(json.dumps(content))

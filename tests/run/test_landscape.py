@@ -22,9 +22,9 @@ from enfold.metrics.predictions import Predictions
 from enfold.report.landscape import DRAWINGS
 from enfold.report.landscape_words import WORDS
 from enfold.run import RunDirectory, parse_recipe, views
-from enfold.run.execute import cells, execute
+from enfold.run.execute import seed_runs, execute
 from enfold.run.landscape import Asked, stored_parts, study
-from enfold.run.stages import Cell
+from enfold.run.seed_run import SeedRun
 from enfold.run.views import SAMPLED, VIEWS
 
 pytest.importorskip("matplotlib")
@@ -38,9 +38,9 @@ members: 3
 trajectory: {every: 1}
 cost: false
 control: false
-plan: {epochs: 3, batch_size: 64, lr: 0.01}
-shares: [batch_ensemble]
-folds: [average]
+train: {epochs: 3, batch_size: 64, lr: 0.01}
+steps: [batch_ensemble]
+steps: [average]
 """
 CLOSENESS = ("--examples", 50, "--size", 3)
 
@@ -65,7 +65,7 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 def cell_in(run: Path) -> Cell:
     opened = RunDirectory.open(run)
-    return cells(opened, opened.recipe())[0]
+    return seed_runs(opened, opened.recipe())[0]
 
 
 def test_a_recipe_keeps_the_members_trajectory(finished: Path) -> None:
@@ -149,7 +149,7 @@ def _can_be_drawn(name: str, content: dict[str, Any], arrays: dict[str, Any]) ->
 
 def test_the_verb_writes_figures_with_words_and_computes_nothing_twice(enfold, run: Path) -> None:
     asked = (*CLOSENESS, "--only", "similarity", "--json")
-    done = enfold("landscape", run, *asked)
+    done = enfold("analyse", "landscape", run, *asked)
     assert done.code == 0, done.err
     assert {part["state"] for part in json.loads(done.out)["parts"].values()} == {"computed"}
     folder = run / "landscape"
@@ -161,7 +161,7 @@ def test_the_verb_writes_figures_with_words_and_computes_nothing_twice(enfold, r
         assert len(entry["caption"]) > 100
         assert len(entry["alt"]) > 50
     before = (folder / "similarity.safetensors").stat().st_mtime_ns
-    again = enfold("landscape", run, *asked)
+    again = enfold("analyse", "landscape", run, *asked)
     assert {part["state"] for part in json.loads(again.out)["parts"].values()} == {"there"}
     assert (folder / "similarity.safetensors").stat().st_mtime_ns == before
     for size in (3, 4):
@@ -173,7 +173,7 @@ def test_the_verb_writes_figures_with_words_and_computes_nothing_twice(enfold, r
 def test_what_has_no_time_or_no_trajectory_is_named(enfold, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "elsewhere"
     shutil.rmtree(run / "trajectory")
-    done = enfold("landscape", run, *CLOSENESS, "--minutes", 0, "--out", out, "--only", "map,radial")
+    done = enfold("analyse", "landscape", run, *CLOSENESS, "--minutes", 0, "--out", out, "--only", "map,radial")
     assert done.code == 0, done.err
     assert "trajectory: true" in " ".join(done.out.split())
     assert "raise --minutes" in " ".join(done.out.split())
@@ -207,7 +207,7 @@ def test_more_models_make_the_parts_that_show_them_anew(run: Path) -> None:
 def test_a_damaged_part_is_named(enfold, run: Path, file: str, text: str) -> None:
     study(cell_in(run), run / "landscape", Asked(("similarity",), examples=50))
     (run / "landscape" / file).write_text(text)
-    done = enfold("landscape", run, *CLOSENESS, "--only", "similarity")
+    done = enfold("analyse", "landscape", run, *CLOSENESS, "--only", "similarity")
     assert done.code == 2
     assert "'similarity' cannot be read" in " ".join(done.err.split())
     assert "delete similarity.json there" in " ".join(done.err.split())
@@ -254,10 +254,10 @@ def test_parts_with_samples_are_made_anew_where_there_are_more_kinds(run: Path, 
 @pytest.mark.slow
 def test_landscape_and_alignment_stand_in_one_page(enfold, run: Path) -> None:
     """Real figures of both in a real browser: each in its section, with words, and nothing is asked for."""
-    done = enfold("landscape", run, *CLOSENESS)
+    done = enfold("analyse", "landscape", run, *CLOSENESS)
     assert done.code == 0, done.err
     few = ("--epochs", 1, "--temperatures", "1,5", "--noises", "0,1", "--points", 3)
-    done = enfold("alignment", run, *few)
+    done = enfold("analyse", "alignment", run, *few)
     assert done.code == 0, done.err
     assert enfold("report", run).code == 0
     if CHROMIUM is None:
@@ -289,7 +289,7 @@ def test_wrong_asks_are_named(enfold, finished: Path) -> None:
         (("--examples", 3), "examples must be at least 10, got 3"),
         (("--size", 1), "size must be at least 2, got 1"),
     ):
-        done = enfold("landscape", finished, *arguments)
+        done = enfold("analyse", "landscape", finished, *arguments)
         assert done.code == 2
         assert re.search(says, done.err), done.err
     assert not (finished / "landscape").exists()

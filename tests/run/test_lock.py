@@ -54,8 +54,8 @@ def test_every_verb_that_writes_is_refused_and_none_that_reads(enfold, finished,
     with held(finished) as other:
         for words in (
             ["run", recipe_file, finished, "--resume"],
-            ["fold", finished, "average", "--label", "other"],
-            ["share", finished, "batch_ensemble"],
+            ["merge", finished, "average", "--label", "other"],
+            ["train", finished, "batch_ensemble"],
             ["evaluate", finished],
             ["drop", finished, "average"],
             ["alignment", finished],

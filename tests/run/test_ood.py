@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 
 from enfold.data.corruptions import cifar_c
 from enfold.errors import EnfoldError
-from enfold.run.gather import gather
+from enfold.run.collect import collect
 from enfold.run.recipe import parse_recipe
 from enfold.run.results import _spread_tree
 
@@ -67,7 +67,7 @@ def test_a_run_scores_its_sets_and_keeps_what_it_scored(enfold, recipe, tmp_path
     assert rows["ensemble"]["uncertainty"]["epistemic"]["mean"] > 0
     assert "epistemic" not in rows["average"]["uncertainty"]
 
-    assert gather(out).examples.notice == "", "the data without the class left out are those of the run"
+    assert collect(out).examples.notice == "", "the data without the class left out are those of the run"
     monkeypatch.setattr("enfold.report.doubt_blocks.write_figure", lambda make, folder, name, *_: [folder / name] * 2)
     drawn = enfold("evaluate", out, "--figures")
     assert drawn.code == 0, drawn.err
@@ -84,7 +84,7 @@ def test_all_rows_are_of_the_same_images(enfold, recipe, other, tmp_path):
     before = json.loads((out / "ood.json").read_text())["rows"]
     arrays = dict(np.load(other))
     np.savez(other, **{**arrays, "x_test": 255 - arrays["x_test"][::-1]})
-    assert enfold("fold", out, "average", "--label", "more").code == 0
+    assert enfold("merge", out, "average", "--label", "more").code == 0
     after = json.loads((out / "ood.json").read_text())["rows"]
     assert after["average"] == after["more"]
     assert after["average"]["other"] != before["average"]["other"]
@@ -116,7 +116,7 @@ def official(tmp_path, monkeypatch):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         f"data: {{source: {tmp_path / 'cifar.npz'}, val_size: 100}}\nnetwork: {{name: mlp, widths: [4]}}\n"
-        f"members: 2\ncost: false\nplan: {{epochs: 1}}\n"
+        f"members: 2\ncost: false\ntrain: {{epochs: 1}}\n"
         f"corruptions: {{folder: {folder}, kinds: [fog], severities: [1, 5]}}\n"
     )
     return recipe

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-FAST = ("--set", "plan.epochs=1", "--set", "cost=false", "--set", "data.val_size=60", "--trust-code")
+FAST = ("--set", "train.epochs=1", "--set", "cost=false", "--set", "data.val_size=60", "--trust-code")
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_run_of_the_users_own_code_goes_on_from_anywhere(enfold, project, netw
     moved = project.parent / "moved"
     os.chdir(project.parent)
     project.rename(moved)
-    assert enfold("fold", moved / "runs/a", "average", "--label", "again", "--trust-code").code == 0
+    assert enfold("merge", moved / "runs/a", "average", "--label", "again", "--trust-code").code == 0
 
 
 def test_a_run_is_of_the_code_where_it_was_made(enfold, project):
@@ -55,19 +55,19 @@ def test_a_run_is_of_the_code_where_it_was_made(enfold, project):
     assert enfold("train", "a", "--data", "mine.npz", "--network", "mine.py:mlp", "--members", 2, *FAST).code == 0
     other = elsewhere(project) / "mine.py"
     other.write_text("raise RuntimeError('another file')\n")
-    done = enfold("fold", project / "a", "average", "--trust-code")
+    done = enfold("merge", project / "a", "average", "--trust-code")
     assert done.code == 0, done.err
 
 
 def test_a_recipe_finds_its_code_beside_itself(enfold, project):
-    recipe = "data: {source: mine.npz, val_size: 60}\nnetwork: mine.py:mlp\nplan: {epochs: 1}\ncost: false\n"
-    (project / "recipe.yaml").write_text(f"{recipe}members: 2\nseeds: [0, 1]\nfolds: [average]\n")
+    recipe = "data: {source: mine.npz, val_size: 60}\nnetwork: mine.py:mlp\ntrain: {epochs: 1}\ncost: false\n"
+    (project / "recipe.yaml").write_text(f"{recipe}members: 2\nseeds: [0, 1]\nsteps: [average]\n")
     out = elsewhere(project) / "out"
     assert enfold("run", "../project/recipe.yaml", out, "--dry-run", "--trust-code").code == 0
     done = enfold("run", "../project/recipe.yaml", out, "--trust-code")
     assert done.code == 0, done.err
     os.chdir("/")
-    done = enfold("fold", out, "weight_matching", "--trust-code")
+    done = enfold("merge", out, "weight_matching", "--trust-code")
     assert done.code == 0, done.err
 
 
@@ -75,7 +75,7 @@ def test_where_it_was_looked_for_is_said(enfold, project):
     assert enfold("train", "a", "--data", "mine.npz", "--network", "mine.py:mlp", "--members", 2, *FAST).code == 0
     (project / "mine.py").unlink()
     here = elsewhere(project)
-    done = enfold("fold", project / "a", "average", "--trust-code")
+    done = enfold("merge", project / "a", "average", "--trust-code")
     places = f"got none in {project} or {here} or {project / 'a'}: correct the path"
     assert (done.code, places in done.err) == (2, True), done.err
     (project / "a" / "mine.py").write_text("from torch import nn\ndef mlp():\n    return nn.Linear(1, 1)\n")
@@ -105,5 +105,5 @@ def test_what_to_do_without_members_works_as_it_stands(enfold, project, interrup
     interrupted(1, "train", "a", *given)
     refused = enfold("evaluate", "a", "--trust-code").err
     assert enfold(*shlex.split(refused.split("finish with enfold ")[1])).code == 0
-    refused = enfold("card", "a").err
+    refused = enfold("report", "--card", "a").err
     assert enfold(*shlex.split(refused.split("make one with enfold ")[1])).code == 0

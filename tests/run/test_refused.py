@@ -34,8 +34,8 @@ def own(tmp_path: Path) -> Path:
     ("options", "says"),
     [
         (["--data", "OWN:boom"], "'OWN:boom' must run without an error, got RuntimeError: "),
-        (["--data", "OWN:boom"], " (line 4 of OWN): mend it there"),
-        (["--network", "OWN:factory"], "got IndexError: list index out of range (line 7 of OWN): mend it there"),
+        (["--data", "OWN:boom"], " (line 4 of OWN): fix it there"),
+        (["--network", "OWN:factory"], "got IndexError: list index out of range (line 7 of OWN): fix it there"),
         (["--network", "OWN:Broken"], "the network must take inputs of shape (1, 4, 4)"),
         (["--network", "OWN:Broken"], " (line 13 of OWN): mend the network"),
     ],
@@ -56,7 +56,7 @@ def test_where_the_users_own_code_fails_is_said(enfold, own, small_data, tmp_pat
     [("repiar", "got 'repiar', did you mean 'repair'?: choose one of repair, "), ("zipit", "got 'zipit': choose")],
 )
 def test_a_wrong_step_names_the_right_ones(enfold, finished, step, says):
-    done = enfold("fold", finished, "average", "--label", "other", "--set", f"then=[{step}]")
+    done = enfold("merge", finished, "average", "--label", "other", "--set", f"then=[{step}]")
     assert (done.code, says in done.err) == (2, True), done.err
     assert "weight_matching" not in done.err, "which is no step"
 
@@ -70,13 +70,13 @@ def test_a_step_is_explained_as_methods_are(enfold):
 
 @pytest.mark.parametrize("value", ["2020-13-45", "2020-12-24"])
 def test_there_are_no_dates(enfold, tmp_path, small_data, value):
-    done = enfold("train", tmp_path / "out", "--data", small_data, "--set", f"plan.epochs={value}")
+    done = enfold("train", tmp_path / "out", "--data", small_data, "--set", f"train.epochs={value}")
     assert done.code == 2
-    assert f"'epochs' of the plan must be a whole number, got '{value}'" in done.err
+    assert f"'epochs' of train must be an integer, got '{value}'" in done.err
 
 
 def test_what_looks_like_a_number_and_is_none(enfold, tmp_path, small_data):
     with pytest.raises(yaml.YAMLError):
         read_yaml("0b_")
-    done = enfold("train", tmp_path / "out", "--data", small_data, "--set", "plan.epochs=0b_")
+    done = enfold("train", tmp_path / "out", "--data", small_data, "--set", "train.epochs=0b_")
     assert (done.code, "an override's value must be YAML" in done.err) == (2, True)

@@ -99,7 +99,7 @@ def test_a_command_line_is_no_exception(enfold, hostile, tmp_path, small_data, f
     student = ["--set", f"student={hostile}:make", "--label", "other"]
     for words in (
         ["train", tmp_path / "out", "--data", small_data, "--network", f"{hostile}:make"],
-        ["fold", finished, "kd", *student],
+        ["distill", finished, "kd", *student],
         ["data", f"{hostile}:make", "--check"],
         ["reproduce", "distill-cifar10", tmp_path / "out", "--scale", "smoke", "--set", f"network={hostile}:make"],
     ):

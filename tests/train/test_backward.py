@@ -24,7 +24,7 @@ def test_one_by_one_as_all_at_once(data, images, make, network, own, smoothing):
     data = images if network == "convolutional" else data
     batch = next(Order(16, range(3) if own else None).batches(data, 0))
     objective = CrossEntropy(smoothing)
-    one_by_one, at_once = (DeepEnsemble.make(make[network], 3, engine="loop") for _ in range(2))
+    one_by_one, at_once = (DeepEnsemble(make[network], 3, engine="loop") for _ in range(2))
     losses = backward(one_by_one, batch, objective)
     expected = objective(at_once, batch)
     expected.sum().backward()
@@ -45,7 +45,7 @@ def test_an_objective_over_all_members_is_left_whole(data, make):
         seen.append(logits.shape[0])
         return (logits - logits.mean(0)).square().mean(dim=(1, 2))
 
-    members = DeepEnsemble.make(make["mlp"], 3, engine="loop")
+    members = DeepEnsemble(make["mlp"], 3, engine="loop")
     losses = backward(members, next(Order(16, range(3)).batches(data, 0)), spread)
     assert seen == [3]
     assert losses.shape == (3,)
@@ -53,7 +53,7 @@ def test_an_objective_over_all_members_is_left_whole(data, make):
 
 
 def test_gradients_are_scaled_and_added(data, make):
-    members = DeepEnsemble.make(make["mlp"], 2, engine="loop")
+    members = DeepEnsemble(make["mlp"], 2, engine="loop")
     batch = next(Order(16, range(2)).batches(data, 0))
     backward(members, batch, CrossEntropy())
     once = gradients(members)
@@ -64,7 +64,7 @@ def test_gradients_are_scaled_and_added(data, make):
 
 
 def test_a_view_of_one_member(data, make):
-    members = DeepEnsemble.make(make["mlp"], 3)
+    members = DeepEnsemble(make["mlp"], 3)
     view = OneMember(members.skeleton, {name: tensor[1] for name, tensor in members.expand().items()})
     assert list(view.parameters()) == []
     torch.testing.assert_close(view(data.test.inputs)[0], members(data.test.inputs)[1])
@@ -75,13 +75,13 @@ def test_a_view_of_one_member(data, make):
 def test_shares_that_are_looped_get_the_gradients_of_all_at_once(own, batch_norm):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)).double()
-    members = BatchEnsemble(num_members=3, batch_norm=batch_norm, engine="loop")(network).train()
+    members = BatchEnsemble(network, num_members=3, batch_norm=batch_norm, engine="loop").train()
     inputs = torch.randn(*((3,) if own else ()), 5, 3, 4, 4, dtype=torch.float64)
     batch = Batch(inputs, torch.randint(3, (3, 5) if own else (5,)), own)
     losses = backward(members, batch, CrossEntropy())
     found = gradients(members)
     statistics = [buffer.clone() for buffer in members.buffers()]
-    twin = BatchEnsemble(num_members=3, batch_norm=batch_norm, engine="loop")(network).train()
+    twin = BatchEnsemble(network, num_members=3, batch_norm=batch_norm, engine="loop").train()
     whole = CrossEntropy()(twin, batch)
     whole.sum().backward()
     torch.testing.assert_close(losses, whole.detach())

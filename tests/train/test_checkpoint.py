@@ -37,7 +37,7 @@ def made(make, members: int | None) -> nn.Module:
     torch.manual_seed(3)
     network = make["dropping"]()
     network.append(nn.BatchNorm1d(4))
-    return network if members is None else DeepEnsemble.make(network, members)
+    return network if members is None else DeepEnsemble(network, members)
 
 
 def values(history: History) -> list[tuple]:
@@ -161,9 +161,9 @@ def test_a_checkpoint_of_another_training_is_refused(data, make, tmp_path, anoth
 
 def test_a_checkpoint_of_other_initial_weights_is_refused(data, make, tmp_path):
     file = tmp_path / "training.safetensors"
-    fit(DeepEnsemble.make(make["mlp"], 2, seed=0), data, config=PLAN, checkpoint=file, quiet=True)
+    fit(DeepEnsemble(make["mlp"], 2, seed=0), data, config=PLAN, checkpoint=file, quiet=True)
     with pytest.raises(EnfoldError, match="initial weights: "):
-        fit(DeepEnsemble.make(make["mlp"], 2, seed=9), data, config=PLAN, checkpoint=file, quiet=True)
+        fit(DeepEnsemble(make["mlp"], 2, seed=9), data, config=PLAN, checkpoint=file, quiet=True)
 
 
 def test_the_same_data_elsewhere_go_on(data, make, tmp_path):

@@ -23,7 +23,7 @@ def data():
 
 
 def test_members_that_never_separate_are_told_of(data):
-    members = BatchEnsemble(num_members=3, init="ones")(MLP(6, [8], 2))
+    members = BatchEnsemble(MLP(6, [8], 2), num_members=3, init="ones")
     with pytest.warns(
         LowDiversityWarning, match=r"the 3 members are nearly one function: two of them disagree on 0.00 %"
     ):
@@ -31,7 +31,7 @@ def test_members_that_never_separate_are_told_of(data):
 
 
 def test_members_of_a_deep_ensemble_are_not(data):
-    members = DeepEnsemble.make(lambda: MLP(6, [32], 2), 3)
+    members = DeepEnsemble(lambda: MLP(6, [32], 2), 3)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         fit(members, data, config=TrainConfig(epochs=2), quiet=True)

@@ -61,7 +61,7 @@ def moved(members: DeepEnsemble, before: DeepEnsemble) -> bool:
 def test_the_loop_engine_gives_the_same_bits(data, make, plan, order):
     """Whole batches only: a member's slice then starts at a multiple of 64 bytes, on which bits depend too."""
     data, plan = data.replace(train=data.train[:48]), plan.replace(order=order)
-    before = DeepEnsemble.make(make["mlp"], 3, seed=1, engine="loop")
+    before = DeepEnsemble(make["mlp"], 3, seed=1, engine="loop")
     members = trained(laid_out_as_networks(before), data, plan)
     assert moved(members, before)
     for index in range(3):
@@ -71,7 +71,7 @@ def test_the_loop_engine_gives_the_same_bits(data, make, plan, order):
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 @pytest.mark.parametrize(("network", "engine"), [("mlp", "stacked"), ("normed", "stacked"), ("normed", "loop")])
 def test_engines_agree_with_networks_trained_alone(double, make, plan, network, engine):
-    before = DeepEnsemble.make(lambda: make[network]().double(), 3, seed=1, engine=engine)
+    before = DeepEnsemble(lambda: make[network]().double(), 3, seed=1, engine=engine)
     members = trained(before[:], double, plan)
     assert moved(members, before)
     for index in range(3):
@@ -84,7 +84,7 @@ def test_convolutions_with_batch_norm_agree(images, make, engine, augment):
     floats = images.replace(train=Split(pixels(images.train.inputs).double(), images.train.labels))
     floats = floats.replace(val=[], test=[])
     plan = SGD.replace(augment=augment)
-    before = DeepEnsemble.make(lambda: make["convolutional"]().double(), 2, engine=engine)
+    before = DeepEnsemble(lambda: make["convolutional"]().double(), 2, engine=engine)
     members = trained(before[:], floats, plan)
     assert moved(members, before)
     for index in range(2):
@@ -94,7 +94,7 @@ def test_convolutions_with_batch_norm_agree(images, make, engine, augment):
 @pytest.mark.parametrize("changes", [{"bootstrap": True}, {"clip_norm": 0.05}], ids=["bagging", "clipping"])
 def test_bagging_and_clipping_are_by_member(double, make, changes):
     plan = SGD.replace(**changes)
-    before = DeepEnsemble.make(lambda: make["mlp"]().double(), 3, engine="loop")
+    before = DeepEnsemble(lambda: make["mlp"]().double(), 3, engine="loop")
     members = trained(before[:], double, plan)
     without = trained(before[:], double, SGD)
     for index in range(3):
@@ -107,7 +107,7 @@ def test_bagging_and_clipping_are_by_member(double, make, changes):
 def test_each_member_its_own_settings(data, make, optimizer, decay):
     own = {"lr": (0.01, 0.03, 0.1), "weight_decay": (0.0, 1e-2, 1e-1), "label_smoothing": (0.1, 0.0, 0.3)}
     data, plan = data.replace(train=data.train[:48]), PLAN.replace(optimizer=optimizer, decay=decay)
-    before = DeepEnsemble.make(make["mlp"], 3, engine="loop")
+    before = DeepEnsemble(make["mlp"], 3, engine="loop")
     members = trained(laid_out_as_networks(before), data, plan.replace(**own))
     for index in range(3):
         single = {name: values[index] for name, values in own.items()}
@@ -116,7 +116,7 @@ def test_each_member_its_own_settings(data, make, optimizer, decay):
 
 def test_one_learning_rate_each_with_clipping(double, make):
     plan = SGD.replace(clip_norm=0.05)
-    before = DeepEnsemble.make(lambda: make["mlp"]().double(), 2)
+    before = DeepEnsemble(lambda: make["mlp"]().double(), 2)
     members = trained(before[:], double, plan.replace(lr=(0.1, 0.3)))
     for index, rate in enumerate((0.1, 0.3)):
         single = alone(before, index, double, plan.replace(lr=rate))
@@ -129,7 +129,7 @@ def test_m_members_are_the_first_of_one_more(double, make, engine, bootstrap):
     plan = PLAN.replace(bootstrap=bootstrap)
 
     def made(count: int) -> DeepEnsemble:
-        return trained(DeepEnsemble.make(lambda: make["normed"]().double(), count, engine=engine), double, plan)
+        return trained(DeepEnsemble(lambda: make["normed"]().double(), count, engine=engine), double, plan)
 
     few, many = made(2), made(3)
     for index in range(2):
@@ -140,7 +140,7 @@ def test_stopping_early_is_by_member(data, make):
     """A member that gets no better is left at its best, as if it had been stopped alone, while the others go on."""
     data = data.replace(train=data.train[:48])
     plan = SGD.replace(epochs=12, select="best", patience=1, lr=0.5, schedule="constant")
-    before = DeepEnsemble.make(make["mlp"], 4, engine="loop")
+    before = DeepEnsemble(make["mlp"], 4, engine="loop")
     members = laid_out_as_networks(before)
     history = fit(members, data, config=plan, quiet=True)
     lengths = []
@@ -156,7 +156,7 @@ def test_stopping_early_is_by_member(data, make):
 
 def test_losses_are_summed_over_members(data, make):
     """A member's gradient in the ensemble is its gradient alone, not an M-th of it."""
-    members = DeepEnsemble.make(make["mlp"], 4, engine="loop")
+    members = DeepEnsemble(make["mlp"], 4, engine="loop")
     batch = next(Order(16, range(4)).batches(data, 0))
     CrossEntropy()(members, batch).sum().backward()
     for index in range(4):

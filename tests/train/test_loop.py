@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from enfold.data import Data, Split
 from enfold.data.batches import Order
-from enfold.ensemble import MixedEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
@@ -66,7 +66,7 @@ def test_as_a_loop_written_by_hand(data, make):
 
 
 def test_it_learns(data, make):
-    members = DeepEnsemble.make(make["mlp"], 3)
+    members = DeepEnsemble(make["mlp"], 3)
     before = accuracy(predict(members, data.test))
     history = fit(members, data, config=PLAN.replace(epochs=15), quiet=True)
     assert accuracy(predict(members, data.test)) > max(before, 0.6)
@@ -75,7 +75,7 @@ def test_it_learns(data, make):
 
 
 def test_what_is_recorded(data, make):
-    members = DeepEnsemble.make(make["mlp"], 2)
+    members = DeepEnsemble(make["mlp"], 2)
     history = fit(members, data, config=SGD.replace(lr=0.05), quiet=True)
     last, found = history.epochs[-1], predict(members, data.val)
     assert [record.epoch for record in history.epochs] == [0, 1, 2]
@@ -108,7 +108,7 @@ def test_the_loss_of_an_epoch_is_the_mean_over_its_examples(data, make):
 
 def test_the_epoch_with_the_lowest_validation_nll_is_kept(data, make):
     plan = SGD.replace(epochs=8, lr=1.0, select="best")
-    members = DeepEnsemble.make(make["mlp"], 3)
+    members = DeepEnsemble(make["mlp"], 3)
     start = per_member(nll, predict(members, data.val)).tolist()
     history = fit(members, data, config=plan, quiet=True)
     curves = list(zip(start, *(record.validation_nll for record in history.epochs), strict=True))
@@ -151,7 +151,7 @@ def test_the_same_seed_gives_the_same_result_whatever_torch_drew_before(data, ma
 
     def trained(seed: int, drawn: int) -> nn.Module:
         model = seeded(make["dropping"])
-        model = model if members is None else DeepEnsemble.make(model, members)
+        model = model if members is None else DeepEnsemble(model, members)
         torch.manual_seed(drawn)
         state = torch.random.get_rng_state()
         fit(model, data, config=PLAN.replace(seed=seed), quiet=True)
@@ -214,7 +214,7 @@ def parts_of(data, kind: str):
 def test_any_iterable_is_a_part(data, make, kind, members):
     train, validation = parts_of(data, kind)
     model, reference = (
-        seeded(make["mlp"]) if members is None else DeepEnsemble.make(make["mlp"], members) for _ in range(2)
+        seeded(make["mlp"]) if members is None else DeepEnsemble(make["mlp"], members) for _ in range(2)
     )
     history = fit(model, data.replace(train=train, val=validation), config=SGD, quiet=True)
     fit(reference, data.replace(train=batches(data.train)), config=SGD, quiet=True)
@@ -230,7 +230,7 @@ def ones_and(data: Data, size: int) -> Data:
 
 @pytest.mark.parametrize("members", [1, 2])
 def test_batch_norm_trains_without_a_loaders_last_batch_of_one(data, make, capsys, members):
-    model = DeepEnsemble.make(make["normed"], members, seed=0)
+    model = DeepEnsemble(make["normed"], members, seed=0)
     history = fit(model, ones_and(data, 8), config=TrainConfig(epochs=2))
     assert [epoch.steps for epoch in history.epochs] == [2, 2]
     assert "100 %  epoch 2/2" in capsys.readouterr().err
@@ -315,7 +315,7 @@ def test_a_loss_that_is_not_finite_stops_with_epoch_and_batch(data, tmp_path):
 
 
 def test_the_member_that_diverged_is_named(data, make):
-    members = DeepEnsemble.make(make["mlp"], 3)
+    members = DeepEnsemble(make["mlp"], 3)
     with torch.no_grad():
         members.expand()["0.weight"][1] = math.inf
     with pytest.raises(NonFiniteLoss, match=r"for member 1 in epoch 1, batch 1: lower the learning rate"):
@@ -333,7 +333,7 @@ def test_gradients_that_were_left_behind_do_not_count(data, make):
 
 
 def test_settings_that_contradict_the_data_or_the_model(data, make):
-    members = DeepEnsemble.make(make["mlp"], 2)
+    members = DeepEnsemble(make["mlp"], 2)
     with pytest.raises(EnfoldError, match="bagging needs each member to see its own draws"):
         fit(members, data, config=PLAN.replace(bootstrap=True, order="shared"), quiet=True)
     with pytest.raises(EnfoldError, match="bagging needs each member to see its own draws"):
@@ -344,11 +344,11 @@ def test_settings_that_contradict_the_data_or_the_model(data, make):
         fit(members, data.replace(val=[]), config=PLAN.replace(patience=1), quiet=True)
     with pytest.raises(EnfoldError, match="the training part must hold examples"):
         fit(members, data.replace(train=data.train[:0]), config=PLAN, quiet=True)
-    assert states_equal(members, DeepEnsemble.make(make["mlp"], 2))
+    assert states_equal(members, DeepEnsemble(make["mlp"], 2))
 
 
 def test_progress_goes_to_stderr(data, make, capsys):
-    fit(DeepEnsemble.make(make["mlp"], 2), data, config=PLAN, title="two members")
+    fit(DeepEnsemble(make["mlp"], 2), data, config=PLAN, title="two members")
     shown = capsys.readouterr()
     assert shown.out == ""
     line = shown.err.splitlines()[-1]
@@ -366,7 +366,7 @@ def test_an_objective_of_ones_own(data, make):
         def __call__(self, model, batch):
             return model.forward_each(batch.inputs).square().mean(dim=(1, 2))
 
-    members = DeepEnsemble.make(make["mlp"], 2)
+    members = DeepEnsemble(make["mlp"], 2)
     batch = next(Order(50, range(2)).batches(data, 0))
     before = Quiet()(members, batch)
     fit(members, data, config=SGD, objective=Quiet(), quiet=True)
@@ -375,7 +375,7 @@ def test_an_objective_of_ones_own(data, make):
 
 
 def test_the_start_is_epoch_0_of_the_history(data, tmp_path):
-    members = DeepEnsemble.make(lambda: nn.Linear(data.shape[0], data.num_classes), 2)
+    members = DeepEnsemble(lambda: nn.Linear(data.shape[0], data.num_classes), 2)
     before = per_member(nll, predict(members, data.val)).tolist()
     file = tmp_path / "checkpoint.safetensors"
     history = fit(members, data, config=TrainConfig(epochs=2, batch_size=16, lr=100.0), checkpoint=file, quiet=True)

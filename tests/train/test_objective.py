@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from enfold.data.batches import Batch
-from enfold.ensemble import MixedEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.train import CrossEntropy
 from enfold.train.objective import batch_labels, batch_logits

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from enfold.ensemble import MixedEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.train import TrainConfig

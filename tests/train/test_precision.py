@@ -23,7 +23,7 @@ def seeded(factory, seed: int = 0) -> nn.Module:
 @pytest.mark.parametrize("members", [None, 2], ids=["network", "members"])
 def test_half_precision_learns_and_keeps_weights_in_full(data, make, precision, members):
     model, full = (
-        seeded(make["mlp"]) if members is None else DeepEnsemble.make(make["mlp"], members) for _ in range(2)
+        seeded(make["mlp"]) if members is None else DeepEnsemble(make["mlp"], members) for _ in range(2)
     )
     plan = SGD.replace(clip_norm=1.0)
     half = fit(model, data, config=plan.replace(precision=precision), quiet=True).epochs[-1]
@@ -50,7 +50,7 @@ def test_compiled_training(data, make, monkeypatch, members, fast):
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     model, reference = (
-        seeded(make["mlp"]) if members is None else DeepEnsemble.make(make["mlp"], members, engine="stacked")
+        seeded(make["mlp"]) if members is None else DeepEnsemble(make["mlp"], members, engine="stacked")
         for _ in range(2)
     )
     fit(model, data, config=SGD.replace(compile=True), quiet=True)
@@ -60,7 +60,7 @@ def test_compiled_training(data, make, monkeypatch, members, fast):
         torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-5)
     network = model if members is None else model.skeleton.network
     assert network._compiled_call_impl is None
-    assert members is None or model.engine_name == "stacked"
+    assert members is None or model.engine == "stacked"
 
 
 def test_what_was_compiled_before_stays_compiled(data, make, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from enfold.ensemble import MixedEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.train.selection import Selection
 

@@ -28,7 +28,7 @@ def of_loaders(targets: torch.Tensor) -> Data:
 
 
 def two_members() -> DeepEnsemble:
-    return DeepEnsemble.make(lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), 2)
+    return DeepEnsemble(lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), 2)
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.int32, torch.int64])
@@ -71,7 +71,7 @@ def refused() -> dict[str, object]:
         "evaluate": lambda data: evaluate(two_members(), data.replace(val=[])),
         "a plain network": lambda data: fit(nn.Linear(6, 3), data.replace(val=[]), config=PLAN, quiet=True),
         "distill": lambda data: KD(alpha=0.5, plan=PLAN)(two_members(), data.replace(val=good)),
-        "mimo": lambda data: fit(MIMO(2)(nn.Linear(6, 3)), data.replace(val=[]), config=PLAN, quiet=True),
+        "mimo": lambda data: fit(MIMO(nn.Linear(6, 3), 2), data.replace(val=[]), config=PLAN, quiet=True),
         "straight through": lambda data: straight_through(two_members(), data, epochs=1),
         "soup": lambda data: soup(two_members(), data, kind="learned", epochs=1),
     }

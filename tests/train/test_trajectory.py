@@ -19,7 +19,7 @@ def network() -> nn.Module:
 
 
 def members() -> DeepEnsemble:
-    return DeepEnsemble.make(network, 2, seed=1)
+    return DeepEnsemble(network, 2, seed=1)
 
 
 def test_the_start_every_second_epoch_and_the_last_are_kept(tmp_path: Path) -> None:

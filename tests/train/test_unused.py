@@ -169,6 +169,6 @@ def test_nobody_is_warned_where_all_is_used_or_losses_are_taken_one_by_one(data)
 
 
 def test_what_members_of_an_efficient_ensemble_own_is_left_as_well(networks, data):
-    members = LoRAEnsemble(2)(networks[0])
+    members = LoRAEnsemble(networks[0], 2)
     fit(members, data, config=plan(weight_decay=0.1), quiet=True)
     assert all(bool(tensor.isfinite().all()) for tensor in members.expand().values())

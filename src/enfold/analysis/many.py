@@ -63,8 +63,8 @@ class _Crowd:
 
     def __init__(self, network: nn.Module, size: int, engine: EngineName) -> None:
         # Choosing and checking run all networks that are there several times: two tell as much as many.
-        self.tried = DeepEnsemble([network] * min(size, 2), engine).eval()
-        self.room = DeepEnsemble([network] * size, engine).eval()
+        self.tried = DeepEnsemble([network] * min(size, 2), engine=engine).eval()
+        self.room = DeepEnsemble([network] * size, engine=engine).eval()
         self.count = size
 
     @torch.no_grad()

@@ -12,7 +12,8 @@ import torch
 from enfold.data import catalogue, check
 from enfold.errors import EnfoldError
 from enfold.io.usercode import looking_in
-from enfold.registry import PACKAGES, Method, find_any, methods, use_of
+from enfold.registry import PACKAGES as KINDS
+from enfold.registry import Method, find_any, methods, use_of
 from enfold.run.step_methods import has_own_number
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ PACKAGES = (  # package, extra, purpose
 
 def method_rows() -> list[dict[str, Any]]:
     """Return every method with its kind, idea and the names of its options."""
-    found = [method for kind in PACKAGES for method in methods(kind).values()]
+    found = [method for kind in KINDS for method in methods(kind).values()]
     return [{"name": m.name, "kind": m.kind, "idea": m.idea, "options": list(m.arguments)} for m in found]
 
 

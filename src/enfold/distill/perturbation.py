@@ -132,7 +132,7 @@ class MemberLogits:
     @cached_property
     def _state(self) -> State:
         with torch.no_grad():
-            return self.model.expand() if isinstance(self.model, Ensemble) else {}
+            return self.model.expand() if isinstance(self.model, Ensemble) and self.model.is_expandable else {}
 
     def _one(self, index: int) -> Tensor:
         if isinstance(self.model, Ensemble) and self.model.is_expandable:

@@ -83,7 +83,7 @@ class WeightPenalty:
 
     def distances(self, model: nn.Module) -> Tensor:
         """Return the squared distance of each member's weights to its teacher's, (M,), differentiable."""
-        if not isinstance(model, Ensemble):
+        if not isinstance(model, Ensemble) or not model.is_expandable:
             raise EnfoldError(
                 f"weight_penalty compares members with their teachers, got a {type(model).__name__} as the student: "
                 "pass an ensemble as student="

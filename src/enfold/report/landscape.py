@@ -161,7 +161,7 @@ def draw_diversity(facts: Facts, arrays: Arrays) -> Any:
     colours = iter(("#882255", "#44AA99", "#AA4499", "#117733", "#999933", "#332288", "#661100"))
     handles = []
     for group in facts["groups"]:
-        colour, _, marker = GROUPS.get(group, ("", "", "^" if group.startswith("share") else "v"))
+        colour, _, marker = GROUPS.get(group, ("", "", "^" if group.startswith("ensemble") else "v"))
         colour = colour or next(colours, FAINT)
         filled = {"mfc": "none"} if marker in HOLLOW else {}
         x, y = 100 * arrays[f"{group}/accuracy"], arrays[f"{group}/diversity"]
@@ -210,7 +210,7 @@ def draw_paths(facts: Facts, arrays: Arrays) -> Any:
         t = arrays[f"{path}/t"]
         handles += panels[0].plot(t, arrays[f"{path}/loss"], color=colour, ls=dashes, lw=1.8, label=_path_name(path))
         panels[1].plot(t, 100 * arrays[f"{path}/accuracy"], color=colour, ls=dashes, lw=1.8)
-        if not path.startswith("share"):
+        if not path.startswith("ensemble"):
             for end, width in ((0, 1.8), (1, 0.9)):
                 panels[2].plot(t, 100 * arrays[f"{path}/disagreement"][end], color=colour, ls=dashes, lw=width)
     titles = ("loss (nats)", "accuracy (%)", "answers unlike an end's (%)")

@@ -121,8 +121,10 @@ def _diversity(
 
 def _equal_member(row: Mapping[str, Any], model: nn.Module, members: nn.Module) -> dict[str, Any]:
     """The number of the member whose weights a model has, with a warning; nothing if it has none's."""
-    own, known = dict(model.named_parameters()), members.expand() if isinstance(members, Ensemble) else {}
-    if not isinstance(members, Ensemble) or own.keys() != members.skeleton.parameters.keys():
+    if not isinstance(members, Ensemble) or not members.is_expandable:
+        return {}
+    own, known = dict(model.named_parameters()), members.expand()
+    if own.keys() != members.skeleton.parameters.keys():
         return {}
     for index in range(members.num_members):
         if all(torch.equal(tensor, known[name][index]) for name, tensor in own.items()):

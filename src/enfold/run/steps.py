@@ -20,7 +20,7 @@ from enfold.engines.initialization import initialised
 from enfold.ensemble import Ensemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
-from enfold.ensembles.rank_one import reconstruct
+from enfold.ensembles.rank_one.reconstruct import reconstruct
 from enfold.errors import EnfoldError
 from enfold.evaluate import best_member
 from enfold.merge import average, weight_matching
@@ -187,7 +187,10 @@ def _start(
 
 def _reconstruct(run: SeedRun, members: DeepEnsemble, options: dict[str, Any]) -> nn.Module:
     """The BatchEnsemble nearest to the members, with statistics of batch norm measured again."""
-    student = reconstruct(members, **options).ensemble
+    num_members = options.pop("num_members", members.num_members)
+    if num_members != members.num_members:
+        raise EnfoldError(f"init: als needs num_members={members.num_members}, one for each member, got {num_members}")
+    student = reconstruct(members, **options)
     student.reestimate_batch_norm(run.data)
     return student
 

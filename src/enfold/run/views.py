@@ -83,9 +83,9 @@ class Scene:
 
     @property
     def models(self) -> list[str]:
-        """The files of shares and folds that are there, and of what they said."""
-        specs = (*self.run.recipe.shares, *self.run.recipe.folds)
-        found = [f"{room}/{spec.label}.safetensors" for room in ("shares", "folds", "predictions") for spec in specs]
+        """The files of the steps and of their predictions that are stored."""
+        steps = self.run.recipe.steps
+        found = [f"{folder}/{step.label}.safetensors" for folder in ("steps", "predictions") for step in steps]
         return [name for name in found if (self.run.run.path / name).is_file()]
 
     @property
@@ -171,7 +171,7 @@ def map_functions(scene: Scene) -> Found:
 
 
 def diversity_plane(scene: Scene) -> Found:
-    """Accuracy and diversity against member 0 of all other members, of samples around it, of shares and folds."""
+    """Accuracy and diversity against member 0 of all other members, of samples around it, and of the steps."""
     said = scene.ask(scene.states)
     base = said.member(0)
     groups = {"independent training": said.subset(range(1, said.num_members))} if said.num_members > 1 else {}
@@ -182,13 +182,13 @@ def diversity_plane(scene: Scene) -> Found:
         groups[kind] = scene.ask(scene.drawn(0, kind, scale=far[kind], random_scale=True, threshold=None))
     if len(scene.trajectory.epochs) > 2:
         groups["averaged"] = scene.ask([scene.averaged(0)])
-    for room, specs in (("share", scene.run.recipe.shares), ("fold", scene.run.recipe.folds)):
-        for spec in specs:
-            stored = scene.run.run.read_predictions(spec.label)
-            if stored is not None:
-                every = stored["test"]
-                few = chosen_examples(len(every), scene.examples)
-                groups[f"{room}: {spec.label}"] = Predictions(every.log_probs[:, few], every.labels[few])
+    for step in scene.run.recipe.steps:
+        stored = scene.run.run.read_predictions(step.label)
+        if stored is not None:
+            every = stored["test"]
+            few = chosen_examples(len(every), scene.examples)
+            kind = "ensemble" if step.family == "ensemble" else "step"
+            groups[f"{kind}: {step.label}"] = Predictions(every.log_probs[:, few], every.labels[few])
     arrays: Arrays = {}
     for name, each_said in groups.items():
         arrays[f"{name}/accuracy"], arrays[f"{name}/diversity"] = diversity_points(base, each_said)
@@ -198,7 +198,7 @@ def diversity_plane(scene: Scene) -> Found:
 
 
 def walk(scene: Scene) -> Found:
-    """Straight, matched, bent and relaxed paths between the first two members, and lines inside the shares."""
+    """Straight, matched, bent and relaxed paths between the first two members, and lines inside efficient ensembles."""
     first, second = scene.states[:2]
     asking: dict[str, Any] = {"examples": scene.examples}
     asked = scene.few.replace(test=scene.data.test)
@@ -213,11 +213,13 @@ def walk(scene: Scene) -> Found:
     found["bezier"] = along(scene.network, curve.path(), asked, **asking)
     relaxed = tunnel(scene.network, first, second, scene.data, TUNNEL.replace(**plan))
     found["tunnel"] = along(scene.network, relaxed, asked, **asking)
-    for spec in scene.run.recipe.shares:
-        shared = scene.run.share(spec, scene.members) if scene.run.run.is_done("shares", spec.label) else None
-        if isinstance(shared, Ensemble) and shared.num_members > 1:
+    for spec in scene.run.recipe.steps_of(scene.run.seed):
+        if spec.family != "ensemble" or not scene.run.run.is_done("steps", spec.label):
+            continue
+        shared = scene.run.step(spec, scene.members)
+        if isinstance(shared, Ensemble) and shared.is_expandable and shared.num_members > 1:
             one, other = each(shared)[:2]
-            found[f"share: {spec.label}"] = along(
+            found[f"ensemble: {spec.label}"] = along(
                 shared.member(0), straight(one, other), asked, batch_norm="train", **asking
             )
     arrays = {f"{name}/{key}": tensor for name, path in found.items() for key, tensor in vars(path).items()}
@@ -311,8 +313,8 @@ def _divergence(said: Predictions) -> float:
 
 def _outside(scene: Scene) -> list[Outside]:
     """The recipe's sets from outside, or noise where it names none and inputs are images."""
-    if scene.run.outside:
-        return [each[chosen_examples(len(each), scene.examples)] for each in scene.run.outside]
+    if scene.run.ood_sets:
+        return [each[chosen_examples(len(each), scene.examples)] for each in scene.run.ood_sets]
     try:
         return [noise("uniform", scene.data, scene.examples, scene.run.seed)]
     except EnfoldError:
@@ -327,7 +329,7 @@ class View:
     work: Callable[[Scene], float]
     members: int = 2  # it needs
     needs_trajectory: bool = False
-    of_models: bool = False  # it shows shares and folds too, and is made anew where there are more
+    of_models: bool = False  # it shows the steps too, and is made again if there are more
     of_samples: bool = False  # and samples around networks, likewise
 
 

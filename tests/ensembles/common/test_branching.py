@@ -33,7 +33,7 @@ def test_the_default_split_of_a_chain_is_its_middle(depth):
 
 
 def test_branches_own_their_buffers():
-    members = TreeNet(2, split="groups.2")(ResNet(width=4, depth=8))
+    members = TreeNet(ResNet(width=4, depth=8), 2, split="groups.2")
     own = members.own.state()
     assert own["groups.2.0.norm1.running_mean"].shape == (2, 16)
     assert "head.bias" in own
@@ -43,35 +43,35 @@ def test_branches_own_their_buffers():
 
 def test_patterns_name_a_branch_that_the_order_of_modules_does_not():
     network = Apply(lambda net, x: net.head(torch.relu(net.body(x))), head=nn.Linear(5, 3), body=nn.Linear(4, 5))
-    members = TreeNet(2, branch=("^head$",))(network)
+    members = TreeNet(network, 2, branch=("^head$",))
     assert sorted(members.own.state()) == ["head.bias", "head.weight"]
-    assert sorted(TreeNet(2, branch=("bias",))(network).own.state()) == ["body.bias", "head.bias"]
+    assert sorted(TreeNet(network, 2, branch=("bias",)).own.state()) == ["body.bias", "head.bias"]
 
 
 def test_a_split_without_parameters_behind_it():
     network = nn.Sequential(nn.Linear(4, 3), nn.Flatten(), nn.ReLU())
     with pytest.raises(EnfoldError, match="must have parameters behind it, got '1' with none: split at '0'"):
-        TreeNet(2, split="1")(network)
+        TreeNet(network, 2, split="1")
     statistics = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, affine=False))
     with pytest.raises(EnfoldError, match="parameters behind it, got '1'"):
-        TreeNet(2, split="1")(statistics)
+        TreeNet(statistics, 2, split="1")
     with pytest.raises(EnfoldError, match="got only the buffers 1"):
-        TreeNet(2, branch=("running_mean",))(statistics)
+        TreeNet(statistics, 2, branch=("running_mean",))
     with pytest.raises(EnfoldError, match="Flatten has none"):
-        TreeNet(2)(nn.Flatten())
+        TreeNet(nn.Flatten(), 2)
 
 
 def test_ties_across_the_split_are_refused_and_others_are_kept():
     network = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
     network[2].weight = network[0].weight
     with pytest.raises(EnfoldError, match=r"'2\.weight' is tied to '0\.weight' across it"):
-        TreeNet(2, split="2")(network)
+        TreeNet(network, 2, split="2")
     for split in ("4", "0"):
-        members = TreeNet(2, split=split)(network)
+        members = TreeNet(network, 2, split=split)
         inputs = torch.randn(5, 4)
         torch.testing.assert_close(members(inputs), torch.stack([member(inputs) for member in members]))
         tied = members.member(1)
         assert tied[2].weight is tied[0].weight
     layer = nn.Linear(4, 4)
     with pytest.raises(EnfoldError, match=r"'2\.weight' is tied to '0\.weight'"):
-        TreeNet(2, split="2")(nn.Sequential(layer, nn.Tanh(), layer))
+        TreeNet(nn.Sequential(layer, nn.Tanh(), layer), 2, split="2")

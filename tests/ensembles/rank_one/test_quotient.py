@@ -153,7 +153,7 @@ def test_a_hadamard_product_has_at_most_the_product_of_the_ranks(seed, rank, slo
     layer = torch.nn.Linear(12, 10, bias=False, dtype=torch.float64)
     with torch.no_grad():
         layer.weight.copy_(normal(seed, 10, slow) @ normal(seed + 1, slow, 12))
-    members = BatchEnsemble(2, rank=rank, seed=seed)(layer)
+    members = BatchEnsemble(layer, 2, rank=rank, seed=seed)
     with torch.no_grad():
         for name, tensor in members.fast.state().items():
             members.fast._parameters[name] = torch.nn.Parameter(tensor.double())
@@ -164,7 +164,7 @@ def test_a_hadamard_product_has_at_most_the_product_of_the_ranks(seed, rank, slo
 
 
 def test_rank_two_is_not_rank_one():
-    weights = BatchEnsemble(2, rank=2)(torch.nn.Linear(12, 10)).expand()["weight"]
+    weights = BatchEnsemble(torch.nn.Linear(12, 10), 2, rank=2).expand()["weight"]
     assert hadamard_rank_defect(*weights) > 1e-2
 
 

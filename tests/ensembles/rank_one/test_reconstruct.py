@@ -1,5 +1,6 @@
 """The nearest BatchEnsemble: exact where there is one, never farther after a sweep, stationary at the end."""
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -34,7 +35,7 @@ def test_blocks_lie_as_the_factors_do(kind):
     shape = layer_shape(layer)
     blocks = to_blocks(layer.weight, shape)
     torch.testing.assert_close(from_blocks(blocks, shape, layer.weight.shape), layer.weight.detach().double())
-    members = BatchEnsemble(2)(layer)
+    members = BatchEnsemble(layer, 2)
     fast = members.fast.state()
     s = fast["s"][0, 1].view(shape.groups, -1, 1, 1).double()
     r = fast["r"][0, 1].view(shape.groups, 1, -1, 1).double() if shape.inputs else 1
@@ -45,7 +46,7 @@ def test_blocks_lie_as_the_factors_do(kind):
 @pytest.mark.parametrize("init", ["gaussian", "signs"])
 def test_a_batch_ensemble_is_recovered(kind, init):
     torch.manual_seed(0)
-    members = BatchEnsemble(3, init=init)(LAYERS[kind]())
+    members = BatchEnsemble(LAYERS[kind](), 3, init=init)
     found = reconstruct(members)
     assert found.residuals[""][-1] < 1e-8
     torch.testing.assert_close(dict(found.members.expand()), dict(members.expand()), rtol=1e-4, atol=1e-5)
@@ -71,19 +72,19 @@ def test_where_theorem_1_holds_recovery_is_exact(seed, rows, columns, M):
 @pytest.mark.parametrize("rank", [1, 2])
 def test_no_sweep_leads_away(start, rank):
     torch.manual_seed(0)
-    members = DeepEnsemble.make(MediumCNN((3, 8, 8), 4, channels=(4, 6)), 3)
-    found = reconstruct(members, BatchEnsemble(3, rank=rank), sweeps=40, start=start)
+    members = DeepEnsemble(MediumCNN((3, 8, 8), 4, channels=(4, 6)), 3)
+    found = reconstruct(members, partial(BatchEnsemble, num_members=3, rank=rank), sweeps=40, start=start)
     for name, residuals in found.residuals.items():
         assert found.sweeps[name] == len(residuals) - 1 > 5
         assert all(after <= before for before, after in pairwise(residuals))
         assert 0 < residuals[-1] < 1
-    again = reconstruct(members, BatchEnsemble(3, rank=rank), sweeps=40, start=start)
+    again = reconstruct(members, partial(BatchEnsemble, num_members=3, rank=rank), sweeps=40, start=start)
     assert again.residuals == found.residuals
 
 
 def test_the_residual_is_that_of_the_members_returned():
     torch.manual_seed(0)
-    members = DeepEnsemble.make(MLP(6, [5], 3), 3)
+    members = DeepEnsemble(MLP(6, [5], 3), 3)
     found = reconstruct(members, sweeps=30)
     for name, residuals in found.residuals.items():
         target, reached = (model.expand()[f"{name}.weight"].detach() for model in (members, found.members))
@@ -93,7 +94,7 @@ def test_the_residual_is_that_of_the_members_returned():
 
 def test_the_end_is_a_stationary_point():
     torch.manual_seed(0)
-    networks = BatchEnsemble(3, spread=0.2)(nn.Linear(5, 4)).double().networks()
+    networks = BatchEnsemble(nn.Linear(5, 4), 3, spread=0.2).double().networks()
     with torch.no_grad():
         for network in networks:
             network.weight.add_(0.02 * torch.randn_like(network.weight))
@@ -132,18 +133,18 @@ def test_each_update_is_the_least_squares_solution(seed, rank, groups, taps):
 
 def test_ranks_come_nearer():
     torch.manual_seed(0)
-    members = DeepEnsemble.make(nn.Linear(8, 6), 4)
-    one, two = (reconstruct(members, BatchEnsemble(4, rank=rank), sweeps=100).residuals[""][-1] for rank in (1, 2))
+    members = DeepEnsemble(nn.Linear(8, 6), 4)
+    one, two = (reconstruct(members, partial(BatchEnsemble, num_members=4, rank=rank), sweeps=100).residuals[""][-1] for rank in (1, 2))
     assert two < one
-    planted = BatchEnsemble(3, rank=2)(nn.Linear(12, 16))
-    assert reconstruct(planted, BatchEnsemble(3, rank=2), sweeps=300).residuals[""][-1] < 1e-8
+    planted = BatchEnsemble(nn.Linear(12, 16), 3, rank=2)
+    assert reconstruct(planted, partial(BatchEnsemble, num_members=3, rank=2), sweeps=300).residuals[""][-1] < 1e-8
     assert reconstruct(planted, sweeps=300).residuals[""][-1] > 1e-4
 
 
 @pytest.mark.parametrize("rank", [1, 2])
 def test_one_member_is_itself(rank):
     network = MLP(5, [4], 3)
-    found = reconstruct(DeepEnsemble([network]), BatchEnsemble(1, rank=rank), start="mean")
+    found = reconstruct(DeepEnsemble([network]), partial(BatchEnsemble, num_members=1, rank=rank), start="mean")
     torch.testing.assert_close(
         {name: tensor[0].detach() for name, tensor in found.members.expand().items()}, dict(network.state_dict())
     )
@@ -155,7 +156,7 @@ def test_one_member_is_itself(rank):
 def test_the_gauge_is_fixed():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv1d(4, 6, 3, groups=2), nn.Flatten(), nn.Linear(6, 3))
-    fast = reconstruct(DeepEnsemble.make(network, 3), sweeps=5).members.fast.state()
+    fast = reconstruct(DeepEnsemble(network, 3), sweeps=5).members.fast.state()
     torch.testing.assert_close(fast["0.s"][0].view(3, 2, 3).abs().amax(-1), torch.ones(3, 2))
     torch.testing.assert_close(fast["2.s"][0].abs().amax(-1), torch.ones(3))
 
@@ -192,12 +193,12 @@ def test_biases_and_norms_are_copied_or_averaged():
     torch.manual_seed(0)
     members = DeepEnsemble([normed() for _ in range(3)])
     state = members.expand()
-    own = reconstruct(members, BatchEnsemble(3, batch_norm="own"), sweeps=2).members.expand()
+    own = reconstruct(members, partial(BatchEnsemble, num_members=3, batch_norm="own"), sweeps=2).members.expand()
     for name, tensor in state.items():
         if not name.endswith("weight") or name == "1.weight":
             torch.testing.assert_close(own[name], tensor, rtol=0, atol=0)
     shared = reconstruct(
-        members, BatchEnsemble(3, bias="shared_post", batch_norm="joint"), sweeps=2
+        members, partial(BatchEnsemble, num_members=3, bias="shared_post", batch_norm="joint"), sweeps=2
     ).members.shared.state()
     for name in ("0.bias", "1.weight", "1.bias", "1.running_mean"):
         torch.testing.assert_close(shared[name], state[name].mean(0))
@@ -205,7 +206,7 @@ def test_biases_and_norms_are_copied_or_averaged():
     between = (state["1.running_mean"] - state["1.running_mean"].mean(0)).square().mean(0)
     torch.testing.assert_close(shared["1.running_var"], state["1.running_var"].mean(0) + between)
     assert shared["1.num_batches_tracked"] == 7
-    affine = reconstruct(members, BatchEnsemble(3, batch_norm="shared"), sweeps=2).members.expand()
+    affine = reconstruct(members, partial(BatchEnsemble, num_members=3, batch_norm="shared"), sweeps=2).members.expand()
     torch.testing.assert_close(affine["1.running_var"], state["1.running_var"], rtol=0, atol=0)
     torch.testing.assert_close(affine["1.weight"][2], state["1.weight"].mean(0))
 
@@ -213,16 +214,16 @@ def test_biases_and_norms_are_copied_or_averaged():
 def test_biases_scaled_with_the_output_are_fitted_to_the_s_found():
     torch.manual_seed(0)
     members = DeepEnsemble([nn.Linear(4, 3) for _ in range(3)])
-    model = reconstruct(members, BatchEnsemble(3, bias="shared_pre"), sweeps=5).members
+    model = reconstruct(members, partial(BatchEnsemble, num_members=3, bias="shared_pre"), sweeps=5).members
     (model.expand()["bias"] - members.expand()["bias"].detach()).square().sum().backward()
     assert float(model.shared.get_parameter("bias").grad.abs().max()) < 1e-5
 
 
 def test_parameters_of_no_layer_and_layers_left_out_are_averaged():
     torch.manual_seed(0)
-    members = DeepEnsemble.make(ViT((3, 8, 8), 4, width=8, depth=1, heads=2), 2)
+    members = DeepEnsemble(ViT((3, 8, 8), 4, width=8, depth=1, heads=2), 2)
     nn.init.normal_(members.get_parameter("tree.positions"))
-    found = reconstruct(members, BatchEnsemble(2, exclude=("head",)), sweeps=2)
+    found = reconstruct(members, partial(BatchEnsemble, num_members=2, exclude=("head",)), sweeps=2)
     state, reached = members.expand(), found.members.expand()
     for name in ("positions", "head.weight"):
         torch.testing.assert_close(reached[name][1], state[name].mean(0))
@@ -231,7 +232,7 @@ def test_parameters_of_no_layer_and_layers_left_out_are_averaged():
 
 def test_it_leaves_the_members_alone_and_can_be_saved(tmp_path):
     torch.manual_seed(0)
-    members = DeepEnsemble.make(MLP(6, [5], 3), 3)
+    members = DeepEnsemble(MLP(6, [5], 3), 3)
     before = {name: tensor.clone() for name, tensor in members.state_dict().items()}
     found = reconstruct(members, sweeps=3)
     torch.testing.assert_close(dict(members.state_dict()), before, rtol=0, atol=0)
@@ -247,7 +248,7 @@ def test_it_leaves_the_members_alone_and_can_be_saved(tmp_path):
 def test_bad_inputs_are_refused():
     members = DeepEnsemble([nn.Linear(3, 2), nn.Linear(3, 2)])
     with pytest.raises(EnfoldError, match=r"2 members and num_members=4: let the BatchEnsemble have num_members: 2"):
-        reconstruct(members, BatchEnsemble())
+        reconstruct(members, partial(BatchEnsemble))
     with pytest.raises(EnfoldError, match="at least 1 sweep, got 0"):
         reconstruct(members, sweeps=0)
     with pytest.raises(EnfoldError, match=r"tolerance must be in \[0, 1\), got 1"):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from enfold.ensemble import MixedEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.ensembles.rank_one import hadamard_rank_defect, representable
@@ -29,7 +29,7 @@ LAYERS = {
 @pytest.mark.parametrize("init", ["gaussian", "signs"])
 def test_every_kind_of_layer_of_a_batch_ensemble_is_representable(kind, init):
     torch.manual_seed(0)
-    found = representable(BatchEnsemble(3, init=init)(LAYERS[kind]()))
+    found = representable(BatchEnsemble(LAYERS[kind](), 3, init=init))
     assert found
     assert found.layers[0].defect < 1e-6
     assert found.layers[0].contradictions == 0
@@ -38,7 +38,7 @@ def test_every_kind_of_layer_of_a_batch_ensemble_is_representable(kind, init):
 @pytest.mark.parametrize("kind", LAYERS)
 def test_one_weight_that_differs_is_noticed_in_every_kind_of_layer(kind):
     torch.manual_seed(0)
-    networks = BatchEnsemble(3)(LAYERS[kind]()).networks()
+    networks = BatchEnsemble(LAYERS[kind](), 3).networks()
     assert representable(DeepEnsemble(networks))
     with torch.no_grad():
         networks[1].weight.view(-1)[-1] *= 1.02
@@ -60,7 +60,7 @@ def test_groups_have_inputs_of_their_own():
 
 def test_deep_ensembles_are_not():
     torch.manual_seed(0)
-    found = representable(DeepEnsemble.make(MediumCNN((3, 16, 16), 4, channels=(4, 8)), 3))
+    found = representable(DeepEnsemble(MediumCNN((3, 16, 16), 4, channels=(4, 8)), 3))
     assert not found
     assert not any(found.fits(layer) for layer in found.layers)
     assert min(layer.defect for layer in found.layers) > 0.1
@@ -71,7 +71,7 @@ def test_deep_ensembles_are_not():
 @given(seed=st.integers(0, 10**6), order=st.permutations(range(3)))
 def test_the_reference_member_does_not_matter(seed, order):
     torch.manual_seed(seed)
-    members = BatchEnsemble(3, seed=seed)(MLP(6, [5], 3))
+    members = BatchEnsemble(MLP(6, [5], 3), 3, seed=seed)
     networks = members.networks()
     found = representable(members)
     assert found
@@ -100,7 +100,7 @@ def test_one_member_is_a_batch_ensemble():
 def test_what_a_batch_ensemble_would_share_is_named():
     torch.manual_seed(0)
     network = ViT((3, 8, 8), 4, width=8, depth=1, heads=2)
-    networks = BatchEnsemble(2)(network).networks()
+    networks = BatchEnsemble(network, 2).networks()
     assert representable(DeepEnsemble(networks))
     with torch.no_grad():
         networks[0].positions.add_(0.1)
@@ -112,7 +112,7 @@ def test_what_a_batch_ensemble_would_share_is_named():
 
 def test_batch_norms_are_owned_or_shared():
     network = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
-    networks = BatchEnsemble(2)(network).networks()
+    networks = BatchEnsemble(network, 2).networks()
     assert not representable(DeepEnsemble(networks)).norms_differ
     networks[1][1].running_mean.add_(1)
     assert not representable(DeepEnsemble(networks)).norms_differ
@@ -124,7 +124,7 @@ def test_batch_norms_are_owned_or_shared():
 
 
 def test_zeros_are_counted():
-    members = BatchEnsemble(2)(nn.Linear(5, 4))
+    members = BatchEnsemble(nn.Linear(5, 4), 2)
     networks = members.networks()
     with torch.no_grad():
         for network in networks:
@@ -141,7 +141,7 @@ def test_zeros_are_counted():
 
 def test_units_in_another_order_are_representable_after_matching():
     torch.manual_seed(0)
-    networks = BatchEnsemble(3, spread=0.1)(MLP(12, [16, 10], 4)).networks()
+    networks = BatchEnsemble(MLP(12, [16, 10], 4), 3, spread=0.1).networks()
     with torch.no_grad():
         for network in networks[1:]:
             first, second = network.hidden
@@ -159,7 +159,7 @@ def test_units_in_another_order_are_representable_after_matching():
 
 def test_the_table_is_readable():
     torch.manual_seed(0)
-    lines = str(representable(BatchEnsemble(2)(nn.Sequential(nn.Linear(5, 4), nn.Conv1d(4, 2, 3))))).splitlines()
+    lines = str(representable(BatchEnsemble(nn.Sequential(nn.Linear(5, 4), nn.Conv1d(4, 2, 3)), 2))).splitlines()
     assert lines[0].split() == [
         "layer",
         "weight",
@@ -175,7 +175,7 @@ def test_the_table_is_readable():
     assert lines[2].split()[:2] == ["1", "2x4x3"]
     assert lines[2].endswith("yes")
     assert lines[-1] == "a BatchEnsemble of rank one within 1e-06: yes"
-    assert "(the network)" in str(representable(BatchEnsemble(2)(nn.Linear(2, 2))))
+    assert "(the network)" in str(representable(BatchEnsemble(nn.Linear(2, 2), 2)))
 
 
 def test_bad_inputs_are_refused():

@@ -24,7 +24,7 @@ def test_members_that_are_brought_are_a_run_like_any_other(enfold, finished: Pat
         assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in one.state_dict().items())
     for path in tmp_path.glob("mine-*.pt"):
         path.unlink()  # they are in the run now
-    for verb in (("fold", tmp_path / "brought", "weight-matching"), ("report", tmp_path / "brought")):
+    for verb in (("merge", tmp_path / "brought", "weight-matching"), ("report", tmp_path / "brought")):
         done = enfold(*verb)
         assert done.code == 0, done.err
     for changes, says in (
@@ -99,5 +99,5 @@ def test_files_are_stored_as_they_were_given(enfold, given, tmp_path, monkeypatc
 def test_one_member_is_nothing_to_merge(enfold, given, tmp_path):
     done = enfold("train", tmp_path / "one", *given, "--checkpoints", tmp_path / "mine-1.pt")
     assert (done.code, "there is one member alone: a merge of it is that member" in done.err) == (0, True)
-    done = enfold("fold", tmp_path / "one", "weight_matching")
+    done = enfold("merge", tmp_path / "one", "weight_matching")
     assert (done.code, "weight_matching: it is member 0 alone" in done.err) == (0, True), done.err

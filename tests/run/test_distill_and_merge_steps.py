@@ -10,22 +10,22 @@ import torch
 import enfold as library
 from enfold.report.headline import headline
 from enfold.report.table import notes
-from enfold.run.gather import gather
+from enfold.run.collect import collect
 
 FOLDS = """
-folds:
+steps:
   - {method: latent_be, label: latent, perturb: tdiv_sdiv}
-  - {method: kd, label: into-share, start: fresh, share: {method: batch_ensemble, num_members: 2}}
+  - {method: kd, label: into-share, init: random, share: {method: batch_ensemble, num_members: 2}}
   - {method: one_to_one, label: heads, share: batch_ensemble, start: average, tie: 0.1}
-  - {method: proxy_end2, label: proxy, start: fresh}
+  - {method: proxy_end2, label: proxy, init: random}
   - {method: kd, label: small, student: {name: mlp, widths: [8]}, perturb: {method: conf_ods, step: 2}}
   - {method: hydra, label: hydra, first_epochs: 1}
 """
 
 
-def with_folds(recipe_file: Path, folds: str) -> Path:
+def with_folds(recipe_file: Path, steps: str) -> Path:
     text = recipe_file.read_text()
-    recipe_file.write_text(text[: text.index("folds:")] + folds.lstrip())
+    recipe_file.write_text(text[: text.index("steps:")] + folds.lstrip())
     return recipe_file
 
 
@@ -41,24 +41,24 @@ def test_every_student_is_a_row(enfold, recipe_file, tmp_path):
     assert all(rows[label]["scores"]["accuracy"]["mean"] > 0.3 for label in labels)
     assert {label for label in labels if "diversity" in rows[label]} == {"into-share", "heads", "hydra"}
     make = library.networks.MLP(16, [16], 4)
-    kinds = {label: library.load(out / "folds" / f"{label}.safetensors", make) for label in ("latent", "heads")}
+    kinds = {label: library.load(out / "steps" / f"{label}.safetensors", make) for label in ("latent", "heads")}
     assert type(kinds["latent"]) is library.networks.MLP
     assert kinds["heads"].num_members == 3
-    assert type(library.load(out / "folds" / "proxy.safetensors")) is library.networks.MLP
+    assert type(library.load(out / "steps" / "proxy.safetensors")) is library.networks.MLP
     answers = list((out / "answers").iterdir())
     assert len(answers) == 1  # asked once for all that move nothing
-    before = {path: path.read_bytes() for path in (out / "folds").iterdir()}
+    before = {path: path.read_bytes() for path in (out / "steps").iterdir()}
     again = enfold("run", file, out, "--resume", "--json")
     assert json.loads(again.out)["rows"] == rows
-    assert {path: path.read_bytes() for path in (out / "folds").iterdir()} == before
+    assert {path: path.read_bytes() for path in (out / "steps").iterdir()} == before
 
 
 def test_a_dirichlet_student_is_evaluated_by_its_mean(enfold, finished, tmp_path):
     out = finished
-    done = enfold("fold", out, "proxy-end2", "--label", "proxy", "--json")
+    done = enfold("distill", out, "proxy-end2", "--label", "proxy", "--json")
     assert done.code == 0, done.err
-    network = library.load(out / "folds" / "proxy.safetensors")
-    assert json.loads((out / "folds" / "proxy.json").read_text())["about"]["dirichlet_offset"] == 1.0
+    network = library.load(out / "steps" / "proxy.safetensors")
+    assert json.loads((out / "steps" / "proxy.json").read_text())["about"]["dirichlet_offset"] == 1.0
     recipe = library.data.load(str(tmp_path / "small.npz"), val_size=60)
     expected = library.evaluate(library.Dirichlet(network, 1.0), recipe).scores["nll"]
     found = json.loads(done.out)["rows"]["proxy"]["scores"]["nll"]["mean"]
@@ -82,13 +82,13 @@ def test_a_dirichlet_student_is_evaluated_by_its_mean(enfold, finished, tmp_path
         ("{method: kd, label: a, share: {num_members: 2}}", "a name, or a mapping with method"),
         ("{method: kd, label: a, share: {method: batch_ensemble, members: 8}}", "no setting 'members'"),
         ("{method: kd, label: a, student: {name: mlp, widths: wide}}", "widths"),
-        ("{method: kd, label: a, student: mlp, start: member}", "got start: member: use start: fresh"),
+        ("{method: kd, label: a, student: mlp}", "got start: member: use init: random"),
         ("{method: ae_kd, label: a, tolerance: 0.1}", "tolerance"),
         ("{method: latent_be, label: a, share: batch_ensemble}", "leave it out"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(enfold, recipe_file, tmp_path, fold, says):
-    done = enfold("run", with_folds(recipe_file, f"folds:\n  - {fold}\n"), tmp_path / "out")
+    done = enfold("run", with_folds(recipe_file, f"steps:\n  - {fold}\n"), tmp_path / "out")
     assert done.code == 2
     assert says in done.err
     assert done.err.count("\n") == 1
@@ -122,10 +122,10 @@ def test_corrupted_copies_are_scored_beside_the_clean(enfold, recipe_file, tmp_p
 
 
 ROUTES = """
-folds:
+steps:
   - {method: average, label: of-two, first: 2}
-  - {method: weight_matching, label: route, first: 2, then: [repair, {method: kd, plan: {epochs: 2}}]}
-  - {method: perm_avg, label: soft, first: 2, plan: {epochs: 1}}
+  - {method: weight_matching, label: route, first: 2, then: [repair, {method: kd, train: {epochs: 2}}]}
+  - {method: perm_avg, label: soft, first: 2, train: {epochs: 1}}
 """
 
 
@@ -137,10 +137,10 @@ def test_a_route_and_a_fold_of_some_members_are_rows(enfold, recipe_file, tmp_pa
     assert {"of-two", "route", "soft", "control", "control-2"} <= set(rows)
     data = library.data.load(str(tmp_path / "small.npz"), val_size=60)
     members = library.load(out / "members" / "members.safetensors", library.networks.MLP(16, [16], 4))
-    of_two = library.load(out / "folds" / "of-two.safetensors")
+    of_two = library.load(out / "steps" / "of-two.safetensors")
     expected = library.Average()(members[:2], data).state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in of_two.state_dict().items())
-    told = json.loads((out / "folds" / "route.json").read_text())["about"]["then"]
+    told = json.loads((out / "steps" / "route.json").read_text())["about"]["then"]
     assert told == [{"method": "repair"}, {"method": "kd", "plan": {"epochs": 2}}]
     assert rows["ensemble of 2"]["gain_recovered"]["mean"] != pytest.approx(1)  # of what all three gain
     assert rows["route"]["scores"]["accuracy"]["mean"] > 0.8
@@ -169,7 +169,7 @@ def test_a_method_with_a_plan_of_its_own_keeps_it_and_its_control_trains_as_netw
     recipe = library.run.read_recipe(with_folds(recipe_file, ROUTES))
     soft = recipe.folds[2]
     plan, control = recipe.method_plan(soft, seed=1), recipe.as_long(soft, seed=1)
-    assert (plan.optimizer, plan.lr, plan.epochs) == ("adam", 0.1, 1)
+    assert (train.optimizer, train.lr, train.epochs) == ("adam", 0.1, 1)
     assert control == recipe.members_plan(1).replace(epochs=1)
     assert recipe.as_long(recipe.folds[0], seed=1) is None
     for first, order, epochs in ((3, "sequential", 2), (3, "joint", 1), (2, "sequential", 1)):
@@ -191,19 +191,19 @@ def test_a_method_with_a_plan_of_its_own_keeps_it_and_its_control_trains_as_netw
     ],
 )
 def test_a_wrong_route_is_refused_with_its_line(enfold, recipe_file, tmp_path, fold, said):
-    done = enfold("run", with_folds(recipe_file, f"folds:\n  - {fold}\n"), tmp_path / "out")
+    done = enfold("run", with_folds(recipe_file, f"steps:\n  - {fold}\n"), tmp_path / "out")
     assert done.code == 2
     assert said in done.err
     assert not (tmp_path / "out").exists()
 
 
 def test_a_fold_may_be_of_some_seeds_and_its_row_is_theirs(enfold, recipe_file, tmp_path):
-    folds = "seeds: [0, 1]\nfolds: [average, {method: average, label: of-one, first: 1, seeds: [1]}]\n"
+    folds = "seeds: [0, 1]\nsteps: [average, {method: average, label: of-one, first: 1, seeds: [1]}]\n"
     done = enfold("run", with_folds(recipe_file, folds), tmp_path / "out", "--json")
     assert done.code == 0, done.err
     rows = json.loads(done.out)["rows"]
     assert [len(rows[label]["scores"]["accuracy"]["values"]) for label in ("average", "of-one")] == [2, 1]
-    there = [(tmp_path / f"out/seed-{seed}/folds/of-one.safetensors").is_file() for seed in (0, 1)]
+    there = [(tmp_path / f"out/seed-{seed}/steps/of-one.safetensors").is_file() for seed in (0, 1)]
     assert there == [False, True]
     assert enfold("run", recipe_file, tmp_path / "out", "--resume").code == 0
     shown = enfold("report", tmp_path / "out")
@@ -211,26 +211,26 @@ def test_a_fold_may_be_of_some_seeds_and_its_row_is_theirs(enfold, recipe_file, 
 
 
 def test_a_fold_that_is_a_member_as_it_was_says_so_and_makes_no_headline(enfold, finished):
-    done = enfold("fold", finished, "soup", "--set", "score=nll")
+    done = enfold("merge", finished, "soup", "--set", "score=nll")
     assert done.code == 0, done.err
-    about = json.loads((finished / "folds/soup.json").read_text())["about"]
+    about = json.loads((finished / "steps/soup.json").read_text())["about"]
     assert list(about["ingredients"].values()) == [1.0]
     member = next(iter(about["ingredients"]))
     assert f"enfold: soup: it is member {member} alone: its weights are that member's" in done.err
     rows = json.loads((finished / "summary.json").read_text())["rows"]
     assert {label for label, row in rows.items() if "member" in row} == {"soup"}
     for label in ("average", "distill-fresh"):
-        assert gather(finished).headline.label != "soup"
+        assert collect(finished).headline.label != "soup"
         assert enfold("drop", finished, label).code == 0
-    content = gather(finished)
+    content = collect(finished)
     assert content.headline is None
     assert "the weights of soup are a member's own" in headline(content).sentence
-    asked = gather(finished, label="soup")
+    asked = collect(finished, label="soup")
     assert f"soup has the weights of member {member}, unchanged." in headline(asked).remarks
 
 
 def test_a_distillation_that_returned_its_start_is_marked_in_the_table_and_the_card(enfold, finished):
-    done = enfold("fold", finished, "kd", "--set", "plan.lr=50", "--label", "kept")
+    done = enfold("distill", finished, "kd", "--set", "train.lr=50", "--label", "kept")
     assert done.code == 0, done.err
     summary = json.loads((finished / "summary.json").read_text())
     start = summary["rows"]["kept"]["unchanged"]
@@ -239,10 +239,10 @@ def test_a_distillation_that_returned_its_start_is_marked_in_the_table_and_the_c
     assert f"enfold: kept: training returned its start, {start[0]}, unchanged" in done.err
     table = (finished / "table.md").read_text()
     assert "| kept (unchanged) |" in table
-    history = json.loads((finished / "histories/folds/kept.json").read_text())
+    history = json.loads((finished / "histories/steps/kept.json").read_text())
     assert history["chosen"] == [0]
     assert history["start"]["validation_nll"][0] <= min(epoch["validation_nll"][0] for epoch in history["epochs"])
-    assert enfold("card", finished, "--label", "kept").code == 0
+    assert enfold("report", "--card", finished, "--label", "kept").code == 0
     card = (finished / "MODEL_CARD.md").read_text()
     assert "| test data | kept (unchanged) |" in card
     assert "training returned its start" in card

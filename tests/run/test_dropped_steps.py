@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from enfold.run import RunDirectory
 from enfold.run.execute import unfinished
 
-SHORT = ("kd", "--set", "start=fresh", "--set", "plan.epochs=1")
-SLOW = ("kd", "--label", "slow", "--set", "start=fresh", "--set", "plan.epochs=2")
+SHORT = ("kd", "--set", "init=random", "--set", "train.epochs=1")
+SLOW = ("kd", "--label", "slow", "--set", "init=random", "--set", "train.epochs=2")
 
 
 def whole(run: Path) -> dict[str, bytes]:
@@ -30,16 +30,16 @@ def rows(run: Path) -> list[str]:
     return list(json.loads((run / "summary.json").read_text())["rows"])
 
 
-@pytest.mark.parametrize("verb", [("fold", "average", "--label", "other"), ("share", "bagging"), ("evaluate",)])
+@pytest.mark.parametrize("verb", [("merge", "average", "--label", "other"), ("train", "bagging"), ("evaluate",)])
 def test_an_interrupted_method_holds_up_no_other(enfold, finished, interrupted, verb):
-    interrupted(2, "fold", finished, *SLOW)
+    interrupted(2, "distill", finished, *SLOW)
     done = enfold(verb[0], finished, *verb[1:])
     assert done.code == 0, done.err
     assert "slow" not in "".join(line for line in done.err.splitlines() if "not finished" not in line)
     assert left(finished) == ["control-2", "slow"]
     assert "slow" not in rows(finished)
     assert verb[-1] in (*rows(finished), "evaluate")
-    told = next(line for line in done.err.splitlines() if "not finished yet: control-2, slow" in line)
+    told = next(line for line in done.err.splitlines() if "not finished: control-2, slow" in line)
     assert enfold(*shlex.split(told.split("finish with  ")[1].split(", or")[0])[1:]).code == 0
     assert left(finished) == []
     assert {"slow", "control-2"} <= set(rows(finished))
@@ -51,23 +51,23 @@ def test_what_is_added_and_dropped_leaves_the_run_as_it_was(enfold, costed, inte
     """All files of the method and its control go, of the finished and of the interrupted, and nothing else."""
     assert enfold("evaluate", costed).code == 0  # draws with today's date
     before = whole(costed)
-    assert enfold("fold", costed, *SLOW).code == 0
+    assert enfold("distill", costed, *SLOW).code == 0
     assert len(whole(costed)) > len(before)
     shown = enfold("drop", costed, "slow")
-    assert (shown.code, "slow" in shown.out, "'slow' was dropped" in shown.err) == (0, False, True)
+    assert (shown.code, "slow" in shown.out, "'slow' was removed" in shown.err) == (0, False, True)
     after = whole(costed)
     assert after.keys() == before.keys()
     assert [name for name in before if after[name] != before[name] and name[:7] != "quality"] == []
-    interrupted(2, "fold", costed, *SLOW)
-    assert "folds/slow.checkpoint.safetensors" in whole(costed)
+    interrupted(2, "distill", costed, *SLOW)
+    assert "steps/slow.checkpoint.safetensors" in whole(costed)
     assert enfold("drop", costed, "slow").code == 0
     assert whole(costed).keys() == before.keys()
 
 
 def test_other_controls_keep_their_names(enfold, finished):
     for label, epochs in (("two", 2), ("one", 1)):
-        words = ("kd", "--label", label, "--set", "start=fresh", "--set", f"plan.epochs={epochs}")
-        assert enfold("fold", finished, *words).code == 0
+        words = ("kd", "--label", label, "--set", "init=random", "--set", f"train.epochs={epochs}")
+        assert enfold("distill", finished, *words).code == 0
     kept = {name: content for name, content in whole(finished).items() if "control-3" in name}
     assert enfold("drop", finished, "two").code == 0
     assert left(finished) == []
@@ -75,14 +75,14 @@ def test_other_controls_keep_their_names(enfold, finished):
     assert [name for name in rows(finished) if "control" in name] == ["control", "control-3"]
     recipe = yaml.safe_load((finished / "recipe.yaml").read_text())
     assert recipe["control_names"] == {"one": "control-3"}
-    assert enfold("fold", finished, "kd", "--label", "four", "--set", "plan.epochs=4").code == 0
+    assert enfold("distill", finished, "kd", "--label", "four", "--set", "train.epochs=4").code == 0
     assert {"control", "control-2", "control-3"} <= set(rows(finished))
     history = json.loads((finished / "histories/controls/control-2.json").read_text())
     assert len(history["epochs"]) == 4
 
 
 def test_a_control_that_another_fold_needs_is_kept(enfold, finished):
-    assert enfold("fold", finished, "kd", "--label", "as-long", "--set", "temperature=2").code == 0
+    assert enfold("distill", finished, "kd", "--label", "as-long", "--set", "temperature=2").code == 0
     before = load_file(finished / "controls/control.safetensors")
     assert enfold("drop", finished, "distill-fresh").code == 0
     assert rows(finished)[-3:] == ["control", "average", "as-long"]
@@ -105,8 +105,8 @@ def test_dropping_can_be_stopped_and_done_again(enfold, finished, monkeypatch):
 @pytest.mark.parametrize(
     ("label", "says"),
     [
-        ("control", "'control', which is the control of distill-fresh: drop that"),
-        ("ensemble", "one of the run's shares and folds, average, distill-fresh, got 'ensemble': correct the label"),
+        ("control", "'control', the control of distill-fresh: drop that"),
+        ("ensemble", "the run has average, distill-fresh, got 'ensemble': correct the label"),
         ("averag", "did you mean 'average'?"),
     ],
 )
@@ -119,11 +119,11 @@ def test_what_cannot_be_dropped(enfold, finished, label, says):
 
 def test_a_method_of_some_seeds_only_is_not_evaluated_yet(enfold, finished, tmp_path, small_data, interrupted):
     out = tmp_path / "seeds"
-    settings = ("plan.epochs=1", "cost=false", "data.val_size=60", "network={name: mlp, widths: [8]}", "seeds=[0, 1]")
+    settings = ("train.epochs=1", "cost=false", "data.val_size=60", "network={name: mlp, widths: [8]}", "seeds=[0, 1]")
     flags = [part for change in settings for part in ("--set", change)]
     assert enfold("train", out, "--data", small_data, "--members", 2, *flags).code == 0
-    interrupted(2, "fold", out, *SHORT)  # of the second seed
-    assert (out / "seed-0/folds/kd.safetensors").exists()
+    interrupted(2, "distill", out, *SHORT)  # of the second seed
+    assert (out / "seed-0/steps/kd.safetensors").exists()
     assert enfold("evaluate", out).code == 0
     assert "kd" not in rows(out)
     dropped = enfold("drop", out, "kd", "--json")
@@ -136,14 +136,14 @@ def test_a_method_of_some_seeds_only_is_not_evaluated_yet(enfold, finished, tmp_
     [
         (
             "{short: check}",
-            "they are 'control' or begin with 'control-', each of a fold by its label, got short: check",
+            "they are 'control' or begin with 'control-', each for the label of a step, got short: check",
         ),
-        ("{shirt: control}", "each of a fold by its label, got shirt: control"),
-        ("{short: control, distill-fresh: control}", "'short' is trained otherwise than others of 'control'"),
+        ("{shirt: control}", "each for the label of a step, got shirt: control"),
+        ("{short: control, distill-fresh: control}", "'short' trains differently from the other steps of 'control'"),
     ],
 )
 def test_a_control_of_a_wrong_name_is_refused(enfold, recipe_file, tmp_path, names, says):
-    fold = "  - {method: kd, label: short, plan: {epochs: 1}}\n"
+    fold = "  - {method: kd, label: short, train: {epochs: 1}}\n"
     recipe_file.write_text(f"{recipe_file.read_text()}{fold}control_names: {names}\n")
     refused = enfold("run", recipe_file, tmp_path / "out")
     assert (refused.code, says in refused.err) == (2, True), refused.err

@@ -1,13 +1,15 @@
 """Hydra: heads that start as copies of a trained one."""
 
+from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
 
+from fitting import fitted
 import enfold
 from clouds import three_clouds
 from enfold.cost import parameters
-from enfold.ensembles.hydra import Hydra
+from enfold.ensembles.hydra_ensemble import HydraEnsemble
 from enfold.errors import EnfoldError
 from enfold.networks import MLP, ResNet
 from enfold.train import TrainConfig, fit
@@ -23,13 +25,13 @@ def trained(data):
 def test_without_noise_all_heads_agree_with_the_trained_one():
     data = three_clouds(64, 32, 32)
     network = trained(data)
-    members = Hydra(5, noise=0.0)(network).eval()
+    members = HydraEnsemble(network, 5, noise=0.0).eval()
     torch.testing.assert_close(members(data.test.inputs), network(data.test.inputs).expand(5, 32, 3), rtol=0, atol=1e-6)
 
 
 def test_noise_sets_heads_apart_and_leaves_the_body():
     network = ResNet(width=4, depth=8)
-    members = Hydra(3, split="groups.2", noise=0.05)(network)
+    members = HydraEnsemble(network, 3, split="groups.2", noise=0.05)
     state = network.state_dict()
     for name, tensor in members.shared.state().items():
         assert torch.equal(tensor, state[name]), name
@@ -43,7 +45,7 @@ def test_noise_sets_heads_apart_and_leaves_the_body():
 
 def test_the_count_of_heads_on_the_last_layer():
     network = MLP(6, [5], 3)
-    assert parameters(Hydra(20)(network)) == parameters(network) + 19 * (5 + 1) * 3
+    assert parameters(HydraEnsemble(network, 20)) == parameters(network) + 19 * (5 + 1) * 3
 
 
 @pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")
@@ -52,7 +54,7 @@ def test_a_frozen_body_leaves_independent_convex_problems():
     data = three_clouds(64, 0, 32)
     network = trained(data)
     network.hidden.requires_grad_(False)
-    members = Hydra(3, noise=2.0)(network)
+    members = HydraEnsemble(network, 3, noise=2.0)
     before = {name: tensor.clone() for name, tensor in members.shared.state().items()}
     heads = [parameter for parameter in members.own.parameters() if parameter.requires_grad]
     losses = [F.cross_entropy(logits, data.train.labels) for logits in members(data.train.inputs)]
@@ -75,19 +77,19 @@ def test_a_frozen_body_leaves_independent_convex_problems():
 
 def test_members_are_the_first_of_more_and_seeds_matter():
     network = MLP(6, [5], 3)
-    few, more = Hydra(2)(network).expand(), Hydra(3)(network).expand()
+    few, more = HydraEnsemble(network, 2).expand(), HydraEnsemble(network, 3).expand()
     assert torch.equal(few["head.weight"], more["head.weight"][:2])
-    assert not torch.equal(Hydra(2, seed=1)(network).expand()["head.weight"], few["head.weight"])
+    assert not torch.equal(HydraEnsemble(network, 2, seed=1).expand()["head.weight"], few["head.weight"])
 
 
 @pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")
 def test_trained_saved_and_loaded(tmp_path):
     data = three_clouds(64, 0, 32)
     network = trained(data)
-    members = Hydra(3).train(network, data, TrainConfig(epochs=2, batch_size=16), quiet=True)
+    members = fitted(HydraEnsemble(network, 3), data, TrainConfig(epochs=2, batch_size=16))
     enfold.save(members, tmp_path / "hydra.safetensors")
     loaded = enfold.load(tmp_path / "hydra.safetensors", network)
-    assert loaded.share == Hydra(3)
+    assert loaded.share == partial(HydraEnsemble, num_members=3)
     torch.testing.assert_close(loaded(data.test.inputs), members(data.test.inputs), rtol=0, atol=0)
 
 
@@ -102,4 +104,4 @@ def test_trained_saved_and_loaded(tmp_path):
 )
 def test_bad_settings(settings, message):
     with pytest.raises(EnfoldError, match=message):
-        Hydra(**settings)(MLP(6, [5, 5], 3))
+        HydraEnsemble(MLP(6, [5, 5], 3), **settings)

@@ -1,5 +1,6 @@
-"""Shares and folds added to a run: one that fails leaves no trace, one that was interrupted goes on."""
+"""Steps added to a run: one that fails leaves no trace, one that was interrupted goes on."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -10,11 +11,12 @@ from safetensors.torch import load_file
 
 import enfold.train.loop as loop
 from enfold.errors import EnfoldError
+from enfold.registry import methods
 from enfold.run import RunDirectory
-from enfold.run.execute import cells
-from enfold.run.trainings import trainings
+from enfold.run.execute import seed_runs
+from enfold.run.trainings import read_trainings
 
-HOT = ("perm_avg", "--set", "plan.epochs=1", "--label", "hot")
+HOT = ("perm_avg", "--set", "train.epochs=1", "--label", "hot")
 
 
 def whole(run: Path) -> dict[Path, bytes]:
@@ -24,27 +26,27 @@ def whole(run: Path) -> dict[Path, bytes]:
 
 def stages(run: Path) -> list[str]:
     opened = RunDirectory.open(run)
-    return [training.stage for training in trainings(cells(opened, opened.recipe()))]
+    return [training.stage for training in read_trainings(seed_runs(opened, opened.recipe()))]
 
 
 def test_a_fold_that_fails_leaves_the_run_as_it_was_and_its_remedy_can_be_applied(enfold, finished):
     before, known = whole(finished), stages(finished)
-    refused = enfold("fold", finished, *HOT, "--set", "temperature=1e9")
+    refused = enfold("merge", finished, *HOT, "--set", "temperature=1e9")
     assert refused.code == 2
     assert "start from a matching (matched=12)" in refused.err
     assert whole(finished) == before
     assert stages(finished) == known
     assert enfold("evaluate", finished).code == 0
-    done = enfold("fold", finished, *HOT, "--set", "matched=12", "--json")
+    done = enfold("merge", finished, *HOT, "--set", "matched=12", "--json")
     assert done.code == 0, done.err
     assert "hot" in json.loads(done.out)["rows"]
-    assert "folds/hot" in stages(finished)
+    assert "steps/hot" in stages(finished)
 
 
 def test_a_share_whose_training_fails_leaves_the_run_as_it_was(enfold, finished):
     before = whole(finished)
-    wild = ("batch_ensemble", "--label", "wild", "--set", "plan.epochs=2", "--set", "plan.lr=1.0e+30")
-    refused = enfold("share", finished, *wild)
+    wild = ("batch_ensemble", "--label", "wild", "--set", "train.epochs=2", "--set", "train.lr=1.0e+30")
+    refused = enfold("train", finished, *wild)
     assert (refused.code, "loss" in refused.err) == (2, True)
     assert whole(finished) == before
 
@@ -52,10 +54,10 @@ def test_a_share_whose_training_fails_leaves_the_run_as_it_was(enfold, finished)
 @pytest.mark.parametrize("first", [(), ("--set", "first=2")])
 def test_a_reference_is_checked_with_the_settings(enfold, finished, first):
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
-    done = enfold("fold", finished, "weight_matching", "--set", "reference=7", *first, "--set", "then=[repair]")
+    done = enfold("merge", finished, "weight_matching", "--set", "reference=7", *first)
     count = 2 if first else 3
     assert done.code == 2
-    says = f"the fold 'weight_matching' cannot be: the reference is one of the {count} members, got 7: use 0 to "
+    says = f"step 'weight_matching': reference must be the number of a member, 0 to {count - 1}, got 7"
     assert says in done.err
     assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
 
@@ -72,29 +74,29 @@ def impossible(network):
 
 @pytest.mark.parametrize("spoil", [impossible, not_a_number])
 def test_what_fails_for_one_seed_is_withdrawn_from_all(enfold, tmp_path, small_data, monkeypatch, spoil):
-    out, folded, calls = tmp_path / "out", Average.__call__, []
-    settings = ("plan.epochs=1", "cost=false", "data.val_size=60", "network={name: mlp, widths: [8]}", "seeds=[0, 1]")
+    out, average, calls = tmp_path / "out", methods("merge")["average"], []
+    settings = ("train.epochs=1", "cost=false", "data.val_size=60", "network={name: mlp, widths: [8]}", "seeds=[0, 1]")
     flags = [part for change in settings for part in ("--set", change)]
     assert enfold("train", out, "--data", small_data, "--members", 2, *flags).code == 0
     before = whole(out)
 
-    def second_fails(self, *given, **settings):
-        calls.append(self)
-        network = folded(self, *given, **settings)
+    def second_fails(models, train=None, *, seed=0):
+        calls.append(models)
+        network = average.target(models, train)
         return spoil(network) if len(calls) == 2 else network
 
     with monkeypatch.context() as patched:
-        patched.setattr(Average, "__call__", second_fails)
-        assert enfold("fold", out, "average").code == 2
+        patched.setitem(methods("merge"), "average", dataclasses.replace(average, target=second_fails))
+        assert enfold("merge", out, "average").code == 2
     assert len(calls) == 2
     assert whole(out) == before
-    assert enfold("fold", out, "average").code == 0
+    assert enfold("merge", out, "average").code == 0
 
 
 def test_an_interrupted_fold_goes_on_where_it_stopped(enfold, finished, interrupted, monkeypatch):
-    again = ("fold", finished, "kd", "--label", "again", "--set", "start=fresh")
+    again = ("distill", finished, "kd", "--label", "again", "--set", "init=random")
     interrupted(3, *again)
-    file = finished / "folds/again.checkpoint.safetensors"
+    file = finished / "steps/again.checkpoint.safetensors"
     assert file.exists()
     moved = finished.parent / "small.npz"
     moved.rename(finished.parent / "moved.npz")
@@ -105,26 +107,26 @@ def test_an_interrupted_fold_goes_on_where_it_stopped(enfold, finished, interrup
     monkeypatch.setattr(loop, "save_checkpoint", lambda *given: written.append(given[0]) or save(*given))
     assert enfold(*again).code == 0
     assert written == [file], "one epoch of three was left"
-    expected = load_file(finished / "folds/distill-fresh.safetensors")
-    found = load_file(finished / "folds/again.safetensors")
+    expected = load_file(finished / "steps/distill-fresh.safetensors")
+    found = load_file(finished / "steps/again.safetensors")
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 def test_an_interrupted_fold_may_be_given_other_settings(enfold, finished, interrupted):
     """Its checkpoint is not taken, nor the control that was trained as long."""
-    pending = ("fold", finished, "kd", "--label", "new")
-    interrupted(2, *pending, "--set", "temperature=4", "--set", "plan.epochs=2")
+    pending = ("distill", finished, "kd", "--label", "new")
+    interrupted(2, *pending, "--set", "temperature=4", "--set", "train.epochs=2")
     interrupted(3, "run", finished / "recipe.yaml", finished, "--resume")  # after its control
     assert (finished / "controls/control-2.safetensors").exists()
-    done = enfold(*pending, "--set", "start=fresh", "--set", "plan.epochs=1", "--json")
+    done = enfold(*pending, "--set", "init=random", "--set", "train.epochs=1", "--json")
     assert done.code == 0, done.err
     history = json.loads((finished / "histories/controls/control-2.json").read_text())
     assert len(history["epochs"]) == 1
-    folds = yaml.safe_load((finished / "recipe.yaml").read_text())["folds"]
-    assert [(fold["label"], fold.get("temperature")) for fold in folds][2:] == [("new", None)]
-    beside = ("kd", "--label", "beside", "--set", "start=fresh", "--set", "plan.epochs=1")
-    assert enfold("fold", finished, *beside).code == 0
-    one, other = (load_file(finished / f"folds/{label}.safetensors") for label in ("new", "beside"))
+    steps = yaml.safe_load((finished / "recipe.yaml").read_text())["steps"]
+    assert [(step["label"], step.get("temperature")) for step in steps][2:] == [("new", None)]
+    beside = ("kd", "--label", "beside", "--set", "init=random", "--set", "train.epochs=1")
+    assert enfold("distill", finished, *beside).code == 0
+    one, other = (load_file(finished / f"steps/{label}.safetensors") for label in ("new", "beside"))
     assert all(torch.equal(one[name], tensor) for name, tensor in other.items())
     refused = enfold(*pending, "--set", "temperature=2")
-    assert (refused.code, "got 'new' again, changed" in refused.err) == (2, True)
+    assert (refused.code, "got 'new' with other options" in refused.err) == (2, True)

@@ -10,11 +10,11 @@ import enfold as library
 from enfold.registry import methods, related
 
 SHARES = """
-shares:
+steps:
   - {method: batch_ensemble, label: be, spread: 0.7}
   - {method: swag, label: swag, num_members: 5, start: 0.3}
   - {method: mimo, label: mimo, batch_repetition: 2}
-  - {method: tree_net, label: from-member, from_member: true, branches: copies, plan: {epochs: 1}}
+  - {method: tree_net, label: from-member, network: best_member, branches: copies, train: {epochs: 1}}
   - {method: batch_ensemble, label: narrow, network: {name: mlp, widths: [8]}}
 """
 
@@ -22,7 +22,7 @@ shares:
 @pytest.fixture
 def shares_file(recipe_file: Path) -> Path:
     text = recipe_file.read_text()
-    recipe_file.write_text(text[: text.index("folds:")] + SHARES.lstrip())
+    recipe_file.write_text(text[: text.index("steps:")] + SHARES.lstrip())
     return recipe_file
 
 
@@ -37,10 +37,10 @@ def test_every_share_is_a_row_with_its_diversity(enfold, shares_file, tmp_path):
     for label in ("ensemble", "be", "swag", "mimo"):
         assert rows[label]["diversity"]["member_accuracy"]["mean"] > 0.3
         assert rows[label]["diversity"]["disagreement"]["mean"] >= 0
-    members = {label: library.load(out / "shares" / f"{label}.safetensors") for label in ("be", "swag", "mimo")}
+    members = {label: library.load(out / "steps" / f"{label}.safetensors") for label in ("be", "swag", "mimo")}
     assert {label: model.num_members for label, model in members.items()} == {"be": 3, "swag": 5, "mimo": 3}
     assert members["be"].share.spread == 0.7
-    assert library.load(out / "shares" / "narrow.safetensors", library.networks.MLP(16, [8], 4)).num_members == 3
+    assert library.load(out / "steps" / "narrow.safetensors", library.networks.MLP(16, [8], 4)).num_members == 3
     shown = enfold("run", shares_file, out, "--resume")
     assert shown.code == 0, shown.err
     assert "diversity" in shown.out
@@ -49,12 +49,12 @@ def test_every_share_is_a_row_with_its_diversity(enfold, shares_file, tmp_path):
 def test_a_share_can_be_added_to_a_run(enfold, finished):
     out = finished
     before = json.loads((out / "summary.json").read_text())["rows"]
-    done = enfold("share", out, "mixture-ensemble", "--label", "mix", "--set", "budget=2.0", "--json")
+    done = enfold("train", out, "mixture-ensemble", "--label", "mix", "--set", "budget=2.0", "--json")
     assert done.code == 0, done.err
     rows = json.loads(done.out)["rows"]
     assert rows["ensemble"]["scores"] == before["ensemble"]["scores"]
     assert rows["mix"]["scores"]["accuracy"]["mean"] > 0.3
-    again = enfold("share", out, "mixture-ensemble", "--label", "mix", "--set", "budget=1.5")
+    again = enfold("train", out, "mixture-ensemble", "--label", "mix", "--set", "budget=1.5")
     assert again.code == 2
     assert "own label, got 'mix' again, changed, beside mix, average, distill-fresh: add --label mix-2\n" in again.err
 
@@ -69,22 +69,22 @@ def test_a_dry_run_counts_shares(enfold, shares_file, tmp_path):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("shares: [batch_ensembel]", "no share 'batch_ensembel', did you mean 'batch_ensemble'"),
-        ("shares: [{method: batch_ensemble, rnak: 2}]", "no setting 'rnak', did you mean 'rank'"),
-        ("shares: [{method: batch_ensemble, num_members: 0}]", "at least 1 member, got 0"),
-        ("shares: [batch_ensemble, batch_ensemble]", "its own label, got 'batch_ensemble' twice"),
+        ("steps: [batch_ensembel]", "no share 'batch_ensembel', did you mean 'batch_ensemble'"),
+        ("steps: [{method: batch_ensemble, rnak: 2}]", "no setting 'rnak', did you mean 'rank'"),
+        ("steps: [{method: batch_ensemble, num_members: 0}]", "at least 1 member, got 0"),
+        ("steps: [batch_ensemble, batch_ensemble]", "its own label, got 'batch_ensemble' twice"),
         (
-            "shares: [{method: batch_ensemble, from_member: warm}]",
+            "steps: [{method: batch_ensemble, from_member: warm}]",
             "'from_member' of share 'batch_ensemble' must be true or false",
         ),
-        ("shares: [{method: batch_ensemble, include: [nowhere]}]", "a pattern must match a layer, but 'nowhere'"),
-        ("shares: [{method: mc_dropout}]", "inject"),
-        ("shares: [{method: mixture_ensemble, budget: 10}]", "smallest"),
+        ("steps: [{method: batch_ensemble, include: [nowhere]}]", "a pattern must match a layer, but 'nowhere'"),
+        ("steps: [{method: mc_dropout}]", "inject"),
+        ("steps: [{method: mixture_ensemble, budget: 10}]", "smallest"),
     ],
 )
 def test_what_is_wrong_is_said_before_training(enfold, recipe_file, tmp_path, line, says):
     text = recipe_file.read_text()
-    recipe_file.write_text(text[: text.index("folds:")] + line)
+    recipe_file.write_text(text[: text.index("steps:")] + line)
     done = enfold("run", recipe_file, tmp_path / "out")
     assert done.code == 2
     assert says in done.err
@@ -93,8 +93,8 @@ def test_what_is_wrong_is_said_before_training(enfold, recipe_file, tmp_path, li
 
 def test_members_that_are_one_function_are_told_of(enfold, recipe_file, tmp_path):
     text = recipe_file.read_text()
-    same = "shares: [{method: batch_ensemble, label: same, init: ones, bias: shared_post, plan: {order: shared}}]"
-    recipe_file.write_text(text[: text.index("folds:")] + same)
+    same = "steps: [{method: batch_ensemble, label: same, init: ones, bias: shared_post, train: {order: shared}}]"
+    recipe_file.write_text(text[: text.index("steps:")] + same)
     done = enfold("run", recipe_file, tmp_path / "out", "--json")
     assert done.code == 0, done.err
     assert "enfold: same: the 3 members are nearly one function" in done.err
@@ -103,11 +103,11 @@ def test_members_that_are_one_function_are_told_of(enfold, recipe_file, tmp_path
 
 def test_a_method_of_the_other_kind_is_told_its_verb(enfold, finished):
     out = finished
-    refused = enfold("share", out, "kd")
+    refused = enfold("train", out, "kd")
     assert (refused.code, "'kd' is a fold: use enfold fold RUN kd" in refused.err) == (2, True)
     refused = enfold("fold", out, "multi-head")
     assert "folds near to it are hydra, one_to_one\n" in refused.err
-    refused = enfold("share", out, "one-to-one")
+    refused = enfold("train", out, "one-to-one")
     assert "'one_to_one' is a fold: use enfold fold RUN" in refused.err
     assert related("hydra_distillation", methods("share")) == ["hydra"]
     assert related("hydra", methods("fold")) == ["hydra", "one_to_one"]
@@ -117,16 +117,16 @@ def test_a_method_of_the_other_kind_is_told_its_verb(enfold, finished):
 
 def test_a_share_that_adapts_a_trained_network_is_told_where_it_starts_anew(enfold, recipe_file, tmp_path):
     text = recipe_file.read_text()
-    lora = "{method: lora_ensemble, label: LABEL, rank: 2, plan: {epochs: 1}MORE}"
+    lora = "{method: lora_ensemble, label: LABEL, rank: 2, train: {epochs: 1}MORE}"
     fresh, adapted = (
         lora.replace("LABEL", label).replace("MORE", more)
-        for label, more in (("fresh", ""), ("adapted", ", from_member: true"))
+        for label, more in (("fresh", ""), ("adapted", ", network: best_member"))
     )
-    recipe_file.write_text(text[: text.index("folds:")] + f"shares: [{fresh}, {adapted}]")
+    recipe_file.write_text(text[: text.index("steps:")] + f"steps: [{fresh}, {adapted}]")
     done = enfold("run", recipe_file, tmp_path / "out", "--json")
     assert done.code == 0, done.err
     rows = json.loads(done.out)["rows"]
-    assert "adapts a trained network, but this one was drawn anew: use from_member: true" in rows["fresh"]["warning"]
+    assert "adapts a trained network, but this one was drawn anew: use network: best_member" in rows["fresh"]["warning"]
     assert "from_member" not in rows["adapted"].get("warning", "")
     assert "enfold: fresh: lora_ensemble adapts" in done.err
 
@@ -134,7 +134,7 @@ def test_a_share_that_adapts_a_trained_network_is_told_where_it_starts_anew(enfo
 def test_a_search_that_picks_fewer_networks_says_so_in_its_row(enfold, recipe_file, tmp_path):
     text = recipe_file.read_text()
     search = "{method: hyper_deep_ensemble, label: few, candidates: 4, stratify: false, goal: accuracy}"
-    recipe_file.write_text(text[: text.index("folds:")] + f"shares: [{search}]")
+    recipe_file.write_text(text[: text.index("steps:")] + f"steps: [{search}]")
     done = enfold("run", recipe_file, tmp_path / "out", "--json")
     assert done.code == 0, done.err
     assert "not the 3 asked for" in json.loads(done.out)["rows"]["few"]["warning"]
@@ -144,7 +144,7 @@ def test_cost_is_measured_of_what_is_new_beside_one_network(enfold, costed, monk
     out, ticks = costed, count()
     before = json.loads((out / "cost.json").read_text())
     monkeypatch.setattr("enfold.cost._synchronised_clock", lambda: 0.006 * next(ticks))  # another day, a slower machine
-    assert enfold("share", out, "batch-ensemble").code == 0
+    assert enfold("train", out, "batch-ensemble").code == 0
     after = json.loads((out / "cost.json").read_text())
     assert {label: after[label] for label in before} == before
     added = after["batch-ensemble"]

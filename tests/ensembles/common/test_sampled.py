@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from fitting import fitted
 from enfold.analysis.shift import corrupted_scores
 from enfold.data import Data, Split
 from enfold.ensembles.common import sampling
@@ -48,7 +49,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 def test_clean_and_corrupted_data_are_asked_of_the_same_samples(counted: dict[str, int], tmp_path: Path) -> None:
     data = Data(images(24), images(8), images(10), 2, (3, 16, 16))
     plan = TrainConfig(epochs=6, batch_size=8, optimizer="sgd", lr=0.1)
-    trained = SWAG(MEMBERS, rank=2, scale=20.0).train(network(), data, plan)
+    trained = fitted(SWAG(network(), MEMBERS, rank=2, scale=20.0), data, plan)
     assert counted == {"drawn": MEMBERS, "measured": MEMBERS}
     save(trained, tmp_path / "swag.safetensors")
     for drawn in (1, 2):
