@@ -24,6 +24,7 @@ from enfold.merge import (
     zipit,
 )
 from enfold.merge.common.activations import find_places, measure_moments
+from enfold.merge.common.alignment import Alignment
 from enfold.merge.common.split import match_unobserved
 from enfold.merge.common.states import states_of
 from enfold.networks import ViT
@@ -158,7 +159,9 @@ def test_a_residual_stream_is_seen_wherever_it_goes_in():
 def test_heads_are_matched_by_weights_and_the_rest_by_what_it_does():
     network, symmetry = network_and_symmetry(transformer, (3, 8, 8))
     members, data = DeepEnsemble([network, drawn(transformer, 1)]), pixels((3, 8, 8))
-    states, places = match_unobserved(states_of(members), symmetry, members, data, 0, "inputs", 0, examples=30)
+    states, places = match_unobserved(
+        Alignment(members, states_of(members), symmetry, data), 0, "inputs", 0, examples=30
+    )
     blocks = {group.name for group in symmetry.groups} - places.keys()
     assert blocks
     assert places
@@ -199,19 +202,19 @@ def test_copies_whose_heads_and_what_is_inside_them_are_in_other_orders_average_
         ),
         *(partial(activation_matching, watch="outputs"), partial(zipit, watch="outputs"), partial(ot_fusion)),
     ],
-    ids=lambda fold: f"{type(fold).__name__} {getattr(fold, 'cost', '')} {getattr(fold, 'watch', '')}",
+    ids=lambda fold: f"{fold.func.__name__} {fold.keywords}",
 )
 @pytest.mark.parametrize("seed", [0, 1])
 def test_units_whose_samples_are_in_other_orders_average_back(fold, seed):
     """What mixes the tokens of a mixer sees one sample a channel."""
-    members, network, data = planted("mixing", 2 if isinstance(fold, StraightThrough) else 3, seed)
+    members, network, data = planted("mixing", 2 if fold.func is straight_through else 3, seed)
     assert_back(fold(members, data), network, data)
 
 
 def test_only_what_sees_its_samples_in_any_order_is_matched_by_weights():
     members, network, data = planted("mixing", 2)
     symmetry = symmetries(network, data.train.inputs[:2])
-    _, seen = match_unobserved(states_of(members), symmetry, members, data, 0, "inputs", 0, examples=30)
+    _, seen = match_unobserved(Alignment(members, states_of(members), symmetry, data), 0, "inputs", 0, examples=30)
     assert {group.name for group in symmetry.groups} == {"embed", "tokens.0", "channels.0"}
     assert seen.keys() == {"embed", "channels.0"}
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.merge import average, weight_matching
-from enfold.merge.repair import hidden_layers, repair
+from enfold.merge.repair import hidden_layers, repair_layers
 from enfold.symmetry import symmetries
 from planted import Routed, drawn, pixels
 
@@ -61,7 +61,7 @@ def test_a_layer_that_is_called_twice_has_the_goals_over_both_calls():
     members, data = DeepEnsemble([drawn(Repeated, seed) for seed in range(3)]), pixels((4,), 600)
     network = average(members, data)
     names = ["first", "again"]
-    repair(network, list(members), data, names)
+    repair_layers(network, list(members), data, names)
 
     def both(one: nn.Module) -> tuple[Tensor, Tensor]:
         one.eval()(data.train.inputs)
@@ -73,7 +73,7 @@ def test_a_layer_that_is_called_twice_has_the_goals_over_both_calls():
         torch.testing.assert_close(found, torch.stack([goal[which] for goal in goals]).mean(0), rtol=1e-3, atol=1e-3)
     member = members.member(0)
     before = {name: tensor.clone() for name, tensor in member.state_dict().items()}
-    repair(member, [members.member(0)] * 2, data, names)
+    repair_layers(member, [members.member(0)] * 2, data, names)
     torch.testing.assert_close(dict(member.state_dict()), before, rtol=1e-5, atol=1e-6)
 
 

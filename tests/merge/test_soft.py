@@ -287,7 +287,7 @@ def test_identity_matrices_give_the_plain_average_and_a_hard_permutation_undoes_
     torch.testing.assert_close(second(inputs), first(inputs))
     model = model_of([first, second], random_costs(1))
     eyes = [torch.eye(d, dtype=torch.float64).unsqueeze(0) for d in (7, 5)]
-    for name, mean in mean_state(DeepEnsemble([first, second])).items():
+    for name, mean in DeepEnsemble([first, second]).mean_state().items():
         torch.testing.assert_close(model.average(eyes)[name], mean)
     back = [torch.eye(group.size, dtype=torch.float64)[orders[group.name]].T.unsqueeze(0) for group in symmetry.groups]
     for name, parameter in first.named_parameters():
