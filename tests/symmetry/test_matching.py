@@ -11,7 +11,6 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from enfold.ensembles.deep_ensemble import DeepEnsemble
-from enfold.ensembles.rank_one.match import match
 from enfold.errors import EnfoldError
 from enfold.merge import align, c2m3, weight_matching
 from enfold.networks import MLP, ResNet

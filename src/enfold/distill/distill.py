@@ -103,7 +103,8 @@ def distill(
 
     # Which network learns, and from which weights
     network, start = _initial_network(models, data, student, init or loss.default_init, config.seed)
-    first_stage = None if init is not None and isinstance(init, nn.Module) else loss.pretrain(config)
+    is_ready = isinstance(init, nn.Module) or isinstance(network, Ensemble)
+    first_stage = None if is_ready else loss.pretrain(config)
     if first_stage is not None:
         network = distill(
             models,
@@ -194,8 +195,9 @@ def _check_arguments(
             "lambda: YourNetwork(...), or init=network to start from a network"
         )
     if isinstance(init, Ensemble) or not (init is None or init == "random" or isinstance(init, nn.Module)):
+        given = f"a {type(init).__name__}" if isinstance(init, nn.Module) else repr(init)
         raise EnfoldError(
-            f"init must be a network, 'random' or None, got {init!r:.40}: pass an ensemble as student=, and "
+            f"init must be a network, 'random' or None, got {given}: pass an ensemble as student=, and "
             "ensemble.member(0) or a merged network as init="
         )
     if student is not None and init is not None and (isinstance(student, Ensemble) or init != "random"):
