@@ -12,12 +12,12 @@ import warnings
 from collections.abc import Callable
 
 import torch
+from enfold.distill.base import Distillation
 from torch import nn
 
 from enfold import DeepEnsemble
 from enfold.data import Data, Split
 from enfold.data.batches import Batch, Order
-from enfold.distill.base import Distillation
 from enfold.distill.losses.kd import KD
 from enfold.distill.losses.latent_be import LatentBE
 from enfold.networks import factory

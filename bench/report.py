@@ -13,9 +13,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from enfold.run.gather import gather
+
 from enfold.io.files import write_json
 from enfold.report.page import page
-from enfold.run.gather import gather
 from enfold.saving import versions
 
 RESULTS = Path(__file__).parent.parent / "results"

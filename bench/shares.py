@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from enfold.cost import time_rounds
 from enfold.data import Data, Split
 from enfold.ensembles.batch_ensemble import BatchEnsemble
-from enfold.ensembles.common.sampled import SampledEnsemble
 from enfold.ensembles.common.efficient import Share
 from enfold.ensembles.mc_dropout import MCDropout
 from enfold.evaluate import predict

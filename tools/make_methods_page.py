@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from enfold.options import default_of, meanings
+
 from enfold.registry import ROOMS, Method, methods
 
 PAGE = Path(__file__).parent.parent / "docs" / "methods.md"

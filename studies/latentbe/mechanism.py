@@ -13,12 +13,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from enfold.distill.mechanism import mechanism
 from torch import nn
 
 from enfold.data import Split
 from enfold.distill import distill
 from enfold.distill.losses.latent_be import LatentBE
-from enfold.distill.mechanism import mechanism
 from enfold.distill.perturb.tdiv_sdiv import TDivSDiv
 from enfold.engines.initialization import initialised
 from enfold.io.files import write_json

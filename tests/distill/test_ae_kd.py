@@ -303,4 +303,10 @@ def test_a_layer_that_gives_no_features(data):
 def test_a_share_that_cannot_be_run_one_by_one(data, networks):
     members = DeepEnsemble([networks["normed"]() for _ in range(2)])
     with pytest.raises(EnfoldError, match="feature .* got a BatchEnsemble"):
-        distill(members, data, loss=AEKD(feature="inner"), config=PLAN, student=BatchEnsemble(best(members, data), 2, batch_norm="joint"))
+        distill(
+            members,
+            data,
+            loss=AEKD(feature="inner"),
+            config=PLAN,
+            student=BatchEnsemble(best(members, data), 2, batch_norm="joint"),
+        )

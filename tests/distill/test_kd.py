@@ -45,7 +45,9 @@ class Table(nn.Module):
         return self.logits
 
 
-def lessons(teacher, alpha: float, temperature: float, smoothing: float = 0.0, **settings: object) -> DistillationObjective:
+def lessons(
+    teacher, alpha: float, temperature: float, smoothing: float = 0.0, **settings: object
+) -> DistillationObjective:
     return DistillationObjective(KD(alpha=alpha, temperature=temperature, **settings), teacher, None, smoothing)
 
 

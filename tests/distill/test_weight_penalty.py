@@ -102,7 +102,9 @@ def test_it_sees_the_whole_model_also_where_members_are_looped():
     assert not isinstance(penalised, Separable)
     model = DeepEnsemble(MLP(6, [8], 3), 2, seed=1, engine="loop")
     before = penalised.distances(model).detach()
-    fit(model, small_data(), config=TrainConfig(epochs=1, batch_size=16, select="last"), objective=penalised, quiet=True)
+    fit(
+        model, small_data(), config=TrainConfig(epochs=1, batch_size=16, select="last"), objective=penalised, quiet=True
+    )
     assert (penalised.distances(model).detach() != before).all()
 
 

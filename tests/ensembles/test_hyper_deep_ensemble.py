@@ -61,7 +61,9 @@ def test_draws_depend_on_the_candidate_alone_and_none_keeps_the_plans_value():
     )
     assert more[:5] == few
     assert HyperDeepEnsemble(any_network(), candidates=5, seed=1).candidate_settings(PLAN)[1] != few[1]
-    kept = HyperDeepEnsemble(any_network(), candidates=5, weight_decay=None, label_smoothing=None).candidate_settings(PLAN)
+    kept = HyperDeepEnsemble(any_network(), candidates=5, weight_decay=None, label_smoothing=None).candidate_settings(
+        PLAN
+    )
     assert set(kept) == {Setting(0.05, 0.01, 0.0)}
 
 

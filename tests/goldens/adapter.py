@@ -406,9 +406,7 @@ def distill(key: str, teachers: nn.Module) -> nn.Module:
 
 def distill_from_logits(logits: Tensor) -> nn.Module:
     """Distil into an MLP from teachers' logits on the training data, without the teachers."""
-    made: nn.Module = enfold.distill(
-        CachedTeacher(logits), data(), student=specimens.MLP, config=config(), quiet=True
-    )
+    made: nn.Module = enfold.distill(CachedTeacher(logits), data(), student=specimens.MLP, config=config(), quiet=True)
     return made
 
 

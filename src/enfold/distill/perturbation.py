@@ -176,9 +176,7 @@ def freeze_parameters(model: nn.Module) -> Iterator[None]:
 def require_real(inputs: Tensor) -> None:
     """Raise an error for inputs that are not floating-point numbers, such as tokens."""
     if not inputs.is_floating_point():
-        raise EnfoldError(
-            f"perturb needs floating-point inputs, got {inputs.dtype}: use perturb=None for tokens"
-        )
+        raise EnfoldError(f"perturb needs floating-point inputs, got {inputs.dtype}: use perturb=None for tokens")
 
 
 def normalise_rms(gradient: Tensor) -> Tensor:

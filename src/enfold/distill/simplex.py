@@ -90,9 +90,7 @@ def _step(gram: Array, slope: Array) -> tuple[Array, bool]:
 
 def _check(gram: Tensor, cap: float) -> None:
     if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or not len(gram):
-        raise EnfoldError(
-            f"gram must be a matrix (M, M), got {tuple(gram.shape)}: pass G[i, j] = g_i · g_j"
-        )
+        raise EnfoldError(f"gram must be a matrix (M, M), got {tuple(gram.shape)}: pass G[i, j] = g_i · g_j")
     if not bool(torch.isfinite(gram).all()):
         raise EnfoldError("gram must be finite, got NaN or infinity: lower the learning rate")
     require_cap(cap, len(gram))

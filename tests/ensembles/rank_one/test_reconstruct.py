@@ -140,7 +140,9 @@ def test_ranks_come_nearer():
     )
     assert two < one
     planted = BatchEnsemble(nn.Linear(12, 16), 3, rank=2)
-    assert fit_batch_ensemble(planted, partial(BatchEnsemble, num_members=3, rank=2), sweeps=300).residuals[""][-1] < 1e-8
+    assert (
+        fit_batch_ensemble(planted, partial(BatchEnsemble, num_members=3, rank=2), sweeps=300).residuals[""][-1] < 1e-8
+    )
     assert fit_batch_ensemble(planted, sweeps=300).residuals[""][-1] > 1e-4
 
 
@@ -196,7 +198,9 @@ def test_biases_and_norms_are_copied_or_averaged():
     torch.manual_seed(0)
     members = DeepEnsemble([normed() for _ in range(3)])
     state = members.expand()
-    own = fit_batch_ensemble(members, partial(BatchEnsemble, num_members=3, batch_norm="own"), sweeps=2).ensemble.expand()
+    own = fit_batch_ensemble(
+        members, partial(BatchEnsemble, num_members=3, batch_norm="own"), sweeps=2
+    ).ensemble.expand()
     for name, tensor in state.items():
         if not name.endswith("weight") or name == "1.weight":
             torch.testing.assert_close(own[name], tensor, rtol=0, atol=0)
@@ -209,7 +213,9 @@ def test_biases_and_norms_are_copied_or_averaged():
     between = (state["1.running_mean"] - state["1.running_mean"].mean(0)).square().mean(0)
     torch.testing.assert_close(shared["1.running_var"], state["1.running_var"].mean(0) + between)
     assert shared["1.num_batches_tracked"] == 7
-    affine = fit_batch_ensemble(members, partial(BatchEnsemble, num_members=3, batch_norm="shared"), sweeps=2).ensemble.expand()
+    affine = fit_batch_ensemble(
+        members, partial(BatchEnsemble, num_members=3, batch_norm="shared"), sweeps=2
+    ).ensemble.expand()
     torch.testing.assert_close(affine["1.running_var"], state["1.running_var"], rtol=0, atol=0)
     torch.testing.assert_close(affine["1.weight"][2], state["1.weight"].mean(0))
 

@@ -184,9 +184,7 @@ def last_layer(network: nn.Module) -> str:
     """Return the path of the layer registered last: the last one with a weight matrix, or else with any parameter."""
     layers = _layers(network, 2) or _layers(network, 0)
     if not layers:
-        raise EnfoldError(
-            f"network must have parameters, but {type(network).__name__} has none: pass one with layers"
-        )
+        raise EnfoldError(f"network must have parameters, but {type(network).__name__} has none: pass one with layers")
     return layers[-1]
 
 

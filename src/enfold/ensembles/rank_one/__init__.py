@@ -1,6 +1,5 @@
 """Rank one: when M networks are a BatchEnsemble, and how to get near one."""
 
-
 from enfold.ensembles.rank_one.match import match_units
 from enfold.ensembles.rank_one.quotient import hadamard_rank_defect
 from enfold.ensembles.rank_one.reconstruct import Reconstruction, reconstruct

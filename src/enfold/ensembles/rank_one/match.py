@@ -35,7 +35,10 @@ def match(members: Ensemble, *, example: Tensor, seed: int = 0) -> DeepEnsemble:
             f"{symmetry.note}: leave matching out for it"
         )
     learned = set(members.skeleton.parameters)
-    matched = [states[0], *(match_state(states[0], state, symmetry, seed=seed, learned=learned) for state in states[1:])]
+    matched = [
+        states[0],
+        *(match_state(states[0], state, symmetry, seed=seed, learned=learned) for state in states[1:]),
+    ]
     return DeepEnsemble([members.network(state) for state in matched], engine=members.engine)
 
 
