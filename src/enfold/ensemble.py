@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from enfold.arguments import arguments_of
 from enfold.engines.base import EngineName
-from enfold.engines.groups import Decay, decay_groups
 from enfold.engines.inputs import in_type_of
 from enfold.engines.modes import in_eval_mode
 from enfold.engines.outputs import require_classes
+from enfold.engines.parameters import Decay, decay_groups
 from enfold.engines.runner import MemberView, Runner
 from enfold.engines.skeleton import State
 from enfold.errors import EnfoldError

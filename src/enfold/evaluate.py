@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from enfold.data.convert import Examples, as_data, as_split, require
 from enfold.data.dataset import Data, evaluation_batches, has_examples
-from enfold.engines.inputs import call_protected
+from enfold.engines.inputs import call_protected, refuse_shape
 from enfold.engines.modes import evaluating
 from enfold.engines.outputs import require_classes
 from enfold.engines.runner import MemberView, network_logits
-from enfold.engines.shapes import refuse_shape
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
 from enfold.metrics import METRICS, calibrated, fit_temperature, gain_recovered, gibbs_nll, nll, per_member

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from enfold import DeepEnsemble, EnfoldError, MixedEnsemble
-from enfold.engines.groups import decay_groups
 from enfold.engines.modes import evaluating
+from enfold.engines.parameters import decay_groups
 from zoo import CLASSES, ZOO, population, vectors
 
 

@@ -30,8 +30,8 @@ from enfold.analysis.trajectory import cosine_matrix
 from enfold.data import Data
 from enfold.data.convert import Examples
 from enfold.data.dataset import PartName
+from enfold.engines.parameters import Tree
 from enfold.engines.skeleton import Skeleton, State
-from enfold.engines.tree import Tree
 from enfold.engines.verify import find_recomputation
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError

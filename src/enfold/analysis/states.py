@@ -13,9 +13,8 @@ from enfold.data import Data, Split
 from enfold.data.convert import Examples, as_data
 from enfold.data.dataset import PartName, evaluation_batches
 from enfold.engines.base import EngineName
-from enfold.engines.inputs import in_type_of
+from enfold.engines.inputs import in_type_of, refuse_shape
 from enfold.engines.modes import evaluating
-from enfold.engines.shapes import refuse_shape
 from enfold.engines.skeleton import State, read_state
 from enfold.ensemble import Ensemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble

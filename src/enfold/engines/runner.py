@@ -13,14 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from enfold.engines.base import Engine, EngineName, Loop, image_layout
-from enfold.engines.choice import choose_engine, require_engine
-from enfold.engines.inputs import call_protected, in_type_of
+from enfold.engines.choose import choose_engine, require_engine
+from enfold.engines.examples import Example
+from enfold.engines.inputs import call_protected, in_type_of, refuse_shape
 from enfold.engines.outputs import logits_of
 from enfold.engines.pool import EnginePool
-from enfold.engines.program import StackedProgram
-from enfold.engines.shapes import refuse_shape
 from enfold.engines.skeleton import Skeleton, State
-from enfold.engines.trial import Example
+from enfold.engines.stacked import StackedProgram
 from enfold.engines.verify import Mismatch, separate, verify
 
 

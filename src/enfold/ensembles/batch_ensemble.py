@@ -35,10 +35,9 @@ from torch import Tensor, nn
 from enfold.arguments import checked
 from enfold.engines.base import Engine, EngineName
 from enfold.engines.factored import Factored
-from enfold.engines.groups import Decay
-from enfold.engines.program import StackedProgram
+from enfold.engines.parameters import Decay, Tree
 from enfold.engines.skeleton import State
-from enfold.engines.tree import Tree
+from enfold.engines.stacked import StackedProgram
 from enfold.ensembles.common.efficient import EfficientEnsemble, NormChoice, select_layers
 from enfold.ensembles.common.layer_shapes import LAYERS, layer_shape
 from enfold.ensembles.common.options import NonNegative

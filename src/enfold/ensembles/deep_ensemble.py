@@ -20,11 +20,10 @@ from torch import Tensor, nn
 
 from enfold.arguments import checked
 from enfold.engines.base import EngineName
-from enfold.engines.groups import Decay, decay_groups
 from enfold.engines.initialization import initialised
 from enfold.engines.layout import owners, stack
+from enfold.engines.parameters import Decay, Tree, decay_groups
 from enfold.engines.skeleton import State, read_state
-from enfold.engines.tree import Tree
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError, level_outside
 from enfold.io.checkpoints import load_into, matching_files

@@ -36,12 +36,11 @@ from enfold.arguments import checked
 from enfold.data import Data
 from enfold.data.dataset import Split
 from enfold.engines.base import Engine, EngineName
-from enfold.engines.groups import Decay
 from enfold.engines.initialization import initialised
 from enfold.engines.inputs import in_type_of
 from enfold.engines.modes import evaluating
+from enfold.engines.parameters import Decay, Tree
 from enfold.engines.skeleton import State, read_state
-from enfold.engines.tree import Tree
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.common.efficient import EfficientEnsemble, NormChoice
 from enfold.ensembles.common.options import NonNegative

@@ -33,10 +33,9 @@ from torch import Tensor, nn
 from enfold.arguments import checked
 from enfold.engines.base import EngineName
 from enfold.engines.copying import copied
-from enfold.engines.groups import Decay, decay_groups
 from enfold.engines.initialization import initialised
+from enfold.engines.parameters import Decay, Tree, decay_groups
 from enfold.engines.skeleton import State
-from enfold.engines.tree import Tree
 from enfold.ensembles.common.efficient import EfficientEnsemble, NormChoice, select_layers
 from enfold.ensembles.common.layer_shapes import CONVOLUTIONS, TRANSPOSED
 from enfold.ensembles.common.options import Positive

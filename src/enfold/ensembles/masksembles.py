@@ -33,8 +33,8 @@ from torch import Tensor, nn
 
 from enfold.arguments import checked
 from enfold.engines.base import EngineName
+from enfold.engines.parameters import Tree
 from enfold.engines.skeleton import State
-from enfold.engines.tree import Tree
 from enfold.ensembles.common.efficient import EfficientEnsemble, NormChoice, select_layers
 from enfold.ensembles.common.layer_shapes import CONVOLUTIONS, TRANSPOSED, layer_shape
 from enfold.errors import EnfoldError

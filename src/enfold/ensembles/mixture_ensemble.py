@@ -33,9 +33,8 @@ from torch import Tensor, nn
 
 from enfold.arguments import checked
 from enfold.engines.base import EngineName
-from enfold.engines.groups import Decay, decay_groups
+from enfold.engines.parameters import Decay, Tree, decay_groups
 from enfold.engines.skeleton import State
-from enfold.engines.tree import Tree
 from enfold.ensembles.common.efficient import EfficientEnsemble, NormChoice, batch_norm_names, select_layers
 from enfold.ensembles.common.options import NonNegative, Positive
 from enfold.ensembles.common.template_budget import Group, Layout, Terms, lay_out

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from enfold.arguments import checked
 from enfold.data import Data
 from enfold.engines.base import EngineName
-from enfold.engines.tree import Tree
+from enfold.engines.parameters import Tree
 from enfold.ensembles.common.efficient import refuse_ties
 from enfold.ensembles.common.options import Fraction
 from enfold.ensembles.deep_ensemble import DeepEnsemble, Factory

@@ -24,8 +24,8 @@ from torch import nn
 from enfold.arguments import checked
 from enfold.data import Data
 from enfold.engines.base import EngineName
+from enfold.engines.parameters import Tree
 from enfold.engines.skeleton import State
-from enfold.engines.tree import Tree
 from enfold.ensembles.common.efficient import refuse_ties
 from enfold.ensembles.common.sampled import SampledEnsemble
 from enfold.errors import EnfoldError

@@ -29,8 +29,8 @@ from enfold.arguments import checked
 from enfold.data import Data
 from enfold.data.dataset import has_examples
 from enfold.engines.base import EngineName
+from enfold.engines.parameters import Tree
 from enfold.engines.skeleton import State
-from enfold.engines.tree import Tree
 from enfold.ensembles.common.efficient import refuse_ties
 from enfold.ensembles.common.options import NonNegative
 from enfold.ensembles.common.pca import combined, principal_axes, stacked

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from enfold.data.batches import Batch
 from enfold.engines.inputs import in_type_of
+from enfold.engines.parameters import record_used
 from enfold.engines.runner import MemberView
 from enfold.engines.skeleton import State
-from enfold.engines.usage import note_used
 from enfold.ensemble import Ensemble
 from enfold.train.objective import Objective, StepContext
 
@@ -122,5 +122,5 @@ class Gradients:
         for name in self.unused.keys() & self.found.keys():
             stacked = self.state[name]
             if stacked.is_leaf:
-                note_used(stacked, [index not in self.unused[name] for index in range(len(stacked))])
+                record_used(stacked, [index not in self.unused[name] for index in range(len(stacked))])
         torch.autograd.backward([self.state[name] for name in self.found], list(self.found.values()))

@@ -20,8 +20,8 @@ from enfold.data.batches import Batch, Order
 from enfold.data.content import content
 from enfold.data.convert import Examples, as_data, require
 from enfold.data.dataset import Split, has_examples
+from enfold.engines.inputs import refuse_shape
 from enfold.engines.modes import refuse_inference_mode
-from enfold.engines.shapes import refuse_shape
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict

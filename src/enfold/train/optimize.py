@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from enfold.engines.groups import decay_groups
-from enfold.engines.usage import take_used
+from enfold.engines.parameters import decay_groups, take_used
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
 from enfold.train.config import TrainConfig

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from enfold.engines.base import Engine, EngineName
-from enfold.engines.choice import without_draws
+from enfold.engines.choose import disable_dropout
+from enfold.engines.examples import EXAMPLES, vary_own
 from enfold.engines.initialization import initialised
-from enfold.engines.side_by_side import shared_varied
 from enfold.engines.skeleton import read_state
-from enfold.engines.trial import EXAMPLES
 from enfold.engines.trunk import OneByOne, OneTrunk
 from enfold.engines.verify import OUTPUTS, difference, fixed_draws
 from enfold.ensembles.common.efficient import EfficientEnsemble
@@ -81,7 +80,7 @@ class BranchedEnsemble(EfficientEnsemble):
     def _can_run_trunk_once(self, inputs: Tensor) -> bool:
         """Return whether one pass over the trunk gives the same as one pass per member, on a few examples."""
         own, few = list(self.own.state()), inputs[:EXAMPLES]
-        state = shared_varied(self.expand(), own, set(self.skeleton.parameters))
+        state = vary_own(self.expand(), own, set(self.skeleton.parameters))
         for training in (False, True):
             results = []
             for kind in (OneTrunk, OneByOne):
@@ -89,7 +88,7 @@ class BranchedEnsemble(EfficientEnsemble):
                 engine = OneTrunk(code, own) if kind is OneTrunk else OneByOne(code)
                 values = {name: tensor.clone() for name, tensor in state.items()}
                 try:
-                    with fixed_draws(inputs), without_draws(code.network, training):
+                    with fixed_draws(inputs), disable_dropout(code.network, training):
                         results.append(engine(values, few.clone(), False))
                 except Exception:  # a batch that is too small for train mode: there is nothing to compare
                     break

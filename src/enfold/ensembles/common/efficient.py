@@ -12,14 +12,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from enfold.data import Data
-from enfold.engines.base import Engine, EngineName
-from enfold.engines.groups import Decay, decay_groups
+from enfold.engines.base import CannotRun, Engine, EngineName
+from enfold.engines.joint import Merged, choose_joint_engine
 from enfold.engines.layout import owners, stack
-from enfold.engines.merged import Merged
-from enfold.engines.program import CannotRun
-from enfold.engines.side_by_side import preferred
+from enfold.engines.parameters import Decay, Tree, decay_groups
 from enfold.engines.skeleton import State, read_state
-from enfold.engines.tree import Tree
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError, PartialCoverageWarning, level_outside
 from enfold.train.batch_norm import TRACKING, reestimate
@@ -82,7 +79,7 @@ class EfficientEnsemble(Ensemble):
         if self._merged is None:
             try:
                 own, few = self.differing, inputs[0] if each else inputs
-                self._merged = preferred(Merged(self.skeleton, own).passed(state, few), own, state, few)
+                self._merged = choose_joint_engine(Merged(self.skeleton, own).passed(state, few), own, state, few)
             except CannotRun as reason:
                 raise EnfoldError(
                     f"batch norms cannot be joint in this network because {reason}: use batch_norm='shared' or 'own'"

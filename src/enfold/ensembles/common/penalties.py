@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from enfold.data.batches import Batch
+from enfold.engines.parameters import Tree
 from enfold.engines.skeleton import State
-from enfold.engines.tree import Tree
 from enfold.seeds import generator
 from enfold.train import CrossEntropy
 

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from enfold.data import Data
 from enfold.engines.base import EngineName, Loop
-from enfold.engines.groups import Decay, decay_groups
+from enfold.engines.parameters import Decay, Tree, decay_groups
 from enfold.engines.skeleton import State, read_state
-from enfold.engines.tree import Tree
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
 from enfold.train import TrainConfig

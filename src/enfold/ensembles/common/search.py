@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from enfold.data import Data
 from enfold.engines.base import Engine, EngineName
-from enfold.engines.groups import Decay, decay_groups
 from enfold.engines.initialization import initialised
+from enfold.engines.parameters import Decay, decay_groups
 from enfold.engines.skeleton import State, read_state
 from enfold.ensemble import Ensemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble, Factory

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from enfold.data import Data, Split
 from enfold.data.convert import Examples, as_data, require
 from enfold.data.dataset import evaluation_batches, has_examples
+from enfold.engines.examples import EXAMPLES
 from enfold.engines.inputs import in_type_of
 from enfold.engines.modes import refuse_inference_mode
 from enfold.engines.skeleton import RUNNING, State
-from enfold.engines.trial import EXAMPLES
 from enfold.ensemble import Ensemble
 from enfold.ensembles.deep_ensemble import as_ensemble
 from enfold.errors import EnfoldError, level_outside

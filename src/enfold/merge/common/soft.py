@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from enfold.data import Data
 from enfold.engines.modes import evaluating
+from enfold.engines.parameters import Tree
 from enfold.engines.skeleton import State, read_state
-from enfold.engines.tree import Tree
 from enfold.ensemble import Ensemble
 from enfold.evaluate import member_logits
 from enfold.merge.common.lazy import Lazy, Terms, lazy_weights
