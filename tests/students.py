@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from enfold.data import Data
-from enfold.engines.initialization import initialised
+from enfold.engines.initialization import initialize_member
 from enfold.ensemble import Ensemble
 from enfold.evaluate import best_member
 
@@ -17,4 +17,4 @@ def best(members: Ensemble, data: Data) -> nn.Module:
 
 def fresh(members: Ensemble, seed: int = 0) -> nn.Module:
     """Return a network of the members' architecture with random weights, as init="random" makes it."""
-    return initialised(members.member(0), seed, -1, trained=True)[0]
+    return initialize_member(members.member(0), seed, -1, trained=True)[0]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from enfold.arguments import check_arguments
 from enfold.engines.fingerprint import fingerprint, require_fingerprint
-from enfold.engines.initialization import blank
+from enfold.engines.initialization import make_blank
 from enfold.engines.verify import different_attribute
 from enfold.ensemble import Ensemble
 from enfold.ensembles import DeepEnsemble, MixedEnsemble
@@ -246,7 +246,7 @@ def _unreadable(beside: Path, why: object) -> EnfoldError:
 
 def _fresh(network: nn.Module | Callable[[], nn.Module] | None, manifest: dict[str, Any], path: Path) -> nn.Module:
     if network is not None:
-        return blank(network)
+        return make_blank(network)
     about = manifest["about"]
     spec = about.get("network")
     name = spec.get("name") if isinstance(spec, dict) else spec
@@ -255,4 +255,4 @@ def _fresh(network: nn.Module | Callable[[], nn.Module] | None, manifest: dict[s
             f"network must be given for a {manifest['class']}, which is not in enfold.networks, got None for '{path}': "
             "pass the network or a function that makes it"
         )
-    return blank(factory(spec, about["shape"], about["num_classes"]))
+    return make_blank(factory(spec, about["shape"], about["num_classes"]))

@@ -20,7 +20,7 @@ from enfold.data import Split
 from enfold.distill import distill
 from enfold.distill.losses.latent_be import LatentBE
 from enfold.distill.perturb.tdiv_sdiv import TDivSDiv
-from enfold.engines.initialization import initialised
+from enfold.engines.initialization import initialize_member
 from enfold.io.files import write_json
 from enfold.run.execute import open_run, seed_runs
 from enfold.run.seed_run import SeedRun
@@ -59,7 +59,7 @@ def measure(seed_run: SeedRun, cache: Path) -> dict[str, list[dict[str, Any]]]:
     measured = {}
     for step in (step for step in seed_run.recipe.steps if step.method == "latent_be"):
         config = seed_run.recipe.step_config(step, seed_run.seed, seed_run.device)
-        network, _ = initialised(seed_run.make_network, config.seed, -1)
+        network, _ = initialize_member(seed_run.make_network, config.seed, -1)
         before = LatentBE(**step.options).build_student(network, members.num_members, config)
         after = train_latent_members(seed_run, step, cache)
         measured[step.label] = [mechanism(TDivSDiv(), members, one, data, "train") for one in (before, after)]

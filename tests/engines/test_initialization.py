@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from enfold import DeepEnsemble
-from enfold.engines.initialization import blank, initialised, reinitialise
+from enfold.engines.initialization import initialize_member, make_blank, reinitialise
 from enfold.errors import InitialisationWarning
 from enfold.networks import ViT
 from zoo import CLASSES, ZOO, Apply, population, vectors
@@ -92,19 +92,19 @@ def test_what_is_frozen_is_kept():
 
 @pytest.mark.parametrize("name", ["mlp", "nested", "residual", "attention", "vit", "lstm", "listed_twice"])
 def test_a_member_is_its_seed_whether_made_or_drawn_anew(name):
-    made, seed = initialised(ZOO[name].make, 3, 1)
-    again, same = initialised(made, 3, 1)
+    made, seed = initialize_member(ZOO[name].make, 3, 1)
+    again, same = initialize_member(made, 3, 1)
     assert seed == same
     for key, tensor in made.state_dict().items():
         assert torch.equal(again.state_dict()[key], tensor)
-    assert initialised(ZOO[name].make, 3, 2)[1] != seed
+    assert initialize_member(ZOO[name].make, 3, 2)[1] != seed
 
 
 def test_a_blank_network_draws_nothing_from_the_users_generator():
     state = torch.get_rng_state()
-    network = blank(ZOO["mlp"].make)
+    network = make_blank(ZOO["mlp"].make)
     assert torch.equal(torch.get_rng_state(), state)
-    duplicate = blank(network)
+    duplicate = make_blank(network)
     assert duplicate is not network
     torch.testing.assert_close(duplicate(vectors(2)), network(vectors(2)))
 

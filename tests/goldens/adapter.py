@@ -30,7 +30,7 @@ from enfold.data.corruptions import KINDS, corrupt
 from enfold.data.ood import noise
 from enfold.data.splits import stratified_split
 from enfold.distill.cached import CachedTeacher
-from enfold.engines.initialization import initialised
+from enfold.engines.initialization import initialize_member
 from enfold.ensembles.rank_one import match_units
 from enfold.ensembles.rank_one.reconstruct import fit_batch_ensemble
 from enfold.ensembles.rank_one.representable import representable
@@ -264,7 +264,7 @@ def _nearest_batch_ensemble(models: nn.Module) -> nn.Module:
 
 
 def _mimo(models: nn.Module) -> nn.Module:
-    return enfold.MIMO(initialised(models.member(0), 0, -1, trained=True)[0], M)
+    return enfold.MIMO(initialize_member(models.member(0), 0, -1, trained=True)[0], M)
 
 
 Options = Callable[[nn.Module], dict[str, Any]]  # the arguments of `distill`, given the teachers

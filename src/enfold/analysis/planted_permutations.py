@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from enfold.analysis.alignment import Rows, Scores, average_scores, learned_alignment, matrix_statistics, row_statistics
 from enfold.data import Data, Split
-from enfold.engines.initialization import initialised
+from enfold.engines.initialization import initialize_member
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
@@ -133,7 +133,7 @@ def differently_trained(
             train=_lesson(train, data.known_classes(), difference, index),
             val=_lesson(validation, data.known_classes(), difference, index),
         )
-        member, _ = initialised(network, plan.seed, index)
+        member, _ = initialize_member(network, plan.seed, index)
         fit(member, own, config=plan, title=f"different {difference}, training member {index + 1}")
         networks.append(member.cpu().eval())
     return DeepEnsemble(networks)

@@ -22,7 +22,7 @@ from enfold.distill.perturbation import Perturbation
 from enfold.distill.teacher import Teacher, as_teacher, count_members, first_member, starting_member
 from enfold.distill.weight_penalty import WeightPenalty
 from enfold.engines.copying import copied
-from enfold.engines.initialization import initialised
+from enfold.engines.initialization import initialize_member
 from enfold.engines.modes import evaluating, refuse_inference_mode
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
@@ -218,11 +218,11 @@ def _initial_network(
     if isinstance(student, Ensemble):
         return copied(student), "the ensemble passed as student"
     if student is not None:
-        return initialised(student, seed, -1)[0], "a network with random weights"
+        return initialize_member(student, seed, -1)[0], "a network with random weights"
     if isinstance(init, nn.Module):
         return copied(init), "the network passed as init"
     if init == "random":
-        return initialised(first_member(models), seed, -1, trained=True)[0], "a network with random weights"
+        return initialize_member(first_member(models), seed, -1, trained=True)[0], "a network with random weights"
     member, index = starting_member(models, data)
     return member, f"member {index}"
 

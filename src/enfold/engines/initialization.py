@@ -33,9 +33,6 @@ def initialize_member(
     return made, own
 
 
-initialised = initialize_member  # to be removed: the name before the second edition
-
-
 def call_factory(factory: Callable[[], nn.Module]) -> nn.Module:
     """Return the network that a factory makes; raises EnfoldError if it is none."""
     made: object = factory()
@@ -52,9 +49,6 @@ def make_blank(network: nn.Module | Callable[[], nn.Module]) -> nn.Module:
         return copy_network(network)
     with torch.random.fork_rng(devices=[]):
         return call_factory(network)
-
-
-blank = make_blank  # to be removed: the name before the second edition
 
 
 @torch.no_grad()

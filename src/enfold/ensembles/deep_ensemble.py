@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from enfold.arguments import checked
 from enfold.engines.base import EngineName
-from enfold.engines.initialization import initialised
+from enfold.engines.initialization import initialize_member, make_blank
 from enfold.engines.layout import owners, stack
 from enfold.engines.parameters import Decay, Tree, decay_groups
 from enfold.engines.skeleton import State, read_state
@@ -95,7 +95,7 @@ class DeepEnsemble(Ensemble):
             network: A network of the architecture, or a function that makes one.
             engine: How members are run.
         """
-        return cls([load_into(network, path) for path in matching_files(files)], engine=engine)
+        return cls([load_into(make_blank(network), path) for path in matching_files(files)], engine=engine)
 
     @classmethod
     def from_options(cls, networks: Sequence[nn.Module], options: dict[str, Any]) -> Self:
@@ -161,7 +161,7 @@ def _make_networks(
 
 def draw_networks(network: nn.Module | Factory, num_members: int, seed: int) -> tuple[list[nn.Module], tuple[int, ...]]:
     """Return `num_members` networks, made by a function or re-initialised from a network, and the seed of each."""
-    pairs = [initialised(network, seed, index) for index in range(num_members)]
+    pairs = [initialize_member(network, seed, index) for index in range(num_members)]
     return [network for network, _ in pairs], tuple(own for _, own in pairs)
 
 

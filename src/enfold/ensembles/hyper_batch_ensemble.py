@@ -36,7 +36,7 @@ from enfold.arguments import checked
 from enfold.data import Data
 from enfold.data.dataset import Split
 from enfold.engines.base import Engine, EngineName
-from enfold.engines.initialization import initialised
+from enfold.engines.initialization import initialize_member
 from enfold.engines.inputs import in_type_of
 from enfold.engines.modes import evaluating
 from enfold.engines.parameters import Decay, Tree
@@ -138,7 +138,7 @@ class HyperBatchEnsemble(BatchEnsemble):
         outputs = {name: shape.outputs for name, shape in names if name in self.skeleton.parameters}
         groups, own_seed = penalty_groups(list(self.layers)), derive(seed, "hyper_batch_ensembles")
         self.distribution = Penalties(num_members, outputs, groups, penalties, width, embedding_spread, own_seed)
-        fresh = read_state(initialised(network, own_seed, 0)[0])
+        fresh = read_state(initialize_member(network, own_seed, 0)[0])
         self.delta = Tree({name: self._stored(name, self._delta(name, fresh[name].detach())) for name in outputs})
         self.warn_if_low_coverage()
 

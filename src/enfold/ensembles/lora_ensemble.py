@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from enfold.arguments import checked
 from enfold.engines.base import EngineName
 from enfold.engines.copying import copied
-from enfold.engines.initialization import initialised
+from enfold.engines.initialization import initialize_member
 from enfold.engines.parameters import Decay, Tree, decay_groups
 from enfold.engines.skeleton import State
 from enfold.ensembles.common.efficient import EfficientEnsemble, NormChoice, select_layers
@@ -136,7 +136,7 @@ class LoRAEnsemble(EfficientEnsemble):
     def _draw_heads(self, network: nn.Module, heads: list[str]) -> None:
         own, free = self.own.state(), copied(network).requires_grad_()  # frozen parameters would not be drawn
         for member in range(self.num_members):
-            fresh, _ = initialised(free, derive(self.seed, "lora_ensemble", "head"), member)
+            fresh, _ = initialize_member(free, derive(self.seed, "lora_ensemble", "head"), member)
             for name in heads:
                 own[name][member].copy_(fresh.get_parameter(name))
 

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from enfold.arguments import checked
 from enfold.engines.base import EngineName
 from enfold.engines.copying import copied
-from enfold.engines.initialization import made_by, reinitialise
+from enfold.engines.initialization import call_factory, reinitialise
 from enfold.ensembles.common.efficient import refuse_ties
 from enfold.ensembles.common.options import Positive
 from enfold.ensembles.common.surgery import narrowed
@@ -59,7 +59,7 @@ class PackedEnsemble(DeepEnsemble):
         seed: int = 0,
         engine: EngineName = "auto",
     ) -> None:
-        template = network if isinstance(network, nn.Module) else made_by(network)
+        template = network if isinstance(network, nn.Module) else call_factory(network)
         refuse_ties(template)
         narrow = narrowed(template, alpha / num_members, gamma)  # (1), (2)
 

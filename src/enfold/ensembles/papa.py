@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from enfold.arguments import checked
 from enfold.engines.base import EngineName
-from enfold.engines.initialization import initialised
+from enfold.engines.initialization import initialize_member
 from enfold.ensembles.common.efficient import refuse_ties
 from enfold.ensembles.common.options import Fraction
 from enfold.ensembles.deep_ensemble import DeepEnsemble, Factory
@@ -127,8 +127,8 @@ def make_population(network: nn.Module | Factory, num_members: int, start: Start
     if isinstance(network, nn.Module):
         refuse_ties(network)
     if start == "own":
-        return [initialised(network, seed, member)[0] for member in range(num_members)]
-    return [network if isinstance(network, nn.Module) else initialised(network, seed, 0)[0]] * num_members
+        return [initialize_member(network, seed, member)[0] for member in range(num_members)]
+    return [network if isinstance(network, nn.Module) else initialize_member(network, seed, 0)[0]] * num_members
 
 
 def train_to_last_epoch(config: TrainConfig) -> TrainConfig:

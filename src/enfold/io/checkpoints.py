@@ -6,7 +6,7 @@ import glob
 import os
 import pickle
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import count
 from pathlib import Path
@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from enfold.engines.initialization import blank
 from enfold.errors import EnfoldError
 from enfold.io.files import parsing
 from enfold.io.usercode import places, searched
@@ -144,31 +143,40 @@ def require_tensors(state: Mapping[str, Any], purpose: str) -> None:
         )
 
 
-def load_into(network: nn.Module | Callable[[], nn.Module], path: Path) -> nn.Module:
-    """A network of the given architecture with the checkpoint's values, in eval mode; all names and shapes must match.
+def load_into(network: nn.Module, path: Path) -> nn.Module:
+    """Load a checkpoint into a network, in place, and switch it to eval mode; all names and shapes must match.
 
-    What `get_extra_state` returns may be missing: safetensors files have no place for it.
+    The values that `get_extra_state` returns may be missing: safetensors files do not store them.
+
+    Args:
+        network: A network of the architecture of the checkpoint.
+        path: The checkpoint.
+
+    Returns:
+        The network.
+
+    Raises:
+        EnfoldError: If the checkpoint does not fit the network.
     """
-    fresh = blank(network)
-    expected = fresh.state_dict()
-    kept = {name: value for name, value in expected.items() if not isinstance(value, Tensor)}
-    state = {**kept, **with_ties(_without_prefix(read_checkpoint(path), expected), fresh)}
+    expected = network.state_dict()
+    extra = {name: value for name, value in expected.items() if not isinstance(value, Tensor)}
+    state = {**extra, **with_ties(_without_prefix(read_checkpoint(path), expected), network)}
     missing, unexpected = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
-    remedy = "give the network that it was saved from"
+    remedy = "pass the network that it was saved from"
     if missing or unexpected:
         what = f"it lacks '{missing[0]}'" if missing else f"it has the unknown '{unexpected[0]}'"
         raise EnfoldError(
-            f"a checkpoint must fit the network {type(fresh).__name__}, but '{path}' does not: {what} "
+            f"a checkpoint must fit the network {type(network).__name__}, but '{path}' does not: {what} "
             f"({len(missing)} missing, {len(unexpected)} unknown); {remedy}"
         )
     for name, tensor in expected.items():
-        if name not in kept and tensor.shape != state[name].shape:
+        if name not in extra and tensor.shape != state[name].shape:
             raise EnfoldError(
-                f"a checkpoint must fit the network {type(fresh).__name__}, but in '{path}' the shape of '{name}' is "
+                f"a checkpoint must fit the network {type(network).__name__}, but in '{path}' the shape of '{name}' is "
                 f"{tuple(state[name].shape)} instead of {tuple(tensor.shape)}: {remedy}"
             )
-    fresh.load_state_dict(state)
-    return fresh.eval()
+    network.load_state_dict(state)
+    return network.eval()
 
 
 def with_ties(state: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from torch import nn
 
 from enfold.data import Split
 from enfold.distill import distill
-from enfold.engines.initialization import initialised
+from enfold.engines.initialization import initialize_member
 from enfold.ensemble import Ensemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
@@ -102,7 +102,7 @@ def _train_ensemble(
 ) -> nn.Module:
     if step.network is None or _is_network_spec(run, step):
         make = run.make_network if step.network is None else run.network_factory(step.network)
-        network, _ = initialised(make, run.seed, 0)
+        network, _ = initialize_member(make, run.seed, 0)
     else:
         network = _network_named(run, str(step.network), members, details)
     ensemble = build_ensemble(run, step, network)
@@ -179,7 +179,7 @@ def _start(
             raise EnfoldError(f"init: als needs a BatchEnsemble as student, got {method.name}: use batch_ensemble")
         return None, _reconstruct(run, members, options)
     if step.init == "random":
-        network, _ = initialised(members.member(0), run.seed, -1, trained=True)
+        network, _ = initialize_member(members.member(0), run.seed, -1, trained=True)
     else:
         network = _network_named(run, step.init or BEST, members, details)
     return None, method.target(network, **options)
@@ -208,7 +208,7 @@ def _network_named(run: SeedRun, name: str, members: DeepEnsemble, details: dict
     if name == "matched":
         return weight_matching(members, run.data, seed=run.seed)
     if name == "random":
-        return initialised(members.member(0), run.seed, -1, trained=True)[0]
+        return initialize_member(members.member(0), run.seed, -1, trained=True)[0]
     raise EnfoldError(f"there is no network '{name}': use the label of an earlier step, or one of {', '.join(STARTS)}")
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from enfold.engines.base import Engine, EngineName
 from enfold.engines.choose import disable_dropout
 from enfold.engines.examples import EXAMPLES, vary_own
-from enfold.engines.initialization import initialised
+from enfold.engines.initialization import initialize_member
 from enfold.engines.skeleton import read_state
 from enfold.engines.trunk import OneByOne, OneTrunk
 from enfold.engines.verify import OUTPUTS, difference, fixed_draws
@@ -50,7 +50,7 @@ class BranchedEnsemble(EfficientEnsemble):
     def draw_branches(self, network: nn.Module) -> None:
         """Initialise every branch again, as the members of a deep ensemble with this seed."""
         for index in range(self.num_members):
-            values = read_state(initialised(network, self.seed, index)[0])
+            values = read_state(initialize_member(network, self.seed, index)[0])
             for name, tensor in self.own.state().items():
                 tensor[index].copy_(values[name])
 

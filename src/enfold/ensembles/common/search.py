@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from enfold.data import Data
 from enfold.engines.base import Engine, EngineName
-from enfold.engines.initialization import initialised
+from enfold.engines.initialization import initialize_member
 from enfold.engines.parameters import Decay, decay_groups
 from enfold.engines.skeleton import State, read_state
 from enfold.ensemble import Ensemble
@@ -84,7 +84,7 @@ class Pool:
     def _train_chunk(self, phase: str, start: int, settings: Sequence[Setting]) -> DeepEnsemble:
         numbers = range(start, start + len(settings))
         seed = derive(self.seed, "search", phase)
-        members = DeepEnsemble([initialised(self.network, seed, number)[0] for number in numbers], engine=self.engine)
+        members = DeepEnsemble([initialize_member(self.network, seed, number)[0] for number in numbers], engine=self.engine)
         values = dict(zip(Setting._fields, zip(*settings, strict=True), strict=True))
         config = self.config.replace(**values, seed=derive(self.config.seed, seed), first_member=start)
         file = self.checkpoint
