@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.profiler import profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from enfold.engines.modes import evaluating
+from enfold.engines.modes import eval_mode
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
 
@@ -109,7 +109,7 @@ def flops(module: nn.Module, inputs: Tensor) -> int:
     members' weights, is shared by its examples.
     """
     counter = FlopCounterMode(display=False, custom_mapping=_MORE_FORMULAS)
-    with evaluating(module), _frozen(module), torch.no_grad(), _attention_in_the_open():
+    with eval_mode(module), _frozen(module), torch.no_grad(), _attention_in_the_open():
         module(inputs.clone())  # engines are chosen and compared in the first call, once and for all
         with counter:
             module(inputs.clone())
@@ -304,7 +304,7 @@ def measure(
         raise EnfoldError(f"the reference must be one of {', '.join(models)}, got {reference!r}: name one of them")
     if not batch_sizes or min(batch_sizes) < 1:
         raise EnfoldError(f"batch sizes must be at least 1, got {list(batch_sizes)}: for example batch_sizes=(1, 128)")
-    with evaluating(*models.values()), torch.inference_mode():
+    with eval_mode(*models.values()), torch.inference_mode():
         batches = {size: torch.stack([example] * size) for size in batch_sizes}  # a model may work in place on it
         times = {
             size: time_rounds({name: partial(model, batch) for name, model in models.items()}, rounds, warmup)

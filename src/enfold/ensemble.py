@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from enfold.arguments import arguments_of
 from enfold.engines.base import EngineName
 from enfold.engines.inputs import in_type_of
-from enfold.engines.modes import in_eval_mode
+from enfold.engines.modes import ensure_eval_mode
 from enfold.engines.outputs import require_classes
 from enfold.engines.parameters import Decay, decay_groups
 from enfold.engines.runner import MemberView, Runner
@@ -105,7 +105,7 @@ class Ensemble(Runner):
         Args:
             inputs: A batch, (B, ...), on the device of the ensemble.
         """
-        with in_eval_mode(self):
+        with ensure_eval_mode(self):
             logits = require_classes(self(self.convert_inputs(inputs)), "predict")
         members = torch.log_softmax(logits.float(), dim=-1)
         mean = mean_log_probs(members)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from enfold.data.convert import Examples, as_data, as_split, require
 from enfold.data.dataset import Data, evaluation_batches, has_examples
 from enfold.engines.inputs import call_protected, refuse_shape
-from enfold.engines.modes import evaluating
+from enfold.engines.modes import eval_mode
 from enfold.engines.outputs import require_classes
 from enfold.engines.runner import MemberView, network_logits
 from enfold.ensemble import Ensemble
@@ -48,7 +48,7 @@ def predict(model: nn.Module, examples: Examples, batch_size: int = 1024) -> Pre
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     log_probs: list[Tensor] = []
     labels: list[Tensor] = []
-    with evaluating(model):
+    with eval_mode(model):
         for inputs, batch_labels in evaluation_batches(part, batch_size):
             try:
                 logits = require_classes(member_logits(model, inputs.to(device)), "an evaluation").float()

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from enfold.arguments import check_arguments
-from enfold.engines.fingerprint import fingerprint, require_fingerprint
+from enfold.engines.fingerprint import compute_fingerprint, require_fingerprint
 from enfold.engines.initialization import make_blank
 from enfold.engines.verify import different_attribute
 from enfold.ensemble import Ensemble
@@ -79,7 +79,7 @@ def _manifest(model: nn.Module) -> dict[str, Any]:
             "num_members": model.num_members,
             "seeds": list(model.seeds or ()) if isinstance(model, DeepEnsemble) else [],
             "separate": _is_separate(model),
-            "fingerprint": fingerprint(model) if model.is_expandable else None,
+            "fingerprint": compute_fingerprint(model) if model.is_expandable else None,
         }
     return {"format": FORMAT, **kind, "versions": versions()}
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from enfold import DeepEnsemble, EnfoldError, load, save
 from enfold.engines.base import Loop
-from enfold.engines.outputs import logits_of
+from enfold.engines.outputs import get_logits
 from enfold.engines.skeleton import read_state
 from zoo import CLASSES, ZOO, own_inputs, population
 
@@ -33,7 +33,7 @@ def same_draws(name, engine):
 
 def one_by_one(networks, inputs, each):
     torch.default_generator.manual_seed(0)
-    return torch.stack([logits_of(net(inputs[k] if each else inputs)) for k, net in enumerate(networks)])
+    return torch.stack([get_logits(net(inputs[k] if each else inputs)) for k, net in enumerate(networks)])
 
 
 def all_at_once(members, inputs, each):
@@ -79,7 +79,7 @@ def test_gradients_are_those_of_each_network_alone(name, engine):
     grads = {id(parameter): parameter.grad for parameter in members.parameters()}
     for index, network in enumerate(networks):
         network.train(members.training)
-        F.cross_entropy(logits_of(network(inputs[index])), labels).backward()
+        F.cross_entropy(get_logits(network(inputs[index])), labels).backward()
         for key, tensor in read_state(network).items():
             if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
                 grad = grads[id(members.expand()[key])]
@@ -186,7 +186,7 @@ def test_a_member_taken_out_trains_as_the_network_it_was(name):
     assert list(taken.state_dict()) == list(network.state_dict())
     for model in (taken, network):
         torch.default_generator.manual_seed(0)
-        logits_of(model(inputs)).square().mean().backward()
+        get_logits(model(inputs)).square().mean().backward()
         torch.optim.SGD(model.parameters(), lr=0.1).step()
     assert_same_state(taken, network)
 

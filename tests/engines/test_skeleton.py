@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from enfold import DeepEnsemble, EnfoldError
-from enfold.engines.skeleton import Skeleton, copied, places, read_state
+from enfold.engines.skeleton import Skeleton, copy_network, find_places, read_state
 from zoo import ZOO, Apply, population, vectors
 
 
@@ -21,7 +21,7 @@ def cloned(network):
 
 
 def test_a_tied_tensor_has_one_name_and_several_places():
-    parameters, buffers = places(ZOO["tied"].make())
+    parameters, buffers = find_places(ZOO["tied"].make())
     assert {name: len(where) for name, where in parameters.items()} == {
         "0.0.weight": 2,
         "0.0.bias": 1,
@@ -43,7 +43,7 @@ def test_the_network_holds_values_for_the_length_of_a_call(name):
     skeleton, state = Skeleton(network), cloned(network)
     assert is_empty(skeleton)
     inputs = ZOO[name].inputs(3)
-    with skeleton.holding(state) as held:
+    with skeleton.use_values(state) as held:
         torch.testing.assert_close(held(inputs), network(inputs))
     assert is_empty(skeleton)
 
@@ -52,7 +52,7 @@ def test_a_reassigned_buffer_ends_up_in_the_state():
     network = ZOO["reassigned_buffer"].make()
     skeleton, state = Skeleton(network), cloned(network)
     mean = state["mean"]
-    with skeleton.holding(state) as held:
+    with skeleton.use_values(state) as held:
         held(vectors(4))
         held(vectors(5))
     network(vectors(4))
@@ -69,7 +69,7 @@ def test_a_buffer_tied_in_two_places_may_be_reassigned_in_either():
     network.b.register_buffer("mean", network.a.mean)
     skeleton, state = Skeleton(network), cloned(network)
     assert list(state) == ["a.mean"]
-    with skeleton.holding(state) as held:
+    with skeleton.use_values(state) as held:
         held.b.mean = torch.ones(2)
     assert state["a.mean"].tolist() == [1, 1]
 
@@ -151,7 +151,7 @@ def test_activations_kept_in_attributes_are_copied_without_their_graph():
     network(vectors(3))
     with pytest.raises(RuntimeError, match="deepcopy"):
         copy.deepcopy(network)
-    duplicate = copied(network)
+    duplicate = copy_network(network)
     torch.testing.assert_close(duplicate.hidden, network.hidden.detach())
     assert duplicate.seen[0] is duplicate.hidden
     assert not duplicate.hidden.requires_grad

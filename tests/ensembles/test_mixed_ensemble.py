@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from enfold import DeepEnsemble, EnfoldError, MixedEnsemble
-from enfold.engines.modes import evaluating
+from enfold.engines.modes import eval_mode
 from enfold.engines.parameters import decay_groups
 from zoo import CLASSES, ZOO, population, vectors
 
@@ -59,10 +59,10 @@ def test_modes_are_put_back_part_by_part():
     before = [part.training for part in parts]
     assert True in before
     assert False in before
-    with evaluating(outer):
+    with eval_mode(outer):
         assert not any(part.training for part in parts)
     assert [part.training for part in parts] == before
-    with pytest.raises(ZeroDivisionError), evaluating(members):
+    with pytest.raises(ZeroDivisionError), eval_mode(members):
         raise ZeroDivisionError
     assert [part.training for part in parts] == before
 
@@ -70,7 +70,7 @@ def test_modes_are_put_back_part_by_part():
 def test_a_users_skeleton_is_not_taken_for_ours():
     network = ZOO["mlp"].make()
     network.skeleton = torch.eye(3)
-    with evaluating(network):
+    with eval_mode(network):
         assert not network.training
     assert network.training
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from clouds import three_clouds
-from enfold.engines.skeleton import copied
+from enfold.engines.skeleton import copy_network
 from enfold.ensembles.film_ensemble import FiLMEnsemble
 from enfold.ensembles.lora_ensemble import LoRAEnsemble
 from enfold.ensembles.mc_dropout import MCDropout
@@ -100,7 +100,7 @@ def test_mimo_gives_a_network_inputs_that_it_can_view():
 
 def test_what_is_drawn_anew_is_trained_also_in_a_frozen_network():
     frozen = normed().requires_grad_(False)
-    assert isinstance(copied(frozen)[0].weight, nn.Parameter)
+    assert isinstance(copy_network(frozen)[0].weight, nn.Parameter)
     assert FiLMEnsemble(frozen, 2).own.state()["1.weight"].requires_grad
     assert MIMO(frozen, 2).network[0].weight.requires_grad
     heads = LoRAEnsemble(frozen, 2, head="drawn").own.state()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from enfold.data.dataset import Data, Part, Split, evaluation_batches
 from enfold.data.ood import Outside
 from enfold.distill.dirichlet import Dirichlet
-from enfold.engines.modes import evaluating
+from enfold.engines.modes import eval_mode
 from enfold.evaluate import member_logits
 from enfold.metrics.dirichlet import concentrations
 from enfold.metrics.ood import detection, normalised, ood_scores
@@ -70,7 +70,7 @@ def answers(model: nn.Module, data: Data, part: Part, batch_size: int = 1024) ->
     """Return the logits of every member for every example, (M, N, C), in eval mode, normalized as in `data`."""
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     prepared = data.with_statistics(part) if isinstance(part, Split) else part
-    with evaluating(model):
+    with eval_mode(model):
         found = [
             member_logits(model, inputs.to(device)).float().cpu()
             for inputs, _ in evaluation_batches(prepared, batch_size)

@@ -159,7 +159,7 @@ class Bezier(nn.Module):
         t = float(torch.rand(())) if self.training else 0.5
         if torch.is_grad_enabled():
             find_recomputation(self.skeleton, self.control.state(), inputs)
-        with self.skeleton.holding(self.at(t)) as network:
+        with self.skeleton.use_values(self.at(t)) as network:
             return member_logits(network, inputs)[0]
 
     @torch.no_grad()

@@ -14,7 +14,7 @@ from enfold.data.convert import Examples, as_data
 from enfold.data.dataset import PartName, evaluation_batches
 from enfold.engines.base import EngineName
 from enfold.engines.inputs import in_type_of, refuse_shape
-from enfold.engines.modes import evaluating
+from enfold.engines.modes import eval_mode
 from enfold.engines.skeleton import State, read_state
 from enfold.ensemble import Ensemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
@@ -213,7 +213,7 @@ def mixture(states: Sequence[State], weights: Tensor) -> State:
 def _predict(batch: _NetworkBatch, data: Data, part: PartName, batch_norm: BatchNorm) -> Predictions:
     device = next(batch.ensemble.parameters()).device
     log_probs, labels = [], []
-    with evaluating(batch.sample):
+    with eval_mode(batch.sample):
         if batch_norm == "train":
             for layer in batch.norms:
                 layer.train()

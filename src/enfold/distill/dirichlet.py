@@ -25,8 +25,8 @@ from enfold.data import Data, Split
 from enfold.data.dataset import has_examples
 from enfold.distill.cached import CachedTeacher
 from enfold.distill.loss import DistillationLoss
-from enfold.engines.modes import evaluating
-from enfold.engines.outputs import logits_of
+from enfold.engines.modes import eval_mode
+from enfold.engines.outputs import get_logits
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError, level_outside
@@ -79,7 +79,7 @@ class Dirichlet(nn.Module):
         return asdict(dirichlet_uncertainty(self.concentrations(inputs)))
 
     def _logits(self, inputs: Tensor) -> Tensor:
-        return logits_of(self.network(inputs))
+        return get_logits(self.network(inputs))
 
     def extra_repr(self) -> str:
         """Return the text in the parentheses of print."""
@@ -144,7 +144,7 @@ def warn_if_overconfident(student: Dirichlet, models: nn.Module | CachedTeacher,
         return
     examples = part[: min(len(part), NUM_EXAMPLES)]
     inputs = data.prepare(examples.inputs)
-    with evaluating(student, *([] if isinstance(models, CachedTeacher) else [models])):
+    with eval_mode(student, *([] if isinstance(models, CachedTeacher) else [models])):
         if isinstance(models, CachedTeacher):
             logits = models.logits[:, :NUM_EXAMPLES]
         else:

@@ -21,9 +21,9 @@ from enfold.distill.objective import DistillationObjective
 from enfold.distill.perturbation import Perturbation
 from enfold.distill.teacher import Teacher, as_teacher, count_members, first_member, starting_member
 from enfold.distill.weight_penalty import WeightPenalty
-from enfold.engines.copying import copied
+from enfold.engines.copying import copy_network
 from enfold.engines.initialization import initialize_member
-from enfold.engines.modes import evaluating, refuse_inference_mode
+from enfold.engines.modes import eval_mode, refuse_inference_mode
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
@@ -124,7 +124,7 @@ def distill(
     # What it learns: each batch gives targets, which the objective compares with the student
     if trained_members(model) > 1 and config.order == "own":
         config = config.replace(order="shared")  # the teacher then runs once per batch, for all students
-    with evaluating(*([models] if isinstance(models, nn.Module) else [])), warnings.catch_warnings():
+    with eval_mode(*([models] if isinstance(models, nn.Module) else [])), warnings.catch_warnings():
         for category in loss.ignored_warnings:
             warnings.simplefilter("ignore", category)
         objective = make_objective(loss, models, data, config, perturb=perturb, cache=cache)
@@ -216,11 +216,11 @@ def _initial_network(
 ) -> tuple[nn.Module, str]:
     """Return the network or ensemble that training starts from, and its name in warnings."""
     if isinstance(student, Ensemble):
-        return copied(student), "the ensemble passed as student"
+        return copy_network(student), "the ensemble passed as student"
     if student is not None:
         return initialize_member(student, seed, -1)[0], "a network with random weights"
     if isinstance(init, nn.Module):
-        return copied(init), "the network passed as init"
+        return copy_network(init), "the network passed as init"
     if init == "random":
         return initialize_member(first_member(models), seed, -1, trained=True)[0], "a network with random weights"
     member, index = starting_member(models, data)
@@ -247,7 +247,7 @@ def _check_student(objective: DistillationObjective, model: nn.Module, config: T
 
 @torch.no_grad()
 def _check_classes(model: nn.Module, data: Data) -> None:
-    with evaluating(model), torch.random.fork_rng(devices=[]):
+    with eval_mode(model), torch.random.fork_rng(devices=[]):
         device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
         classes = member_logits(model, data.prepare(cast("Split", data.train).inputs[:2]).to(device)).shape[-1]
     if data.num_classes not in (None, classes):

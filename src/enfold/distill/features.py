@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from enfold.data import Split
 from enfold.data.batches import Batch
 from enfold.engines.inputs import in_type_of
-from enfold.engines.modes import evaluating
+from enfold.engines.modes import eval_mode
 from enfold.engines.outputs import at_least_float32
 from enfold.engines.trunk import OneByOne
 from enfold.ensemble import Ensemble
@@ -88,7 +88,7 @@ def check_features(teacher: Teacher, student: nn.Module, path: str) -> None:
     target = teacher_features(teacher, inputs, path)
     device = next((tensor.device for tensor in student.parameters()), inputs.device)
     batch = Batch(inputs.to(device), torch.zeros(len(inputs), dtype=torch.long))
-    with evaluating(student):
+    with eval_mode(student):
         _, own = logits_and_features(student, batch, path)
     if own.shape[2:] != target.shape[2:]:
         raise EnfoldError(

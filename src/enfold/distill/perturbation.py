@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from enfold.data import Data
 from enfold.data.batches import Batch
 from enfold.distill.teacher import count_members
-from enfold.engines.modes import evaluating
+from enfold.engines.modes import eval_mode
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
@@ -139,14 +139,14 @@ class MemberLogits:
             self.model.verify(self.inputs)
             code = self.model.code(index)
             state = {name: tensor.detach()[index] for name, tensor in self._state.items()}
-            with evaluating(code.network), code.holding(state) as network:
+            with eval_mode(code.network), code.use_values(state) as network:
                 return member_logits(network, self.inputs.clone() if code.writes_inputs else self.inputs)[0]
         network = self._networks[index]
-        with evaluating(network), freeze_parameters(network):
+        with eval_mode(network), freeze_parameters(network):
             return member_logits(network, self.inputs)[0]
 
     def _all(self) -> Tensor:
-        with evaluating(self.model), freeze_parameters(self.model):
+        with eval_mode(self.model), freeze_parameters(self.model):
             return member_logits(self.model, self.inputs)
 
 

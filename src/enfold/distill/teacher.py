@@ -15,8 +15,8 @@ from enfold.data.batches import Batch
 from enfold.data.content import content
 from enfold.data.dataset import evaluation_batches, has_examples
 from enfold.distill.cached import CachedTeacher, write_logits
-from enfold.engines.copying import copied
-from enfold.engines.modes import in_eval_mode
+from enfold.engines.copying import copy_network
+from enfold.engines.modes import ensure_eval_mode
 from enfold.ensemble import Ensemble
 from enfold.ensembles.deep_ensemble import as_ensemble
 from enfold.errors import EnfoldError
@@ -80,7 +80,7 @@ class Teacher:
         """Return the members' logits in eval mode for prepared inputs: (B, ...) -> (M, B, C)."""
         if self.models is None:
             raise EnfoldError("a CachedTeacher has logits for its training examples only: pass the networks as teacher")
-        with in_eval_mode(self.models):
+        with ensure_eval_mode(self.models):
             logits = _require_finite(member_logits(self.models, inputs.to(self.device)))
         self._require_classes(logits.shape[-1])
         return logits.float() if logits.dtype == torch.bfloat16 else logits  # numpy and files have no bfloat16
@@ -207,7 +207,7 @@ def first_member(models: nn.Module | CachedTeacher) -> nn.Module:
             f"student=None needs a teacher of networks of one architecture, got a {type(models).__name__}: pass a "
             "function that makes the student as student=, or a network as init="
         )
-    return models.member(0) if isinstance(models, Ensemble) else copied(models)
+    return models.member(0) if isinstance(models, Ensemble) else copy_network(models)
 
 
 def starting_member(models: nn.Module | CachedTeacher, data: Data) -> tuple[nn.Module, int]:

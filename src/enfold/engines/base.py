@@ -18,17 +18,14 @@ import torch
 from torch import Tensor
 
 from enfold.engines.inference import PIECE, Fusion, find_fusions, fuse_all, has_hooks
-from enfold.engines.layout import arrange_for, arrange_images, runs_channels_last
-from enfold.engines.outputs import logits_of
+from enfold.engines.layout import arrange_images, runs_channels_last
+from enfold.engines.outputs import get_logits
 from enfold.engines.parameters import unbind_and_record
 from enfold.engines.skeleton import Skeleton, State
 from enfold.errors import EnfoldError
 
 EngineName = Literal["auto", "measure", "stacked", "loop", "vmap"]
 Engine = Callable[[State, Tensor, bool], Tensor]  # (state, inputs, each) -> (M, B, C)
-
-image_layout = arrange_for  # to be removed: the name before the second edition
-
 
 class CannotRun(Exception):
     """An engine cannot run a network; the message gives the reason."""
@@ -75,10 +72,10 @@ class Loop:
             own = self.prepare(inputs[index] if each else inputs) if common is None else common
             with self.code(index).use_values({name: tensors[index] for name, tensors in slices.items()}) as network:
                 if fusions is None:
-                    outputs.append(logits_of(network(own)))
+                    outputs.append(get_logits(network(own)))
                     continue
                 with fuse_all(fusions):
-                    outputs.append(torch.cat([logits_of(network(rows)) for rows in own.split(PIECE)]))
+                    outputs.append(torch.cat([get_logits(network(rows)) for rows in own.split(PIECE)]))
         return torch.stack(outputs)
 
     def slice(self, name: str, tensor: Tensor) -> Sequence[Tensor]:

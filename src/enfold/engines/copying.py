@@ -55,9 +55,6 @@ def copy_network(network: nn.Module, memo: Memo | None = None) -> nn.Module:
     return duplicate
 
 
-copied = copy_network  # to be removed: the name before the second edition
-
-
 def copy_plain(network: nn.Module, memo: Memo) -> nn.Module | None:
     """Return a deep copy of a network whose attributes are constants, tensors, modules and containers of constants.
 

@@ -35,9 +35,6 @@ def compute_fingerprint(members: Ensemble) -> dict[str, Any] | None:
     return {"inputs": asdict(members.example), "outputs": first.tolist()}
 
 
-fingerprint = compute_fingerprint  # to be removed: the name before the second edition
-
-
 def require_fingerprint(members: Ensemble, stored: dict[str, Any], name: str) -> None:
     """Raise EnfoldError for members that give other outputs than the stored ones.
 

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from enfold.engines.examples import choose_rows, preserve_rng, vary
-from enfold.engines.outputs import logits_of
+from enfold.engines.outputs import get_logits
 from enfold.engines.skeleton import Skeleton, State
 
 PIECE = 64  # images in one call
@@ -85,8 +85,8 @@ def find_fusions(skeleton: Skeleton, values: State, rows: Tensor) -> list[Fusion
     try:
         with preserve_rng(rows), skeleton.use_values(own) as network:
             with _record_calls(network) as seen:
-                complete = logits_of(network(rows))
-            pieces = torch.cat([logits_of(network(rows[:1])), logits_of(network(rows[1:]))])
+                complete = get_logits(network(rows))
+            pieces = torch.cat([get_logits(network(rows[:1])), get_logits(network(rows[1:]))])
             found = seen.find_fusions(skeleton)
             fused = _run_fused(network, rows, found)
     except Exception:  # the network does not accept so few rows, e.g. because it squeezes its output
@@ -100,7 +100,7 @@ def find_fusions(skeleton: Skeleton, values: State, rows: Tensor) -> list[Fusion
 def _run_fused(network: nn.Module, rows: Tensor, fusions: Sequence[Fusion]) -> Tensor | None:
     try:
         with fuse_all(fusions):
-            return logits_of(network(rows))
+            return get_logits(network(rows))
     except RuntimeError:  # e.g. layers of different precision
         return None
 

@@ -32,7 +32,7 @@ from enfold.engines.choose import compare_results, disable_dropout
 from enfold.engines.examples import EXAMPLES, vary_own
 from enfold.engines.layout import arrange_images, runs_channels_last
 from enfold.engines.modes import eval_mode
-from enfold.engines.outputs import logits_of
+from enfold.engines.outputs import get_logits
 from enfold.engines.skeleton import Skeleton, State
 from enfold.engines.stacked import unmerge
 from enfold.engines.verify import find_recomputation
@@ -65,7 +65,7 @@ class Merged:
         rows = inputs.flatten(0, 1) if each else inputs.repeat(num_members, *(1,) * (inputs.ndim - 1))
         first = {name: tensor[0] for name, tensor in state.items()}
         with self.skeleton.use_values(first) as network, self._split_layers(state, num_members):
-            outputs = logits_of(network(arrange_images(rows, self.channels_last)))
+            outputs = get_logits(network(arrange_images(rows, self.channels_last)))
         if len(outputs) != len(rows):
             raise CannotRun("it does not give one output per example")
         return unmerge(outputs, num_members)
@@ -95,8 +95,6 @@ class Merged:
         if not same:
             raise CannotRun("it gives other outputs on a merged batch than the members one by one")
         return self
-
-    passed = check  # to be removed: the name before the second edition
 
 
 @contextmanager

@@ -76,4 +76,3 @@ def stack(tensors: Sequence[Tensor], layer: nn.Module | None) -> Tensor:
     return torch.stack(list(tensors))
 
 
-owners = find_owners  # to be removed: the name before the second edition

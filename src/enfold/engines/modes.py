@@ -32,15 +32,9 @@ def eval_mode(*modules: nn.Module) -> Iterator[None]:
             inner.training = mode
 
 
-evaluating = eval_mode  # to be removed: the name before the second edition
-
-
 def ensure_eval_mode(module: nn.Module) -> AbstractContextManager[None]:
     """Set eval mode inside the block if it is not set, so that values cached for eval mode stay valid."""
     return eval_mode(module) if any(inner.training for inner in _all_modules(module)) else nullcontext()
-
-
-in_eval_mode = ensure_eval_mode  # to be removed: the name before the second edition
 
 
 def _all_modules(module: nn.Module) -> Iterator[nn.Module]:

@@ -34,9 +34,6 @@ def get_logits(output: Any) -> Tensor:
     return logits
 
 
-logits_of = get_logits  # to be removed: the name before the second edition
-
-
 def _warn_of_dropped(output: Any) -> None:
     """Warn about dropped entries, once for each kind of output."""
     fields = output if isinstance(output, dict) else output._asdict() if hasattr(output, "_asdict") else _fields(output)

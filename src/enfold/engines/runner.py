@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from enfold.engines.base import Engine, EngineName, Loop, image_layout
+from enfold.engines.base import Engine, EngineName, Loop, arrange_for
 from enfold.engines.choose import choose_engine, require_engine
 from enfold.engines.examples import Example
 from enfold.engines.inputs import call_protected, in_type_of, refuse_shape
-from enfold.engines.outputs import logits_of
+from enfold.engines.outputs import get_logits
 from enfold.engines.pool import EnginePool
 from enfold.engines.skeleton import Skeleton, State
 from enfold.engines.stacked import StackedProgram
@@ -25,8 +25,8 @@ from enfold.engines.verify import Mismatch, separate, verify
 
 def network_logits(network: nn.Module, inputs: Tensor) -> Tensor:
     """Return the logits of a single network with a member axis, (1, B, C); the inputs are left unchanged."""
-    converted = image_layout(network, in_type_of(network, inputs))
-    return logits_of(call_protected(network, converted) if converted is inputs else network(converted))[None]
+    converted = arrange_for(network, in_type_of(network, inputs))
+    return get_logits(call_protected(network, converted) if converted is inputs else network(converted))[None]
 
 
 class MemberView(nn.Module):
@@ -44,7 +44,7 @@ class MemberView(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the logits of the member: (B, ...) -> (1, B, C)."""
         code, state = self._source
-        with code.holding(state) as network:
+        with code.use_values(state) as network:
             return network_logits(network, inputs)
 
 

@@ -20,7 +20,6 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from enfold.engines.copying import (
-    copied,
     copy_network,
     copy_plain,
     detach_tensors,
@@ -31,7 +30,7 @@ from enfold.engines.copying import (
 from enfold.engines.inputs import copy_write_record, has_input_writes
 from enfold.errors import EnfoldError
 
-__all__ = ["RUNNING", "Skeleton", "State", "copied", "empty_buffers", "places", "read_state"]
+__all__ = ["RUNNING", "Skeleton", "State", "copy_network", "empty_buffers", "find_places", "read_state"]
 
 RUNNING = ("running_mean", "running_var", "running_std")  # buffers that are statistics of the data
 State = dict[str, Tensor]  # parameters and buffers by their names in the network
@@ -62,9 +61,6 @@ def find_places(network: nn.Module) -> tuple[dict[str, list[Place]], dict[str, l
                 name = names.setdefault(id(tensor), f"{prefix}.{key}" if prefix else key)
                 found.setdefault(name, []).append((tensors, key))
     return parameters, buffers
-
-
-places = find_places  # to be removed: the name before the second edition
 
 
 def read_state(network: nn.Module) -> State:
@@ -287,8 +283,6 @@ class Skeleton:
                 _fill(also, self._tensor(name))
             for tensors, key in () if self.is_private else self.empty:  # another member must not see this buffer
                 tensors[key] = None
-
-    holding = use_values  # to be removed: the name before the second edition
 
     @contextmanager
     def _leave_values(self, state: Mapping[str, Tensor]) -> Iterator[nn.Module]:

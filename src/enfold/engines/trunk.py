@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from enfold.engines.base import Loop
-from enfold.engines.outputs import logits_of
+from enfold.engines.outputs import get_logits
 from enfold.engines.skeleton import Skeleton, State
 
 PLAIN = (Tensor, type(None), bool, int, float, str)  # types of recorded outputs
@@ -69,7 +69,7 @@ class OneTrunk:
 
     def _run_member(self, values: State, inputs: Tensor) -> Tensor:
         with self.skeleton.use_values(values) as network, _watch_reads(self.owned, self.record):
-            return logits_of(network(inputs))
+            return get_logits(network(inputs))
 
     @contextmanager
     def _replace_forwards(self) -> Iterator[None]:
@@ -100,7 +100,7 @@ class OneByOne(Loop):
             if index:
                 values |= self.own_statistics(state, values)
             with self.code(index).use_values(values) as network:
-                outputs.append(logits_of(network(self.prepare(inputs))))
+                outputs.append(get_logits(network(self.prepare(inputs))))
         return torch.stack(outputs)
 
     def own_statistics(self, state: State, values: State) -> State:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from enfold.engines.examples import EXAMPLES, fix_rng, seed_rng, vary
 from enfold.engines.inputs import call_and_watch, record_input_writes
-from enfold.engines.outputs import logits_of
+from enfold.engines.outputs import get_logits
 from enfold.engines.skeleton import Skeleton, State, empty_buffers, read_state
 from enfold.errors import EnfoldError, SeparateModulesWarning, level_outside
 
@@ -34,9 +34,6 @@ CONTAINERS = frozenset([dict, OrderedDict, list, tuple, set, type(None)])  # the
 DEEPEST = 4  # functions in closures of functions that are compared
 PLAIN = (bool, int, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 SKIPPED = ("_parameters", "_buffers", "_modules", "_compiled_call_impl")
-
-fixed_draws = fix_rng  # to be removed: the name before the second edition
-
 
 @dataclass(frozen=True)
 class Mismatch:
@@ -165,7 +162,7 @@ def find_recomputation(code: Skeleton, state: Mapping[str, Tensor], inputs: Tens
     with torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings(action="ignore"), fix_rng(inputs):
         try:
             with twin.use_values(values) as network:
-                outputs = logits_of(network(inputs[:EXAMPLES].detach().clone()))
+                outputs = get_logits(network(inputs[:EXAMPLES].detach().clone()))
         except Exception:  # the network does not accept so few rows
             return
         code.is_reentrant = any(_is_reentrant(node) for node in _walk_graph(outputs))
@@ -328,7 +325,7 @@ class _Comparison:
             network.get_submodule(path)._buffers[key] = None
         seed_rng(self.rows.device)
         with torch.no_grad():
-            return logits_of(network.eval()(self.rows.clone()))
+            return get_logits(network.eval()(self.rows.clone()))
 
     def _run_forward(self, network: nn.Module, state: State, training: bool) -> tuple[Tensor, Result]:
         """Run a network with this state on the examples; return its outputs, with a graph in train mode."""
@@ -336,7 +333,7 @@ class _Comparison:
         seed_rng(self.rows.device)
         with torch.set_grad_enabled(training):
             output, writes_inputs = call_and_watch(network, self.rows)
-            outputs, after = logits_of(output), read_state(network)
+            outputs, after = get_logits(output), read_state(network)
         tensors = {OUTPUTS: outputs.detach()}
         tensors |= {f"the buffer '{name}'": after[name].detach().clone() for name in self.codes[0].buffers}
         written = {name for name in self.codes[0].parameters if after[name]._version != versions[name]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from enfold.engines.outputs import logits_of
+from enfold.engines.outputs import get_logits
 from enfold.engines.skeleton import Skeleton, State
 
 
@@ -20,7 +20,7 @@ class Vmap:
 
         def run_one(values: State, own: Tensor) -> Tensor:
             with self.skeleton.use_values(values, again=False) as network:
-                return logits_of(network(own))
+                return get_logits(network(own))
 
         in_dims = (0, 0 if each else None)
         outputs: Tensor = torch.vmap(run_one, in_dims=in_dims, randomness="different")(state, inputs)

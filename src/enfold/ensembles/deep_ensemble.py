@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from enfold.arguments import checked
 from enfold.engines.base import EngineName
 from enfold.engines.initialization import initialize_member, make_blank
-from enfold.engines.layout import owners, stack
+from enfold.engines.layout import find_owners, stack
 from enfold.engines.parameters import Decay, Tree, decay_groups
 from enfold.engines.skeleton import State, read_state
 from enfold.ensemble import Ensemble
@@ -71,7 +71,7 @@ class DeepEnsemble(Ensemble):
         super().__init__(members, len(members), engine)
         self.seed = seed
         self.seeds = seeds  # of each member's initialisation, where members were drawn
-        layers = owners(members[0], batched_products=engine != "loop")
+        layers = find_owners(members[0], batched_products=engine != "loop")
         self.tree = Tree({name: self._stack(name, states, layers) for name in self.skeleton.names})
         if self.seeds and self.num_members > 1:
             self._warn_if_equal()

@@ -38,7 +38,7 @@ from enfold.data.dataset import Split
 from enfold.engines.base import Engine, EngineName
 from enfold.engines.initialization import initialize_member
 from enfold.engines.inputs import in_type_of
-from enfold.engines.modes import evaluating
+from enfold.engines.modes import eval_mode
 from enfold.engines.parameters import Decay, Tree
 from enfold.engines.skeleton import State, read_state
 from enfold.ensembles.batch_ensemble import BatchEnsemble
@@ -213,7 +213,7 @@ class HyperBatchEnsemble(BatchEnsemble):
         batch = examples[torch.randint(len(examples), (size,), generator=source)]
 
         def loss() -> Tensor:
-            with evaluating(self):
+            with eval_mode(self):
                 log_probs = self.forward_mean(in_type_of(self, prepare(batch.inputs).to(device)))
             return F.nll_loss(log_probs, batch.labels.to(device))
 

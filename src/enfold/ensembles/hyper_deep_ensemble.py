@@ -36,7 +36,7 @@ from enfold.arguments import checked
 from enfold.data import Data
 from enfold.data.dataset import has_examples
 from enfold.engines.base import EngineName
-from enfold.engines.copying import copied
+from enfold.engines.copying import copy_network
 from enfold.ensembles.common.efficient import refuse_ties
 from enfold.ensembles.common.search import FewerCandidatesWarning, Pool, Setting, WeightedEnsemble
 from enfold.ensembles.deep_ensemble import Factory
@@ -100,7 +100,7 @@ class HyperDeepEnsemble(WeightedEnsemble):
         self.candidates, self.goal, self.stratify, self.chunk, self.seed = candidates, goal, stratify, chunk, seed
         self.weight_decay, self.label_smoothing, self.lr = weight_decay, label_smoothing, lr
         # In a tuple, so that it is no submodule: candidates are drawn from what was given.
-        self._source = (copied(network) if isinstance(network, nn.Module) else network,)
+        self._source = (copy_network(network) if isinstance(network, nn.Module) else network,)
 
     def options(self) -> dict[str, Any]:
         """Return the options of the constructor; `num_members` is K."""

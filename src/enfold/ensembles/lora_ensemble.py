@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from enfold.arguments import checked
 from enfold.engines.base import EngineName
-from enfold.engines.copying import copied
+from enfold.engines.copying import copy_network
 from enfold.engines.initialization import initialize_member
 from enfold.engines.parameters import Decay, Tree, decay_groups
 from enfold.engines.skeleton import State
@@ -134,7 +134,7 @@ class LoRAEnsemble(EfficientEnsemble):
 
     @torch.no_grad()
     def _draw_heads(self, network: nn.Module, heads: list[str]) -> None:
-        own, free = self.own.state(), copied(network).requires_grad_()  # frozen parameters would not be drawn
+        own, free = self.own.state(), copy_network(network).requires_grad_()  # frozen parameters would not be drawn
         for member in range(self.num_members):
             fresh, _ = initialize_member(free, derive(self.seed, "lora_ensemble", "head"), member)
             for name in heads:

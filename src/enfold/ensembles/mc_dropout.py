@@ -30,9 +30,9 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from enfold.arguments import checked
-from enfold.engines.base import image_layout
-from enfold.engines.copying import copied
-from enfold.engines.outputs import logits_of
+from enfold.engines.base import arrange_for
+from enfold.engines.copying import copy_network
+from enfold.engines.outputs import get_logits
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
 from enfold.ensembles.common.dropout import Dropping, Streams, dropout_rates, row_axes
@@ -80,7 +80,7 @@ class MCDropout(Ensemble):
             )
         super().__init__([], num_members)
         self.inject, self.channels, self.per_example, self.seed = inject, channels, per_example, seed
-        self.module = copied(network)
+        self.module = copy_network(network)
         self.training = network.training
         if inject:
             inject_dropout(self.module, inject, channels=channels)
@@ -118,7 +118,7 @@ class MCDropout(Ensemble):
         if self.training and not self.has_dropout and self._way is None and len(inputs):
             self._way = self._choose(inputs)  # raises an error for a network without dropout before it is trained
         if self.training or not len(inputs):
-            outputs = logits_of(self.module(image_layout(self.module, inputs.clone())))[None]
+            outputs = get_logits(self.module(arrange_for(self.module, inputs.clone())))[None]
             return outputs if self.training else outputs.expand(self.num_members, *outputs.shape[1:])
         drawn: Tensor = self.samples(inputs)
         return drawn
@@ -148,7 +148,7 @@ class MCDropout(Ensemble):
     ) -> tuple[Tensor, list[Dropping]]:
         """Return the first samples, `together` per pass, and the dropouts of each pass."""
         streams, size = Streams(self.seed), len(inputs)
-        inputs = image_layout(network, inputs)
+        inputs = arrange_for(network, inputs)
         outputs, passes = [], []
         for first in range(0, samples, together):
             count = min(together, samples - first)
@@ -156,7 +156,7 @@ class MCDropout(Ensemble):
             seen = inputs.clone() if late else inputs.repeat(count, *(1,) * (inputs.ndim - 1))
             drops = Dropping(streams, self._axes, first, count, late=late, per_example=self.per_example)
             with drops:
-                logits = logits_of(network(image_layout(network, seen)))
+                logits = get_logits(network(arrange_for(network, seen)))
             if drops.late:  # nothing was dropped
                 logits = logits.repeat(count, *(1,) * (logits.ndim - 1))
             outputs.append(logits.unflatten(0, (count, size)))
@@ -194,7 +194,7 @@ class MCDropout(Ensemble):
 
 def _perturb_copy(network: nn.Module) -> nn.Module:
     """Return a copy with noise on all parameters: after a layer of zeros, or of equal units, all ways look the same."""
-    twin = copied(network)
+    twin = copy_network(network)
     source = torch.Generator().manual_seed(0)
     for parameter in twin.parameters():
         if parameter.is_floating_point():

@@ -29,9 +29,9 @@ from torch import Tensor, nn
 
 from enfold.arguments import checked
 from enfold.data.batches import Batch
-from enfold.engines.base import image_layout
+from enfold.engines.base import arrange_for
 from enfold.engines.inputs import in_type_of
-from enfold.engines.outputs import at_least_float32, logits_of
+from enfold.engines.outputs import at_least_float32, get_logits
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
 from enfold.ensembles.common.efficient import refuse_ties
@@ -118,7 +118,7 @@ class MIMO(Ensemble):
 
     def forward_each(self, inputs: Tensor) -> Tensor:
         """Return the logits for different inputs in each slot: (M, B, ...) -> (M, B, C)."""
-        logits = logits_of(self._outputs(self._join(inputs), tuple(inputs.shape[2:])))
+        logits = get_logits(self._outputs(self._join(inputs), tuple(inputs.shape[2:])))
         if logits.ndim != 2 or logits.shape[1] % self.num_members:
             raise EnfoldError(
                 f"network must return outputs of shape (B, {self.num_members} C), got {tuple(logits.shape)}: name the "
@@ -129,7 +129,7 @@ class MIMO(Ensemble):
 
     def _outputs(self, joined: Tensor, shape: tuple[int, ...]) -> Any:
         try:
-            return self.module(image_layout(self.module, joined))
+            return self.module(arrange_for(self.module, joined))
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

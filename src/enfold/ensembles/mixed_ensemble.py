@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from enfold.arguments import checked
 from enfold.engines.inputs import in_type_of
-from enfold.engines.outputs import logits_of
+from enfold.engines.outputs import get_logits
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
@@ -50,7 +50,7 @@ class MixedEnsemble(Ensemble):
         """Return the logits of each network for its own inputs: (M, B, ...) -> (M, B, C)."""
         # The inputs are copied, as a network may write to them.
         outputs = [
-            logits_of(network(in_type_of(network, own.clone())))
+            get_logits(network(in_type_of(network, own.clone())))
             for network, own in zip(self.members, inputs, strict=True)
         ]
         classes = sorted({output.shape[-1] for output in outputs})

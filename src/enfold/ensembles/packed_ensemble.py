@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from enfold.arguments import checked
 from enfold.engines.base import EngineName
-from enfold.engines.copying import copied
+from enfold.engines.copying import copy_network
 from enfold.engines.initialization import call_factory, reinitialise
 from enfold.ensembles.common.efficient import refuse_ties
 from enfold.ensembles.common.options import Positive
@@ -64,7 +64,7 @@ class PackedEnsemble(DeepEnsemble):
         narrow = narrowed(template, alpha / num_members, gamma)  # (1), (2)
 
         def make() -> nn.Module:
-            return reinitialise(copied(narrow), keep_scale=False)  # the values are those of wider layers
+            return reinitialise(copy_network(narrow), keep_scale=False)  # the values are those of wider layers
 
         super().__init__(make, num_members, seed=seed, engine=engine)
         self.alpha, self.gamma = alpha, gamma

@@ -37,8 +37,8 @@ from torch import Tensor, nn
 from enfold.arguments import checked
 from enfold.data import Data
 from enfold.data.convert import Examples
-from enfold.engines.copying import copied
-from enfold.engines.skeleton import places, read_state
+from enfold.engines.copying import copy_network
+from enfold.engines.skeleton import find_places, read_state
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
 from enfold.merge.common.inputs import Models, first_inputs, prepare_inputs
@@ -91,7 +91,7 @@ def repair(
         EnfoldError: If the networks differ in architecture, or there are fewer than two training examples.
     """
     inputs = prepare_inputs("repair", models, train, needs_train=True, warn=False)
-    return repair_network(copied(network), inputs.ensemble, inputs.data, kind, seed=seed, weights=weights).eval()
+    return repair_network(copy_network(network), inputs.ensemble, inputs.data, kind, seed=seed, weights=weights).eval()
 
 
 @torch.no_grad()
@@ -137,7 +137,7 @@ def hidden_layers(network: nn.Module, symmetry: Symmetry) -> list[str]:
     for group in symmetry.groups:
         for axis in group.axes:
             hidden.setdefault((axis.name, axis.axis), set()).update(range(axis.offset, axis.offset + axis.length))
-    untied = {name for name, where in places(network)[0].items() if len(where) == 1}
+    untied = {name for name, where in find_places(network)[0].items() if len(where) == 1}
     found = []
     for name, module in network.named_modules():
         weight = f"{name}.weight" if name else "weight"

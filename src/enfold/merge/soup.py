@@ -33,7 +33,7 @@ from enfold.arguments import checked
 from enfold.data import Data
 from enfold.data.convert import Examples
 from enfold.data.dataset import class_labels, evaluation_batches, has_examples
-from enfold.engines.modes import evaluating
+from enfold.engines.modes import eval_mode
 from enfold.engines.outputs import at_least_float32
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
@@ -198,10 +198,10 @@ def learn_weights(ensemble: Ensemble, data: Data, epochs: int = 5, lr: float = 0
     beta = torch.ones((), device=device, requires_grad=True)
     optimizer = torch.optim.AdamW([raw, beta], lr=lr, weight_decay=0.0)
     skeleton = ensemble.skeleton
-    with evaluating(skeleton.network):
+    with eval_mode(skeleton.network):
         for _ in range(epochs):
             for inputs, labels in evaluation_batches(data.val, batch_size):
-                with torch.enable_grad(), skeleton.holding(_mix(ensemble, stacked, raw.softmax(0))) as network:
+                with torch.enable_grad(), skeleton.use_values(_mix(ensemble, stacked, raw.softmax(0))) as network:
                     logits = at_least_float32(member_logits(network, inputs.to(device))[0])
                     classes = class_labels(labels, logits.shape[-1], "val")
                     loss = F.cross_entropy(beta * logits, classes.to(device))  # (3)

@@ -35,7 +35,7 @@ from enfold.data.batches import Batch, Order
 from enfold.data.content import content
 from enfold.data.convert import Examples
 from enfold.data.dataset import class_labels
-from enfold.engines.modes import evaluating
+from enfold.engines.modes import eval_mode
 from enfold.engines.outputs import at_least_float32, require_classes
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
@@ -116,7 +116,7 @@ def match_members(
     others = [index for index, state in enumerate(states) if state is not target]
     files = {index: checkpoint and part_file(checkpoint, index) for index in others[:-1]} | {others[-1]: checkpoint}
     found = list(states)
-    with evaluating(ensemble.skeleton.network), _batch_statistics(ensemble), several_examples():
+    with eval_mode(ensemble.skeleton.network), _batch_statistics(ensemble), several_examples():
         for index, file in files.items():
             found[index] = _Pair(alignment, target, states[index], config).learn(index, file)
     for file in list(files.values())[:-1]:
@@ -184,7 +184,7 @@ class _Pair:
     def loss(self, state: State, batch: Batch) -> Tensor:
         """Return the cross-entropy of one network."""
         device = next(iter(state.values())).device
-        with self.alignment.ensemble.skeleton.holding(state) as network:
+        with self.alignment.ensemble.skeleton.use_values(state) as network:
             logits = require_classes(member_logits(network, batch.inputs.to(device)), "straight_through")[0]
         classes = class_labels(batch.labels, logits.shape[-1], "train")
         return F.cross_entropy(at_least_float32(logits), classes.to(device))

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from enfold.engines.modes import evaluating
-from enfold.engines.outputs import logits_of
+from enfold.engines.modes import eval_mode
+from enfold.engines.outputs import get_logits
 from enfold.engines.skeleton import Skeleton, State, read_state
 from enfold.errors import EnfoldError
 from enfold.seeds import generator
@@ -47,7 +47,7 @@ def symmetries(network: nn.Module, example: Tensor, *, seed: int = 0, logits_onl
     if logits_only:
         skeleton.network.register_forward_hook(_logits)
     state = {name: tensor.detach().cpu() for name, tensor in read_state(network).items()}
-    with evaluating(skeleton.network), torch.random.fork_rng(devices=[]):
+    with eval_mode(skeleton.network), torch.random.fork_rng(devices=[]):
         example = _running(skeleton, state, example)
         tracer = AxisTracer()
         try:
@@ -63,7 +63,7 @@ def symmetries(network: nn.Module, example: Tensor, *, seed: int = 0, logits_onl
 
 def _logits(_: nn.Module, __: object, output: object) -> object:
     """Reduce the output to its logits."""
-    return logits_of(output)
+    return get_logits(output)
 
 
 def _running(skeleton: Skeleton, state: State, example: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ class AxisTracer(TorchDispatchMode):
                 decompose_fused_operations(),
                 self,
                 ReadDetector(self._read),
-                skeleton.holding(held) as network,
+                skeleton.use_values(held) as network,
             ):
                 outputs = float_outputs(network(example))
         except Exception as error:  # whatever a network's own code or torch raises under a dispatch mode

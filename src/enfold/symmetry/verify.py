@@ -149,7 +149,7 @@ def run(skeleton: Skeleton, state: State, inputs: Tensor, *, grad: bool = False,
     mode = float64_mode() if exact else nullcontext()
     with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(grad), decompose_fused_operations(), mode:
         torch.default_generator.manual_seed(0)
-        with skeleton.holding(given) as network:
+        with skeleton.use_values(given) as network:
             return torch.cat([value.flatten().double() for value in float_outputs(network(inputs.clone()))])
 
 

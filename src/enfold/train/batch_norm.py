@@ -12,7 +12,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from enfold.data import Data
 from enfold.data.batches import Order
-from enfold.engines.modes import evaluating
+from enfold.engines.modes import eval_mode
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 
@@ -43,7 +43,7 @@ def reestimate(network: nn.Module, data: Data, *, batch_size: int = 256, seed: i
     device = next(network.parameters()).device
     least = 2 if any(isinstance(layer, _BatchNorm) for layer in layers) else 1  # the variance of one is undefined
     before, seen = {name: buffer.clone() for name, buffer in network.named_buffers()}, 0
-    with evaluating(network), _averaging(layers):
+    with eval_mode(network), _averaging(layers):
         for layer in layers:
             layer.reset_running_stats()
             layer.train()

@@ -16,7 +16,7 @@ from enfold.engines.examples import EXAMPLES, vary_own
 from enfold.engines.initialization import initialize_member
 from enfold.engines.skeleton import read_state
 from enfold.engines.trunk import OneByOne, OneTrunk
-from enfold.engines.verify import OUTPUTS, difference, fixed_draws
+from enfold.engines.verify import OUTPUTS, difference, fix_rng
 from enfold.ensembles.common.efficient import EfficientEnsemble
 from enfold.errors import EnfoldError, closest
 from enfold.seeds import generator
@@ -88,7 +88,7 @@ class BranchedEnsemble(EfficientEnsemble):
                 engine = OneTrunk(code, own) if kind is OneTrunk else OneByOne(code)
                 values = {name: tensor.clone() for name, tensor in state.items()}
                 try:
-                    with fixed_draws(inputs), disable_dropout(code.network, training):
+                    with fix_rng(inputs), disable_dropout(code.network, training):
                         results.append(engine(values, few.clone(), False))
                 except Exception:  # a batch that is too small for train mode: there is nothing to compare
                     break

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from enfold.data import Data
 from enfold.engines.base import CannotRun, Engine, EngineName
 from enfold.engines.joint import Merged, choose_joint_engine
-from enfold.engines.layout import owners, stack
+from enfold.engines.layout import find_owners, stack
 from enfold.engines.parameters import Decay, Tree, decay_groups
 from enfold.engines.skeleton import State, read_state
 from enfold.ensemble import Ensemble
@@ -57,7 +57,7 @@ class EfficientEnsemble(Ensemble):
         self._merged: Engine | None = None
         if batch_norm != "joint":
             own = {*own, *batch_norm_names(network, statistics=batch_norm == "shared"), *running_statistics(network)}
-        state, layers = read_state(network), owners(network, batched_products=False)
+        state, layers = read_state(network), find_owners(network, batched_products=False)
         shared = {name: stack([tensor.detach()], layers.get(id(tensor)))[0] for name, tensor in state.items()}
         self.shared = Tree({name: self._stored(name, shared[name]) for name in state if name not in own})
         stacked = {
@@ -79,7 +79,7 @@ class EfficientEnsemble(Ensemble):
         if self._merged is None:
             try:
                 own, few = self.differing, inputs[0] if each else inputs
-                self._merged = choose_joint_engine(Merged(self.skeleton, own).passed(state, few), own, state, few)
+                self._merged = choose_joint_engine(Merged(self.skeleton, own).check(state, few), own, state, few)
             except CannotRun as reason:
                 raise EnfoldError(
                     f"batch norms cannot be joint in this network because {reason}: use batch_norm='shared' or 'own'"

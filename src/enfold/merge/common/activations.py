@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from enfold.data import Data
 from enfold.data.batches import Batch, Order
-from enfold.engines.modes import evaluating
+from enfold.engines.modes import eval_mode
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 from enfold.merge.common.inputs import first_inputs
@@ -241,7 +241,7 @@ def _units(
     for network in networks:
         seen: dict[tuple[str, int], list[Tensor]] = {}
         with ExitStack() as stack:
-            stack.enter_context(evaluating(network))
+            stack.enter_context(eval_mode(network))
             for name, some in places.items():
                 for index, place in enumerate(some):
                     stack.callback(_record(network, place, seen.setdefault((name, index), [])))

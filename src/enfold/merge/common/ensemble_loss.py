@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from enfold.data import Data, Split
 from enfold.data.batches import Batch
 from enfold.data.dataset import evaluation_batches
-from enfold.engines.modes import in_eval_mode
+from enfold.engines.modes import ensure_eval_mode
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
@@ -49,7 +49,7 @@ class EnsembleLoss:
     def _target(self, inputs: Tensor) -> Tensor:
         """Return p̄ and, in a last column, Σ_k p̄_k ln p̄_k: (B, ...) -> (B, C + 1)."""
         device = next((tensor.device for tensor in self.ensemble.parameters()), torch.device("cpu"))
-        with in_eval_mode(self.ensemble):
+        with ensure_eval_mode(self.ensemble):
             logits = member_logits(self.ensemble, inputs.to(device))
         if not bool(torch.isfinite(logits).all()):
             raise EnfoldError("outputs of the members must be finite, got NaN or infinity: leave out diverged members")

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from enfold.data import Data
-from enfold.engines.modes import evaluating
+from enfold.engines.modes import eval_mode
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
 from enfold.io.files import digest, part_file
@@ -85,7 +85,7 @@ def learn_permutations(
     files = [checkpoint and part_file(checkpoint, last) if last < len(states) else checkpoint for _, last in stages]
     begin = max((k for k, file in enumerate(files) if file is not None and file.exists()), default=0)
     model: SoftAverage | None = None
-    with evaluating(ensemble):
+    with eval_mode(ensemble):
         inner = _loss(ensemble, data, options)
         ends = options.temperature, options.final_temperature or options.temperature
         for (first, last), file in list(zip(stages, files, strict=True))[begin:]:

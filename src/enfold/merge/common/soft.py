@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from enfold.data import Data
-from enfold.engines.modes import evaluating
+from enfold.engines.modes import eval_mode
 from enfold.engines.parameters import Tree
 from enfold.engines.skeleton import State, read_state
 from enfold.ensemble import Ensemble
@@ -177,7 +177,7 @@ class SoftAverage(Ensemble):
 
     def figures(self) -> dict[str, float]:
         """Return softness, row error, condition number and share of columns taken of the learned matrices."""
-        with torch.no_grad(), evaluating(self):
+        with torch.no_grad(), eval_mode(self):
             found = self.matrices()
         taken = [len(matrix.argmax(-1).unique()) / len(matrix) for each in found for matrix in each]
         return {
@@ -261,7 +261,7 @@ class SoftAverage(Ensemble):
         state |= self.average(matrices, without=self.lazy)
         state |= {name: self._lazily(name, matrices) for name in self.lazy}
         try:
-            with self.skeleton.holding(state, again=False) as network:
+            with self.skeleton.use_values(state, again=False) as network:
                 return member_logits(network, inputs[0] if each else inputs)
         except Exception:  # the network's code may need tensors: it gets them
             self.lazy = {}

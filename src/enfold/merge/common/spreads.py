@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from enfold.data import Data
 from enfold.data.batches import Batch, Order
-from enfold.engines.modes import evaluating
+from enfold.engines.modes import eval_mode
 from enfold.evaluate import member_logits
 from enfold.merge.common.layers import channel_axis
 from enfold.train.batch_norm import TRACKING
@@ -135,7 +135,7 @@ def layers_cancelled_by_norms(network: nn.Module, names: Sequence[str], data: Da
     inputs = next(batches_of(data, next(network.parameters()).device, seed)) if norms and names else torch.empty(0)
     found: set[str] = set()
     if len(inputs) > 1:
-        with evaluating(network), _batch_statistics(network, norms):
+        with eval_mode(network), _batch_statistics(network, norms):
             plain = member_logits(network, inputs)
             for name in names:
                 with _hook(network.get_submodule(name), _rescale):
@@ -182,7 +182,7 @@ def _observe(network: nn.Module, names: Sequence[str], see: Callable[[str, Tenso
         return lambda layer, _, output: see(name, _units(layer, output))
 
     with ExitStack() as stack:
-        stack.enter_context(evaluating(network))
+        stack.enter_context(eval_mode(network))
         for name in names:
             stack.enter_context(_hook(network.get_submodule(name), seeing(name)))
         yield

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from enfold.engines.copying import copied
+from enfold.engines.copying import copy_network
 from enfold.ensembles.common.surgery.layers import LAYERS, cut_tensor, require_resizable, resized
 from enfold.errors import EnfoldError
 
@@ -45,7 +45,7 @@ def cut_layer(
     if isinstance(layer, LAYERS):
         return resized(layer, inward, outward, _groups(layer, inward, outward, more_groups), name=name)
     require_resizable(layer, name)
-    twin: Any = copied(layer)
+    twin: Any = copy_network(layer)
     if isinstance(layer, EMBEDDINGS):
         twin.embedding_dim = outward
         cut_tensor(twin, "weight", (twin.num_embeddings, outward))

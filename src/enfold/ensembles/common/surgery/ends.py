@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from torch import fx, nn
 
 from enfold.engines.base import CannotRun
-from enfold.engines.copying import copied
+from enfold.engines.copying import copy_network
 from enfold.engines.stacked import trace_forward
 from enfold.ensembles.common.surgery.layers import LAYERS
 from enfold.errors import EnfoldError
@@ -112,7 +112,7 @@ def _graph(network: nn.Module) -> fx.Graph | None:
     if _is_leaf(network):
         return None  # it would be traced into
     try:
-        return trace_forward(copied(network))
+        return trace_forward(copy_network(network))
     except CannotRun:
         return None
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from enfold.engines.copying import copied
+from enfold.engines.copying import copy_network
 from enfold.errors import EnfoldError
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -20,7 +20,7 @@ def replaced(network: nn.Module, layers: Mapping[str, nn.Module]) -> nn.Module:
     """A copy with other layers under these names ("" is the network itself); the network given is left untouched."""
     if "" in layers:
         return layers[""]
-    twin = copied(network)
+    twin = copy_network(network)
     old = {id(twin.get_submodule(name)): layer for name, layer in layers.items()}
     for module in list(twin.modules()):
         for key, part in module._modules.items():
@@ -82,7 +82,7 @@ def resized(layer: nn.Module, inputs: int, outputs: int, groups: int = 1, *, nam
     `name` is what an error calls the layer.
     """
     require_resizable(layer, name)
-    twin: Any = copied(layer)
+    twin: Any = copy_network(layer)
     if isinstance(layer, nn.Linear):
         twin.in_features, twin.out_features = inputs, outputs
         shape: tuple[int, ...] = (outputs, inputs)

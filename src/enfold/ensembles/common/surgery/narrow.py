@@ -9,7 +9,7 @@ from itertools import product
 
 from torch import nn
 
-from enfold.engines.copying import copied
+from enfold.engines.copying import copy_network
 from enfold.ensembles.common.surgery.cuts import KEEPING, NARROWABLE, cut_attributes, cut_layer, cut_own, widths_of
 from enfold.ensembles.common.surgery.ends import ends
 from enfold.ensembles.common.surgery.layers import CONVOLUTIONS, replaced, require_resizable
@@ -34,7 +34,7 @@ def narrowed(network: nn.Module, fraction: float, groups: int = 1) -> nn.Module:
     """
     hidden = Hidden.of(network)
     if not hidden.widths:
-        return copied(network)
+        return copy_network(network)
     for name in hidden.changed:
         require_resizable(hidden.layers[name], name)
     rehearsal = Rehearsal(network, [hidden.layers[name] for name in hidden.inputs if name in hidden.layers])

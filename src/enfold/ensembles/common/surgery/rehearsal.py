@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from enfold.engines.outputs import logits_of
+from enfold.engines.outputs import get_logits
 from enfold.engines.skeleton import Skeleton
 from enfold.ensembles.common.surgery.layers import CONVOLUTIONS
 
@@ -55,7 +55,7 @@ class Rehearsal:
 def _shape_of(bare: nn.Module, example: Tensor) -> torch.Size:
     with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return logits_of(bare(example)).shape
+        return get_logits(bare(example)).shape
 
 
 def _examples(layer: nn.Module) -> Iterator[Tensor]:
