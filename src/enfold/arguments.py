@@ -102,7 +102,7 @@ def describe_type(hint: Any) -> str:
     if origin is Annotated:
         return " ".join([describe_type(parts[0]), *_limits(parts[1:])])
     if origin is Literal:
-        return " | ".join(f'"{value}"' if isinstance(value, str) else str(value) for value in parts)
+        return " | ".join(_choices(hint))
     if origin in (Union, UnionType):
         return " | ".join(describe_type(part) for part in parts)
     if origin is tuple:
@@ -112,12 +112,73 @@ def describe_type(hint: Any) -> str:
     return str(getattr(hint, "__name__", hint)).removeprefix("typing.")
 
 
+def describe_rule(hint: Any, plural: bool = False) -> str:
+    """Return what a type allows, for error messages: `an integer >= 1`, `a tuple of 2 numbers or None`.
+
+    Args:
+        hint: The declared type, with its limits.
+        plural: Describe several values of the type: `integers >= 1`.
+    """
+    origin, parts = get_origin(hint), get_args(hint)
+    if hint in NOUNS:
+        return NOUNS[hint][plural]
+    if origin is Annotated:
+        rule, limits = describe_rule(parts[0], plural), _limits(parts[1:])
+        if _is_finite(parts[1:]):
+            rule = rule.replace("a number", "a finite number").replace("numbers", "finite numbers")
+        return " ".join([rule, *limits])
+    if origin is Literal:
+        return f"{'values out of' if plural else 'one of'} {', '.join(_choices(hint))}"
+    if origin in (Union, UnionType):
+        return " or ".join(describe_rule(part, plural) for part in parts)
+    if origin is tuple:
+        return f"{'tuples' if plural else 'a tuple'} of {_describe_entries(parts)}"
+    if origin is dict:
+        return f"{'dicts' if plural else 'a dict'} of {' to '.join(describe_rule(part, True) for part in parts)}"
+    return describe_type(hint)
+
+
+NOUNS: dict[Any, tuple[str, str]] = {
+    int: ("an integer", "integers"),
+    float: ("a number", "numbers"),
+    bool: ("True or False", "bools"),
+    str: ("a string", "strings"),
+    NoneType: ("None", "None"),
+}
+"""One value and several values of a plain type, in words."""
+
+
+def _describe_entries(parts: tuple[Any, ...]) -> str:
+    """What the entries of a tuple must be."""
+    if parts[-1] is Ellipsis:
+        return describe_rule(parts[0], plural=True)
+    if all(part == parts[0] for part in parts):
+        return f"{len(parts)} {describe_rule(parts[0], plural=True)}"
+    return f"{len(parts)} values: {', '.join(describe_rule(part) for part in parts)}"
+
+
+def _choices(hint: Any) -> list[str]:
+    """The values of a `Literal` type as text."""
+    return [f'"{value}"' if isinstance(value, str) else str(value) for value in get_args(hint)]
+
+
 def _limits(metadata: tuple[Any, ...]) -> list[str]:
     """The limits of an annotated type, such as `>= 1`."""
-    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-    rules = [rule for each in metadata for rule in getattr(each, "metadata", [each])]
-    found = [f"{sign} {getattr(rule, name)}" for rule in rules for name, sign in signs.items() if hasattr(rule, name)]
-    return [" and ".join(found)] if found else []
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "multiple_of": "and a multiple of"}
+    limits = [
+        f"{sign} {getattr(rule, name)}" for rule in _rules(metadata) for name, sign in signs.items() if hasattr(rule, name)
+    ]
+    return [" and ".join(limits).replace("and and", "and").removeprefix("and ")] if limits else []
+
+
+def _is_finite(metadata: tuple[Any, ...]) -> bool:
+    """Whether an annotated type refuses infinity and NaN."""
+    return any(getattr(rule, "allow_inf_nan", True) is False for rule in _rules(metadata))
+
+
+def _rules(metadata: tuple[Any, ...]) -> list[Any]:
+    """The constraints in the metadata of an annotated type; those of pydantic's `Field` are inside it."""
+    return [rule for each in metadata for rule in getattr(each, "metadata", [each])]
 
 
 def describe_arguments(docstring: str) -> dict[str, str]:
@@ -168,12 +229,10 @@ def check_value(name: str, value: Any, hint: Any) -> Any:
     adapter = _adapter(hint)
     if adapter is None:
         return value
-    plain = _plain(value)
     try:
-        return adapter.validate_python(plain, strict=True)
-    except ValidationError as error:
-        rules = dict.fromkeys(detail["msg"].removeprefix("Input should be ") for detail in error.errors())
-        raise EnfoldError(f"{name} must be {' or '.join(rules)}, got {value!r}: change {name}") from None
+        return adapter.validate_python(_plain(value), strict=True)
+    except ValidationError:
+        raise EnfoldError(f"{name} must be {describe_rule(hint)}, got {value!r}: change {name}") from None
 
 
 def checked(target: F) -> F:
