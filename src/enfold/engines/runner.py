@@ -12,10 +12,11 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from enfold.engines.base import Engine, EngineName, Loop, arrange_for
+from enfold.engines.base import Engine, EngineName, Loop
 from enfold.engines.choose import choose_engine, require_engine
 from enfold.engines.examples import Example
 from enfold.engines.inputs import call_protected, in_type_of, refuse_shape
+from enfold.engines.layout import arrange_for
 from enfold.engines.outputs import get_logits
 from enfold.engines.pool import EnginePool
 from enfold.engines.skeleton import Skeleton, State

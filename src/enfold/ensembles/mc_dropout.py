@@ -30,8 +30,8 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from enfold.arguments import checked
-from enfold.engines.base import arrange_for
 from enfold.engines.copying import copy_network
+from enfold.engines.layout import arrange_for
 from enfold.engines.outputs import get_logits
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble

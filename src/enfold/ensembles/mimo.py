@@ -29,8 +29,8 @@ from torch import Tensor, nn
 
 from enfold.arguments import checked
 from enfold.data.batches import Batch
-from enfold.engines.base import arrange_for
 from enfold.engines.inputs import in_type_of
+from enfold.engines.layout import arrange_for
 from enfold.engines.outputs import at_least_float32, get_logits
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
