@@ -1,10 +1,10 @@
 """enfold: the quality of an ensemble at the price of one network.
 
-data = enfold.data.load("fashion-mini")
-members = enfold.DeepEnsemble(network, 4)  # M networks behind one call
-enfold.fit(members, data)                     # one loop, one plan
-one = enfold.distill(members, data)           # one network of your own class
-print(enfold.evaluate(one, data, members=members))
+    data = enfold.data.load("fashion-mini")
+    ensemble = enfold.DeepEnsemble(make_net, 4)      # 4 networks behind one call: (B, ...) -> (4, B, classes)
+    enfold.fit(ensemble, data, epochs=8)             # trains all members at once
+    net = enfold.distill(ensemble, data, epochs=8)   # one network of your own class
+    print(enfold.evaluate(net, data, reference=ensemble))
 """
 
 from importlib import import_module
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from enfold.ensembles.packed_ensemble import PackedEnsemble
     from enfold.ensembles.papa import PAPA
     from enfold.ensembles.rank_one import match_units
-    from enfold.ensembles.rank_one.match import match
     from enfold.ensembles.rank_one.reconstruct import Reconstruction, reconstruct
     from enfold.ensembles.rank_one.representable import Representability, representable
     from enfold.ensembles.snapshot_ensemble import SnapshotEnsemble
