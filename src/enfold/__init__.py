@@ -198,7 +198,6 @@ _LAZY = {
     "TreeNet": "enfold.ensembles.tree_net",
     "WASH": "enfold.ensembles.wash",
     "WeightPenalty": "enfold.distill.weight_penalty",
-    "match": "enfold.ensembles.rank_one.match",
     "match_units": "enfold.ensembles.rank_one",
     "reconstruct": "enfold.ensembles.rank_one.reconstruct",
     "representable": "enfold.ensembles.rank_one.representable",
