@@ -9,7 +9,7 @@
 A. Jolicoeur-Martineau, E. Gervais, K. Fatras, Y. Zhang, S. Lacoste-Julien: PopulAtion Parameter Averaging (PAPA), TMLR
 2024, arXiv:2304.03094.
 
-It holds M networks while it trains; the result is their average, `Average()(members, data)`. Running statistics are
+It holds M networks while it trains; the result is their average, `enfold.merge.average(members, train)`. Running statistics are
 pulled as weights are, counters are not. The authors advise a = 0.999^k for every k steps; a is not tied to the learning
 rate. (2) and (3) start after the first epoch, as in the public code, and leave the last one alone. Members differ in
 their data order and label smoothing, taken in turn from `smoothing` unless the plan has its own. Members are kept as
@@ -17,7 +17,7 @@ they are after the last epoch: the best epochs of single members are no populati
 
 Differs from the paper: members start as the network given, so that trained weights are kept; start="own" draws each
 anew, which is published, and needs thousands of steps until members have come together (0.99 every 10 steps halves a
-distance in 700). There is no mixup, which the paper varies beside smoothing, and no REPAIR after (2) and (3); `Average`
+distance in 700). There is no mixup, which the paper varies beside smoothing, and no REPAIR after (2) and (3); `average`
 measures the batch norms' statistics again.
 """
 
