@@ -9,7 +9,7 @@
 A. Jolicoeur-Martineau, E. Gervais, K. Fatras, Y. Zhang, S. Lacoste-Julien: PopulAtion Parameter Averaging (PAPA), TMLR
 2024, arXiv:2304.03094.
 
-It holds M networks while it trains; the result is their average, `enfold.merge.average(members, train)`. Running statistics are
+It holds M networks while it trains; the result is their average, `merge.average(members)`. Running statistics are
 pulled as weights are, counters are not. The authors advise a = 0.999^k for every k steps; a is not tied to the learning
 rate. (2) and (3) start after the first epoch, as in the public code, and leave the last one alone. Members differ in
 their data order and label smoothing, taken in turn from `smoothing` unless the plan has its own. Members are kept as

@@ -6,7 +6,7 @@
 L. Fournier, A. Nabli, M. Aminbeidokhti, M. Pedersoli, E. Belilovsky, E. Oyallon: WASH: Train your Ensemble with
 Communication-Efficient Weight Shuffling, then Average, arXiv:2405.17517.
 
-It holds M networks while it trains; the result is their average, `enfold.merge.average(members, train)`. A shuffle changes neither
+It holds M networks while it trains; the result is their average, `merge.average(members)`. A shuffle changes neither
 the mean nor the spread of a weight over members. Layers are the modules that own trainable parameters, in the network's
 listing; the last is not shuffled (schedule="constant" gives all of them p). With `optimizer_state` the optimizer's
 memory of a weight goes with it (WASH+Opt). Running statistics stay where they are. The draws of a step depend on the
