@@ -223,6 +223,7 @@ def test_a_module_that_decides_hands_over_nothing_between_those_that_it_calls():
     assert not symmetries(network, torch.zeros(2, 4)).groups  # the branch not taken has the other order
 
 
+@pytest.mark.filterwarnings("ignore::enfold.merge.common.states.UnalignedWarning")
 @pytest.mark.parametrize("factor", [1.0, -1.0])
 def test_members_that_decide_are_matched_where_they_can_be(factor):
     torch.manual_seed(0)
