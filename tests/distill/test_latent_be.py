@@ -9,21 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from students import best
-
 from enfold.data import Data, Split
 from enfold.distill import distill
 from enfold.distill.cached import CachedTeacher
 from enfold.distill.losses.latent_be import LatentBE, SameTargetsWarning, average_state
 from enfold.engines.skeleton import read_state
-from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.ensembles.hydra_ensemble import HydraEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.metrics import nll, per_member
 from enfold.train import TrainConfig
+from students import best
 
 plain = pytest.mark.parametrize("members", ["plain"], indirect=True)
 normed = pytest.mark.parametrize("members", ["normed"], indirect=True)
@@ -218,7 +217,9 @@ def test_statistics_are_those_of_training_or_measured_anew(members, data):
     for choice in ("joint", "shared", "own"):
         latent = distill(members, data, loss=LatentBE(average="none", batch_norm=choice), config=PLAN)
         for wanted in (None, False, True):
-            network = distill(members, data, loss=LatentBE(batch_norm=choice, reestimate_batch_norm=wanted), config=PLAN)
+            network = distill(
+                members, data, loss=LatentBE(batch_norm=choice, reestimate_batch_norm=wanted), config=PLAN
+            )
             kept = torch.allclose(network.norm.running_mean, latent.mean_state()["norm.running_mean"])
             assert kept == (wanted is False or (wanted is None and choice == "joint")), (choice, wanted)
 

@@ -8,9 +8,9 @@ from torch import nn
 
 from enfold.data import Data, Split
 from enfold.data.batches import Batch
+from enfold.distill.weight_penalty import WeightPenalty
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
-from enfold.distill.weight_penalty import WeightPenalty
 from enfold.ensembles.rank_one import reconstruct
 from enfold.errors import EnfoldError
 from enfold.networks import MLP
@@ -102,7 +102,9 @@ def test_it_sees_the_whole_model_also_where_members_are_looped():
     assert not isinstance(penalised, Separable)
     model = DeepEnsemble(MLP(6, [8], 3), 2, seed=1, engine="loop")
     before = penalised.distances(model).detach()
-    fit(model, small_data(), config=TrainConfig(epochs=1, batch_size=16, select="last"), objective=penalised, quiet=True)
+    fit(
+        model, small_data(), config=TrainConfig(epochs=1, batch_size=16, select="last"), objective=penalised, quiet=True
+    )
     assert (penalised.distances(model).detach() != before).all()
 
 
@@ -141,9 +143,9 @@ def test_the_teacher_may_change_afterwards():
 
 def test_bad_inputs_are_refused():
     teacher = DeepEnsemble([constant(1.0), constant(2.0)])
-    with pytest.raises(EnfoldError, match="strength .* got -1"):
+    with pytest.raises(EnfoldError, match=r"strength .* got -1"):
         WeightPenalty(no_loss, teacher, -1)
-    with pytest.raises(EnfoldError, match="reduction .* got 'max'"):
+    with pytest.raises(EnfoldError, match=r"reduction .* got 'max'"):
         WeightPenalty(no_loss, teacher, 1.0, "max")
     with pytest.raises(EnfoldError, match="got Linear"):
         WeightPenalty(no_loss, nn.Linear(2, 3), 1.0)

@@ -62,7 +62,12 @@ def measure_mechanism(
             labels.append(classes.cpu())
     if not labels:
         raise EnfoldError(f"part must be a split with examples, got '{part}', which has none: name another split")
-    about = {"method": type(perturb).__module__.rpartition(".")[2], "settings": asdict(perturb), "part": part, "seed": seed}
+    about = {
+        "method": type(perturb).__module__.rpartition(".")[2],
+        "settings": asdict(perturb),
+        "part": part,
+        "seed": seed,
+    }
     found: dict[str, Any] = {**about, "examples": sum(map(len, labels))}
     for (who, where), pieces in log_probs.items():
         predictions = Predictions(torch.cat(pieces, dim=1), torch.cat(labels))

@@ -189,7 +189,11 @@ def _check_arguments(
     ):
         if value is not None and not isinstance(value, kind):
             raise EnfoldError(f"{name} must be a {kind.__name__}, got {value!r}: pass {example}")
-    if student is not None and not isinstance(student, Ensemble) and (isinstance(student, nn.Module) or not callable(student)):
+    if (
+        student is not None
+        and not isinstance(student, Ensemble)
+        and (isinstance(student, nn.Module) or not callable(student))
+    ):
         raise EnfoldError(
             f"student must be a function that makes a network, or an ensemble, got {type(student).__name__}: pass "
             "lambda: YourNetwork(...), or init=network to start from a network"
@@ -258,7 +262,7 @@ def _add_penalty(
 ) -> WeightPenalty:
     if not isinstance(model, Ensemble) or count_members(models) != model.num_members:
         raise EnfoldError(
-            f"weight_penalty compares each member of the student with its teacher, got {count_members(models)} teachers "
-            f"and {count_members(model)} students: pass an ensemble of as many members as student="
+            f"weight_penalty compares each member of the student with its teacher, got {count_members(models)} "
+            f"teachers and {count_members(model)} students: pass an ensemble of as many members as student="
         )
     return WeightPenalty(objective, cast("Ensemble", models), strength, reduction)

@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from students import best
 from classroom import make_cnn, make_pictures, population
 from enfold.data.batches import Order
 from enfold.distill import distill
-from enfold.distill.objective import DistillationObjective
 from enfold.distill.losses.kd import KD
+from enfold.distill.objective import DistillationObjective
 from enfold.distill.perturb.conf_ods import ConfODS
 from enfold.distill.perturb.cutmix import CutMix
 from enfold.distill.perturb.gaussian import Gaussian
@@ -27,6 +26,7 @@ from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.train import TrainConfig
 from enfold.train.objective import StepContext
+from students import best
 
 PERTURBATIONS = [Gaussian(), ODS(), ConfODS(), TDivSDiv(), Mixup(), CutMix()]
 every = pytest.mark.parametrize("perturb", PERTURBATIONS, ids=lambda perturb: type(perturb).__name__)

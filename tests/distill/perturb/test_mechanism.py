@@ -52,7 +52,11 @@ def test_what_is_measured_on_clean_inputs_are_the_metrics(pictures, snapshot):
 def test_it_can_be_stored_and_is_the_same_again(pictures):
     teachers, student = DeepEnsemble(population(make_cnn)), DeepEnsemble(population(make_cnn, seed=7))
     first = measure_mechanism(ODS(step=4.0), teachers, student, pictures, seed=1, batch_size=4)
-    assert json.loads(json.dumps(first)) == first == measure_mechanism(ODS(step=4.0), teachers, student, pictures, "test", 4, 1)
+    assert (
+        json.loads(json.dumps(first))
+        == first
+        == measure_mechanism(ODS(step=4.0), teachers, student, pictures, "test", 4, 1)
+    )
     assert first != measure_mechanism(ODS(step=4.0), teachers, student, pictures, seed=2, batch_size=4)
     assert {name: first[name] for name in ("method", "part", "examples", "settings")} == {
         "method": "ods",
@@ -68,13 +72,15 @@ def test_it_can_be_stored_and_is_the_same_again(pictures):
 def test_a_loader_is_taken_as_it_is_and_one_student_has_no_members(pictures):
     loader = pictures.replace(test=[(pictures.prepare(pictures.test.inputs), pictures.test.labels)])
     teachers, student = DeepEnsemble(population(make_mlp)), make_mlp()
-    assert measure_mechanism(Gaussian(), teachers, student, loader) == measure_mechanism(Gaussian(), teachers, student, pictures)
+    assert measure_mechanism(Gaussian(), teachers, student, loader) == measure_mechanism(
+        Gaussian(), teachers, student, pictures
+    )
     assert "student" not in measure_mechanism(Gaussian(), teachers, student, loader)
 
 
 def test_what_cannot_be_measured(pictures):
     teachers = DeepEnsemble(population(make_mlp))
-    with pytest.raises(EnfoldError, match="part .* 'val'"):
+    with pytest.raises(EnfoldError, match=r"part .* 'val'"):
         measure_mechanism(ODS(), teachers, teachers, pictures.replace(val=pictures.test[:0]), "val")
     with pytest.raises(EnfoldError, match="at least 2"):
         measure_mechanism(ODS(), make_mlp(), teachers, pictures)

@@ -22,9 +22,9 @@ from enfold.distill.perturb.tdiv_sdiv import TDivSDiv
 from enfold.distill.perturbation import MemberLogits, freeze_parameters, input_gradient, normalise_rms
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
-from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError
 
 STEEP = [ODS(step=2.0), TDivSDiv(step=2.0), TDivSDiv(step=2.0, pairs="all", divergence="js")]

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from classroom import Together, make_cnn, make_mlp, make_pictures, population, seeded
 from enfold.distill import distill
 from enfold.distill.perturb.tdiv_sdiv import TDivSDiv
-from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError
 
 MIDDLE = make_pictures(low=60, high=200)  # no move is clipped

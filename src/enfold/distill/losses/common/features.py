@@ -110,4 +110,3 @@ def layer_at(network: nn.Module, path: str) -> nn.Module:
         )
     found: nn.Module = known[path]
     return found
-
