@@ -113,7 +113,8 @@ class DirichletEnsemble(Dirichlet, Ensemble):
         return self.ensemble.convert_inputs(inputs)
 
     def _logits(self, inputs: Tensor) -> Tensor:
-        return self.ensemble(inputs)
+        logits: Tensor = self.ensemble(inputs)
+        return logits
 
 
 class DirichletLoss(DistillationLoss):

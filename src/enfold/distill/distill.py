@@ -127,10 +127,11 @@ def distill(
     with evaluating(*([models] if isinstance(models, nn.Module) else [])), warnings.catch_warnings():
         for category in loss.ignored_warnings:
             warnings.simplefilter("ignore", category)
-        objective = make_objective(loss, models, data, config, perturb=perturb, cache=cache)
-        _check_student(objective, model, config)
+        distillation = make_objective(loss, models, data, config, perturb=perturb, cache=cache)
+        _check_student(distillation, model, config)
+        objective: Objective = distillation
         if weight_penalty:
-            objective = _add_penalty(objective, models, model, weight_penalty, penalty_reduction)
+            objective = _add_penalty(distillation, models, model, weight_penalty, penalty_reduction)
 
         # Training by the one loop
         history = fit(

@@ -13,8 +13,8 @@ G. Hinton, O. Vinyals, J. Dean: Distilling the Knowledge in a Neural Network, 20
 
 The factor τ² keeps the gradients of the soft targets at the same scale for all τ. The three targets are equal if the
 members are, and (2a) is (2b) at τ = 1. Published settings differ: α = 0.9 with τ of 3 to 5 is customary for one
-teacher; α = 1 with τ = 4 and α = 0.9 with τ = 1 were used for ensembles. The defaults, α = 1 and τ = 1, give the ensemble's own
-probabilities as the target.
+teacher; α = 1 with τ = 4 and α = 0.9 with τ = 1 were used for ensembles. The defaults, α = 1 and τ = 1, give the
+ensemble's own probabilities as the target.
 
 Differs from the paper: the student may start from a member instead of from scratch, and may be an ensemble, whose
 members see the same batches; nothing else known.

@@ -65,8 +65,8 @@ class Mixup(Perturbation):
         require_real(inputs)
         if inputs.ndim - axis < self.num_axes:
             raise EnfoldError(
-                f"perturb={type(self).__name__}() needs images of shape (B, C, H, W), got {tuple(inputs.shape[axis:])}: use "
-                "Mixup()"
+                f"perturb={type(self).__name__}() needs images of shape (B, C, H, W), got "
+                f"{tuple(inputs.shape[axis:])}: use Mixup()"
             )
         inputs = inputs.detach()
         order = torch.randperm(inputs.shape[axis], generator=generator).to(inputs.device)
