@@ -1,6 +1,6 @@
 """Perturbations: changes of a batch of inputs, seen by teachers and students, where the teachers' outputs say more.
 
-A perturbation is a frozen dataclass that maps inputs to inputs. Those that move each input by a small step share
+A perturbation is a frozen dataclass that maps inputs to inputs. Steps in pixel space are
 
     x̃ = clip(x + ε),   ε = (η / 255) u,   mean u² = 1 in each example                                  (1)
 
