@@ -19,7 +19,7 @@ UNITS = {
 TEACHERS, STUDENTS = "#0072B2", "#009E73"
 PLACES = {"clean": 0.14, "perturbed": -0.14}  # heights in a row
 
-Stored = Mapping[str, Any]  # a result of `enfold.distill.mechanism.mechanism`
+Stored = Mapping[str, Any]  # a result of `studies.latentbe.mechanism`
 
 
 def mechanism_figure(

@@ -90,5 +90,5 @@ def test_invalid_options(settings, message):
 
 
 def test_the_student_is_built_by_the_loss(members, data: Data):
-    with pytest.raises(EnfoldError, match="Hydra.* got a BatchEnsemble"):
+    with pytest.raises(EnfoldError, match=r"Hydra.* got a BatchEnsemble"):
         distill(members, data, loss=Hydra(first_epochs=0), student=BatchEnsemble(members.member(0), 4), config=PLAN)

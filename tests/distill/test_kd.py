@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from enfold.data import Data, Split
 from enfold.data.batches import Batch, Order
 from enfold.distill import distill, train_control
-from enfold.distill.divergence import as_target
+from enfold.distill.losses.common.divergence import as_target
 from enfold.distill.losses.kd import KD, teacher_log_probs
 from enfold.distill.objective import DistillationObjective
 from enfold.distill.teacher import Teacher
@@ -290,7 +290,7 @@ def test_different_architectures_can_teach(networks, data, snapshot):
     student = distill(teachers, data, config=PLAN, student=networks["plain"])
     assert unchanged()
     assert type(student) is networks["plain"]
-    with pytest.raises(EnfoldError, match="student=None .* MixedEnsemble"):
+    with pytest.raises(EnfoldError, match=r"student=None .* MixedEnsemble"):
         distill(teachers, data, config=PLAN)
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from enfold.data.batches import Batch
 from enfold.distill import distill
-from enfold.distill.divergence import as_target
+from enfold.distill.losses.common.divergence import as_target
 from enfold.distill.losses.kd import KD
 from enfold.distill.objective import DistillationObjective, SeparableBatchLoss
 from enfold.engines.skeleton import State

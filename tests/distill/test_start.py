@@ -130,7 +130,7 @@ def test_invalid_arguments(members, data, settings, message):
 
 def test_an_ensemble_is_no_init_and_needs_none(members, data):
     ensemble = BatchEnsemble(members.member(0), 4)
-    with pytest.raises(EnfoldError, match="init .* student="):
+    with pytest.raises(EnfoldError, match=r"init .* student="):
         distill(members, data, init=ensemble)
     for init in ("random", members.member(0)):
         with pytest.raises(EnfoldError, match="init"):

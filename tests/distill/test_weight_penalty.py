@@ -143,9 +143,9 @@ def test_the_teacher_may_change_afterwards():
 
 def test_bad_inputs_are_refused():
     teacher = DeepEnsemble([constant(1.0), constant(2.0)])
-    with pytest.raises(EnfoldError, match="strength .* got -1"):
+    with pytest.raises(EnfoldError, match=r"strength .* got -1"):
         WeightPenalty(no_loss, teacher, -1)
-    with pytest.raises(EnfoldError, match="reduction .* got 'max'"):
+    with pytest.raises(EnfoldError, match=r"reduction .* got 'max'"):
         WeightPenalty(no_loss, teacher, 1.0, "max")
     with pytest.raises(EnfoldError, match="got Linear"):
         WeightPenalty(no_loss, nn.Linear(2, 3), 1.0)

@@ -127,10 +127,11 @@ def distill(
     with eval_mode(*([models] if isinstance(models, nn.Module) else [])), warnings.catch_warnings():
         for category in loss.ignored_warnings:
             warnings.simplefilter("ignore", category)
-        objective = make_objective(loss, models, data, config, perturb=perturb, cache=cache)
-        _check_student(objective, model, config)
+        distillation = make_objective(loss, models, data, config, perturb=perturb, cache=cache)
+        _check_student(distillation, model, config)
+        objective: Objective = distillation
         if weight_penalty:
-            objective = _add_penalty(objective, models, model, weight_penalty, penalty_reduction)
+            objective = _add_penalty(distillation, models, model, weight_penalty, penalty_reduction)
 
         # Training by the one loop
         history = fit(
@@ -262,7 +263,7 @@ def _add_penalty(
 ) -> WeightPenalty:
     if not isinstance(model, Ensemble) or count_members(models) != model.num_members:
         raise EnfoldError(
-            f"weight_penalty compares each member of the student with its teacher, got {count_members(models)} teachers "
-            f"and {count_members(model)} students: pass an ensemble of as many members as student="
+            f"weight_penalty compares each member of the student with its teacher, got {count_members(models)} "
+            f"teachers and {count_members(model)} students: pass an ensemble of as many members as student="
         )
     return WeightPenalty(objective, cast("Ensemble", models), strength, reduction)

@@ -106,7 +106,7 @@ def test_no_step_is_no_move(perturbation, teachers, student, pictures):
 
 @every
 def test_tokens_are_not_moved(perturbation, teachers, student, pictures):
-    with pytest.raises(EnfoldError, match="perturb .* got torch.int64"):
+    with pytest.raises(EnfoldError, match=r"perturb .* got torch.int64"):
         perturbation.target()(torch.ones(2, 3, dtype=torch.long), pictures, teachers, student, source())
 
 

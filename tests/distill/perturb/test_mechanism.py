@@ -79,7 +79,7 @@ def test_a_loader_is_taken_as_it_is_and_one_student_has_no_members(pictures):
 
 def test_what_cannot_be_measured(pictures):
     teachers = DeepEnsemble(population(make_mlp))
-    with pytest.raises(EnfoldError, match="part .* 'val'"):
+    with pytest.raises(EnfoldError, match=r"part .* 'val'"):
         measure_mechanism(ODS(), teachers, teachers, pictures.replace(val=pictures.test[:0]), "val")
     with pytest.raises(EnfoldError, match="at least 2"):
         measure_mechanism(ODS(), make_mlp(), teachers, pictures)

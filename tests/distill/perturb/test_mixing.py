@@ -121,7 +121,7 @@ def test_training_continues_to_the_same_bits(kind, tmp_path):
 @BOTH
 @pytest.mark.parametrize("alpha", [0.0, -1.0, float("inf"), "1"])
 def test_invalid_alpha(kind, alpha):
-    with pytest.raises(EnfoldError, match="alpha .* got"):
+    with pytest.raises(EnfoldError, match=r"alpha .* got"):
         kind(alpha=alpha)
 
 
