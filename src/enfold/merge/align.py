@@ -71,4 +71,4 @@ def align(
     chosen = {**defaults, **check_arguments(merge, options)}
     inputs = prepare_inputs("align", models, train, example=example, needs_train=method in NEED_TRAIN, warn=False)
     states = align_members(inputs, partial(match, **chosen), chosen["seed"], checkpoint)
-    return DeepEnsemble([inputs.ensemble.network(state) for state in states], engine=inputs.ensemble.engine_name)
+    return DeepEnsemble([inputs.ensemble.network(state) for state in states], engine=inputs.ensemble.engine)

@@ -170,7 +170,7 @@ class Recipe(BaseModel):
         """Return the labels of the steps whose models a step uses."""
         labels = {each.label for each in self.steps}
         named = [step.network if step.family == "ensemble" else step.init, step.teacher]
-        return [each for each in dict.fromkeys(named) if isinstance(each, str) and each in labels]
+        return list(dict.fromkeys(each for each in named if isinstance(each, str) and each in labels))
 
     def closure(self, labels: Sequence[str]) -> set[str]:
         """Return these labels with all steps that they depend on."""

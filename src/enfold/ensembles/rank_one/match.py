@@ -64,7 +64,7 @@ def match_units(members: Ensemble, *, example: Tensor | None = None, seed: int =
         )
     learned = set(members.skeleton.parameters)
     matched = [first, *(match_state(first, each, symmetry, seed=seed, learned=learned) for each in others)]
-    return DeepEnsemble([members.network(each) for each in matched], engine=members.engine_name)
+    return DeepEnsemble([members.network(each) for each in matched], engine=members.engine)
 
 
 def _example(members: Ensemble) -> Tensor:
