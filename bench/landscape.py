@@ -11,8 +11,8 @@ import time
 import torch
 from torch import nn
 
-from enfold.analysis.many import answers, mixture, state_of
-from enfold.analysis.planes import plane_map, radial
+from enfold.analysis.states import answers, mixture, state_of
+from enfold.analysis.weight_planes import plane_map, radial
 from enfold.data import Split, load
 from enfold.networks import MLP
 from timing import ratios, show, write_record

@@ -19,7 +19,7 @@ from enfold import (
     predict,
     symmetries,
 )
-from enfold.analysis.many import predictions, state_of
+from enfold.analysis.states import predictions, state_of
 from enfold.cost import flops
 from enfold.distill.perturb.ods import ODS
 from enfold.merge import average

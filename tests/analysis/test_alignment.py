@@ -23,7 +23,7 @@ from enfold.analysis.alignment import (
     row_statistics,
     temperature_sweep,
 )
-from enfold.analysis.planted import different_pair, differently_trained, planted_pair, planted_recovery
+from enfold.analysis.planted_permutations import different_pair, differently_trained, planted_pair, planted_recovery
 from enfold.data import Data, Split
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
@@ -165,7 +165,7 @@ def test_learned_states_average_to_what_the_fold_gives_and_are_found_again_from_
     assert scores.nll == pytest.approx(nll(folded), rel=1e-4)
     again = given_alignment(members, data, SHORT, found.matrices)
     torch.testing.assert_close(again.states(), states, rtol=0, atol=0)
-    with pytest.raises(EnfoldError, match="one matrix a group"):
+    with pytest.raises(EnfoldError, match="matrices"):
         given_alignment(members, data, SHORT, found.matrices[:1])
 
 
@@ -179,9 +179,9 @@ def test_identities_align_nothing() -> None:
 def test_equal_members_and_one_member_have_nothing_to_learn() -> None:
     members, data = random_members("shallow", 1)
     for few in (members, DeepEnsemble([members.member(0)] * 2)):
-        with pytest.raises(EnfoldError, match="members that differ"):
+        with pytest.raises(EnfoldError, match="2 different networks"):
             learned_alignment(few, data, SHORT)
-    with pytest.raises(EnfoldError, match="to the first member, got permAVG with universe, gain: leave"):
+    with pytest.raises(EnfoldError, match="universe, gain"):
         learned_alignment(members, data, replace(SHORT, universe=True, gain=True))
 
 
@@ -221,9 +221,9 @@ def test_a_temperature_with_singular_matrices_is_told_as_failed() -> None:
 def test_what_is_wrong_is_no_singular_matrix() -> None:
     members, data = random_members("shallow", 2)
     beyond = partial(perm_avg, config=published().replace(epochs=0), universe=True)
-    with pytest.raises(EnfoldError, match="got permAVG with universe: leave"):
+    with pytest.raises(EnfoldError, match="universe"):
         temperature_sweep(members, data, beyond, (1.0,))
-    with pytest.raises(EnfoldError, match="got permAVG with universe: leave"):
+    with pytest.raises(EnfoldError, match="universe"):
         planted_recovery(members, data, beyond, 0.0)
     hot = replace(beyond, universe=False, temperature=1e9)
     assert planted_recovery(members, data, hot, 0.0).recovered["permAVG"] is None

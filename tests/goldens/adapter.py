@@ -22,9 +22,9 @@ from torch import Tensor, nn
 import enfold
 from enfold import cost, metrics, registry
 from enfold import merge as merging
-from enfold.analysis.line import barrier, interpolation
-from enfold.analysis.many import each
-from enfold.analysis.sizes import size_curve
+from enfold.analysis.interpolation import barrier, interpolation
+from enfold.analysis.size_curves import size_curve
+from enfold.analysis.states import each
 from enfold.data import Data, Split
 from enfold.data.corruptions import KINDS, corrupt
 from enfold.data.ood import noise

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from enfold.metrics.predictions import Predictions
-from enfold.report import curves, doubt_blocks, sections
-from enfold.report.svg import drawn
+from enfold.report import curves, sections, uncertainty_blocks
+from enfold.report.svg import draw_svg
 from enfold.run import RunDirectory
 from enfold.run.execute import cells
 from enfold.run.recipe import make_recipe
@@ -122,8 +122,8 @@ def write_run(path: Path, data: Path, seeds: tuple[int, ...] = (0, 1), **changes
 @pytest.fixture
 def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures of one kind are drawn by the first test that needs them; others are about the page around them."""
-    for module in (curves, doubt_blocks, sections):
-        monkeypatch.setattr(module, "drawn", _drawn_once)
+    for module in (curves, sections, uncertainty_blocks):
+        monkeypatch.setattr(module, "draw_svg", _drawn_once)
 
 
 @cache
@@ -134,7 +134,7 @@ def _first(purpose: str) -> list[str]:
 def _drawn_once(make: Callable[[], Any], purpose: str) -> str:
     kept = _first(purpose)
     if not kept:
-        kept.append(drawn(make, purpose))
+        kept.append(draw_svg(make, purpose))
     return kept[0]
 
 

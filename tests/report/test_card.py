@@ -15,14 +15,14 @@ def test_a_card_says_what_it_is_how_good_beside_what_and_how_to_load_it(stored_r
     content = gather(stored_run)
     card = model_card(content)
     nll = content.rows["kd"]["scores"]["nll"]
-    for heading in ("What it is", "How good it is", "What it costs", "Limits", "How to load it", "How it was made"):
+    for heading in ("Model", "Quality", "Cost", "Limits", "Usage", "Reproducibility"):
         assert f"\n## {heading}\n" in card
-    assert "folded from 3 members by `kd`" in card
+    assert "made by `kd` in a run with 3 members" in card
     assert "| test data | kd | control | mean member | ensemble |" in card
     assert f"| NLL (nats) | {nll['mean']:.4f} ± {nll['std']:.4f} |" in card
     assert 'enfold.load("seed-0/folds/kd.safetensors")' in card
-    assert "MFLOPs a prediction | 2.00 | 2.00 | 2.00 | 6.00" in card
-    assert "Corrupted inputs were not tried" in card
+    assert "MFLOPs per prediction | 2.00 | 2.00 | 2.00 | 6.00" in card
+    assert "Corrupted inputs were not evaluated" in card
     assert f"torch {content.versions['torch']}".replace("+", "+") in card
     assert content.recipe.rstrip() in card
 
@@ -35,10 +35,10 @@ def test_another_model_can_be_asked_for_and_a_wrong_name_is_told(stored_run: Pat
 
 def test_a_fold_that_is_no_better_than_its_control_has_that_among_its_limits(stored_run: Path) -> None:
     content = gather(stored_run)
-    assert "not better than its control" not in model_card(content)
+    assert "difference to its control is within noise" not in model_card(content)
     for lower in (-0.1, 0.05):
         worse = dataclasses.replace(content.headline, to_control=Difference(0.1, lower, 0.2))
-        assert "not better than its control" in model_card(dataclasses.replace(content, headline=worse))
+        assert "difference to its control is within noise" in model_card(dataclasses.replace(content, headline=worse))
 
 
 def test_words_of_others_are_no_markup(stored_run: Path) -> None:
@@ -54,7 +54,7 @@ def test_words_of_others_are_no_markup(stored_run: Path) -> None:
 
 
 def test_a_run_without_folds_has_nothing_to_ship(stored_run: Path) -> None:
-    with pytest.raises(EnfoldError, match="has none: make one with"):
+    with pytest.raises(EnfoldError, match="enfold distill"):
         model_card(dataclasses.replace(gather(stored_run), headline=None))
 
 
@@ -67,4 +67,4 @@ def test_a_better_control_is_recommended_in_one_sentence(stored_run: Path) -> No
         recommended = next(line for line in card.splitlines() if "Use control" in line)
         assert "seed-0/controls/control.safetensors" in recommended
         assert ("within noise" in recommended) == noise
-        assert card.index(recommended) < card.index("## What it is")
+        assert card.index(recommended) < card.index("## Model")

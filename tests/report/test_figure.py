@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from matplotlib import style
 
 from enfold.errors import MissingExtra
-from enfold.report.figure import ASIDE, KINDS, STYLE, Point, draw, near_and_away, points_of, quality_cost
-from enfold.report.labels import overlaps
+from enfold.report.figure import ASIDE, KINDS, STYLE, Point, draw, quality_cost, read_points, split_outliers
+from enfold.report.label_placement import overlaps
 
 
 @pytest.fixture(autouse=True)
@@ -23,12 +23,16 @@ def _style() -> Iterator[None]:
         yield
 
 
-def _summary(rows: dict[str, tuple[float, float, float | None]], shares: tuple[str, ...] = ()) -> dict[str, Any]:
+def _summary(rows: dict[str, tuple[float, float, float | None]], efficient: tuple[str, ...] = ()) -> dict[str, Any]:
     """A stored result of rows (cost, NLL, deviation)."""
     return {
-        "recipe": {"shares": [{"label": label} for label in shares], "folds": []},
+        "recipe": {"steps": []},
         "rows": {
-            name: {"scores": {"nll": {"mean": nll, "std": std}}, "cost": {"ratios": {"flops": cost}}}
+            name: {
+                "scores": {"nll": {"mean": nll, "std": std}},
+                "cost": {"ratios": {"flops": cost}},
+                **({"diversity": {"disagreement": 0.1}} if name in efficient else {}),
+            }
             for name, (cost, nll, std) in rows.items()
         },
     }
@@ -40,16 +44,16 @@ FEW = {"mean member": (1.0, 0.5, 0.01), "ensemble": (4.0, 0.42, 0.01), "kd": (1.
 def _crowd(dear: float = 4.0) -> dict[str, Any]:
     """20 rows, most of them of the same two costs and close in NLL, two of them far off the scale."""
     rows: dict[str, tuple[float, float, float | None]] = {**FEW, "control": (1.0, 0.496, 0.01)}
-    shares = [f"some-share-{number}" for number in range(8)]
-    rows |= {name: (4.0 if number else dear, 0.43 + 0.006 * number, 0.02) for number, name in enumerate(shares)}
-    rows |= {f"a-fold-{number}": (1.0, 0.45 + 0.005 * number, 0.015) for number in range(6)}
-    rows |= {"average": (1.0, 2.3, 0.1), "broken-share": (4.0, 1.9, 0.1)}
-    return _summary(rows, (*shares, "broken-share"))
+    efficient = [f"some-ensemble-{number}" for number in range(8)]
+    rows |= {name: (4.0 if number else dear, 0.43 + 0.006 * number, 0.02) for number, name in enumerate(efficient)}
+    rows |= {f"a-network-{number}": (1.0, 0.45 + 0.005 * number, 0.015) for number in range(6)}
+    rows |= {"average": (1.0, 2.3, 0.1), "broken-ensemble": (4.0, 1.9, 0.1)}
+    return _summary(rows, (*efficient, "broken-ensemble"))
 
 
 @cache
 def _crowded() -> Any:
-    return draw(points_of(_crowd()))
+    return draw(read_points(_crowd()))
 
 
 def _extents(figure: Any, what: str) -> dict[str, np.ndarray]:
@@ -66,7 +70,7 @@ def _artist(figure: Any, gid: str) -> Any:
 
 @pytest.mark.parametrize("summary", [_summary(FEW), _crowd(), _crowd(dear=30.0)], ids=["3", "20", "20 log"])
 def test_no_label_covers_another_or_a_marker(summary: dict[str, Any]) -> None:
-    figure = draw(points_of(summary))
+    figure = draw(read_points(summary))
     labels, markers = _extents(figure, "label:"), _extents(figure, "marker:")
     assert set(labels) == set(markers) == set(summary["rows"])
     boxes = np.stack(list(labels.values()))
@@ -85,11 +89,11 @@ def test_no_marker_covers_another() -> None:
 
 
 def test_points_are_moved_aside_only_where_they_would_cover_one_another() -> None:
-    moved = draw(points_of(_summary({**FEW, "twin": (1.0, 0.44, 0.01)})))
+    moved = draw(read_points(_summary({**FEW, "twin": (1.0, 0.44, 0.01)})))
     aside = [abs(_artist(moved, f"marker:{name}").get_xdata()[0] - 1) > 0.01 for name in ("kd", "twin")]
     assert sorted(aside) == [False, True]
     assert ASIDE in moved.axes[0].get_xlabel()
-    alone = draw(points_of(_summary(FEW)))
+    alone = draw(read_points(_summary(FEW)))
     for name, (cost, nll, _) in FEW.items():
         shown = _artist(alone, f"marker:{name}")
         np.testing.assert_allclose([shown.get_xdata()[0], shown.get_ydata()[0]], [cost, nll])
@@ -103,7 +107,7 @@ def test_the_mean_member_and_the_ensemble_stay_where_they_are() -> None:
 
 def test_each_kind_has_its_colour_and_its_shape() -> None:
     figure = _crowded()
-    names = {"member": "mean member", "ensemble": "ensemble", "share": "some-share-3", "fold": "kd"}
+    names = {"member": "mean member", "ensemble": "ensemble", "efficient": "some-ensemble-3", "network": "kd"}
     looks = {}
     for kind, name in {**names, "control": "control"}.items():
         marker = _artist(figure, f"marker:{name}")
@@ -111,30 +115,30 @@ def test_each_kind_has_its_colour_and_its_shape() -> None:
         assert looks[kind] == (KINDS[kind].colour, KINDS[kind].marker)
     assert len({colour for colour, _ in looks.values()}) == len({shape for _, shape in looks.values()}) == 5
     legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-    assert legend == ["single network", "ensemble", "share", "fold", "control"]
+    assert legend == ["mean member", "ensemble", "efficient ensemble", "distilled or merged", "control"]
 
 
 def test_the_legend_names_only_kinds_that_are_there() -> None:
-    legend = draw(points_of(_summary(FEW))).axes[0].get_legend()
-    assert [text.get_text() for text in legend.get_texts()] == ["single network", "ensemble", "fold"]
+    legend = draw(read_points(_summary(FEW))).axes[0].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == ["mean member", "ensemble", "distilled or merged"]
 
 
-def test_kinds_follow_the_recipe_and_rows_without_cost_are_left_out() -> None:
+def test_kinds_follow_the_number_of_members_and_rows_without_cost_are_left_out() -> None:
     summary = _summary({**FEW, "ensemble-like": (1.0, 0.5, None), "control-2": (1.0, 0.5, None)}, ("ensemble-like",))
     summary["rows"]["ensemble of 2"] = {"scores": {"nll": {"mean": 0.47, "std": None}}, "cost": None}
-    kinds = {point.name: point.kind for point in points_of(summary)}
+    kinds = {point.name: point.kind for point in read_points(summary)}
     assert kinds == {
         "mean member": "member",
         "ensemble": "ensemble",
-        "kd": "fold",
-        "ensemble-like": "share",
+        "kd": "network",
+        "ensemble-like": "efficient",
         "control-2": "control",
     }
 
 
 @pytest.mark.parametrize(("dear", "scale"), [(4.0, "linear"), (8.0, "linear"), (8.1, "log"), (30.0, "log")])
 def test_the_cost_axis_is_logarithmic_where_costs_lie_far_apart(dear: float, scale: str) -> None:
-    axes = draw(points_of(_summary({**FEW, "dear": (dear, 0.45, None)}))).axes[0]
+    axes = draw(read_points(_summary({**FEW, "dear": (dear, 0.45, None)}))).axes[0]
     assert axes.get_xscale() == scale
     assert ("log scale" in axes.get_xlabel()) == (scale == "log")
     low, high = axes.get_xlim()
@@ -142,9 +146,9 @@ def test_the_cost_axis_is_logarithmic_where_costs_lie_far_apart(dear: float, sca
 
 
 def test_axes_carry_units_and_better_is_up() -> None:
-    axes = draw(points_of(_summary(FEW))).axes[0]
+    axes = draw(read_points(_summary(FEW))).axes[0]
     assert "nats" in axes.get_ylabel()
-    assert "ratio to one network" in axes.get_xlabel()
+    assert "relative to a single network" in axes.get_xlabel()
     bottom, top = axes.get_ylim()
     assert bottom > top
     assert axes.xaxis.get_major_formatter()(2.0, None) == "2×"
@@ -156,9 +160,9 @@ def test_rows_off_the_scale_are_named_with_their_value_in_a_panel_of_their_own()
     worst, best = main.get_ylim()
     assert best < 0.42 < 0.5 < worst < 0.6
     texts = {text.get_gid(): text.get_text() for text in strip.texts if text.get_gid()}
-    assert texts == {"label:broken-share": "broken-share: 1.90 nats", "label:average": "average: 2.30 nats"}
+    assert texts == {"label:broken-ensemble": "broken-ensemble: 1.90 nats", "label:average": "average: 2.30 nats"}
     edge = main.get_window_extent().y0
-    for name in ("average", "broken-share"):
+    for name in ("average", "broken-ensemble"):
         box = _artist(figure, f"label:{name}").get_window_extent()
         assert box.y1 < edge
         assert strip.get_window_extent().y0 <= box.y0
@@ -168,11 +172,13 @@ def test_rows_off_the_scale_are_named_with_their_value_in_a_panel_of_their_own()
 
 
 def test_without_rows_off_the_scale_there_is_one_panel() -> None:
-    assert len(draw(points_of(_summary(FEW))).axes) == 1
+    assert len(draw(read_points(_summary(FEW))).axes) == 1
 
 
 def test_error_bars_are_thin_and_absent_for_one_seed() -> None:
-    several, one = (draw(points_of(_summary({n: (c, v, std) for n, (c, v, _) in FEW.items()}))) for std in (0.01, None))
+    several, one = (
+        draw(read_points(_summary({n: (c, v, std) for n, (c, v, _) in FEW.items()}))) for std in (0.01, None)
+    )
     bars = several.axes[0].collections
     assert len(bars) == 3
     assert all(bar.get_linewidth()[0] < 1 for bar in bars)
@@ -181,23 +187,23 @@ def test_error_bars_are_thin_and_absent_for_one_seed() -> None:
 
 def test_an_nll_that_is_no_number_is_off_the_scale() -> None:
     rows = {**FEW, "lost": (1.0, math.nan, None), "never": (1.0, math.inf, None)}
-    near, away = near_and_away(points_of(_summary(rows)))
+    near, away = split_outliers(read_points(_summary(rows)))
     assert [point.name for point in near] == list(FEW)
     assert [point.name for point in away] == ["never", "lost"]
-    assert len(draw(points_of(_summary(rows))).axes) == 2
+    assert len(draw(read_points(_summary(rows))).axes) == 2
 
 
 def test_only_rows_far_worse_are_off_the_scale() -> None:
     values = {"mean member": 0.5, "ensemble": 0.4, "kd": 0.45, "bad": 0.79, "too-bad": 0.81}  # 0.5 + 3 x 0.1
-    near, away = near_and_away(points_of(_summary({name: (1.0, nll, None) for name, nll in values.items()})))
+    near, away = split_outliers(read_points(_summary({name: (1.0, nll, None) for name, nll in values.items()})))
     assert [point.name for point in near] == ["mean member", "ensemble", "kd", "bad"]
     assert [point.name for point in away] == ["too-bad"]
 
 
 @given(st.lists(st.floats(0.01, 5.0), min_size=1, max_size=20))
 def test_at_most_half_are_off_the_scale_and_all_of_them_worse(values: list[float]) -> None:
-    points = [Point(str(index), "fold", 1.0, value, 0.0) for index, value in enumerate(values)]
-    near, away = near_and_away(points)
+    points = [Point(str(index), "network", 1.0, value, 0.0) for index, value in enumerate(values)]
+    near, away = split_outliers(points)
     assert {*near, *away} == set(points)
     assert len(away) <= len(near)
     assert all(point.nll > max(each.nll for each in near) for point in away)

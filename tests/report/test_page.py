@@ -16,14 +16,14 @@ from safetensors.torch import save_file
 
 from enfold.errors import EnfoldError
 from enfold.metrics import auroc
-from enfold.report import doubt_blocks
+from enfold.report import uncertainty_blocks
 from enfold.report.card import model_card
 from enfold.report.content import Content, Difference
-from enfold.report.doubt_blocks import METRICS
 from enfold.report.figure import write_figure
 from enfold.report.page import page, plain
 from enfold.report.sections import listed_blocks
-from enfold.report.svg import inline
+from enfold.report.svg import inline_svg
+from enfold.report.uncertainty_blocks import METRICS
 from enfold.run.gather import gather
 
 pytestmark = pytest.mark.usefixtures("drawn_once")
@@ -74,16 +74,16 @@ def _sections(text: str) -> list[str]:
 def test_headline_names_network_gain_cost_and_control(content: Content, shown: str) -> None:
     gains = {name: content.rows[name]["gain_recovered"]["mean"] for name in ("kd", "control")}
     text = Outline(shown).text
-    assert f"One network, kd, keeps {100 * gains['kd']:.0f} ±" in text
-    assert "at 1.00× the operations of one network" in text
-    assert f"its control keeps {100 * gains['control']:.0f} ±".replace("-", "−") in text
-    assert "the ensemble takes 3.00×" in text
-    assert "chosen from 2 by its NLL on validation data" in text
+    assert f"One network, kd, recovers {100 * gains['kd']:.0f} ±" in text
+    assert "at 1.00× the FLOPs of a single network" in text
+    assert f"its control recovers {100 * gains['control']:.0f} ±".replace("-", "−") in text
+    assert "the ensemble needs 3.00×" in text
+    assert "selected from 2 models by NLL on validation data" in text
 
 
 def test_sections_come_in_their_order_and_the_plane_of_quality_and_cost_first(shown: str) -> None:
     assert _sections(shown) == ["quality-cost", "models", "calibration", "coverage", "curves", "examples", "record"]
-    assert shown.index("Quality and cost.</b>") == shown.index("<figcaption><b>") + len("<figcaption><b>")
+    assert shown.index("NLL against FLOPs.</b>") == shown.index("<figcaption><b>") + len("<figcaption><b>")
 
 
 def test_every_model_has_a_row_with_spread_and_interval(content: Content, shown: str) -> None:
@@ -102,8 +102,8 @@ def test_every_model_has_a_row_with_spread_and_interval(content: Content, shown:
     [
         ({"examples": None}, "examples"),
         ({"trainings": ()}, "curves"),
-        ({"doubt": None}, "calibration"),
-        ({"doubt": None}, "coverage"),
+        ({"uncertainty": None}, "calibration"),
+        ({"uncertainty": None}, "coverage"),
         ({"summary": {"rows": {}, "seeds": [], "recipe": {}}, "headline": None, "examples": None}, "models"),
     ],
 )
@@ -190,7 +190,7 @@ def test_a_run_with_nothing_evaluated_says_so(own_run: Path) -> None:
     (own_run / "summary.json").unlink()
     (own_run / "results.json").unlink()
     shown = page([gather(own_run)])
-    assert "Nothing is evaluated yet" in shown
+    assert "No results yet" in shown
     assert _sections(shown) == ["curves", "record"]
 
 
@@ -225,18 +225,16 @@ def test_a_broken_run_is_named_and_leaves_no_page(own_run: Path, file: str, text
     assert len(str(told.value).split(". ")) == 1
 
 
-def test_scores_under_shift_and_outside_have_sections_of_their_own(
-    own_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_corruptions_and_ood_detection_have_sections(own_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = {"accuracy": 0.5, "nll": 1.0, "ece": 0.1, "brier": 0.6}
     kinds = {kind: {"1": scores, "5": {**scores, "accuracy": 0.3}} for kind in ("fog", "snow")}
     labels = ("mean member", "ensemble", "control", "average", "kd")
     (own_run / "corrupted.json").write_text(json.dumps({"spec": {}, "rows": dict.fromkeys(labels, kinds)}))
     (own_run / "ood.json").write_text(json.dumps({"rows": {}}))
     (own_run / "ood").mkdir()
-    doubt = {"inside/entropy": torch.rand(20), "<noise>/entropy": 1 + torch.rand(20), "<noise>/energy": torch.rand(20)}
+    scores = {"inside/entropy": torch.rand(20), "<noise>/entropy": 1 + torch.rand(20), "<noise>/energy": torch.rand(20)}
     for label in ("ensemble", "kd"):
-        save_file(doubt, own_run / "ood" / f"{label}.safetensors")
+        save_file(scores, own_run / "ood" / f"{label}.safetensors")
     summary = json.loads((own_run / "summary.json").read_text())
     how = "resized from 6 x 6 to 4 x 4"
     told = {"examples": 20, "adapted": how, "scores": {"entropy": {"auroc": {"mean": 0.875, "std": None}}}}
@@ -245,18 +243,18 @@ def test_scores_under_shift_and_outside_have_sections_of_their_own(
     (own_run / "summary.json").write_text(json.dumps(summary))
     content = gather(own_run)
     shown = page([content])
-    assert list(content.doubt.outside) == ["<noise>"]
-    assert _sections(shown)[4:6] == ["corruptions", "outside"]
+    assert list(content.uncertainty.ood) == ["<noise>"]
+    assert _sections(shown)[4:6] == ["corruptions", "ood"]
     assert shown.count("by severity.</b>") == 2
     assert "Heat map of accuracy for 2 corruptions and 5 models" in shown
     assert '<td data-value="87.5">87.5</td>' in shown
     assert "<b>Test images and &lt;noise&gt;.</b>" in shown
-    table = shown[shown.index('id="outside"') : shown.index("<b>Test images and")]
-    assert re.findall(r'<tr class="(\w+)">\s*<th scope="row">', table) == ["member", "ensemble", "fold"]
+    table = shown[shown.index('id="ood"') : shown.index("<b>Test images and")]
+    assert re.findall(r'<tr class="(\w+)">\s*<th scope="row">', table) == ["member", "ensemble", "network"]
     assert "20 images; resized from 6 x 6 to 4 x 4" in table
     card = model_card(content)
     assert "| AUROC by entropy, \\<noise\\> (%) | 87.5 | – | 87.5 | 87.5 |" in card
-    assert "beside it only \\<noise\\> were tried" in card
+    assert "other data: only \\<noise\\>" in card
     _are_written_as_files(content, monkeypatch)
     (own_run / "ood/kd.safetensors").write_text("damaged")
     with pytest.raises(EnfoldError, match=r"kd\.safetensors' must hold scores"):
@@ -271,23 +269,23 @@ def _are_written_as_files(content: Content, monkeypatch: pytest.MonkeyPatch) -> 
         (folder / f"{name}.svg").write_text(alt)
         return [folder / f"{name}.svg"]
 
-    monkeypatch.setattr(doubt_blocks, "write_figure", write)
-    found, folder = content.doubt, content.folder / doubt_blocks.FOLDER
-    written = doubt_blocks.doubt_figures(content, folder)
+    monkeypatch.setattr(uncertainty_blocks, "write_figure", write)
+    found, folder = content.uncertainty, content.folder / uncertainty_blocks.FOLDER
+    written = uncertainty_blocks.uncertainty_figures(content, folder)
     listed = json.loads((folder / "figures.json").read_text())["figures"]
     names = [entry["file"].removesuffix(".svg") for entry in listed]
     assert names[:6] == [f"{kind}-{metric}" for kind in ("corruptions", "severities") for metric in METRICS]
     assert names[6:9] == ["reliability-one-member", "reliability-ensemble", "reliability-kd"]
-    assert names[-3:] == ["risk-coverage", "outside-noise", "roc-noise"]
+    assert names[-3:] == ["risk-coverage", "ood-noise", "roc-noise"]
     assert [path.name for path in written[-3:]] == ["roc-noise.svg", "roc-noise.png", "figures.json"]
     for entry in listed:
         assert entry["caption"]
         assert entry["alt"] in html.unescape((folder / entry["file"]).read_text())
     false, true = found.roc["<noise>"]["kd"]
-    assert auroc(*found.outside["<noise>"]["kd"]) == pytest.approx(float(torch.trapezoid(true, false)))
+    assert auroc(*found.ood["<noise>"]["kd"]) == pytest.approx(float(torch.trapezoid(true, false)))
     assert listed_blocks(content) == [], "a page draws these figures itself"
-    with pytest.raises(EnfoldError, match="got a run without predictions"):
-        doubt_blocks.doubt_figures(dataclasses.replace(content, doubt=None, seeds=()), folder)
+    with pytest.raises(EnfoldError, match="need predictions"):
+        uncertainty_blocks.uncertainty_figures(dataclasses.replace(content, uncertainty=None, seeds=()), folder)
 
 
 def test_trainings_under_way_show_how_far_they_are_and_how_long_they_take(own_run: Path) -> None:
@@ -303,7 +301,7 @@ def test_trainings_under_way_show_how_far_they_are_and_how_long_they_take(own_ru
     assert "progress" in _sections(shown)
     assert "<td>2 of 3</td>" in shown
     assert "<td>2.0 s</td>" in shown
-    assert "Training of folds, shares and controls.</b>" in shown
+    assert "Training of steps and controls.</b>" in shown
 
 
 def test_a_difference_is_beyond_noise_where_its_interval_leaves_out_zero() -> None:
@@ -355,8 +353,8 @@ def test_styles_of_others_figures_load_and_cover_nothing(style: str) -> None:
     drawn = (
         f"""<svg xmlns="http://www.w3.org/2000/svg"><g style="{style}" transform="translate(1 2) scale(2)"/></svg>"""
     )
-    shown = inline(drawn, "alt", "f0-")
+    shown = inline_svg(drawn, "alt", "f0-")
     assert "style" not in shown
     assert "translate(1 2) scale(2)" in shown
-    kept = inline(drawn.replace(style, "fill: rgb(1, 2, 3); clip-path: url(#a)"), "alt", "f0-")
+    kept = inline_svg(drawn.replace(style, "fill: rgb(1, 2, 3); clip-path: url(#a)"), "alt", "f0-")
     assert "url(#f0-a)" in kept

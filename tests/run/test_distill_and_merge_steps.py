@@ -9,7 +9,7 @@ import torch
 
 import enfold as library
 from enfold.report.headline import headline
-from enfold.report.table import notes
+from enfold.report.table import table_notes
 from enfold.run.collect import collect
 
 STEPS = """
@@ -185,16 +185,16 @@ def test_what_the_names_of_rows_do_not_say_is_said_below_the_table(enfold, recip
     assert done.code == 0, done.err
     shown = " ".join(done.out.split())
     for line in (
-        "control: the best member, trained on as long as distilled",
-        "control-2: the best member, trained on as long as soft",
-        "of-two, matched, repaired, distilled, soft: folded from the first 2 members, and the gain is that of their ensemble, which has no"
-        " row",
+        "control: the best member, trained further on labels for as many epochs as distilled",
+        "control-2: the best member, trained further on labels for as many epochs as soft",
+        "of-two, matched, repaired, distilled, soft: made from the first 2 members; the gain is that of their "
+        "ensemble, which has no row",
     ):
         assert line in shown
         assert f"{line}.\n" in (out / "table.md").read_text()
     summary = json.loads((out / "summary.json").read_text())
     summary["rows"]["ensemble of 2"] = summary["rows"]["ensemble"]
-    assert "of their ensemble, the row ensemble of 2" in notes(summary)[-1]
+    assert "of their ensemble, the row ensemble of 2" in table_notes(summary)[-1]
 
 
 def test_a_method_with_published_settings_uses_them_and_its_control_trains_as_networks_do(recipe_file):
@@ -254,7 +254,7 @@ def test_a_merge_that_is_a_member_gives_a_warning_and_no_headline(enfold, finish
         assert enfold("drop", finished, label).code == 0
     content = collect(finished)
     assert content.headline is None
-    assert "the weights of soup are a member's own" in headline(content).sentence
+    assert "soup has the weights of a single member" in headline(content).sentence
     asked = collect(finished, label="soup")
     assert f"soup has the weights of member {member}, unchanged." in headline(asked).remarks
 

@@ -12,15 +12,15 @@ import torch
 from safetensors.torch import load_file
 
 from browser import CHROMIUM, Browser
-from enfold.analysis.many import chosen_examples, each, parameters_of, predictions
-from enfold.analysis.plane import diversity_points
+from enfold.analysis.diversity_plane import diversity_points
+from enfold.analysis.states import chosen_examples, each, parameters_of, predictions
 from enfold.analysis.trajectory import cosine_matrix
 from enfold.data.ood import noise
 from enfold.errors import EnfoldError
 from enfold.metrics import nll
 from enfold.metrics.predictions import Predictions
 from enfold.report.landscape import DRAWINGS
-from enfold.report.landscape_words import WORDS
+from enfold.report.landscape_captions import CAPTIONS
 from enfold.run import RunDirectory, parse_recipe, views
 from enfold.run.execute import seed_runs, execute
 from enfold.run.landscape import Asked, stored_parts, study
@@ -142,7 +142,7 @@ def _are_at_odds(found: dict[str, torch.Tensor], said: Predictions, members: Any
 def _can_be_drawn(name: str, content: dict[str, Any], arrays: dict[str, Any]) -> None:
     figure = DRAWINGS[name](content["facts"], arrays)
     assert any(axes.has_data() for axes in figure.axes)
-    words = WORDS[name](content["facts"], arrays, content["settings"])
+    words = CAPTIONS[name](content["facts"], arrays, content["settings"])
     assert words.keys() == {"title", "caption", "alt"}
     assert "up to 50 test examples" in words["caption"]
 
@@ -217,7 +217,7 @@ def test_what_a_part_cannot_do_with_these_networks_is_named_and_the_others_are_m
     monkeypatch.setattr(views, "accuracy", lambda said: 1.0)  # a base network that never errs
     found = study(cell_in(run), run / "landscape", Asked(("diversity", "similarity"), examples=50))
     assert {name: part["state"] for name, part in found.items()} == {"diversity": "left out", "similarity": "computed"}
-    assert "errs at least once" in found["diversity"]["reason"]
+    assert "base_accuracy" in found["diversity"]["reason"]
     assert list(stored_parts(run / "landscape")) == ["similarity"]
 
 

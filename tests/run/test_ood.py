@@ -68,11 +68,13 @@ def test_a_run_scores_its_sets_and_keeps_what_it_scored(enfold, recipe, tmp_path
     assert "epistemic" not in rows["average"]["uncertainty"]
 
     assert collect(out).examples.notice == "", "the data without the class left out are those of the run"
-    monkeypatch.setattr("enfold.report.doubt_blocks.write_figure", lambda make, folder, name, *_: [folder / name] * 2)
+    monkeypatch.setattr(
+        "enfold.report.uncertainty_blocks.write_figure", lambda make, folder, name, *_: [folder / name] * 2
+    )
     drawn = enfold("evaluate", out, "--figures")
     assert drawn.code == 0, drawn.err
     files = {entry["file"] for entry in json.loads((out / "figures/figures.json").read_text())["figures"]}
-    assert files >= {"reliability-ensemble.svg", "risk-coverage.svg", "outside-other.svg", "roc-classes-3.svg"}
+    assert files >= {"reliability-ensemble.svg", "risk-coverage.svg", "ood-other.svg", "roc-classes-3.svg"}
     assert f"{len(files)} figures as .svg and .png written to {out / 'figures'}" in drawn.err
 
 
@@ -138,7 +140,7 @@ def test_official_files_are_scored_under_their_own_name(enfold, official, tmp_pa
     ("old", "new", "message"),
     [
         ("kinds: [fog]", "kinds: [fog, snow]", "snow.npy must exist"),
-        ("val_size: 100", "val_size: 100, exclude_classes: [3]", "CIFAR-10-C holds the test images of CIFAR-10 in"),
+        ("val_size: 100", "val_size: 100, exclude_classes: [3]", "CIFAR-10-C contains the test images of CIFAR-10 in"),
     ],
 )
 def test_official_files_must_be_there_and_of_the_data(enfold, official, tmp_path, old, new, message):

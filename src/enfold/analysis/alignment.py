@@ -1,14 +1,13 @@
-"""Alignment: what soft permutations do to members' weights, how soft they are, and what averaging gives with them.
+"""Statistics of soft permutations: weights before and after alignment, softness, and averages of weights.
 
     distance     mean over rows i of  ‖w_i^(1) - w_i^(2)‖                                     (1)
-    deviation    mean over weights of the deviation over members (of the population)          (2)
+    deviation    mean over weights of the deviation over members (population)          (2)
     correlation  mean over rows i of Pearson's r of w_i^(1) and w_i^(2)                       (3)
     softness     (1/d) Σ_i -Σ_j P_ij ln P_ij / ln d:  0 for a permutation, 1 if uniform       (4)
 
-A row is all weights of a layer that come into one of its outputs, each place of a head or gate for itself. "Before" is
-as members were trained, "after" is P_l W_l P_(l-1)^-1. With more than two members, (1) and (3) are means over all
-pairs. A soft permutation averages rows, which makes them shorter and so nearer to each other whether they agree or not:
-read (1) and (2) beside the rows' lengths, which are given too.
+A row contains all weights of a layer that enter one of its outputs. "Before" are the trained members, "after" is
+P_l W_l P_(l-1)^-1. With more than two members, (1) and (3) are means over all pairs. A soft permutation averages rows,
+which makes them shorter and closer to each other: compare (1) and (2) with the norms of the rows, which are given too.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ TEMPERATURES = (0.1, 0.5, 1.0, 5.0, 10.0)
 
 @dataclass(frozen=True)
 class Aligned:
-    """Members and the matrices that align all but the first of them."""
+    """Members and the matrices that align all but the first to the first."""
 
     members: Ensemble
     groups: tuple[Group, ...]
     matrices: list[Tensor]  # (M - 1, d, d) for each group
 
     def states(self) -> list[State]:
-        """The members after alignment, the first as it is."""
+        """Return the members after alignment; the first is unchanged."""
         first, *others = states_of(self.members)
         return [first, *(mix_units(state, self.groups, self._of(index)) for index, state in enumerate(others))]
 
@@ -61,7 +60,7 @@ class Aligned:
 
 @dataclass(frozen=True)
 class Scores:
-    """One network on test data."""
+    """Scores of one network on test data."""
 
     accuracy: float
     nll: float
@@ -69,7 +68,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Change:
-    """A quantity as it was and as it is after alignment."""
+    """A quantity before and after alignment."""
 
     before: float
     after: float
@@ -81,7 +80,7 @@ class Rows:
 
     layer: str
     units: int  # rows
-    hidden: bool  # whether its rows are aligned themselves, or only what they take in, as of the output layer
+    hidden: bool  # whether its rows are permuted, or only its inputs, as for the output layer
     distance: Change
     deviation: Change
     correlation: Change
@@ -90,18 +89,18 @@ class Rows:
 
 @dataclass(frozen=True)
 class Matrices:
-    """The soft permutations of one group of units, a value for each member that is aligned."""
+    """Statistics of the soft permutations of one group of units, one value per aligned member."""
 
     group: str
     units: int
     softness: list[float]  # (4)
     condition: list[float]  # largest over smallest singular value
-    one_to_one: list[float]  # share of units that are the largest entry of some row
+    one_to_one: list[float]  # fraction of units that are the largest entry of some row
 
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """What one temperature gives; where its matrices became singular, `failed` says so and there is nothing else."""
+    """The result of one temperature; if its matrices became singular, only `failed` is set."""
 
     temperature: float
     accuracy: float | None = None
@@ -115,8 +114,8 @@ def require_soft(options: PermutationOptions) -> None:
     beyond = [name for name in ("universe", "gain") if getattr(options, name)]
     if beyond:
         raise EnfoldError(
-            f"alignment is that of soft permutations to the first member, got permAVG with {', '.join(beyond)}: leave "
-            "that out"
+            f"the analysis supports soft permutations to the first member only, got permAVG with {', '.join(beyond)}: "
+            "omit these options"
         )
 
 
@@ -135,7 +134,7 @@ def learned_alignment(
     if model is None:
         raise EnfoldError(
             f"alignment needs hidden units that may be permuted, but {type(members.skeleton.network).__name__} has "
-            "none that are known: print symmetries(network, example) to see why"
+            "none: print symmetries(network, example) to see why"
         )
     return Aligned(members, model.groups, [each.cpu() for each in model.all_matrices()])
 
@@ -147,15 +146,15 @@ def given_alignment(members: Ensemble, data: Data, options: PermutationOptions, 
     expected = [(members.num_members - 1, group.size, group.size) for group in groups]
     if [tuple(each.shape) for each in matrices] != expected:
         raise EnfoldError(
-            f"there must be one matrix a group and aligned member, {expected} in all, got "
-            f"{[tuple(each.shape) for each in matrices]}: learn them anew"
+            f"matrices must have the shapes {expected}, one per group, got "
+            f"{[tuple(each.shape) for each in matrices]}: train them again"
         )
     return Aligned(members, groups, list(matrices))
 
 
 @torch.no_grad()
 def row_statistics(before: Sequence[State], after: Sequence[State], groups: Sequence[Group]) -> list[Rows]:
-    """Equations (1) to (3) of every layer that some group permutes, in the order of the network."""
+    """Return equations (1) to (3) of every permuted layer, in the order of the network."""
     found = []
     for name, axis, places, hidden in _row_layers(before[0], groups):
         old, new = (
@@ -176,19 +175,19 @@ def row_statistics(before: Sequence[State], after: Sequence[State], groups: Sequ
 
 
 def _row_layers(state: State, groups: Sequence[Group]) -> list[tuple[str, int, list[int], bool]]:
-    """Weights of two axes or more that a group changes: the axis and places of their rows, and if these are hidden."""
+    """Return name, row axis, rows and whether they are hidden, for weights of two or more axes."""
     axes = [axis for group in groups for axis in group.axes if not axis.tied_to]
     found = []
     for name, tensor in state.items():
         own = [axis for axis in axes if axis.name == name]
-        if not own or tensor.ndim < 2 or max(tensor.shape) == tensor.numel():  # a row of one weight tells nothing
+        if not own or tensor.ndim < 2 or max(tensor.shape) == tensor.numel():  # rows of a single weight
             continue
         made = [axis for axis in own if axis.role in ("produces", "meets")]
         if made:
             output = min(axis.axis for axis in made)
             ranges = [range(axis.offset, axis.offset + axis.length) for axis in made if axis.axis == output]
             found.append((name, output, sorted(set().union(*ranges)), True))
-        else:  # the output layer: its rows are classes, which stay in place
+        else:  # the output layer: its rows are classes, which are not permuted
             free = next(iter(sorted(set(range(tensor.ndim)) - {axis.axis for axis in own})), None)
             if free is not None:
                 found.append((name, free, list(range(tensor.shape[free])), False))
@@ -196,17 +195,17 @@ def _row_layers(state: State, groups: Sequence[Group]) -> list[tuple[str, int, l
 
 
 def _distance(rows: Tensor) -> float:
-    """(M, d, n) -> equation (1), mean over pairs."""
+    """Return equation (1), (M, d, n) -> mean over pairs."""
     return _over_pairs(rows, lambda one, other: (one - other).norm(dim=1).mean())
 
 
 def _deviation(rows: Tensor) -> float:
-    """Equation (2)."""
+    """Return equation (2)."""
     return float(rows.std(0, correction=0).mean())
 
 
 def _correlation(rows: Tensor) -> float:
-    """Equation (3), mean over pairs."""
+    """Return equation (3), mean over pairs."""
     return _over_pairs(rows, lambda one, other: _pearson(one, other).mean())
 
 
@@ -220,7 +219,7 @@ def _over_pairs(rows: Tensor, measure: Callable[[Tensor, Tensor], Tensor]) -> fl
 
 
 def _pearson(one: Tensor, other: Tensor) -> Tensor:
-    """Of each row, (d,); a row whose weights are all the same goes with none but an equal one."""
+    """Return the correlation of each row, (d,); that of a constant row is 1 with an equal row, else 0."""
     centred = [each - each.mean(1, keepdim=True) for each in (one, other)]
     sizes = [each.norm(dim=1) for each in centred]
     product = sizes[0] * sizes[1]
@@ -231,7 +230,7 @@ def _pearson(one: Tensor, other: Tensor) -> Tensor:
 
 @torch.no_grad()
 def matrix_statistics(groups: Sequence[Group], matrices: Sequence[Tensor]) -> list[Matrices]:
-    """How soft the matrices of each group are, (M - 1, d, d), and how far from singular and from a permutation."""
+    """Return softness, condition number and fraction of one-to-one units for the matrices (M - 1, d, d)."""
     return [
         Matrices(
             group.name,
@@ -246,7 +245,7 @@ def matrix_statistics(groups: Sequence[Group], matrices: Sequence[Tensor]) -> li
 
 @torch.no_grad()
 def average_scores(members: Ensemble, states: Sequence[State], data: Data) -> Scores:
-    """The mean of states as a network on test data, with batch-norm statistics measured for it."""
+    """Return the scores of the mean of states, with batch-norm statistics estimated again."""
     network = members.network(mean_of(states)).eval()
     reestimate(network, data)
     predictions = predict(network, data.test)
@@ -254,13 +253,13 @@ def average_scores(members: Ensemble, states: Sequence[State], data: Data) -> Sc
 
 
 def mean_scores(members: Ensemble, data: Data) -> Scores:
-    """The mean member on test data."""
+    """Return the scores of the mean member on test data."""
     said = predict(members, data.test)
     return Scores(mean_member(accuracy, said), mean_member(nll, said))
 
 
 def naive_averages(members: Ensemble, data: Data) -> dict[int, Scores]:
-    """The plain average of the first k members for k from 2 to M, and under 1 the mean member."""
+    """Return the scores of the average of the first k members for k from 2 to M, and of the mean member under 1."""
     states = states_of(members)
     averages = {k: average_scores(members, states[:k], data) for k in range(2, len(states) + 1)}
     return {1: mean_scores(members, data), **averages}
@@ -269,7 +268,7 @@ def naive_averages(members: Ensemble, data: Data) -> dict[int, Scores]:
 def temperature_point(members: Ensemble, data: Data, options: PermutationOptions, temperature: float) -> SweepPoint:
     """permAVG learned anew at one temperature."""
     try:
-        # ill-conditioned matrices are what a sweep is there to see
+        # the sweep includes ill-conditioned matrices on purpose
         with warnings.catch_warnings(action="ignore"), titled(f"permAVG at temperature {temperature:g}"):
             return point_of(
                 learned_alignment(members, data, replace(options, temperature=temperature)), data, temperature
@@ -279,7 +278,7 @@ def temperature_point(members: Ensemble, data: Data, options: PermutationOptions
 
 
 def point_of(aligned: Aligned, data: Data, temperature: float) -> SweepPoint:
-    """What an alignment, learned at that temperature, gives."""
+    """Return the scores and the softness of an alignment."""
     scores = average_scores(aligned.members, aligned.states(), data)
     found = matrix_statistics(aligned.groups, aligned.matrices)
     soft = {each.group: sum(each.softness) / len(each.softness) for each in found}
@@ -294,7 +293,7 @@ def temperature_sweep(
 
 
 def plain(found: Any) -> Any:
-    """Dataclasses, in lists and dictionaries too, as what JSON can hold."""
+    """Return dataclasses, also inside lists and dictionaries, as JSON values."""
     if isinstance(found, dict):
         return {str(key): plain(value) for key, value in found.items()}
     if isinstance(found, list | tuple):

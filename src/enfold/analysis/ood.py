@@ -1,4 +1,4 @@
-"""Outside: how well a model's doubt tells the test part from images that are unlike what it learnt from."""
+"""OOD detection: how well uncertainty scores separate test inputs from out-of-distribution inputs."""
 
 from __future__ import annotations
 
@@ -19,30 +19,37 @@ from enfold.metrics.ood import detection, normalised, ood_scores
 from enfold.metrics.predictions import Predictions
 from enfold.progress import progress
 
-INSIDE = "inside"  # the test part, among the names of the sets
-Scores = dict[str, Tensor]  # score -> one number an example
-Detected = dict[str, dict[str, dict[str, float]]]  # set -> score -> figure -> value
+INSIDE = "inside"  # the key of the test split among the names of OOD sets
+Scores = dict[str, Tensor]  # score -> (N,)
+Detected = dict[str, dict[str, dict[str, float]]]  # set -> score -> measure -> value
 
 
 @dataclass(frozen=True)
 class Told:
-    """What one model's scores tell."""
+    """OOD detection results of one model."""
 
     detected: Detected
-    scores: Mapping[str, Scores]  # set -> score -> (N,), the test part under "inside"
+    scores: Mapping[str, Scores]  # set -> score -> (N,), the test split under "inside"
 
 
 def outside_scores(
     models: Mapping[str, nn.Module], data: Data, sets: Sequence[Outside], *, members_of: str | None = None
 ) -> tuple[dict[str, Told], Detected | None]:
-    """AUROC, AUPR and FPR95 of every score of every model for every set; with `members_of` those of its mean member.
+    """Return AUROC, AUPR and FPR95 of every model, OOD set and uncertainty score.
 
-    The scores of a model are those of `ood_scores`; energy and Dempster–Shafer are left out for a model that answers
-    with log-probabilities.
+    Args:
+        models: Networks or ensembles by name.
+        data: Data with the test split.
+        sets: The OOD sets.
+        members_of: The name of an ensemble of which the mean member is evaluated too.
+
+    Returns:
+        The results by model, and those of the mean member (or None). Energy and Dempster–Shafer scores are omitted for
+        models that return log probabilities.
     """
     found: dict[str, Told] = {}
     mean_member: Detected | None = None
-    with progress("sets from outside", len(models) * (len(sets) + 1)) as bar:
+    with progress("OOD sets", len(models) * (len(sets) + 1)) as bar:
         for label, model in models.items():
             said = {INSIDE: answers(model, data, data.test)}
             bar.advance(1)
@@ -51,14 +58,16 @@ def outside_scores(
                 bar.advance(1)
             found[label] = told(said, dirichlet=isinstance(model, Dirichlet))
             if label == members_of:
-                alone = [told({name: each[m : m + 1] for name, each in said.items()}) for m in range(len(said[INSIDE]))]
-                mean_member = mean_detected([each.detected for each in alone])
+                single = [
+                    told({name: each[m : m + 1] for name, each in said.items()}) for m in range(len(said[INSIDE]))
+                ]
+                mean_member = mean_detected([each.detected for each in single])
     return found, mean_member
 
 
 @torch.inference_mode()
 def answers(model: nn.Module, data: Data, part: Part, batch_size: int = 1024) -> Tensor:
-    """The unnormalised logits of every member for every example, (M, N, C), in eval mode, prepared as `data` is."""
+    """Return the logits of every member for every example, (M, N, C), in eval mode, normalized as in `data`."""
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     prepared = data.with_statistics(part) if isinstance(part, Split) else part
     with evaluating(model):
@@ -70,13 +79,13 @@ def answers(model: nn.Module, data: Data, part: Part, batch_size: int = 1024) ->
 
 
 def told(said: Mapping[str, Tensor], *, dirichlet: bool = False) -> Told:
-    """From logits (M, N, C) by set, the test part under "inside"; of a Dirichlet student they are ln α."""
-    bare = normalised(said[INSIDE])
+    """Return the results from logits (M, N, C) by set; those of a Dirichlet student are ln α."""
+    normalized = normalised(said[INSIDE])
     scores = {}
     for name, logits in said.items():
         p = Predictions.from_logits(logits, torch.zeros(logits.shape[1], dtype=torch.long))
         alphas = concentrations(logits[0]) if dirichlet and len(logits) == 1 else None
-        scores[name] = ood_scores(p, None if bare else logits, alphas)
+        scores[name] = ood_scores(p, None if normalized else logits, alphas)
     inside = scores[INSIDE]
     detected = {
         name: {score: detection(inside[score], values) for score, values in each.items()}
@@ -87,7 +96,7 @@ def told(said: Mapping[str, Tensor], *, dirichlet: bool = False) -> Told:
 
 
 def mean_detected(each: Sequence[Detected]) -> Detected:
-    """The mean of every figure, for example over members that are asked alone."""
+    """Return the mean of every measure, for example over single members."""
     return {
         name: {
             score: {figure: fmean(one[name][score][figure] for one in each) for figure in figures}

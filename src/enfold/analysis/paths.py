@@ -1,17 +1,17 @@
-"""Paths between two networks: straight, bent or relaxed; what is on them scores and says.
+"""Paths between two networks: straight lines, Bézier curves and tunnels, and the scores along them.
 
     straight   φ(t) = (1 - t) θ_1 + t θ_2                                                                          (1)
     bezier     φ(t) = (1 - t)² θ_1 + 2 t (1 - t) θ_c + t² θ_2,   θ_c minimises E over t ~ U(0, 1) of L(φ(t))       (2)
-    tunnel     points of (1), trained with the part of every step along θ_2 - θ_1 removed                          (3)
+    tunnel     points of (1), trained with the component of every step along θ_2 - θ_1 removed                     (3)
 
-The straight line between independent trainings climbs a ridge; (2) and (3) go around it: loss stays low all the way
-while the answers change from those of one end to those of the other, so equal loss does not mean equal function.
+The straight line between independently trained networks crosses a barrier; on (2) and (3) the loss stays low while the
+predictions change from those of one end to those of the other: equal loss does not imply equal function.
 
 T. Garipov et al.: Loss Surfaces, Mode Connectivity, and Fast Ensembling of DNNs, NeurIPS 2018, arXiv:1802.10026 (2);
 S. Fort, S. Jastrzębski: Large Scale Structure of Neural Network Loss Landscapes, NeurIPS 2019, arXiv:1906.04724 (3).
 
-Differs from the papers: in (3) positions are projected after each step, which for SGD is to project gradients, holds
-for any optimizer, and lets no rounding add up. Batch-norm statistics are measured anew for every point.
+Differs from the papers: in (3) positions are projected after each step, which equals projected gradients for SGD, works
+with any optimizer, and accumulates no rounding errors. Batch-norm statistics are estimated again for every point.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from enfold.analysis.line import Barrier, excess
-from enfold.analysis.many import BatchNorm, each, mixture, parameters_of, predictions
-from enfold.analysis.plane import disagreement_with
+from enfold.analysis.diversity_plane import disagreement_with
+from enfold.analysis.interpolation import Barrier, excess
+from enfold.analysis.states import BatchNorm, each, mixture, parameters_of, predictions, to_state
 from enfold.analysis.trajectory import cosine_matrix
 from enfold.data import Data
+from enfold.data.convert import Examples
 from enfold.data.dataset import PartName
 from enfold.engines.skeleton import Skeleton, State
 from enfold.engines.tree import Tree
@@ -50,7 +51,7 @@ TUNNEL = TrainConfig(
 
 @dataclass(frozen=True)
 class Along:
-    """What networks along a path score, and how alike they are to its two ends."""
+    """Scores of networks along a path and their similarity to its two ends."""
 
     t: Tensor  # (T,), from 0, the first network, to 1, the second
     loss: Tensor  # (T,), mean cross-entropy in nats
@@ -60,16 +61,17 @@ class Along:
 
     @property
     def barrier(self) -> dict[str, Barrier]:
-        """How far loss and error rise above the chord of the ends."""
+        """Return the barriers of loss and error."""
         return {"loss": excess(self.t, self.loss), "error": excess(self.t, 1 - self.accuracy)}
 
 
-def straight(first: State, second: State, points: int = 21) -> list[State]:
-    """Equation (1) at evenly spaced t; the ends are the networks themselves."""
+def straight(first: State | nn.Module, second: State | nn.Module, points: int = 21) -> list[State]:
+    """Return the states (1) at evenly spaced t; the ends are the networks themselves."""
     if points < 2:
-        raise EnfoldError(f"a path needs its two ends, got {points} points: use 2 or more, 21 are usual")
+        raise EnfoldError(f"points must be at least 2, got {points}: the default is 21")
+    ends = [to_state(first), to_state(second)]
     t = torch.linspace(0, 1, points, dtype=torch.float64)
-    return [mixture([first, second], torch.stack([1 - at, at])) for at in t]  # (1)
+    return [mixture(ends, torch.stack([1 - at, at])) for at in t]  # (1)
 
 
 def matched(network: nn.Module, first: State, second: State, data: Data, *, seed: int = 0) -> State:
@@ -86,15 +88,24 @@ def matched(network: nn.Module, first: State, second: State, data: Data, *, seed
 def along(
     network: nn.Module,
     path: Sequence[State],
-    data: Data,
+    data: Data | Examples,
     *,
     part: PartName = "test",
     examples: int | None = None,
     batch_norm: BatchNorm = "reset",
 ) -> Along:
-    """Scores and similarity of the networks on a path whose points are evenly spaced from end to end.
+    """Return scores and similarity of the networks on a path with evenly spaced points.
 
-    `batch_norm="train"` takes the statistics of each batch, as is usual between members of a share.
+    Args:
+        network: The architecture; it is not modified.
+        path: The states of the networks.
+        data: `Data`, or test examples as `enfold.evaluate` takes them ("reset" needs training data too).
+        part: The split that is evaluated.
+        examples: The number of examples; None for all.
+        batch_norm: "stored", "train" or "reset", as in `answers`.
+
+    Returns:
+        Loss, accuracy, disagreement and cosine along the path.
     """
     said = predictions(network, path, data, part=part, examples=examples, batch_norm=batch_norm)
     own = [parameters_of(network, state) for state in path]
@@ -109,7 +120,7 @@ def along(
 
 
 class Bezier(nn.Module):
-    """Equation (2) as a network to train: in training every batch is asked at a t of its own, else in the middle."""
+    """Equation (2) as a trainable module: in train mode every batch uses a random t, in eval mode t = 0.5."""
 
     def __init__(self, network: nn.Module, first: State, second: State) -> None:
         super().__init__()
@@ -124,13 +135,13 @@ class Bezier(nn.Module):
         )
 
     def train(self, mode: bool = True) -> Bezier:
-        """Train or eval mode, also of the network inside."""
+        """Set the mode of this module and of the network."""
         super().train(mode)
         self.skeleton.network.train(mode)
         return self
 
     def at(self, t: float) -> State:
-        """φ(t), differentiable in the control point; buffers are the control's, but at the ends their own."""
+        """Return φ(t), differentiable with respect to the control point; buffers are those of the control point."""
         first, second = (end.state() for end in self.ends if isinstance(end, Tree))
         if t in (0.0, 1.0):
             return second if t else first
@@ -144,14 +155,14 @@ class Bezier(nn.Module):
         }
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(B, ...) -> (B, C)."""
+        """Return the logits: (B, ...) -> (B, C)."""
         t = float(torch.rand(())) if self.training else 0.5
         with self.skeleton.holding(self.at(t)) as network:
             return member_logits(network, inputs)[0]
 
     @torch.no_grad()
     def path(self, points: int = 21) -> list[State]:
-        """The curve at evenly spaced t."""
+        """Return the states at evenly spaced t."""
         spaced = torch.linspace(0, 1, points, dtype=torch.float64).tolist()
         return [{name: tensor.detach() for name, tensor in self.at(t).items()} for t in spaced]
 
@@ -159,7 +170,7 @@ class Bezier(nn.Module):
 def bezier(
     network: nn.Module, first: State, second: State, data: Data, plan: TrainConfig = BEZIER, *, quiet: bool = False
 ) -> Bezier:
-    """The curve between two networks with a trained control point, which starts in their middle."""
+    """Train and return a Bézier curve between two networks; the control point is initialized at their mean."""
     curve = Bezier(network, first, second)
     fit(curve, data, config=plan, title="curve", quiet=quiet)
     return curve
@@ -170,7 +181,7 @@ class Tunnel(DeepEnsemble):
 
     def __init__(self, network: nn.Module, first: State, second: State, points: int) -> None:
         if points < 3:
-            raise EnfoldError(f"a tunnel needs a point between its two ends, got {points} points: use 3 or more")
+            raise EnfoldError(f"points must be at least 3, got {points}: the default is 11")
         inner = straight(first, second, points)[1:-1]
         skeleton = Skeleton(network)
         super().__init__([skeleton.materialise(state) for state in inner])
@@ -178,13 +189,13 @@ class Tunnel(DeepEnsemble):
         side = {name: (second[name] - first[name]).double() for name in learned}
         length = torch.stack([tensor.square().sum() for tensor in side.values()]).sum().sqrt()
         if not float(length):
-            raise EnfoldError("a tunnel joins two networks, got the same one twice: choose two members")
+            raise EnfoldError("first and second must differ, got the same network twice: choose two members")
         self.direction = {name: tensor / length for name, tensor in side.items()}
         self.start = self.coordinates()
 
     @torch.no_grad()
     def coordinates(self) -> Tensor:
-        """Where the points lie along θ_2 - θ_1, (points - 2,), from the origin."""
+        """Return the coordinates of the points along θ_2 - θ_1, (points - 2,)."""
         held = self.tree.state()
         products = [held[name].flatten(1).double() @ tensor.flatten() for name, tensor in self.direction.items()]
         return torch.stack(products).sum(0)
@@ -211,7 +222,7 @@ def tunnel(
     points: int = 11,
     quiet: bool = False,
 ) -> list[State]:
-    """The relaxed path (3), all its points trained at once; its ends are the networks themselves."""
+    """Train and return the path (3); its ends are the networks themselves."""
     between = Tunnel(network, first, second, points)
     fit(between, data, config=plan, title="tunnel", quiet=quiet)
     return [dict(first), *each(between), dict(second)]

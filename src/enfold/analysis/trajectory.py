@@ -1,11 +1,11 @@
-"""Trajectories: how alike the networks are that trainings pass through, in their weights and in what they say.
+"""Similarity of networks along and between trainings, in weights and in predictions.
 
     cos(θ_i, θ_j) = <θ_i, θ_j> / (‖θ_i‖ ‖θ_j‖),                 θ: all weights and biases                          (1)
-    d(i, j) = (1/N) Σ_n 1[argmax p_i(x_n) ≠ argmax p_j(x_n)],   a metric on the answers                            (2)
+    d(i, j) = (1/N) Σ_n 1[argmax p_i(x_n) ≠ argmax p_j(x_n)],   a metric on predictions                            (2)
 
-Within one training late networks are nearly equal in both; independent trainings are nearly orthogonal in (1) and stay
-apart in (2) though they are equally accurate. A map of predictions, by t-SNE or principal components, shows each
-training as a path of its own, with what is sampled around its end beside it.
+Late networks of one training are nearly equal in both; independently trained networks are nearly orthogonal in (1) and
+differ in (2) although they are equally accurate. A map of predictions (t-SNE or principal components) shows each
+training as a separate path.
 
 S. Fort, H. Hu, B. Lakshminarayanan: Deep Ensembles: A Loss Landscape Perspective, 2019, arXiv:1912.02757.
 """
@@ -19,11 +19,12 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from enfold.analysis.many import each, mixture, parameters_of, predictions
+from enfold.analysis.states import States, each, mixture, parameters_of, predictions, to_states
 from enfold.data import Data
+from enfold.data.convert import Examples
 from enfold.data.dataset import PartName
 from enfold.engines.skeleton import State
-from enfold.ensembles.subspace_sampling import Kind, SubspaceMembers, SubspaceSampling
+from enfold.ensembles.subspace_sampling import Kind, SubspaceSampling
 from enfold.errors import EnfoldError, MissingExtra
 from enfold.metrics import accuracy, disagreement_matrix, per_member
 from enfold.metrics.predictions import Predictions
@@ -34,16 +35,16 @@ MapKind = Literal["tsne", "pca"]
 
 @dataclass(frozen=True)
 class Visited:
-    """K networks of several trainings, the first training's epochs first."""
+    """K networks of several trainings, ordered by training and epoch."""
 
     states: list[State]
-    member: Tensor  # (K,) which training
-    epoch: Tensor  # (K,) after how many epochs
+    member: Tensor  # (K,) index of the training
+    epoch: Tensor  # (K,) number of epochs
 
 
 @dataclass(frozen=True)
 class Similarity:
-    """Equations (1) and (2) of all pairs, and what each network scores."""
+    """Equations (1) and (2) of all pairs, and the accuracy of each network."""
 
     cosine: Tensor  # (K, K)
     disagreement: Tensor  # (K, K)
@@ -52,18 +53,18 @@ class Similarity:
     epoch: Tensor  # (K,)
 
     def split(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """The entries i < j of a matrix within trainings, and those between two."""
+        """Return the entries i < j of a matrix within trainings, and those between trainings."""
         i, j = torch.triu_indices(len(matrix), len(matrix), offset=1)
         same = self.member[i] == self.member[j]
         return matrix[i, j][same], matrix[i, j][~same]
 
 
 def visited(trajectory: Trajectory, members: Sequence[int] | None = None, *, start: bool = True) -> Visited:
-    """What was kept of these trainings; without `start`, not the untrained networks."""
+    """Return the stored networks of trainings; without `start`, without the untrained networks."""
     epochs = [epoch for epoch in trajectory.epochs if epoch or start]
     if not epochs:
         raise EnfoldError(
-            f"a trajectory must hold epochs, but '{trajectory.folder}' has none: train with  trajectory: true  in the "
+            f"trajectory must contain epochs, but '{trajectory.folder}' has none: train with  trajectory: true  in the "
             "recipe, or with fit(..., keep=folder)"
         )
     by_epoch = [each(trajectory.state(epoch)) for epoch in epochs]
@@ -75,9 +76,9 @@ def visited(trajectory: Trajectory, members: Sequence[int] | None = None, *, sta
 
 @torch.no_grad()
 def cosine_matrix(states: Sequence[State]) -> Tensor:
-    """Equation (1) of all pairs, (K, K); zeros are orthogonal to everything but themselves."""
+    """Return equation (1) of all pairs, (K, K); a zero vector is orthogonal to all others."""
     if not states:
-        raise EnfoldError("there must be at least 1 network to compare, got none: pass its parameters")
+        raise EnfoldError("states must contain at least 1 network, got none: pass its parameters")
     products = torch.zeros(len(states), len(states), dtype=torch.float64)
     for name in states[0]:
         if states[0][name].is_floating_point():
@@ -90,24 +91,47 @@ def cosine_matrix(states: Sequence[State]) -> Tensor:
 
 
 def similarity(
-    network: nn.Module, found: Visited, data: Data, *, part: PartName = "test", examples: int | None = 2000
+    network: nn.Module,
+    found: Visited | States,
+    data: Data | Examples,
+    *,
+    part: PartName = "test",
+    examples: int | None = 2000,
 ) -> Similarity:
-    """Both matrices of everything that was visited."""
+    """Return equations (1) and (2) of all pairs of networks.
+
+    Args:
+        network: The architecture; it is not modified.
+        found: The networks of trainings from `visited`, an ensemble, networks, or states.
+        data: `Data`, or test examples as `enfold.evaluate` takes them.
+        part: The split that is predicted.
+        examples: The number of examples; None for all.
+
+    Returns:
+        Both matrices and the accuracy of each network.
+    """
+    if not isinstance(found, Visited):
+        states = list(to_states(found))
+        found = Visited(states, torch.arange(len(states)), torch.zeros(len(states), dtype=torch.long))
     said = predictions(network, found.states, data, part=part, examples=examples)
     cosine = cosine_matrix([parameters_of(network, state) for state in found.states])
-    apart = disagreement_matrix(said) if len(found.states) > 1 else torch.zeros(1, 1, dtype=torch.float64)  # (2)
-    return Similarity(cosine, apart, per_member(accuracy, said), found.member, found.epoch)
+    disagreement = disagreement_matrix(said) if len(found.states) > 1 else torch.zeros(1, 1, dtype=torch.float64)  # (2)
+    return Similarity(cosine, disagreement, per_member(accuracy, said), found.member, found.epoch)
 
 
 def function_map(said: Predictions, kind: MapKind = "tsne", *, perplexity: float = 30.0, seed: int = 0) -> Tensor:
-    """Networks on a plane, (K, 2), near where they say alike: each is one point, its N·C probabilities.
+    """Return a map of networks by their predictions, (K, 2).
 
-    t-SNE needs scikit-learn; where there are few points the perplexity is lowered to a third of them.
+    Args:
+        said: Predictions of at least 3 networks; each is one point of N·C probabilities.
+        kind: "tsne" (needs scikit-learn) or "pca".
+        perplexity: Of t-SNE; at most a third of the number of networks is used.
+        seed: The seed of t-SNE.
     """
     if kind not in get_args(MapKind):
-        raise EnfoldError(f"a map must be one of {', '.join(get_args(MapKind))}, got {kind!r}: choose one")
+        raise EnfoldError(f"kind must be one of {', '.join(get_args(MapKind))}, got {kind!r}: pass one of them")
     if said.num_members < 3:
-        raise EnfoldError(f"a map needs at least 3 networks, got {said.num_members}: keep more epochs")
+        raise EnfoldError(f"a map needs at least 3 networks, got {said.num_members}: store more epochs")
     points = said.log_probs.exp().flatten(1).double()  # (K, N·C)
     centred = points - points.mean(0)
     if kind == "pca":
@@ -116,14 +140,14 @@ def function_map(said: Predictions, kind: MapKind = "tsne", *, perplexity: float
         from sklearn.manifold import TSNE
     except ImportError as error:
         raise MissingExtra("scikit-learn", "report", "a t-SNE map") from error
-    # Distances, which are all that t-SNE asks for, are kept by the principal components of K points.
+    # t-SNE needs distances only, which the principal components of K points preserve.
     reduced = _principal(centred, len(points)).numpy()
     tsne = TSNE(2, perplexity=min(perplexity, (len(points) - 1) / 3), init="pca", random_state=seed, n_jobs=1)
     return torch.from_numpy(tsne.fit_transform(reduced)).double()
 
 
 def _principal(centred: Tensor, rank: int) -> Tensor:
-    """Coordinates on the first principal axes, (K, rank), from the K x K Gram matrix; the largest is positive."""
+    """Return the first principal components, (K, rank), from the Gram matrix; the largest entry is positive."""
     values, vectors = torch.linalg.eigh(centred @ centred.T)  # ascending
     values, vectors = values.flip(0)[:rank].clamp_min(0), vectors.flip(1)[:, :rank]
     signs = vectors.gather(0, vectors.abs().argmax(0, keepdim=True)).sign()
@@ -132,30 +156,35 @@ def _principal(centred: Tensor, rank: int) -> Tensor:
 
 
 def averaged(path: Sequence[State], last: int) -> State:
-    """The mean of a training's last networks: weight averaging inside a mode; batch-norm statistics are to be reset."""
+    """Return the mean of the last networks of a training; its batch-norm statistics must be estimated again."""
     if not 1 <= last <= len(path):
-        raise EnfoldError(f"the last 1 to {len(path)} networks are averaged, got {last}: choose a number between")
+        raise EnfoldError(f"last must be between 1 and {len(path)}, got {last}: choose a number in this range")
     return mixture(path[-last:], torch.full((last,), 1 / last, dtype=torch.float64))
 
 
 @torch.no_grad()
 def sampled(
     network: nn.Module, path: Sequence[State], kind: Kind, num_members: int, data: Data, **settings: Any
-) -> SubspaceMembers:
-    """Members drawn around the end of a training that was kept, as `SubspaceSampling` draws them.
+) -> SubspaceSampling:
+    """Return members sampled around the result of a training, as `SubspaceSampling` samples them.
 
-    `path` is its last networks; `gaussian` and `pca` need at least two; `settings` are the share's.
+    Args:
+        network: The architecture.
+        path: The last networks of the training; "gaussian" and "pca" need at least two.
+        kind: How members are sampled.
+        num_members: The number of members.
+        data: The training data, for batch-norm statistics.
+        **settings: Options of `SubspaceSampling`.
     """
     if kind in ("gaussian", "pca") and len(path) < 2:
-        raise EnfoldError(f"a spread needs 2 or more networks of a training, got {len(path)}: keep more epochs")
-    share = SubspaceSampling(num_members, kind, **{"checkpoints": max(len(path), 2), **settings})
-    members = share(network)
-    members.begin()
+        raise EnfoldError(f"path must contain at least 2 networks for {kind!r}, got {len(path)}: store more epochs")
+    members = SubspaceSampling(network, num_members, kind=kind, **{"checkpoints": max(len(path), 2), **settings})
+    members.on_fit_start(data, TrainConfig())
     centre = members.centre.state()
     for state in path:
         for name, tensor in centre.items():
             tensor.copy_(state[name])
         if kind in ("gaussian", "pca"):
-            members.after_epoch(0, TrainConfig())
-    members.finish(data)
+            members.on_epoch_end(0, TrainConfig())
+    members.on_fit_end(data)
     return members.eval()

@@ -167,7 +167,7 @@ def landscape(
     """
     from enfold.cli.preflight import check_device, open_trusted
     from enfold.report.landscape import landscape_figures
-    from enfold.report.landscape_words import landscape_table
+    from enfold.report.landscape_captions import landscape_table
     from enfold.run.analyses import home
     from enfold.run.execute import find_seed
     from enfold.run.landscape import Asked, stored_parts, study

@@ -18,7 +18,6 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 from enfold.metrics import decomposition, disagreement, pairwise_kl
 from enfold.metrics.predictions import Predictions
-from enfold.registry import method_name
 from enfold.seeds import generator
 
 Place = tuple[str, str]  # whose answers, and where
@@ -54,7 +53,7 @@ def mechanism(
             labels.append(classes.cpu())
     if not labels:
         raise EnfoldError(f"the {part} part must hold examples to be perturbed, got none: name a part that has some")
-    about = {"method": method_name(type(perturb)), "settings": asdict(perturb), "part": part, "seed": seed}
+    about = {"method": type(perturb).__module__.rpartition(".")[2], "settings": asdict(perturb), "part": part, "seed": seed}
     found: dict[str, Any] = {**about, "examples": sum(map(len, labels))}
     for (who, where), pieces in log_probs.items():
         told = Predictions(torch.cat(pieces, dim=1), torch.cat(labels))

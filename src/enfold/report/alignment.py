@@ -1,4 +1,4 @@
-"""Figures of a study of alignment: rows, lines, soft permutations, temperatures, averages and planted pairs."""
+"""Figures of an alignment analysis: rows, lines, soft permutations, temperatures, averages and planted pairs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from enfold.io.files import write_json
+from enfold.report.alignment_groups import Kind, evenly, kinds_of, layer_name, left_out, short, telling
 from enfold.report.alignment_matrices import draw_matrices
-from enfold.report.alignment_units import Kind, evenly, kinds_of, layer_name, left_out, short, telling
 from enfold.report.figure import FAINT, INK, legend_above, write_figure
 from enfold.report.mechanism import arrow
 
@@ -54,7 +54,7 @@ WORDS = {  # of a figure, in the order of a page: its title, and how to read it
     "line": (
         "On the straight line between two members",
         "Accuracy and loss of weights mixed in every proportion. A dip in accuracy, or a hill of loss, is a barrier: "
-        "the two members lie in different valleys. Alignment that works leaves none.",
+        "the two members are in different modes. A good alignment has none.",
     ),
     "averages": (
         "Averages of members' weights",
@@ -62,9 +62,9 @@ WORDS = {  # of a figure, in the order of a page: its title, and how to read it
         "ensemble. Far left is the mean member: an average is worth its name where it does not fall below.",
     ),
     "softness": (
-        "How soft the permutations are",
+        "Softness of the permutations",
         "Entropy of a row of the learned matrix over the largest possible one, by layer, with the number of units: 0 "
-        "is a permutation, 1 mixes all units alike and aligns nothing. Groups of one layer, such as those inside its "
+        "is a permutation, 1 is a uniform mixture. Groups of one layer, such as those inside its "
         "heads, are dots of one line, and the number is their mean.",
     ),
     "matrices": (
@@ -88,7 +88,7 @@ WORDS = {  # of a figure, in the order of a page: its title, and how to read it
     "different": (
         "Members that differ in function",
         "Two members that learned other classes, or other labels, and averages of their weights, on all classes and "
-        "true labels. There is nothing to align here: an average that does well would have learned it anew.",
+        "true labels. No alignment exists here: an average that does well has learned by training.",
     ),
 }
 
@@ -238,8 +238,8 @@ def draw_softness(groups: Sequence[Mapping[str, Any]]) -> Any:
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     less = fill(left_out(kinds, shown, "matrices.json"), 50)
-    axes.set_xlabel("softness\n0: a permutation, 1: all units mixed alike" + (f"\n{less}" if less else ""))
-    axes.set_title("How soft the permutations are", loc="left", size=11)
+    axes.set_xlabel("softness\n0: a permutation, 1: a uniform mixture" + (f"\n{less}" if less else ""))
+    axes.set_title("Softness of the permutations", loc="left", size=11)
     return figure
 
 
@@ -367,7 +367,7 @@ def draw_different(pairs: Sequence[Mapping[str, Any]]) -> Any:
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("accuracy on test data, all classes, true labels (%)")
-    axes.set_title("Members that were taught different things", loc="left", size=11, pad=24)
+    axes.set_title("Members trained on different tasks", loc="left", size=11, pad=24)
     legend_above(axes, handles, ncols=4, columnspacing=1.2, fontsize=9)
     return figure
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from enfold.report.alignment_units import kinds_of, left_out, telling
+from enfold.report.alignment_groups import kinds_of, left_out, telling
 
 Array = npt.NDArray[np.float64]
 

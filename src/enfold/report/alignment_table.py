@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from enfold.report.alignment_units import kinds_of, layer_name, left_out, telling
+from enfold.report.alignment_groups import kinds_of, layer_name, left_out, telling
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -137,7 +137,7 @@ def _planted(points: Sequence[Mapping[str, Any]]) -> Cells:
 
 
 def _different(pairs: Sequence[Mapping[str, Any]]) -> Cells:
-    header = ("taught", "member 1", "member 2", "naive", "weight matching", "permAVG", "correlation, first layer")
+    header = ("task", "member 1", "member 2", "naive", "weight matching", "permAVG", "correlation, first layer")
     cells = [
         [
             f"different {pair['difference']}",
@@ -147,7 +147,7 @@ def _different(pairs: Sequence[Mapping[str, Any]]) -> Cells:
         ]
         for pair in pairs
     ]
-    return "members taught different things: accuracy on test data (%)", header, cells
+    return "members trained on different tasks: accuracy on test data (%)", header, cells
 
 
 CELLS: dict[str, Callable[[Any], Cells]] = {

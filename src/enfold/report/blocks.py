@@ -1,4 +1,4 @@
-"""The blocks that a page is put together from: plain values, which the template escapes and lays out."""
+"""The blocks of a page: plain values, which the template escapes and lays out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from enfold.report.content import Content
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture with how to read it: SVG as text, or anything else as a data address."""
+    """A figure with caption and alt text: SVG as text, other formats as a data URL."""
 
     kind: ClassVar = "figure"
     title: str
@@ -19,8 +19,8 @@ class Figure:
     alt: str
     svg: str = ""
     picture: str = ""
-    paper: bool = False  # keeps a white ground in the dark theme, as its colours were chosen for one
-    small: bool = False  # stands beside others
+    paper: bool = False  # has a white background in the dark theme too, for which its colours were chosen
+    small: bool = False  # several in one line
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Item:
     """A cell of a table."""
 
     text: str
-    aside: str = ""  # a spread or an interval
-    value: float | None = None  # by which it is sorted
+    aside: str = ""  # a standard deviation, an interval or a ratio
+    value: float | None = None  # the sort key
     mark: str = ""  # the kind of the model
 
 
@@ -55,13 +55,13 @@ class Bar:
 
 @dataclass(frozen=True)
 class Card:
-    """One example with what two models say of it."""
+    """One example with the predictions of two models."""
 
     title: str
     truth: str
     alt: str
     picture: str
-    answers: tuple[tuple[str, tuple[Bar, ...]], ...]
+    predictions: tuple[tuple[str, tuple[Bar, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Listing:
-    """Text as it is in a file, folded away under its title."""
+    """The text of a file, collapsed below its title."""
 
     kind: ClassVar = "listing"
     title: str
@@ -84,7 +84,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Notes:
-    """Short remarks, each with what it is about."""
+    """Short remarks, each with its subject."""
 
     kind: ClassVar = "notes"
     notes: tuple[tuple[str, str], ...]
@@ -95,23 +95,23 @@ Block = Figure | Table | Gallery | Listing | Notes
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: for each run by name, its blocks; a name that is empty stands for all runs."""
+    """A section of the page: the blocks of each run by name; an empty name stands for all runs."""
 
     key: str
     title: str
     intro: str
-    parts: tuple[tuple[str, tuple[Block, ...]], ...]
+    runs: tuple[tuple[str, tuple[Block, ...]], ...]
 
 
 Builder = Callable[[Sequence[Content]], Section | None]
 
 
-def of_each(key: str, title: str, intro: str, blocks: Callable[[Content], Sequence[Block]]) -> Builder:
-    """A section of what `blocks` gives for each run; no section where it gives nothing for any."""
+def section_per_run(key: str, title: str, intro: str, blocks: Callable[[Content], Sequence[Block]]) -> Builder:
+    """Return a builder of a section with the blocks of each run, or of None if no run has any."""
 
     def build(contents: Sequence[Content]) -> Section | None:
         parts = [(content.name, tuple(blocks(content))) for content in contents]
-        kept = tuple((name, found) for name, found in parts if found)
-        return Section(key, title, intro, kept) if kept else None
+        present = tuple((name, found) for name, found in parts if found)
+        return Section(key, title, intro, present) if present else None
 
     return build

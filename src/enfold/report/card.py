@@ -1,19 +1,21 @@
-"""The model card: what a reader must know of the shipped network before using it, in Markdown, from stored results."""
+"""The model card of the selected network in Markdown, from stored results."""
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from enfold.data.corruptions.split import OURS
 from enfold.errors import EnfoldError
 from enfold.report.content import ONE, Content, Headline
 from enfold.report.headline import headline
-from enfold.report.sections import gain, signed
-from enfold.report.table import corrupted_name, marked
+from enfold.report.sections import format_difference, gain
+from enfold.report.table import corrupted_name, format_latency, format_markdown, format_spread, recipe_steps, row_title
 
-SCORES = (  # title, where it lies in a row, metric, scale, digits
+SCORES = (  # title, key of the row, metric, scale, digits
     ("accuracy (%)", "scores", "accuracy", 100, 2),
     ("NLL (nats)", "scores", "nll", 1, 4),
     ("Brier", "scores", "brier", 1, 4),
@@ -27,57 +29,60 @@ SCORES = (  # title, where it lies in a row, metric, scale, digits
 
 
 def model_card(content: Content) -> str:
-    """The card of the headline's model; a run without a fold or share has nothing to ship."""
+    """Return the model card of the headline's model.
+
+    Raises:
+        EnfoldError: If the run has no distilled network, merged network or efficient ensemble.
+    """
     found = content.headline
     unchanged = [label for label, row in content.rows.items() if "member" in row]
     if found is None and unchanged:
         raise EnfoldError(
-            f"a model card is about a network that differs from its members, but {', '.join(unchanged)} of "
-            f"'{content.folder}' has the weights of a member, unchanged: distill for more epochs or at a higher rate, "
-            "or merge"
+            f"a model card needs a network that differs from the members, but {', '.join(unchanged)} of "
+            f"'{content.folder}' has the weights of a member: distill for more epochs or with a higher lr, or merge"
         )
     if found is None:
         raise EnfoldError(
-            f"a model card is about an evaluated fold or share, but '{content.folder}' has none: "
-            f"make one with  enfold fold {content.folder} kd{content.trust}"
+            f"a model card needs an evaluated step, but '{content.folder}' has none: "
+            f"create one with  enfold distill {content.folder} kd{content.trust}"
         )
     parts = [
         f"# {_plain(found.label)}, from the run {_plain(content.name)}",
         _plain(headline(content).sentence),
         *_recommended(content, found),
-        "## What it is",
-        _what(content, found),
-        "## How good it is",
+        "## Model",
+        _describe(content, found),
+        "## Quality",
         _scores(content, found),
         "\n".join(f"- {_plain(remark)}" for remark in headline(content).remarks),
-        "## What it costs",
+        "## Cost",
         _cost(content, found),
         "## Limits",
         _limits(content, found),
-        "## How to load it",
+        "## Usage",
         _loading(content, found),
-        "## How it was made",
+        "## Reproducibility",
         _made(content),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def _recommended(content: Content, found: Headline) -> list[str]:
-    """One sentence that recommends the control, where it is better."""
+    """Return one sentence that recommends the control if it is better."""
     if found.control is None or found.to_control is None or found.to_control.mean <= 0:
         return []
-    shown, interval = signed(found.to_control, 1, 4)
+    shown, interval = format_difference(found.to_control, 1, 4)
     noise = "" if found.to_control.lower > 0 else ", which is within noise"
     seed = content.seeds[0]
-    file = (seed.folder / "controls" / f"{found.control}.safetensors").relative_to(content.folder)
+    file = _weights(content, seed.folder, found.control)
     return [
-        f"**Use {_plain(found.control)} ({_code(file)}) instead**: one member trained as long on the labels alone is "
-        f"better; the NLL of {_plain(found.label)} is {shown} nats {interval} above it{noise}."
+        f"**Use {_plain(found.control)} ({_code(file)}) instead**: one member trained further on labels for as many "
+        f"epochs is better; the NLL of {_plain(found.label)} is {shown} nats {interval} above it{noise}."
     ]
 
 
 def _plain(text: str) -> str:
-    """Text in which Markdown and HTML mean nothing."""
+    """Return text with Markdown and HTML escaped."""
     return re.sub(r"([\\`*_{}\[\]<>#|&])", r"\\\1", " ".join(text.split()))
 
 
@@ -86,36 +91,41 @@ def _recipe(content: Content) -> Mapping[str, Any]:
     return recipe
 
 
-def _spec(content: Content, label: str) -> tuple[str, Mapping[str, Any]]:
-    for room in ("folds", "shares"):
-        for each in _recipe(content)[room]:
-            if each["label"] == label:
-                return room, each
-    raise EnfoldError(f"a model card is about a fold or share of the run's recipe, got '{label}': choose one")
+def _step(content: Content, label: str) -> Mapping[str, Any]:
+    for step in recipe_steps(content.summary):
+        if step["label"] == label:
+            return step
+    raise EnfoldError(f"label must name a step of the run's recipe, got '{label}': choose one of its steps")
+
+
+def _weights(content: Content, seed: Path, label: str) -> Path:
+    """Return the file with the weights of a row, relative to the run."""
+    manifest = next(iter(sorted(seed.glob(f"*/{glob.escape(label)}.json"))), seed / f"{label}.json")
+    return manifest.with_name(f"{label}.safetensors").relative_to(content.folder)
 
 
 def _code(value: object) -> str:
-    """Anything as code in a line of Markdown, whatever quotes it holds."""
+    """Return a value as inline code in Markdown."""
     text = " ".join(str(value).split())
     fence = "`" * (max((len(run) for run in re.findall("`+", text)), default=0) + 1)
     return f"{fence} {text} {fence}" if "`" in text else f"{fence}{text}{fence}"
 
 
-def _what(content: Content, found: Headline) -> str:
-    recipe, (room, spec) = _recipe(content), _spec(content, found.label)
-    settings = {key: value for key, value in spec.items() if key not in ("method", "label", "plan") and value}
+def _describe(content: Content, found: Headline) -> str:
+    recipe, spec = _recipe(content), _step(content, found.label)
+    settings = {key: value for key, value in spec.items() if key not in ("method", "label", "plan", "train") and value}
     kind = "A network of your own class" if found.members == 1 else f"A model of {found.members} members"
-    made = "folded from" if room == "folds" else "trained beside"
+    changes, train = spec.get("train") or spec.get("plan"), recipe.get("train") or recipe.get("plan")
     lines = [
-        f"{kind}, {made} {recipe['members']} members by {_code(spec['method'])}"
+        f"{kind}, made by {_code(spec['method'])} in a run with {recipe['members']} members"
         + (f" with {', '.join(_code(f'{key}={value}') for key, value in settings.items())}" if settings else "")
         + ".",
         f"- network: {_code(recipe['network'])}",
         f"- data: {_code(recipe['data']['source'])}",
-        f"- members' plan: {_code(recipe['plan'])}",
+        f"- training of the members: {_code(train)}",
     ]
-    if spec.get("plan"):
-        lines.append(f"- its own changes to the plan: {_code(spec['plan'])}")
+    if changes:
+        lines.append(f"- changes to the training of this step: {_code(changes)}")
     return "\n".join([lines[0], "", *lines[1:]])
 
 
@@ -126,94 +136,92 @@ def _compared(content: Content, found: Headline) -> list[str]:
 
 def _scores(content: Content, found: Headline) -> str:
     rows = _compared(content, found)
-    names = [_plain(marked(row, content.rows[row])) for row in rows]
+    names = [_plain(row_title(row, content.rows[row])) for row in rows]
     lines: list[Sequence[str]] = [["test data", *names], ["---", *("---:" for _ in rows)]]
     for title, place, metric, scale, digits in SCORES:
         values = [(content.rows[row].get(place) or {}).get(metric) for row in rows]
         if any(values):
             title = title.replace("corrupted", corrupted_name(content.rows))
             lines.append([title, *(_spread(value, scale, digits) for value in values)])
-    lines += _outside(content, rows)
+    lines += _ood(content, rows)
     lines.append(["gain recovered", *(gain(content, row) for row in rows)])
     shifts = [content.differences.get(row, {}).get("nll") for row in rows]
     if any(shifts):
-        cells = ["–" if shift is None else " ".join(signed(shift, 1, 4)) for shift in shifts]
+        cells = ["–" if shift is None else " ".join(format_difference(shift, 1, 4)) for shift in shifts]
         lines.append([f"NLL minus the {ONE}'s", *cells])
     seeds = content.summary["seeds"]
     spread = "mean ± standard deviation over seeds" if len(seeds) > 1 else "one seed"
     note = f"{spread}; intervals: 95 %, paired bootstrap over seeds and test examples."
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{note}"
+    return format_markdown(lines) + f"\n\n{note}"
 
 
-def _outside(content: Content, rows: Sequence[str]) -> list[Sequence[str]]:
-    """How well each tells the test part from sets from outside, by the score that every model has."""
+def _ood(content: Content, rows: Sequence[str]) -> list[Sequence[str]]:
+    """Return the AUROC of OOD detection by entropy, which every model has."""
     sets = content.rows[rows[0]].get("ood") or {}
-    told = {name: [(content.rows[row].get("ood") or {}).get(name) for row in rows] for name in sets}
+    results = {name: [(content.rows[row].get("ood") or {}).get(name) for row in rows] for name in sets}
     return [
         [
             f"AUROC by entropy, {_plain(name)} (%)",
             *(_spread((each or {"scores": {}})["scores"].get("entropy", {}).get("auroc"), 100, 1) for each in found),
         ]
-        for name, found in told.items()
+        for name, found in results.items()
     ]
 
 
 def _spread(value: Mapping[str, Any] | None, scale: float, digits: int) -> str:
-    if not value:
-        return "–"
-    text = f"{scale * value['mean']:.{digits}f}"
-    return text if value["std"] is None else f"{text} ± {scale * value['std']:.{digits}f}"
+    return format_spread(value, scale, digits) if value else "–"
 
 
 def _cost(content: Content, found: Headline) -> str:
     rows = [row for row in _compared(content, found) if content.rows[row].get("cost")]
     if not rows:
-        return "It was not measured: the recipe says `cost: false`."
+        return "Not measured (`cost: false` in the recipe)."
     lines: list[Sequence[str]] = [["", *map(_plain, rows)], ["---", *("---:" for _ in rows)]]
     costs = [content.rows[row]["cost"] for row in rows]
     lines.append(["parameters", *(f"{cost['parameters']:,}" for cost in costs)])
     lines.append(["bytes", *(f"{cost['bytes']:,}" for cost in costs)])
-    lines.append(["MFLOPs a prediction", *(f"{cost['flops'] / 1e6:.2f}" for cost in costs)])
+    lines.append(["MFLOPs per prediction", *(f"{cost['flops'] / 1e6:.2f}" for cost in costs)])
     for batch in costs[0]["latency"]:
-        cells = [f"{1e3 * cost['latency'][batch]['median']:.2f}" for cost in costs]
-        lines.append([f"latency at batch {batch} (ms)", *cells])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        cells = [format_latency(cost, batch, False) for cost in costs]
+        lines.append([f"latency at batch size {batch} (ms)", *cells])
+    return format_markdown(lines)
 
 
 def _limits(content: Content, found: Headline) -> str:
     recipe = _recipe(content)
     name = corrupted_name(content.rows)
-    tried = [
+    evaluated = [
         *(["corrupted copies of it" if name == OURS else name] if content.rows[found.label].get("corrupted") else []),
         *map(_plain, content.rows[found.label].get("ood") or {}),
     ]
-    beside = f"beside it only {', '.join(tried)} were tried" if tried else "other data were not tried"
-    lines = [f"- Scores are of the test part of {_code(recipe['data']['source'])}; {beside}."]
+    other = f"other data: only {', '.join(evaluated)}" if evaluated else "no other data were evaluated"
+    lines = [f"- Scores are on the test split of {_code(recipe['data']['source'])}; {other}."]
     if len(content.summary["seeds"]) == 1:
-        lines.append("- One seed: how much another training would differ is not known.")
+        lines.append("- One seed: the variation over training runs is unknown.")
     if not content.rows[found.label].get("corrupted"):
-        lines.append("- Corrupted inputs were not tried: how it fails under shift is not known.")
+        lines.append("- Corrupted inputs were not evaluated: the behaviour under distribution shift is unknown.")
     if not any(seed.ood for seed in content.seeds):
-        lines.append("- Inputs of other kinds were not tried: its confidence says nothing about them.")
+        lines.append("- OOD inputs were not evaluated: its confidence on such inputs is unknown.")
     if found.to_control is not None and found.to_control.upper >= 0:
-        lines.append("- It is not better than its control beyond noise: longer training alone does as well, or better.")
+        lines.append(
+            "- The difference to its control is within noise or worse: more training of one member does as well."
+        )
     if content.rows[found.label].get("warning"):
         lines.append(f"- {_plain(str(content.rows[found.label]['warning']))}")
-    lines.append("- Probabilities are those of the data it was trained on; check calibration anew where they differ.")
+    lines.append("- Calibration was measured on the test split; check it on your own data.")
     return "\n".join(lines)
 
 
 def _loading(content: Content, found: Headline) -> str:
-    room, _ = _spec(content, found.label)
     seed = content.seeds[0]
-    file = (seed.folder / room / f"{found.label}.safetensors").relative_to(content.folder)
+    file = _weights(content, seed.folder, found.label)
     network = _recipe(content)["network"]
     own = ":" in str(network["name"] if isinstance(network, Mapping) else network)
     lines = ["```python", "import enfold", ""]
     lines += [f'model = enfold.load("{file}"{", make_network" if own else ""})  # seed {seed.seed}', "```", ""]
     if found.members == 1:
         lines += [
-            "The values carry the names of the network's own `state_dict`, so enfold is not needed:",
+            "The file has the keys of the network's `state_dict`, so it can be loaded without enfold:",
             "",
             "```python",
             "from safetensors.torch import load_file",
@@ -222,16 +230,14 @@ def _loading(content: Content, found: Headline) -> str:
             "```",
         ]
     else:
-        lines.append(
-            "It answers with one more axis, (members, batch, classes); probabilities are averaged over members."
-        )
+        lines.append("Its output has a member axis, (members, batch, classes); average the probabilities over members.")
     return "\n".join(lines)
 
 
 def _made(content: Content) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in content.versions.items())
     facts = [
-        f"- date: {content.summary.get('date', 'not finished')}",
+        f"- date: {content.summary.get('date', 'in progress')}",
         f"- seeds: {', '.join(map(str, content.summary['seeds']))}",
         f"- versions: {_plain(versions)}",
     ]

@@ -1,4 +1,4 @@
-"""What a page or a card is made from: everything that is stored of one run, read and compared, nothing drawn yet."""
+"""The content of a page or a model card: all stored results of one run, before anything is drawn."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from enfold.metrics import ReliabilityBand, RiskCoverage
 from enfold.metrics.predictions import Predictions
 
 ONE = "mean member"  # the row that all others are compared with
-ONE_MEMBER = "one member"  # where a mean over members makes no sense, as in a diagram
-History = Mapping[str, Any]  # what `enfold.train.history.History.as_dict` gave
+ONE_MEMBER = "one member"  # where a mean over members is not defined, as in a reliability diagram
+History = Mapping[str, Any]  # the result of `enfold.train.history.History.as_dict`
 
 
 @dataclass(frozen=True)
@@ -27,28 +27,28 @@ class Difference:
 
     @property
     def beyond_noise(self) -> bool:
-        """Whether the interval leaves out 0."""
+        """Return whether the interval excludes 0."""
         return self.lower > 0 or self.upper < 0
 
 
 @dataclass(frozen=True)
 class Training:
-    """One training of a run, finished or under way."""
+    """One training of a run, finished or in progress."""
 
-    stage: str  # members/members, folds/NAME, ...
+    stage: str  # members/members, steps/NAME, ...
     seed: int
-    seconds: float | None  # None: it is not finished
-    epochs: int | None = None  # by its plan
+    seconds: float | None  # None while it is in progress
+    epochs: int | None = None  # of its configuration
     history: History | None = None
 
     @property
     def done(self) -> int:
-        """How many epochs are over."""
+        """Return the number of finished epochs."""
         return len(self.history["epochs"]) if self.history else 0
 
     @property
     def seconds_left(self) -> float | None:
-        """At the pace of the epochs so far; None where nothing is known."""
+        """Return the remaining time at the speed of the epochs so far, or None if it is unknown."""
         if self.seconds is not None or not self.history or not self.done or self.epochs is None:
             return None
         pace = sum(epoch["seconds"] for epoch in self.history["epochs"]) / self.done
@@ -61,38 +61,38 @@ class Seed:
 
     seed: int
     folder: Path
-    predictions: Mapping[str, Mapping[str, Predictions]]  # label -> part -> what the model said
+    predictions: Mapping[str, Mapping[str, Predictions]]  # label -> split -> predictions
     corrupted: Mapping[str, Any] | None = None
     ood: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class Headline:
-    """The one network that the run ends with, beside what it is to be compared with."""
+    """The selected network of a run and what it is compared with."""
 
     label: str
-    candidates: int  # from which it was chosen by validation data
-    members: int  # how many networks' answers it gives: 1 for a network
+    candidates: int  # from which it was selected on validation data
+    members: int  # 1 for a network
     control: str | None
     to_control: Difference | None  # in NLL
-    accuracy_gain: float | None  # recovered; None where the ensemble has none beyond noise
+    accuracy_gain: float | None  # recovered; None where the gain of the ensemble is within noise
 
 
 @dataclass(frozen=True)
 class Example:
-    """One test example on which two models differ."""
+    """One test example for which the predictions of two models differ."""
 
     index: int
     truth: int
     distance: float  # total variation, from 0 to 1
     first: Tensor  # (C,) probabilities of the ensemble
-    second: Tensor  # (C,) of the fold
+    second: Tensor  # (C,) of the network
     image: Tensor | None = None  # (C, H, W) uint8
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Where the ensemble and a fold differ most."""
+    """The test examples for which the predictions of the ensemble and a network differ most."""
 
     label: str
     seed: int
@@ -103,14 +103,14 @@ class Examples:
 
 
 @dataclass(frozen=True)
-class Doubt:
-    """What models say of their own certainty, for one seed, by model."""
+class Uncertainty:
+    """Calibration, selective prediction and OOD detection of one seed, by model."""
 
     seed: int
     bands: Mapping[str, ReliabilityBand]
     coverage: Mapping[str, RiskCoverage]
-    score: str  # by which images from outside are told
-    outside: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]]  # set -> model -> of test images, of those from outside
+    score: str  # by which OOD inputs are detected
+    ood: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]]  # set -> model -> scores of test inputs and of OOD inputs
     roc: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]]  # set -> model -> false, true positive rates by that score
 
 
@@ -128,15 +128,24 @@ class Content:
     differences: Mapping[str, Mapping[str, Difference]] = field(
         default_factory=dict
     )  # row -> metric -> minus the mean member
-    controls: Mapping[str, str] = field(default_factory=dict)  # fold -> its control
+    controls: Mapping[str, str] = field(default_factory=dict)  # step -> its control
     headline: Headline | None = None
     examples: Examples | None = None
-    doubt: Doubt | None = None
+    uncertainty: Uncertainty | None = None
     claims: tuple[Mapping[str, Any], ...] = ()
-    trust: str = ""  # behind commands that go on with the run, where it is of code of the user's own
+    trust: str = ""  # appended to commands that continue a run with user code
+
+    @property
+    def table(self) -> Mapping[str, Any]:
+        """Return the summary for tables: with one seed, the ensemble's row has the bootstrap interval of its gain."""
+        gain = self.differences.get("ensemble", {}).get("nll")
+        if gain is None or len(self.summary["seeds"]) > 1:
+            return self.summary
+        ensemble = {**self.rows["ensemble"], "gain_interval": (gain.lower, gain.upper)}
+        return {**self.summary, "rows": {**self.rows, "ensemble": ensemble}}
 
     @property
     def rows(self) -> Mapping[str, Any]:
-        """The models of the run by name."""
+        """Return the results of each model by name."""
         rows: Mapping[str, Any] = self.summary["rows"]
         return rows

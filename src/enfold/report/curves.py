@@ -1,4 +1,4 @@
-"""Learning curves: how trainings went, epoch by epoch, from their stored histories."""
+"""Learning curves from stored histories."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 from enfold.report.blocks import Block, Figure, Item, Table
 from enfold.report.content import Content, Training
 from enfold.report.figure import KINDS, legend_above
-from enfold.report.svg import drawn
+from enfold.report.svg import draw_svg
 
-# Colours that people with any colour vision tell apart (M. Okabe and K. Ito, 2008); dashes do without.
+# A palette for all kinds of colour vision (M. Okabe and K. Ito, 2008); dashes differ too.
 LINES = ("#D55E00", "#009E73", "#CC79A7", "#E69F00", "#0072B2", "#56B4E9")
 DASHES = ("-", "--", "-.", ":")
 
 
 def curve_blocks(content: Content) -> list[Block]:
-    """The members' curves, and those of folds and controls."""
-    told = [training for training in content.trainings if training.done]
-    members = [training for training in told if training.stage.startswith("members/")]
-    others = [training for training in told if not training.stage.startswith("members/")]
+    """Return the curves of the members, and those of steps and controls."""
+    started = [training for training in content.trainings if training.done]
+    members = [training for training in started if training.stage.startswith("members/")]
+    others = [training for training in started if not training.stage.startswith("members/")]
     blocks: list[Block] = []
     if members:
         blocks.append(_members(members))
@@ -30,11 +30,13 @@ def curve_blocks(content: Content) -> list[Block]:
 
 
 def progress_blocks(content: Content) -> list[Block]:
-    """What is still under way, with the time that its plan still takes."""
+    """Return the trainings in progress with the remaining time."""
     open_ = [training for training in content.trainings if training.seconds is None]
     rows = tuple((Item(training.stage), *_progress(training)) for training in open_)
     header = ("training", "seed", "epoch", "time left", "validation NLL (nats)", "validation accuracy (%)")
-    return [Table("Trainings under way, or stopped: a run goes on with --resume.", header, rows)] if rows else []
+    return (
+        [Table("Trainings in progress or stopped; continue a stopped run with --resume.", header, rows)] if rows else []
+    )
 
 
 def _progress(training: Training) -> list[Item]:
@@ -51,7 +53,7 @@ def _progress(training: Training) -> list[Item]:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them."""
+    """Return a duration with its unit."""
     if seconds < 100:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
@@ -65,28 +67,29 @@ def _members(trainings: Sequence[Training]) -> Figure:
     seeds = len(trainings)
     number = len(trainings[0].history["epochs"][0]["train_loss"]) if trainings[0].history else 0
     return Figure(
-        title="The members' training",
+        title="Training of the members",
         caption=(
-            f"A thin line a member ({number} members, {seeds} seed{'s' if seeds > 1 else ''}): its training loss on "
-            "the left, its NLL on validation data on the right, where the thick line is that of their mean prediction. "
-            "Where thin lines still fall at the end, members are not trained to convergence and a fold's extra epochs "
-            "pass for ensembling; the gap between thin and thick is the gain there is to keep."
+            f"Thin lines: one member each ({number} members, {seeds} seed{'s' if seeds > 1 else ''}), training loss on "
+            "the left, validation NLL on the right. Thick lines: the NLL of their mean prediction. Epoch 0 is before "
+            "training. If thin lines still fall at the end, members have not converged, and further training alone "
+            "improves them; the gap between thin and thick lines is the gain of the ensemble."
         ),
         alt=f"Learning curves of {number} members over {trainings[0].done} epochs: training loss and validation NLL",
-        svg=drawn(lambda: draw_members(trainings), "learning curves"),
+        svg=draw_svg(lambda: draw_members(trainings), "learning curves"),
     )
 
 
 def _others(trainings: Sequence[Training]) -> Figure:
     stages = list(dict.fromkeys(training.stage for training in trainings))
     return Figure(
-        title="Training of folds, shares and controls",
+        title="Training of steps and controls",
         caption=(
-            "NLL on validation data after each epoch, a line a seed (mean over members where there are several). A "
-            "fold below its control learns from the ensemble what more epochs alone do not teach."
+            "Validation NLL after each epoch, one line per seed (mean over members of efficient ensembles); epoch 0 is "
+            "the initialization. A distilled network below its control gains more from the ensemble than from more "
+            "epochs."
         ),
         alt=f"Validation NLL by epoch of {', '.join(stages)}",
-        svg=drawn(lambda: draw_others(trainings, stages), "learning curves"),
+        svg=draw_svg(lambda: draw_others(trainings, stages), "learning curves"),
     )
 
 
@@ -105,7 +108,7 @@ def _panels(columns: int, width: float) -> tuple[Any, Any]:
 
 
 def draw_members(trainings: Sequence[Training]) -> Any:
-    """Training loss and validation NLL of every member, and the NLL of their mean prediction."""
+    """Return the figure of training loss and validation NLL of every member and NLL of their mean prediction."""
     from matplotlib.lines import Line2D
 
     figure, (left, right) = _panels(2, 7.6)
@@ -116,15 +119,16 @@ def draw_members(trainings: Sequence[Training]) -> Any:
             _line(right, training, partial(_nth, "validation_nll", number), color=member, lw=0.8)
         _line(right, training, lambda epoch: epoch["ensemble_nll"], color=ensemble, lw=2)
     left.set_ylabel("training loss")
-    right.set_ylabel("NLL on validation data (nats)")
-    handles = [Line2D([], [], color=member, lw=1, label="a member")]
+    right.set_ylabel("validation NLL (nats)")
+    _set_scales(left, right)
+    handles = [Line2D([], [], color=member, lw=1, label="member")]
     legend_above(left, handles)
     legend_above(right, [*handles, Line2D([], [], color=ensemble, lw=2, label="ensemble")], ncols=2)
     return figure
 
 
 def draw_others(trainings: Sequence[Training], stages: Sequence[str]) -> Any:
-    """Validation NLL of every other training, one look a stage."""
+    """Return the figure of the validation NLL of all other trainings, one style per stage."""
     from matplotlib.lines import Line2D
 
     figure, (axes,) = _panels(1, 7.6)
@@ -132,12 +136,32 @@ def draw_others(trainings: Sequence[Training], stages: Sequence[str]) -> Any:
         stage: {"color": LINES[number % len(LINES)], "ls": DASHES[number // len(LINES) % len(DASHES)]}
         for number, stage in enumerate(stages)
     }
+    for stage in stages:
+        if stage.startswith("controls/"):
+            looks[stage]["color"] = KINDS["control"].colour
     for training in trainings:
         _line(axes, training, lambda epoch: _average(epoch["validation_nll"]), lw=1.2, **looks[training.stage])
-    axes.set_ylabel("NLL on validation data (nats)")
+    axes.set_ylabel("validation NLL (nats)")
+    _set_scales(axes)
     handles = [Line2D([], [], lw=1.6, label=stage.split("/", 1)[1], **look) for stage, look in looks.items()]
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, borderaxespad=0)
     return figure
+
+
+def _set_scales(*panels: Any) -> None:
+    """Start at epoch 0, with a log scale where a linear one would hide the last epochs."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for axes in panels:
+        axes.set_xlim(left=0)
+        values = [value for line in axes.lines for value in line.get_ydata()]
+        if not values or min(values) <= 0 or max(values) < 3 * min(values):
+            continue
+        axes.set_yscale("log")
+        axes.set_ylabel(axes.get_ylabel() + ", log scale")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _epochs(training: Training) -> Sequence[Any]:

@@ -1,4 +1,4 @@
-"""Examples on which the ensemble and a fold differ most, as cards with what both say."""
+"""Test examples for which the predictions of the ensemble and of the selected network differ most."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from enfold.errors import MissingExtra
 from enfold.report.blocks import Bar, Block, Card, Gallery
 from enfold.report.content import Content, Example, Examples
 
-ANSWERS = 3  # of each model
+CLASSES = 3  # shown per model
 
 
 def example_blocks(content: Content) -> list[Block]:
-    """The gallery, if there is one."""
+    """Return the gallery of examples, if there is one."""
     found = content.examples
     if found is None or not found.examples:
         return []
     caption = (
-        f"The {len(found.examples)} of {found.total:,} test examples on which the ensemble and {found.label} differ "
-        f"most (seed {found.seed}), by total variation: half the sum of absolute differences of their probabilities, "
-        "from 0 for equal answers to 1. Bars are the classes that each thinks likeliest; the true one is green."
+        f"The {len(found.examples)} of {found.total:,} test examples with the largest total variation distance between "
+        f"the predictions of the ensemble and {found.label} (seed {found.seed}): half the sum of absolute differences "
+        "of probabilities, from 0 to 1. Bars: the most probable classes of each model; the true class is green."
     )
     if found.notice:
         caption += f" ({found.notice[0].upper()}{found.notice[1:]}.)"
@@ -32,11 +32,11 @@ def example_blocks(content: Content) -> list[Block]:
 def _card(example: Example, found: Examples) -> Card:
     truth = _name(found, example.truth)
     return Card(
-        title=f"test example {example.index}, difference {example.distance:.2f}",
+        title=f"test example {example.index}, distance {example.distance:.2f}",
         truth=truth,
         alt=f"test example {example.index}, of class {truth}",
         picture="" if example.image is None else png_address(example.image),
-        answers=(
+        predictions=(
             ("ensemble", _bars(example.first, example, found)),
             (found.label, _bars(example.second, example, found)),
         ),
@@ -44,7 +44,7 @@ def _card(example: Example, found: Examples) -> Card:
 
 
 def _bars(probabilities: Tensor, example: Example, found: Examples) -> tuple[Bar, ...]:
-    likeliest = probabilities.topk(min(ANSWERS, len(probabilities))).indices.tolist()
+    likeliest = probabilities.topk(min(CLASSES, len(probabilities))).indices.tolist()
     return tuple(
         Bar(_name(found, index), 100 * float(probabilities[index]), index == example.truth) for index in likeliest
     )
@@ -55,7 +55,7 @@ def _name(found: Examples, index: int) -> str:
 
 
 def png_address(image: Tensor) -> str:
-    """An image (C, H, W) of bytes as an address that holds the whole picture."""
+    """Return an image (C, H, W) of bytes as a data URL."""
     try:
         from PIL import Image
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Figures from stored results: quality against cost."""
+"""The figure of quality against cost, and the style of all figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from enfold.errors import MissingExtra
 from enfold.io.files import atomic_path
-from enfold.report.labels import Array, distance, leader, place
+from enfold.report.label_placement import Array, distance, leader, place_labels
 
 STYLE: Any = {
     "font.family": "sans-serif",
@@ -35,27 +35,27 @@ class Kind:
     title: str
     colour: str
     marker: str
-    size: float  # in points; shapes of one width do not look equally large
+    size: float  # in points; markers of equal width differ in visual size
 
 
-# Colours that people with any colour vision tell apart (M. Okabe and K. Ito, 2008); shapes do without any colour.
+# A palette for all kinds of colour vision (M. Okabe and K. Ito, 2008); markers differ too.
 KINDS = {
-    "member": Kind("single network", "#56B4E9", "o", 8),
+    "member": Kind("mean member", "#CC79A7", "o", 8),
     "ensemble": Kind("ensemble", "#0072B2", "s", 7),
-    "share": Kind("share", "#009E73", "^", 8),
-    "fold": Kind("fold", "#D55E00", "D", 6.5),
+    "efficient": Kind("efficient ensemble", "#009E73", "^", 8),
+    "network": Kind("distilled or merged", "#D55E00", "D", 6.5),
     "control": Kind("control", "#777777", "X", 8),
 }
 INK, FAINT = "#333333", "#777777"
-LANE = 9.5  # points of type between two markers set side by side
-LINE = 20.0  # height of a row off the scale
-ASIDE = "(points that would cover one another stand side by side)"
-LOG_FROM = 8.0  # a spread of costs beyond which a linear axis squeezes the cheap ones into a corner
+LANE = 9.5  # points between two markers that are drawn side by side
+LINE = 20.0  # height of a row below the scale, in points
+ASIDE = "(overlapping points are drawn side by side)"
+LOG_FROM = 8.0  # ratio of costs above which the axis is logarithmic
 
 
 @dataclass(frozen=True)
 class Point:
-    """One row of a run that has a cost."""
+    """One row of a run with its cost."""
 
     name: str
     kind: str
@@ -65,14 +65,30 @@ class Point:
 
 
 def quality_cost(summary: Mapping[str, Any], folder: Path) -> list[Path]:
-    """NLL against the operations of one prediction, as SVG and PNG; models far off the scale are named below it."""
-    return write_figure(lambda: draw(points_of(summary)), folder, "quality-cost", "the quality-cost figure")
+    """Draw NLL against the FLOPs of one prediction as SVG and PNG; models far off the scale are listed below it.
+
+    Args:
+        summary: The results of a run, as in `summary.json`.
+        folder: Where the files are written.
+
+    Returns:
+        The paths of the files.
+    """
+    return write_figure(lambda: draw(read_points(summary)), folder, "quality-cost", "the quality-cost figure")
 
 
 def write_figure(make: Callable[[], Any], folder: Path, name: str, purpose: str, alt: str = "") -> list[Path]:
-    """What `make` draws, in the style of all figures, as SVG and PNG of that name; `purpose` is for an error.
+    """Write the figure that `make` draws as SVG and PNG.
 
-    `alt` says what is to be seen for those who do not see it; both files carry it as their description.
+    Args:
+        make: Returns a matplotlib figure.
+        folder: Where the files are written.
+        name: The name of the files without a suffix.
+        purpose: What the figure is for, for the error if matplotlib is missing.
+        alt: The alt text, stored as the description of both files.
+
+    Returns:
+        The paths of the files.
     """
     try:
         from matplotlib import style
@@ -82,8 +98,8 @@ def write_figure(make: Callable[[], Any], folder: Path, name: str, purpose: str,
     written = []
     with style.context(["default", STYLE]):
         figure = make()
-        told: dict[str, Any] = {"Description": alt} if alt else {}
-        for ending, about in (("svg", {**told, "Date": None}), ("png", told)):
+        description: dict[str, Any] = {"Description": alt} if alt else {}
+        for ending, about in (("svg", {**description, "Date": None}), ("png", description)):
             path = folder / f"{name}.{ending}"
             with atomic_path(path) as temporary:
                 figure.savefig(temporary, format=ending, dpi=160, metadata=about)
@@ -91,31 +107,30 @@ def write_figure(make: Callable[[], Any], folder: Path, name: str, purpose: str,
     return written
 
 
-def points_of(summary: Mapping[str, Any]) -> list[Point]:
-    """The rows with a cost, each of the kind that the run's recipe gives it."""
-    shares = {each["label"] for each in summary.get("recipe", {}).get("shares", ())}
+def read_points(summary: Mapping[str, Any]) -> list[Point]:
+    """Return the rows of a run that have a cost."""
     points = []
     for name, row in summary["rows"].items():
         if row.get("cost"):
             nll = row["scores"]["nll"]
             cost = row["cost"]["ratios"]["flops"]
-            points.append(Point(name, kind_of(name, shares), cost, nll["mean"], nll["std"] or 0.0))
+            points.append(Point(name, kind_of(name, row), cost, nll["mean"], nll["std"] or 0.0))
     return points
 
 
-def kind_of(name: str, shares: set[str]) -> str:
-    """The kind that a row of a run is of."""
-    if name in shares:
-        return "share"
+def kind_of(name: str, row: Mapping[str, Any]) -> str:
+    """Return the key of `KINDS` for a row of a run; a row with a diversity has several members."""
     if name == "mean member":
         return "member"
-    if name.startswith("ensemble"):
+    if name == "ensemble" or name.startswith("ensemble of "):
         return "ensemble"
-    return "control" if name.startswith("control") else "fold"
+    if name.startswith("control"):
+        return "control"
+    return "efficient" if row.get("diversity") else "network"
 
 
-def near_and_away(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
-    """Points that share a scale, and those so much worse that they would squeeze it (never half of all)."""
+def split_outliers(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
+    """Return the points on the scale, and those with a much larger NLL (less than half of all)."""
     known = sorted(point.nll for point in points if math.isfinite(point.nll))
     if not known:
         return [], list(points)
@@ -127,13 +142,13 @@ def near_and_away(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
 
 
 def draw(points: Sequence[Point]) -> Any:
-    """The figure, not yet written; its artists carry `marker:<name>` or `label:<name>` as their gid."""
+    """Return the figure; its artists have `marker:<name>` or `label:<name>` as their gid."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    near, away = near_and_away(points)
+    near, away = split_outliers(points)
     plot, strip = max(3.4, 0.19 * len(near)), LINE * len(away) / 72
-    figure = Figure(figsize=(7, plot + strip + 1.2), dpi=72, layout="constrained")  # a pixel is a point of type
+    figure = Figure(figsize=(7, plot + strip + 1.2), dpi=72, layout="constrained")  # a pixel is a point
     FigureCanvasAgg(figure)
     grid = {"height_ratios": [plot, strip], "hspace": 0.0} if away else {}
     panels = figure.subplots(2 if away else 1, sharex=True, squeeze=False, gridspec_kw=grid)[:, 0]
@@ -143,10 +158,10 @@ def draw(points: Sequence[Point]) -> Any:
         panels[0].tick_params(axis="x", bottom=False)
         _strip(panels[1], away)
     figure.draw_without_rendering()
-    if not np.array_equal(_pixels(panels[0], near), side_by_side(panels[0], near)):
+    if not np.array_equal(_pixels(panels[0], near), spread_points(panels[0], near)):
         panels[-1].set_xlabel(panels[-1].get_xlabel() + "\n" + ASIDE)
         figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # from here on nothing may move, since labels are placed by what is where
+    figure.set_layout_engine("none")  # labels are placed around artists that must not move any more
     _show_near(panels[0], near)
     return figure
 
@@ -174,9 +189,9 @@ def _words(panels: Any, points: Sequence[Point]) -> None:
     from matplotlib.lines import Line2D
 
     scale = ", log scale" if panels[0].get_xscale() == "log" else ""
-    panels[-1].set_xlabel(f"cost of one prediction (operations, ratio to one network{scale})")
+    panels[-1].set_xlabel(f"FLOPs of one prediction, relative to a single network{scale}")
     panels[0].set_ylabel("NLL on test data (nats; up is better)")
-    panels[0].set_title("The quality of an ensemble at the price of one network", loc="left", pad=24)
+    panels[0].set_title("Quality and cost", loc="left", pad=24)
     kinds = [kind for name, kind in KINDS.items() if any(point.kind == name for point in points)]
     handles = [
         Line2D([], [], ls="", marker=kind.marker, color=kind.colour, ms=kind.size, label=kind.title) for kind in kinds
@@ -200,7 +215,7 @@ def legend_above(axes: Any, handles: Sequence[Any], **changes: Any) -> None:
 
 
 def _strip(axes: Any, away: Sequence[Point]) -> None:
-    """Rows off the scale in a panel of their own, a line each, with an arrow and their value."""
+    """Draw the rows off the scale in a separate panel, with an arrow and their values."""
     axes.set_facecolor("#f4f4f4")
     axes.set_ylim(len(away), 0)
     axes.set_yticks([len(away) / 2], ["off the\nscale"], color=FAINT, size=8)
@@ -234,9 +249,9 @@ def _strip(axes: Any, away: Sequence[Point]) -> None:
 
 def _show_near(axes: Any, near: Sequence[Point]) -> None:
     for point in near:
-        if _leads(point):
+        if _is_reference(point):
             axes.axhline(point.nll, color=KINDS[point.kind].colour, lw=1, ls=":", zorder=0.9)  # over the grid
-    middles = side_by_side(axes, near)
+    middles = spread_points(axes, near)
     shown = axes.transData.inverted().transform(middles) if near else middles
     for point, (cost, nll) in zip(near, shown, strict=True):
         kind = KINDS[point.kind]
@@ -257,8 +272,8 @@ def _show_near(axes: Any, near: Sequence[Point]) -> None:
     _label(axes, near, middles)
 
 
-def _leads(point: Point) -> bool:
-    """Whether all others are compared with it, so that it has a dotted line."""
+def _is_reference(point: Point) -> bool:
+    """Return whether other rows are compared with this one, which then has a dotted line."""
     return point.name in ("mean member", "ensemble")
 
 
@@ -268,13 +283,13 @@ def _pixels(axes: Any, points: Sequence[Point]) -> Array:
 
 
 def _bars(axes: Any, points: Sequence[Point]) -> Array:
-    """Half the height of each error bar in pixels."""
+    """Return half the height of each error bar in pixels."""
     (_, low), (_, high) = axes.transData.transform([(1, 0), (1, 1)])
     return np.array([point.deviation for point in points], dtype=np.float64) * float(abs(high - low))
 
 
-def side_by_side(axes: Any, points: Sequence[Point]) -> Array:
-    """Where points are drawn, in pixels: those that would cover one another are moved aside by whole lanes."""
+def spread_points(axes: Any, points: Sequence[Point]) -> Array:
+    """Return the positions of points in pixels; overlapping points are moved sideways by multiples of `LANE`."""
     middles, bars = _pixels(axes, points), _bars(axes, points)
     moved = middles.copy()
     done: list[int] = []
@@ -282,11 +297,13 @@ def side_by_side(axes: Any, points: Sequence[Point]) -> Array:
     def cost(lane: int, index: int) -> float:
         x, y = middles[index, 0] + lane * LANE, middles[index, 1]
         beside = [each for each in done if abs(moved[each, 0] - x) < LANE - 0.5]
-        apart = [abs(moved[each, 1] - y) for each in beside]
-        shared = (max(0.0, bars[index] + bars[each] - gap) for each, gap in zip(beside, apart, strict=True))
-        return float(1000 * sum(gap < LANE for gap in apart) + 0.5 * sum(shared) + LANE * abs(lane))
+        gaps = [abs(moved[each, 1] - y) for each in beside]
+        overlap = (max(0.0, bars[index] + bars[each] - gap) for each, gap in zip(beside, gaps, strict=True))
+        return float(1000 * sum(gap < LANE for gap in gaps) + 0.5 * sum(overlap) + LANE * abs(lane))
 
-    for index in sorted(range(len(points)), key=lambda each: (not _leads(points[each]), -middles[each, 1], each)):
+    for index in sorted(
+        range(len(points)), key=lambda each: (not _is_reference(points[each]), -middles[each, 1], each)
+    ):
         lane = min((0, 1, -1, 2, -2, 3, -3, 4, -4), key=lambda lane: cost(lane, index))
         moved[index, 0] += lane * LANE
         done.append(index)
@@ -294,28 +311,30 @@ def side_by_side(axes: Any, points: Sequence[Point]) -> Array:
 
 
 def _label(axes: Any, near: Sequence[Point], middles: Array) -> None:
-    """Every name in a free place beside its marker, with a line to it where that is not at once clear."""
+    """Write each name at a free place near its marker, with a line to it if it is far away."""
     from matplotlib.patheffects import withStroke
 
     texts = [axes.text(0, 0, point.name, size=9, color=INK, transform=None, va="bottom") for point in near]
     sizes = np.array([text.get_window_extent().size for text in texts], dtype=np.float64).reshape(-1, 2)
     half = np.array([KINDS[point.kind].size / 2 + 0.5 for point in near])[:, None]
     markers = np.concatenate([middles - half, middles + half], axis=1)
-    boxes = place(markers, sizes, np.asarray(axes.bbox.extents, dtype=np.float64), _lines(axes, near, middles))
+    boxes = place_labels(markers, sizes, np.asarray(axes.bbox.extents, dtype=np.float64), _lines(axes, near, middles))
     back = axes.transData.inverted()
     for point, text, marker, box in zip(near, texts, markers, boxes, strict=True):
         text.remove()
         left, bottom = back.transform(box[:2])
         name = axes.text(left, bottom, point.name, size=9, color=INK, va="bottom", gid=f"label:{point.name}", zorder=4)
-        name.set_path_effects([withStroke(linewidth=2, foreground="white")])  # readable where it must cross a bar
+        name.set_path_effects([withStroke(linewidth=2, foreground="white")])  # readable across a bar
         if distance(marker, box) > LANE:
             axes.plot(*back.transform(leader(marker, box)).T, color=FAINT, lw=0.6, zorder=1)
 
 
 def _lines(axes: Any, near: Sequence[Point], middles: Array) -> Array:
-    """The error bars and the two dotted lines, as thin boxes."""
+    """Return the error bars and the dotted lines as thin boxes."""
     bars = np.stack([np.full(len(near), 2.0), _bars(axes, near)], axis=1)
     upright = np.concatenate([middles - bars, middles + bars], axis=1)
     left, _, right, _ = axes.bbox.extents
-    level = [(left, y - 0.5, right, y + 0.5) for y, point in zip(middles[:, 1], near, strict=True) if _leads(point)]
+    level = [
+        (left, y - 0.5, right, y + 0.5) for y, point in zip(middles[:, 1], near, strict=True) if _is_reference(point)
+    ]
     return np.concatenate([upright, np.array(level, dtype=np.float64).reshape(-1, 4)])

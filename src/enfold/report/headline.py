@@ -1,16 +1,17 @@
-"""The headline of a run: one network, how much of the ensemble's gain it keeps, at what cost, beside its control."""
+"""The headline of a run: one network, its gain recovered, its cost, and its control."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from enfold.report.content import ONE, Content
-from enfold.report.sections import gain, percent, ratio, signed
+from enfold.report.sections import format_difference, format_percent, format_ratio, gain
+from enfold.report.table import WITHIN_NOISE
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A figure and what it is."""
+    """A number with its description."""
 
     figure: str
     words: str
@@ -19,7 +20,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Words:
-    """What a reader shall take away."""
+    """The summary of a run in one sentence, a few numbers and remarks."""
 
     sentence: str
     tiles: tuple[Tile, ...]
@@ -27,11 +28,9 @@ class Words:
 
 
 def headline(content: Content) -> Words:
-    """From stored results; while there are none, it says so."""
+    """Return the headline from stored results, or a note that there are none yet."""
     if not content.rows:
-        return Words(
-            "Nothing is evaluated yet: members, folds and their scores appear here as they are finished.", (), ()
-        )
+        return Words("No results yet. Models and their scores appear here when they have been evaluated.", (), ())
     return Words(_sentence(content), tuple(_tiles(content)), tuple(_remarks(content)))
 
 
@@ -40,33 +39,35 @@ def _sentence(content: Content) -> str:
     members = content.summary["recipe"]["members"]
     if found is None:
         shift = content.differences.get("ensemble", {}).get("nll")
-        words = "" if shift is None else f" NLL changes by {' '.join(signed(shift, 1, 4))} nats."
-        members_alone = [label for label, row in content.rows.items() if "member" in row]
-        own = f"the weights of {', '.join(members_alone)} are a member's own"
-        folded = own if members_alone else "nothing is folded yet"
-        return f"An ensemble of {members} beside its mean member; {folded}.{words}"
-    what = "One network" if found.members == 1 else f"{found.members} members in one model"
+        change = "" if shift is None else f" The NLL changes by {' '.join(format_difference(shift, 1, 4))} nats."
+        unchanged = [label for label, row in content.rows.items() if "member" in row]
+        own = f"{', '.join(unchanged)} has the weights of a single member"
+        status = own if unchanged else "no distilled or merged network yet"
+        return f"An ensemble of {members} and its mean member; {status}.{change}"
+    what = "One network" if found.members == 1 else f"One model of {found.members} members"
+    recovered = gain(content, found.label)
     if content.rows[found.label].get("gain_recovered") is None:
-        return f"{what}, {found.label}: the ensemble of {members} has no gain over its mean member that could be kept."
-    cost = ratio(content, found.label)
-    price = "" if cost is None else f" at {cost} the operations of one network"
-    kept = gain(content, found.label)
-    beside = f"; its control keeps {gain(content, found.control)}" if found.control else ""
-    return f"{what}, {found.label}, keeps {kept} of the gain of a {members}-member ensemble{price}{beside}."
+        return f"{what}, {found.label}: the ensemble of {members} has no gain over its mean member to recover."
+    if recovered == WITHIN_NOISE:
+        return f"{what}, {found.label}: the gain of the {members}-member ensemble over its mean member is within noise."
+    cost = format_ratio(content, found.label)
+    price = "" if cost is None else f" at {cost} the FLOPs of a single network"
+    control = f"; its control recovers {gain(content, found.control)}" if found.control else ""
+    return f"{what}, {found.label}, recovers {recovered} of the gain of a {members}-member ensemble{price}{control}."
 
 
 def _tiles(content: Content) -> list[Tile]:
     found = content.headline
-    if found is None or content.rows[found.label].get("gain_recovered") is None:
+    if found is None or gain(content, found.label) in ("–", WITHIN_NOISE):
         return []
-    kind = "fold" if found.members == 1 else "share"
-    tiles = [Tile(gain(content, found.label), f"of the ensemble's gain in NLL is kept by {found.label}", kind)]
-    cost, dear = ratio(content, found.label), ratio(content, "ensemble")
-    if cost and dear:
-        tiles.append(Tile(cost, f"the operations of one network; the ensemble takes {dear}", kind))
+    kind = "network" if found.members == 1 else "efficient"
+    tiles = [Tile(gain(content, found.label), f"of the ensemble's gain in NLL recovered by {found.label}", kind)]
+    cost, reference = format_ratio(content, found.label), format_ratio(content, "ensemble")
+    if cost and reference:
+        tiles.append(Tile(cost, f"the FLOPs of a single network; the ensemble needs {reference}", kind))
     if found.control:
-        words = f"is kept by the {found.control}: one member, trained as long"
-        tiles.append(Tile(gain(content, found.control), words, "control"))
+        text = f"recovered by the {found.control}: one member trained further on labels for as many epochs"
+        tiles.append(Tile(gain(content, found.control), text, "control"))
     return tiles
 
 
@@ -74,24 +75,25 @@ def _remarks(content: Content) -> list[str]:
     found, remarks = content.headline, []
     ensemble, seeds = content.differences.get("ensemble", {}).get("nll"), len(content.summary["seeds"])
     if ensemble is not None:
-        shown, interval = signed(ensemble, 1, 4)
+        shown, interval = format_difference(ensemble, 1, 4)
         remarks.append(f"Ensemble minus {ONE}: {shown} nats of NLL {interval}.")
     if found is None:
         return remarks
     if "member" in content.rows[found.label]:
         remarks.append(f"{found.label} has the weights of member {content.rows[found.label]['member'][0]}, unchanged.")
     if found.to_control is not None:
-        shown, interval = signed(found.to_control, 1, 4)
+        shown, interval = format_difference(found.to_control, 1, 4)
         verdict = ": the control is better" if found.to_control.lower > 0 else ", which is within noise"
         verdict = "" if found.to_control.upper < 0 else verdict
         remarks.append(f"{found.label} minus {found.control}: {shown} nats of NLL {interval}{verdict}.")
     elif found.members == 1:
-        remarks.append("No control was trained for it, as it needs no training of its own.")
+        remarks.append("It has no control, because the method does not train.")
     if found.accuracy_gain is not None:
-        remarks.append(f"Of the ensemble's gain in accuracy it keeps {percent(found.accuracy_gain)}.")
+        remarks.append(f"It recovers {format_percent(found.accuracy_gain)} of the ensemble's gain in accuracy.")
     elif ensemble is not None:
-        remarks.append("The ensemble's own gain in accuracy is within noise, so none is given for it.")
+        remarks.append("The ensemble's gain in accuracy is within noise, so no recovered fraction is given for it.")
     if found.candidates > 1:
-        remarks.append(f"It was chosen from {found.candidates} by its NLL on validation data.")
-    remarks.append("One seed: the spread over trainings is not known." if seeds == 1 else f"{seeds} seeds, mean ± std.")
+        remarks.append(f"It was selected from {found.candidates} models by NLL on validation data.")
+    one = "One seed: the variation over training runs is unknown."
+    remarks.append(one if seeds == 1 else f"{seeds} seeds, mean ± standard deviation.")
     return remarks

@@ -1,4 +1,4 @@
-"""Figures of a run's landscape, each with words that say how to read it."""
+"""Figures of a loss landscape, with captions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy.typing as npt
 
 from enfold.io.files import write_json
 from enfold.report.figure import FAINT, INK, write_figure
-from enfold.report.landscape_words import WORDS, called
+from enfold.report.landscape_captions import CAPTIONS, called
 
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Any]  # tensors or arrays by name
 Facts = Mapping[str, Any]
 
-# Colours that people with any colour vision tell apart (M. Okabe and K. Ito, 2008); shapes and dashes do without.
+# A palette for all kinds of colour vision (M. Okabe and K. Ito, 2008); markers and dashes differ too.
 RUNS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 SAMPLES = {"random": "x", "dropout": "+", "gaussian": "s", "pca": "D", "pca_random": "<"}
 SHAPES = {"training": ".", "averaged": "*", **SAMPLES}
@@ -43,17 +43,17 @@ PATHS = {
 NAMED = {"accuracy": "accuracy (%)", "nll": "NLL (nats)", "brier": "Brier score", "ece": "ECE (%)"}
 PERCENT = ("accuracy", "ece")
 LOSS = "loss (nats), log scale"
-LOW, HIGH = "cividis", "cividis_r"  # one scale, dark to bright, that prints in grey and suits any colour vision
+LOW, HIGH = "cividis", "cividis_r"  # also readable in grey
 
 
 def landscape_figures(parts: Mapping[str, tuple[Facts, Arrays]], folder: Path) -> list[Path]:
-    """Draw every part that is there as SVG and PNG, and list them with caption and alt text in figures.json."""
+    """Write every available figure as SVG and PNG, and list them with caption and alt text in figures.json."""
     written, listed = [], []
     for name, (content, tensors) in parts.items():
         arrays = {key: np.asarray(tensor) for key, tensor in tensors.items()}
         make = partial(DRAWINGS[name], content["facts"], arrays)
         written += write_figure(make, folder, name, "the figures of a landscape")
-        listed.append({"file": f"{name}.svg", **WORDS[name](content["facts"], arrays, content["settings"])})
+        listed.append({"file": f"{name}.svg", **CAPTIONS[name](content["facts"], arrays, content["settings"])})
     write_json(folder / "figures.json", {"figures": listed})
     return [*written, folder / "figures.json"]
 
@@ -68,16 +68,16 @@ def _figure(width: float, height: float, rows: int = 1, columns: int = 1, **chan
 
 
 def draw_similarity(facts: Facts, arrays: Arrays) -> Any:
-    """Both matrices, one block a training."""
+    """Return the figure of both similarity matrices, one block per training."""
     figure, ((left, right),) = _figure(8.4, 4.1, 1, 2)
     member = arrays["member"]
     starts = [int(np.argmax(member == run)) for run in np.unique(member)]
     ends = [*starts[1:], len(member)]
-    scales = (("cosine", "cosine of the weights", 1.0, LOW), ("disagreement", "different answers (%)", 100.0, HIGH))
+    scales = (("cosine", "cosine of the weights", 1.0, LOW), ("disagreement", "disagreement (%)", 100.0, HIGH))
     for axes, (name, title, scale, colours) in zip((left, right), scales, strict=True):
         matrix = scale * arrays[name]
         low = min(0.0, float(matrix.min())) if name == "cosine" else 0.0
-        trained = arrays["epoch"] != 0  # untrained networks differ from all others, which would take up the whole scale
+        trained = arrays["epoch"] != 0  # untrained networks would dominate the scale
         high = float(matrix[np.ix_(trained, trained)].max())
         image = axes.imshow(matrix, cmap=colours, vmin=low, vmax=high, interpolation="nearest")
         figure.colorbar(image, ax=axes, shrink=0.8, pad=0.03)
@@ -97,7 +97,7 @@ def draw_similarity(facts: Facts, arrays: Arrays) -> Any:
 
 
 def draw_map(facts: Facts, arrays: Arrays) -> Any:
-    """Trainings as paths and samples as shapes, by t-SNE and by principal components."""
+    """Return the maps of predictions by t-SNE and by principal components."""
     from matplotlib.lines import Line2D
 
     figure, (panels,) = _figure(9, 4.9, 1, 2)
@@ -124,7 +124,7 @@ def draw_map(facts: Facts, arrays: Arrays) -> Any:
             marker=SHAPES[kind],
             ms=9 if kind in ("averaged", "training") else 6,
             **_hollow(kind, INK),
-            label=words.get(kind, _samples_called(kind)),
+            label=words.get(kind, _group_label(kind)),
         )
         for kind in kinds
     ]
@@ -136,7 +136,7 @@ def _hollow(kind: str, colour: str) -> dict[str, Any]:
     return {"mfc": "none", "mec": colour} if SHAPES[kind] in HOLLOW else {}
 
 
-def _samples_called(group: str) -> str:
+def _group_label(group: str) -> str:
     return f"{called(group)} samples" if group in SAMPLES else group
 
 
@@ -150,7 +150,7 @@ def _plot_kind(axes: Any, points: Array, kind: str, colour: str) -> None:
 
 
 def draw_diversity(facts: Facts, arrays: Arrays) -> Any:
-    """Points between the two limits."""
+    """Return the figure of diversity against accuracy with both limits."""
     figure, ((axes,),) = _figure(7, 4.6)
     a = 100 * arrays["limits/accuracy"]
     axes.plot(a, arrays["limits/upper"], color=INK, lw=1.2)
@@ -166,7 +166,7 @@ def draw_diversity(facts: Facts, arrays: Arrays) -> Any:
         filled = {"mfc": "none"} if marker in HOLLOW else {}
         x, y = 100 * arrays[f"{group}/accuracy"], arrays[f"{group}/diversity"]
         shown = np.isfinite(y) & (x >= low)
-        label = {"averaged": "averaged weights"}.get(group, _samples_called(group))
+        label = {"averaged": "averaged weights"}.get(group, _group_label(group))
         label += "" if shown.any() else f" (at {x.mean():.0f} %, off the scale)"
         size = {"*": 12, "o": 7}.get(marker, 6)
         handles += axes.plot(x[shown], y[shown], marker, ls="", color=colour, ms=size, label=label, **filled)
@@ -178,16 +178,16 @@ def draw_diversity(facts: Facts, arrays: Arrays) -> Any:
     axes.set_xlim(low, max(base, float(seen.max())) + 0.02 * (base - low))
     axes.set_ylim(-0.03, 1.04 * float(np.nanmax(arrays["limits/upper"])))
     axes.set_xlabel("accuracy (%)")
-    axes.set_ylabel("different answers / own errors")
+    axes.set_ylabel("disagreement / error rate")
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=9, borderaxespad=0)
     return figure
 
 
 def _name_limits(axes: Any, arrays: Arrays, low: float) -> None:
-    """A word on each curve, ending where the curve has not come to yet."""
+    """Label both curves."""
     a = 100 * arrays["limits/accuracy"]
     at = int(np.argmin(abs(a - (low + 0.55 * (a[-1] - low)))))
-    for name, word, below in (("upper", "independent errors", False), ("lower", "base, answers flipped", True)):
+    for name, word, below in (("upper", "independent errors", False), ("lower", "base with random changes", True)):
         axes.annotate(
             word,
             (a[at], arrays[f"limits/{name}"][at]),
@@ -201,7 +201,7 @@ def _name_limits(axes: Any, arrays: Arrays, low: float) -> None:
 
 
 def draw_paths(facts: Facts, arrays: Arrays) -> Any:
-    """Loss, accuracy and answers along every path."""
+    """Return the figure of loss, accuracy and disagreement along every path."""
     figure, (panels,) = _figure(9.6, 3.9, 1, 3)
     shares = iter(("#CC79A7", "#E69F00", "#0072B2"))
     handles = []
@@ -213,11 +213,11 @@ def draw_paths(facts: Facts, arrays: Arrays) -> Any:
         if not path.startswith("ensemble"):
             for end, width in ((0, 1.8), (1, 0.9)):
                 panels[2].plot(t, 100 * arrays[f"{path}/disagreement"][end], color=colour, ls=dashes, lw=width)
-    titles = ("loss (nats)", "accuracy (%)", "answers unlike an end's (%)")
+    titles = ("loss (nats)", "accuracy (%)", "disagreement with an end (%)")
     for axes, title in zip(panels, titles, strict=True):
         axes.set_title(title, loc="left", size=11)
-        axes.set_xticks([0, 0.5, 1], ["run 1", "half-way", "run 2"])
-    panels[2].set_xlabel("thick: unlike run 1's, thin: unlike run 2's", color=FAINT)
+        axes.set_xticks([0, 0.5, 1], ["run 1", "middle", "run 2"])
+    panels[2].set_xlabel("thick: with run 1, thin: with run 2", color=FAINT)
     losses = np.concatenate([arrays[f"{path}/loss"] for path in facts["paths"]])
     if losses.max() > 8 * max(losses.min(), 1e-9):
         _log_scale(panels[0])
@@ -239,19 +239,19 @@ def _log_scale(axes: Any) -> None:
 
 
 def draw_plane(facts: Facts, arrays: Arrays) -> Any:
-    """Accuracy, or loss, and disagreement over a plane of weights, with the networks that span it."""
-    from matplotlib.colors import PowerNorm  # few other answers tell two functions apart, many are all the same
+    """Return the maps of loss or accuracy and disagreement over a plane of weights."""
+    from matplotlib.colors import PowerNorm  # resolves small disagreements
 
     radial = facts["kind"] == "radial"
     maps = [("accuracy (%)", 100 * arrays["accuracy"], LOW)]
     if not radial:
         maps.insert(0, (LOSS, np.log10(arrays["loss"]), HIGH))
     for run in range(2 if radial else 1):
-        maps.append((f"answers unlike run {run + 1}'s (%)", 100 * arrays["disagreement"][run], HIGH))
+        maps.append((f"disagreement with run {run + 1} (%)", 100 * arrays["disagreement"][run], HIGH))
     u, v = arrays["u"], arrays["v"]
-    figure, (panels,) = _figure(10.2, 1.2 + 3.05 * np.ptp(v) / np.ptp(u), 1, 3, sharey=True)  # nothing is distorted
+    figure, (panels,) = _figure(10.2, 1.2 + 3.05 * np.ptp(v) / np.ptp(u), 1, 3, sharey=True)  # equal scales
     for axes, (title, values, colours) in zip(panels, maps, strict=True):
-        norm = PowerNorm(0.5, 0, max(float(values.max()), 1.0)) if title.startswith("answers") else None
+        norm = PowerNorm(0.5, 0, max(float(values.max()), 1.0)) if title.startswith("disagreement") else None
         shown = axes.pcolormesh(u, v, values, cmap=colours, norm=norm, shading="nearest", rasterized=True)
         if np.ptp(values):
             levels: Any = 8 if norm is None else (5, 10, 20, 40, 60, 80)
@@ -266,11 +266,11 @@ def draw_plane(facts: Facts, arrays: Arrays) -> Any:
         axes.set_title(title, loc="left", size=11)
         axes.set_aspect("equal")
         axes.grid(visible=False)
-        axes.set_xlabel("length of weights along the first axis", size=9, color=FAINT)
+        axes.set_xlabel("first axis (norm of weights)", size=9, color=FAINT)
         _mark(axes, arrays["places"], radial)
         axes.set_xlim(u[0], u[-1])
         axes.set_ylim(v[0], v[-1])
-    panels[0].set_ylabel("along the second", size=9, color=FAINT)
+    panels[0].set_ylabel("second axis", size=9, color=FAINT)
     return figure
 
 
@@ -289,7 +289,7 @@ def _mark(axes: Any, places: Array, origin: bool) -> None:
 
 
 def draw_sizes(facts: Facts, arrays: Arrays) -> Any:
-    """Scores of clean data over modes and over samples of one mode, on one scale; by severity, one mode and all."""
+    """Return the figure of scores by number of modes, by samples of one mode, and by severity."""
     severities = facts["severities"]
     rows = ["modes", *(["samples"] if facts["within"] else []), *(["severity"] if len(severities) > 1 else [])]
     figure, panels = _figure(10.2, 2.7 * len(rows) + 0.6, len(rows), 4)
@@ -318,7 +318,7 @@ def draw_sizes(facts: Facts, arrays: Arrays) -> Any:
 
 
 def _counted(axes: Any, values: Array, **style: Any) -> list[Any]:
-    """Values for 1, 2, 3 of something."""
+    """Plot values for 1, 2, 3, ... items."""
     lines: list[Any] = axes.plot(range(1, len(values) + 1), values, **style)
     return lines
 
@@ -342,8 +342,8 @@ def _name_sizes(place: Mapping[str, Any], arrays: Arrays, facts: Facts) -> None:
         place["severity"][0].set_ylabel(f"pale: 1 mode; full: {count}", color=FAINT, size=9)
 
 
-def draw_outside(facts: Facts, arrays: Arrays) -> Any:
-    """A row a set, a mark a group: how far its networks are at odds there."""
+def draw_ood(facts: Facts, arrays: Arrays) -> Any:
+    """Return the dot plot of the Jensen-Shannon divergence, one row per set and one marker per group."""
     sets = facts["sets"]
     figure, ((axes,),) = _figure(7.6, 1.5 + 0.42 * len(sets))
     handles = []
@@ -351,7 +351,7 @@ def draw_outside(facts: Facts, arrays: Arrays) -> Any:
         colour, _, marker = GROUPS[group]
         filled = {"mfc": "none"} if marker in HOLLOW else {}
         values = [float(arrays[f"{group}/{where}"]) for where in sets]
-        label = _samples_called(group)
+        label = _group_label(group)
         handles += axes.plot(values, range(len(sets)), marker, ls="", color=colour, ms=7, label=label, **filled)
     axes.set_yticks(range(len(sets)), sets)
     axes.set_ylim(len(sets) - 0.5, -0.5)
@@ -370,5 +370,5 @@ DRAWINGS: dict[str, Callable[[Facts, Arrays], Any]] = {
     "radial": draw_plane,
     "three": draw_plane,
     "sizes": draw_sizes,
-    "outside": draw_outside,
+    "outside": draw_ood,
 }

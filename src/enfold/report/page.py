@@ -1,4 +1,4 @@
-"""The page: one HTML file with everything in it, which asks nothing of any network and runs no code but its own."""
+"""The report page: one self-contained HTML file that loads nothing and runs only its own script."""
 
 from __future__ import annotations
 
@@ -15,16 +15,27 @@ from enfold.report.blocks import Figure, Section
 from enfold.report.content import Content
 from enfold.report.headline import headline
 from enfold.report.sections import sections
-from enfold.report.svg import inline
+from enfold.report.svg import inline_svg
 
 PARTS = ("page.html", "blocks.html", "error.html")
 
 
 def page(contents: Sequence[Content], *, live: str | None = None) -> str:
-    """The page of one run or of several side by side; with the stamp of a live one, it asks its server for more."""
-    contents = named_apart(contents)
+    """Return the HTML page of one run, or of several runs side by side.
+
+    Args:
+        contents: The results of each run.
+        live: The stamp of a page that is served while its run is in progress; the page reloads when it changes.
+
+    Returns:
+        The HTML text.
+
+    Raises:
+        EnfoldError: If a run is given twice.
+    """
+    contents = distinguish_names(contents)
     found = sections(contents)
-    figures = _inlined(found)
+    figures = _inline_figures(found)
     return _render(
         "page.html",
         live=live,
@@ -37,12 +48,12 @@ def page(contents: Sequence[Content], *, live: str | None = None) -> str:
     )
 
 
-def named_apart(contents: Sequence[Content]) -> list[Content]:
-    """Runs of one name told apart by their folders; one run twice is refused."""
+def distinguish_names(contents: Sequence[Content]) -> list[Content]:
+    """Return the runs with their folders added to names that occur more than once."""
     runs = [(content.name, content.folder.resolve()) for content in contents]
     for run in runs:
         if runs.count(run) > 1:
-            raise EnfoldError(f"a page shows each run once, got '{run[1]}' {runs.count(run)} times: name it once")
+            raise EnfoldError(f"a page shows each run once, got '{run[1]}' {runs.count(run)} times: pass it once")
     names = [content.name for content in contents]
     return [
         replace(content, name=f"{content.name} ({content.folder})") if names.count(content.name) > 1 else content
@@ -51,12 +62,12 @@ def named_apart(contents: Sequence[Content]) -> list[Content]:
 
 
 def error_page(message: str, live: str) -> str:
-    """What a live page shows while its run cannot be read."""
+    """Return the page that is served while the run cannot be read."""
     return _render("error.html", live=live, message=message, title="enfold")
 
 
 def plain(content: Any) -> Any:
-    """The same with None for what JSON has no word for: NaN and infinity."""
+    """Return the content with None in place of NaN and infinity, which JSON cannot represent."""
     if isinstance(content, dict):
         return {str(key): plain(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
@@ -64,11 +75,11 @@ def plain(content: Any) -> Any:
     return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
-def _inlined(found: Sequence[Section]) -> dict[int, str]:
-    """Every SVG figure with ids of its own."""
-    blocks = [block for section in found for _, part in section.parts for block in part if isinstance(block, Figure)]
+def _inline_figures(found: Sequence[Section]) -> dict[int, str]:
+    """Return the SVG of each figure with unique ids."""
+    blocks = [block for section in found for _, part in section.runs for block in part if isinstance(block, Figure)]
     return {
-        id(block): inline(block.svg, block.alt, f"f{number}-", block.title)
+        id(block): inline_svg(block.svg, block.alt, f"f{number}-", block.title)
         for number, block in enumerate(blocks)
         if block.svg
     }
@@ -89,7 +100,7 @@ def _render(name: str, *, live: str | None, **values: Any) -> str:
     script = read["page.js"]
     if "figure" in values:
         inlined = values["figure"]
-        values["figure"] = lambda block: Markup(inlined(block))  # noqa: S704 - cleaned by `inline`
+        values["figure"] = lambda block: Markup(inlined(block))  # noqa: S704 - sanitized by `inline_svg`
     return environment.get_template(name).render(
         style=Markup(read["page.css"]),  # noqa: S704 - our own file
         script=Markup(script),  # noqa: S704 - our own file
@@ -100,10 +111,10 @@ def _render(name: str, *, live: str | None, **values: Any) -> str:
 
 
 def _policy(script: str, live: bool) -> str:
-    """Nothing may be loaded, and of all code in the page the one script that is ours may run."""
+    """Return a content security policy that loads nothing and runs only the script of this package."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    asked = "; connect-src 'self'" if live else ""
+    connect = "; connect-src 'self'" if live else ""
     return (
         f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
-        f"base-uri 'none'; form-action 'none'{asked}"
+        f"base-uri 'none'; form-action 'none'{connect}"
     )

@@ -1,4 +1,4 @@
-"""The sections of a page, each from stored results alone and left out where there are none."""
+"""The sections of a page, built from stored results; sections without results are omitted."""
 
 from __future__ import annotations
 
@@ -10,57 +10,64 @@ from pathlib import Path
 from typing import Any
 
 from enfold.errors import EnfoldError
-from enfold.report.blocks import Block, Builder, Figure, Item, Listing, Notes, Section, Table, of_each
+from enfold.report.blocks import Block, Builder, Figure, Item, Listing, Notes, Section, Table, section_per_run
 from enfold.report.claims import HEADER, claim_rows, claims_legend
 from enfold.report.content import Content, Difference
 from enfold.report.curves import curve_blocks, duration, progress_blocks
-from enfold.report.doubt_blocks import FOLDER, calibration_blocks, corruption_blocks, coverage_blocks, outside_blocks
 from enfold.report.examples import example_blocks
-from enfold.report.figure import draw, kind_of, points_of
-from enfold.report.svg import drawn
-from enfold.report.table import marked, table_rows
+from enfold.report.figure import draw, kind_of, read_points
+from enfold.report.svg import draw_svg
+from enfold.report.table import format_gain, row_title, table_rows
+from enfold.report.uncertainty_blocks import (
+    FOLDER,
+    calibration_blocks,
+    corruption_blocks,
+    coverage_blocks,
+    ood_blocks,
+)
 
 NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+")
-SHIFTS = {  # columns after which the difference to the mean member stands: metric, scale, digits
+DIFFERENCES = {  # columns followed by the difference to the mean member: metric, scale, digits
     "accuracy (%)": ("accuracy", 100.0, 2),
     "NLL (nats)": ("nll", 1.0, 4),
 }
 PICTURES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg"}
 
 
-def signed(difference: Difference, scale: float, digits: int) -> tuple[str, str]:
-    """A difference and its interval as people read them."""
+def format_difference(difference: Difference, scale: float, digits: int) -> tuple[str, str]:
+    """Return a difference and its interval with signs."""
     low, high = (f"{scale * end:+.{digits}f}".replace("-", "−") for end in (difference.lower, difference.upper))
     return f"{scale * difference.mean:+.{digits}f}".replace("-", "−"), f"[{low}, {high}]"
 
 
 def quality_cost_blocks(content: Content) -> list[Block]:
-    """The plane of quality and cost."""
-    points = points_of(content.summary)
+    """Return the figure of NLL against cost."""
+    points = read_points(content.summary)
     if not points:
         return []
     best = min(points, key=lambda point: point.nll)
     several = len(content.summary["seeds"]) > 1
     return [
         Figure(
-            title="Quality and cost",
+            title="NLL against FLOPs",
             caption=(
-                "Each model's NLL on test data (up is better) against the operations of one prediction, as a ratio to "
-                "one network. The place to be is the upper left: as good as the ensemble (upper dotted line) at the "
-                "price of one network. A fold that trains counts only where it lies above its control, a member "
-                "trained as long." + (" Bars: standard deviation over seeds." if several else "")
+                "NLL on test data (up is better) against the FLOPs of one prediction, as a ratio to a single network. "
+                "The best place is the upper left: the NLL of the ensemble (dotted line) at the cost of a single "
+                "network. A distilled network is better than more training only if it lies above its control, a "
+                "member trained further for as many epochs."
+                + (" Bars: standard deviation over seeds." if several else "")
             ),
             alt=(
                 f"NLL against cost of {len(points)} models; the lowest NLL is {best.nll:.3f} nats, of {best.name} at "
-                f"{best.cost:.3g} times the operations of one network"
+                f"{best.cost:.3g} times the FLOPs of a single network"
             ),
-            svg=drawn(lambda: draw(points), "the quality-cost figure"),
+            svg=draw_svg(lambda: draw(points), "the quality-cost figure"),
         )
     ]
 
 
 def models(contents: Sequence[Content]) -> Section | None:
-    """One table of all models of all runs."""
+    """Return one table of all models of all runs."""
     known = [content for content in contents if content.rows]
     if not known:
         return None
@@ -69,57 +76,60 @@ def models(contents: Sequence[Content]) -> Section | None:
     several = len(known) > 1
     rows = []
     for content, columns in zip(known, parts, strict=True):
-        shares = {each["label"] for each in content.summary["recipe"].get("shares", ())}
         for index, row in enumerate(content.rows):
             cells = [columns[name][index] if name in columns else Item("-") for name in names]
             run = [Item(content.name)] if several else []
-            name = marked(row, content.rows[row])
-            rows.append((Item(name, mark=kind_of(row, shares)), *run, *cells))
+            title = row_title(row, content.rows[row])
+            rows.append((Item(title, mark=kind_of(row, content.rows[row])), *run, *cells))
     header = ("model", *(["run"] if several else []), *names)
     caption = (
-        "Test data. After ±: the standard deviation over seeds. Δ: the difference to the mean member with its 95 % "
-        "interval, by a paired bootstrap over seeds and test examples; in bold where the interval leaves out 0."
+        "Test data, ± standard deviation over seeds. Δ: difference to the mean member with its 95 % interval, from a "
+        "paired bootstrap over seeds and test examples, in bold if the interval excludes 0. Latency: median of one "
+        "call at batch size 1 and 128; in parentheses the ratio to a single network, or equal if the quartiles overlap."
     )
-    intro = "Every model that was evaluated. A click on a column's name sorts by it."
+    intro = "All evaluated models. Click on a column to sort by it."
     return Section("models", "All models", intro, (("", (Table(caption, header, tuple(rows), sortable=True),)),))
 
 
 def _columns(content: Content) -> dict[str, list[Item]]:
-    """The columns of the table by name, without that of the names."""
-    header, rows = table_rows(content.summary)
+    """Return the columns of the table by name, without the column of models."""
+    header, rows = table_rows(content.table)
     columns: dict[str, list[Item]] = {}
     for index, name in enumerate(header[1:], start=1):
         columns[name] = [_item(row[index]) for row in rows]
-        if name in SHIFTS and content.differences:
-            metric, scale, digits = SHIFTS[name]
+        if name in DIFFERENCES and content.differences:
+            metric, scale, digits = DIFFERENCES[name]
             columns[f"Δ {name}"] = [_shift(content, row[0], metric, scale, digits) for row in rows]
     return columns
 
 
 def _item(text: str) -> Item:
-    found = NUMBER.match(text)
-    shown, _, aside = text.partition(" ± ")
+    """Return a cell; spreads and ratios in parentheses go to a second line, so that the table fits on the page."""
+    if text == "-":
+        return Item("–")
+    found = NUMBER.search(text)
+    shown, sign, aside = text.partition(" ± ") if " ± " in text else text.partition(" (")
     value = float(found[0].replace(",", "")) if found else None
-    return Item(shown.replace("-", "−") if found else "–", f"± {aside}" if aside else "", value)
+    return Item(shown.replace("-", "−"), {" ± ": f"± {aside}", " (": f"({aside}"}.get(sign, ""), value)
 
 
 def _shift(content: Content, row: str, metric: str, scale: float, digits: int) -> Item:
     difference = content.differences.get(row, {}).get(metric)
     if difference is None:
         return Item("–")
-    shown, interval = signed(difference, scale, digits)
+    shown, interval = format_difference(difference, scale, digits)
     return Item(shown, interval, scale * difference.mean, "beyond" if difference.beyond_noise else "")
 
 
 def alignment_blocks(content: Content) -> list[Block]:
-    """The figures of `enfold alignment`."""
+    """Return the figures of an alignment analysis."""
     return _blocks_in(content, [file for file in _listings(content) if file.parent.name == "alignment"])
 
 
 def listed_blocks(content: Content) -> list[Block]:
-    """Every other figure that a figures.json anywhere in the run names, but for those that a page draws itself."""
-    drawn_here = {"alignment", FOLDER}
-    return _blocks_in(content, [file for file in _listings(content) if file.parent.name not in drawn_here])
+    """Return all other figures listed in a figures.json of the run, except those that the page draws itself."""
+    own = {"alignment", FOLDER}
+    return _blocks_in(content, [file for file in _listings(content) if file.parent.name not in own])
 
 
 def _listings(content: Content) -> list[Path]:
@@ -127,10 +137,10 @@ def _listings(content: Content) -> list[Path]:
 
 
 def _blocks_in(content: Content, listings: Iterable[Path]) -> list[Block]:
-    """The figures listed; where several seeds have the same listing, those of the first, and where the others are."""
+    """Return the listed figures of the first seed that has them, with a note where those of other seeds are."""
     seeds = {each.folder: each.seed for each in content.seeds if each.folder != content.folder}
     homes = [*seeds, content.folder]
-    found: dict[Path, list[Path]] = {}  # where in its seed's folder, or in the run's -> whose have it, in their order
+    found: dict[Path, list[Path]] = {}  # path relative to a seed (or the run) -> the folders that have it
     for file in listings:
         home = next(home for home in homes if file.is_relative_to(home))
         found.setdefault(file.relative_to(home), []).append(home)
@@ -139,8 +149,8 @@ def _blocks_in(content: Content, listings: Iterable[Path]) -> list[Block]:
         first, *others = sorted(held, key=homes.index)
         if first in seeds:
             places = ", ".join(str((home / name).parent.relative_to(content.folder)) for home in others)
-            told = f"others are in {places}" if others else "no other has them yet"
-            blocks.append(Notes(((f"seed {seeds[first]}", f"figures of one seed of {len(seeds)}; {told}"),)))
+            note = f"other seeds: {places}" if others else "not available for other seeds"
+            blocks.append(Notes(((f"seed {seeds[first]}", f"figures of one seed of {len(seeds)}; {note}"),)))
         blocks += _figures_in(content, first / name)
     return blocks
 
@@ -171,7 +181,7 @@ def _listed(run: Path, listing: Path, entry: Any) -> Figure:
 
 
 def claim_blocks(content: Content) -> list[Block]:
-    """Verdicts on a paper's claims."""
+    """Return the verdicts on published claims."""
     return [
         Table(
             f"Claims of {claims['source']['paper']}. {claims_legend(claims)}.",
@@ -183,21 +193,21 @@ def claim_blocks(content: Content) -> list[Block]:
 
 
 def warning_blocks(content: Content) -> list[Block]:
-    """What is to be told of single models."""
+    """Return the warnings of single models."""
     notes = tuple((name, str(row["warning"])) for name, row in content.rows.items() if row.get("warning"))
     return [Notes(notes)] if notes else []
 
 
 def record_blocks(content: Content) -> list[Block]:
-    """How the run was made: versions, seeds, times, the recipe."""
+    """Return versions, seeds, times and the recipe of the run."""
     facts = [
         ("run", str(content.folder)),
         ("date", str(content.summary.get("date", "not finished"))),
         ("seeds", ", ".join(str(seed.seed) for seed in content.seeds)),
         *content.versions.items(),
     ]
-    table = Table("What the results depend on", ("what", "value"), tuple((Item(a), Item(b)) for a, b in facts))
-    return [table, *_times(content), Listing("The recipe", content.recipe)]
+    table = Table("Environment", ("field", "value"), tuple((Item(a), Item(b)) for a, b in facts))
+    return [table, *_times(content), Listing("Recipe", content.recipe)]
 
 
 def _times(content: Content) -> list[Block]:
@@ -209,7 +219,7 @@ def _times(content: Content) -> list[Block]:
         cells = [_seconds(spent.get(seed.seed)) for seed in content.seeds]
         rows.append((Item(stage), *cells))
     header = ("training", *(f"seed {seed.seed}" for seed in content.seeds))
-    return [Table("Time spent, by training and seed", header, tuple(rows))] if rows else []
+    return [Table("Training time by seed", header, tuple(rows))] if rows else []
 
 
 def _seconds(spent: float | None) -> Item:
@@ -217,59 +227,58 @@ def _seconds(spent: float | None) -> Item:
 
 
 SECTIONS: tuple[Builder, ...] = (
-    of_each("quality-cost", "Quality and cost", "", quality_cost_blocks),
+    section_per_run("quality-cost", "Quality and cost", "", quality_cost_blocks),
     models,
-    of_each("progress", "Not finished", "", progress_blocks),
-    of_each("warnings", "Warnings", "What to know before trusting these figures.", warning_blocks),
-    of_each(
+    section_per_run("progress", "In progress", "", progress_blocks),
+    section_per_run("warnings", "Warnings", "Read these before you rely on the results.", warning_blocks),
+    section_per_run(
         "calibration",
         "Calibration",
-        "Does a confidence of 80 % mean that 80 % are right? Points on the dotted line do; below it a model is too "
-        "sure. The band is what other test examples could have shown, the bars count examples.",
+        "Accuracy in bins of confidence. Points on the dotted line are calibrated; below it a model is overconfident. "
+        "The band is a 95 % bootstrap interval; the bars show the number of examples in each bin.",
         calibration_blocks,
     ),
-    of_each("coverage", "Knowing when to pass", "", coverage_blocks),
-    of_each("corruptions", "Corrupted inputs", "", corruption_blocks),
-    of_each("outside", "Inputs from outside", "", outside_blocks),
-    of_each("curves", "Learning curves", "", curve_blocks),
-    of_each(
+    section_per_run("coverage", "Selective prediction", "", coverage_blocks),
+    section_per_run("corruptions", "Corrupted inputs", "", corruption_blocks),
+    section_per_run("ood", "OOD detection", "", ood_blocks),
+    section_per_run("curves", "Learning curves", "", curve_blocks),
+    section_per_run(
         "examples",
-        "Where they differ",
-        "What is lost between the ensemble and one network shows best on single examples.",
+        "Largest differences",
+        "Test examples for which the predictions of the ensemble and of the selected network differ most.",
         example_blocks,
     ),
-    of_each(
+    section_per_run(
         "landscape",
-        "Landscape",
-        "Where the networks lie, in weights and in what they say. A run is here one member's training, a mode its end.",
+        "Loss landscape",
+        "Networks in weight space and in function space. Here a run is the training of one member, a mode its result.",
         listed_blocks,
     ),
-    of_each("alignment", "Alignment", "What members become when their hidden units are paired.", alignment_blocks),
-    of_each("claims", "Published claims", "", claim_blocks),
-    of_each("record", "How it was made", "", record_blocks),
+    section_per_run(
+        "alignment", "Alignment", "Members before and after their hidden units are matched.", alignment_blocks
+    ),
+    section_per_run("claims", "Published claims", "", claim_blocks),
+    section_per_run("record", "Reproducibility", "", record_blocks),
 )
 
 
 def sections(contents: Sequence[Content], builders: Iterable[Builder] = SECTIONS) -> list[Section]:
-    """Those that have something to show, in their order."""
+    """Return the sections that have content, in order."""
     return [section for build in builders if (section := build(contents)) is not None]
 
 
-def percent(value: float | None) -> str:
-    """A fraction as a whole number of per cent."""
+def format_percent(value: float | None) -> str:
+    """Return a fraction as an integer number of per cent."""
     return "–" if value is None else f"{100 * value:.0f} %".replace("-", "−")
 
 
-def ratio(content: Content, row: str, what: str = "flops") -> str | None:
-    """What a row costs, as a ratio to one network."""
+def format_ratio(content: Content, row: str, what: str = "flops") -> str | None:
+    """Return the cost of a row as a ratio to a single network."""
     cost = content.rows.get(row, {}).get("cost")
     return None if not cost else f"{cost['ratios'][what]:.2f}×"
 
 
 def gain(content: Content, row: str) -> str:
-    """How much of the ensemble's gain a row keeps, with its spread over seeds."""
-    found = content.rows.get(row, {}).get("gain_recovered")
-    if found is None:
-        return "–"
-    spread = "" if found["std"] is None else f" ± {100 * found['std']:.0f}"
-    return f"{100 * found['mean']:.0f}{spread} %".replace("-", "−").replace(" ", "\N{NO-BREAK SPACE}")
+    """Return the gain recovered of a row with its standard deviation over seeds, as `format_gain` writes it."""
+    text = format_gain(content.table, row)
+    return "–" if text == "-" else text.replace("-", "−").replace(" ", "\N{NO-BREAK SPACE}") if "%" in text else text

@@ -1,4 +1,4 @@
-"""Figures as SVG inside a page: drawn in one style, harmless whoever wrote them, in the colours of the page's theme."""
+"""SVG figures in a page: drawn in one style, sanitized, in the colours of the page's theme."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from enfold.errors import EnfoldError, MissingExtra
 from enfold.report.figure import STYLE
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
-# What matplotlib may write and what a picture needs; anything else, scripts and styles among it, is left out.
+# The elements that figures need; all others, scripts and styles among them, are removed.
 ELEMENTS = (
     *("svg", "g", "defs", "use", "path", "rect", "circle", "ellipse", "line", "polyline", "polygon", "text", "tspan"),
     *("image", "clipPath", "linearGradient", "radialGradient", "stop", "marker", "pattern", "title", "desc", "mask"),
 )
 LINK = re.compile(r"#|data:image/(png|jpeg);base64,")
 REFERENCE = re.compile(r"url\(\s*['\"]?#([^)'\"]+)['\"]?\s*\)")
-# What could load something, hide as an escape or leave the figure; of functions those that colour and place remain.
-STRANGE = re.compile(
+# Values that could load something, hide an escape or leave the figure; functions of colour and position are allowed.
+UNSAFE = re.compile(
     r"\\|@import|\bposition\s*:|\b(?!rgba?\(|hsla?\(|var\(|matrix\(|translate\(|scale\(|rotate\(|skew[xy]\()[a-z-]+\(",
     re.IGNORECASE,
 )
-# Ink and paper are the theme's; colours that mean something stay, but for a blue too dark for a dark ground.
+# Text and background follow the theme; other colours stay, except a blue that is too dark for the dark theme.
 THEME = {
     "#000000": "var(--ink)",
     "#333333": "var(--ink)",
@@ -41,8 +41,8 @@ ElementTree.register_namespace("", SVG)
 ElementTree.register_namespace("xlink", XLINK)
 
 
-def drawn(make: Callable[[], Any], purpose: str) -> str:
-    """What `make` draws, in the style of all figures, as SVG whose words are words."""
+def draw_svg(make: Callable[[], Any], purpose: str) -> str:
+    """Return the figure that `make` draws as SVG with selectable text; `purpose` appears in errors."""
     try:
         from matplotlib import style
     except ImportError as error:
@@ -53,21 +53,21 @@ def drawn(make: Callable[[], Any], purpose: str) -> str:
     return written.getvalue()
 
 
-def inline(text: str, alt: str, prefix: str, where: str = "a figure") -> str:
-    """SVG that can stand in a page beside others: ids of its own, no code, no links to elsewhere, with alt text."""
+def inline_svg(text: str, alt: str, prefix: str, where: str = "a figure") -> str:
+    """Return SVG for a page: unique ids, no scripts, no external links, with alt text."""
     try:
         root = ElementTree.fromstring(text)  # noqa: S314 - expat refuses what would expand without bound
     except ElementTree.ParseError as error:
         raise EnfoldError(f"'{where}' must be an SVG figure, but it cannot be read ({error}): draw it again") from error
     if root.tag != f"{{{SVG}}}svg":
         raise EnfoldError(f"'{where}' must be an SVG figure, got <{root.tag}>: draw it again")
-    _clean(root)
-    _own_ids(root, prefix)
+    _sanitize(root)
+    _make_ids_unique(root, prefix)
     wide = _points(root.attrib.pop("width", ""))
     root.attrib.pop("height", None)
     root.attrib |= {"role": "img", "aria-label": alt}
     if wide:
-        root.set("style", f"width: {wide:g}pt")
+        root.set("style", f"--width: {wide:g}pt; width: {wide:g}pt")  # small screens scale it down less
     return ElementTree.tostring(root, encoding="unicode")
 
 
@@ -76,24 +76,24 @@ def _points(width: str) -> float | None:
     return float(found[1]) * (0.75 if found[2] == "px" else 1.0) if found else None
 
 
-def _clean(element: ElementTree.Element) -> None:
+def _sanitize(element: ElementTree.Element) -> None:
     for child in list(element):
         name = child.tag.removeprefix(f"{{{SVG}}}") if isinstance(child.tag, str) else ""
         if name not in ELEMENTS:
             element.remove(child)
         else:
-            _clean(child)
+            _sanitize(child)
     for name, value in list(element.attrib.items()):
         plain = name.rpartition("}")[2].lower()
         linked = plain == "href" and not LINK.match(value)
-        if plain.startswith("on") or linked or STRANGE.search(REFERENCE.sub("", value)):
+        if plain.startswith("on") or linked or UNSAFE.search(REFERENCE.sub("", value)):
             del element.attrib[name]
         elif plain in ("style", "fill", "stroke"):
             element.set(name, COLOUR.sub(lambda found: THEME[found[0].lower()], value))
 
 
-def _own_ids(root: ElementTree.Element, prefix: str) -> None:
-    """Ids that are referred to get a prefix; others are left out, since every figure has the same."""
+def _make_ids_unique(root: ElementTree.Element, prefix: str) -> None:
+    """Add a prefix to ids that are referred to and remove the others, which are equal in all figures."""
     used = set()
     for element in root.iter():
         for name, value in element.attrib.items():

@@ -1,8 +1,10 @@
-"""Tables: the rows of a run as a person reads them, in a terminal or as Markdown."""
+"""Tables of a run's results for the terminal and for Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from enfold.data.corruptions.split import OURS
@@ -11,42 +13,59 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Row = Mapping[str, Any]
+REFERENCE = "mean member"
+WITHIN_NOISE = "within noise"
+LOWEST, HIGHEST = -1.0, 5.0  # gains recovered beyond these say only that a network failed, or that the gain is small
 
 
 def table_rows(summary: Mapping[str, Any], *, quartiles: bool = False) -> tuple[list[str], list[list[str]]]:
-    """The header, with units, and one list of cells a model; spreads over seeds follow a ±.
+    """Return the header, with units, and one list of cells per model.
 
-    With `quartiles` those of a latency stand behind it, which is too wide for a terminal.
+    Args:
+        summary: The results of a run, as in `summary.json`.
+        quartiles: Whether latencies include their quartiles, which is too wide for a terminal.
+
+    Returns:
+        The names of the columns, and the cells; standard deviations over seeds follow a ±.
     """
-    columns: dict[str, Callable[[Row], str]] = {
-        "accuracy (%)": lambda row: _score(row, "accuracy", 100, 2),
-        "NLL (nats)": lambda row: _score(row, "nll", 1, 4),
-        "ECE (%)": lambda row: _score(row, "ece", 100, 2),
-        "Brier": lambda row: _score(row, "brier", 1, 4),
-        "gain recovered (%)": lambda row: _spread(row["gain_recovered"], 100, 0),
+    rows = summary["rows"]
+    columns: dict[str, Callable[[str], str]] = {
+        "accuracy (%)": lambda name: format_spread(rows[name]["scores"]["accuracy"], 100, 2),
+        "NLL (nats)": lambda name: format_spread(rows[name]["scores"]["nll"], 1, 4),
+        "ECE (%)": lambda name: format_spread(rows[name]["scores"]["ece"], 100, 2),
+        "Brier": lambda name: format_spread(rows[name]["scores"]["brier"], 1, 4),
+        "gain recovered (%)": lambda name: format_gain(summary, name).removesuffix(" %"),
     }
-    if any(row.get("diversity") for row in summary["rows"].values()):
-        columns["diversity"] = lambda row: _spread((row.get("diversity") or {}).get("normalised_disagreement"), 1, 2)
-    if any(row.get("corrupted") for row in summary["rows"].values()):
-        name = corrupted_name(summary["rows"])
+    if any(row.get("diversity") for row in rows.values()):
+        columns["diversity"] = lambda name: format_spread(
+            (rows[name].get("diversity") or {}).get("normalised_disagreement"), 1, 2
+        )
+    if any(row.get("corrupted") for row in rows.values()):
+        title = corrupted_name(rows)
         columns |= {
-            f"accuracy, {name} (%)": lambda row: _spread((row.get("corrupted") or {}).get("accuracy"), 100, 2),
-            f"NLL, {name} (nats)": lambda row: _spread((row.get("corrupted") or {}).get("nll"), 1, 3),
-            f"ECE, {name} (%)": lambda row: _spread((row.get("corrupted") or {}).get("ece"), 100, 2),
+            f"accuracy, {title} (%)": lambda name: format_spread(_corrupted(rows[name], "accuracy"), 100, 2),
+            f"NLL, {title} (nats)": lambda name: format_spread(_corrupted(rows[name], "nll"), 1, 3),
+            f"ECE, {title} (%)": lambda name: format_spread(_corrupted(rows[name], "ece"), 100, 2),
         }
-    if any(row.get("cost") for row in summary["rows"].values()):
+    if any(row.get("cost") for row in rows.values()):
         columns |= {
-            "parameters": lambda row: _cost(row, lambda cost: f"{cost['parameters']:,}"),
-            "MFLOPs": lambda row: _cost(row, lambda cost: f"{cost['flops'] / 1e6:.2f}"),
-            "latency, 1 (ms)": lambda row: _cost(row, lambda cost: _latency(cost, "1", quartiles)),
-            "latency, 128 (ms)": lambda row: _cost(row, lambda cost: _latency(cost, "128", quartiles)),
+            "parameters": lambda name: _cost(rows[name], lambda cost: f"{cost['parameters']:,}"),
+            "MFLOPs": lambda name: _cost(rows[name], lambda cost: f"{cost['flops'] / 1e6:.2f}"),
+            "latency, 1 (ms)": lambda name: _cost(rows[name], lambda cost: format_latency(cost, "1", quartiles)),
+            "latency, 128 (ms)": lambda name: _cost(rows[name], lambda cost: format_latency(cost, "128", quartiles)),
         }
-    rows = [[marked(name, row), *(cell(row) for cell in columns.values())] for name, row in summary["rows"].items()]
-    return ["model", *columns], rows
+    cells = [[row_title(name, row), *(cell(name) for cell in columns.values())] for name, row in rows.items()]
+    return ["model", *columns], cells
 
 
-def marked(name: str, row: Row) -> str:
-    """The name of a row, with a mark if its training returned its start."""
+def recipe_steps(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the steps of the run's recipe in their order."""
+    recipe = summary.get("recipe", {})
+    return [step for name in ("steps", "shares", "folds") for step in recipe.get(name, ())]
+
+
+def row_title(name: str, row: Row) -> str:
+    """Return the name of a row, marked where training returned the weights that it started from."""
     if not row.get("unchanged"):
         return name
     unchanged, seeds = len(row["unchanged"]), len(row["scores"]["nll"]["values"])
@@ -54,33 +73,78 @@ def marked(name: str, row: Row) -> str:
 
 
 def corrupted_name(rows: Mapping[str, Row]) -> str:
-    """What scores on corrupted images are called: "CIFAR-10-C" for the official ones, "corrupted" for enfold's own."""
+    """Return "CIFAR-10-C" (or similar) for the official corrupted images, "corrupted" for those that enfold makes."""
     return next((row["corrupted"]["source"] for row in rows.values() if "source" in (row.get("corrupted") or {})), OURS)
 
 
-def _score(row: Row, name: str, scale: float, digits: int) -> str:
-    return _spread(row["scores"][name], scale, digits)
-
-
-def _spread(value: Mapping[str, Any] | None, scale: float, digits: int) -> str:
-    if value is None:
+def format_spread(value: Mapping[str, Any] | None, scale: float, digits: int) -> str:
+    """Return mean ± standard deviation, or "-" without a value."""
+    if not value:
         return "-"
     text = f"{scale * value['mean']:.{digits}f}"
     return text if value["std"] is None else f"{text} ± {scale * value['std']:.{digits}f}"
+
+
+def is_gain_noise(summary: Mapping[str, Any], name: str) -> bool:
+    """Return whether the gain of the ensemble, by which the gain recovered of a row is divided, is within noise.
+
+    With several seeds the gain in NLL is within noise if its mean is not above twice its standard error; with one seed
+    if its stored bootstrap interval (`gain_interval` of the ensemble's row) contains 0. Without either it is unknown,
+    and the function returns False.
+    """
+    if name == REFERENCE:
+        return False
+    rows = summary["rows"]
+    first = next((step.get("first") for step in recipe_steps(summary) if step.get("label") == name), None)
+    ensemble = rows.get(f"ensemble of {first}" if first else "ensemble") or rows.get("ensemble")
+    if ensemble is None or REFERENCE not in rows:
+        return False
+    pairs = zip(rows[REFERENCE]["scores"]["nll"]["values"], ensemble["scores"]["nll"]["values"], strict=False)
+    gains = [single - several for single, several in pairs if math.isfinite(single) and math.isfinite(several)]
+    if len(gains) > 1:
+        return fmean(gains) <= 2 * stdev(gains) / math.sqrt(len(gains))
+    low, high = ensemble.get("gain_interval") or (-1.0, -1.0)
+    return low <= 0 <= high
+
+
+def format_gain(summary: Mapping[str, Any], name: str) -> str:
+    """Return the gain recovered of a row in per cent with its standard deviation over seeds.
+
+    Returns:
+        "within noise" where the gain of the ensemble is; "< -100 %" for networks that are far worse than a member (a
+        ratio to a small gain says no more); "-" without a value. JSON files contain the number in every case.
+    """
+    value = summary["rows"].get(name, {}).get("gain_recovered")
+    if value is None:
+        return "-"
+    if is_gain_noise(summary, name):
+        return WITHIN_NOISE
+    if value["mean"] < LOWEST or value["mean"] > HIGHEST:
+        return f"< {100 * LOWEST:.0f} %" if value["mean"] < LOWEST else f"> {100 * HIGHEST:.0f} %"
+    return f"{format_spread(value, 100, 0)} %"
+
+
+def _corrupted(row: Row, metric: str) -> Mapping[str, Any] | None:
+    return (row.get("corrupted") or {}).get(metric)
 
 
 def _cost(row: Row, show: Callable[[Mapping[str, Any]], str]) -> str:
     return show(row["cost"]) if row.get("cost") else "-"
 
 
-def _latency(cost: Mapping[str, Any], batch: str, quartiles: bool) -> str:
-    seconds = cost["latency"][batch]
-    spread = f" [{1e3 * seconds['lower']:.2f}, {1e3 * seconds['upper']:.2f}]" if quartiles else ""
-    return f"{1e3 * seconds['median']:.2f}{spread} ({cost['ratios']['latency'][batch]:.2f}x)"
+def format_latency(cost: Mapping[str, Any], batch: str, quartiles: bool) -> str:
+    """Return the median in ms and its ratio to one network, or "equal" where the quartiles of both overlap."""
+    own, reference = cost["latency"][batch], cost.get("reference", {}).get("latency", {}).get(batch)
+    spread = f" [{1e3 * own['lower']:.2f}, {1e3 * own['upper']:.2f}]" if quartiles else ""
+    if own == reference:  # the single network itself
+        return f"{1e3 * own['median']:.2f}{spread}"
+    equal = reference is not None and own["lower"] <= reference["upper"] and reference["lower"] <= own["upper"]
+    ratio = "equal" if equal else f"{cost['ratios']['latency'][batch]:.2f}x"
+    return f"{1e3 * own['median']:.2f}{spread} ({ratio})"
 
 
 def terminal_table(summary: Mapping[str, Any]) -> Table:
-    """For a terminal."""
+    """Return the table for a terminal."""
     from rich.table import Table
 
     header, rows = table_rows(summary)
@@ -95,37 +159,45 @@ def terminal_table(summary: Mapping[str, Any]) -> Table:
 
 
 def markdown_table(summary: Mapping[str, Any]) -> str:
-    """For a file."""
+    """Return the table as Markdown, with the quartiles of latencies."""
     header, rows = table_rows(summary, quartiles=True)
-    lines = [header, ["---", *("---:" for _ in header[1:])], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    return format_markdown([header, ["---", *("---:" for _ in header[1:])], *rows]) + "\n"
 
 
-def notes(summary: Mapping[str, Any]) -> list[str]:
-    """What the names of rows do not say: whose control a control is, and which ensemble a fold of some is held to."""
+def format_markdown(lines: Sequence[Sequence[str]]) -> str:
+    """Return cells, the line below the header among them, as a Markdown table."""
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def table_notes(summary: Mapping[str, Any]) -> list[str]:
+    """Return notes on rows: what a control is compared with, which ensemble a gain refers to, unchanged networks."""
     found = []
-    folds = [fold for fold in summary.get("recipe", {}).get("folds", ()) if fold["label"] in summary["rows"]]
-    of = summary.get("controls", {})
-    for control in dict.fromkeys(of[fold["label"]] for fold in folds if fold["label"] in of):
-        own = [fold["label"] for fold in folds if of.get(fold["label"]) == control]
-        found.append(f"{control}: the best member, trained on as long as {', '.join(own)}")
-    for first in dict.fromkeys(fold["first"] for fold in folds if fold.get("first")):
-        few = [fold["label"] for fold in folds if fold.get("first") == first]
+    steps = [step for step in recipe_steps(summary) if step["label"] in summary["rows"]]
+    controls = summary.get("controls", {})
+    for control in dict.fromkeys(controls[step["label"]] for step in steps if step["label"] in controls):
+        own = [step["label"] for step in steps if controls.get(step["label"]) == control]
+        found.append(f"{control}: the best member, trained further on labels for as many epochs as {', '.join(own)}")
+    for first in dict.fromkeys(step["first"] for step in steps if step.get("first")):
+        labels = [step["label"] for step in steps if step.get("first") == first]
         row = f"ensemble of {first}"
-        beside = f"the row {row}" if row in summary["rows"] else "which has no row"
+        reference = f"the row {row}" if row in summary["rows"] else "which has no row"
         found.append(
-            f"{', '.join(few)}: folded from the first {first} members, and the gain is that of their ensemble, {beside}"
+            f"{', '.join(labels)}: made from the first {first} members; the gain is that of their ensemble, {reference}"
         )
     for name, row in summary["rows"].items():
         if row.get("unchanged"):
             starts = ", ".join(dict.fromkeys(row["unchanged"]))
-            found.append(f"{marked(name, row)}: no epoch had a lower validation NLL than its start, {starts}")
+            found.append(
+                f"{row_title(name, row)}: no epoch had a lower validation NLL than the initial weights ({starts})"
+            )
+    if any(is_gain_noise(summary, name) for name in summary["rows"]):
+        found.append(f"{WITHIN_NOISE}: the ensemble's own gain in NLL is, so a fraction of it has no meaning")
     return found
 
 
 LEGEND = (
-    "diversity: how often two members disagree, over the error of one; "
-    "gain recovered: how much of the ensemble's gain in NLL over its mean member one network keeps; "
-    "latency: median of one call at batch 1 and 128, its quartiles in square brackets (in table.md), "
-    "in round ones the ratio to one network, taken round by round"
+    "diversity: disagreement of two members divided by the error rate of one; "
+    "gain recovered: fraction of the ensemble's gain in NLL over its mean member; "
+    "latency: median of one call at batch size 1 and 128, with quartiles in square brackets in table.md; "
+    "in parentheses the ratio to a single network, or equal where the quartiles of both overlap"
 )

@@ -34,8 +34,8 @@ from enfold.analysis.alignment import (
     row_statistics,
     temperature_point,
 )
-from enfold.analysis.line import barrier, interpolation
-from enfold.analysis.planted import NOISES, different_pair, differently_trained, planted_recovery
+from enfold.analysis.interpolation import barrier, interpolation
+from enfold.analysis.planted_permutations import NOISES, different_pair, differently_trained, planted_recovery
 from enfold.data import Data, Split
 from enfold.engines.skeleton import State
 from enfold.ensembles.deep_ensemble import DeepEnsemble

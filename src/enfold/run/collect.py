@@ -72,7 +72,7 @@ def _collect(run: RunDirectory, recipe: Recipe, label: str | None) -> Content:
         controls={step: control for step, control in controls.items() if control in summary["rows"]},
         headline=headline,
         examples=_examples(run, recipe, seeds, headline),
-        doubt=uncertainty_figures(seeds, headline),
+        uncertainty=uncertainty_figures(seeds, headline),
         claims=tuple(_claims(run)),
     )
 

@@ -12,12 +12,12 @@ from enfold.analysis.ood import INSIDE
 from enfold.errors import EnfoldError
 from enfold.metrics import reliability_band, risk_coverage, roc
 from enfold.metrics.predictions import Predictions
-from enfold.report.content import ONE_MEMBER, Doubt, Headline, Seed
+from enfold.report.content import ONE_MEMBER, Headline, Seed, Uncertainty
 
 SCORE = "entropy"  # every model has it
 
 
-def uncertainty_figures(seeds: Sequence[Seed], headline: Headline | None) -> Doubt | None:
+def uncertainty_figures(seeds: Sequence[Seed], headline: Headline | None) -> Uncertainty | None:
     """Return the curves of one member, the ensemble, the headline's model and its control, if they are evaluated."""
     seed = next((seed for seed in seeds if "ensemble" in seed.predictions), None)
     if seed is None:
@@ -28,12 +28,12 @@ def uncertainty_figures(seeds: Sequence[Seed], headline: Headline | None) -> Dou
     with warnings.catch_warnings(action="ignore"):  # of few examples: shown when they were scored
         bands = {label: reliability_band(each) for label, each in said.items()}
     outside = _outside(seed, [label for label in said if label != ONE_MEMBER])
-    return Doubt(
+    return Uncertainty(
         seed=seed.seed,
         bands=bands,
         coverage={label: risk_coverage(each) for label, each in said.items()},
         score=SCORE,
-        outside=outside,
+        ood=outside,
         roc={name: {label: roc(*pair) for label, pair in models.items()} for name, models in outside.items()},
     )
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from enfold.analysis.many import AT_ONCE, answers
+from enfold.analysis.states import AT_ONCE, answers
 from enfold.errors import EnfoldError, closest
 from enfold.io.files import atomic_path, write_json
 from enfold.progress import progress

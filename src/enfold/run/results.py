@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from enfold.analysis.shift import ByKind, corrupted_scores, corruption_error, mean_scores, official
+from enfold.analysis.corruptions import ByKind, corrupted_scores, corruption_error, mean_scores, official
 from enfold.cost import measure
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from enfold.analysis.many import chosen_examples, each, parameters_of, predictions, some_examples, state_of
+from enfold.analysis.diversity_plane import diversity_points, limits
 from enfold.analysis.paths import BEZIER, TUNNEL, Along, along, bezier, matched, straight, tunnel
-from enfold.analysis.plane import diversity_points, limits
-from enfold.analysis.planes import plane_map, radial, through
-from enfold.analysis.sizes import curves_by_severity, within_and_over
+from enfold.analysis.size_curves import curves_by_severity, within_and_over
+from enfold.analysis.states import chosen_examples, each, parameters_of, predictions, some_examples, state_of
 from enfold.analysis.trajectory import Visited, averaged, function_map, sampled, similarity, visited
+from enfold.analysis.weight_planes import plane_map, radial, through
 from enfold.data import Data, Split, corrupted
 from enfold.data.dataset import length
 from enfold.data.ood import Outside, noise

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fitting import fitted
-from enfold.analysis.shift import corrupted_scores
+from enfold.analysis.corruptions import corrupted_scores
 from enfold.data import Data, Split
 from enfold.ensembles.common import sampling
 from enfold.ensembles.swag import SWAG, SWAGMembers

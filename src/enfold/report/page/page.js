@@ -2,26 +2,26 @@
 (() => {
   const root = document.documentElement;
 
-  // The theme: as the system, light, dark. A browser that keeps nothing for files is asked again each time.
+  // Colour theme: system, light or dark. Browsers that store nothing for local files start with the system theme.
   const themes = ["auto", "light", "dark"];
-  const words = { auto: "as the system", light: "light", dark: "dark" };
-  const keep = (name, value) => { try { localStorage.setItem(name, value); } catch { /* not kept */ } };
-  const kept = (name) => { try { return localStorage.getItem(name); } catch { return null; } };
+  const names = { auto: "system", light: "light", dark: "dark" };
+  const store = (name, value) => { try { localStorage.setItem(name, value); } catch { /* not stored */ } };
+  const read = (name) => { try { return localStorage.getItem(name); } catch { return null; } };
   const button = document.getElementById("theme");
   const choose = (theme) => {
     root.dataset.theme = theme;
     if (!button) return;
     button.querySelector("span").textContent = theme;
-    button.setAttribute("aria-label", `Colour theme: ${words[theme]}`);
+    button.setAttribute("aria-label", `Colour theme: ${names[theme]}`);
   };
-  choose(themes.includes(kept("enfold-theme")) ? kept("enfold-theme") : "auto");
+  choose(themes.includes(read("enfold-theme")) ? read("enfold-theme") : "auto");
   button?.addEventListener("click", () => {
     const next = themes[(themes.indexOf(root.dataset.theme) + 1) % themes.length];
     choose(next);
-    keep("enfold-theme", next);
+    store("enfold-theme", next);
   });
 
-  // Tables: a click on a column's name sorts by it, a second one the other way round; what has no value stays last.
+  // Tables: a click on a column sorts by it, a second click reverses the order; cells without a value stay last.
   const order = (column, down) => (one, other) => {
     const [a, b] = [one.cells[column], other.cells[column]];
     const [x, y] = [a, b].map((cell) => (cell.dataset.value === undefined ? NaN : Number(cell.dataset.value)));
@@ -39,12 +39,12 @@
     }));
   }
 
-  // On a phone a tap shows a figure at its own size.
+  // On small screens a tap enlarges a figure to its original size.
   for (const frame of document.querySelectorAll("figure .scroll")) {
     frame.addEventListener("click", () => frame.classList.toggle("zoomed"));
   }
 
-  // Paper has no buttons: what is folded away is opened before printing.
+  // Open collapsed text before printing.
   addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((each) => { each.open = true; }));
 
   document.getElementById("save")?.addEventListener("click", () => {
@@ -55,15 +55,15 @@
     URL.revokeObjectURL(link.href);
   });
 
-  // A page that is served while its run grows asks whether there is more, and comes back to where one was reading.
+  // A page that is served while its run is in progress polls for changes; a reload restores the scroll position.
   if (document.body.hasAttribute("data-live")) {
-    const look = async () => {
+    const poll = async () => {
       try {
         const stamp = await (await fetch("stamp", { cache: "no-store" })).text();
-        if (stamp !== document.body.dataset.live) return location.reload(); // once: a page may take longer than a look
-      } catch { /* the server has stopped: the page stays as it is */ }
-      setTimeout(look, 2000);
+        if (stamp !== document.body.dataset.live) return location.reload(); // once: a reload may take longer than the interval
+      } catch { /* the server has stopped */ }
+      setTimeout(poll, 2000);
     };
-    setTimeout(look, 2000);
+    setTimeout(poll, 2000);
   }
 })();

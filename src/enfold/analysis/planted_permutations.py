@@ -1,10 +1,10 @@
-"""Pairs whose answer is known: a copy of a network with its units shuffled, and two that have nothing in common.
+"""Pairs of networks with a known alignment: a permuted copy, and networks trained on different tasks.
 
     θ_2 = Π(θ_1) + ν s ε,   ε ~ N(0, 1),   s the deviation of each tensor's values            (1)
-    recovered = share of units i for which  argmax_j P_ij = Π^-1(i)                           (2)
+    recovered = fraction of units i for which  argmax_j P_ij = Π^-1(i)                           (2)
 
-In (1) there is one right alignment, Π^-1, and ν says how much is left of it. In a pair trained on different classes, or
-on labels that disagree, no alignment makes the members one function: what is gained there is gained by training.
+In (1) the correct alignment is Π^-1, and ν is the noise level. For a pair trained on different classes or labels, no
+alignment makes the functions equal: any gain comes from training.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ START = 12.0  # times the matching, for the second of them
 
 @dataclass(frozen=True)
 class Recovery:
-    """How much of a planted permutation was found; None where matrices became singular on the way."""
+    """The fraction of a planted permutation that was recovered; None if matrices became singular."""
 
     noise: float  # ν of equation (1)
     recovered: dict[str, float | None]  # (2), by method
-    chance: float  # what an unaligned order would have
+    chance: float  # the expected value of a random order
 
 
 @dataclass(frozen=True)
 class DifferentPair:
-    """Two members that were taught different things, before and after alignment."""
+    """Two members trained on different tasks, before and after alignment."""
 
     difference: Difference
     members: list[float]  # accuracy of each
@@ -112,7 +112,7 @@ def _recovered_by(
 
 
 def _recovered(orders: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
-    """Equation (2) over the units of all groups."""
+    """Return equation (2) over the units of all groups."""
     right = sum(int((orders[name] == order).sum()) for name, order in wanted.items())
     return right / sum(len(order) for order in wanted.values())
 
@@ -120,13 +120,13 @@ def _recovered(orders: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> fl
 def differently_trained(
     network: nn.Module | Callable[[], nn.Module], data: Data, plan: TrainConfig, difference: Difference
 ) -> DeepEnsemble:
-    """Two members of fresh starts: one learns half of the classes and one the other, or labels one class further on."""
+    """Train two members from scratch on different halves of the classes, or on shifted labels."""
     if difference not in get_args(Difference):
         choices = ", ".join(get_args(Difference))
-        raise EnfoldError(f"members differ in one of {choices}, got {difference!r}: choose one")
+        raise EnfoldError(f"difference must be one of {choices}, got {difference!r}: pass one of them")
     train, validation = data.train, data.val
     if not isinstance(train, Split) or not isinstance(validation, Split):
-        raise EnfoldError("what members are taught is changed in memory, got a loader: pass a Split of each part")
+        raise EnfoldError("train and val must be in memory, got a loader: pass a Split for each")
     networks = []
     for index in range(2):
         own = data.replace(

@@ -1,15 +1,15 @@
-"""The plane of diversity and accuracy: how often a network differs from a base network, for how accurate it is.
+"""Diversity against accuracy: the disagreement of a network with a base network, normalized by its error.
 
     y = d(network, base) / (1 - a),   a: the network's accuracy                                                    (1)
 
-With a* the base's accuracy and K classes, d lies between that of a network that errs independently of the base, and
-that of the base itself with so many answers exchanged for random ones that its accuracy falls to a:
+With a* the accuracy of the base and K classes, d lies between that of a network with errors independent of the base,
+and that of the base with predictions replaced at random until its accuracy is a:
 
     upper: d = 1 - (a* a + (1 - a*)(1 - a) / (K - 1))                                                              (2)
     lower: d = (a* - a) / (a* - (1 - a*) / (K - 1))                                                                (3)
 
-Both are divided by 1 - a as well. They meet at a = 1/K. Independent trainings lie near (2) at full accuracy, samples
-around one network below, paying for diversity with accuracy.
+Both are divided by 1 - a. They meet at a = 1/K. Independently trained networks are near (2) at full accuracy; samples
+around one network are below and lose accuracy.
 
 S. Fort, H. Hu, B. Lakshminarayanan: Deep Ensembles: A Loss Landscape Perspective, 2019, arXiv:1912.02757.
 """
@@ -29,7 +29,7 @@ from enfold.metrics.predictions import Predictions
 
 @dataclass(frozen=True)
 class Limits:
-    """Both curves over accuracy."""
+    """Equations (2) and (3) over accuracy."""
 
     accuracy: Tensor
     upper: Tensor
@@ -37,14 +37,14 @@ class Limits:
 
 
 def diversity_points(base: Predictions, said: Predictions) -> tuple[Tensor, Tensor]:
-    """Accuracy, and equation (1), of every member of `said`: each (K,).
+    """Return the accuracy and equation (1) of every network in `said`, two tensors (K,).
 
-    No difference counts 0 also where there are no errors; a difference without errors is infinite.
+    Without disagreement (1) is 0; with disagreement and without errors it is infinite.
     """
     if base.num_members != 1 or not torch.equal(base.labels, said.labels):
         raise EnfoldError(
-            f"the base is one network asked about the same examples, got {base.num_members} networks and "
-            f"{len(base)} against {len(said)} examples: use member(k) of one part's predictions"
+            f"base must be one network on the same examples, got {base.num_members} networks and "
+            f"{len(base)} and {len(said)} examples: pass predictions.member(k)"
         )
     differs = disagreement_with(base, said)
     accuracies = per_member(accuracy, said)
@@ -52,38 +52,38 @@ def diversity_points(base: Predictions, said: Predictions) -> tuple[Tensor, Tens
 
 
 def disagreement_with(base: Predictions, said: Predictions) -> Tensor:
-    """The fraction of examples that each network answers otherwise than the base does, (K,)."""
+    """Return the fraction of examples for which each network predicts another class than the base, (K,)."""
     return (member_log_probs(said).argmax(-1) != member_log_probs(base)[0].argmax(-1)).double().mean(-1)
 
 
 def limits(base_accuracy: float, num_classes: int, *, points: int = 200) -> Limits:
-    """Both curves from chance to the base's accuracy."""
+    """Return equations (2) and (3), divided by 1 - a, from chance to the accuracy of the base."""
     if num_classes < 2 or not 1 / num_classes <= base_accuracy < 1:
         raise EnfoldError(
-            f"the limits are known between chance, 1/{num_classes}, and 1, got a base accuracy of {base_accuracy:.4g}: "
-            "take a base network that is better than chance and errs at least once"
+            f"base_accuracy must be at least 1/{num_classes} (chance) and below 1, got {base_accuracy:.4g}: "
+            "choose a base network that is better than chance and has errors"
         )
     a = torch.linspace(1 / num_classes, base_accuracy, points, dtype=torch.float64)
     return Limits(a, upper_limit(a, base_accuracy, num_classes), lower_limit(a, base_accuracy, num_classes))
 
 
 def upper_limit(a: Tensor, base: float, num_classes: int) -> Tensor:
-    """Equation (2), divided by 1 - a: errors that are independent of the base's."""
+    """Return equation (2) divided by 1 - a: independent errors."""
     return independent(a, base, num_classes) / (1 - a)
 
 
 def lower_limit(a: Tensor, base: float, num_classes: int) -> Tensor:
-    """Equation (3), divided by 1 - a: the base with answers exchanged for random ones; 0 from a = a* on."""
+    """Return equation (3) divided by 1 - a: the base with random changes; 0 for a >= a*."""
     return flipped(a, base, num_classes) / (1 - a)
 
 
 def independent(a: Tensor, base: float, num_classes: int) -> Tensor:
-    """Equation (2): how often two networks differ that err independently, each wrong class as likely as another."""
+    """Return equation (2): disagreement of independent errors, uniform over wrong classes."""
     return 1 - (base * a + (1 - base) * (1 - a) / (num_classes - 1))  # (2)
 
 
 def flipped(a: Tensor, base: float, num_classes: int) -> Tensor:
-    """Equation (3): how many answers must be exchanged for the accuracy to fall to a."""
-    room = base - (1 - base) / (num_classes - 1)  # 0 where the base is at chance: nothing is there to lose
+    """Return equation (3): the fraction of predictions to replace until the accuracy is a."""
+    margin = base - (1 - base) / (num_classes - 1)  # 0 for a base at chance
     lost = (base - a).clamp_min(0)
-    return torch.where(lost > 0, lost / room, 0.0)  # (3)
+    return torch.where(lost > 0, lost / margin, 0.0)  # (3)

@@ -1,11 +1,11 @@
-"""Planes of weights: loss, accuracy and disagreement over a plane through the origin, or through three networks.
+"""Loss, accuracy and disagreement on a plane of weights through the origin, or through three networks.
 
     radial:   θ(u, v) = u e_1 + v e_2,                 e_1, e_2 an orthonormal basis of span{θ_1, θ_2}             (1)
     through:  θ(u, v) = θ_1 + u e_1 + v e_2,           of span{θ_2 - θ_1, θ_3 - θ_1}                               (2)
 
-Every point is a mixture Σ_k w_k θ_k of the networks that span the plane, whose weights follow from inner products
-alone; at a network's own place they are 1 and 0, so that the plane holds it to the bit. In a radial plane a ray from
-the origin is one network at all scales: two trainings give two wedges of low loss, with one function along each.
+Every point is a mixture Σ_k w_k θ_k of the networks that span the plane, with weights computed from inner products; at
+the position of a network they are exactly 1 and 0. In a radial plane a ray from the origin is one network at all
+scales: two trainings give two wedges of low loss, with one function along each.
 
 S. Fort, H. Hu, B. Lakshminarayanan: Deep Ensembles: A Loss Landscape Perspective, 2019, arXiv:1912.02757 (1);
 T. Garipov et al.: Loss Surfaces, Mode Connectivity, and Fast Ensembling of DNNs, NeurIPS 2018, arXiv:1802.10026 (2).
@@ -20,9 +20,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from enfold.analysis.many import BatchNorm, answers, mixture, parameters_of, predictions
-from enfold.analysis.plane import disagreement_with
+from enfold.analysis.diversity_plane import disagreement_with
+from enfold.analysis.states import BatchNorm, answers, mixture, parameters_of, predictions, to_state
 from enfold.data import Data
+from enfold.data.convert import Examples
 from enfold.data.dataset import PartName
 from enfold.engines.skeleton import State
 from enfold.errors import EnfoldError
@@ -30,19 +31,19 @@ from enfold.metrics import accuracy, nll, per_member
 from enfold.progress import progress
 
 PlaneKind = Literal["radial", "through"]
-DEGENERATE = 1e-9  # of the squared length that must stick out of the first direction
+DEGENERATE = 1e-9  # smallest relative squared length orthogonal to the first direction
 
 
 @dataclass(frozen=True)
 class WeightPlane:
-    """A plane, the networks that span it and their places on it."""
+    """A plane, the networks that span it and their coordinates."""
 
     kind: PlaneKind
     networks: list[State]
     places: Tensor  # (A, 2), coordinates of the networks
 
     def weights(self, points: Tensor) -> Tensor:
-        """The mixture of the networks at these points: (P, 2) -> (P, A)."""
+        """Return the mixture weights at points: (P, 2) -> (P, A)."""
         if self.kind == "radial":
             radial: Tensor = torch.linalg.solve(self.places.T, points.T).T
             return radial
@@ -51,13 +52,13 @@ class WeightPlane:
         return torch.cat([1 - weights.sum(1, keepdim=True), weights], dim=1)
 
     def state(self, u: float, v: float) -> State:
-        """The network at one point."""
+        """Return the network at one point."""
         return mixture(self.networks, _exact(self.weights(torch.tensor([[u, v]], dtype=torch.float64))[0]))
 
 
 @dataclass(frozen=True)
 class PlaneMap:
-    """What networks on a grid over a plane score; maps are (V, U), rows from the lowest v up."""
+    """Scores of networks on a grid over a plane; maps are (V, U), with v ascending."""
 
     u: Tensor  # (U,)
     v: Tensor  # (V,)
@@ -67,14 +68,18 @@ class PlaneMap:
     places: Tensor  # (A, 2)
 
 
-def radial(network: nn.Module, first: State, second: State) -> WeightPlane:
-    """Equation (1)."""
+def radial(network: nn.Module, first: State | nn.Module, second: State | nn.Module) -> WeightPlane:
+    """Return the plane (1) through the origin and two networks, given as networks or states."""
+    first, second = to_state(first), to_state(second)
     inner = _products([parameters_of(network, first), parameters_of(network, second)])
     return WeightPlane("radial", [first, second], _corner(inner))
 
 
-def through(network: nn.Module, first: State, second: State, third: State) -> WeightPlane:
-    """Equation (2); the first network is at (0, 0), the second at (length, 0)."""
+def through(
+    network: nn.Module, first: State | nn.Module, second: State | nn.Module, third: State | nn.Module
+) -> WeightPlane:
+    """Return the plane (2) through three networks; the first is at (0, 0), the second at (length, 0)."""
+    first, second, third = to_state(first), to_state(second), to_state(third)
     own = [parameters_of(network, state) for state in (first, second, third)]
     sides = [{name: state[name].double() - own[0][name].double() for name in state} for state in own[1:]]
     places = torch.cat([torch.zeros(1, 2, dtype=torch.float64), _corner(_products(sides))])
@@ -84,7 +89,7 @@ def through(network: nn.Module, first: State, second: State, third: State) -> We
 def plane_map(
     network: nn.Module,
     plane: WeightPlane,
-    data: Data,
+    data: Data | Examples,
     *,
     size: int = 41,
     margin: float = 0.25,
@@ -93,42 +98,58 @@ def plane_map(
     batch_norm: BatchNorm = "train",
     quiet: bool = False,
 ) -> PlaneMap:
-    """Loss, accuracy and disagreement on a grid of `size` x `size` points that holds all networks with a margin.
+    """Return loss, accuracy and disagreement on a grid that contains all networks.
 
-    The margin is a fraction of the larger extent; a radial plane also holds the origin.
+    Args:
+        network: The architecture; it is not modified.
+        plane: From `radial` or `through`.
+        data: `Data`, or test examples as `enfold.evaluate` takes them.
+        size: Points per side.
+        margin: Margin around the networks (and the origin of a radial plane), as a fraction of the larger extent.
+        part: The split that is evaluated.
+        examples: The number of examples; None for all.
+        batch_norm: "stored", "train" or "reset", as in `answers`.
+        quiet: Whether progress is hidden.
+
+    Returns:
+        The maps and the coordinates of the networks.
     """
     if size < 2:
-        raise EnfoldError(f"a map needs at least 2 points a side, got {size}: 41 is usual")
+        raise EnfoldError(f"size must be at least 2, got {size}: the default is 41")
     u, v = _grid(plane, size, margin)
     points = torch.cartesian_prod(v, u).flip(1)  # (V·U, 2), u runs fastest
     weights = _exact(plane.weights(points))
-    asking: dict[str, Any] = {"part": part, "examples": examples, "batch_norm": batch_norm}
-    base = predictions(network, plane.networks, data, **asking)
-    asked = answers(network, (mixture(plane.networks, weight) for weight in weights), data, **asking)
+    options: dict[str, Any] = {"part": part, "examples": examples, "batch_norm": batch_norm}
+    base = predictions(network, plane.networks, data, **options)
+    batches = answers(network, (mixture(plane.networks, weight) for weight in weights), data, **options)
     rows: list[list[Tensor]] = [[], [], []]
     with progress(f"{plane.kind} plane", len(points), quiet=quiet) as bar:
-        for said in asked:
+        for said in batches:
             differs = torch.stack([disagreement_with(base.member(k), said) for k in range(base.num_members)], 1)
             for row, values in zip(rows, (per_member(nll, said), per_member(accuracy, said), differs), strict=True):
                 row.append(values)
             bar.advance(said.num_members)
             bar.say("")
-    loss, right, apart = (torch.cat(row) for row in rows)
-    return PlaneMap(u, v, loss.view(size, size), right.view(size, size), apart.T.reshape(-1, size, size), plane.places)
+    loss, correct, disagreement = (torch.cat(row) for row in rows)
+    return PlaneMap(
+        u, v, loss.view(size, size), correct.view(size, size), disagreement.T.reshape(-1, size, size), plane.places
+    )
 
 
 def _grid(plane: WeightPlane, size: int, margin: float) -> tuple[Tensor, Tensor]:
-    held = plane.places
+    points = plane.places
     if plane.kind == "radial":
-        held = torch.cat([held, torch.zeros(1, 2, dtype=torch.float64)])
-    low, high = held.min(0).values, held.max(0).values
-    room = margin * float((high - low).max())
-    u, v = (torch.linspace(float(low[k]) - room, float(high[k]) + room, size, dtype=torch.float64) for k in range(2))
+        points = torch.cat([points, torch.zeros(1, 2, dtype=torch.float64)])
+    low, high = points.min(0).values, points.max(0).values
+    border = margin * float((high - low).max())
+    u, v = (
+        torch.linspace(float(low[k]) - border, float(high[k]) + border, size, dtype=torch.float64) for k in range(2)
+    )
     return u, v
 
 
 def _products(states: Sequence[State]) -> Tensor:
-    """Inner products of all pairs."""
+    """Return the inner products of all pairs."""
     found = torch.zeros(len(states), len(states), dtype=torch.float64)
     for name in states[0]:
         rows = torch.stack([state[name].detach().cpu().double().flatten() for state in states])
@@ -137,18 +158,16 @@ def _products(states: Sequence[State]) -> Tensor:
 
 
 def _corner(inner: Tensor) -> Tensor:
-    """Coordinates of two vectors with these inner products, the first along the first axis."""
+    """Return coordinates of two vectors with these inner products, the first along the first axis."""
     length = inner[0, 0].sqrt()
     along = inner[0, 1] / length.clamp_min(torch.finfo(torch.float64).tiny)
     aside = inner[1, 1] - along**2
     if float(aside) <= DEGENERATE * float(inner[1, 1]):
-        raise EnfoldError(
-            "a plane is spanned by networks that do not lie on one line, but these do: choose other networks"
-        )
+        raise EnfoldError("networks that span a plane must not lie on one line, but these do: choose other networks")
     return torch.stack([torch.stack([length, torch.zeros_like(length)]), torch.stack([along, aside.sqrt()])])
 
 
 def _exact(weights: Tensor) -> Tensor:
-    """Weights that are 0 or 1 but for rounding are that."""
+    """Round weights that are 0 or 1 up to rounding errors."""
     rounded = weights.round()
     return torch.where((weights - rounded).abs() < 1e-12, rounded, weights)

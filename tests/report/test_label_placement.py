@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enfold.report.labels import GAP, distance, leader, overlaps, place
+from enfold.report.label_placement import GAP, distance, leader, overlaps, place_labels
 
 FRAME = np.array([0.0, 0.0, 430.0, 250.0])
 NO_LINES = np.zeros((0, 4))
@@ -24,44 +24,44 @@ points = st.lists(st.tuples(st.floats(5, 425), st.floats(5, 245), st.floats(10, 
 @settings(max_examples=20)
 def test_labels_cover_nothing_and_stay_in_the_frame(drawn: list[tuple[float, float, float]]) -> None:
     markers, sizes = _markers([(x, y) for x, y, _ in drawn]), _sizes([width for *_, width in drawn])
-    boxes = place(markers, sizes, FRAME, NO_LINES)
+    boxes = place_labels(markers, sizes, FRAME, NO_LINES)
     assert not np.triu(overlaps(boxes, boxes), 1).any()
     assert not overlaps(boxes, markers).any()
     assert (boxes[:, :2] >= FRAME[:2]).all()
     assert (boxes[:, 2:] <= FRAME[2:]).all()
     np.testing.assert_allclose(boxes[:, 2:] - boxes[:, :2], sizes)
-    np.testing.assert_array_equal(boxes, place(markers, sizes, FRAME, NO_LINES))
+    np.testing.assert_array_equal(boxes, place_labels(markers, sizes, FRAME, NO_LINES))
 
 
 def test_points_in_one_place_still_get_labels_of_their_own() -> None:
-    boxes = place(_markers([(200, 100)] * 20), _sizes([90.0] * 20), FRAME, NO_LINES)
+    boxes = place_labels(_markers([(200, 100)] * 20), _sizes([90.0] * 20), FRAME, NO_LINES)
     assert not np.triu(overlaps(boxes, boxes), 1).any()
 
 
 def test_a_lone_label_stands_right_of_its_marker_and_level_with_it() -> None:
-    boxes = place(_markers([(100, 50)]), _sizes([40]), FRAME, NO_LINES)
+    boxes = place_labels(_markers([(100, 50)]), _sizes([40]), FRAME, NO_LINES)
     np.testing.assert_allclose(boxes, [[104 + GAP, 44.5, 144 + GAP, 55.5]])
 
 
 def test_at_the_right_edge_it_stands_left() -> None:
-    boxes = place(_markers([(415, 50)]), _sizes([40]), FRAME, NO_LINES)
+    boxes = place_labels(_markers([(415, 50)]), _sizes([40]), FRAME, NO_LINES)
     np.testing.assert_allclose(boxes, [[411 - GAP - 40, 44.5, 411 - GAP, 55.5]])
 
 
 def test_a_line_behind_is_avoided() -> None:
     line = np.array([[0.0, 49.5, 430.0, 50.5]])
-    box = place(_markers([(100, 50)]), _sizes([40]), FRAME, line)
+    box = place_labels(_markers([(100, 50)]), _sizes([40]), FRAME, line)
     assert not overlaps(box, line).any()
     assert distance(_markers([(100, 50)])[0], box[0]) < 10
 
 
 def test_a_label_too_long_for_the_frame_is_placed_all_the_same() -> None:
-    boxes = place(_markers([(100, 50)]), _sizes([600]), FRAME, NO_LINES)
+    boxes = place_labels(_markers([(100, 50)]), _sizes([600]), FRAME, NO_LINES)
     assert np.isfinite(boxes).all()
 
 
 def test_no_labels() -> None:
-    assert place(_markers([]), _sizes([]), FRAME, NO_LINES).shape == (0, 4)
+    assert place_labels(_markers([]), _sizes([]), FRAME, NO_LINES).shape == (0, 4)
 
 
 def test_a_leader_goes_to_the_end_of_a_word_or_to_its_edge() -> None:

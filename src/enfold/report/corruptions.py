@@ -1,4 +1,4 @@
-"""Figures of models under shift: a heat map of kinds and models, and box plots by severity."""
+"""Figures of scores on corrupted images: heat maps of kinds and models, box plots by severity."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from enfold.analysis.shift import ByKind, Over, by_kind
+from enfold.analysis.corruptions import ByKind, Over, by_kind
 from enfold.errors import EnfoldError, closest
 from enfold.report.figure import FAINT, INK, legend_above, write_figure
 
-# Colours that people with any colour vision tell apart (M. Okabe and K. Ito, 2008).
-COLOURS = ("#56B4E9", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#777777")
+# A palette for all kinds of colour vision (M. Okabe and K. Ito, 2008), in the order mean member, ensemble, ...
+COLOURS = ("#CC79A7", "#0072B2", "#D55E00", "#009E73", "#56B4E9", "#E69F00", "#777777")
 TITLES = {
     "accuracy": "accuracy (%)",
     "nll": "NLL (nats)",
@@ -22,7 +22,7 @@ TITLES = {
 }
 PERCENT = ("accuracy", "ece")
 
-Seeds = Sequence[Mapping[str, ByKind]]  # what `corrupted_scores` gave, one a seed
+Seeds = Sequence[Mapping[str, ByKind]]  # results of `corrupted_scores`, one per seed
 
 
 def shift_heat_map(
@@ -34,14 +34,14 @@ def shift_heat_map(
     name: str = "corruptions",
     alt: str = "",
 ) -> list[Path]:
-    """Kinds by models, each cell the mean over severities and seeds, darker where it is worse; SVG and PNG."""
-    chosen = chosen_models(seeds, models)
+    """Write a heat map of kinds and models as SVG and PNG: means over severities and seeds, darker is worse."""
+    chosen = select_models(seeds, models)
     found = {label: by_kind([seed[label] for seed in seeds], metric) for label in chosen}
-    said = alt or (
+    alt_text = alt or (
         f"Heat map of {TITLES[metric]} on corrupted test images: {len(next(iter(found.values())))} kinds of corruption "
         f"by {len(chosen)} models, mean over severities and {_seeds(seeds)}."
     )
-    return write_figure(lambda: draw_heat_map(found, metric, len(seeds)), folder, name, "the heat map", said)
+    return write_figure(lambda: draw_heat_map(found, metric, len(seeds)), folder, name, "the heat map", alt_text)
 
 
 def severity_boxes(
@@ -53,35 +53,35 @@ def severity_boxes(
     name: str = "severities",
     alt: str = "",
 ) -> list[Path]:
-    """By severity one box a model: the quartiles over kinds of the mean over seeds, whiskers to the extremes."""
-    chosen = chosen_models(seeds, models)
+    """Write box plots by severity, one box per model: quartiles over kinds of the mean over seeds."""
+    chosen = select_models(seeds, models)
     if len(chosen) > len(COLOURS):
         raise EnfoldError(
-            f"box plots tell at most {len(COLOURS)} models apart, got {len(chosen)}: choose some with models="
+            f"box plots show at most {len(COLOURS)} models, got {len(chosen)}: select some with models=[...]"
         )
     found = {label: by_kind([seed[label] for seed in seeds], metric) for label in chosen}
-    said = alt or (
+    alt_text = alt or (
         f"Box plots of {TITLES[metric]} by severity of corruption for {', '.join(chosen)}: quartiles and extremes over "
         f"the kinds of corruption, mean over {_seeds(seeds)}."
     )
-    return write_figure(lambda: draw_boxes(found, metric, len(seeds)), folder, name, "box plots", said)
+    return write_figure(lambda: draw_boxes(found, metric, len(seeds)), folder, name, "box plots", alt_text)
 
 
-def chosen_models(seeds: Seeds, models: Sequence[str] | None) -> list[str]:
-    """The models that all seeds have, or those asked for."""
+def select_models(seeds: Seeds, models: Sequence[str] | None) -> list[str]:
+    """Return the models that all seeds have, or the requested ones."""
     if not seeds:
-        raise EnfoldError("a figure of corruptions needs at least one seed's scores, got none: score a run first")
+        raise EnfoldError("seeds must contain the scores of at least one seed, got none: evaluate the run first")
     known = [label for label in seeds[0] if all(label in seed for seed in seeds)]
     for label in models or ():
         if label not in known:
             near = closest(label, known)
             hint = f"did you mean '{near}'?" if near else f"choose among {', '.join(known)}"
-            raise EnfoldError(f"a model must have been scored for every seed, got '{label}': {hint}")
+            raise EnfoldError(f"models must have scores for every seed, got '{label}': {hint}")
     return list(models) if models else known
 
 
 def draw_heat_map(found: Mapping[str, Mapping[str, Mapping[str, Over]]], metric: str, seeds: int) -> Any:
-    """The figure, not yet written."""
+    """Return the figure."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -109,7 +109,7 @@ def draw_heat_map(found: Mapping[str, Mapping[str, Mapping[str, Over]]], metric:
 
 
 def draw_boxes(found: Mapping[str, Mapping[str, Mapping[str, Over]]], metric: str, seeds: int) -> Any:
-    """The figure, not yet written."""
+    """Return the figure."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch

@@ -5,7 +5,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enfold.analysis.plane import disagreement_with, diversity_points, flipped, independent, limits, lower_limit
+from enfold.analysis.diversity_plane import (
+    disagreement_with,
+    diversity_points,
+    flipped,
+    independent,
+    limits,
+    lower_limit,
+)
 from enfold.errors import EnfoldError
 from enfold.metrics.predictions import Predictions
 
@@ -22,7 +29,7 @@ def test_points_by_hand() -> None:
     a, y = diversity_points(base, others)
     assert a.tolist() == [0.75, 0.75, 1.0, 0.0]
     assert y.tolist() == [0.0, 2.0, float("inf"), 0.75]  # differences 0, 2/4, 1/4, 3/4
-    with pytest.raises(EnfoldError, match="the base is one network"):
+    with pytest.raises(EnfoldError, match="base must be one network"):
         diversity_points(others, others)
 
 
@@ -67,7 +74,7 @@ def test_limits_from_chance_to_the_base() -> None:
     assert float(lower_limit(torch.tensor([0.95], dtype=torch.float64), 0.9, 10)) == 0
     torch.testing.assert_close(found.upper[0], found.lower[0])
     for wrong in (1.0, 0.05):
-        with pytest.raises(EnfoldError, match="base accuracy"):
+        with pytest.raises(EnfoldError, match="base_accuracy"):
             limits(wrong, 10)
 
 

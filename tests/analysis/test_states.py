@@ -6,9 +6,9 @@ from torch import nn
 
 from clouds import three_clouds
 from enfold import ensemble as base
-from enfold.analysis.many import ROWS, answers, chosen_examples, predictions, some_examples, state_of
 from enfold.analysis.paths import along, straight
-from enfold.analysis.planes import plane_map, radial
+from enfold.analysis.states import ROWS, answers, chosen_examples, predictions, some_examples, state_of
+from enfold.analysis.weight_planes import plane_map, radial
 from enfold.data import Data, Split
 from enfold.errors import EnfoldError
 from enfold.networks import MLP

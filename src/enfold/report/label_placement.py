@@ -1,28 +1,33 @@
-"""Labels beside their points: each takes the free place that costs least, again and again until none moves."""
+"""Placement of labels: each takes the cheapest free place near its point, repeatedly, until none moves."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[
-    np.float64
-]  # boxes are rows (left, bottom, right, top); points are rows (x, y); unit: points of type
+Array = npt.NDArray[np.float64]  # boxes are rows (left, bottom, right, top); points are rows (x, y); unit: points
 
 GAP = 3.0  # between a marker and a label beside it
-MARGIN = 1.0  # around a label, since the two renderers do not measure text quite alike
+MARGIN = 1.0  # around a label, since renderers measure text differently
 SWEEPS = 8
-ASKED = 100  # options of a label
-STEPS = 12  # along a leader, where it is asked what it crosses
-# What is bad about a place: forbidden; a leader crosses something; a line behind; nearer to another marker; not right.
+OPTIONS = 100  # candidates of a label for which crossings are computed
+STEPS = 12  # points along a leader at which crossings are checked
+# Costs: overlap; a leader that crosses something; a line behind; closer to another marker; left of the marker.
 BLOCKED, CROSSED, STRUCK, MISTAKEN, LEFT = 1e4, 60.0, 25.0, 25.0, 1.0
-ASKEW = 0.2  # each point of type above or below the middle
+ASKEW = 0.2  # per point above or below the middle
 
 
-def place(markers: Array, sizes: Array, frame: Array, lines: Array) -> Array:
-    """Boxes of the given sizes, one beside each marker, within the frame, clear of all markers and of one another.
+def place_labels(markers: Array, sizes: Array, frame: Array, lines: Array) -> Array:
+    """Return one box per marker, inside the frame, without overlap with markers and other boxes.
 
-    `lines` are thin boxes, such as error bars, that labels avoid where they can. The same input gives the same output.
+    Args:
+        markers: Boxes of the markers, (N, 4).
+        sizes: Width and height of each label, (N, 2).
+        frame: The box that contains all labels, (4,).
+        lines: Thin boxes, such as error bars, that labels avoid if possible, (L, 4).
+
+    Returns:
+        Boxes (N, 4), deterministic.
     """
     boxes = np.full((len(markers), 4), np.nan)
     crowd = np.exp(-_distances(markers) / 30).sum(axis=1)
@@ -40,13 +45,13 @@ def place(markers: Array, sizes: Array, frame: Array, lines: Array) -> Array:
 
 
 def leader(marker: Array, box: Array) -> Array:
-    """The two ends (x, y) of the line from a marker's middle to its label: to an end of the word, or to its edge."""
+    """Return the two ends (x, y) of the line from the middle of a marker to its label."""
     middle = (marker[:2] + marker[2:]) / 2
     return np.stack([middle, _ends(middle, box[None])[0]])
 
 
 def distance(marker: Array, box: Array) -> float:
-    """From a marker's middle to the nearest point of its label."""
+    """Return the distance from the middle of a marker to the nearest point of its label."""
     return float(_away((marker[:2] + marker[2:]) / 2, box[None])[0])
 
 
@@ -58,7 +63,7 @@ def _ends(middle: Array, boxes: Array) -> Array:
 
 
 def overlaps(boxes: Array, others: Array) -> npt.NDArray[np.bool_]:
-    """Which boxes share an area with which others: (B, 4) and (O, 4) give (B, O)."""
+    """Return which boxes (B, 4) overlap which others (O, 4), as (B, O)."""
     left, bottom, right, top = boxes.T[..., None]
     found = (left < others[:, 2]) & (others[:, 0] < right)
     return np.asarray(found & (bottom < others[:, 3]) & (others[:, 1] < top))
@@ -70,7 +75,7 @@ def _distances(markers: Array) -> Array:
 
 
 def _options(marker: Array, size: Array, frame: Array) -> Array:
-    """Places for one label: right, left, above and below its marker at growing distances, then all over the frame."""
+    """Return candidates for one label: around its marker at increasing distances, then on a grid over the frame."""
     width, height = size
     away = np.array([0.0, 8.0, 18.0, 32.0, 50.0, 75.0])
     middle = (marker[0] + marker[2] - width) / 2
@@ -82,7 +87,7 @@ def _options(marker: Array, size: Array, frame: Array) -> Array:
     corners = np.concatenate([_grid(across, rows), _grid(everywhere, levels)])
     options = np.concatenate([corners, corners + size], axis=1)
     within = (options[:, :2] >= frame[:2]).all(axis=1) & (options[:, 2:] <= frame[2:]).all(axis=1)
-    return options[within] if within.any() else options  # a name too long for the frame must stick out of it
+    return options[within] if within.any() else options  # a name that is too long for the frame extends beyond it
 
 
 def _grid(across: Array, up: Array) -> Array:
@@ -90,7 +95,7 @@ def _grid(across: Array, up: Array) -> Array:
 
 
 def _fixed_costs(options: Array, index: int, markers: Array, lines: Array) -> Array:
-    """What each option for label `index` costs whatever the places of other labels."""
+    """Return the cost of each candidate of label `index` that does not depend on other labels."""
     middle, others = (markers[index, :2] + markers[index, 2:]) / 2, np.delete(markers, index, axis=0)
     length, grown = _away(middle, options), _grown(options)
     cost = BLOCKED * overlaps(grown, markers).sum(axis=1) + STRUCK * overlaps(grown, lines).sum(axis=1)
@@ -102,9 +107,9 @@ def _fixed_costs(options: Array, index: int, markers: Array, lines: Array) -> Ar
 
 
 def _cheapest(options: Array, fixed: Array, marker: Array, boxes: Array, of_boxes: Array) -> Array:
-    """The best option beside the labels `boxes` of the markers `of_boxes`; only good ones are asked what they cross."""
+    """Return the cheapest candidate given the labels `boxes` of the markers `of_boxes`."""
     cost = fixed + BLOCKED * overlaps(_grown(options), boxes).sum(axis=1)
-    best = np.argsort(cost, kind="stable")[:ASKED]
+    best = np.argsort(cost, kind="stable")[:OPTIONS]
     options, cost = options[best], cost[best]
     own = _segments((marker[:2] + marker[2:]) / 2, options)
     theirs = np.array([leader(*pair) for pair in zip(of_boxes, boxes, strict=True)]).reshape(-1, 2, 2)
@@ -118,7 +123,7 @@ def _grown(boxes: Array) -> Array:
 
 
 def _segments(middle: Array, boxes: Array) -> Array:
-    """The leaders (B, 2, 2) from one marker's middle to each box."""
+    """Return the leaders (B, 2, 2) from the middle of one marker to each box."""
     ends = _ends(middle, boxes)
     return np.stack([np.broadcast_to(middle, ends.shape), ends], axis=1)
 
@@ -128,7 +133,7 @@ def _away(middle: Array, boxes: Array) -> Array:
 
 
 def _runs_through(segments: Array, boxes: Array) -> npt.NDArray[np.bool_]:
-    """Which segments (S, 2, 2) run through which boxes (B, 4), asked at steps along them."""
+    """Return which segments (S, 2, 2) cross which boxes (B, 4), checked at steps along them."""
     steps = np.linspace(0, 1, STEPS)[None, :, None]
     path = (segments[:, :1] + steps * (segments[:, 1:] - segments[:, :1])).reshape(-1, 2)
     within = overlaps(np.concatenate([path, path], axis=1), boxes)
@@ -136,7 +141,7 @@ def _runs_through(segments: Array, boxes: Array) -> npt.NDArray[np.bool_]:
 
 
 def _cross(segments: Array, others: Array) -> npt.NDArray[np.bool_]:
-    """Which segments (S, 2, 2) cross which others (O, 2, 2)."""
+    """Return which segments (S, 2, 2) cross which others (O, 2, 2)."""
     a, b = segments[:, None, 0], segments[:, None, 1]
     c, d = others[None, :, 0], others[None, :, 1]
     return (_turn(a, b, c) * _turn(a, b, d) < 0) & (_turn(c, d, a) * _turn(c, d, b) < 0)

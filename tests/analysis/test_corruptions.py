@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from enfold.analysis.shift import MEAN_MEMBER, by_kind, corrupted_scores, corruption_error, images_of, mean_scores
+from enfold.analysis.corruptions import MEAN_MEMBER, by_kind, corrupted_scores, corruption_error, images_of, mean_scores
 from enfold.data import Data, Split, corrupt
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
@@ -74,7 +74,7 @@ def test_some_examples_are_of_every_class(pictures):
 
 def test_what_is_no_image_is_refused():
     split = Split(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))
-    with pytest.raises(EnfoldError, match="corruptions are of images in memory"):
+    with pytest.raises(EnfoldError, match="images in memory"):
         images_of(Data(split, split, split, 2, (3,)))
 
 

@@ -1,11 +1,10 @@
-"""Under shift: what models score where test inputs are corrupted, by kind and severity.
+"""Scores on corrupted test images, by kind and severity.
 
-    c-metric = mean over kinds and severities of the metric on the corrupted test part                         (1)
+    c-metric = mean over kinds and severities of the metric on the corrupted test split                        (1)
     mCE = mean over kinds of Σ_severities error of the model / Σ_severities error of a reference model          (2)
 
 D. Hendrycks, T. Dietterich: Benchmarking Neural Network Robustness to Common Corruptions and Perturbations, ICLR 2019,
-arXiv:1903.12261. The prefix c of (1) is not that of calibrated metrics, so rows say "corrupted",
-or "CIFAR-10-C" where the official images were taken.
+arXiv:1903.12261. Rows are named "corrupted", or "CIFAR-10-C" for the official images.
 """
 
 from __future__ import annotations
@@ -43,22 +42,32 @@ def corrupted_scores(
     members_of: str | None = None,
     folder: str | Path | None = None,
 ) -> dict[str, ByKind]:
-    """The scores of every model on corrupted copies of the test part, or of so many `examples` of it.
+    """Return the scores of every model on corrupted copies of the test images.
 
-    With `folder` the copies are those of the official CIFAR-10-C or CIFAR-100-C there. With `members_of`, the mean over
-    the members of that model, each alone, is a row "mean member".
+    Args:
+        models: Networks or ensembles by name.
+        data: Data with test images in memory.
+        kinds: Names of corruptions.
+        severities: From 1 to 5.
+        examples: The number of test images; None for all.
+        seed: The seed of the corruptions.
+        members_of: The name of an ensemble; the mean score of its members is added as "mean member".
+        folder: The folder of the official CIFAR-10-C or CIFAR-100-C; None to compute the corruptions.
+
+    Returns:
+        For each model: kind -> severity -> metric -> value.
     """
-    whole = images_of(data)
-    chosen = some(whole.labels, examples)
-    few = data.replace(test=whole[chosen])
+    images = images_of(data)
+    chosen = some(images.labels, examples)
+    subset = data.replace(test=images[chosen])
     found: dict[str, ByKind] = {label: {} for label in (*models, *([MEAN_MEMBER] if members_of else []))}
     with progress("corruptions", len(kinds) * len(severities) * len(models)) as bar:
         for kind in kinds:
             for severity in severities:
                 if folder is None:
-                    moved = few.replace(test=corrupted(few, kind, severity, seed=seed))
+                    moved = subset.replace(test=corrupted(subset, kind, severity, seed=seed))
                 else:
-                    moved = few.replace(test=official(data, folder, kind, severity)[chosen])
+                    moved = subset.replace(test=official(data, folder, kind, severity)[chosen])
                 for label, model in models.items():
                     said = predict(model, moved.test)
                     found[label].setdefault(kind, {})[str(severity)] = _scores(said)
@@ -69,47 +78,46 @@ def corrupted_scores(
 
 
 def mean_scores(by_kind: ByKind) -> dict[str, float]:
-    """Equation (1) for each metric."""
+    """Return equation (1) for each metric."""
     cells = [scores for severities in by_kind.values() for scores in severities.values()]
     return {name: fmean(scores[name] for scores in cells) for name in MEASURED}
 
 
 def corruption_error(by_kind: ByKind, reference: ByKind) -> float:
-    """Equation (2), mCE, as a fraction: 1 is as bad as the reference model, less is better.
+    """Return equation (2), the mCE, as a fraction: 1 equals the reference model, lower is better.
 
-    It weighs kinds equally that a mean error would not: those that every model fails at count no more than others.
+    Raises:
+        EnfoldError: If kinds or severities differ, or the reference model has no errors for a kind.
     """
     if {kind: set(each) for kind, each in by_kind.items()} != {kind: set(each) for kind, each in reference.items()}:
         raise EnfoldError(
-            "a corruption error compares two models on the same kinds and severities, but these differ: "
+            "by_kind and reference must have the same kinds and severities, but they differ: "
             "score both with one call of corrupted_scores"
         )
     ratios = []
     for kind, severities in by_kind.items():
         errors, theirs = (sum(1 - each["accuracy"] for each in s.values()) for s in (severities, reference[kind]))
         if not theirs:
-            raise EnfoldError(
-                f"a reference model must make errors to divide by, got none for {kind}: choose another one"
-            )
+            raise EnfoldError(f"reference must have errors for every kind, got none for {kind}: choose another model")
         ratios.append(errors / theirs)
     return fmean(ratios)  # (2)
 
 
 @dataclass(frozen=True)
 class Over:
-    """One figure over seeds."""
+    """A score over seeds."""
 
     mean: float
-    deviation: float | None  # None of one seed
+    deviation: float | None  # None for one seed
     values: tuple[float, ...]
 
 
 def by_kind(seeds: Sequence[ByKind], metric: str = "accuracy") -> dict[str, dict[str, Over]]:
-    """A metric of one model by kind and severity over seeds; under "mean" the mean over severities of each seed."""
+    """Return a metric of one model by kind and severity over seeds; "mean" is the mean over severities."""
     if metric not in MEASURED:
-        raise EnfoldError(f"a corrupted score must be one of {', '.join(MEASURED)}, got '{metric}': choose one")
+        raise EnfoldError(f"metric must be one of {', '.join(MEASURED)}, got '{metric}': pass one of them")
     if not seeds:
-        raise EnfoldError("scores by kind need at least one seed, got none: pass the rows of one model, one a seed")
+        raise EnfoldError("seeds must contain the scores of at least one seed, got none: pass those of one model")
     found: dict[str, dict[str, Over]] = {}
     for kind, severities in seeds[0].items():
         values = {severity: [seed[kind][severity][metric] for seed in seeds] for severity in severities}
@@ -122,23 +130,23 @@ def by_kind(seeds: Sequence[ByKind], metric: str = "accuracy") -> dict[str, dict
 
 
 def images_of(data: Data) -> Split:
-    """The test images that are corrupted; other data are refused."""
+    """Return the test images in memory, or raise an error for other data."""
     if not isinstance(data.test, Split) or not has_examples(data.test) or data.test.inputs.ndim != 4:
         raise EnfoldError(
-            "corruptions are of images in memory, (N, C, H, W), but the test part is something else: pass a Split of "
-            "images, or leave corruptions out"
+            "the test split must be images in memory, (N, C, H, W), to be corrupted: pass a Split of images, or omit "
+            "corruptions"
         )
     return data.test
 
 
 def official(data: Data, folder: str | Path, kind: str, severity: int) -> Corrupted:
-    """The official corrupted copies of the test part, which must be that of CIFAR-10 or CIFAR-100."""
+    """Return the official corrupted copies of the test split, which must be that of CIFAR-10 or CIFAR-100."""
     test = images_of(data)
     found = read_cifar_c(folder, kind, severity)
     if found.inputs.shape != test.inputs.shape or not torch.equal(found.labels, test.labels.cpu()):
         raise EnfoldError(
-            f"{found.source} holds the test images of {found.source.removesuffix('-C')} in their order, but the test "
-            "part has other labels or shapes: take that data without exclude_classes, or leave the folder out"
+            f"{found.source} contains the test images of {found.source.removesuffix('-C')} in order, but the test "
+            "split has other labels or shapes: use these data without exclude_classes, or omit folder"
         )
     return found
 

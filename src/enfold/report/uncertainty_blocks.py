@@ -1,4 +1,4 @@
-"""Doubt and shift in a page and as files: calibration, unsure answers left out, corrupted and foreign inputs."""
+"""Calibration, selective prediction, corruptions and OOD detection: blocks of a page, and figures as files."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from enfold.analysis.shift import by_kind
+from enfold.analysis.corruptions import by_kind
 from enfold.data.corruptions.split import OURS
 from enfold.errors import EnfoldError
 from enfold.io.files import write_json
 from enfold.report.blocks import Block, Figure, Item, Notes, Table
-from enfold.report.content import ONE, Content, Doubt
-from enfold.report.doubt import draw_curves, draw_histograms, draw_reliability, draw_roc
+from enfold.report.content import ONE, Content, Uncertainty
+from enfold.report.corruptions import COLOURS, PERCENT, TITLES, draw_boxes, draw_heat_map, select_models
 from enfold.report.figure import kind_of, write_figure
-from enfold.report.shift import COLOURS, PERCENT, TITLES, chosen_models, draw_boxes, draw_heat_map
-from enfold.report.svg import drawn
+from enfold.report.svg import draw_svg
 from enfold.report.table import corrupted_name
+from enfold.report.uncertainty import draw_curves, draw_histograms, draw_reliability, draw_roc
 
-FOLDER = "figures"  # of a run, for these figures as files
-METRICS = ("accuracy", "nll", "ece")  # under corruptions, of which there are files
-WORDS = {  # of scores whose names are not words
+FOLDER = "figures"  # of a run, where the files are written
+METRICS = ("accuracy", "nll", "ece")  # figures of corruptions that are written as files
+TITLES_OF_SCORES = {
     "dempster_shafer": "Dempster–Shafer",
     "epkl": "expected pairwise divergence",
     "rmi": "reverse mutual information",
@@ -32,7 +32,7 @@ WORDS = {  # of scores whose names are not words
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure that is not drawn yet, and how to read it."""
+    """A figure before it is drawn, with caption and alt text."""
 
     file: str
     title: str
@@ -44,19 +44,32 @@ class Drawing:
     small: bool = False
 
     def block(self) -> Figure:
-        """For a page."""
-        svg = drawn(self.make, self.purpose)
+        """Return the block for a page."""
+        svg = draw_svg(self.make, self.purpose)
         return Figure(self.title, self.caption, self.alt, svg, paper=self.paper, small=self.small)
 
 
-def doubt_figures(content: Content, folder: Path) -> list[Path]:
-    """Every figure of a run's doubt and shift as SVG and PNG, listed with caption and alt text in figures.json."""
+def uncertainty_figures(content: Content, folder: Path) -> list[Path]:
+    """Write the figures of calibration, selective prediction, corruptions and OOD detection as SVG and PNG.
+
+    Args:
+        content: The results of a run.
+        folder: Where the files are written; `figures.json` lists them with caption and alt text.
+
+    Returns:
+        The paths of the files.
+
+    Raises:
+        EnfoldError: If the run has no predictions.
+    """
     drawings = [*_corruptions(content, METRICS, METRICS)]
-    if content.doubt is not None:
-        drawings += [each for draw in (_reliability, _coverage, _histograms, _roc) for each in draw(content.doubt)]
+    if content.uncertainty is not None:
+        drawings += [
+            each for draw in (_reliability, _coverage, _histograms, _roc) for each in draw(content.uncertainty)
+        ]
     if not drawings:
         raise EnfoldError(
-            f"figures are drawn of what was evaluated, got a run without predictions in '{content.folder}': run  "
+            f"figures need predictions, but the run in '{content.folder}' has none: run  "
             f"enfold evaluate {content.folder}{content.trust}"
         )
     written: list[Path] = []
@@ -69,53 +82,58 @@ def doubt_figures(content: Content, folder: Path) -> list[Path]:
 
 
 def calibration_blocks(content: Content) -> list[Block]:
-    """A reliability diagram a model."""
-    return [each.block() for each in _reliability(content.doubt)] if content.doubt else []
+    """Return a reliability diagram per model."""
+    return [each.block() for each in _reliability(content.uncertainty)] if content.uncertainty else []
 
 
 def coverage_blocks(content: Content) -> list[Block]:
-    """Risk against coverage."""
-    return [each.block() for each in _coverage(content.doubt)] if content.doubt else []
+    """Return the figure of risk against coverage."""
+    return [each.block() for each in _coverage(content.uncertainty)] if content.uncertainty else []
 
 
 def corruption_blocks(content: Content) -> list[Block]:
-    """All models by kind, and those that a reader compares by severity."""
+    """Return the heat map of all models, and box plots of the main models by severity."""
     return [each.block() for each in _corruptions(content, ("accuracy",), ("accuracy", "nll"))]
 
 
-def outside_blocks(content: Content) -> list[Block]:
-    """How well foreign images are told from test images: a table of all models, how sets were made, histograms."""
+def ood_blocks(content: Content) -> list[Block]:
+    """Return a table of the AUROC of all models, a description of the OOD sets, and histograms of scores."""
     blocks: list[Block] = []
-    rows = [(name, set_, told) for name, row in content.rows.items() for set_, told in (row.get("ood") or {}).items()]
+    rows = [(name, set_, ood) for name, row in content.rows.items() for set_, ood in (row.get("ood") or {}).items()]
     if rows:
-        scores = list(dict.fromkeys(score for _, _, told in rows for score in told["scores"]))
-        header = ("model", "set", *(f"AUROC by {WORDS.get(score, score.replace('_', ' '))} (%)" for score in scores))
-        shares = {each["label"] for each in content.summary["recipe"].get("shares", ())}
+        scores = list(dict.fromkeys(score for _, _, ood in rows for score in ood["scores"]))
+        header = (
+            "model",
+            "set",
+            *(f"AUROC by {TITLES_OF_SCORES.get(score, score.replace('_', ' '))} (%)" for score in scores),
+        )
         items = tuple(
             (
-                Item(name, mark=kind_of(name, shares)),
+                Item(name, mark=kind_of(name, content.rows[name])),
                 Item(set_),
-                *(_auroc(told["scores"].get(score)) for score in scores),
+                *(_auroc(ood["scores"].get(score)) for score in scores),
             )
-            for name, set_, told in rows
+            for name, set_, ood in rows
         )
-        caption = "How often an image from outside is less certain than a test image: 50 % is chance, 100 % is perfect."
+        caption = (
+            "Probability that an OOD input has a higher uncertainty than a test input: 50 % is chance, 100 % perfect."
+        )
         blocks.append(Table(caption, header, items, sortable=True))
-        sets = {set_: told for _, set_, told in rows}
-        notes = ((set_, f"{told['examples']:,} images; {told['adapted']}") for set_, told in sets.items())
+        sets = {set_: ood for _, set_, ood in rows}
+        notes = ((set_, f"{ood['examples']:,} images; {ood['adapted']}") for set_, ood in sets.items())
         blocks.append(Notes(tuple(notes)))
-    return [*blocks, *(each.block() for each in (_histograms(content.doubt) if content.doubt else ()))]
+    return [*blocks, *(each.block() for each in (_histograms(content.uncertainty) if content.uncertainty else ()))]
 
 
-def _reliability(found: Doubt) -> Iterator[Drawing]:
+def _reliability(found: Uncertainty) -> Iterator[Drawing]:
     for label, band in found.bands.items():
         gap = float((band.diagram.weights * band.diagram.gap).sum())
-        word = "too sure" if gap > 0 else "not sure enough"
+        word = "overconfident" if gap > 0 else "underconfident"
         count = int(band.diagram.counts.sum())
         yield Drawing(
             _file("reliability", label),
             title=label,
-            caption=f"{100 * abs(gap):.1f} points {word} on the whole; seed {found.seed}, {count:,} examples.",
+            caption=f"On average {100 * abs(gap):.1f} points {word}; seed {found.seed}, {count:,} examples.",
             alt=f"Reliability diagram of {label}: accuracy in bins of confidence with a 95 % band, counts below",
             make=partial(draw_reliability, {label: band}),
             purpose="reliability diagrams",
@@ -123,31 +141,30 @@ def _reliability(found: Doubt) -> Iterator[Drawing]:
         )
 
 
-def _coverage(found: Doubt) -> Iterator[Drawing]:
+def _coverage(found: Uncertainty) -> Iterator[Drawing]:
     curves = {label: (100 * each.coverage, 100 * each.risk) for label, each in found.coverage.items()}
-    axes = "coverage: examples kept, most certain first (%)", "error among those kept (%)"
+    axes = "coverage (%)", "error on covered examples (%)"
     yield Drawing(
         "risk-coverage",
         title="Risk and coverage",
         caption=(
-            "Keep the answers that a model is surest of, leave the rest to someone else: the error among those "
-            "kept (up) for each share kept (right). Lower is better; a curve that rises steadily means that "
-            f"confidence tells right from wrong. Seed {found.seed}."
+            "A model that abstains on its least confident predictions: error on the remaining examples (risk) against "
+            f"their fraction (coverage). Lower is better. Seed {found.seed}."
         ),
-        alt=f"Error among the most certain test examples against the share kept, of {', '.join(curves)}",
+        alt=f"Risk-coverage curves of {', '.join(curves)}",
         make=partial(draw_curves, curves, *axes),
         purpose="risk-coverage curves",
     )
 
 
 def _corruptions(content: Content, by_kinds: Sequence[str], by_severity: Sequence[str]) -> Iterator[Drawing]:
-    """Heat maps of some metrics and box plots of some."""
+    """Yield heat maps of the metrics `by_kinds` and box plots of the metrics `by_severity`."""
     seeds = [seed.corrupted["rows"] for seed in content.seeds if seed.corrupted is not None]
-    known = chosen_models(seeds, None) if seeds else []
+    known = select_models(seeds, None) if seeds else []
     if not known:
         return
     name = corrupted_name(content.rows)
-    whose = "test images" if name == OURS else f"the images of {name},"
+    images = "test images" if name == OURS else f"the images of {name},"
     named = [ONE, "ensemble", *([content.headline.label, content.headline.control] if content.headline else [])]
     compared = [label for label in named if label in known][: len(COLOURS)] or known[:4]
     for metric in by_kinds:
@@ -156,9 +173,9 @@ def _corruptions(content: Content, by_kinds: Sequence[str], by_severity: Sequenc
             f"corruptions-{metric}",
             title="By kind of corruption",
             caption=(
-                f"{_word(metric)} of every model (a column) on {whose} corrupted in every way (a row), mean over "
-                "severities and seeds; darker is worse. Read along a row: a fold that is brighter than the mean member "
-                "withstands that corruption better."
+                f"{_word(metric)} of every model (columns) on {images} under each kind of corruption (rows), mean over "
+                "severities and seeds; darker is worse. Compare along a row: a network that is brighter than the mean "
+                "member is more robust to that corruption."
             ),
             alt=f"Heat map of {_word(metric, capital=False)} for {len(next(iter(found.values())))} corruptions and "
             f"{len(known)} models",
@@ -177,8 +194,8 @@ def _severities(seeds: list[Any], labels: list[str], metric: str) -> Drawing:
         f"severities-{metric}",
         title=f"{TITLES[metric][0].upper()}{TITLES[metric][1:]} by severity",
         caption=(
-            "A box spans the quartiles over kinds of corruption, its whiskers the extremes, the line in it the median. "
-            f"{better} is better; what {moves} slower to the right is the more robust."
+            "Boxes: quartiles over kinds of corruption; whiskers: extremes; lines: medians. "
+            f"{better} is better; a model that {moves} more slowly with severity is more robust."
         ),
         alt=f"Box plots of {TITLES[metric]} by severity of corruption, of {', '.join(labels)}",
         make=partial(draw_boxes, found, metric, len(seeds)),
@@ -186,14 +203,14 @@ def _severities(seeds: list[Any], labels: list[str], metric: str) -> Drawing:
     )
 
 
-def _histograms(found: Doubt) -> Iterator[Drawing]:
-    for set_, shown in found.outside.items():
+def _histograms(found: Uncertainty) -> Iterator[Drawing]:
+    for set_, shown in found.ood.items():
         yield Drawing(
-            _file("outside", set_),
+            _file("ood", set_),
             title=f"Test images and {set_}",
             caption=(
-                f"How the {found.score} of the prediction is spread over test images (filled) and over {set_} "
-                "(outlined). The less they overlap, the better a model knows what it does not know."
+                f"Distribution of the predictive {found.score} on test images (filled) and on {set_} (outlined). "
+                "The less they overlap, the better the model detects OOD inputs."
             ),
             alt=f"Histograms of {found.score} on test images and on {set_}, of {', '.join(shown)}",
             make=partial(draw_histograms, shown, found.score),
@@ -201,17 +218,16 @@ def _histograms(found: Doubt) -> Iterator[Drawing]:
         )
 
 
-def _roc(found: Doubt) -> Iterator[Drawing]:
+def _roc(found: Uncertainty) -> Iterator[Drawing]:
     for set_, curves in found.roc.items():
         yield Drawing(
             _file("roc", set_),
-            title=f"Finding {set_}",
+            title=f"Detecting {set_}",
             caption=(
-                f"Images of {set_} found (up) against test images taken for them (right), for every threshold of the "
-                f"{found.score}: the images from outside are the positives. The dotted line is chance. "
-                f"Seed {found.seed}."
+                f"True positive rate (images of {set_}) against false positive rate (test images) for all "
+                f"thresholds of the {found.score}. The dotted line is chance. Seed {found.seed}."
             ),
-            alt=f"ROC curves by {found.score} for telling {set_} from test images, of {', '.join(curves)}",
+            alt=f"ROC curves by {found.score} for {set_} against test images, of {', '.join(curves)}",
             make=partial(draw_roc, curves),
             purpose=f"ROC curves of {set_}",
         )
@@ -223,7 +239,7 @@ def _word(metric: str, *, capital: bool = True) -> str:
 
 
 def _file(kind: str, name: str) -> str:
-    """A name of a file that any label or path may give."""
+    """Return a file name for any label or path."""
     return f"{kind}-{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-') or 'set'}"
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from enfold.analysis.line import Line, barrier, excess, interpolation
+from enfold.analysis.interpolation import Line, barrier, excess, interpolation
 from enfold.data import Data, Split
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
@@ -141,7 +141,7 @@ def test_the_barrier_of_error_is_that_of_accuracy_upside_down() -> None:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"points": 1}, "two ends, got 1"), ({"batch_norm": "other"}, "'other'")],
+    [({"points": 1}, "points"), ({"batch_norm": "other"}, "'other'")],
 )
 def test_what_makes_no_line_is_refused(change: dict[str, object], message: str) -> None:
     members, data = two("deep")

@@ -1,4 +1,4 @@
-"""Figures of doubt: reliability, risk over coverage, and scores of images from outside as histograms and ROC curves."""
+"""Figures of uncertainty: reliability, risk and coverage, OOD scores as histograms and ROC curves."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 
 from enfold.errors import EnfoldError
 from enfold.metrics import ReliabilityBand, RiskCoverage
+from enfold.report.corruptions import COLOURS
 from enfold.report.figure import FAINT, INK, legend_above, write_figure
-from enfold.report.shift import COLOURS
 
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))  # curves do without colour
-INSIDE, OUTSIDE = "#0072B2", "#D55E00"
+TEST, OOD = "#0072B2", "#D55E00"
 BINS = 40
 
 Curves = Mapping[str, tuple[Tensor, Tensor]]
@@ -25,56 +25,54 @@ Curves = Mapping[str, tuple[Tensor, Tensor]]
 def reliability_figure(
     models: Mapping[str, ReliabilityBand], folder: Path, *, name: str = "reliability", alt: str = ""
 ) -> list[Path]:
-    """One panel a model: accuracy in bins of confidence with its bootstrap band, and below how many each bin holds."""
+    """Write reliability diagrams: accuracy in bins of confidence with a bootstrap band, one panel per model."""
     _require(models)
-    said = alt or (
+    alt_text = alt or (
         f"Reliability diagrams of {', '.join(models)}: accuracy against confidence in bins, with bootstrap intervals, "
         "and the number of examples in each bin."
     )
-    return write_figure(lambda: draw_reliability(models), folder, name, "the reliability diagram", said)
+    return write_figure(lambda: draw_reliability(models), folder, name, "the reliability diagram", alt_text)
 
 
 def risk_coverage_figure(
     models: Mapping[str, RiskCoverage], folder: Path, *, name: str = "risk-coverage", alt: str = ""
 ) -> list[Path]:
-    """The error of what is kept, against how much is kept, one curve a model."""
+    """Write the error on covered examples against coverage, one curve per model."""
     _require(models)
-    said = (
-        alt or f"Risk–coverage curves of {', '.join(models)}: error among the most certain test examples that are kept."
-    )
+    alt_text = alt or f"Risk–coverage curves of {', '.join(models)}: error on covered test examples against coverage."
     curves = {label: (100 * each.coverage, 100 * each.risk) for label, each in models.items()}
     return write_figure(
-        lambda: draw_curves(curves, "coverage: examples kept, most certain first (%)", "error among those kept (%)"),
+        lambda: draw_curves(curves, "coverage (%)", "error on covered examples (%)"),
         folder,
         name,
         "the risk–coverage figure",
-        said,
+        alt_text,
     )
 
 
 def roc_figure(curves: Curves, folder: Path, *, name: str = "roc", alt: str = "") -> list[Path]:
-    """ROC curves (false, true positive rates as `enfold.metrics.roc` gives them), one a name."""
+    """Write ROC curves of false and true positive rates (from `enfold.metrics.roc`), one per name."""
     _require(curves)
-    said = alt or f"ROC curves of {', '.join(curves)} for telling images from outside from test images."
-    return write_figure(lambda: draw_roc(curves), folder, name, "the ROC figure", said)
+    alt_text = alt or f"ROC curves of {', '.join(curves)} of OOD images against test images."
+    return write_figure(lambda: draw_roc(curves), folder, name, "the ROC figure", alt_text)
 
 
-def outside_histograms(
+def ood_histograms(
     scores: Mapping[str, tuple[Tensor, Tensor]],
     folder: Path,
     *,
     score: str,
-    name: str = "outside",
+    name: str = "ood",
     alt: str = "",
 ) -> list[Path]:
-    """One panel a name: how one score is spread over the test images (first) and the images from outside (second)."""
+    """Write histograms of one score on test images (first) and OOD images (second), one panel per name."""
     _require(scores)
-    said = alt or f"Histograms of {score} on test images and on images from outside: {', '.join(scores)}."
-    return write_figure(lambda: draw_histograms(scores, score), folder, name, "the histograms", said)
+    alt_text = alt or f"Histograms of {score} on test images and on images from outside: {', '.join(scores)}."
+    return write_figure(lambda: draw_histograms(scores, score), folder, name, "the histograms", alt_text)
 
 
 def draw_reliability(models: Mapping[str, ReliabilityBand]) -> Any:
-    """The figure, not yet written."""
+    """Return the figure."""
     figure, panels = _panels(len(models), rows=2, width=2.6, height=3.7, ratios=(3, 1))
     for column, (label, band) in enumerate(models.items()):
         diagram, (top, below) = band.diagram, panels[:, column]
@@ -82,8 +80,8 @@ def draw_reliability(models: Mapping[str, ReliabilityBand]) -> Any:
         confidence, accuracy = (100 * each.numpy()[filled] for each in (diagram.confidence, diagram.accuracy))
         low, high = (100 * each.numpy()[filled] for each in (band.lower, band.upper))
         top.plot([0, 100], [0, 100], color=FAINT, lw=0.8, ls=":")
-        top.fill_between(confidence, low, high, color=INSIDE, alpha=0.2, lw=0)
-        top.plot(confidence, accuracy, "o-", color=INSIDE, ms=4, lw=1.2)
+        top.fill_between(confidence, low, high, color=TEST, alpha=0.2, lw=0)
+        top.plot(confidence, accuracy, "o-", color=TEST, ms=4, lw=1.2)
         edges = 100 * diagram.edges.numpy()
         below.bar(edges[:-1], diagram.counts.numpy(), np.diff(edges), align="edge", color=FAINT, ec="white", lw=0.5)
         top.set_title(label, loc="left", size=10)
@@ -96,14 +94,14 @@ def draw_reliability(models: Mapping[str, ReliabilityBand]) -> Any:
 
 
 def draw_curves(curves: Curves, across: str, up: str) -> Any:
-    """The figure, not yet written."""
+    """Return the figure."""
     from matplotlib.lines import Line2D
 
     figure, panels = _panels(1, width=4.6, height=3.8)
     axes, handles = panels[0, 0], []
     for index, (label, (x, y)) in enumerate(curves.items()):
         style: dict[str, Any] = {
-            "color": COLOURS[(index + 1) % len(COLOURS)],
+            "color": COLOURS[index % len(COLOURS)],
             "ls": DASHES[index % len(DASHES)],
             "lw": 1.4,
         }
@@ -116,9 +114,9 @@ def draw_curves(curves: Curves, across: str, up: str) -> Any:
 
 
 def draw_roc(curves: Curves) -> Any:
-    """The figure, not yet written."""
+    """Return the figure."""
     shown = {label: (100 * false, 100 * true) for label, (false, true) in curves.items()}
-    figure = draw_curves(shown, "test images taken for outside (%)", "images from outside found (%)")
+    figure = draw_curves(shown, "false positive rate (%)", "true positive rate (%)")
     figure.axes[0].plot([0, 100], [0, 100], color=FAINT, lw=0.8, ls=":", zorder=1)
     figure.axes[0].set(aspect="equal", ylim=(0, 101))
     figure.set_size_inches(4.3, 4.2)
@@ -126,26 +124,26 @@ def draw_roc(curves: Curves) -> Any:
 
 
 def draw_histograms(scores: Mapping[str, tuple[Tensor, Tensor]], score: str) -> Any:
-    """The figure, not yet written."""
+    """Return the figure."""
     from matplotlib.patches import Patch
 
     figure, panels = _panels(len(scores), width=2.8, height=2.9)
     every = torch.cat([values for pair in scores.values() for values in pair])
     edges = np.linspace(float(every.min()), max(float(every.max()), float(every.min()) + 1e-9), BINS + 1)
-    for axes, (label, (inside, outside)) in zip(panels[0], scores.items(), strict=True):
-        for values, colour, filled in ((inside, INSIDE, True), (outside, OUTSIDE, False)):
+    for axes, (label, (test, ood)) in zip(panels[0], scores.items(), strict=True):
+        for values, colour, filled in ((test, TEST, True), (ood, OOD, False)):
             heights, _ = np.histogram(values.numpy(), edges)
-            shares = 100 * heights / len(values)
+            fractions = 100 * heights / len(values)
             if filled:
-                axes.stairs(shares, edges, fill=True, color=colour, alpha=0.35, lw=0)
-            axes.stairs(shares, edges, color=colour, lw=1.3)
+                axes.stairs(fractions, edges, fill=True, color=colour, alpha=0.35, lw=0)
+            axes.stairs(fractions, edges, color=colour, lw=1.3)
         axes.set_title(label, loc="left", size=10, color=INK, pad=22)
         axes.set_xlabel(score)
     panels[0, 0].set_ylim(bottom=0)
-    panels[0, 0].set_ylabel("share of the images (%)")
+    panels[0, 0].set_ylabel("images (%)")
     handles = [
-        Patch(fc=(*_rgb(INSIDE), 0.35), ec=INSIDE, label="test images"),
-        Patch(fc="none", ec=OUTSIDE, label="from outside"),
+        Patch(fc=(*_rgb(TEST), 0.35), ec=TEST, label="test images"),
+        Patch(fc="none", ec=OOD, label="OOD images"),
     ]
     legend_above(panels[0, 0], handles, ncols=2, columnspacing=1, fontsize=8)
     return figure
@@ -170,4 +168,4 @@ def _rgb(colour: str) -> tuple[float, float, float]:
 
 def _require(models: Mapping[str, Any]) -> None:
     if not models:
-        raise EnfoldError("a figure needs at least one model, got none: pass {name: what was measured}")
+        raise EnfoldError("models must contain at least one entry, got none: pass {name: results}")

@@ -4,20 +4,20 @@ import pytest
 import torch
 from matplotlib import style
 
-from enfold.analysis.shift import by_kind
+from enfold.analysis.corruptions import by_kind
 from enfold.errors import EnfoldError
 from enfold.metrics import reliability_band, risk_coverage, roc
 from enfold.metrics.predictions import Predictions
-from enfold.report.doubt import (
+from enfold.report.corruptions import COLOURS, draw_boxes, draw_heat_map, select_models, severity_boxes, shift_heat_map
+from enfold.report.figure import STYLE
+from enfold.report.uncertainty import (
     draw_histograms,
     draw_reliability,
-    outside_histograms,
+    ood_histograms,
     reliability_figure,
     risk_coverage_figure,
     roc_figure,
 )
-from enfold.report.figure import STYLE
-from enfold.report.shift import COLOURS, chosen_models, draw_boxes, draw_heat_map, severity_boxes, shift_heat_map
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def test_files_are_written_with_their_alt_text(tmp_path):
         reliability_figure({"one": reliability_band(p, bins=5, replicates=50)}, tmp_path),
         risk_coverage_figure({"one": risk_coverage(p)}, tmp_path),
         roc_figure({"one": roc(one, other)}, tmp_path),
-        outside_histograms({"noise": (one, other)}, tmp_path, score="entropy (nats)"),
+        ood_histograms({"noise": (one, other)}, tmp_path, score="entropy (nats)"),
     ]
     assert [path.suffix for paths in written for path in paths] == [".svg", ".png"] * 6
     assert "a heat map" in written[0][0].read_text()
@@ -97,12 +97,12 @@ def test_histograms_are_shares_on_one_scale():
 
 def test_what_cannot_be_drawn_is_refused(tmp_path):
     many = [{str(index): scores(0.5) for index in range(len(COLOURS) + 1)}]
-    with pytest.raises(EnfoldError, match="choose some with models="):
+    with pytest.raises(EnfoldError, match="models="):
         severity_boxes(many, tmp_path)
     with pytest.raises(EnfoldError, match="did you mean 'ensemble'"):
-        chosen_models(SEEDS, ["ensembel"])
-    with pytest.raises(EnfoldError, match="at least one seed's scores"):
+        select_models(SEEDS, ["ensembel"])
+    with pytest.raises(EnfoldError, match="at least one seed"):
         shift_heat_map([], tmp_path)
-    with pytest.raises(EnfoldError, match="at least one model"):
+    with pytest.raises(EnfoldError, match="models"):
         roc_figure({}, tmp_path)
     assert not list(tmp_path.iterdir())

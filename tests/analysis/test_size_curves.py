@@ -5,7 +5,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from enfold.analysis.sizes import SCORES, curves_by_severity, size_curve, within_and_over
+from enfold.analysis.size_curves import SCORES, curves_by_severity, size_curve, within_and_over
 from enfold.errors import EnfoldError
 from enfold.metrics import METRICS, mean_member, over_modes
 from enfold.metrics.predictions import Predictions

@@ -1,10 +1,10 @@
-"""Curves over the size of an ensemble: what each further member, or each further mode, gives.
+"""Scores as a function of the size of an ensemble, in members or in modes.
 
     score(k) = mean over all subsets of k of the M members of the score of their mean probability                  (1)
 
-A mode is one training. Members inside a mode are samples around its end; over modes, each mode first answers with the
-mean of its own samples (or with its averaged weights) and then counts as one member: weight averaging and ensembling
-add to each other, and further modes give more than further samples of one, the more so on corrupted inputs.
+A mode is the result of one training, and samples are drawn around it. Over modes, each mode predicts with the mean of
+its samples (or with its averaged weights) and counts as one member. More modes improve more than more samples of one
+mode, above all on corrupted inputs.
 
 S. Fort, H. Hu, B. Lakshminarayanan: Deep Ensembles: A Loss Landscape Perspective, 2019, arXiv:1912.02757.
 """
@@ -33,7 +33,18 @@ def size_curve(
     seed: int = 0,
     scores: Sequence[str] = SCORES,
 ) -> Curves:
-    """Equation (1) for every score and size; at most `limit` random subsets of a size are asked."""
+    """Return equation (1) for every score and size.
+
+    Args:
+        said: Predictions of all members.
+        sizes: The sizes; None for 1 to M.
+        limit: The largest number of random subsets per size.
+        seed: The seed of the subsets.
+        scores: Names of metrics.
+
+    Returns:
+        For each score a tensor (sizes,).
+    """
     chosen = range(1, said.num_members + 1) if sizes is None else sizes
     rows = []
     for size in chosen:
@@ -47,11 +58,11 @@ def size_curve(
 def curves_by_severity(
     said: Mapping[int, Sequence[Predictions]], sizes: Sequence[int] | None = None, *, limit: int = 50, seed: int = 0
 ) -> dict[int, Curves]:
-    """`size_curve` for each severity, 0 being clean, as the mean over the kinds of corruption given for it."""
+    """Return `size_curve` for each severity (0 is clean), averaged over the kinds of corruption."""
     found: dict[int, Curves] = {}
     for severity, kinds in said.items():
         if not kinds:
-            raise EnfoldError(f"every severity needs predictions, got none for {severity}: leave it out, or pass some")
+            raise EnfoldError(f"every severity needs predictions, got none for {severity}: omit it, or pass some")
         curves = [size_curve(each, sizes, limit=limit, seed=seed) for each in kinds]
         found[severity] = {name: torch.stack([curve[name] for curve in curves]).mean(0) for name in SCORES}
     return found
@@ -60,7 +71,7 @@ def curves_by_severity(
 def within_and_over(
     modes: Sequence[Predictions], *, limit: int = 50, seed: int = 0, scores: Sequence[str] = SCORES
 ) -> tuple[Curves, Curves]:
-    """What samples add inside a mode, as the mean over modes, and what modes add, each the mean of all its samples."""
+    """Return the curves over samples of one mode (mean over modes), and over modes (mean of all their samples)."""
     inside = [size_curve(mode, limit=limit, seed=seed, scores=scores) for mode in modes]
     within = {name: torch.stack([curve[name] for curve in inside]).mean(0) for name in scores}
     return within, size_curve(over_modes(modes), limit=limit, seed=seed, scores=scores)

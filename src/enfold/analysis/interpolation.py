@@ -1,11 +1,11 @@
-"""The straight line between two networks: what lies on it says whether they are in one valley of the loss.
+"""Linear interpolation between two networks: loss, accuracy and barrier.
 
     θ(α) = α θ_1 + (1 - α) θ_2                                                                (1)
     excess(α) = L(θ(α)) - (α L(θ_1) + (1 - α) L(θ_2)),   barrier = max over α                 (2)
 
-Weights between two networks have other activations than both, so batch norm's stored statistics, interpolated, are
-wrong there. They may be taken as they are ("stored"), from each batch ("train") or measured again on the training part
-for every α ("reset"). All hidden units may be given the ends' means and spreads for every α (`repair`).
+Activations of interpolated weights differ from those of both networks, so interpolated batch-norm statistics are wrong.
+They are used as they are ("stored"), taken from each batch ("train") or estimated on training data per α ("reset").
+With `repair`, all hidden units have the interpolated means and standard deviations of the two networks.
 
 J. Frankle, G. K. Dziugaite, D. Roy, M. Carbin: Linear Mode Connectivity and the Lottery Ticket Hypothesis, ICML 2020,
 arXiv:1912.05671. The barrier (2) is that of R. Entezari et al., ICLR 2022, arXiv:2110.06296.
@@ -19,8 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from enfold.analysis.many import BatchNorm, answers, mixture, require_batch_norm
+from enfold.analysis.states import BatchNorm, answers, mixture, require_batch_norm, to_state
 from enfold.data import Data
+from enfold.data.convert import Examples, as_data
 from enfold.data.dataset import PartName
 from enfold.engines.skeleton import State, read_state
 from enfold.ensembles.deep_ensemble import DeepEnsemble
@@ -34,15 +35,15 @@ from enfold.train.batch_norm import reestimate
 
 @dataclass(frozen=True)
 class Line:
-    """Networks along equation (1), one entry for each α."""
+    """Scores along equation (1), one entry per α."""
 
     alphas: Tensor  # (A,), from 0, the second network, to 1, the first
     loss: Tensor  # (A,), mean cross-entropy in nats
-    total_loss: Tensor  # (A,), its sum over the examples
+    total_loss: Tensor  # (A,), sum over examples
     accuracy: Tensor  # (A,)
 
     def as_dict(self) -> dict[str, list[float]]:
-        """As JSON holds it."""
+        """Return lists for JSON."""
         return {name: getattr(self, name).tolist() for name in ("alphas", "loss", "total_loss", "accuracy")}
 
 
@@ -50,37 +51,53 @@ class Line:
 class Barrier:
     """Equation (2) of one quantity."""
 
-    height: float  # the largest excess over the chord of the ends, never below 0
-    at: float  # the α of it
-    area: float  # of the excess over α, by trapezia; below 0 where the line is mostly better than its ends
+    height: float  # the largest excess over the chord, at least 0
+    at: float  # α at the maximum
+    area: float  # integral of the excess over α; negative if the line is mostly better than its ends
 
 
 @torch.no_grad()
 def interpolation(
     network: nn.Module,
-    first: State,
-    second: State,
-    data: Data,
+    first: State | nn.Module,
+    second: State | nn.Module,
+    data: Data | Examples,
     *,
     points: int = 21,
     part: PartName = "test",
     batch_norm: BatchNorm = "stored",
     repair: bool = False,
 ) -> Line:
-    """Loss and accuracy of the networks on the line between two states, as many at once as memory allows.
+    """Return loss and accuracy of the networks on the line between two networks.
 
-    `network` says what the states are values of; it is left untouched. With `repair`, batch norms are measured again.
+    Args:
+        network: The architecture; it is not modified.
+        first: The network at α = 1, or its state.
+        second: The network at α = 0, or its state.
+        data: `Data`, or test examples as `enfold.evaluate` takes them ("reset" and `repair` need training data too).
+        points: The number of values of α.
+        part: The split that is evaluated.
+        batch_norm: "stored", "train" or "reset", see above.
+        repair: Whether hidden units are repaired for every α; batch-norm statistics are then estimated again.
+
+    Returns:
+        The scores for every α.
+
+    Raises:
+        EnfoldError: If the states do not fit the network, or `points` is below 2.
     """
+    first, second = to_state(first), to_state(second)
+    data = data if isinstance(data, Data) else as_data(test=data)
     _check(read_state(network), first, second, points, batch_norm)
     alphas = torch.linspace(0, 1, points, dtype=torch.float64)
     states: Iterator[State]
     states = (mixture([first, second], torch.stack([alpha, 1 - alpha])) for alpha in alphas)  # (1)
     if repair and batch_norm != "stored":
         raise EnfoldError(
-            f"a repaired line measures batch norms again by itself, got batch_norm={batch_norm!r}: leave that out"
+            f"repair=True estimates batch-norm statistics itself, got batch_norm={batch_norm!r}: omit one of them"
         )
     if repair:
-        states = _repaired(network, first, second, alphas, states, data)
+        states = _repair_states(network, first, second, alphas, states, data)
     loss, correct, examples = [], [], 0
     for said in answers(network, states, data, part=part, batch_norm=batch_norm):
         loss.append(per_member(nll, said))
@@ -89,10 +106,10 @@ def interpolation(
     return Line(alphas, torch.cat(loss), examples * torch.cat(loss), torch.cat(correct))
 
 
-def _repaired(
+def _repair_states(
     network: nn.Module, first: State, second: State, alphas: Tensor, states: Iterable[State], data: Data
 ) -> Iterator[State]:
-    """Every state of the line with the statistics of the ends, unit by unit, in the same proportions."""
+    """Yield every state with the interpolated statistics of the two networks in all hidden units."""
     model = DeepEnsemble([network])
     names = layers_to_repair(network, find_units(network, first_inputs(data)), data)
     ends = [model.network(end) for end in (first, second)]
@@ -104,27 +121,27 @@ def _repaired(
 
 
 def barrier(line: Line) -> dict[str, Barrier]:
-    """How far loss and error rise above the chord of the line's ends."""
+    """Return the barriers (2) of loss and error."""
     return {"loss": excess(line.alphas, line.loss), "error": excess(line.alphas, 1 - line.accuracy)}
 
 
 def excess(alphas: Tensor, values: Tensor) -> Barrier:
-    """Equation (2) for any quantity along a line, lower being better."""
+    """Return equation (2) for any quantity along a line for which lower is better."""
     chord = alphas * values[-1] + (1 - alphas) * values[0]
     over = values - chord  # (2)
-    over[[0, -1]] = 0.0  # the ends are on their chord, whatever rounding says
+    over[[0, -1]] = 0.0  # exact at the ends, without rounding errors
     highest = int(over.argmax())
     return Barrier(float(over[highest]), float(alphas[highest]), float(torch.trapezoid(over, alphas)))
 
 
 def _check(own: State, first: State, second: State, points: int, batch_norm: str) -> None:
     if points < 2:
-        raise EnfoldError(f"a line needs its two ends, got {points} points: use 2 or more, 21 are usual")
+        raise EnfoldError(f"points must be at least 2, got {points}: the default is 21")
     require_batch_norm(batch_norm)
     for state in (first, second):
         unfit = sorted(own.keys() ^ state.keys()) or [name for name in own if own[name].shape != state[name].shape]
         if unfit:
             raise EnfoldError(
-                f"both ends of a line must be states of its network, but '{unfit[0]}' differs: pass all parameters and "
-                "buffers, as states_of(members) gives them"
+                f"first and second must be states of network, but '{unfit[0]}' differs: pass all parameters and "
+                "buffers, or the networks themselves"
             )

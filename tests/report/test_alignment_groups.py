@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from enfold.report.alignment_units import LONGEST, evenly, kinds_of, layer_name, left_out, short, telling
+from enfold.report.alignment_groups import LONGEST, evenly, kinds_of, layer_name, left_out, short, telling
 from symmetry.known_networks import KNOWN, symmetry_of
 
 HEADS = {
