@@ -52,7 +52,7 @@ def alignment(
     from enfold.cli.preflight import check_device, open_trusted
     from enfold.report.alignment import alignment_figures
     from enfold.report.alignment_table import alignment_tables
-    from enfold.run.alignment import MATRICES, PARTS, Asked, chosen_fold, stored_matrices, study
+    from enfold.run.alignment import MATRICES, PARTS, Asked, permutation_options, stored_matrices, study
     from enfold.run.analyses import home
     from enfold.run.execute import find_seed
     from enfold.run.lock import writing
@@ -63,7 +63,7 @@ def alignment(
     asked = Asked(members, examples, points, parse_numbers(temperatures), parse_numbers(noises), parts)
     chosen = find_seed(opened, recipe, seed, device)
     folder = home("alignment", chosen, out)
-    fold = chosen_fold(chosen, temperature, epochs, overrides or ())
+    fold = permutation_options(chosen, temperature, epochs, overrides or ())
     with writing(opened.path if out is None else out):
         found = study(chosen, folder, asked, fold)
         matrices = stored_matrices(folder)

@@ -70,7 +70,7 @@ def _alignment(run: SeedRun, folder: Path, settings: dict[str, Any]) -> Tree:
     """`epochs` and `change` are of permAVG, all others of `alignment.Asked`."""
     own = {key: settings.pop(key, None) for key in ("epochs", "change")}
     changes = [f"{key}={value}" for key, value in (own["change"] or {}).items()]
-    fold = alignment.chosen_fold(run, 1.0, own["epochs"], changes)
+    fold = alignment.permutation_options(run, 1.0, own["epochs"], changes)
     return alignment.study(run, folder, alignment.Asked(**settings), fold)
 
 
