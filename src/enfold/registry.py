@@ -127,7 +127,9 @@ def find_method(kind: str, name: str) -> Method:
     if is_reference(name):
         method = load_method(name)
         if method.kind != kind:
-            raise EnfoldError(f"a method of the kind {kind} is needed, but '{name}' is of the kind {method.kind}: use {use_of(method)}")
+            raise EnfoldError(
+                f"a method of the kind {kind} is needed, but '{name}' is of the kind {method.kind}: use {use_of(method)}"
+            )
         return method
     known, key = methods(kind), name.replace("-", "_")
     if key not in known:
@@ -217,7 +219,9 @@ def _installed() -> Iterator[tuple[str, Any]]:
         try:
             target = entry.load()
         except Exception as error:  # any code may be installed; the methods of enfold work without it
-            warnings.warn(f"the method '{entry.name}' ({entry.value}) cannot be imported: {error}", BrokenMethodWarning, 3)
+            warnings.warn(
+                f"the method '{entry.name}' ({entry.value}) cannot be imported: {error}", BrokenMethodWarning, 3
+            )
             continue
         if kind_of(target) is None:
             warnings.warn(f"'{entry.name}' ({entry.value}) is no method of enfold", BrokenMethodWarning, 3)

@@ -389,8 +389,9 @@ def test_the_table_in_the_file_has_the_quartiles_of_a_latency(costed: Path) -> N
 
 
 def test_every_command_shows_examples(enfold) -> None:
-    from enfold.cli.app import app
     from typer.main import get_command
+
+    from enfold.cli.app import app
 
     commands = get_command(app).commands
     assert set(commands) == {

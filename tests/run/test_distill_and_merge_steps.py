@@ -138,7 +138,9 @@ def test_a_chain_of_steps_and_a_merge_of_some_members_are_rows(enfold, recipe_fi
     assert {"of-two", "matched", "repaired", "distilled", "soft", "control", "control-2"} <= set(rows)
     data = library.data.load(str(tmp_path / "small.npz"), val_size=60)
     members = library.load(out / "members" / "members.safetensors", library.networks.MLP(16, [16], 4))
-    stored = {label: library.load(out / "steps" / f"{label}.safetensors") for label in ("of-two", "matched", "repaired")}
+    stored = {
+        label: library.load(out / "steps" / f"{label}.safetensors") for label in ("of-two", "matched", "repaired")
+    }
     expected = {
         "of-two": library.merge.average(members[:2], data),
         "matched": library.merge.weight_matching(members[:2], data, repair="none"),

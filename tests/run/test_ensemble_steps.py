@@ -73,7 +73,10 @@ def test_a_dry_run_counts_ensembles(enfold, steps_file, tmp_path):
         ("steps: [{method: batch_ensemble, num_members: 0}]", "num_members must be"),
         ("steps: [batch_ensemble, batch_ensemble]", "its own label, got 'batch_ensemble' twice"),
         ("steps: [{method: batch_ensemble, network: nowhere}]", "nowhere"),
-        ("steps: [{method: batch_ensemble, include: [nowhere]}]", "include and exclude must match layers, but 'nowhere'"),
+        (
+            "steps: [{method: batch_ensemble, include: [nowhere]}]",
+            "include and exclude must match layers, but 'nowhere'",
+        ),
         ("steps: [{method: mc_dropout}]", "inject"),
         ("steps: [{method: mixture_ensemble, budget: 10}]", "smallest"),
     ],

@@ -158,7 +158,7 @@ def test_a_finished_run_that_is_read_only_can_be_analysed(enfold, read_only, tmp
     for words in (
         ("analyse", "landscape", read_only, "--only", "similarity", "--out", tmp_path / "landscape"),
         ("report", read_only, "--out", tmp_path / "report.html"),
-        ("card", read_only, "--out", tmp_path / "card.md"),
+        ("report", "--card", read_only, "--out", tmp_path / "card.md"),
     ):
         done = enfold(*words)
         assert done.code == 0, done.err

@@ -22,9 +22,8 @@ from enfold.metrics.predictions import Predictions
 from enfold.report.landscape import DRAWINGS
 from enfold.report.landscape_captions import CAPTIONS
 from enfold.run import RunDirectory, parse_recipe, views
-from enfold.run.execute import seed_runs, execute
+from enfold.run.execute import execute, seed_runs
 from enfold.run.landscape import Asked, stored_parts, study
-from enfold.run.seed_run import SeedRun
 from enfold.run.views import SAMPLED, VIEWS
 
 pytest.importorskip("matplotlib")

@@ -61,7 +61,10 @@ def test_an_option_called_init_belongs_to_the_ensemble() -> None:
     ("text", "says"),
     [
         ("member: 3\n", r"line 1: there is no key 'member', did you mean 'members'"),
-        ("name: x\ntrain:\n  batchsize: 3\n", r"line 3: there is no training setting 'batchsize', did you mean 'batch_size'"),
+        (
+            "name: x\ntrain:\n  batchsize: 3\n",
+            r"line 3: there is no training setting 'batchsize', did you mean 'batch_size'",
+        ),
         ("train: {epochs: many}\n", r"line 1: .*epochs"),
         ("train: {epochs: -1}\n", r"epochs must be .*0 or more, got -1"),
         ("train: {optimizer: adamm}\n", r"optimizer"),

@@ -13,8 +13,12 @@ import typer
 from enfold.errors import EnfoldError, MissingExtra
 from enfold.progress import printable
 
-Overrides = Annotated[list[str] | None, typer.Option("--set", help="Change a value of the recipe: --set train.epochs=5")]
-Seeds = Annotated[list[int] | None, typer.Option("--seed", help="A seed to run; several --seed give a standard deviation.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="Change a value of the recipe: --set train.epochs=5")
+]
+Seeds = Annotated[
+    list[int] | None, typer.Option("--seed", help="A seed to run; several --seed give a standard deviation.")
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run that is in OUT.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -33,7 +37,9 @@ Options = Annotated[
     ),
 ]
 Seed = Annotated[int | None, typer.Option(help="A seed of the run; the first by default.")]
-MethodName = Annotated[str, typer.Argument(help="A method, or mine.py:name with --trust-code; `enfold methods` lists them.")]
+MethodName = Annotated[
+    str, typer.Argument(help="A method, or mine.py:name with --trust-code; `enfold methods` lists them.")
+]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run with trained members.")]
 
 

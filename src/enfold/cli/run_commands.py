@@ -155,9 +155,7 @@ def train(
     for change in _changes(overrides, seeds):
         apply_override(content, change)
     recipe = make_recipe(content, "the command line")
-    _run(
-        recipe, out, device, resume=resume, as_json=as_json, dry_run=dry_run, train_only=True, trust_code=trust_code
-    )
+    _run(recipe, out, device, resume=resume, as_json=as_json, dry_run=dry_run, train_only=True, trust_code=trust_code)
 
 
 def distill(
@@ -166,7 +164,9 @@ def distill(
     label: Label = None,
     init: Annotated[
         str | None,
-        typer.Option(help="What the student starts from: best_member, random, average, matched, als, or a step's label."),
+        typer.Option(
+            help="What the student starts from: best_member, random, average, matched, als, or a step's label."
+        ),
     ] = None,
     teacher: Annotated[str | None, typer.Option(help="The label of a step; the members by default.")] = None,
     student: Annotated[

@@ -7,9 +7,20 @@ from typing import Annotated
 
 import typer
 
-from enfold.cli.options import AsJson, Device, Run, Seed, Trust, console, draw_figures, parse_numbers, parse_words, print_json, say
+from enfold.cli.options import (
+    AsJson,
+    Device,
+    Run,
+    Seed,
+    Trust,
+    console,
+    draw_figures,
+    parse_numbers,
+    parse_words,
+    print_json,
+    say,
+)
 from enfold.errors import EnfoldError
-
 
 analyse = typer.Typer(
     no_args_is_help=True,
@@ -25,14 +36,14 @@ def alignment(
     members: Annotated[int, typer.Option(help="Number of members to align, the first of the run.")] = 2,
     temperature: Annotated[float, typer.Option(help="Temperature of the soft permutations.")] = 1.0,
     epochs: Annotated[int | None, typer.Option(help="Epochs of permAVG; 20 as published.")] = None,
-    examples: Annotated[
-        int | None, typer.Option(help="Number of training examples; all by default.")
-    ] = None,
+    examples: Annotated[int | None, typer.Option(help="Number of training examples; all by default.")] = None,
     only: Annotated[
         str | None, typer.Option(help="Sections, of rows,line,matrices,averages,sweep,planted,different.")
     ] = None,
     temperatures: Annotated[str, typer.Option(help="Temperatures of the sweep.")] = "0.1,0.5,1,5,10",
-    noises: Annotated[str, typer.Option(help="Noise of planted permutations, in standard deviations of the weights.")] = "0,1,3,10,30",
+    noises: Annotated[
+        str, typer.Option(help="Noise of planted permutations, in standard deviations of the weights.")
+    ] = "0,1,3,10,30",
     points: Annotated[int, typer.Option(help="Points on each line.")] = 21,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="An option of permAVG: --set matched=12")] = None,
     seed: Seed = None,
@@ -146,7 +157,9 @@ def landscape(
     only: Annotated[
         str | None, typer.Option(help="Sections, of similarity,diversity,map,radial,three,sizes,ood,paths.")
     ] = None,
-    minutes: Annotated[float, typer.Option(help="Time limit; sections that would take longer are skipped and listed.")] = 10.0,
+    minutes: Annotated[
+        float, typer.Option(help="Time limit; sections that would take longer are skipped and listed.")
+    ] = 10.0,
     seed: Seed = None,
     examples: Annotated[int, typer.Option(help="Number of test examples.")] = 500,
     size: Annotated[int, typer.Option(help="Grid points along each side of a plane.")] = 41,
@@ -223,7 +236,9 @@ def methods(
 
 
 def data(
-    name: Annotated[str | None, typer.Argument(help="A data set to show, fetch or check; all are listed without.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A data set to show, fetch or check; all are listed without.")
+    ] = None,
     fetch: Annotated[bool, typer.Option("--fetch", help="Download it.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Verify its files.")] = False,
     as_json: AsJson = False,

@@ -48,10 +48,10 @@ from enfold.merge.common.states import states_of
 from enfold.metrics import accuracy, nll
 from enfold.progress import progress, titled
 from enfold.registry import find_method, suggest
-from enfold.run.recipe import as_tuple
 from enfold.run.override import apply_override
-from enfold.run.seed_run import SeedRun
+from enfold.run.recipe import as_tuple
 from enfold.run.recipe_errors import Place, describe_error
+from enfold.run.seed_run import SeedRun
 from enfold.seeds import generator
 from enfold.train import TrainConfig
 

@@ -92,4 +92,7 @@ def _nested(arrays: Mapping[str, Any]) -> Tree:
     return tree
 
 
-ANALYSES: dict[str, Callable[[SeedRun, Path, dict[str, Any]], Tree]] = {"alignment": _alignment, "landscape": _landscape}
+ANALYSES: dict[str, Callable[[SeedRun, Path, dict[str, Any]], Tree]] = {
+    "alignment": _alignment,
+    "landscape": _landscape,
+}

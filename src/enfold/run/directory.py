@@ -94,7 +94,9 @@ class RunDirectory:
         manifest = self.read_json("run.json")
         written = manifest.get("format") if isinstance(manifest, dict) else None
         if written != FORMAT:
-            version = (manifest.get("versions") or {}).get("enfold", "unknown") if isinstance(manifest, dict) else "unknown"
+            version = (
+                (manifest.get("versions") or {}).get("enfold", "unknown") if isinstance(manifest, dict) else "unknown"
+            )
             raise EnfoldError(
                 f"this enfold reads run directories of format {FORMAT}, but '{self.path}' was written by enfold {version} "
                 f"in format {written}: read it with that version, or run its recipe again in another folder"

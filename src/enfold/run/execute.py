@@ -244,7 +244,5 @@ def open_run(path: Path, *, trust_code: bool = False) -> tuple[RunDirectory, Rec
     for each in seed_runs(run, recipe):
         if not each.run.is_done("members", "members"):
             finish = recipe.command("run", run.recipe_file, run.path, "--resume")
-            raise EnfoldError(
-                f"a run must have trained members, but '{each.run.path}' has none: finish with  {finish}"
-            )
+            raise EnfoldError(f"a run must have trained members, but '{each.run.path}' has none: finish with  {finish}")
     return run, recipe

@@ -52,7 +52,9 @@ def check_sets(sets: tuple[OodSpec, ...], source: str, excluded: tuple[int, ...]
     names = [each.name for each in sets]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise ValueError(f"every out-of-distribution set must have its own name, got '{twice[0]}' twice: add label: ...")
+        raise ValueError(
+            f"every out-of-distribution set must have its own name, got '{twice[0]}' twice: add label: ..."
+        )
     for each in sets:
         if each.source == source:
             raise ValueError(f"an out-of-distribution set must be another source than the data's own, got '{source}'")

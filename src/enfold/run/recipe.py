@@ -29,10 +29,10 @@ from enfold.run.step_methods import (
     count_trainings,
     default_settings,
     distill_arguments,
+    family_of,
     is_ensemble_student,
     is_trained,
     is_user_code,
-    family_of,
     make_perturbation,
     method_of,
     split_options,
@@ -370,7 +370,9 @@ class _Checks:
                 self._options(step, path)
         except EnfoldError as error:
             text = str(error)
-            raise error if text.startswith(self.place.where) else EnfoldError(f"{self.place.at(path)}: {text}") from error
+            raise (
+                error if text.startswith(self.place.where) else EnfoldError(f"{self.place.at(path)}: {text}")
+            ) from error
         if step.train and not is_trained(step):
             raise EnfoldError(f"{self.place.at((*path, 'train'))}: '{step.method}' does not train: remove train")
         if is_trained(step):
@@ -417,7 +419,9 @@ class _Checks:
                 f"'{step.teacher}'{suggest(step.teacher, earlier) or f': choose from {list(earlier)}'}"
             )
         for label in recipe.dependencies(step):
-            missing = set(step.seeds or recipe.seeds) - set(earlier[label].seeds or recipe.seeds) if label in earlier else ()
+            missing = (
+                set(step.seeds or recipe.seeds) - set(earlier[label].seeds or recipe.seeds) if label in earlier else ()
+            )
             if missing:
                 raise EnfoldError(
                     f"{self.place.at(path)}: '{step.label}' uses '{label}', which seed {min(missing)} does not have: give "

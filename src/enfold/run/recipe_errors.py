@@ -57,7 +57,9 @@ class Place:
         return str(spec.get("label") or spec.get("method") or index + 1) if isinstance(spec, Mapping) else str(spec)
 
 
-def describe_error(error: ValidationError, place: Place, schema: type[Any], prefix: tuple[Any, ...] = ()) -> EnfoldError:
+def describe_error(
+    error: ValidationError, place: Place, schema: type[Any], prefix: tuple[Any, ...] = ()
+) -> EnfoldError:
     """Return the first problem of a validation as an error in one sentence."""
     problems = error.errors()
     first, path = problems[0], (*prefix, *problems[0]["loc"])

@@ -97,9 +97,7 @@ def _gain_is_noise(members: Predictions) -> bool:
         return False
 
 
-def _diversity(
-    predictions: Mapping[str, Predictions], model: nn.Module, notice: str | None = None
-) -> dict[str, Any]:
+def _diversity(predictions: Mapping[str, Predictions], model: nn.Module, notice: str | None = None) -> dict[str, Any]:
     """The diversity of a model's members, the scores of one of them, and warnings."""
     test = predictions["test"]
     notices = [notice, getattr(model, "notice", None), alike(predictions["validation"])]

@@ -159,4 +159,6 @@ def check_keys(step: StepSpec) -> None:
     for key, kinds in allowed.items():
         if getattr(step, key) is not None and step.family not in kinds:
             owner = " or ".join(kinds)
-            raise EnfoldError(f"'{key}' is a key of {owner} steps, but '{step.method}' is a {step.family} step: remove it")
+            raise EnfoldError(
+                f"'{key}' is a key of {owner} steps, but '{step.method}' is a {step.family} step: remove it"
+            )

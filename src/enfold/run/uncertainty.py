@@ -52,7 +52,9 @@ def dirichlet_uncertainties(run: SeedRun, model: nn.Module) -> Uncertainty | Non
 
 def mean_uncertainty(members: Predictions) -> dict[str, Any]:
     """Return the mean of `uncertainty_row` over single members."""
-    found: dict[str, Any] = _mean([uncertainty_row(members.member(index), members) for index in range(members.num_members)])
+    found: dict[str, Any] = _mean(
+        [uncertainty_row(members.member(index), members) for index in range(members.num_members)]
+    )
     return found
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from enfold.errors import EnfoldError
 from enfold.report.page import error_page, page
-from enfold.run.directory import RunDirectory
 from enfold.run.collect import collect
+from enfold.run.directory import RunDirectory
 
 HOST = "127.0.0.1"
 FILES = ("*.json", "*.jsonl", "*.yaml", "*.safetensors", "*.svg")
