@@ -1,4 +1,4 @@
-"""Distillation and merge steps: students of all kinds, chains of steps, stored, resumed, refused before anything runs."""
+"""Distillation and merge steps: students of all kinds, chains of steps, stored, resumed, refused before training."""
 
 import json
 from pathlib import Path

@@ -26,7 +26,8 @@ analyse = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     help="Analyse the networks of a run: the loss landscape, or the alignment of members.\n\n"
-    "**Examples**\n\n    enfold analyse landscape runs/mine --minutes 5\n\n    enfold analyse alignment runs/mine --only rows,line",
+    "**Examples**\n\n    enfold analyse landscape runs/mine --minutes 5\n\n"
+    "    enfold analyse alignment runs/mine --only rows,line",
 )
 
 

@@ -114,7 +114,8 @@ def permutation_options(
     unsupported = [name for name in ("project", "repair") if options.pop(name, None)]
     if unsupported:
         raise EnfoldError(
-            f"the analysis supports soft permutations to the first member only, got permAVG with {unsupported[0]}: omit it"
+            f"the analysis supports soft permutations to the first member only, got permAVG with {unsupported[0]}: "
+            "omit it"
         )
     permutations = PermutationOptions(**options, config=config)
     require_soft(permutations)

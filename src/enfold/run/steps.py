@@ -185,7 +185,7 @@ def _check_init(step: StepSpec) -> None:
     """Refuse a start for a student of another architecture."""
     if step.init not in (None, "random"):
         raise EnfoldError(
-            f"a student of another architecture starts from random weights, got init={step.init}: remove init or student"
+            f"a student of another architecture has random weights, got init={step.init}: remove init or student"
         )
 
 
