@@ -44,7 +44,7 @@ def test_a_manifest_of_a_method_with_huge_settings(tmp_path):
     shared = enfold.BatchEnsemble(network(), num_members=2)
     path = enfold.save(shared, tmp_path / "m.safetensors")
     with pytest.raises(EnfoldError, match=r"m\.json"):
-        enfold.load(rewritten(path, lambda manifest: manifest["settings"].update(num_members=10**9)), network)
+        enfold.load(rewritten(path, lambda manifest: manifest["options"].update(num_members=10**9)), network)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_teacher_outputs_come_back_as_they_were(tmp_path):
         enfold.CachedTeacher(said, "key", {"inputs": "about"}).save(tmp_path / "t.safetensors")
         found = enfold.CachedTeacher.load(tmp_path / "t.safetensors")
         assert torch.equal(found.logits, said)
-        assert (found.key, found.about) == ("key", {"inputs": "about"})
+        assert (found.key, found.inputs) == ("key", {"inputs": "about"})
 
 
 @pytest.mark.parametrize("ending", [".pt", ".safetensors"])
@@ -140,7 +140,7 @@ def test_recipes_that_cost_much(text):
 
 def test_recipes_may_repeat_themselves():
     recipe = parse_recipe("train: &plan {epochs: 2}\nsteps: [{method: kd, train: *plan}]\n")
-    assert recipe.folds[0].plan == {"epochs": 2}
+    assert recipe.steps[0].train == {"epochs": 2}
 
 
 @pytest.mark.parametrize("pattern", ["/**/*.pt", "/*/*/*.pt", "../**/*.pt", "../../*/x.pt", "/home/**/a.safetensors"])

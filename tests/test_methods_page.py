@@ -4,7 +4,7 @@ import importlib.util
 from pathlib import Path
 
 import enfold
-from enfold.registry import ROOMS, methods
+from enfold.registry import PACKAGES, methods
 
 ROOT = Path(__file__).parent.parent
 
@@ -16,9 +16,8 @@ def test_the_page_is_what_the_registry_gives():
     assert maker.PAGE.read_text(encoding="utf-8") == maker.page(), "run python tools/make_methods_page.py"
 
 
-def test_every_method_is_a_public_name_and_has_an_idea():
-    for room in ROOMS:
-        for method in methods(room).values():
-            assert getattr(enfold, method.kind.__name__) is method.kind
-            assert len(method.idea) > 20
-            assert method.idea.endswith("."), method.name
+def test_every_method_is_a_public_name():
+    for kind in PACKAGES:
+        for method in methods(kind).values():
+            owner = enfold.merge if kind == "merge" else enfold
+            assert getattr(owner, method.target.__name__) is method.target

@@ -1,74 +1,199 @@
-"""The folder is the registry: every method file is a method, and a wrong name names the right one."""
+"""Registry: every method file is a method; user code and installed packages add methods."""
 
-import dataclasses
 import importlib
+import json
 import pkgutil
 import sys
-import types
+import warnings
+from importlib.metadata import EntryPoint
+from pathlib import Path
 
+import numpy as np
 import pytest
+from torch import nn
 
-from enfold import EnfoldError
-from enfold.registry import ROOMS, method, methods, nearest
+import enfold.merge
+from enfold import registry
+from enfold.arguments import REQUIRED
+from enfold.cli import main
+from enfold.errors import EnfoldError
+from enfold.io.usercode import looking_in
+from enfold.registry import NOT_METHODS, PACKAGES, find_any, find_method, methods, suggest
 
-NO_METHODS = ("deep_ensemble", "repair")  # what methods start from, and a step that follows them
-EVERY = [pytest.param(room, name, id=f"{room}-{name}") for room in ROOMS for name in methods(room)]
+EVERY = [pytest.param(kind, name, id=f"{kind}-{name}") for kind in PACKAGES for name in methods(kind)]
+MERGE = '''"""Take one member.
 
+    θ = θ_k                                                                                     (1)
+"""
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_file_of_a_room_is_a_method(room):
-    packages = [importlib.import_module(package) for package in ROOMS[room]]
-    files = [info.name for package in packages for info in pkgutil.iter_modules(package.__path__) if not info.ispkg]
-    assert list(methods(room)) == [name for name in files if name not in NO_METHODS]
+from typing import Annotated
 
+from pydantic import Field
+from torch import nn
 
-@pytest.mark.parametrize(("room", "name"), EVERY)
-def test_a_method_is_a_frozen_dataclass_with_an_idea(room, name):
-    found = method(room, name)
-    assert (found.name, found.room) == (name, room)
-    called = "hydradistillation" if (room, name) == ("fold", "hydra") else name.replace("_", "")
-    assert found.kind.__name__.lower() == called
-    assert found.kind.__module__ in [f"{package}.{name}" for package in ROOMS[room]]
-    assert found.idea.endswith(".")
-    assert found.make() == found.kind()
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        found.make().anything = 1
+from enfold.arguments import checked
 
 
-def test_settings_are_the_fields():
-    distill = method("fold", "kd")
-    assert set(distill.fields) == {field.name for field in dataclasses.fields(distill.kind)}
-    assert distill.make(temperature=3.0).temperature == 3.0
-    with pytest.raises(EnfoldError, match=r"'kd' has no setting 'alfa', did you mean 'alpha'\?"):
-        distill.make(alfa=0.5)
-    with pytest.raises(EnfoldError, match=r"'kd' has no setting 'zzz': choose from .*temperature"):
-        distill.make(zzz=1)
+@checked
+def take_one(models, *, index: Annotated[int, Field(ge=0)] = 0) -> nn.Module:
+    """Return a member.
+
+    Args:
+        models: An ensemble.
+        index: The number of the member.
+    """
+    return models.member(index)
+'''
 
 
-def test_a_wrong_name_names_the_right_one():
-    with pytest.raises(EnfoldError, match=r"there is no fold 'kdd', did you mean 'kd'\?: choose one of "):
-        method("fold", "kdd")
-    with pytest.raises(EnfoldError, match=r"there is no fold 'zzz': choose one of "):
-        method("fold", "zzz")
-    assert nearest("zzz", ["average"]) == ""
-
-
-def test_a_new_file_is_a_new_method(tmp_path, monkeypatch):
-    """Hyphens and underscores are the same; what is no public dataclass of the file is no method."""
-    (tmp_path / "weight_average.py").write_text(
-        '"""Average the weights.\n\nMore."""\nfrom dataclasses import dataclass\n'
-        "class Other: ...\n@dataclass(frozen=True)\nclass Helper: ...\n"
-        "@dataclass(frozen=True)\nclass WeightAverage:\n    scale: float = 1.0\n"
-    )
-    (tmp_path / "plain.py").write_text('"""Not a method."""\nclass Plain: ...\n')
-    room = types.ModuleType("enfold.trial")
-    room.__path__ = [str(tmp_path)]
-    room.__all__ = ["Other", "Plain", "WeightAverage"]
-    monkeypatch.setitem(ROOMS, "trial", ("enfold.trial",))
-    monkeypatch.setitem(sys.modules, "enfold.trial", room)
-    assert list(methods("trial")) == ["weight_average"]
-    found = method("trial", "weight-average")
-    assert (found.idea, found.make(scale=2.0).scale) == ("Average the weights.", 2.0)
+@pytest.fixture
+def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A method file that is added to the package of merges, and nothing else."""
+    (tmp_path / "take_one.py").write_text(MERGE)
+    monkeypatch.setattr(enfold.merge, "__path__", [*enfold.merge.__path__, str(tmp_path)])
     methods.cache_clear()
-    for name in ("weight_average", "plain"):
-        monkeypatch.delitem(sys.modules, f"enfold.trial.{name}")
+    yield tmp_path
+    methods.cache_clear()
+    sys.modules.pop("enfold.merge.take_one", None)
+
+
+@pytest.fixture
+def small_recipe(tmp_path: Path) -> Path:
+    """A recipe with one step, METHOD, on a few random images."""
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 255, (120, 1, 4, 4)).astype(np.uint8), np.arange(120) % 3
+    np.savez(tmp_path / "d.npz", x_train=images[:90], y_train=labels[:90], x_test=images[90:], y_test=labels[90:])
+    file = tmp_path / "recipe.yaml"
+    file.write_text(
+        f"data: {{source: {tmp_path / 'd.npz'}, val_size: 30}}\nnetwork: {{name: mlp, widths: [4]}}\nmembers: 2\n"
+        "cost: false\ntrain: {epochs: 1}\nsteps:\n  - {method: METHOD, label: one, index: 1}\n"
+    )
+    return file
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["enfold", *map(str, words)])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    return int(stopped.value.code or 0)
+
+
+@pytest.mark.parametrize("kind", PACKAGES)
+def test_every_file_of_a_package_is_a_method(kind: str) -> None:
+    package = importlib.import_module(PACKAGES[kind])
+    files = [info.name for info in pkgutil.iter_modules(package.__path__) if not info.ispkg]
+    assert list(methods(kind)) == [name for name in files if name not in NOT_METHODS]
+
+
+@pytest.mark.parametrize(("kind", "name"), EVERY)
+def test_a_method_has_an_idea_and_documented_options(kind: str, name: str) -> None:
+    found = find_method(kind, name)
+    assert (found.name, found.kind) == (name, kind)
+    assert found.target.__name__.replace("_", "").lower() == name.replace("_", "")
+    assert found.target.__module__ == f"{PACKAGES[kind]}.{name}"
+    assert len(found.idea) > 20
+    assert found.idea.endswith(".")
+    for argument in found.arguments.values():
+        assert len(argument.help) > 3, f"document {argument.name} in Args:"
+        assert argument.default is not REQUIRED, "every option has a default"
+
+
+def test_options_are_checked() -> None:
+    kd = find_method("distill", "kd")
+    assert kd.check({"temperature": 3.0}) == {"temperature": 3.0}
+    with pytest.raises(EnfoldError, match=r"'kd' has no option 'alfa', did you mean 'alpha'\?"):
+        kd.check({"alfa": 0.5})
+    with pytest.raises(EnfoldError, match="temperature"):
+        kd.check({"temperature": 0})
+
+
+def test_a_wrong_name_suggests_the_right_one() -> None:
+    with pytest.raises(EnfoldError, match=r"'kdd', did you mean 'kd'\?: choose one of "):
+        find_method("distill", "kdd")
+    with pytest.raises(EnfoldError, match="enfold train RUN swag"):
+        find_method("merge", "swag")
+    with pytest.raises(EnfoldError, match="zzz"):
+        find_any("zzz")
+    assert suggest("zzz", ["average"]) == ""
+    assert find_method("merge", "weight-matching").name == "weight_matching"
+
+
+def test_one_file_adds_a_method_to_registry_command_line_and_recipes(added, small_recipe, monkeypatch, capsys) -> None:
+    found = find_method("merge", "take-one")
+    assert (found.idea, list(found.arguments), found.inputs) == ("Take one member.", ["index"], {"models"})
+    assert call(monkeypatch, "methods") == 0
+    assert "take_one" in capsys.readouterr().out
+    assert call(monkeypatch, "methods", "take-one", "--json") == 0
+    (option,) = json.loads(capsys.readouterr().out)["options"]
+    assert option == {"name": "index", "type": "int >= 0", "default": "0", "help": "The number of the member."}
+    out, text = added / "out", small_recipe.read_text()
+    small_recipe.write_text(text.replace("METHOD", "take_one").replace("index: 1", "index: -1"))
+    assert call(monkeypatch, "run", small_recipe, out) == 2
+    error = capsys.readouterr().err
+    assert ("line 7" in error, "index must be" in error) == (True, True), error
+    small_recipe.write_text(text.replace("METHOD", "take_one"))
+    assert call(monkeypatch, "run", small_recipe, out, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["rows"]["one"]["member"] == [1]
+    assert call(monkeypatch, "merge", out, "take-one", "--label", "zero", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["rows"]["zero"]["member"] == [0]
+
+
+def test_a_method_of_the_user_in_a_recipe_needs_trust(tmp_path, small_recipe, monkeypatch, capsys) -> None:
+    (tmp_path / "mine.py").write_text(MERGE.replace("take_one", "my_merge"))
+    small_recipe.write_text(small_recipe.read_text().replace("METHOD", "mine.py:my_merge"))
+    out = tmp_path / "out"
+    assert call(monkeypatch, "run", small_recipe, out) == 2
+    assert str(tmp_path / "mine.py") in capsys.readouterr().err
+    assert not out.exists()
+    assert call(monkeypatch, "run", small_recipe, out, "--trust-code", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["rows"]["one"]["member"] == [1]
+    assert call(monkeypatch, "evaluate", out) == 2, "a run keeps no trust"
+    assert call(monkeypatch, "evaluate", out, "--trust-code") == 0
+    assert call(monkeypatch, "report", out) == 0, "a report runs no code"
+    other = ["merge", out, f"{tmp_path / 'mine.py'}:my_merge", "--label", "other", "--trust-code"]
+    assert call(monkeypatch, *other) == 0
+    assert call(monkeypatch, "train", out, f"{tmp_path / 'mine.py'}:my_merge", "--trust-code") == 2, "another kind"
+
+
+def test_a_reference_that_is_no_method_is_refused(tmp_path) -> None:
+    (tmp_path / "mine.py").write_text("value = 3\ndef function(x): return x\n")
+    with looking_in([tmp_path], trusted=True):
+        for name in ("value", "function", "nothing"):
+            with pytest.raises(EnfoldError, match=name):
+                find_method("merge", f"mine.py:{name}")
+
+
+def installed_merge(models, *, times: int = 1) -> nn.Module:
+    """Merge in a package of someone else.
+
+    Args:
+        models: An ensemble.
+        times: How often.
+    """
+    return models.member(0)
+
+
+def test_entry_points_add_methods_and_broken_ones_warn(monkeypatch) -> None:
+    group = registry.GROUP
+    entries = [
+        EntryPoint("installed-merge", f"{__name__}:installed_merge", group),
+        EntryPoint("broken", "no_such_module:x", group),
+        EntryPoint("no-method", "json:loads", group),
+        EntryPoint("average", f"{__name__}:installed_merge", group),
+    ]
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
+    methods.cache_clear()
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = methods("merge")
+        assert found["installed_merge"].target is installed_merge
+        assert found["average"].target is not installed_merge
+        assert {"broken", "no_method", "average"} <= {
+            name
+            for name in ("broken", "no_method", "average")
+            for each in caught
+            if name.split("_")[0] in str(each.message)
+        }
+    finally:
+        methods.cache_clear()

@@ -1,4 +1,4 @@
-"""Write docs/methods.md from the registry: one row a method, its settings with their defaults, its paper."""
+"""Write docs/methods.md from the registry: one row per method, its options with types and defaults, its paper."""
 
 from __future__ import annotations
 
@@ -7,61 +7,53 @@ import re
 import sys
 from pathlib import Path
 
-from enfold.options import default_of, meanings
-
-from enfold.registry import ROOMS, Method, methods
+from enfold.registry import PACKAGES, Method, methods, use_of
 
 PAGE = Path(__file__).parent.parent / "docs" / "methods.md"
-KINDS = {
-    "share": "Shares: M members in less space, or drawn around one network",
-    "fold": "Folds: M members to one network",
-    "perturb": "Perturbations: what a fold does to inputs before teachers and student answer",
+TITLES = {
+    "ensemble": "Ensembles",
+    "distill": "Distillation losses",
+    "merge": "Merging",
+    "perturb": "Perturbations of the inputs of a distillation",
 }
 ARXIV = re.compile(r"arXiv[: ](\d{4}\.\d{4,5})")
 
 
 def row(method: Method) -> str:
-    """| name | idea | paper |"""
-    document = importlib.import_module(method.kind.__module__).__doc__ or ""
-    papers = ", ".join(
-        f"[{number}](https://arxiv.org/abs/{number})" for number in dict.fromkeys(ARXIV.findall(document))
-    )
-    return f"| [`{method.name}`](#{anchor(method)}) | {method.idea} | {papers or '-'} |"
+    """Return | name | idea | paper |."""
+    document = importlib.import_module(method.target.__module__).__doc__ or ""
+    papers = [f"[{number}](https://arxiv.org/abs/{number})" for number in dict.fromkeys(ARXIV.findall(document))]
+    return f"| [`{method.name}`](#{method.name}) | {method.idea} | {', '.join(papers) or '-'} |"
 
 
-def anchor(method: Method) -> str:
-    """Of its heading: a name that a room above has too is counted, as GitHub does."""
-    above = list(ROOMS)[: list(ROOMS).index(method.room)]
-    earlier = sum(method.name in methods(room) for room in above)
-    return f"{method.name}-{earlier}" if earlier else method.name
-
-
-def settings(method: Method) -> list[str]:
-    """Each setting with its default and what it means."""
-    lines, said = [], meanings(method.kind)
-    for name, field in method.fields.items():
-        kind = f"`{field.type}`".replace(" | None`", " or None`").replace("|", "\\|")
-        kind = "a choice" if "(one of " in said[name] else kind
-        lines.append(f"| `{name}` | `{default_of(field)}` | {kind} | {said[name]} |")
-    return lines
+def options(method: Method) -> list[str]:
+    """Return one row for each option."""
+    rows = []
+    for argument in method.arguments.values():
+        cells = (f"`{argument.name}`", f"`{argument.type_name}`", f"`{argument.default_text}`", argument.help)
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return rows
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the page."""
     lines = [
         "# Methods",
         "",
-        "Made from the registry by `python tools/make_methods_page.py`. `enfold methods` and `enfold methods NAME` "
-        "show the same in a terminal; "
-        "each method's file opens with its equations and with what differs from the paper.",
+        "Generated from signatures and docstrings by `python tools/make_methods_page.py`. `enfold methods` and "
+        "`enfold methods NAME` show the same in a terminal; the file of each method begins with its equations and with "
+        "the differences from the paper.",
     ]
-    for room in ROOMS:
-        found = list(methods(room).values())
-        lines += ["", f"## {KINDS[room]}", "", "| method | idea | paper |", "| --- | --- | --- |", *map(row, found)]
-    for room in ROOMS:
-        for method in methods(room).values():
-            lines += ["", f"### {method.name}", "", f"`enfold.{method.kind.__name__}`: {method.idea}", ""]
-            lines += ["| setting | default | type | meaning |", "| --- | --- | --- | --- |", *settings(method)]
+    for kind, title in TITLES.items():
+        found = list(methods(kind).values())
+        lines += ["", f"## {title}", "", "| method | idea | paper |", "| --- | --- | --- |", *map(row, found)]
+    for kind in PACKAGES:
+        for method in methods(kind).values():
+            module = "enfold.merge" if kind == "merge" else "enfold"
+            name = f"`{module}.{method.target.__name__}`"
+            lines += ["", f"### {method.name}", "", f"{name}: {method.idea} Use: `{use_of(method)}`.", ""]
+            if method.arguments:
+                lines += ["| option | type | default | description |", "| --- | --- | --- | --- |", *options(method)]
     return "\n".join(lines) + "\n"
 
 

@@ -1,8 +1,8 @@
 """Registry of methods: one file in the package of a kind is one method.
 
 A method is a class (ensembles, distillation losses, perturbations) or a function (merges) with the name of its file:
-`ensembles/batch_ensemble.py` defines `BatchEnsemble`, `merge/weight_matching.py` defines `weight_matching`. Nothing else
-has to be changed to add one. Installed packages add methods with entry points in the group "enfold.methods", and
+`ensembles/batch_ensemble.py` defines `BatchEnsemble`, `merge/weight_matching.py` defines `weight_matching`. Nothing
+else has to be changed to add one. Installed packages add methods with entry points in the group "enfold.methods", and
 `find_method("merge", "mine.py:my_merge")` loads one from a file.
 """
 
@@ -128,7 +128,7 @@ def find_method(kind: str, name: str) -> Method:
         method = load_method(name)
         if method.kind != kind:
             raise EnfoldError(
-                f"a method of the kind {kind} is needed, but '{name}' is of the kind {method.kind}: use {use_of(method)}"
+                f"{kind} methods are needed here, but '{name}' is of the kind {method.kind}: use {use_of(method)}"
             )
         return method
     known, key = methods(kind), name.replace("-", "_")
@@ -138,7 +138,7 @@ def find_method(kind: str, name: str) -> Method:
             near = [each for each in known if set(key.split("_")) & set(each.split("_"))]
             instead = f"; similar names of the kind {kind}: {', '.join(near)}" if near else ""
             raise EnfoldError(
-                f"a method of the kind {kind} is needed, but '{name}' is of the kind {other.kind}: use {use_of(other)}{instead}"
+                f"{kind} methods are needed here, but '{name}' is of the kind {other.kind}: use {use_of(other)}{instead}"
             )
         raise EnfoldError(f"there is no {kind} method '{name}'{suggest(key, known)}: choose one of {', '.join(known)}")
     return known[key]
@@ -170,8 +170,8 @@ def load_method(reference: str) -> Method:
     kind = kind_of(target)
     if kind is None:
         raise EnfoldError(
-            f"'{reference}' must be a subclass of Ensemble, DistillationLoss or Perturbation, or a merge function whose "
-            f"first parameters include models, got {target!r}: correct the reference"
+            f"'{reference}' must be a subclass of Ensemble, DistillationLoss or Perturbation, or a function whose first "
+            f"parameters include models, got {target!r}: correct the reference"
         )
     return make_method(reference, kind, target)
 

@@ -77,7 +77,7 @@ def test_settings_points_that_are_added_and_damaged_files(enfold, run: Path, dra
     folder = run / "alignment"
     settings = json.loads((folder / "rows.json").read_text())["settings"]
     assert (settings["fold"]["matched"], settings["fold"]["temperature"], settings["members"]) == (12, 0.5, 3)
-    assert settings["fold"]["plan"]["lr"] == 0.1
+    assert settings["fold"]["config"]["lr"] == 0.1
     expected = (folder / "matrices.json").read_text()
     (folder / "matrices.json").write_text("{")
     (folder / "matrices.safetensors").write_bytes(b"no tensors")
@@ -136,19 +136,19 @@ WRONG = [
     (("--only", "row"), "no part 'row'"),
     (("--temperatures", "1;2"), "commas"),
     (("--temperatures", "1,-2"), "above 0, got -2"),
-    (("--temperature", 0), "above 0"),
+    (("--temperature", 0), "temperature"),
     (("--noises", "-1"), "0 or more, got -1"),
     (("--examples", 1), "2 examples or more"),
     (("--points", 1), "two ends"),
     (("--set", "colour=red"), "colour"),
-    (("--set", "train.colour=red"), "no key 'colour'"),
+    (("--set", "train.colour=red"), "no training setting 'colour'"),
     (("--set", "train.epochs=2.5"), "the command line: 'epochs' of train must be an integer, got '2.5'"),
-    (("--set", "iterations=2.5"), "the command line: 'iterations' must be an integer, got '2.5'"),
-    (("--set", "train=3"), "the command line: 'plan' must be a mapping, got '3'"),
-    (("--set", "train=3", "--epochs", 1), "the command line: 'plan' must be a mapping, got '3'"),
-    (("--set", "universe=true", "--only", "planted"), "got permAVG with universe: omit these options"),
-    (("--set", "gain=true", "--only", "sweep", "--temperatures", "5,2"), "got permAVG with gain: omit these options"),
-    (("--set", "project=true"), "got permAVG with project: omit these options"),
+    (("--set", "iterations=2.5"), "iterations must be"),
+    (("--set", "train=3"), "the command line: 'train' must be a mapping, got '3'"),
+    (("--set", "train=3", "--epochs", 1), "the command line: 'train' must be a mapping, got '3'"),
+    (("--set", "universe=true", "--only", "planted"), "got permAVG with universe"),
+    (("--set", "gain=true", "--only", "sweep", "--temperatures", "5,2"), "got permAVG with gain"),
+    (("--set", "project=true"), "got permAVG with project"),
 ]
 
 

@@ -41,11 +41,11 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("verb", ASKED)
 def test_each_seed_has_its_own_and_another_seed_takes_nothing_away(enfold, run: Path, verb: str) -> None:
-    first = enfold(verb, run, *ASKED[verb], "--json")
+    first = enfold("analyse", verb, run, *ASKED[verb], "--json")
     assert first.code == 0, first.err
     assert json.loads(first.out)["seed"] == 4, "the first of the recipe"
     kept = files_in(run / "seed-4" / verb)
-    second = enfold(verb, run, *ASKED[verb], "--seed", 2, "--json")
+    second = enfold("analyse", verb, run, *ASKED[verb], "--seed", 2, "--json")
     assert json.loads(second.out)["seed"] == 2
     assert json.loads(second.out)["parts"] != json.loads(first.out)["parts"]
     assert json.loads((run / "seed-2" / verb / PART[verb]).read_text())["settings"]["seed"] == 2
@@ -56,9 +56,9 @@ def test_each_seed_has_its_own_and_another_seed_takes_nothing_away(enfold, run: 
 @pytest.mark.parametrize("verb", ASKED)
 def test_a_folder_of_another_seed_is_refused_and_left_as_it_is(enfold, run: Path, verb: str, tmp_path: Path) -> None:
     out = tmp_path / "elsewhere"
-    assert enfold(verb, run, *ASKED[verb], "--out", out).code == 0
+    assert enfold("analyse", verb, run, *ASKED[verb], "--out", out).code == 0
     kept = files_in(out)
-    done = enfold(verb, run, *ASKED[verb], "--out", out, "--seed", 2)
+    done = enfold("analyse", verb, run, *ASKED[verb], "--out", out, "--seed", 2)
     assert done.code == 2
     assert f"holds the {verb} of one seed, but '{out}' has that of seed 4, got seed 2" in " ".join(done.err.split())
     assert files_in(out) == kept
@@ -69,9 +69,9 @@ def test_a_folder_of_another_seed_is_refused_and_left_as_it_is(enfold, run: Path
 def test_seeds_that_are_not_there_and_files_for_folders_are_named(enfold, run: Path, verb: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for flags, says in (
-        (("--seed", 7), "the seed must be one of the run's, 4, 2, got 7: choose one of them, or leave --seed out"),
+        (("--seed", 7), "--seed must be one of the run's seeds, 4, 2, got 7"),
         (("--out", tmp_path / "file"), "an analysis needs a folder, got the file"),
     ):
-        done = enfold(verb, run, *flags)
+        done = enfold("analyse", verb, run, *flags)
         assert done.code == 2
         assert says in " ".join(done.err.split())

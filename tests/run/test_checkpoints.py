@@ -65,14 +65,14 @@ def test_each_file_is_told_with_its_scores(enfold, given, tmp_path, small_data):
     assert files[2]["nll"] == pytest.approx(library.metrics.nll(said), rel=1e-5)
     told = f"enfold: member 1 is {tmp_path}/mine-1.pt: validation accuracy {100 * files[1]['accuracy']:.2f} %, NLL "
     assert told in done.err
-    assert "saw its inputs in another form there" in done.err
+    assert "its inputs had another form there" in done.err
 
 
 def test_members_are_the_first_files_and_all_without_a_number(enfold, given, tmp_path):
     pattern = tmp_path / "mine-*.pt"
     done = enfold("train", tmp_path / "two", *given, "--checkpoints", pattern, "--members", 2)
     assert done.code == 0, done.err
-    assert f"enfold: of more files the first 2 were taken, not {tmp_path / 'mine-2.pt'}" in done.err
+    assert f"enfold: the first 2 files are used, not {tmp_path / 'mine-2.pt'}" in done.err
     about = json.loads((tmp_path / "two/members/members.json").read_text())["about"]
     assert [Path(file).name for file in about["files"]] == ["mine-0.pt", "mine-1.pt"]
     settings = f"{{source: {given[1]}, val_size: 60}}\nnetwork: {{name: mlp, widths: [16]}}\ncost: false"
@@ -85,7 +85,7 @@ def test_members_are_the_first_files_and_all_without_a_number(enfold, given, tmp
     (tmp_path / "r.yaml").write_text(f"data: {settings}\ncheckpoints: mine-*.pt\nmembers: 4\n")
     for dry in (["--dry-run"], []):
         done = enfold("run", tmp_path / "r.yaml", tmp_path / "none", *dry)
-        assert "got 3 files of 'mine-*.pt': leave members out, or set it to 3" in done.err
+        assert "got 3 files of 'mine-*.pt': remove members from the recipe, or set it to 3" in done.err
         assert (done.code, (tmp_path / "none").exists()) == (2, False)
 
 
@@ -98,6 +98,6 @@ def test_files_are_stored_as_they_were_given(enfold, given, tmp_path, monkeypatc
 
 def test_one_member_is_nothing_to_merge(enfold, given, tmp_path):
     done = enfold("train", tmp_path / "one", *given, "--checkpoints", tmp_path / "mine-1.pt")
-    assert (done.code, "there is one member alone: a merge of it is that member" in done.err) == (0, True)
+    assert (done.code, "there is one member: merging it returns that member" in done.err) == (0, True)
     done = enfold("merge", tmp_path / "one", "weight_matching")
-    assert (done.code, "weight_matching: it is member 0 alone" in done.err) == (0, True), done.err
+    assert (done.code, "weight_matching: its weights are those of member 0" in done.err) == (0, True), done.err

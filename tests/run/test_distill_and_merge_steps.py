@@ -1,4 +1,4 @@
-"""Distillations in a recipe and by their verb: students of all kinds, stored, resumed, refused before anything runs."""
+"""Distillation and merge steps: students of all kinds, chains of steps, stored, resumed, refused before training."""
 
 import json
 from pathlib import Path
@@ -12,41 +12,41 @@ from enfold.report.headline import headline
 from enfold.report.table import table_notes
 from enfold.run.collect import collect
 
-FOLDS = """
+STEPS = """
 steps:
   - {method: latent_be, label: latent, perturb: tdiv_sdiv}
-  - {method: kd, label: into-share, init: random, share: {method: batch_ensemble, num_members: 2}}
-  - {method: one_to_one, label: heads, share: batch_ensemble, start: average, tie: 0.1}
+  - {method: kd, label: into-two, init: random, student: {method: batch_ensemble, num_members: 2}}
+  - {method: one_to_one, label: heads, student: {method: batch_ensemble}, init: average, weight_penalty: 0.1}
   - {method: proxy_end2, label: proxy, init: random}
   - {method: kd, label: small, student: {name: mlp, widths: [8]}, perturb: {method: conf_ods, step: 2}}
   - {method: hydra, label: hydra, first_epochs: 1}
 """
 
 
-def with_folds(recipe_file: Path, steps: str) -> Path:
+def with_steps(recipe_file: Path, steps: str) -> Path:
     text = recipe_file.read_text()
-    recipe_file.write_text(text[: text.index("steps:")] + folds.lstrip())
+    recipe_file.write_text(text[: text.index("steps:")] + steps.lstrip())
     return recipe_file
 
 
 def test_every_student_is_a_row(enfold, recipe_file, tmp_path):
-    out, file = tmp_path / "out", with_folds(recipe_file, FOLDS)
+    out, file = tmp_path / "out", with_steps(recipe_file, STEPS)
     done = enfold("run", file, out, "--json")
     assert done.code == 0, done.err
     rows = json.loads(done.out)["rows"]
-    labels = ["latent", "into-share", "heads", "proxy", "small", "hydra"]
+    labels = ["latent", "into-two", "heads", "proxy", "small", "hydra"]
     assert [row for row in rows if row in labels] == labels
     for label in (*labels, "control"):
         assert f"seed 0: {label} 100 %" in done.err
     assert all(rows[label]["scores"]["accuracy"]["mean"] > 0.3 for label in labels)
-    assert {label for label in labels if "diversity" in rows[label]} == {"into-share", "heads", "hydra"}
+    assert {label for label in labels if "diversity" in rows[label]} == {"into-two", "heads", "hydra"}
     make = library.networks.MLP(16, [16], 4)
     kinds = {label: library.load(out / "steps" / f"{label}.safetensors", make) for label in ("latent", "heads")}
     assert type(kinds["latent"]) is library.networks.MLP
     assert kinds["heads"].num_members == 3
     assert type(library.load(out / "steps" / "proxy.safetensors")) is library.networks.MLP
-    answers = list((out / "answers").iterdir())
-    assert len(answers) == 1  # asked once for all that move nothing
+    cached = list((out / "teacher-logits").iterdir())
+    assert len(cached) == 1  # computed once for all steps that do not change inputs
     before = {path: path.read_bytes() for path in (out / "steps").iterdir()}
     again = enfold("run", file, out, "--resume", "--json")
     assert json.loads(again.out)["rows"] == rows
@@ -58,7 +58,6 @@ def test_a_dirichlet_student_is_evaluated_by_its_mean(enfold, finished, tmp_path
     done = enfold("distill", out, "proxy-end2", "--label", "proxy", "--json")
     assert done.code == 0, done.err
     network = library.load(out / "steps" / "proxy.safetensors")
-    assert json.loads((out / "steps" / "proxy.json").read_text())["about"]["dirichlet_offset"] == 1.0
     recipe = library.data.load(str(tmp_path / "small.npz"), val_size=60)
     expected = library.evaluate(library.Dirichlet(network, 1.0), recipe).scores["nll"]
     found = json.loads(done.out)["rows"]["proxy"]["scores"]["nll"]["mean"]
@@ -67,28 +66,28 @@ def test_a_dirichlet_student_is_evaluated_by_its_mean(enfold, finished, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("fold", "says"),
+    ("step", "says"),
     [
-        (
-            "{method: one_to_one, label: a, share: {method: batch_ensemble, num_members: 2}}",
-            "3 teachers and 2 students",
-        ),
-        ("{method: kd, label: a, perturb: tdiv_sdiv}", "one network as the student"),
-        ("{method: kd, label: a, perturb: wobble}", "there is no perturb 'wobble'"),
-        ("{method: kd, label: a, start: als}", "a BatchEnsemble's, got one network"),
-        ("{method: kd, label: a, alpha: 2}", r"alpha must be in [0, 1], got 2"),
-        ("{method: kd, label: a, temperature: 0}", "temperature must be above 0, got 0"),
-        ("{method: kd, label: a, temperature: warm}", "'temperature' of fold 'a' must be a number, got 'warm'"),
-        ("{method: kd, label: a, share: {num_members: 2}}", "a name, or a mapping with method"),
-        ("{method: kd, label: a, share: {method: batch_ensemble, members: 8}}", "no setting 'members'"),
+        ("{method: one_to_one, label: a, student: {method: batch_ensemble, num_members: 2}}", "2"),
+        ("{method: kd, label: a, perturb: tdiv_sdiv}", "student"),
+        ("{method: kd, label: a, perturb: wobble}", "there is no perturb method 'wobble'"),
+        ("{method: kd, label: a, perturb: {method: ods, stepp: 1}}", "did you mean 'step'"),
+        ("{method: kd, label: a, init: als}", "needs a BatchEnsemble"),
+        ("{method: kd, label: a, init: als, student: {method: bagging}}", "needs a BatchEnsemble"),
+        ("{method: kd, label: a, alpha: 2}", "alpha must be"),
+        ("{method: kd, label: a, temperature: 0}", "temperature must be"),
+        ("{method: kd, label: a, temperature: warm}", "temperature must be"),
+        ("{method: kd, label: a, weight_penalty: much}", "weight_penalty must be"),
+        ("{method: kd, label: a, student: {method: 3}}", "a name or a mapping with method"),
+        ("{method: kd, label: a, student: {method: batch_ensemble, members: 8}}", "no option 'members'"),
         ("{method: kd, label: a, student: {name: mlp, widths: wide}}", "widths"),
-        ("{method: kd, label: a, student: mlp}", "got start: member: use init: random"),
+        ("{method: kd, label: a, student: mlp, init: best_member}", "remove init or student"),
         ("{method: ae_kd, label: a, tolerance: 0.1}", "tolerance"),
-        ("{method: latent_be, label: a, share: batch_ensemble}", "leave it out"),
+        ("{method: latent_be, label: a, student: {method: bagging}}", "LatentBE"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_written(enfold, recipe_file, tmp_path, fold, says):
-    done = enfold("run", with_folds(recipe_file, f"steps:\n  - {fold}\n"), tmp_path / "out")
+def test_what_cannot_be_is_refused_before_anything_is_written(enfold, recipe_file, tmp_path, step, says):
+    done = enfold("run", with_steps(recipe_file, f"steps:\n  - {step}\n"), tmp_path / "out")
     assert done.code == 2
     assert says in done.err
     assert done.err.count("\n") == 1
@@ -121,41 +120,77 @@ def test_corrupted_copies_are_scored_beside_the_clean(enfold, recipe_file, tmp_p
     assert "corrupted" in enfold("run", recipe_file, out, "--resume").out
 
 
-ROUTES = """
+CHAIN = """
 steps:
   - {method: average, label: of-two, first: 2}
-  - {method: weight_matching, label: route, first: 2, then: [repair, {method: kd, train: {epochs: 2}}]}
+  - {method: weight_matching, label: matched, first: 2, repair: none}
+  - {method: repair, label: repaired, first: 2, init: matched}
+  - {method: kd, label: distilled, first: 2, init: repaired, train: {epochs: 2}}
   - {method: perm_avg, label: soft, first: 2, train: {epochs: 1}}
 """
 
 
-def test_a_route_and_a_fold_of_some_members_are_rows(enfold, recipe_file, tmp_path):
-    out, file = tmp_path / "out", with_folds(recipe_file, ROUTES)
+def test_a_chain_of_steps_and_a_merge_of_some_members_are_rows(enfold, recipe_file, tmp_path):
+    out, file = tmp_path / "out", with_steps(recipe_file, CHAIN)
     done = enfold("run", file, out, "--json")
     assert done.code == 0, done.err
     rows = json.loads(done.out)["rows"]
-    assert {"of-two", "route", "soft", "control", "control-2"} <= set(rows)
+    assert {"of-two", "matched", "repaired", "distilled", "soft", "control", "control-2"} <= set(rows)
     data = library.data.load(str(tmp_path / "small.npz"), val_size=60)
     members = library.load(out / "members" / "members.safetensors", library.networks.MLP(16, [16], 4))
-    of_two = library.load(out / "steps" / "of-two.safetensors")
-    expected = library.Average()(members[:2], data).state_dict()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in of_two.state_dict().items())
-    told = json.loads((out / "steps" / "route.json").read_text())["about"]["then"]
-    assert told == [{"method": "repair"}, {"method": "kd", "plan": {"epochs": 2}}]
+    stored = {
+        label: library.load(out / "steps" / f"{label}.safetensors") for label in ("of-two", "matched", "repaired")
+    }
+    expected = {
+        "of-two": library.merge.average(members[:2], data),
+        "matched": library.merge.weight_matching(members[:2], data, repair="none"),
+        "repaired": library.merge.repair(stored["matched"], members[:2], data),
+    }
+    for label, network in expected.items():
+        state = network.state_dict()
+        assert all(torch.equal(tensor, state[name]) for name, tensor in stored[label].state_dict().items()), label
+    identity = json.loads((out / "steps" / "distilled.json").read_text())["about"]["made_from"]
+    assert identity["weights of 'repaired'"]
     assert rows["ensemble of 2"]["gain_recovered"]["mean"] != pytest.approx(1)  # of what all three gain
-    assert rows["route"]["scores"]["accuracy"]["mean"] > 0.8
+    assert rows["distilled"]["scores"]["accuracy"]["mean"] > 0.8
+    refused = enfold("drop", out, "matched")
+    assert (refused.code, "used by repaired" in refused.err) == (2, True)
+
+
+def test_a_step_is_not_used_with_another_start_than_it_had(enfold, recipe_file, tmp_path):
+    out, file = tmp_path / "out", with_steps(recipe_file, CHAIN)
+    assert enfold("run", file, out).code == 0
+    manifest = out / "steps" / "distilled.json"
+    content = json.loads(manifest.read_text())
+    content["about"]["made_from"]["weights of 'repaired'"] = "0" * 64
+    manifest.write_text(json.dumps(content))
+    done = enfold("evaluate", out)
+    assert (done.code, "weights of 'repaired'" in done.err) == (2, True), done.err
+
+
+def test_an_ensemble_step_teaches_and_a_step_is_the_start_on_the_command_line(enfold, finished):
+    assert enfold("train", finished, "batch-ensemble", "--label", "be", "--set", "train.epochs=1").code == 0
+    flags = ["--teacher", "be", "--init", "average", "--label", "taught", "--set", "train.epochs=1", "--json"]
+    done = enfold("distill", finished, "kd", *flags)
+    assert done.code == 0, done.err
+    identity = json.loads((finished / "steps" / "taught.json").read_text())["about"]["made_from"]
+    assert {"weights of 'be'", "weights of 'average'"} <= identity.keys()
+    into = ["--student", "{method: batch_ensemble, rank: 2}", "--label", "into", "--set", "train.epochs=1"]
+    assert enfold("distill", finished, "kd", *into).code == 0
+    assert library.load(finished / "steps" / "into.safetensors").rank == 2
 
 
 def test_what_the_names_of_rows_do_not_say_is_said_below_the_table(enfold, recipe_file, tmp_path):
-    out, file = tmp_path / "out", with_folds(recipe_file, ROUTES)
+    out, file = tmp_path / "out", with_steps(recipe_file, CHAIN)
     file.write_text(file.read_text().replace("sizes: [2, 3]", "sizes: [3]"))
     done = enfold("run", file, out)
     assert done.code == 0, done.err
     shown = " ".join(done.out.split())
     for line in (
-        "control: the best member, trained further on labels for as many epochs as route",
+        "control: the best member, trained further on labels for as many epochs as distilled",
         "control-2: the best member, trained further on labels for as many epochs as soft",
-        "of-two, route, soft: made from the first 2 members; the gain is that of their ensemble, which has no row",
+        "of-two, matched, repaired, distilled, soft: made from the first 2 members; the gain is that of their "
+        "ensemble, which has no row",
     ):
         assert line in shown
         assert f"{line}.\n" in (out / "table.md").read_text()
@@ -164,41 +199,41 @@ def test_what_the_names_of_rows_do_not_say_is_said_below_the_table(enfold, recip
     assert "of their ensemble, the row ensemble of 2" in table_notes(summary)[-1]
 
 
-def test_a_method_with_a_plan_of_its_own_keeps_it_and_its_control_trains_as_networks_do(recipe_file):
-    recipe = library.run.read_recipe(with_folds(recipe_file, ROUTES))
-    soft = recipe.folds[2]
-    plan, control = recipe.method_plan(soft, seed=1), recipe.as_long(soft, seed=1)
-    assert (train.optimizer, train.lr, train.epochs) == ("adam", 0.1, 1)
-    assert control == recipe.members_plan(1).replace(epochs=1)
-    assert recipe.as_long(recipe.folds[0], seed=1) is None
+def test_a_method_with_published_settings_uses_them_and_its_control_trains_as_networks_do(recipe_file):
+    recipe = library.run.read_recipe(with_steps(recipe_file, CHAIN))
+    soft = recipe.step("soft")
+    config, control = recipe.step_config(soft, seed=1), recipe.control_config(soft, seed=1)
+    assert (config.optimizer, config.lr, config.epochs) == ("adam", 0.1, 1)
+    assert control == recipe.members_config(1).replace(epochs=1)
+    assert recipe.control_config(recipe.step("of-two"), seed=1) is None
     for first, order, epochs in ((3, "sequential", 2), (3, "joint", 1), (2, "sequential", 1)):
         changed = soft.model_copy(update={"first": first, "order": order})
-        assert recipe.as_long(changed, seed=1).epochs == epochs, "one training for each member that is added"
-    assert recipe.as_long(recipe.folds[1], seed=1) == recipe.members_plan(1).replace(epochs=2)
+        assert recipe.control_config(changed, seed=1).epochs == epochs, "one training for each member that is added"
+    assert recipe.control_config(recipe.step("distilled"), seed=1) == recipe.members_config(1).replace(epochs=2)
 
 
 @pytest.mark.parametrize(
-    ("fold", "said"),
+    ("step", "says"),
     [
         ("{method: average, first: 4}", "there are 3"),
         ("{method: average, first: 0}", "greater than or equal to 1"),
-        ("{method: average, seeds: [7]}", "'average' is of seeds [7], none of which the run has: choose among [0]"),
-        ("{method: average, then: [zipit]}", "repair"),
-        ("{method: average, then: [{method: repair, kind: paint}]}", "rescale"),
-        ("{method: average, then: [{method: kd, tau: 2}]}", "no setting 'tau'"),
-        ("{method: repair}", "no fold 'repair', which is a step: let it follow a fold, as then: [repair]"),
+        ("{method: average, seeds: [7]}", "'average' has seeds [7], none of which the run has: choose from [0]"),
+        ("{method: weight_matching, init: best_member}", "remove it"),
+        ("{method: repair, init: best_member, kind: paint}", "kind must be"),
+        ("{method: kd, tau: 2}", "no option 'tau'"),
+        ("{method: repair}", "add init"),
     ],
 )
-def test_a_wrong_route_is_refused_with_its_line(enfold, recipe_file, tmp_path, fold, said):
-    done = enfold("run", with_folds(recipe_file, f"steps:\n  - {fold}\n"), tmp_path / "out")
+def test_a_wrong_step_is_refused_before_anything_is_written(enfold, recipe_file, tmp_path, step, says):
+    done = enfold("run", with_steps(recipe_file, f"steps:\n  - {step}\n"), tmp_path / "out")
     assert done.code == 2
-    assert said in done.err
+    assert says in done.err
     assert not (tmp_path / "out").exists()
 
 
-def test_a_fold_may_be_of_some_seeds_and_its_row_is_theirs(enfold, recipe_file, tmp_path):
-    folds = "seeds: [0, 1]\nsteps: [average, {method: average, label: of-one, first: 1, seeds: [1]}]\n"
-    done = enfold("run", with_folds(recipe_file, folds), tmp_path / "out", "--json")
+def test_a_step_may_have_some_seeds_only(enfold, recipe_file, tmp_path):
+    steps = "seeds: [0, 1]\nsteps: [average, {method: average, label: of-one, first: 1, seeds: [1]}]\n"
+    done = enfold("run", with_steps(recipe_file, steps), tmp_path / "out", "--json")
     assert done.code == 0, done.err
     rows = json.loads(done.out)["rows"]
     assert [len(rows[label]["scores"]["accuracy"]["values"]) for label in ("average", "of-one")] == [2, 1]
@@ -209,14 +244,12 @@ def test_a_fold_may_be_of_some_seeds_and_its_row_is_theirs(enfold, recipe_file, 
     assert shown.code == 0, shown.err
 
 
-def test_a_fold_that_is_a_member_as_it_was_says_so_and_makes_no_headline(enfold, finished):
+def test_a_merge_that_is_a_member_gives_a_warning_and_no_headline(enfold, finished):
     done = enfold("merge", finished, "soup", "--set", "score=nll")
     assert done.code == 0, done.err
-    about = json.loads((finished / "steps/soup.json").read_text())["about"]
-    assert list(about["ingredients"].values()) == [1.0]
-    member = next(iter(about["ingredients"]))
-    assert f"enfold: soup: it is member {member} alone: its weights are that member's" in done.err
     rows = json.loads((finished / "summary.json").read_text())["rows"]
+    member = rows["soup"]["member"][0]
+    assert f"enfold: soup: its weights are those of member {member}" in done.err
     assert {label for label, row in rows.items() if "member" in row} == {"soup"}
     for label in ("average", "distill-fresh"):
         assert collect(finished).headline.label != "soup"

@@ -50,7 +50,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="the system reserves no space")
 def test_a_disk_that_is_full_while_teacher_outputs_are_recorded(enfold, finished, monkeypatch):
-    shutil.rmtree(finished / "answers")
+    shutil.rmtree(finished / "teacher-logits")
     with monkeypatch.context() as patched:
         patched.setattr(os, "posix_fallocate", full)
         done = enfold("distill", finished, "kd", "--label", "later")
@@ -80,7 +80,7 @@ def small_disk(tmp_path: Path):
 def test_a_disk_that_is_really_full_ends_without_a_bus_error(small_disk, finished):
     """In a process of its own, which a mapped file would end by a signal."""
     out = small_disk / "out"
-    shutil.copytree(finished, out, ignore=shutil.ignore_patterns("answers"))
+    shutil.copytree(finished, out, ignore=shutil.ignore_patterns("teacher-logits"))
     room = shutil.disk_usage(small_disk).free
     (small_disk / "filler").write_bytes(bytes(max(room - 12_000, 0)))
     code = "import sys; from enfold.cli import main; sys.argv = sys.argv[1:]; main()"
@@ -89,7 +89,7 @@ def test_a_disk_that_is_really_full_ends_without_a_bus_error(small_disk, finishe
         words, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
     )
     assert done.returncode == 1, done.stderr
-    assert "answers" in done.stderr
+    assert "teacher-logits" in done.stderr
     assert "No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
     assert not parts(out)
@@ -156,9 +156,9 @@ def read_only(finished, monkeypatch):
 
 def test_a_finished_run_that_is_read_only_can_be_analysed(enfold, read_only, tmp_path):
     for words in (
-        ("landscape", read_only, "--only", "similarity", "--out", tmp_path / "landscape"),
+        ("analyse", "landscape", read_only, "--only", "similarity", "--out", tmp_path / "landscape"),
         ("report", read_only, "--out", tmp_path / "report.html"),
-        ("card", read_only, "--out", tmp_path / "card.md"),
+        ("report", "--card", read_only, "--out", tmp_path / "card.md"),
     ):
         done = enfold(*words)
         assert done.code == 0, done.err
@@ -198,7 +198,7 @@ def test_the_history_is_kept_by_a_kill_after_the_manifest(enfold, recipe_file, t
 
 
 def test_what_killed_processes_left_is_removed_when_a_run_goes_on(enfold, recipe_file, finished):
-    for folder in ("", "folds", "answers"):
+    for folder in ("", "steps", "teacher-logits"):
         (finished / folder / ".left.safetensors.77.part").write_bytes(b"half")
     assert enfold("run", recipe_file, finished, "--resume").code == 0
     assert not parts(finished)

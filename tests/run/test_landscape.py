@@ -62,7 +62,7 @@ def run(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
-def cell_in(run: Path) -> Cell:
+def cell_in(run: Path) -> SeedRun:
     opened = RunDirectory.open(run)
     return seed_runs(opened, opened.recipe())[0]
 
@@ -124,7 +124,7 @@ def test_a_network_whose_units_cannot_be_matched_has_the_other_paths(run, tmp_pa
     assert facts["paths"] == ["straight", "bezier", "tunnel", "share: batch_ensemble"]
 
 
-def _are_at_odds(found: dict[str, torch.Tensor], said: Predictions, members: Any, cell: Cell) -> None:
+def _are_at_odds(found: dict[str, torch.Tensor], said: Predictions, members: Any, cell: SeedRun) -> None:
     """Jensen-Shannon: the entropy of the mean minus the mean of entropies, on test data and on noise."""
     noisy = cell.data.replace(test=noise("uniform", cell.data, 50, cell.seed))
     sets = {"test data": said, "uniform noise": predictions(members.member(0), each(members), noisy)}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from enfold.errors import EnfoldError
-from enfold.run import RunDirectory, add_method, execute, lock
+from enfold.run import RunDirectory, add_step, execute, lock
 from enfold.run.lock import FILE, Holder, writing
 
 
@@ -58,13 +58,13 @@ def test_every_verb_that_writes_is_refused_and_none_that_reads(enfold, finished,
             ["train", finished, "batch_ensemble"],
             ["evaluate", finished],
             ["drop", finished, "average"],
-            ["alignment", finished],
-            ["landscape", finished],
+            ["analyse", "alignment", finished],
+            ["analyse", "landscape", finished],
         ):
             done = enfold(*words)
             assert (done.code, done.err.count("\n"), done.out) == (2, 1, ""), done.err
             assert f"process {other} on " in done.err
-        for words in (["report", finished], ["card", finished]):
+        for words in (["report", finished], ["report", "--card", finished]):
             assert enfold(*words).code == 0
     changed = {path for path, content in before.items() if path.read_bytes() != content}
     assert changed == set()
@@ -92,7 +92,7 @@ def test_python_programs_are_refused_too(finished):
         with pytest.raises(EnfoldError, match="one process at a time"):
             execute(run, run.recipe())
         with pytest.raises(EnfoldError, match="one process at a time"):
-            add_method(run, "fold", {"method": "average", "label": "other"})
+            add_step(run, {"method": "average", "label": "other"})
 
 
 def test_a_thread_enters_again_and_another_is_refused(tmp_path):

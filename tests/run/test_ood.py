@@ -40,7 +40,7 @@ def test_a_run_scores_its_sets_and_keeps_what_it_scored(enfold, recipe, tmp_path
     out = tmp_path / "run"
     done = enfold("run", recipe, out)
     assert done.code == 0, done.err
-    assert "enfold: other: 40 images from outside; resized from 6 x 6 to 4 x 4 by bilinear" in done.err
+    assert "enfold: other: 40 out-of-distribution images; resized from 6 x 6 to 4 x 4 by bilinear" in done.err
     rows = json.loads((out / "summary.json").read_text())["rows"]
     found = rows["ensemble"]["ood"]
     assert list(found) == ["other", "uniform noise", "classes 3"]
@@ -161,7 +161,7 @@ def test_the_test_part_is_no_validation_part(enfold, tmp_path, recipe_file):
     recipe_file.write_text("data: {source: '" + str(module) + ":made'}\nnetwork: {name: mlp, widths: [4]}\n")
     done = enfold("run", recipe_file, tmp_path / "run", "--trust-code")
     assert done.code != 0
-    assert "calibrated on the validation part and judged by the test part, got the same examples in both" in done.err
+    assert "selected on the validation split and evaluated on the test split, got the same examples in both" in done.err
     assert not (tmp_path / "run").exists()
 
 
@@ -174,7 +174,7 @@ def test_the_test_part_is_no_validation_part(enfold, tmp_path, recipe_file):
         ("ood: [mnist, mnist]", "its own name, got 'mnist' twice"),
         ("data: mnist\nood: [mnist]", "another source than the data's own, got 'mnist'"),
         ("ood: [{classes: [3]}]", "among those of data.exclude_classes, got 3"),
-        ("ood: [{noise: uniform, label: inside}]", "'inside' is the name of the test part"),
+        ("ood: [{noise: uniform, label: inside}]", "'inside' is the name of the test split"),
         ("ood: [{noise: uniform, examples: 0}]", "greater than or equal to 1"),
         ("ood: [{nois: uniform}]", "no key 'nois'"),
     ],

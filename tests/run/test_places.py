@@ -40,7 +40,7 @@ def elsewhere(project: Path) -> Path:
 def test_a_run_of_the_users_own_code_goes_on_from_anywhere(enfold, project, network):
     assert enfold("train", "runs/a", "--data", "mine.npz", "--network", network, "--members", 2, *FAST).code == 0
     elsewhere(project)
-    for words in (["fold", "average"], ["evaluate"], ["report"]):
+    for words in (["merge", "average"], ["evaluate"], ["report"]):
         trust = [] if words == ["report"] else ["--trust-code"]
         done = enfold(words[0], project / "runs/a", *words[1:], *trust)
         assert done.code == 0, done.err

@@ -1,6 +1,5 @@
 """Code that is named anywhere runs only with --trust-code, and every file that would run is shown."""
 
-import dataclasses
 import shutil
 import sys
 import warnings
@@ -13,17 +12,17 @@ from enfold.run.methods import STEPS
 
 from enfold.errors import EnfoldError
 from enfold.io.usercode import code_files, is_reference, looking_in
-from enfold.registry import ROOMS, methods
+from enfold.registry import PACKAGES, methods
 from enfold.run import Recipe, RunDirectory, open_run, parse_recipe
 
 VERBS = {
     "evaluate": ["evaluate"],
-    "fold": ["fold", "average", "--label", "other"],
-    "share": ["share", "batch_ensemble"],
-    "alignment": ["alignment"],
-    "landscape": ["landscape"],
+    "merge": ["merge", "average", "--label", "other"],
+    "train": ["train", "batch_ensemble"],
+    "alignment": ["analyse", "alignment"],
+    "landscape": ["analyse", "landscape"],
     "report": ["report"],
-    "card": ["card"],
+    "card": ["report", "--card"],
 }
 
 
@@ -46,18 +45,22 @@ def edited(run: Path, **changes: Any) -> Path:
     return run
 
 
-def in_route(reference: str) -> dict[str, Any]:
-    route = {"method": "average", "label": "average", "then": [{"method": "kd", "student": reference}]}
-    return {"folds": [route]}
+def in_chain(reference: str) -> dict[str, Any]:
+    """A student of a step behind another one."""
+    return {"steps": ["average", {"method": "kd", "student": reference}]}
 
 
 PLACES = {
     "network": lambda reference: {"network": {"name": reference}},
     "data": lambda reference: {"data": reference},
     "out-of-distribution": lambda reference: {"ood": [{"source": reference, "label": "other"}]},
-    "share's network": lambda reference: {"shares": [{"method": "batch_ensemble", "network": reference}]},
-    "student": lambda reference: {"folds": [{"method": "kd", "student": {"name": reference}}]},
-    "student in a route": in_route,
+    "network of a step": lambda reference: {"steps": [{"method": "batch_ensemble", "network": reference}]},
+    "student": lambda reference: {"steps": [{"method": "kd", "student": {"name": reference}}]},
+    "student in a chain": in_chain,
+    "method": lambda reference: {"steps": [{"method": reference}]},
+    "method with its family": lambda reference: {"steps": [{"method": reference, "family": "merge"}]},
+    "perturbation": lambda reference: {"steps": [{"method": "kd", "perturb": {"method": reference}}]},
+    "ensemble student": lambda reference: {"steps": [{"method": "kd", "student": {"method": reference}}]},
 }
 
 
@@ -75,11 +78,12 @@ def test_no_place_of_a_recipe_runs_code_unasked(enfold, hostile, tmp_path, recip
 
 @pytest.mark.parametrize("words", VERBS.values(), ids=VERBS)
 def test_a_received_run_runs_no_code_unasked(enfold, hostile, tmp_path, finished, words):
-    content = {**in_route("hostile.py:make"), **PLACES["out-of-distribution"]("hostile.py:make")}
+    content = {**in_chain("hostile.py:make"), **PLACES["out-of-distribution"]("hostile.py:make")}
     shutil.move(hostile, edited(finished, **content))
-    done = enfold(words[0], finished, *words[1:])
+    place = 2 if words[0] == "analyse" else 1
+    done = enfold(*words[:place], finished, *words[place:])
     assert not (tmp_path / "ran").exists()
-    if words[0] not in ("report", "card"):  # which run nothing at all
+    if words[0] != "report":  # which run nothing at all
         assert (done.code, f"({finished / 'hostile.py'})" in done.err) == (2, True)
 
 
@@ -88,7 +92,7 @@ def test_a_resumed_run_follows_its_own_recipe_which_is_checked_too(enfold, hosti
     """The recipe that is given names no code; that in the directory adds some."""
     mine = tmp_path / "mine.yaml"
     mine.write_text((finished / "recipe.yaml").read_text())
-    shutil.move(hostile, edited(finished, **PLACES["share's network"]("hostile.py:make")))
+    shutil.move(hostile, edited(finished, **PLACES["network of a step"]("hostile.py:make")))
     given = [str(mine) if word == "RECIPE" else word for word in words]
     done = enfold(*given, finished, "--resume")
     assert (done.code, f"({finished / 'hostile.py'})" in done.err) == (2, True)
@@ -100,6 +104,8 @@ def test_a_command_line_is_no_exception(enfold, hostile, tmp_path, small_data, f
     for words in (
         ["train", tmp_path / "out", "--data", small_data, "--network", f"{hostile}:make"],
         ["distill", finished, "kd", *student],
+        ["merge", finished, f"{hostile}:make"],
+        ["methods", f"{hostile}:make"],
         ["data", f"{hostile}:make", "--check"],
     ):
         done = enfold(*words)
@@ -112,7 +118,7 @@ def test_the_file_that_runs_is_shown_where_it_is_trusted_too(enfold, hostile, tm
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "hostile.py").write_text("raise RuntimeError('another file')")
     monkeypatch.chdir(tmp_path / "elsewhere")
-    edited(finished, **PLACES["share's network"]("hostile.py:make"))
+    edited(finished, **PLACES["network of a step"]("hostile.py:make"))
     resume = ["run", finished / "recipe.yaml", finished, "--resume"]
     refused = enfold(*resume)
     assert f"({hostile})" in refused.err
@@ -173,10 +179,9 @@ def holding(path: tuple[Any, ...], value: Any) -> Any:
 
 
 def settings() -> list[tuple[str, str, str]]:
-    """Every setting of every method, as a recipe's list of methods holds it."""
-    kinds = {(room, name): each.kind for room in ROOMS for name, each in methods(room).items()}
-    kinds |= {("then", name): kind for name, kind in STEPS.items()}
-    return [(room, name, each.name) for (room, name), kind in kinds.items() for each in dataclasses.fields(kind)]
+    """Every option of every method, with its kind."""
+    found = [method for kind in PACKAGES for method in methods(kind).values()]
+    return [(method.kind, method.name, option) for method in found for option in method.arguments]
 
 
 def test_every_text_of_the_schema_is_looked_at():
@@ -184,21 +189,20 @@ def test_every_text_of_the_schema_is_looked_at():
     schema = Recipe.model_json_schema()
     places = places_of(schema, schema["$defs"])
     trees = {".".join(map(str, path)): holding(path, "hostile.py:make") for path in places}
-    assert {"network", "network.name", "data.source", "ood.0.source", "shares.0.network", "folds.0.then.0.name"} <= (
+    assert {"network", "network.name", "data.source", "ood.0.source", "steps.0.network", "steps.0.method"} <= (
         trees.keys()
     )
-    for room, name, setting in settings():
-        key, value = f"{room}/{name}/{setting}", {"method": name, setting: "hostile.py:make"}
-        nested = [{"method": "kd", "perturb": value}] if room == "perturb" else [{"method": "x", "then": [value]}]
-        trees[key] = {"shares": [value]} if room == "share" else {"folds": nested}
-        trees[f"nested {key}"] = {"folds": [{"method": "kd", "share": value, "then": [{"share": value}]}]}
+    for kind, name, option in settings():
+        key, value = f"{kind}/{name}/{option}", {"method": name, option: "hostile.py:make"}
+        trees[key] = {"steps": [{"method": "kd", "perturb": value}] if kind == "perturb" else [value]}
+        trees[f"student {key}"] = {"steps": [{"method": "kd", "student": value}]}
     with warnings.catch_warnings(action="ignore"):  # texts where there should be numbers
         ignored = {place for place, tree in trees.items() if not Recipe.model_construct(**tree).code_references()}
-    assert ignored == {"name", "shares.0.label", "folds.0.label", "folds.0.then.0.label", "ood.0.label"}
+    assert ignored == {"name", "steps.0.label", "ood.0.label"}
 
 
 def test_a_run_keeps_no_trust(enfold, hostile, finished):
-    edited(finished, **PLACES["share's network"]("hostile.py:make"))
+    edited(finished, **PLACES["network of a step"]("hostile.py:make"))
     assert enfold("evaluate", finished, "--trust-code").code == 0
     assert enfold("evaluate", finished).code == 2
     assert not RunDirectory.open(finished).trust_code

@@ -26,7 +26,8 @@ analyse = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     help="Analyse the networks of a run: the loss landscape, or the alignment of members.\n\n"
-    "**Examples**\n\n    enfold analyse landscape runs/mine --minutes 5\n\n    enfold analyse alignment runs/mine --only rows,line",
+    "**Examples**\n\n    enfold analyse landscape runs/mine --minutes 5\n\n"
+    "    enfold analyse alignment runs/mine --only rows,line",
 )
 
 
@@ -63,7 +64,7 @@ def alignment(
     from enfold.cli.preflight import check_device, open_trusted
     from enfold.report.alignment import alignment_figures
     from enfold.report.alignment_table import alignment_tables
-    from enfold.run.alignment import MATRICES, PARTS, Asked, chosen_fold, stored_matrices, study
+    from enfold.run.alignment import MATRICES, PARTS, Asked, permutation_options, stored_matrices, study
     from enfold.run.analyses import home
     from enfold.run.execute import find_seed
     from enfold.run.lock import writing
@@ -74,7 +75,7 @@ def alignment(
     asked = Asked(members, examples, points, parse_numbers(temperatures), parse_numbers(noises), parts)
     chosen = find_seed(opened, recipe, seed, device)
     folder = home("alignment", chosen, out)
-    fold = chosen_fold(chosen, temperature, epochs, overrides or ())
+    fold = permutation_options(chosen, temperature, epochs, overrides or ())
     with writing(opened.path if out is None else out):
         found = study(chosen, folder, asked, fold)
         matrices = stored_matrices(folder)
@@ -180,7 +181,7 @@ def landscape(
     """
     from enfold.cli.preflight import check_device, open_trusted
     from enfold.report.landscape import landscape_figures
-    from enfold.report.landscape_words import landscape_table
+    from enfold.report.landscape_captions import landscape_table
     from enfold.run.analyses import home
     from enfold.run.execute import find_seed
     from enfold.run.landscape import Asked, stored_parts, study

@@ -145,3 +145,8 @@ def perm_avg(
             state = model.project() if project else model.average(model.matrices())  # (3)
             network = ensemble.network({**{name: t[0] for name, t in model.held.state().items()}, **state}).cpu()
     return repair_network(network, inputs.ensemble, inputs.data, repair, seed=plan.seed).eval()
+
+
+def count_trainings(num_members: int, *, order: LearningOrder = "sequential", **_: object) -> int:
+    """Return how many times permutations are learned: once for each member that is added, or once for all."""
+    return 1 if order == "joint" else max(num_members - 1, 1)

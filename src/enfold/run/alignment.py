@@ -47,7 +47,7 @@ from enfold.merge.common.permutation_learning import PUBLISHED, PermutationOptio
 from enfold.merge.common.states import states_of
 from enfold.metrics import accuracy, nll
 from enfold.progress import progress, titled
-from enfold.registry import suggest
+from enfold.registry import find_method, suggest
 from enfold.run.override import apply_override
 from enfold.run.recipe import as_tuple
 from enfold.run.recipe_errors import Place, describe_error
@@ -91,36 +91,52 @@ class Asked:
             raise EnfoldError(f"noise must be 0 or more, got {min(self.noises)}: 1 is as large as the weights")
 
 
-def chosen_fold(run: SeedRun, temperature: float, epochs: int | None, changes: Sequence[str]) -> PermutationOptions:
-    """permAVG as published, with another temperature or number of epochs, and settings as `key=value`."""
-    settings: dict[str, Any] = {"temperature": temperature, "plan": {}}
+def permutation_options(
+    run: SeedRun, temperature: float, epochs: int | None, changes: Sequence[str]
+) -> PermutationOptions:
+    """Return the options of permAVG as published, with changes.
+
+    Args:
+        run: The seed that is analysed.
+        temperature: The temperature of the soft permutations.
+        epochs: The number of epochs; 20 as published if None.
+        changes: Options of `enfold.merge.perm_avg` as `key=value`, and training settings as `train.key=value`.
+
+    Raises:
+        EnfoldError: If an option does not exist, does not fit, or the analysis does not support it.
+    """
+    settings: dict[str, Any] = {"temperature": temperature, "train": {}}
     for change in changes:
         apply_override(settings, change)
     place = Place("the command line", {}, settings)
-    plan = _chosen_plan(settings.pop("plan"), epochs, place).replace(seed=run.seed, device=run.device)
-    try:
-        fold = TypeAdapter(PermutationOptions).validate_python({**settings, "config": plan})
-    except ValidationError as error:
-        raise describe_error(error, place, PermutationOptions) from error
-    require_soft(fold)
-    return fold
+    config = _train_config(settings.pop("train"), epochs, place).replace(seed=run.seed, device=run.device)
+    options = find_method("merge", "perm_avg").check(settings)
+    unsupported = [name for name in ("project", "repair") if options.pop(name, None)]
+    if unsupported:
+        raise EnfoldError(
+            f"the analysis supports soft permutations to the first member only, got permAVG with {unsupported[0]}: "
+            "omit it"
+        )
+    permutations = PermutationOptions(**options, config=config)
+    require_soft(permutations)
+    return permutations
 
 
-def _chosen_plan(changes: Any, epochs: int | None, place: Place) -> TrainConfig:
+def _train_config(changes: Any, epochs: int | None, place: Place) -> TrainConfig:
     try:
-        given = TypeAdapter(dict[str, dict[str, Any]]).validate_python({"plan": changes})["plan"]
+        given = TypeAdapter(dict[str, dict[str, Any]]).validate_python({"train": changes})["train"]
     except ValidationError as error:
         raise describe_error(error, place, TrainConfig) from error
     own = given if epochs is None else {**given, "epochs": epochs}
     unknown = next((key for key in own if key not in TrainConfig.__dataclass_fields__), None)
     if unknown is not None:
         near = suggest(unknown, TrainConfig.__dataclass_fields__)
-        raise EnfoldError(f"a plan has no key '{unknown}'{near}: see TrainConfig")
+        raise EnfoldError(f"there is no training setting '{unknown}'{near}: see TrainConfig")
     values = {key: as_tuple(value) for key, value in own.items()}
     try:
         return TypeAdapter(TrainConfig).validate_python({**vars(PUBLISHED), **values})
     except ValidationError as error:
-        raise describe_error(error, place, TrainConfig, ("plan",)) from error
+        raise describe_error(error, place, TrainConfig, ("train",)) from error
 
 
 def study(run: SeedRun, folder: Path, asked: Asked, fold: PermutationOptions) -> dict[str, Any]:

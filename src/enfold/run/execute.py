@@ -127,8 +127,8 @@ def _write_summary(run: RunDirectory, recipe: Recipe, results: list[Results]) ->
 def add_step(run: RunDirectory, spec: dict[str, Any], *, device: str = "cpu") -> Recipe:
     """Add a step to a run, make it and predict with it.
 
-    A step that fails leaves the run without it; one that was interrupted continues. Until it is made for a seed, another
-    step may take its label.
+    A step that fails leaves the run without it; one that was interrupted continues. Until it is made for a seed,
+    another step may take its label.
 
     Args:
         run: The directory of the run.

@@ -386,7 +386,8 @@ class _Checks:
             if key not in known:
                 choose = ", ".join(method.arguments) or "it has none"
                 raise EnfoldError(
-                    f"{self.place.at((*path, key))}: '{step.method}' has no option '{key}'{suggest(key, known)}: {choose}"
+                    f"{self.place.at((*path, key))}: '{step.method}' has no option '{key}'"
+                    f"{suggest(key, known)}: {choose}"
                 )
             self._located((*path, key), lambda key=key, value=value: split_options(method, {key: value}))
         if step.family == "distill":  # a loss also checks its options together
@@ -410,8 +411,8 @@ class _Checks:
         if step.family != "ensemble" and step.init is not None and step.init not in (*STARTS, *networks):
             near = suggest(step.init, [*STARTS, *networks])
             raise EnfoldError(
-                f"{self.place.at((*path, 'init'))}: init must be the label of an earlier step that gives one network, or "
-                f"one of {', '.join(STARTS)}, got '{step.init}'{near}"
+                f"{self.place.at((*path, 'init'))}: init must be the label of an earlier step that gives one network, "
+                f"or one of {', '.join(STARTS)}, got '{step.init}'{near}"
             )
         if step.teacher is not None and step.teacher not in earlier:
             raise EnfoldError(

@@ -59,7 +59,7 @@ def is_trained(step: StepSpec) -> bool:
 
 
 def default_settings(step: StepSpec) -> dict[str, Any] | None:
-    """Return the training settings of a method whose file defines `PUBLISHED` ones; None if it uses those of the run."""
+    """Return the training settings of a method whose file defines `PUBLISHED`; None if it uses those of the run."""
     config = None if is_user_code(step) else getattr(_module_of(step), "PUBLISHED", None)
     if not isinstance(config, TrainConfig):
         return None

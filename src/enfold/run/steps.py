@@ -160,11 +160,7 @@ def _start(
     """The arguments `init` and `student` of `distill`."""
     details["start"] = {None: "the best member", "random": "an untrained network"}.get(step.init, f"init: {step.init}")
     if step.student is not None and not is_ensemble_student(step.student):
-        if step.init not in (None, "random"):
-            raise EnfoldError(
-                f"'{step.label}' has a student of another architecture, which starts from random weights, got "
-                f"init={step.init}: remove init or student"
-            )
+        _check_init(step)
         return None, run.network_factory(step.student)
     if step.student is None:
         if step.init == "als":
@@ -183,6 +179,14 @@ def _start(
     else:
         network = _network_named(run, step.init or BEST, members, details)
     return None, method.target(network, **options)
+
+
+def _check_init(step: StepSpec) -> None:
+    """Refuse a start for a student of another architecture."""
+    if step.init not in (None, "random"):
+        raise EnfoldError(
+            f"a student of another architecture has random weights, got init={step.init}: remove init or student"
+        )
 
 
 def _reconstruct(run: SeedRun, members: DeepEnsemble, options: dict[str, Any]) -> nn.Module:
@@ -280,6 +284,7 @@ def _check_distill(run: SeedRun, step: StepSpec) -> None:
     if not isinstance(run.data.train, Split):
         return
     if step.student is not None and not is_ensemble_student(step.student):
+        _check_init(step)
         run.check_network(f"the student of '{step.label}'", run.network_factory(step.student))
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
         members = DeepEnsemble(run.make_network, run.recipe.members, seed=run.seed).eval()[: step.first]
