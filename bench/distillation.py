@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable
 
 import torch
-from enfold.distill.base import Distillation
 from torch import nn
 
 from enfold import DeepEnsemble

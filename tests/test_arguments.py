@@ -159,7 +159,11 @@ def test_values_of_the_right_types_are_converted_to_plain_ones():
         (int, 2.5, "x must be an integer, got 2.5: change x"),
         (int, True, "x must be an integer, got True: change x"),
         (Annotated[int, Field(ge=1)], 0, "x must be an integer >= 1, got 0: change x"),
-        (Annotated[int, Field(ge=2, multiple_of=2)], 3, "x must be an integer >= 2 and a multiple of 2, got 3: change x"),
+        (
+            Annotated[int, Field(ge=2, multiple_of=2)],
+            3,
+            "x must be an integer >= 2 and a multiple of 2, got 3: change x",
+        ),
         (bool, 1, "x must be True or False, got 1: change x"),
         (str, 1, "x must be a string, got 1: change x"),
         (Fraction, 1.0, "x must be a number >= 0 and < 1, got 1.0: change x"),
@@ -183,7 +187,7 @@ def test_values_of_the_right_types_are_converted_to_plain_ones():
         (
             tuple[Literal["late", "early"], ...],
             ("never",),
-            "x must be a tuple of values out of \"late\", \"early\", got ('never',): change x",
+            'x must be a tuple of values out of "late", "early", got (\'never\',): change x',
         ),
     ],
 )
@@ -199,7 +203,13 @@ def test_types_that_are_no_plain_values_are_left_to_the_method():
 
 
 def test_types_in_tables():
-    hints = {"int": int, "any": Any, "tuple": tuple[int, int], "tuple of int": tuple[int, ...], '"a" | 1': Literal["a", 1]}
+    hints = {
+        "int": int,
+        "any": Any,
+        "tuple": tuple[int, int],
+        "tuple of int": tuple[int, ...],
+        '"a" | 1': Literal["a", 1],
+    }
     assert {text: describe_type(hint) for text, hint in hints.items()} == {text: text for text in hints}
     assert describe_rule(np.ndarray) == "ndarray"
 

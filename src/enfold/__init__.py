@@ -1,10 +1,10 @@
 """enfold: the quality of an ensemble at the price of one network.
 
-    data = enfold.data.load("fashion-mini")
-    ensemble = enfold.DeepEnsemble(make_net, 4)      # 4 networks behind one call: (B, ...) -> (4, B, classes)
-    enfold.fit(ensemble, data, epochs=8)             # trains all members at once
-    net = enfold.distill(ensemble, data, epochs=8)   # one network of your own class
-    print(enfold.evaluate(net, data, reference=ensemble))
+data = enfold.data.load("fashion-mini")
+ensemble = enfold.DeepEnsemble(make_net, 4)      # 4 networks behind one call: (B, ...) -> (4, B, classes)
+enfold.fit(ensemble, data, epochs=8)             # trains all members at once
+net = enfold.distill(ensemble, data, epochs=8)   # one network of your own class
+print(enfold.evaluate(net, data, reference=ensemble))
 """
 
 from importlib import import_module

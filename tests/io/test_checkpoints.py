@@ -4,12 +4,12 @@ import pickle
 
 import pytest
 import torch
-from enfold.merge.common.inputs import require_members
 from safetensors.torch import save_file, save_model
 from torch import nn
 
 from enfold import DeepEnsemble, EnfoldError
 from enfold.io.checkpoints import WRAPPERS, matching_files
+from enfold.merge.common.inputs import require_members
 from zoo import ZOO, population, vectors
 
 

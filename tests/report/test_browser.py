@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from enfold.run.gather import gather
 
 from browser import CHROMIUM, Browser
 from enfold.report.page import page
-from enfold.run.gather import gather
 from enfold.run.watch import server
 
 pytestmark = [

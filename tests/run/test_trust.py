@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import yaml
-from enfold.run.methods import STEPS
 
 from enfold.errors import EnfoldError
 from enfold.io.usercode import code_files, is_reference, looking_in

@@ -27,6 +27,7 @@ from enfold.errors import EnfoldError
 EngineName = Literal["auto", "measure", "stacked", "loop", "vmap"]
 Engine = Callable[[State, Tensor, bool], Tensor]  # (state, inputs, each) -> (M, B, C)
 
+
 class CannotRun(Exception):
     """An engine cannot run a network; the message gives the reason."""
 

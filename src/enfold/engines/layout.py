@@ -74,5 +74,3 @@ def stack(tensors: Sequence[Tensor], layer: nn.Module | None) -> Tensor:
     if layer is not None and tensors[0].ndim == 4:
         return torch.stack([tensor.permute(0, 2, 3, 1) for tensor in tensors]).permute(0, 1, 4, 2, 3)
     return torch.stack(list(tensors))
-
-

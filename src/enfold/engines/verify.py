@@ -35,6 +35,7 @@ DEEPEST = 4  # functions in closures of functions that are compared
 PLAIN = (bool, int, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 SKIPPED = ("_parameters", "_buffers", "_modules", "_compiled_call_impl")
 
+
 @dataclass(frozen=True)
 class Mismatch:
     """The reason why members cannot all run the code of one network.

@@ -6,9 +6,9 @@ import json
 
 import pytest
 import torch
+from enfold.analysis.mechanism import measure_mechanism
 
 from classroom import make_cnn, make_mlp, make_pictures, population
-from enfold.analysis.mechanism import measure_mechanism
 from enfold.distill.perturb.gaussian import Gaussian
 from enfold.distill.perturb.ods import ODS
 from enfold.distill.perturb.tdiv_sdiv import TDivSDiv

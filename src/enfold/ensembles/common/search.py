@@ -84,7 +84,9 @@ class Pool:
     def _train_chunk(self, phase: str, start: int, settings: Sequence[Setting]) -> DeepEnsemble:
         numbers = range(start, start + len(settings))
         seed = derive(self.seed, "search", phase)
-        members = DeepEnsemble([initialize_member(self.network, seed, number)[0] for number in numbers], engine=self.engine)
+        members = DeepEnsemble(
+            [initialize_member(self.network, seed, number)[0] for number in numbers], engine=self.engine
+        )
         values = dict(zip(Setting._fields, zip(*settings, strict=True), strict=True))
         config = self.config.replace(**values, seed=derive(self.config.seed, seed), first_member=start)
         file = self.checkpoint
