@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pytest
 from pydantic import Field
+from torch import nn
 
 import enfold
 from enfold.arguments import (
@@ -115,7 +116,7 @@ def test_methods_with_a_number_of_members_of_their_own():
     assert own == {"mimo", "snapshot_ensemble", "subspace_sampling", "swa", "swag"}
 
 
-NETWORKS = [enfold.networks.make("mlp", shape=(1, 4, 4), num_classes=3) for _ in range(2)]
+NETWORKS = [nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)) for _ in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,11 @@ def test_values_of_the_right_types_are_converted_to_plain_ones():
         (int, 2.5, "x must be an integer, got 2.5: change x"),
         (int, True, "x must be an integer, got True: change x"),
         (Annotated[int, Field(ge=1)], 0, "x must be an integer >= 1, got 0: change x"),
-        (Annotated[int, Field(ge=2, multiple_of=2)], 3, "x must be an integer >= 2 and a multiple of 2, got 3: change x"),
+        (
+            Annotated[int, Field(ge=2, multiple_of=2)],
+            3,
+            "x must be an integer >= 2 and a multiple of 2, got 3: change x",
+        ),
         (bool, 1, "x must be True or False, got 1: change x"),
         (str, 1, "x must be a string, got 1: change x"),
         (Fraction, 1.0, "x must be a number >= 0 and < 1, got 1.0: change x"),
@@ -183,7 +188,7 @@ def test_values_of_the_right_types_are_converted_to_plain_ones():
         (
             tuple[Literal["late", "early"], ...],
             ("never",),
-            "x must be a tuple of values out of \"late\", \"early\", got ('never',): change x",
+            'x must be a tuple of values out of "late", "early", got (\'never\',): change x',
         ),
     ],
 )
@@ -199,7 +204,13 @@ def test_types_that_are_no_plain_values_are_left_to_the_method():
 
 
 def test_types_in_tables():
-    hints = {"int": int, "any": Any, "tuple": tuple[int, int], "tuple of int": tuple[int, ...], '"a" | 1': Literal["a", 1]}
+    hints = {
+        "int": int,
+        "any": Any,
+        "tuple": tuple[int, int],
+        "tuple of int": tuple[int, ...],
+        '"a" | 1': Literal["a", 1],
+    }
     assert {text: describe_type(hint) for text, hint in hints.items()} == {text: text for text in hints}
     assert describe_rule(np.ndarray) == "ndarray"
 

@@ -166,7 +166,10 @@ def _limits(metadata: tuple[Any, ...]) -> list[str]:
     """The limits of an annotated type, such as `>= 1`."""
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "multiple_of": "and a multiple of"}
     limits = [
-        f"{sign} {getattr(rule, name)}" for rule in _rules(metadata) for name, sign in signs.items() if hasattr(rule, name)
+        f"{sign} {getattr(rule, name)}"
+        for rule in _rules(metadata)
+        for name, sign in signs.items()
+        if hasattr(rule, name)
     ]
     return [" and ".join(limits).replace("and and", "and").removeprefix("and ")] if limits else []
 
