@@ -13,7 +13,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from enfold.distill.mechanism import mechanism
 from torch import nn
 
 from enfold.data import Split
@@ -27,6 +26,7 @@ from enfold.run.seed_run import SeedRun
 from enfold.run.specs import StepSpec
 from enfold.run.step_methods import make_perturbation
 from enfold.saving import load, save, versions
+from studies.latentbe.disagreement import measure_mechanism
 from studies.latentbe.figure import mechanism_figure
 
 ROOT = Path(__file__).parent
@@ -62,7 +62,7 @@ def measure(seed_run: SeedRun, cache: Path) -> dict[str, list[dict[str, Any]]]:
         network, _ = initialize_member(seed_run.make_network, config.seed, -1)
         before = LatentBE(**step.options).build_student(network, members.num_members, config)
         after = train_latent_members(seed_run, step, cache)
-        measured[step.label] = [mechanism(TDivSDiv(), members, one, data, "train") for one in (before, after)]
+        measured[step.label] = [measure_mechanism(TDivSDiv(), members, one, data, "train") for one in (before, after)]
     return measured
 
 

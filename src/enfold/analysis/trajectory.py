@@ -24,7 +24,7 @@ from enfold.data import Data
 from enfold.data.convert import Examples
 from enfold.data.dataset import PartName
 from enfold.engines.skeleton import State
-from enfold.ensembles.subspace_sampling import Kind, SubspaceMembers, SubspaceSampling
+from enfold.ensembles.subspace_sampling import Kind, SubspaceSampling
 from enfold.errors import EnfoldError, MissingExtra
 from enfold.metrics import accuracy, disagreement_matrix, per_member
 from enfold.metrics.predictions import Predictions
@@ -165,7 +165,7 @@ def averaged(path: Sequence[State], last: int) -> State:
 @torch.no_grad()
 def sampled(
     network: nn.Module, path: Sequence[State], kind: Kind, num_members: int, data: Data, **settings: Any
-) -> SubspaceMembers:
+) -> SubspaceSampling:
     """Return members sampled around the result of a training, as `SubspaceSampling` samples them.
 
     Args:
@@ -178,14 +178,15 @@ def sampled(
     """
     if kind in ("gaussian", "pca") and len(path) < 2:
         raise EnfoldError(f"path must contain at least 2 networks for {kind!r}, got {len(path)}: store more epochs")
-    share = SubspaceSampling(num_members, kind, **{"checkpoints": max(len(path), 2), **settings})
-    members = share(network)
-    members.begin()
+    options = {"checkpoints": max(len(path), 2), **settings}
+    members = SubspaceSampling(network, num_members, kind=kind, **options)
+    config = TrainConfig()
+    members.on_fit_start(data, config)
     centre = members.centre.state()
     for state in path:
         for name, tensor in centre.items():
             tensor.copy_(state[name])
         if kind in ("gaussian", "pca"):
-            members.after_epoch(0, TrainConfig())
-    members.finish(data)
+            members.on_epoch_end(0, config)
+    members.on_fit_end(data)
     return members.eval()

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from enfold.analysis.shift import images_of, official
+from enfold.analysis.corruptions import images_of, official
 from enfold.data import Data, Split, corrupt
 from enfold.data import load as load_data
 from enfold.data.content import content
