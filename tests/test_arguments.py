@@ -5,7 +5,9 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
+import torch
 from pydantic import Field
+from torch import nn
 
 import enfold
 from enfold.arguments import (
@@ -115,22 +117,23 @@ def test_methods_with_a_number_of_members_of_their_own():
     assert own == {"mimo", "snapshot_ensemble", "subspace_sampling", "swa", "swag"}
 
 
-NETWORKS = [enfold.networks.make("mlp", shape=(1, 4, 4), num_classes=3) for _ in range(2)]
+NETWORKS = [nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)) for _ in range(2)]
+DATA = (torch.zeros(6, 4), torch.arange(6) % 3)
 
 
 @pytest.mark.parametrize(
     ("call", "name"),
     [
-        (lambda: enfold.merge.zipit(NETWORKS, discount="a"), "discount"),
+        (lambda: enfold.merge.zipit(NETWORKS, DATA, discount="a"), "discount"),
         (lambda: enfold.merge.weight_matching(NETWORKS, rounds="3"), "rounds"),
         (lambda: enfold.merge.weight_matching(NETWORKS, rounds=2.5), "rounds"),
-        (lambda: enfold.merge.activation_matching(NETWORKS, examples=10.5), "examples"),
-        (lambda: enfold.merge.c2m3(NETWORKS, iterations=2.5), "iterations"),
-        (lambda: enfold.merge.straight_through(NETWORKS, epochs=1.5), "epochs"),
-        (lambda: enfold.merge.perm_avg(NETWORKS, temperature="1"), "temperature"),
-        (lambda: enfold.merge.perm_avg(NETWORKS, universe=1), "universe"),
-        (lambda: enfold.merge.repair(NETWORKS[0], NETWORKS, weights=0.5), "weights"),
-        (lambda: enfold.merge.repair(NETWORKS[0], NETWORKS, weights=("a", "b")), "weights"),
+        (lambda: enfold.merge.activation_matching(NETWORKS, DATA, examples=10.5), "examples"),
+        (lambda: enfold.merge.c2m3(NETWORKS, DATA, iterations=2.5), "iterations"),
+        (lambda: enfold.merge.straight_through(NETWORKS, DATA, epochs=1.5), "epochs"),
+        (lambda: enfold.merge.perm_avg(NETWORKS, DATA, temperature="1"), "temperature"),
+        (lambda: enfold.merge.perm_avg(NETWORKS, DATA, universe=1), "universe"),
+        (lambda: enfold.merge.repair(NETWORKS[0], NETWORKS, DATA, weights=0.5), "weights"),
+        (lambda: enfold.merge.repair(NETWORKS[0], NETWORKS, DATA, weights=("a", "b")), "weights"),
         (lambda: enfold.KD(alpha="a"), "alpha"),
         (lambda: enfold.KD(alpha=True), "alpha"),
         (lambda: enfold.BatchEnsemble(NETWORKS[0], 2, rank=0), "rank"),
@@ -220,3 +223,10 @@ def test_unknown_names_are_refused_with_the_closest():
         check_arguments(Options, {"cuont": 1})
     with pytest.raises(EnfoldError, match="count must be an integer"):
         check_arguments(Options, {"count": "1"})
+
+
+def test_missing_and_unknown_arguments_are_refused_as_python_does():
+    with pytest.raises(TypeError, match=r"mix\(\) missing 1 required positional argument: 'models'"):
+        mix()
+    with pytest.raises(TypeError, match=r"Options.*unexpected keyword argument 'cuont'"):
+        Options(cuont=1)

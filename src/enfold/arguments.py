@@ -255,7 +255,10 @@ def _checked_call(function: Callable[..., Any], owner: Callable[..., Any]) -> Ca
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            return function(*args, **kwargs)  # whose own error names the function
         hints = _hints(owner)
         for name, value in bound.arguments.items():
             if name not in INPUTS and name in hints:

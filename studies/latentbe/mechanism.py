@@ -13,7 +13,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from enfold.analysis.mechanism import measure_mechanism
 from torch import nn
 
 from enfold.data import Split
@@ -27,6 +26,7 @@ from enfold.run.seed_run import SeedRun
 from enfold.run.specs import StepSpec
 from enfold.run.step_methods import make_perturbation
 from enfold.saving import load, save, versions
+from studies.latentbe.disagreement import measure_mechanism
 from studies.latentbe.figure import mechanism_figure
 
 ROOT = Path(__file__).parent

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from enfold.analysis.shift import MEAN_MEMBER, corrupted_scores, images_of
+from enfold.analysis.corruptions import MEAN_MEMBER, corrupted_scores, images_of
 
 from enfold.data.corruptions import KINDS, SEVERITIES
 from enfold.data.dataset import some

@@ -196,7 +196,7 @@ def test_naive_averages_are_of_the_first_members() -> None:
 
 def test_an_average_is_scored_with_batch_norm_statistics_that_fit_it() -> None:
     members, data = random_members("convolutional", 2)
-    right, stale = (nll(predict(average(members, data, repair=fits), data.test)) for fits in ("reset", "none"))
+    right, stale = (nll(predict(average(members, data, repair=kind), data.test)) for kind in ("reset", "none"))
     assert average_scores(members, states_of(members), data).nll == pytest.approx(right)
     assert right != pytest.approx(stale, rel=0.02)
 

@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from clouds import three_clouds
-from enfold import ensemble as base
 from enfold.analysis.paths import along, straight
 from enfold.analysis.states import ROWS, answers, chosen_examples, predictions, some_examples, state_of
 from enfold.analysis.weight_planes import plane_map, radial
 from enfold.data import Data, Split
+from enfold.engines import runner
 from enfold.errors import EnfoldError
 from enfold.networks import MLP
 from enfold.train.batch_norm import reestimate
@@ -76,8 +76,8 @@ def test_an_engine_is_chosen_once_for_all_and_each_network_says_what_it_says_alo
         chosen.append((name, len(next(iter(state.values())))))
         return true(name, skeleton, state, inputs)
 
-    true = base.choose_engine
-    monkeypatch.setattr(base, "choose_engine", choose)
+    true = runner.choose_engine
+    monkeypatch.setattr(runner, "choose_engine", choose)
     torch.manual_seed(0)
     networks, data = [MLP(4, [6, 5], 3) for _ in range(count)], three_clouds(10, 10, 30)
     parts = list(answers(networks[0], map(state_of, networks), data, at_once=4))

@@ -273,7 +273,7 @@ def test_the_users_own_data_can_be_split_again(own):
     ("name", "options", "message"),
     [
         ("wrong", {}, r"must be a function without arguments that returns enfold\.Data, got list"),
-        ("negative", {}, "but the test part has -1"),
+        ("negative", {}, "-1 in the test split"),
         ("loader", {"train_size": 5}, "need tensors in memory, got list as the train part"),
         ("data", {"size": 3}, "size= is for folders"),
         ("nothing", {}, "must define 'nothing'"),

@@ -19,9 +19,7 @@ from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.ensembles.tree_net import TreeNet
 from enfold.errors import EnfoldError
-from enfold.merge.perm_avg import PermAVG
-from enfold.merge.soup import Soup
-from enfold.merge.straight_through import StraightThrough
+from enfold.merge import perm_avg, soup, straight_through
 from enfold.train import TrainConfig, fit
 
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
@@ -76,11 +74,11 @@ def deep(reentrant: bool | None, count: int = 3, engine: str = "auto") -> DeepEn
 MODELS = {
     "auto": deep,
     "loop": lambda kind: deep(kind, engine="loop"),
-    "batch ensemble": lambda kind: BatchEnsemble(3, init="signs")(network(0, kind)),
-    "trunk before": lambda kind: TreeNet(3, split="block")(network(0, kind)),
-    "trunk inside": lambda kind: TreeNet(3, split="block.last")(network(0, kind)),
-    "trunk inside the inner one": lambda kind: TreeNet(3, split="block.inner.last")(network(0, kind)),
-    "trunk behind": lambda kind: TreeNet(3, split="head")(network(0, kind)),
+    "batch ensemble": lambda kind: BatchEnsemble(network(0, kind), 3, init="signs"),
+    "trunk before": lambda kind: TreeNet(network(0, kind), 3, split="block"),
+    "trunk inside": lambda kind: TreeNet(network(0, kind), 3, split="block.last"),
+    "trunk inside the inner one": lambda kind: TreeNet(network(0, kind), 3, split="block.inner.last"),
+    "trunk behind": lambda kind: TreeNet(network(0, kind), 3, split="head"),
 }
 
 
@@ -104,7 +102,7 @@ def test_gradients_are_those_of_plain_networks(reentrant):
     inputs = torch.randn(8, 4)
     members = deep(reentrant).train()
     members(inputs).square().sum().backward()
-    assert isinstance(members.engine(inputs), Loop)
+    assert isinstance(members.choose_engine(inputs), Loop)
     for index in range(3):
         plain = network(index, reentrant)
         plain(inputs).square().sum().backward()
@@ -145,9 +143,11 @@ def test_a_skeleton_runs_copies_for_two_pending_graphs(reentrant):
 
 
 MERGES = {
-    "perm_avg": PermAVG(plan=TrainConfig(epochs=1, batch_size=16, lr=0.1, optimizer="sgd")),
-    "straight_through": StraightThrough(epochs=2, lr=1.0, batch_size=16),
-    "soup": Soup(kind="learned", epochs=1),
+    "perm_avg": lambda members, data: perm_avg(
+        members, data, config=TrainConfig(epochs=1, batch_size=16, lr=0.1, optimizer="sgd"), quiet=True
+    ),
+    "straight_through": lambda members, data: straight_through(members, data, epochs=2, lr=1.0, batch_size=16),
+    "soup": lambda members, data: soup(members, data, kind="learned", epochs=1),
 }
 
 
@@ -170,7 +170,7 @@ def test_curves_are_those_of_the_network_without_checkpointing():
     torch.testing.assert_close(found[1], found[0])
 
 
-@pytest.mark.filterwarnings("ignore:the 3 members are nearly one function")
+@pytest.mark.filterwarnings("ignore:the 3 members are nearly identical")
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("name", ["auto", "batch ensemble"])
 def test_training_is_that_of_the_network_without_checkpointing(name, reentrant):
@@ -189,12 +189,12 @@ def test_engines_that_cannot_run_it_are_refused_by_name(reentrant):
         with pytest.raises(EnfoldError, match=f"'{engine}'.*checkpointing"):
             deep(reentrant, engine=engine).train()(torch.randn(8, 4))
     with pytest.raises(EnfoldError, match=r"joint.*checkpointing"):
-        BatchEnsemble(3, init="signs", batch_norm="joint")(network(0, reentrant)).train()(torch.randn(8, 4))
+        BatchEnsemble(network(0, reentrant), 3, init="signs", batch_norm="joint").train()(torch.randn(8, 4))
 
 
 def test_computed_parameters_need_blocks_that_are_not_reentrant():
     with pytest.raises(EnfoldError, match="use_reentrant=False"):
-        BatchEnsemble(3, init="signs")(network(0, True)).train()(torch.randn(8, 4))
+        BatchEnsemble(network(0, True), 3, init="signs").train()(torch.randn(8, 4))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -165,7 +165,7 @@ def test_copies_are_equal_and_share_nothing(name):
     members = DeepEnsemble(population(name), engine="loop").eval()
     members(ZOO[name].inputs(2))  # a network that has run may hold more than a new one
     before = {key: tensor.detach().clone() for key, tensor in members.expand().items()}
-    copies = [members[:2], members[[2, 0]], members.extended(members.member(-1)), copy.deepcopy(members)]
+    copies = [members[:2], members[[2, 0]], DeepEnsemble([*members, members.member(-1)]), copy.deepcopy(members)]
     for duplicate, indices in zip(copies, [[0, 1], [2, 0], [0, 1, 2, 2], [0, 1, 2]], strict=True):
         assert (duplicate.num_members, duplicate.training) == (len(indices), False)
         for key, tensor in duplicate.expand().items():

@@ -134,7 +134,7 @@ def test_it_is_used_for_large_values_where_it_gives_the_same(way, monkeypatch):
         assert all(torch.equal(before[name], members.state_dict()[name]) for name in before if "norm" not in name)
 
 
-@pytest.mark.filterwarnings("ignore:the 3 members are nearly one function")
+@pytest.mark.filterwarnings("ignore:the 3 members are nearly identical")
 def test_a_training_is_the_same_by_both(monkeypatch):
     torch.manual_seed(0)
     inputs, labels = torch.randn(24, 3, 8, 8), torch.arange(24) % 3

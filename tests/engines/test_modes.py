@@ -14,6 +14,7 @@ from enfold import (
     Data,
     DeepEnsemble,
     MixedEnsemble,
+    TrainConfig,
     distill,
     evaluate,
     load,
@@ -52,7 +53,9 @@ INFERENCE = {
     "evaluate": lambda model, data: evaluate(model, data),
     "teacher": lambda model, data: Teacher(model, data).logits(data.test.inputs),
     "measure": lambda model, data: measure({"it": model}, "it", data.test.inputs[0], batch_sizes=(2,), rounds=1),
-    "distill": lambda model, data: distill(model, data, student=network, epochs=1, select="last"),
+    "distill": lambda model, data: distill(
+        model, data, student=network, config=TrainConfig(epochs=1, select="last"), quiet=True
+    ),
 }
 
 

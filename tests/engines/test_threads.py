@@ -77,10 +77,10 @@ def test_every_engine(make, engine, calls):
 
 
 @pytest.mark.parametrize("calls", CALLS)
-@pytest.mark.parametrize("name", sorted(methods("share")))
+@pytest.mark.parametrize("name", sorted(methods("ensemble")))
 @pytest.mark.parametrize("make", [dense, convolutional])
 def test_every_method(make, name, calls):
-    model = methods("share")[name].kind(make()).eval()
+    model = methods("ensemble")[name].target(make()).eval()
     assert wrong_answers(model, calls, make) == []
 
 

@@ -1,4 +1,4 @@
-"""A small run as it lies on disk, with models that were never trained: what they said is made up."""
+"""A small run on disk, with models that were never trained: their predictions are made up."""
 
 import shutil
 import time
@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from enfold.run.stages import Cell
 from torch import nn
 
 from enfold.metrics.predictions import Predictions
 from enfold.report import curves, sections, uncertainty_blocks
 from enfold.report.svg import draw_svg
 from enfold.run import RunDirectory
-from enfold.run.execute import cells
+from enfold.run.execute import seed_runs
 from enfold.run.recipe import make_recipe
-from enfold.run.results import evaluate_cell, summarise
+from enfold.run.results import evaluate_seed, summarise
+from enfold.run.seed_run import SeedRun
 from enfold.saving import versions
 
 CLASSES, TEST, VALIDATION = 4, 150, 120
@@ -36,8 +36,8 @@ def images(folder: Path) -> Path:
     return path
 
 
-def _said(labels: torch.Tensor, members: int, sharpness: float, seed: int) -> Predictions:
-    """Answers that are right more often the sharper they are."""
+def _predictions(labels: torch.Tensor, members: int, sharpness: float, seed: int) -> Predictions:
+    """Predictions that are right more often the sharper they are."""
     rng = torch.Generator().manual_seed(seed)
     logits = torch.randn(members, len(labels), CLASSES, generator=rng)
     logits += sharpness * nn.functional.one_hot(labels, CLASSES)
@@ -50,25 +50,25 @@ def _cost(ratio: float) -> dict[str, Any]:
     return {"parameters": 1000, "bytes": 4000, "flops": 2e6 * ratio, "latency": seconds, "ratios": ratios}
 
 
-def _write_answers(cell: Cell) -> None:
-    """What every model says, and that it was made."""
-    test, validation = cell.data.test.labels, cell.data.val.labels
+def _write_predictions(seed_run: SeedRun) -> None:
+    """Predictions of every model, and the files of a model."""
+    test, validation = seed_run.data.test.labels, seed_run.data.val.labels
     for number, (label, sharpness) in enumerate(SHARPNESS.items()):
-        members, seed = 3 if label == "ensemble" else 1, 100 * cell.seed + number
+        members, seed = 3 if label == "ensemble" else 1, 100 * seed_run.seed + number
         parts = {
-            "test": _said(test, members, sharpness, seed),
-            "validation": _said(validation, members, sharpness, seed + 50),
+            "test": _predictions(test, members, sharpness, seed),
+            "validation": _predictions(validation, members, sharpness, seed + 50),
         }
-        cell.run.write_predictions(label, parts)
-        kind = {"ensemble": "members/members", "control": "controls/control"}.get(label, f"folds/{label}")
-        file = cell.run.path / f"{kind}.safetensors"
+        seed_run.run.write_predictions(label, parts)
+        kind = {"ensemble": "members/members", "control": "controls/control"}.get(label, f"steps/{label}")
+        file = seed_run.run.path / f"{kind}.safetensors"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch(), file.with_suffix(".json").write_text("{}")
-        cell.run.log("started", stage=kind, seed=cell.seed)
-        cell.run.log("finished", stage=kind, seed=cell.seed, seconds=12.5)
+        seed_run.run.log("started", stage=kind, seed=seed_run.seed)
+        seed_run.run.log("finished", stage=kind, seed=seed_run.seed, seconds=12.5)
 
 
-def _write_history(cell: Cell) -> None:
+def _write_history(seed_run: SeedRun) -> None:
     epochs = [
         {
             "epoch": number,
@@ -82,11 +82,11 @@ def _write_history(cell: Cell) -> None:
         }
         for number in range(3)
     ]
-    cell.run.write_json("members/history.json", {"epochs": epochs, "chosen": [3, 3, 3]})
+    seed_run.run.write_json("members/history.json", {"epochs": epochs, "chosen": [3, 3, 3]})
 
 
 def write_run(path: Path, data: Path, seeds: tuple[int, ...] = (0, 1), **changes: Any) -> Path:
-    """A finished run of three members, two folds and a control."""
+    """A finished run of three members, two steps and a control."""
     content = {
         "name": "small",
         "data": {"source": str(data), "val_size": VALIDATION},
@@ -94,19 +94,19 @@ def write_run(path: Path, data: Path, seeds: tuple[int, ...] = (0, 1), **changes
         "members": 3,
         "sizes": [2],
         "seeds": list(seeds),
-        "plan": {"epochs": 3},
-        "folds": ["average", {"method": "kd", "label": "kd"}],
+        "train": {"epochs": 3},
+        "steps": ["average", {"method": "kd", "label": "kd"}],
         **changes,
     }
     recipe = make_recipe(content, "the test")
     run = RunDirectory.create(path, recipe)
     results = []
-    for cell in cells(run, recipe):
-        _write_answers(cell)
-        _write_history(cell)
+    for seed_run in seed_runs(run, recipe):
+        _write_predictions(seed_run)
+        _write_history(seed_run)
         costs = {each: _cost(1.0) for each in ("mean member", *SHARPNESS)}
-        cell.run.write_json("cost.json", {**costs, "ensemble": _cost(3.0)})
-        results.append(evaluate_cell(cell, {label: nn.Identity() for label in SHARPNESS}))
+        seed_run.run.write_json("cost.json", {**costs, "ensemble": _cost(3.0)})
+        results.append(evaluate_seed(seed_run, {label: nn.Identity() for label in SHARPNESS}))
     summary = {
         "name": recipe.name,
         "date": time.strftime("%Y-%m-%d"),

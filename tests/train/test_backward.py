@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from enfold.data.batches import Batch, Order
+from enfold.ensemble import MemberView
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.train import CrossEntropy
-from enfold.train.backward import OneMember, Separable, backward
+from enfold.train.backward import Separable, backward
 
 
 def gradients(model: nn.Module) -> list[torch.Tensor]:
@@ -36,8 +37,8 @@ def test_one_by_one_as_all_at_once(data, images, make, network, own, smoothing):
         torch.testing.assert_close(tensor, at_once.expand()[name])
 
 
-def test_an_objective_over_all_members_is_left_whole(data, make):
-    """One that does not say what a member's part is may depend on all of them."""
+def test_an_objective_over_all_members_is_not_split(data, make):
+    """One without `member` may depend on all of them."""
     seen = []
 
     def spread(model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -65,14 +66,14 @@ def test_gradients_are_scaled_and_added(data, make):
 
 def test_a_view_of_one_member(data, make):
     members = DeepEnsemble(make["mlp"], 3)
-    view = OneMember(members.skeleton, {name: tensor[1] for name, tensor in members.expand().items()})
+    view = MemberView(members.skeleton, {name: tensor[1] for name, tensor in members.expand().items()})
     assert list(view.parameters()) == []
     torch.testing.assert_close(view(data.test.inputs)[0], members(data.test.inputs)[1])
 
 
 @pytest.mark.parametrize("batch_norm", ["shared", "own"])
 @pytest.mark.parametrize("own", [True, False])
-def test_shares_that_are_looped_get_the_gradients_of_all_at_once(own, batch_norm):
+def test_efficient_ensembles_that_are_looped_get_the_gradients_of_all_at_once(own, batch_norm):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)).double()
     members = BatchEnsemble(network, num_members=3, batch_norm=batch_norm, engine="loop").train()

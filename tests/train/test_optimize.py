@@ -137,7 +137,7 @@ def test_nothing_to_train():
 
 
 def test_settings_by_member_need_parameters_by_member():
-    with pytest.raises(EnfoldError, match="use one value for all, or DeepEnsemble members"):
+    with pytest.raises(EnfoldError, match="lr and weight_decay"):
         Optimizer(MixedEnsemble([nn.Linear(3, 2), nn.Linear(3, 2)]), SGD.replace(lr=(0.1, 0.2)))
 
 

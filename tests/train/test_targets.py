@@ -70,7 +70,9 @@ def refused() -> dict[str, object]:
         "a validation part": lambda data: fit(two_members(), data.replace(train=good), config=PLAN, quiet=True),
         "evaluate": lambda data: evaluate(two_members(), data.replace(val=[])),
         "a plain network": lambda data: fit(nn.Linear(6, 3), data.replace(val=[]), config=PLAN, quiet=True),
-        "distill": lambda data: distill(two_members(), data.replace(val=good), loss=KD(alpha=0.5), config=PLAN),
+        "distill": lambda data: distill(
+            two_members(), data.replace(val=good), loss=KD(alpha=0.5), config=PLAN, quiet=True
+        ),
         "mimo": lambda data: fit(MIMO(nn.Linear(6, 3), 2), data.replace(val=[]), config=PLAN, quiet=True),
         "straight through": lambda data: straight_through(two_members(), data, epochs=1),
         "soup": lambda data: soup(two_members(), data, kind="learned", epochs=1),

@@ -178,13 +178,15 @@ def sampled(
     """
     if kind in ("gaussian", "pca") and len(path) < 2:
         raise EnfoldError(f"path must contain at least 2 networks for {kind!r}, got {len(path)}: store more epochs")
-    members = SubspaceSampling(network, num_members, kind=kind, **{"checkpoints": max(len(path), 2), **settings})
-    members.on_fit_start(data, TrainConfig())
+    options = {"checkpoints": max(len(path), 2), **settings}
+    members = SubspaceSampling(network, num_members, kind=kind, **options)
+    config = TrainConfig()
+    members.on_fit_start(data, config)
     centre = members.centre.state()
     for state in path:
         for name, tensor in centre.items():
             tensor.copy_(state[name])
         if kind in ("gaussian", "pca"):
-            members.on_epoch_end(0, TrainConfig())
+            members.on_epoch_end(0, config)
     members.on_fit_end(data)
     return members.eval()

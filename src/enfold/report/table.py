@@ -102,7 +102,7 @@ def is_gain_noise(summary: Mapping[str, Any], name: str) -> bool:
     pairs = zip(rows[REFERENCE]["scores"]["nll"]["values"], ensemble["scores"]["nll"]["values"], strict=False)
     gains = [single - several for single, several in pairs if math.isfinite(single) and math.isfinite(several)]
     if len(gains) > 1:
-        return fmean(gains) <= 2 * stdev(gains) / math.sqrt(len(gains))
+        return bool(fmean(gains) <= 2 * stdev(gains) / math.sqrt(len(gains)))
     low, high = ensemble.get("gain_interval") or (-1.0, -1.0)
     return low <= 0 <= high
 

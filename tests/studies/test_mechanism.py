@@ -6,9 +6,10 @@ import json
 
 import pytest
 import torch
-from enfold.analysis.mechanism import measure_mechanism
+from torch import Tensor, nn
 
 from classroom import make_cnn, make_mlp, make_pictures, population
+from enfold.data import Data
 from enfold.distill.perturb.gaussian import Gaussian
 from enfold.distill.perturb.ods import ODS
 from enfold.distill.perturb.tdiv_sdiv import TDivSDiv
@@ -17,6 +18,7 @@ from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.metrics import disagreement, pairwise_kl
+from studies.latentbe.disagreement import measure_mechanism
 
 PLACES = ("clean", "perturbed")
 MEASURES = {"cross_entropy", "kl", "disagreement"}
@@ -32,11 +34,23 @@ def test_teachers_differ_more_and_students_less_where_inputs_move_to():
     assert found["teachers"]["perturbed"]["disagreement"] >= found["teachers"]["clean"]["disagreement"]
 
 
-def test_what_is_measured_on_clean_inputs_are_the_metrics(pictures, snapshot):
+@pytest.fixture
+def pictures() -> Data:
+    return make_pictures()
+
+
+def copy_values(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def test_what_is_measured_on_clean_inputs_are_the_metrics(pictures):
     teachers, student = DeepEnsemble(population(make_cnn)).train(), BatchEnsemble(make_cnn(), 3).train()
-    unchanged = [snapshot(model) for model in (teachers, student)]
+    before = [copy_values(model) for model in (teachers, student)]
     found = measure_mechanism(ODS(), teachers, student, pictures, "val", batch_size=5, seed=2)
-    assert all(one() for one in unchanged)
+    for model, values in zip((teachers, student), before, strict=True):
+        assert model.training
+        assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+        torch.testing.assert_close(copy_values(model), values, rtol=0, atol=0)
     for who, model in (("teachers", teachers), ("student", student)):
         expected = predict(model, pictures.val)
         told = found[who]["clean"]
