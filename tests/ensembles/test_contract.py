@@ -65,7 +65,7 @@ NETWORKS = {
     "rtdl": (foreign, lambda: torch.randn(6, 12)),
 }
 KINDS = ("batch norm", "convolutions", "words")  # one of each kind of layer, for what the architecture hardly touches
-SHARES = sorted(methods("share"))
+METHODS = sorted(methods("ensemble"))
 M = 3
 SETTINGS = {  # what a method needs beside its defaults to be tried on networks as small as these
     "mc_dropout": {"inject": 0.2},
@@ -95,7 +95,7 @@ pytestmark = [
 
 
 def method_of(name: str, num_members: int = M):
-    return partial(methods("share")[name].kind, **{"num_members": num_members, **SETTINGS.get(name, {})})
+    return partial(methods("ensemble")[name].target, **{"num_members": num_members, **SETTINGS.get(name, {})})
 
 
 def data_of(inputs: Tensor) -> Data:
@@ -123,7 +123,7 @@ def network_name(request):
     return request.param
 
 
-@pytest.fixture(params=SHARES)
+@pytest.fixture(params=METHODS)
 def name(request):
     return request.param
 
@@ -176,12 +176,12 @@ def test_every_engine_gives_what_the_members_give(name, case, engine):
     torch.testing.assert_close(outputs, alone, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", [name for name in SHARES if "batch_norm" in methods("share")[name].fields])
+@pytest.mark.parametrize("name", [name for name in METHODS if "batch_norm" in methods("ensemble")[name].arguments])
 def test_batch_norms_are_the_members_own_or_shared(name):
     torch.manual_seed(0)
     make, inputs = NETWORKS["batch norm"]
     for choice in ("own", "shared"):
-        members = looped(methods("share")[name].kind(make(), num_members=M, batch_norm=choice)).train()
+        members = looped(methods("ensemble")[name].target(make(), num_members=M, batch_norm=choice)).train()
         optimizer = torch.optim.SGD(members.parameters(), lr=0.5)
         for _ in range(2):
             optimizer.zero_grad()
@@ -224,7 +224,7 @@ def test_saved_and_loaded_is_equal(name, case, tmp_path):
     assert loaded.options() == members.options()
 
 
-@pytest.mark.parametrize("name", [name for name in SHARES if name not in JOINT])
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in JOINT])
 @pytest.mark.parametrize("network_name", KINDS)
 def test_members_are_the_first_of_more(name, case):
     network, inputs = case
@@ -254,7 +254,7 @@ def test_training_reaches_members_that_answer(name):
 
 def test_no_members_and_tied_parameters_are_refused(name):
     with pytest.raises(EnfoldError, match=r"num_members.*got 0"):
-        methods("share")[name].kind(MLP(4, [4], 2), num_members=0)
+        methods("ensemble")[name].target(MLP(4, [4], 2), num_members=0)
     tied = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
     tied[2].weight = tied[0].weight
     if name in TIES_WELCOME:

@@ -32,8 +32,8 @@ def test_stacked_products_are_hand_worked():
 @pytest.mark.parametrize(
     ("networks", "message"),
     [
-        ([], "at least 1 member, got none"),
-        (nn.Sequential(nn.Linear(2, 2)), r"a list of networks, got one Sequential: .*DeepEnsemble\.make"),
+        ([], r"networks .*got none"),
+        (nn.Sequential(nn.Linear(2, 2)), r"num_members .*got None"),
         ([nn.ReLU(), nn.ReLU()], "must have parameters to differ in, but ReLU has none"),
         (
             [nn.Linear(2, 2), nn.Bilinear(2, 2, 2)],
@@ -115,7 +115,7 @@ def test_networks_that_have_run_and_kept_activations_make_an_ensemble():
 
 @pytest.mark.parametrize("num_members", [0, -1])
 def test_no_members_cannot_be_made(num_members):
-    with pytest.raises(EnfoldError, match=f"at least 1 member, got {num_members}"):
+    with pytest.raises(EnfoldError, match=rf"num_members .*got {num_members}"):
         DeepEnsemble(linear, num_members)
 
 
@@ -138,7 +138,7 @@ def test_making_depends_on_the_seed_alone():
 
 def test_a_factory_that_ignores_the_seed_is_warned_about():
     network = linear()
-    with pytest.warns(UserWarning, match="all 2 members are equal, parameter by parameter"):
+    with pytest.warns(UserWarning, match="all 2 members are equal in every parameter"):
         members = DeepEnsemble(lambda: network, 2)
     assert members.equal_parameters() == ["weight", "bias"]
     assert DeepEnsemble(lambda: network, 1).num_members == 1
@@ -168,9 +168,9 @@ def test_members_are_a_sequence_of_networks():
     assert torch.equal(members[-1][0].weight, networks[2][0].weight)
     assert torch.equal(members[1:].expand()["0.bias"][0], networks[1][0].bias)
     for index in (3, -4):
-        with pytest.raises(EnfoldError, match=f"there are 3 members, got index {index}: use -3 to 2"):
+        with pytest.raises(EnfoldError, match=rf"index .*got {index}"):
             members.member(index)
-    with pytest.raises(EnfoldError, match="at least 1 member, got none"):
+    with pytest.raises(EnfoldError, match=r"networks .*got none"):
         members[5:]
     assert "3 x Sequential, 249 parameters, engine='auto'" in repr(members)
 
@@ -238,12 +238,12 @@ def test_any_scheme_that_says_what_its_members_are_is_run(engine):
     torch.testing.assert_close(outputs, torch.stack([network(inputs) for network in members]))
     outputs.square().sum().backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in members.parameters())
-    assert isinstance(members[:2], DeepEnsemble)
+    assert [type(network) for network in members[:2]] == [nn.Linear, nn.Linear]
     torch.testing.assert_close(copy.deepcopy(members)(inputs), outputs)
     groups = members.param_groups(0.1, "weights")
     assert [len(group["params"]) for group in groups] == [1, 2]
 
 
 def test_a_scheme_needs_members():
-    with pytest.raises(EnfoldError, match="at least 1 member, got 0"):
+    with pytest.raises(EnfoldError, match=r"num_members .*got 0"):
         Shifted(linear(), 0)

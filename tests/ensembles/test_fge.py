@@ -108,10 +108,10 @@ def test_a_plan_without_cycles_gives_the_last_epochs():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"cycle": 3}, "an even number of epochs, got 3: 2 and 4"),
-        ({"start": 1.0}, r"in \[0, 1\), got 1.0: 0.8"),
+        ({"cycle": 3}, r"cycle .*got 3"),
+        ({"start": 1.0}, r"start .*got 1\.0"),
         ({"low": 0.6}, "got low=0.6 and high=0.5: exchange"),
-        ({"num_members": 0}, "at least 1 member, got 0"),
+        ({"num_members": 0}, r"num_members .*got 0"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):
@@ -120,7 +120,7 @@ def test_bad_settings_are_refused(settings, message):
 
 
 def test_too_few_epochs_are_refused():
-    with pytest.raises(EnfoldError, match=r"4 members need 7 epochs of cycles .* got 7 epochs: train for more than 7"):
+    with pytest.raises(EnfoldError, match=r"epochs .*got 7"):
         FGE(any_network(), 4).configure(TrainConfig(epochs=7))
-    with pytest.raises(EnfoldError, match="4 members need as many cycles, got a plan with 3"):
+    with pytest.raises(EnfoldError, match=r"config .*got 3"):
         FGE(any_network(), 4).snapshot_epochs(TrainConfig(epochs=3))

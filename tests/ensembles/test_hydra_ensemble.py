@@ -1,7 +1,5 @@
 """Hydra: heads that start as copies of a trained one."""
 
-from functools import partial
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -90,16 +88,16 @@ def test_trained_saved_and_loaded(tmp_path):
     members = fitted(HydraEnsemble(network, 3), data, TrainConfig(epochs=2, batch_size=16))
     enfold.save(members, tmp_path / "hydra.safetensors")
     loaded = enfold.load(tmp_path / "hydra.safetensors", network)
-    assert loaded.share == partial(HydraEnsemble, num_members=3)
+    assert loaded.options() == members.options()
     torch.testing.assert_close(loaded(data.test.inputs), members(data.test.inputs), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_members": 0}, "at least 1 member, got 0"),
-        ({"noise": -0.1}, "must be 0 or more, got -0.1"),
-        ({"noise": float("nan")}, "must be 0 or more, got nan"),
+        ({"num_members": 0}, r"num_members .*got 0"),
+        ({"noise": -0.1}, r"noise .*got -0\.1"),
+        ({"noise": float("nan")}, r"noise .*got nan"),
         ({"split": "haed"}, "did you mean 'head'"),
     ],
 )

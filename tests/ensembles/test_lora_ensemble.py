@@ -157,11 +157,11 @@ def test_statistics_of_batch_norms_are_owned_and_their_parameters_not():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rank": 0}, "at least 1, got 0"),
-        ({"gain": 0}, "above 0.*got 0"),
-        ({"init": "ones"}, "xavier, normal, got 'ones'"),
-        ({"head": "none"}, "own, drawn, shared, got 'none'"),
-        ({"num_members": 0}, "1 member, got 0"),
+        ({"rank": 0}, r"rank .*got 0"),
+        ({"gain": 0}, r"gain .*got 0"),
+        ({"init": "ones"}, r"init .*got 'ones'"),
+        ({"head": "none"}, r"head .*got 'none'"),
+        ({"num_members": 0}, r"num_members .*got 0"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):

@@ -28,7 +28,7 @@ def test_a_hidden_layer_sees_masked_features():
     assert kept.dtype == torch.bool
     expected = torch.stack([network.head(hidden * mask) for mask in kept])
     torch.testing.assert_close(members(inputs), expected)
-    assert [name for name, _ in members.masks.named_buffers()] == ["head.mask"]  # not the first layer
+    assert [name for name, _ in members.mask_tree.named_buffers()] == ["head.mask"]  # not the first layer
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_all_taps_of_an_input_channel_are_masked_together(layer, shape):
 
 @given(scale=st.floats(1, 6), features=st.integers(4, 60), size=st.integers(1, 5), joint=st.booleans())
 def test_every_mask_has_as_many_ones_and_joint_ones_use_all_features(scale, features, size, joint):
-    masks = Masksembles(nn.Linear(features, 2), size, scale=scale, masks="joint" if joint else "independent").masks
-    kept = masks.state()["mask"]
+    masks = Masksembles(nn.Linear(features, 2), size, scale=scale, masks="joint" if joint else "independent")
+    kept = masks.mask_tree.state()["mask"]
     assert kept.shape == (size, features)
     ones = kept.sum(1)
     assert (ones == ones[0]).all()
@@ -67,14 +67,9 @@ def test_every_mask_has_as_many_ones_and_joint_ones_use_all_features(scale, feat
 @pytest.mark.parametrize("scale", [1.5, 2.0, 4.0])
 def test_the_expected_overlap_is_equation_4(drawn, scale):
     share = partial(Masksembles, num_members=4, scale=scale, masks=drawn)
-    kept = [share_with_seed(share, seed) for seed in range(30)]
+    kept = [share(nn.Linear(60, 2), seed=seed).mask_tree.state()["mask"] for seed in range(30)]
     pairs = [(a & b).sum() / a.sum() for masks in kept for a, b in itertools.combinations(masks, 2)]
     assert abs(float(torch.stack(pairs).mean()) - 1 / scale) < 0.05
-
-
-def share_with_seed(share, seed):
-    fields = {**vars(share), "seed": seed}
-    return Masksembles(nn.Linear(60, 2), **fields).mask_tree.state()["mask"]
 
 
 @pytest.mark.parametrize("drawn", ["independent", "joint"])
@@ -95,7 +90,7 @@ def test_narrow_layers_stay_unmasked_and_are_named():
     members = Masksembles(MLP(6, [12, 8], 3), 2, min_features=10)
     assert members.unmasked == ("head",)
     assert set(members.mask_tree.state()) == {"hidden.1.mask"}
-    with pytest.raises(EnfoldError, match=r"at least 10 inputs, but the widest has 8.*lower min_features"):
+    with pytest.raises(EnfoldError, match=r"min_features=10 .*widest has 8"):
         Masksembles(MLP(6, [8, 8], 3), 2, min_features=10)
 
 
@@ -103,18 +98,18 @@ def test_patterns_choose_layers():
     network = MLP(6, [12, 12], 3)
     assert set(Masksembles(network, 2, include=(r"hidden\.0",)).mask_tree.state()) == {"hidden.0.mask"}
     assert set(Masksembles(network, 2, exclude=("head",)).mask_tree.state()) == {"hidden.1.mask"}
-    with pytest.raises(EnfoldError, match=r"leaves none: exclude less"):
+    with pytest.raises(EnfoldError, match=r"exclude .*got exclude=\('head'"):
         Masksembles(network, 2, exclude=("head", r"hidden\.1"))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"scale": 0.5}, "between 1 and 6, got 0.5"),
-        ({"scale": 7}, "between 1 and 6, got 7"),
-        ({"min_features": 0}, "at least 1, got 0"),
+        ({"scale": 0.5}, r"scale .*got 0\.5"),
+        ({"scale": 7}, r"scale .*got 7"),
+        ({"min_features": 0}, r"min_features .*got 0"),
         ({"masks": "both"}, "got 'both'"),
-        ({"num_members": 0}, "at least 1 member, got 0"),
+        ({"num_members": 0}, r"num_members .*got 0"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):

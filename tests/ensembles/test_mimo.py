@@ -110,7 +110,7 @@ def test_groups_hold_the_same_channels_of_all_slots():
     other = inputs.clone()
     other[:, :, 2:] = 0  # the second group's channels
     first = model.module[0]
-    hidden = [first(model._joined(each))[:, :3] for each in (inputs, other)]
+    hidden = [first(model._join(each))[:, :3] for each in (inputs, other)]
     torch.testing.assert_close(*hidden)
     last = model.module[2]
     assert (last.in_channels, last.out_channels, last.groups) == (6, 12, 2)
@@ -176,7 +176,7 @@ def test_the_loss_is_the_sum_over_heads_of_means_with_the_plans_smoothing():
         each = smoothing if isinstance(smoothing, tuple) else [smoothing] * 3
         expected = [F.cross_entropy(logits[m], batch.labels[rows[m]], label_smoothing=each[m]) for m in range(3)]
         torch.testing.assert_close(found, torch.stack(expected))
-    with pytest.raises(EnfoldError, match="must have 3 values, got 2"):
+    with pytest.raises(EnfoldError, match=r"label_smoothing .*got 2"):
         share(any_network()).objective(TrainConfig(label_smoothing=(0.1, 0.2)))
 
 
@@ -212,7 +212,8 @@ def test_it_learns_resumes_and_comes_back_from_its_file(tmp_path):
     path = enfold.save(model, tmp_path / "mimo.safetensors")
     loaded = enfold.load(path, network)
     torch.testing.assert_close(loaded(data.test.inputs), model(data.test.inputs), rtol=0, atol=0)
-    assert loaded.share == share
+    assert loaded.options() == model.options()
+    assert share.keywords.items() <= loaded.options().items()
     assert loaded.network_name == "MLP"
 
     class Stop(Exception):
@@ -242,7 +243,7 @@ def test_layers_may_be_named():
     network = nn.Sequential(
         nn.BatchNorm1d(6, affine=False, track_running_stats=False), nn.Linear(6, 8), nn.Linear(8, 3)
     )
-    assert MIMO(network, 2, first="1", last="2").network[1].in_features == 12
+    assert MIMO(network, 2, first="1", last="2").module[1].in_features == 12
     with pytest.raises(EnfoldError, match=r"last= must name .* got 'head': choose one of 1, 2"):
         MIMO(network, 2, last="head")
 
@@ -250,10 +251,10 @@ def test_layers_may_be_named():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_members": 0}, "at least 1 member, got 0"),
-        ({"batch_repetition": 0}, r"batch_repetition .* at least 1, got 0: 4 is"),
-        ({"input_repetition": 1.5}, r"input_repetition .* in \[0, 1\], got 1.5"),
-        ({"input_repetition": -0.1}, r"in \[0, 1\], got -0.1"),
+        ({"num_members": 0}, r"num_members .*got 0"),
+        ({"batch_repetition": 0}, r"batch_repetition .*got 0"),
+        ({"input_repetition": 1.5}, r"input_repetition .*got 1\.5"),
+        ({"input_repetition": -0.1}, r"input_repetition .*got -0\.1"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):
@@ -271,24 +272,22 @@ def test_bad_networks_and_inputs_are_refused():
         MIMO(tied)
     unsqueezed = Apply(lambda net, x: net.b(net.a(x[:, None]).mean((2, 3))), a=nn.Conv2d(1, 4, 3), b=nn.Linear(4, 2))
     with pytest.raises(EnfoldError, match=r"first layer takes 1, got inputs of shape \(8, 8\)"):
-        MIMO(torch.randn(2, 8, 8), unsqueezed)
+        MIMO(unsqueezed)(torch.randn(2, 8, 8))
     with pytest.raises(EnfoldError, match=r"must be \(B, 3 C\), got \(2, 4, 6, 6\)"):
-        MIMO(
-            torch.randn(2, 3, 8, 8),
-            nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(12, 4, 1)),
-            last="1",
+        MIMO(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(12, 4, 1)), last="1")(
+            torch.randn(2, 3, 8, 8)
         )
 
 
 def test_inputs_that_the_widened_network_does_not_take_are_named():
     tokens = Apply(lambda net, x: net.b(net.a(x).mean(1)), a=nn.Linear(6, 8), b=nn.Linear(8, 4))
     with pytest.raises(EnfoldError, match=r"inputs of shape \(5, 7\) .* are the 6 that its first layer takes"):
-        MIMO(torch.randn(2, 5, 7), tokens)
+        MIMO(tokens)(torch.randn(2, 5, 7))
 
 
 def test_there_is_no_member_to_take_out():
     with pytest.raises(
-        EnfoldError, match=r"do not exist as separate networks, got member\(1\): .*model\(inputs\)\[1\]"
+        EnfoldError, match=r"do not exist as separate networks, got member\(1\): .*ensemble\(inputs\)\[1\]"
     ):
         MIMO(MLP(6, [8], 3)).member(1)
 
@@ -350,7 +349,7 @@ def test_tensors_that_a_class_of_its_own_adds_are_refused_by_name():
 
 def test_a_layer_that_only_computes_otherwise_is_widened():
     network = nn.Sequential(Padded(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
-    assert MIMO(torch.randn(2, 3, 5, 5), network, 3, first="0").shape == (3, 2, 2)
+    assert MIMO(network, 3, first="0")(torch.randn(2, 3, 5, 5)).shape == (3, 2, 2)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

@@ -25,10 +25,10 @@ def test_different_networks_answer_together():
 @pytest.mark.parametrize(
     ("networks", "message"),
     [
-        ([], "at least 1 member, got none"),
+        ([], r"networks .*got none"),
         (
             [DeepEnsemble(population("mlp"))],
-            r"single networks, got a DeepEnsemble of 3 members: .*\*members\.networks\(\)",
+            r"networks .*got a DeepEnsemble",
         ),
     ],
 )

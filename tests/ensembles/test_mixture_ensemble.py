@@ -9,13 +9,12 @@ from torch import nn
 import enfold
 from enfold.cost import parameters
 from enfold.data import Data, Split
-from enfold.ensembles.mixture_ensemble import MixtureEnsemble
+from enfold.ensembles.mixture_ensemble import MixtureEnsemble, template_layout
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.metrics import disagreement
 from enfold.networks import MLP, ResNet, ViT, WideResNet
 from enfold.train import TrainConfig, fit
-from fitting import any_network
 
 PLAIN = {"max_templates": 1, "counts": "templates", "init": "network", "spread": 0.0}
 
@@ -130,13 +129,13 @@ def test_an_absolute_budget_is_a_whole_number():
 def test_the_published_counts_of_wrn_28_10(budget, templates):
     with torch.device("meta"):
         network = WideResNet(28, 10, 100)
-    layout = MixtureEnsemble(any_network(), 4, budget=budget, counts="templates").layout(network)
+    layout = template_layout(network, 4, budget=budget, counts="templates")
     assert [mix.templates for mix in layout.mixes] == templates
     assert [len(mix.group.names) for mix in layout.mixes] == [7, 7, 7]
     if budget == 1.0:
         assert layout.coefficients == 4 * 105
         assert layout.counted == 36_536_884 - 2 * 8_976  # all but the batch norms
-    honest = MixtureEnsemble(any_network(), 4, budget=budget).layout(network)
+    honest = template_layout(network, 4, budget=budget)
     sizes = sum(mix.templates * mix.group.size for mix in honest.mixes)
     others = 36_536_884 - 33_868_800 - 17_952
     assert honest.counted == others + sizes + honest.coefficients + 4 * 17_952
@@ -145,10 +144,10 @@ def test_the_published_counts_of_wrn_28_10(budget, templates):
 def test_wrn_28_10_in_seven_million_is_one_blob_and_thin_wrn_28_5_has_28_templates():
     with torch.device("meta"):
         wide, thin = WideResNet(28, 10, 100), WideResNet(28, 5, 100)
-    layout = MixtureEnsemble(any_network(), 4, budget=7_000_000).layout(wide)
+    layout = template_layout(wide, 4, budget=7_000_000)
     assert layout.counted == 7_000_000 == layout.blob + layout.coefficients + 4 * 17_952 + 100
     assert sum(len(mix.group.names) for mix in layout.mixes) == 29  # 28 convolutions and the head
-    banks = MixtureEnsemble(any_network(), 4, budget=36_500_000, counts="templates", thin=True).layout(thin)
+    banks = template_layout(thin, 4, budget=36_500_000, counts="templates", thin=True)
     assert max(mix.templates for mix in banks.mixes if len(mix.group.names) == 7) == 28
 
 
@@ -291,12 +290,12 @@ def test_patterns_choose_what_is_mixed():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"budget": 0.0}, "a budget must be above 0, got 0.0"),
-        ({"budget": True}, "a budget must be above 0, got True"),
-        ({"budget": float("nan")}, "a budget must be above 0, got nan"),
-        ({"max_templates": 0}, "max_templates must be at least 1, got 0"),
-        ({"counts": "all"}, "counts must be one of everything, templates, got 'all'"),
-        ({"init": "network", "single_blob": True}, "single_blob=True .*: use init: kaiming"),
+        ({"budget": 0.0}, r"budget .*got 0\.0"),
+        ({"budget": True}, r"budget .*got True"),
+        ({"budget": float("nan")}, r"budget .*got nan"),
+        ({"max_templates": 0}, r"max_templates .*got 0"),
+        ({"counts": "all"}, r"counts .*got 'all'"),
+        ({"init": "network", "single_blob": True}, "init .*single_blob=True"),
         ({"single_blob": False}, "each of the 3 shapes occurs once: set thin: true or single_blob: true"),
     ],
 )

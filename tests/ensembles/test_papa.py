@@ -122,19 +122,19 @@ def test_the_plan_gets_a_smoothing_for_each_member_and_no_choice_of_epochs():
     assert plan.select == "last"
     assert PAPA(any_network(), 5).configure(TrainConfig(label_smoothing=0.2)).label_smoothing == 0.2
     assert PAPA(any_network(), 5, smoothing=()).configure(TrainConfig()).label_smoothing == 0.0
-    with pytest.raises(EnfoldError, match="patience=3: leave patience out"):
+    with pytest.raises(EnfoldError, match=r"patience .*got 3"):
         PAPA(any_network(), 5).configure(TrainConfig(patience=3))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"keep": 1.5}, "between 0 and 1, got 1.5"),
-        ({"kind": "some"}, "kind 'some'.*gradual, all, pairs"),
-        ({"every_steps": 0}, "every_steps must be at least 1, got 0"),
-        ({"every_epochs": 0}, "every_epochs must be at least 1, got 0"),
+        ({"keep": 1.5}, r"keep .*got 1\.5"),
+        ({"kind": "some"}, r"kind .*got 'some'"),
+        ({"every_steps": 0}, r"every_steps .*got 0"),
+        ({"every_epochs": 0}, r"every_epochs .*got 0"),
         ({"start": "zero"}, "got 'zero'"),
-        ({"num_members": 0}, "1 member, got 0"),
+        ({"num_members": 0}, r"num_members .*got 0"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):
@@ -197,4 +197,5 @@ def test_training_resumes_to_the_same_bits_and_is_stored(tmp_path, engine, kind)
     torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
     loaded = enfold.load(enfold.save(resumed, tmp_path / "members.safetensors"), network)
     torch.testing.assert_close(loaded(data.test.inputs), resumed(data.test.inputs), rtol=0, atol=0)
-    assert loaded.share == share
+    assert loaded.options() == resumed.options()
+    assert share.keywords.items() <= loaded.options().items()

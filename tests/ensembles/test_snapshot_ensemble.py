@@ -81,7 +81,7 @@ def test_training_resumes_with_the_snapshots_and_what_is_saved_is_loaded(tmp_pat
     enfold.save(whole, tmp_path / "model.safetensors")
     loaded = enfold.load(tmp_path / "model.safetensors", network())
     torch.testing.assert_close(loaded(DATA.test.inputs), whole(DATA.test.inputs), rtol=0, atol=0)
-    assert sum(t.numel() for t in whole.kept.parameters()) == 0, "members that are stored are not trained"
+    assert sum(t.numel() for t in whole.snapshots.parameters()) == 0, "members that are stored are not trained"
 
 
 def test_the_plan_is_changed_where_it_must_be():
@@ -93,14 +93,14 @@ def test_the_plan_is_changed_where_it_must_be():
 
 @pytest.mark.parametrize(("epochs", "more"), [(10, 12), (3, 4)])
 def test_epochs_that_cycles_do_not_divide_are_refused(epochs, more):
-    with pytest.raises(EnfoldError, match=f"4 equal cycles of whole epochs, got {epochs} epochs: train for {more}"):
+    with pytest.raises(EnfoldError, match=rf"4 cycles, got {epochs}: .*epochs={more}"):
         SnapshotEnsemble(any_network(), 4).configure(TrainConfig(epochs=epochs))
 
 
 def test_bad_settings_are_refused():
-    with pytest.raises(EnfoldError, match="a cycle for each of 4 members, got 3 cycles: raise cycles"):
+    with pytest.raises(EnfoldError, match=r"cycles .*got 3"):
         SnapshotEnsemble(any_network(), 4, cycles=3)
-    with pytest.raises(EnfoldError, match="at least 1 member, got 0"):
+    with pytest.raises(EnfoldError, match=r"num_members .*got 0"):
         SnapshotEnsemble(any_network(), 0)
-    with pytest.raises(EnfoldError, match="5 snapshots need as many epochs, got 2: train longer"):
+    with pytest.raises(EnfoldError, match=r"epochs .*got 2"):
         SnapshotEnsemble(any_network(), 5).snapshot_epochs(TrainConfig(epochs=2))

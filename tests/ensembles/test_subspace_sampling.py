@@ -168,7 +168,7 @@ def test_pca_is_not_scaled_by_the_deviation_unless_asked():
 
 def test_the_ring_holds_the_last_checkpoints():
     seen = []
-    model = SubspaceSampling(network(), 4, "gaussian", checkpoints=3)
+    model = SubspaceSampling(network(), 4, kind="gaussian", checkpoints=3)
     fit(
         model,
         DATA,
@@ -238,17 +238,19 @@ def test_the_published_settings():
     assert [SubspaceSampling(any_network(), kind=kind).amount for kind in KINDS] == [
         (10.0, True), (0.1, True), (1.0, False), (1.0, False), (1.0, False)
     ]  # fmt: skip
-    plots = [SubspaceSampling.for_plot(kind) for kind in KINDS[:4]]
+    plots = [SubspaceSampling.for_plot(network(), kind) for kind in KINDS[:4]]
     assert [plot.amount for plot in plots] == [(70.0, True), (0.1, True), (10.0, True), (6.0, False)]
     assert all(plot.num_members == 50 and plot.threshold is None for plot in plots)
-    assert SubspaceSampling.for_plot("pca", num_members=5).num_members == 5
+    assert SubspaceSampling.for_plot(network(), "pca", num_members=5).num_members == 5
     assert SubspaceSampling(any_network(), kind="pca").configure(TrainConfig(patience=3)).select == "last"
     assert SubspaceSampling(any_network()).configure(TrainConfig(patience=3)) == TrainConfig(patience=3)
 
 
 def test_what_is_stored():
     one = sum(tensor.numel() for tensor in network().parameters())
-    sizes = {kind: sum(t.numel() for t in SubspaceSampling(network(), 4, kind).state_dict().values()) for kind in KINDS}
+    sizes = {
+        kind: sum(t.numel() for t in SubspaceSampling(network(), 4, kind=kind).state_dict().values()) for kind in KINDS
+    }
     assert all(sizes[kind] < 1.1 * one + 200 for kind in ("random", "dropout", "pca_random"))
     assert all(11 * one <= sizes[kind] < 11.1 * one + 200 for kind in ("gaussian", "pca"))
 
@@ -256,12 +258,12 @@ def test_what_is_stored():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "swag"}, "one of random, dropout, .*, got 'swag': choose"),
-        ({"scale": -1.0}, "0 or more, .*, got -1.0: change scale"),
-        ({"kind": "dropout", "scale": 1.0}, "below 1 for dropout, got 1.0"),
-        ({"checkpoints": 1}, "checkpoints must be at least 2, got 1: raise checkpoints"),
-        ({"rank": 0}, "rank must be at least 1, got 0"),
-        ({"num_members": 0}, "at least 1 member, got 0"),
+        ({"kind": "swag"}, r"kind .*got 'swag'"),
+        ({"scale": -1.0}, r"scale .*got -1\.0"),
+        ({"kind": "dropout", "scale": 1.0}, r"scale .*got 1\.0"),
+        ({"checkpoints": 1}, r"checkpoints .*got 1"),
+        ({"rank": 0}, r"rank .*got 0"),
+        ({"num_members": 0}, r"num_members .*got 0"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):
@@ -270,5 +272,5 @@ def test_bad_settings_are_refused(settings, message):
 
 
 def test_there_is_no_plot_of_pca_random():
-    with pytest.raises(EnfoldError, match=r"published for random, .*, got 'pca_random'"):
-        SubspaceSampling.for_plot("pca_random")
+    with pytest.raises(EnfoldError, match=r"kind .*got 'pca_random'"):
+        SubspaceSampling.for_plot(network(), "pca_random")

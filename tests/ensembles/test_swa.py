@@ -169,7 +169,7 @@ def test_saved_and_loaded(tmp_path):
     loaded = enfold.load(tmp_path / "model.safetensors", normed())
     inputs = DATA.test.inputs
     torch.testing.assert_close(loaded(inputs), model(inputs), rtol=0, atol=0)
-    assert loaded.share == model.share
+    assert loaded.options() == model.options()
 
 
 def test_training_again_begins_a_new_mean():
@@ -181,17 +181,17 @@ def test_training_again_begins_a_new_mean():
 
 
 def test_what_is_refused():
-    with pytest.raises(EnfoldError, match=r"one network, got num_members=3: .* swag and num_members: 3"):
+    with pytest.raises(EnfoldError, match=r"num_members .*got 3"):
         SWA(any_network(), 3)
-    with pytest.raises(EnfoldError, match="at least 1 member, got 0"):
+    with pytest.raises(EnfoldError, match=r"num_members .*got 0"):
         SWA(any_network(), 0)
-    with pytest.raises(EnfoldError, match=r"in \[0, 1\), got start=1"):
+    with pytest.raises(EnfoldError, match=r"start .*got 1"):
         SWA(any_network(), start=1)
-    with pytest.raises(EnfoldError, match="above 0, got rate=0"):
+    with pytest.raises(EnfoldError, match=r"rate .*got 0"):
         SWA(any_network(), rate=0)
-    with pytest.raises(EnfoldError, match=r"SWA needs 1 or more epochs after start=0\.537 .* got 0 of 0"):
+    with pytest.raises(EnfoldError, match=r"epochs .*got 0"):
         SWA(any_network()).configure(TrainConfig(epochs=0))
     model = SWA(normed())
-    with pytest.raises(EnfoldError, match=r"1 or more epochs, got 0: .* select: last"):
-        model.finish(DATA)
+    with pytest.raises(EnfoldError, match=r"1 or more epochs, got 0"):
+        model.on_fit_end(DATA)
     assert not bool(model.ready)

@@ -95,10 +95,11 @@ def test_a_small_variance_around_a_large_mean_is_not_lost():
 )
 def test_the_covariance_of_the_members(share, count, scale):
     rows = path(count)
-    samples = walked(share, rows).sample()["weight"].squeeze(1)
+    model = walked(share, rows)
+    samples = model.sample()["weight"].squeeze(1)
     covariance = rows.var(0, correction=0).diag()
-    if not share.diagonal:
-        last = columns(rows)[-share.rank :]
+    if not model.diagonal:
+        last = columns(rows)[-model.rank :]
         covariance = covariance + last.T @ last / (len(last) - 1)
     expected = scale * covariance
     error = 6 * (torch.outer(expected.diag(), expected.diag()) + expected**2).sqrt() / 600**0.5
@@ -109,7 +110,7 @@ def test_the_covariance_of_the_members(share, count, scale):
 def test_scale_zero_is_swa():
     swag, swa = partial(SWAG, num_members=3, scale=0.0), partial(SWA)
     drawn = swag(normed())
-    with pytest.warns(UserWarning, match="nearly one function"):
+    with pytest.warns(UserWarning, match="nearly identical"):
         fit(drawn, DATA, config=PLAN, quiet=True)
     mean = fitted(swa(normed()), DATA, PLAN)
     torch.testing.assert_close(drawn(DATA.test.inputs), mean(DATA.test.inputs).expand(3, -1, -1), rtol=1e-5, atol=1e-5)
@@ -130,7 +131,8 @@ def test_trained_members(diagonal, tmp_path):
     torch.testing.assert_close(model(DATA.test.inputs), loop, rtol=1e-4, atol=1e-5)
     enfold.save(model, tmp_path / "model.safetensors")
     loaded = enfold.load(tmp_path / "model.safetensors", normed())
-    assert loaded.share == share
+    assert loaded.options() == model.options()
+    assert share.keywords.items() <= loaded.options().items()
     torch.testing.assert_close(loaded(DATA.test.inputs), model(DATA.test.inputs), rtol=0, atol=0)
     assert bool(list(model.deviations.buffers())) != diagonal
 
@@ -193,22 +195,22 @@ def test_resumed_to_the_same_bits(tmp_path):
 
 
 def test_what_is_refused():
-    with pytest.raises(EnfoldError, match="at least 1 member, got 0"):
+    with pytest.raises(EnfoldError, match=r"num_members .*got 0"):
         SWAG(any_network(), 0)
-    with pytest.raises(EnfoldError, match="at least 2, got 1: 20 is the paper's, or set diagonal: true"):
+    with pytest.raises(EnfoldError, match=r"rank .*got 1"):
         SWAG(any_network(), rank=1)
     assert SWAG(any_network(), rank=1, diagonal=True).spread == 1
-    with pytest.raises(EnfoldError, match="0 or more, got -1"):
+    with pytest.raises(EnfoldError, match=r"scale .*got -1"):
         SWAG(any_network(), scale=-1)
-    with pytest.raises(EnfoldError, match=r"0 or more, got -0\.1"):
+    with pytest.raises(EnfoldError, match=r"variance_floor .*got -0\.1"):
         SWAG(any_network(), variance_floor=-0.1)
-    with pytest.raises(EnfoldError, match=r"in \[0, 1\), got start=1\.5"):
+    with pytest.raises(EnfoldError, match=r"start .*got 1\.5"):
         SWAG(any_network(), start=1.5)
-    with pytest.raises(EnfoldError, match=r"SWAG needs 2 or more epochs after start=0\.75 .* got 1 of 4"):
+    with pytest.raises(EnfoldError, match=r"epochs .*got 1"):
         fitted(SWAG(normed(), start=0.75), DATA, PLAN.replace(epochs=4))
     model = SWAG(normed(), start=0.75)
     seen = []
-    with pytest.raises(EnfoldError, match="got 1 of 4: train for more epochs, or start earlier"):
+    with pytest.raises(EnfoldError, match=r"epochs .*got 1"):
         fit(model, DATA, config=PLAN.replace(epochs=4), on_epoch=seen.append, quiet=True)
     assert seen == []
 

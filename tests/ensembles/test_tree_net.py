@@ -139,7 +139,7 @@ def test_all_branches_are_trained_while_warming_up():
         torch.testing.assert_close(objective(members, batch), everyone)
         members.on_epoch_end(epoch, TrainConfig())
     assert not torch.allclose(objective(members, batch), everyone)
-    members.finish(three_clouds(4, 4, 4))
+    members.on_fit_end(three_clouds(4, 4, 4))
     torch.testing.assert_close(objective(members, batch), everyone)
 
 
@@ -167,13 +167,13 @@ def test_multiple_choice_raises_the_oracles_accuracy():
 
 def test_training_by_choice_sees_the_same_examples_and_keeps_the_last_epoch():
     share = partial(TreeNet, num_members=2, choice="best")
-    plan = share(any_network()).configure(TrainConfig(patience=3))
+    plan = share(network).configure(TrainConfig(patience=3))
     assert (plan.order, plan.select, plan.patience) == ("shared", "last", None)
     assert TreeNet(any_network(), 2).configure(TrainConfig(patience=3)) == TrainConfig(patience=3, order="shared")
     assert TreeNet(any_network(), 2).configure(TrainConfig(bootstrap=True)) == TrainConfig(bootstrap=True)
     assert TreeNet(any_network(), 2).objective(TrainConfig()) is None
     inputs = torch.randn(2, 5, 4)
-    with pytest.raises(EnfoldError, match="order: shared"):
+    with pytest.raises(EnfoldError, match=r"order .*got a batch"):
         BestBranch()(share(MLP(4, [4], 3)), Batch(inputs, torch.zeros(2, 5, dtype=torch.long), own=True))
 
 
@@ -190,7 +190,8 @@ def test_trained_saved_and_loaded(choice, tmp_path):
     assert (predict(members, data.test).mean().log_probs[0].argmax(-1) == data.test.labels).float().mean() > 0.5
     enfold.save(members, tmp_path / "tree.safetensors")
     loaded = enfold.load(tmp_path / "tree.safetensors", network)
-    assert loaded.share == share
+    assert loaded.options() == members.options()
+    assert share.keywords.items() <= loaded.options().items()
     torch.testing.assert_close(loaded(data.test.inputs), members(data.test.inputs), rtol=0, atol=0)
 
 
@@ -201,7 +202,7 @@ def test_training_resumes_to_the_same_bits(tmp_path):
         nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), MLP(8, [8], 3)),
     )
     share = partial(TreeNet, num_members=2, split="3.hidden.0", choice="best", warmup_epochs=2, minimum_share=0.1)
-    plan = share(any_network()).configure(TrainConfig(epochs=4, batch_size=16))
+    plan = share(network).configure(TrainConfig(epochs=4, batch_size=16))
     whole = fitted(share(network), data, plan)
 
     class Stop(Exception):
@@ -216,7 +217,7 @@ def test_training_resumes_to_the_same_bits(tmp_path):
             share(network),
             data,
             config=plan,
-            objective=share(any_network()).objective(plan),
+            objective=share(network).objective(plan),
             checkpoint=tmp_path / "fit",
             on_epoch=stop,
             quiet=True,
@@ -229,16 +230,16 @@ def test_training_resumes_to_the_same_bits(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_members": 0}, "at least 1 member, got 0"),
+        ({"num_members": 0}, r"num_members .*got 0"),
         ({"split": "hidden_1"}, "got 'hidden_1', did you mean 'hidden.1'"),
         ({"split": "nowhere at all"}, "got 'nowhere at all': choose one of hidden, hidden.0"),
         ({"branch": ("nothing",)}, "'nothing' matches none of hidden.0.weight"),
         ({"split": "head", "branch": ("head",)}, "leave one out"),
-        ({"branches": "twins"}, "'fresh' or as 'copies', got 'twins'"),
-        ({"noise": -1.0}, "must be 0 or more, got -1.0"),
+        ({"branches": "twins"}, r"branches .*got 'twins'"),
+        ({"noise": -1.0}, r"noise .*got -1\.0"),
         ({"choice": "worst"}, "got 'worst'"),
-        ({"minimum_share": 0.3}, "between 0 and 0.25, got 0.3"),
-        ({"warmup_epochs": -1}, "0 or more, got -1"),
+        ({"minimum_share": 0.3}, r"minimum_share .*got 0\.3"),
+        ({"warmup_epochs": -1}, r"warmup_epochs .*got -1"),
     ],
 )
 def test_bad_settings(settings, message):

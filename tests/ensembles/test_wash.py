@@ -118,10 +118,10 @@ def test_one_member_and_no_probability_change_nothing():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"probability": 1.5}, "between 0 and 1, got 1.5"),
+        ({"probability": 1.5}, r"probability .*got 1\.5"),
         ({"schedule": "rising"}, "got 'rising'"),
         ({"start": "zero"}, "got 'zero'"),
-        ({"num_members": 0}, "1 member, got 0"),
+        ({"num_members": 0}, r"num_members .*got 0"),
     ],
 )
 def test_bad_settings_are_refused(fields, message):
@@ -131,7 +131,7 @@ def test_bad_settings_are_refused(fields, message):
 
 def test_the_plan_keeps_the_population_together():
     assert WASH(any_network(), 2).configure(TrainConfig()).select == "last"
-    with pytest.raises(EnfoldError, match="patience=2: leave patience out"):
+    with pytest.raises(EnfoldError, match=r"patience .*got 2"):
         WASH(any_network(), 2).configure(TrainConfig(patience=2))
 
 
@@ -175,4 +175,5 @@ def test_training_resumes_to_the_same_bits_and_is_stored(tmp_path, engine):
     torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
     loaded = enfold.load(enfold.save(resumed, tmp_path / "members.safetensors"), network)
     torch.testing.assert_close(loaded(data.test.inputs), resumed(data.test.inputs), rtol=0, atol=0)
-    assert loaded.share == share
+    assert loaded.options() == resumed.options()
+    assert share.keywords.items() <= loaded.options().items()

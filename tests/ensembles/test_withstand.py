@@ -52,11 +52,11 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
 
 
-@pytest.mark.parametrize("name", sorted(methods("share")))
+@pytest.mark.parametrize("name", sorted(methods("ensemble")))
 def test_a_plan_that_is_adapted_twice_is_adapted_once(name):
-    share = methods("share")[name].make()
-    plan = share(any_network()).configure(TrainConfig(epochs=20, label_smoothing=0.0))
-    assert share(any_network()).configure(plan) == plan
+    method = methods("ensemble")[name].target
+    plan = method(any_network()).configure(TrainConfig(epochs=20, label_smoothing=0.0))
+    assert method(any_network()).configure(plan) == plan
 
 
 def test_fit_trains_as_the_method_says():
@@ -77,7 +77,7 @@ def test_a_second_training_begins_anew():
     fit(model, DATA, config=PLAN, quiet=True)
     fit(model, DATA, config=PLAN.replace(epochs=2), quiet=True)
     assert int(model.count) == 2
-    with pytest.raises(EnfoldError, match="2 or more checkpoints, got 1 epochs"):
+    with pytest.raises(EnfoldError, match=r"epochs .*got 1"):
         fit(model, DATA, config=PLAN.replace(epochs=1), quiet=True)
 
 
@@ -89,7 +89,7 @@ def test_one_number_may_be_a_parameter():
 def test_until_training_has_ended_there_is_one_network():
     members = SWAG(MLP(4, [8], 3), 3).train()
     assert members.forward_each(torch.zeros(1, 5, 4)).shape == (1, 5, 3)
-    with pytest.raises(EnfoldError, match="takes one batch, got 3"):
+    with pytest.raises(EnfoldError, match=r"inputs .*got 3"):
         members.forward_each(torch.zeros(3, 5, 4))
 
 
@@ -102,7 +102,7 @@ def test_what_is_drawn_anew_is_trained_also_in_a_frozen_network():
     frozen = normed().requires_grad_(False)
     assert isinstance(copy_network(frozen)[0].weight, nn.Parameter)
     assert FiLMEnsemble(frozen, 2).own.state()["1.weight"].requires_grad
-    assert MIMO(frozen, 2).network[0].weight.requires_grad
+    assert MIMO(frozen, 2).module[0].weight.requires_grad
     heads = LoRAEnsemble(frozen, 2, head="drawn").own.state()
     assert heads["3.weight"].requires_grad
     assert not torch.equal(heads["3.weight"][0], heads["3.weight"][1])

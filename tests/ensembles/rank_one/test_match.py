@@ -123,8 +123,8 @@ class Deciding(nn.Module):
     ("network", "example", "message"),
     [
         (Deciding(), None, "in this Deciding the graph depends on values"),
-        (nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2)), None, "the inputs for a Embedding are unknown"),
-        (nn.Sequential(nn.Conv1d(4, 4, 1), nn.Flatten(), nn.Linear(4, 2)), None, "pass a few inputs as example"),
+        (nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2)), None, r"example .*got None"),
+        (nn.Sequential(nn.Conv1d(4, 4, 1), nn.Flatten(), nn.Linear(4, 2)), None, r"example .*got None"),
         (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), torch.zeros(3, 5), r"shape \(3, 5\) .* failed"),
     ],
 )

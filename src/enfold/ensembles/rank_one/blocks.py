@@ -36,7 +36,7 @@ def from_blocks(blocks: Tensor, shape: LayerShape, size: torch.Size) -> Tensor:
 
 def member_layers(members: Ensemble) -> dict[str, LayerShape]:
     """The layers that a BatchEnsemble scales, by the names of their weights' modules with a dot behind."""
-    if not isinstance(members, Ensemble):
+    if not isinstance(members, Ensemble) or not members.is_expandable:
         raise EnfoldError(
             f"weights are compared between members of one architecture, got {type(members).__name__}: "
             "use DeepEnsemble([...]) of networks"
