@@ -19,7 +19,7 @@ import torch
 
 from enfold.metrics.bootstrap import metric_value
 from enfold.metrics.predictions import Predictions
-from enfold.metrics.temperature import fit_temperature, tempered
+from enfold.metrics.temperature import apply_temperature, fit_temperature
 from enfold.run.seed_run import SeedRun
 
 MEAN_MEMBER = "mean member"  # of the run's own members; "mean member of LABEL" is that of an efficient ensemble
@@ -169,8 +169,9 @@ def _look_up(tree: Any, path: Sequence[str]) -> float | None:
 def _calibrate(test: Predictions, validation: Predictions, of_mean_member: bool) -> Predictions:
     """Scale the ensemble, or each member separately, by the temperature fitted on the validation data."""
     if not of_mean_member:
-        return tempered(test, fit_temperature(validation))
+        return apply_temperature(test, fit_temperature(validation))
     scaled = [
-        tempered(test.member(index), fit_temperature(validation.member(index))) for index in range(test.num_members)
+        apply_temperature(test.member(index), fit_temperature(validation.member(index)))
+        for index in range(test.num_members)
     ]
     return Predictions(torch.cat([each.log_probs for each in scaled]), scaled[0].labels)

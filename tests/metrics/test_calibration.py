@@ -235,9 +235,9 @@ def test_one_bin_is_the_gap_of_the_means(p):
 
 def test_bad_settings_are_refused():
     p = random_predictions()
-    with pytest.raises(EnfoldError, match="at least 1, got 0"):
+    with pytest.raises(EnfoldError, match="bins"):
         ece(p, bins=0)
-    with pytest.raises(EnfoldError, match=r"'width', 'mass'.*got 'equal'"):
+    with pytest.raises(EnfoldError, match="scheme"):
         reliability(p, scheme="equal")
 
 
@@ -246,7 +246,7 @@ def test_few_examples_warn():
     p = Predictions.from_logits(logits, torch.zeros(120, dtype=torch.long))
     few = Predictions(p.log_probs[:, :99], p.labels[:99])
     for metric in (ece, adaptive_ece, classwise_ece, debiased_ece, mce, reliability):
-        with pytest.warns(FewExamplesWarning, match="15 bins needs at least 100 examples to mean much, got 99"):
+        with pytest.warns(FewExamplesWarning, match="at least 100 examples, got 99"):
             metric(few)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

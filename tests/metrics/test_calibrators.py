@@ -6,7 +6,16 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from enfold.errors import EnfoldError
-from enfold.metrics import MatrixScaler, TemperatureScaler, VectorScaler, accuracy, ece, fit_temperature, nll, tempered
+from enfold.metrics import (
+    MatrixScaler,
+    TemperatureScaler,
+    VectorScaler,
+    accuracy,
+    apply_temperature,
+    ece,
+    fit_temperature,
+    nll,
+)
 from enfold.metrics.predictions import Predictions, mean_log_probs
 
 SCALERS = (TemperatureScaler, VectorScaler, MatrixScaler)
@@ -54,12 +63,12 @@ def test_where_the_members_are_averaged():
     others, other_labels = drawn(1, M=3)
     validation, p = Predictions.from_logits(3 * logits, labels), Predictions.from_logits(3 * others, other_labels)
     pooled = TemperatureScaler().fit(validation)
-    torch.testing.assert_close(pooled(p).log_probs, tempered(p, fit_temperature(validation)).log_probs)
+    torch.testing.assert_close(pooled(p).log_probs, apply_temperature(p, fit_temperature(validation)).log_probs)
 
     alone = TemperatureScaler("members").fit(validation)
     assert alone(p).num_members == 3
     temperatures = [fit_temperature(validation.member(m)) for m in range(3)]
-    torch.testing.assert_close(alone(p).member(1).log_probs, tempered(p.member(1), temperatures[1]).log_probs)
+    torch.testing.assert_close(alone(p).member(1).log_probs, apply_temperature(p.member(1), temperatures[1]).log_probs)
 
     mean = TemperatureScaler("logit_mean").fit(validation)
     by_logits = Predictions.from_logits(3 * logits.mean(0), labels)
@@ -91,7 +100,7 @@ def test_the_test_set_is_no_calibration_set(scaler):
     fitted = scaler().fit(p)
     copy = Predictions(p.log_probs.clone(), p.labels.clone())
     for same in (p, copy, Predictions(p.log_probs[:, 100:], p.labels[100:])):
-        with pytest.raises(EnfoldError, match="judged by other examples than it was fitted on"):
+        with pytest.raises(EnfoldError, match="other examples"):
             fitted(same)
     other = Predictions.from_logits(*drawn(1, N=200))
     assert len(fitted(other)) == 200
@@ -99,9 +108,9 @@ def test_the_test_set_is_no_calibration_set(scaler):
 
 def test_bad_settings_are_refused():
     p = Predictions.from_logits(*drawn(0, N=50))
-    with pytest.raises(EnfoldError, match="fit_on must be one of"):
+    with pytest.raises(EnfoldError, match="fit_on"):
         TemperatureScaler("mean").fit(p)
-    with pytest.raises(EnfoldError, match="a penalty must not be negative, got -1"):
+    with pytest.raises(EnfoldError, match=r"penalty .* -1"):
         MatrixScaler(penalty=-1).fit(p)
-    with pytest.raises(EnfoldError, match="members and classes it was fitted on"):
+    with pytest.raises(EnfoldError, match="members and classes"):
         VectorScaler().fit(p)(Predictions.from_logits(*drawn(0, C=3)))

@@ -107,7 +107,7 @@ def test_normalising_without_errors():
     assert [normalised_disagreement(right, n) for n in ("sample", "member", "ensemble")] == [0.0, 0.0, 0.0]
     half = of_classes([[0, 1], [0, 2]], [0, 1])
     assert normalised_disagreement(half, "member") == math.inf
-    with pytest.raises(EnfoldError, match=r"'sample', 'member', 'ensemble'.*got 'error'"):
+    with pytest.raises(EnfoldError, match=r"normaliser .*'error'"):
         normalised_disagreement(right, "error")
 
 
@@ -213,7 +213,7 @@ def test_masegosa_variance_bounds_the_jensen_gap_from_below(p):
 
 @pytest.mark.parametrize("measure", PAIRWISE)
 def test_a_single_network_is_refused(measure):
-    with pytest.raises(EnfoldError, match="needs at least 2, got 1"):
+    with pytest.raises(EnfoldError, match="at least 2"):
         measure(random_predictions(M=1))
 
 
@@ -231,7 +231,7 @@ def test_cka_agrees_with_centred_kernels():
     turned = 3 * a @ torch.linalg.qr(torch.randn(4, 4, generator=draw).double())[0] + 1
     assert linear_cka(a, turned) == pytest.approx(1)
     assert linear_cka(a, b) == pytest.approx(linear_cka(b, a))
-    with pytest.raises(EnfoldError, match="features of the same examples"):
+    with pytest.raises(EnfoldError, match="a and b"):
         linear_cka(a, b[:5])
 
 
@@ -242,10 +242,10 @@ def test_cka_of_members_does_not_see_their_normalisers():
     centred = logits - logits.mean(-1, keepdim=True)
     by_hand = [linear_cka(centred[i], centred[j]) for i, j in ((0, 1), (0, 2), (1, 2))]
     assert cka(p) == pytest.approx(sum(by_hand) / 3)
-    with pytest.raises(EnfoldError, match="cka compares members"):
+    with pytest.raises(EnfoldError, match=r"cka .*at least 2"):
         cka(p.member(0))
     assert cka(Predictions(p.log_probs[:1].expand(3, -1, -1), p.labels)) == pytest.approx(1)
     impossible = p.log_probs.clone()
     impossible[0, 0, 0] = -math.inf
-    with pytest.raises(EnfoldError, match="cka needs finite logits"):
+    with pytest.raises(EnfoldError, match="log_probs"):
         cka(Predictions(impossible.log_softmax(-1), p.labels))

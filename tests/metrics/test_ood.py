@@ -118,15 +118,15 @@ def test_a_dirichlet_student_has_the_scores_of_members():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda p: ood_score("energy", p), "energy needs unnormalised logits"),
-        (lambda p: ood_scores(p, p.log_probs.clamp(min=-50)), "got log-probabilities, whose exponentials sum to 1"),
-        (lambda p: ood_scores(p, torch.zeros(2, 3)), "logits must be those of the predictions"),
-        (lambda p: ood_score("epkl", p.member(0)), "epkl asks how members differ"),
+        (lambda p: ood_score("energy", p), "logits"),
+        (lambda p: ood_scores(p, p.log_probs.clamp(min=-50)), "logits .*log-probabilities"),
+        (lambda p: ood_scores(p, torch.zeros(2, 3)), "logits must have"),
+        (lambda p: ood_score("epkl", p.member(0)), "epkl .*at least 2"),
         (lambda p: ood_score("entropie", p), "did you mean 'entropy'"),
-        (lambda p: auroc(torch.tensor([]), torch.ones(2)), "scores inside must be numbers"),
-        (lambda p: auroc(torch.ones(2), torch.tensor([math.nan])), "scores outside must be numbers"),
-        (lambda p: aupr(torch.ones(2), torch.ones(2), "out"), "the positive side must be one of"),
-        (lambda p: fpr95(torch.ones(2), torch.ones(2), recall=95), "a recall must be above 0 and at most 1, got 95"),
+        (lambda p: auroc(torch.tensor([]), torch.ones(2)), "inside must"),
+        (lambda p: auroc(torch.ones(2), torch.tensor([math.nan])), "outside must"),
+        (lambda p: aupr(torch.ones(2), torch.ones(2), "out"), "positive must"),
+        (lambda p: fpr95(torch.ones(2), torch.ones(2), recall=95), "recall must .*95"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(call, message):

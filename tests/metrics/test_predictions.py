@@ -64,14 +64,14 @@ def test_members_are_taken_out_by_number():
 @pytest.mark.parametrize(
     ("values", "labels", "message"),
     [
-        (torch.zeros(2, 3), LABELS, r"must have the shape \(M, N, C\), got \(2, 3\): add the member axis"),
-        (torch.zeros(1, 2, 3, 1), LABELS, r"\(M, N, C\), got \(1, 2, 3, 1\)"),
-        (torch.zeros(1, 2, 3).log_softmax(-1), torch.tensor([0]), r"one label an example, got \(1,\) labels for 2"),
-        (torch.zeros(1, 2, 3).log_softmax(-1), LABELS[:, None], r"got \(2, 1\) labels for 2 examples"),
-        (torch.full((1, 2, 3), math.nan), LABELS, "got NaN or infinite rows"),
-        (torch.full((1, 2, 3), -math.inf), LABELS, "got NaN or infinite rows"),
-        (torch.zeros(1, 2, 3), LABELS, r"whose probabilities sum to 3: .*Predictions\.from_logits"),
-        (torch.full((1, 2, 3), -2.0), LABELS, r"whose probabilities sum to 0\.406"),
+        (torch.zeros(2, 3), LABELS, r"log_probs .*\(2, 3\)"),
+        (torch.zeros(1, 2, 3, 1), LABELS, r"log_probs .*\(1, 2, 3, 1\)"),
+        (torch.zeros(1, 2, 3).log_softmax(-1), torch.tensor([0]), r"labels .*\(1,\)"),
+        (torch.zeros(1, 2, 3).log_softmax(-1), LABELS[:, None], r"labels .*\(2, 1\)"),
+        (torch.full((1, 2, 3), math.nan), LABELS, "log_probs .*NaN"),
+        (torch.full((1, 2, 3), -math.inf), LABELS, "log_probs .*NaN"),
+        (torch.zeros(1, 2, 3), LABELS, r"log_probs .*3.*Predictions\.from_logits"),
+        (torch.full((1, 2, 3), -2.0), LABELS, r"log_probs .*0\.406"),
     ],
 )
 def test_what_is_no_prediction_is_refused(values, labels, message):
@@ -80,7 +80,7 @@ def test_what_is_no_prediction_is_refused(values, labels, message):
 
 
 def test_logits_that_are_not_finite_are_refused():
-    with pytest.raises(EnfoldError, match="diverged weights or NaN in the inputs"):
+    with pytest.raises(EnfoldError, match="log_probs"):
         Predictions.from_logits(torch.tensor([[1.0, math.nan, 0.0]] * 2), LABELS)
 
 

@@ -119,11 +119,11 @@ def test_bad_input_is_refused():
         paired_bootstrap(a, torch.zeros(2))
     with pytest.raises(EnfoldError, match=r"shapes \(0,\)"):
         paired_bootstrap(torch.zeros(0), torch.zeros(0))
-    with pytest.raises(EnfoldError, match="finite scores, got 1"):
+    with pytest.raises(EnfoldError, match=r"a_per_example .*got 1"):
         paired_bootstrap(a, torch.tensor([0.0, math.inf, 0.0]))
-    with pytest.raises(EnfoldError, match=r"got 0 and 0\.95"):
+    with pytest.raises(EnfoldError, match="samples=0"):
         paired_bootstrap(a, a, samples=0)
-    with pytest.raises(EnfoldError, match="got 1000 and 95"):
+    with pytest.raises(EnfoldError, match="level=95"):
         paired_bootstrap(a, a, level=95)
     with pytest.raises(EnfoldError, match="at least 2, got 1"):
         gain_interval(members(M=1))

@@ -159,13 +159,13 @@ def test_scores_are_means_over_examples():
 
 @pytest.mark.parametrize("k", [0, 8])
 def test_k_out_of_range_is_refused(k):
-    with pytest.raises(EnfoldError, match=f"from 1 to the .*7.*got {k}"):
+    with pytest.raises(EnfoldError, match=rf"k must .*got {k}"):
         top_k_accuracy(random_predictions(), k)
 
 
 def test_bad_labels_are_refused():
     log_probs = torch.zeros(1, 2, 3).log_softmax(-1)
-    with pytest.raises(EnfoldError, match="from 0 to 2, got 3"):
+    with pytest.raises(EnfoldError, match=r"labels .*got 3"):
         nll(Predictions(log_probs, torch.tensor([0, 3])))
     with pytest.raises(EnfoldError, match="got -100"):
         accuracy(Predictions(log_probs, torch.tensor([0, -100])))
@@ -174,7 +174,7 @@ def test_bad_labels_are_refused():
 
 
 def test_empty_predictions_are_refused():
-    with pytest.raises(EnfoldError, match="at least one member, example and class"):
+    with pytest.raises(EnfoldError, match="log_probs"):
         nll(Predictions(torch.zeros(2, 0, 3), torch.zeros(0, dtype=torch.long)))
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
 from enfold.errors import EnfoldError
-from enfold.metrics import accuracy, brier, calibrated, ece, fit_temperature, nll, tempered
+from enfold.metrics import accuracy, apply_temperature, brier, calibrated, ece, fit_temperature, nll
 from enfold.metrics.predictions import Predictions
 from enfold.metrics.temperature import HOTTEST
 
@@ -41,7 +41,7 @@ def test_scaling_the_logits_scales_the_temperature(factor):
 def test_agrees_with_a_direct_minimisation():
     p = sampled(N=500, M=4, temperature=3.0)
     direct = minimize_scalar(
-        lambda log_t: nll(tempered(p, math.exp(log_t))),
+        lambda log_t: nll(apply_temperature(p, math.exp(log_t))),
         bounds=(-3, 3),
         method="bounded",
         options={"xatol": 1e-9},
@@ -51,7 +51,7 @@ def test_agrees_with_a_direct_minimisation():
 
 def test_averages_before_tempering():
     p = sampled(M=3)
-    hot = tempered(p, 2.0)
+    hot = apply_temperature(p, 2.0)
     assert hot.num_members == 1
     mean = p.log_probs.exp().mean(0)
     torch.testing.assert_close(hot.log_probs[0].exp(), mean.sqrt() / mean.sqrt().sum(-1, keepdim=True))
@@ -59,13 +59,13 @@ def test_averages_before_tempering():
 
 def test_a_temperature_of_one_changes_nothing():
     p = sampled(M=3)
-    torch.testing.assert_close(tempered(p, 1.0).log_probs, p.mean().log_probs)
+    torch.testing.assert_close(apply_temperature(p, 1.0).log_probs, p.mean().log_probs)
 
 
 @prop
 @given(p=st.from_type(Predictions), temperature=st.floats(0.05, 20))
 def test_accuracy_does_not_depend_on_the_temperature(p, temperature):
-    assert accuracy(tempered(p, temperature)) == accuracy(p)
+    assert accuracy(apply_temperature(p, temperature)) == accuracy(p)
 
 
 @prop
@@ -73,12 +73,12 @@ def test_accuracy_does_not_depend_on_the_temperature(p, temperature):
 def test_no_other_temperature_fits_better(p):
     assume(math.isfinite(nll(p)))
     best = fit_temperature(p)
-    fitted = nll(tempered(p, best))
+    fitted = nll(apply_temperature(p, best))
     assert fitted <= nll(p) + 1e-12
     mean = p.mean().log_probs[0]
     if (mean.gather(1, p.labels[:, None])[:, 0] < mean.max(1).values - 1e-3).any():  # else T = 1 is kept
         for other in (0.9 * best, min(1.1 * best, HOTTEST), 0.1, 10.0):
-            assert fitted <= nll(tempered(p, other)) + 1e-9
+            assert fitted <= nll(apply_temperature(p, other)) + 1e-9
 
 
 def test_without_an_error_nothing_is_tempered():
@@ -97,7 +97,7 @@ def test_a_tie_broken_by_rounding_is_a_tie():
 
 def test_worse_than_guessing_becomes_a_guess():
     p = Predictions.from_logits(torch.tensor([[[3.0, 0.0], [0.0, 2.0]]]), torch.tensor([1, 0]))
-    assert nll(tempered(p, fit_temperature(p))) == pytest.approx(math.log(2), abs=1e-5)
+    assert nll(apply_temperature(p, fit_temperature(p))) == pytest.approx(math.log(2), abs=1e-5)
 
 
 def test_impossible_classes_stay_impossible():
@@ -105,18 +105,18 @@ def test_impossible_classes_stay_impossible():
     p = Predictions(probs.log(), torch.tensor([0, 1, 0]))
     T = fit_temperature(p)
     assert math.isfinite(T)
-    assert (tempered(p, T).log_probs[..., 2] == -math.inf).all()
+    assert (apply_temperature(p, T).log_probs[..., 2] == -math.inf).all()
 
 
 def test_an_impossible_label_cannot_be_mended():
     p = Predictions(torch.tensor([[[1.0, 0.0], [0.5, 0.5]]]).log(), torch.tensor([1, 0]))
-    with pytest.raises(EnfoldError, match="probability 0, got 1 of them"):
+    with pytest.raises(EnfoldError, match=r"validation .*got 1"):
         fit_temperature(p)
 
 
 def test_calibrated_metrics_use_the_validation_temperature():
     validation, test = sampled(seed=0, temperature=4.0), sampled(seed=1, temperature=4.0)
-    at_fitted = tempered(test, fit_temperature(validation))
+    at_fitted = apply_temperature(test, fit_temperature(validation))
     for metric in (nll, ece, brier):
         assert calibrated(metric, test, validation) == metric(at_fitted)
         assert calibrated(metric, test, validation) < metric(test)
@@ -135,17 +135,17 @@ def test_validation_must_not_be_test():
         halves[1],
         Predictions(p.log_probs[:, 20:50], p.labels[20:50].clone()),
     ):
-        with pytest.raises(EnfoldError, match="fitted on other examples"):
+        with pytest.raises(EnfoldError, match="validation"):
             calibrated(nll, p, same)
     assert math.isfinite(calibrated(nll, halves[0], halves[1]))  # disjoint slices of one tensor
 
 
 def test_validation_must_come_from_the_same_ensemble():
-    with pytest.raises(EnfoldError, match="same members and classes"):
+    with pytest.raises(EnfoldError, match="members and classes"):
         calibrated(nll, sampled(M=2), sampled(M=3, seed=1))
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.inf, math.nan])
 def test_a_bad_temperature_is_refused(temperature):
-    with pytest.raises(EnfoldError, match="positive and finite"):
-        tempered(sampled(N=3), temperature)
+    with pytest.raises(EnfoldError, match="temperature"):
+        apply_temperature(sampled(N=3), temperature)

@@ -112,9 +112,9 @@ def test_a_bootstrap_sample_leaves_out_a_third():
 
 
 def test_bad_input_is_refused():
-    with pytest.raises(EnfoldError, match=r"got 0 and 0\.3"):
+    with pytest.raises(EnfoldError, match="num_members"):
         majority_vote_accuracy(0, 0.3)
-    with pytest.raises(EnfoldError, match="got 3 and 30"):
+    with pytest.raises(EnfoldError, match="error=30"):
         majority_vote_accuracy(3, 30)
-    with pytest.raises(EnfoldError, match="at least 1 example, got 0"):
+    with pytest.raises(EnfoldError, match="examples"):
         left_out_fraction(0)

@@ -9,7 +9,7 @@ from scipy.special import rel_entr
 from scipy.stats import entropy
 
 from enfold.errors import EnfoldError
-from enfold.metrics import decomposition, kept, of_concentrations
+from enfold.metrics import decomposition, of_concentrations, uncertainty_correlation
 from enfold.metrics.predictions import Predictions
 
 prop = settings(deadline=None, derandomize=True, max_examples=25)
@@ -88,20 +88,24 @@ def test_what_is_kept():
     labels = torch.zeros(300, dtype=torch.long)
     easy = 3 * torch.rand(300, 1, generator=draw) * torch.randn(300, 4, generator=draw)
     ensemble = Predictions.from_logits((easy + 0.5 * torch.randn(5, 300, 4, generator=draw)).double(), labels)
-    itself = kept(ensemble, ensemble)
+    itself = uncertainty_correlation(ensemble, ensemble)
     for same in (itself.entropy, itself.epistemic):
         assert (same.pearson, same.spearman) == pytest.approx((1.0, 1.0))
-    mean = kept(ensemble.mean(), ensemble)
+    mean = uncertainty_correlation(ensemble.mean(), ensemble)
     assert mean.entropy.spearman == pytest.approx(1.0)
     assert mean.mutual_information.pearson == pytest.approx(itself.mutual_information.pearson)
     assert math.isnan(mean.epistemic.pearson)  # one network has no epistemic part of its own
     student = Predictions.from_logits(easy, labels)
     noise = Predictions.from_logits(torch.randn(300, 4, generator=draw), labels)
-    assert kept(student, ensemble).entropy.pearson > 0.7 > abs(kept(noise, ensemble).entropy.pearson) + 0.5
-    with pytest.raises(EnfoldError, match="labels of the two predictions differ"):
-        kept(Predictions(student.log_probs, labels + 1), ensemble)
-    with pytest.raises(EnfoldError, match="kept compares members"):
-        kept(student, student)
+    assert (
+        uncertainty_correlation(student, ensemble).entropy.pearson
+        > 0.7
+        > abs(uncertainty_correlation(noise, ensemble).entropy.pearson) + 0.5
+    )
+    with pytest.raises(EnfoldError, match="labels"):
+        uncertainty_correlation(Predictions(student.log_probs, labels + 1), ensemble)
+    with pytest.raises(EnfoldError, match="at least 2"):
+        uncertainty_correlation(student, student)
 
 
 def test_a_dirichlet_student_keeps_as_an_ensemble_drawn_from_it():
@@ -113,4 +117,4 @@ def test_a_dirichlet_student_keeps_as_an_ensemble_drawn_from_it():
     own, theirs = of_concentrations(alphas), decomposition(ensemble)
     for name in ("total", "aleatoric", "epistemic"):
         torch.testing.assert_close(getattr(own, name), getattr(theirs, name), rtol=0.1, atol=0.01)
-    assert kept(own, ensemble).epistemic.pearson > 0.95
+    assert uncertainty_correlation(own, ensemble).epistemic.pearson > 0.95

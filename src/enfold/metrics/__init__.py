@@ -65,7 +65,7 @@ from enfold.metrics.selective import (
     selective,
 )
 from enfold.metrics.subsets import over_modes, over_subsets
-from enfold.metrics.temperature import calibrated, fit_temperature, tempered
+from enfold.metrics.temperature import apply_temperature, calibrated, fit_temperature
 from enfold.metrics.theory import (
     Ambiguity,
     BiasVarianceCovariance,
@@ -75,13 +75,19 @@ from enfold.metrics.theory import (
     left_out_fraction,
     majority_vote_accuracy,
 )
-from enfold.metrics.uncertainty import Kept, Uncertainty, decomposition, kept, of_concentrations
+from enfold.metrics.uncertainty import (
+    Uncertainty,
+    UncertaintyCorrelation,
+    decomposition,
+    of_concentrations,
+    uncertainty_correlation,
+)
 from enfold.metrics.vote import majority_vote, vote_accuracy
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A scalar metric of an ensemble and what a table or a page must know of it."""
+    """A scalar metric of an ensemble, with what tables and reports need to display it."""
 
     name: str
     function: Callable[[Predictions], float]
@@ -90,26 +96,26 @@ class Metric:
     description: str
 
     def __call__(self, p: Predictions) -> float:
-        """The metric of these predictions."""
+        """Return the metric of these predictions."""
         return self.function(p)
 
     @property
     def scale(self) -> float:
-        """What a value is multiplied with to be shown in the metric's unit."""
+        """The factor that converts a value to the metric's unit."""
         return 100.0 if self.unit == "%" else 1.0
 
 
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric("accuracy", accuracy, "%", True, "examples whose most probable class is the label"),
-        Metric("nll", nll, "nats", False, "negative log-likelihood of the labels, by the mean probabilities"),
-        Metric("gibbs_nll", gibbs_nll, "nats", False, "mean of the members' own negative log-likelihoods"),
-        Metric("brier", brier, "", False, "squared distance of probabilities and label, from 0 to 2"),
-        Metric("ece", ece, "%", False, "gap of confidence and accuracy, mean over 15 bins of equal width"),
-        Metric("adaptive_ece", adaptive_ece, "%", False, "gap of confidence and accuracy over bins of equal mass"),
-        Metric("classwise_ece", classwise_ece, "%", False, "gap of probability and frequency, class by class"),
-        Metric("mce", mce, "%", False, "largest gap of confidence and accuracy in any of 15 bins"),
+        Metric("accuracy", accuracy, "%", True, "fraction of examples whose most probable class is the label"),
+        Metric("nll", nll, "nats", False, "negative log-likelihood of the labels under the mean probabilities"),
+        Metric("gibbs_nll", gibbs_nll, "nats", False, "mean of the members' negative log-likelihoods"),
+        Metric("brier", brier, "", False, "squared distance between probabilities and one-hot label, from 0 to 2"),
+        Metric("ece", ece, "%", False, "gap between confidence and accuracy, mean over 15 bins of equal width"),
+        Metric("adaptive_ece", adaptive_ece, "%", False, "gap between confidence and accuracy over bins of equal mass"),
+        Metric("classwise_ece", classwise_ece, "%", False, "gap between probability and frequency, mean over classes"),
+        Metric("mce", mce, "%", False, "largest gap between confidence and accuracy in any of 15 bins"),
     )
 }
 
@@ -120,7 +126,6 @@ __all__ = [
     "Calibrated",
     "Difference",
     "FewExamplesWarning",
-    "Kept",
     "MatrixScaler",
     "Metric",
     "Reliability",
@@ -128,12 +133,14 @@ __all__ = [
     "RiskCoverage",
     "TemperatureScaler",
     "Uncertainty",
+    "UncertaintyCorrelation",
     "VectorScaler",
     "accuracy",
     "ace",
     "adaptive_ece",
     "agreement",
     "ambiguity_decomposition",
+    "apply_temperature",
     "aupr",
     "aurc",
     "auroc",
@@ -165,7 +172,6 @@ __all__ = [
     "gain_recovered",
     "gibbs_nll",
     "jensen_gap",
-    "kept",
     "left_out_fraction",
     "linear_cka",
     "majority_vote",
@@ -195,7 +201,7 @@ __all__ = [
     "roc",
     "selective",
     "tace",
-    "tempered",
     "top_k_accuracy",
+    "uncertainty_correlation",
     "vote_accuracy",
 ]

@@ -1,4 +1,4 @@
-"""Bands: between which accuracies a bin of a reliability diagram would lie with other test examples."""
+"""Confidence bands of reliability diagrams, by the bootstrap over test examples."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from enfold.metrics.calibration import _EDGE, Reliability, Scheme, reliability
 from enfold.metrics.distributions import class_labels, ensemble_log_probs
 from enfold.metrics.predictions import Predictions
 
-_ENTRIES_AT_ONCE = 2_000_000  # of counts in float64
+_ENTRIES_AT_ONCE = 2_000_000  # counts in float64 per block
 
 
 @dataclass(frozen=True)
 class ReliabilityBand:
-    """A reliability diagram with an interval of each bin's accuracy; an empty bin has 0 for both ends."""
+    """A reliability diagram with a confidence interval of each bin's accuracy; both ends are 0 for an empty bin."""
 
     diagram: Reliability
     lower: Tensor  # (bins,)
@@ -35,22 +35,36 @@ def reliability_band(
     level: float = 0.95,
     seed: int = 0,
 ) -> ReliabilityBand:
-    """The diagram with the percentile interval of each bin's accuracy over resamples of the examples.
+    """Return the reliability diagram with a percentile interval of each bin's accuracy.
 
-    The bins do not move with the draw. A replicate that leaves a bin empty says nothing about it. It is the noise of a
-    finite test set only; what another seed of the training would give is not in it.
+    The bin edges are the same in all replicates, and replicates in which a bin is empty are ignored for that bin. The
+    interval covers the noise of a finite test set, not the variation between training seeds.
+
+    Args:
+        p: Predictions of the ensemble.
+        bins: Number of bins.
+        scheme: Bins of equal "width" or of equal "mass".
+        replicates: Number of bootstrap replicates.
+        level: Confidence level of the interval.
+        seed: Seed of the bootstrap.
+
+    Returns:
+        The diagram with the lower and upper end of each bin's interval.
+
+    Raises:
+        EnfoldError: If `level`, `bins` or `scheme` is invalid.
     """
     if not 0 < level < 1:
-        raise EnfoldError(f"a level must lie between 0 and 1, got {level}: 0.95 is usual")
+        raise EnfoldError(f"level must be between 0 and 1, got {level}: use for example level=0.95")
     diagram = reliability(p, bins, scheme)
     log_confidence, predicted = ensemble_log_probs(p).max(-1)
     edges = diagram.edges[1:-1] + (_EDGE if scheme == "width" else 0.0)
-    held = torch.nn.functional.one_hot(torch.searchsorted(edges, log_confidence.exp()), bins).double()  # (N, bins)
-    features = torch.cat([held, held * (predicted == class_labels(p)).double()[:, None]], dim=1)
+    in_bin = torch.nn.functional.one_hot(torch.searchsorted(edges, log_confidence.exp()), bins).double()  # (N, bins)
+    features = torch.cat([in_bin, in_bin * (predicted == class_labels(p)).double()[:, None]], dim=1)
     counts = draw_counts(len(p), replicates, seed)
     blocks = counts.split(max(1, _ENTRIES_AT_ONCE // len(p)))
     sizes, right = torch.cat([block.double() @ features for block in blocks]).split(bins, dim=1)  # (R, bins) each
     tail = (1 - level) / 2
-    ends = (right / sizes).nanquantile(torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=0)  # 0 / 0 is left out
+    ends = (right / sizes).nanquantile(torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=0)  # 0 / 0 is ignored
     lower, upper = ends.nan_to_num(nan=0.0)
     return ReliabilityBand(diagram, lower, upper, level)

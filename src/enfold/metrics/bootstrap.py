@@ -1,7 +1,7 @@
-"""Bootstrap: is one model better than another, or would other seeds and other test examples say otherwise?
+"""Paired bootstrap over seeds and test examples, to compare two models.
 
-A replicate draws test examples with replacement. All that is needed of a draw is how often each example is in it,
-so a metric in R replicates is a product of the counts (R, N) with features of the examples (N, K), never a loop.
+A replicate draws test examples with replacement. A draw is represented by how often it contains each example, so that
+a metric in R replicates is a product of counts (R, N) with features of the examples (N, K).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from enfold.errors import EnfoldError, closest
 from enfold.metrics.calibration import _EDGE, ece, reliability
-from enfold.metrics.distributions import class_labels, ensemble_log_probs, member_log_probs, several_members
+from enfold.metrics.distributions import class_labels, ensemble_log_probs, member_log_probs, require_members
 from enfold.metrics.diversity import disagreement, normalised_disagreement
 from enfold.metrics.predictions import Predictions
 from enfold.metrics.scores import (
@@ -36,41 +36,71 @@ Relation = Literal["above", "below"]
 Verdict = Literal["held", "not held", "within noise"]
 Estimator = Callable[[Tensor], Tensor]  # counts (R, N) in float64 -> the metric in each replicate (R,)
 
-BETWEEN_MEMBERS = ("disagreement", "diversity")  # one network alone has none
+BETWEEN_MEMBERS = ("disagreement", "diversity")  # undefined for a single network
 
-_ENTRIES_AT_ONCE = 2_000_000  # of counts in float64: bounds the memory of a product at some 50 MB
+_ENTRIES_AT_ONCE = 2_000_000  # counts in float64 per block: limits the memory of a product to about 50 MB
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A metric of one model minus that of another: the mean over seeds and its bootstrap interval."""
+    """The difference of a metric between two models: the mean over seeds and its bootstrap interval."""
 
     mean: float
     lower: float
     upper: float
-    values: tuple[float, ...]  # one a seed
+    values: tuple[float, ...]  # one per seed
 
     def verdict(self, expected: Relation) -> Verdict:
-        """Whether the first model was above, or below, the second, as far as the interval can tell."""
+        """Return whether the interval confirms an expected sign of the difference.
+
+        Args:
+            expected: Whether the first model is expected "above" or "below" the second.
+
+        Returns:
+            "held", "not held", or "within noise" if the interval contains 0.
+
+        Raises:
+            EnfoldError: If `expected` is neither "above" nor "below".
+        """
         if expected not in ("above", "below"):
-            raise EnfoldError(f"a difference is expected to be 'above' or 'below', got {expected!r}: choose one")
+            raise EnfoldError(f"expected must be 'above' or 'below', got {expected!r}: choose one of the two")
         if self.lower <= 0 <= self.upper:
             return "within noise"
         return "held" if (self.lower > 0) == (expected == "above") else "not held"
 
 
 def metric_value(name: str, p: Predictions, *, of_mean_member: bool = False) -> float:
-    """A metric that `replicates` knows, of the ensemble or as the mean over members of each alone."""
-    metric = _known(name)[0]
-    _refuse_alone(name, of_mean_member)
+    """Return a metric of the ensemble, or its mean over the single members.
+
+    Args:
+        name: A metric that `replicates` supports.
+        p: Predictions of the ensemble.
+        of_mean_member: Compute the metric for each member and return the mean.
+
+    Raises:
+        EnfoldError: If the metric is unknown, or compares members and `of_mean_member` is set.
+    """
+    metric = _find_metric(name)[0]
+    _check_mean_member(name, of_mean_member)
     return mean_member(metric, p) if of_mean_member else metric(p)
 
 
 def replicates(name: str, predictions: Predictions, counts: Tensor) -> Tensor:
-    """The metric in each bootstrap replicate (R,), given how often each example was drawn (R, N).
+    """Return the metric in each bootstrap replicate.
 
-    The bins of the ECE do not move with the draw, and a replicate in which disagreeing members make no error
-    has an infinite diversity, as in `enfold.metrics`.
+    The bins of the ECE are the same in all replicates. As in `normalised_disagreement`, the diversity of a replicate
+    in which disagreeing members make no error is infinite.
+
+    Args:
+        name: The metric: "accuracy", "nll", "brier", "ece", "aurc", "disagreement" or "diversity".
+        predictions: Predictions of the ensemble.
+        counts: How often each replicate contains each example, (R, N), for example from `draw_counts`.
+
+    Returns:
+        A tensor of shape (R,).
+
+    Raises:
+        EnfoldError: If the metric is unknown or `counts` does not fit the predictions.
     """
     if (
         counts.ndim != 2
@@ -78,23 +108,35 @@ def replicates(name: str, predictions: Predictions, counts: Tensor) -> Tensor:
         or bool((counts < 0).any() or (counts.sum(1) == 0).any())
     ):
         raise EnfoldError(
-            f"counts must say how often each of the {len(predictions)} examples was drawn, at least one a replicate, "
-            f"got the shape {tuple(counts.shape)}: make them with draw_counts"
+            f"counts must have shape (R, {len(predictions)}) with non-negative values and no empty row, got shape "
+            f"{tuple(counts.shape)}: create counts with draw_counts"
         )
-    return _blockwise(_known(name)[1](predictions), counts)
+    return _estimate_blockwise(_find_metric(name)[1](predictions), counts)
 
 
 def draw_counts(size: int, replicates: int, seed: int) -> Tensor:
-    """How often each of `size` examples is drawn when `size` are, with replacement: (R, N), rows sum to N.
+    """Return how often each example is drawn in each bootstrap replicate.
 
-    R replicates are the first R of R + 1. One byte holds a count: with more than 255 examples, the chance that one
+    R replicates are the first R of R + 1. The counts are uint8: with more than 255 examples, the probability that one
     of them is drawn more than 255 times is below 10^-500.
+
+    Args:
+        size: Number of examples N.
+        replicates: Number of replicates R.
+        seed: Seed of the draws.
+
+    Returns:
+        Counts of shape (R, N); rows sum to N.
+
+    Raises:
+        EnfoldError: If `size` or `replicates` is below 1.
     """
     if size < 1 or replicates < 1:
         raise EnfoldError(
-            f"a bootstrap needs at least 1 example and 1 replicate, got {size} and {replicates}: 2000 is usual"
+            f"size and replicates must be at least 1, got size={size} and replicates={replicates}: use for example "
+            "replicates=2000"
         )
-    return _drawn(size, replicates, seed).clone()
+    return _draw_counts(size, replicates, seed).clone()
 
 
 def paired_difference(
@@ -108,19 +150,34 @@ def paired_difference(
     mean_member: tuple[bool, bool] = (False, False),
     examples: Literal["shared", "own"] = "shared",
 ) -> Difference:
-    """A metric of `first` minus that of `second`, mean over seeds, with a percentile interval.
+    """Return the difference of a metric between two models, mean over seeds, with a percentile interval.
 
-    Each replicate draws seeds with replacement and test examples with replacement, the same for both models. With
-    `examples="shared"` all seeds of a replicate see the same draw of examples: they were judged by one test set, and
-    an example that favours a model favours it for every seed. With "own" every drawn seed draws anew, for seeds
-    that have a test set each. With one seed the noise of the test set alone is in the interval. Of S seeds,
-    resampling shows (S - 1) / S of the variance between seeds: with few the interval is somewhat narrow.
+    Each replicate draws seeds and test examples with replacement, the same for both models. With one seed, the
+    interval covers the noise of the test set only. With S seeds, resampling shows (S - 1) / S of the variance between
+    seeds, so that the interval is slightly too narrow for few seeds.
+
+    Args:
+        first: Predictions of the first model, one per seed.
+        second: Predictions of the second model for the same seeds and examples.
+        name: A metric that `replicates` supports.
+        replicates: Number of bootstrap replicates.
+        level: Confidence level of the interval.
+        seed: Seed of the bootstrap.
+        mean_member: For each model, use the mean over its single members instead of the ensemble.
+        examples: "shared" if all seeds were evaluated on one test set: they use the same draw of examples, because an
+            example that favours a model favours it for every seed. "own" if each seed has its own test set.
+
+    Returns:
+        The first model's metric minus the second's.
+
+    Raises:
+        EnfoldError: If the predictions do not correspond, an argument is out of range or a replicate is not finite.
     """
     _check_pairs(first, second, examples)
     if replicates < 1 or not 0 < level < 1:
         raise EnfoldError(
-            f"a bootstrap needs at least 1 replicate and a level between 0 and 1, got {replicates} and {level}: "
-            "2000 and 0.95 are usual"
+            f"replicates must be at least 1 and level between 0 and 1, got replicates={replicates} and level={level}: "
+            "use for example replicates=2000 and level=0.95"
         )
     pairs = [
         (_estimator(name, one, mean_member[0]), _estimator(name, other, mean_member[1]))
@@ -132,16 +189,17 @@ def paired_difference(
         for one, other in zip(first, second, strict=True)
     )
     sizes = [len(one) for one in first]
-    means = _finite(name, _resampled(pairs, sizes, replicates, seed, shared=examples == "shared"))
+    means = _resample_differences(pairs, sizes, replicates, seed, shared=examples == "shared")
+    _require_finite(name, means)
     tail = (1 - level) / 2
     lower, upper = means.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
     return Difference(sum(values) / len(values), lower, upper, values)
 
 
-def _resampled(
+def _resample_differences(
     pairs: Sequence[tuple[Estimator, Estimator]], sizes: Sequence[int], replicates: int, seed: int, *, shared: bool
 ) -> Tensor:
-    """The mean difference over the seeds drawn, in each replicate (R,)."""
+    """Return the mean difference over the drawn seeds in each replicate (R,)."""
     S = len(pairs)
     drawn = torch.randint(S, (replicates, S), generator=generator(seed, "bootstrap", "seeds"))
     total = torch.zeros(replicates, dtype=torch.float64)
@@ -150,13 +208,13 @@ def _resampled(
             chosen = (drawn[:, place] == index).nonzero()[:, 0]
             if len(chosen):
                 stream = seed if shared else derive(seed, "bootstrap", "place", place)
-                counts = _drawn(sizes[index], replicates, stream)[chosen]
-                total[chosen] += _blockwise(first, counts) - _blockwise(second, counts)
+                counts = _draw_counts(sizes[index], replicates, stream)[chosen]
+                total[chosen] += _estimate_blockwise(first, counts) - _estimate_blockwise(second, counts)
     return total / S
 
 
-@lru_cache(maxsize=1)  # many differences are asked for with one draw, which takes longer than the products
-def _drawn(size: int, replicates: int, seed: int) -> Tensor:
+@lru_cache(maxsize=1)  # many differences use the same draw, which takes longer than the products
+def _draw_counts(size: int, replicates: int, seed: int) -> Tensor:
     rng = generator(seed, "bootstrap", "examples")
     counts = torch.zeros(replicates, size, dtype=torch.uint8)
     for block in counts.split(max(1, _ENTRIES_AT_ONCE // size)):
@@ -165,18 +223,18 @@ def _drawn(size: int, replicates: int, seed: int) -> Tensor:
     return counts
 
 
-def _blockwise(estimator: Estimator, counts: Tensor) -> Tensor:
+def _estimate_blockwise(estimator: Estimator, counts: Tensor) -> Tensor:
     blocks = counts.split(max(1, _ENTRIES_AT_ONCE // counts.shape[1]))
     return torch.cat([estimator(block.to("cpu", torch.float64)) for block in blocks])
 
 
 def _estimator(name: str, p: Predictions, of_mean_member: bool) -> Estimator:
-    make = _known(name)[1]
-    _refuse_alone(name, of_mean_member)
+    make = _find_metric(name)[1]
+    _check_mean_member(name, of_mean_member)
     if not of_mean_member:
         return make(p)
-    alone = [make(p.member(m)) for m in range(p.num_members)]
-    return lambda counts: torch.stack([estimate(counts) for estimate in alone]).mean(0)
+    members = [make(p.member(m)) for m in range(p.num_members)]
+    return lambda counts: torch.stack([estimate(counts) for estimate in members]).mean(0)
 
 
 def _mean_of(score: Callable[[Predictions], Tensor]) -> Callable[[Predictions], Estimator]:
@@ -186,7 +244,7 @@ def _mean_of(score: Callable[[Predictions], Tensor]) -> Callable[[Predictions], 
 
         def estimate(counts: Tensor) -> Tensor:
             means = counts @ finite / counts.sum(1)
-            return means.masked_fill(counts @ infinite > 0, torch.inf)  # 0 draws of an infinite score count nothing
+            return means.masked_fill(counts @ infinite > 0, torch.inf)  # 0 times infinity would be NaN
 
         return estimate
 
@@ -204,12 +262,12 @@ def _ece(p: Predictions) -> Estimator:
 
 
 def _disagreement(p: Predictions) -> Estimator:
-    features, _, _ = _different(p)
+    features, _, _ = _pairwise_differences(p)
     return lambda counts: (counts @ features / counts.sum(1, keepdim=True)).mean(1)
 
 
 def _diversity(p: Predictions) -> Estimator:
-    different, i, j = _different(p)
+    different, i, j = _pairwise_differences(p)
     right = per_member(example_correct, p).T  # (N, M)
 
     def estimate(counts: Tensor) -> Tensor:
@@ -221,9 +279,9 @@ def _diversity(p: Predictions) -> Estimator:
     return estimate
 
 
-def _different(p: Predictions) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the members i < j give different classes (N, pairs), and i and j."""
-    several_members(p, "disagreement")
+def _pairwise_differences(p: Predictions) -> tuple[Tensor, Tensor, Tensor]:
+    """Return where members i < j predict different classes (N, pairs), with the indices i and j."""
+    require_members(p, "disagreement")
     predicted = member_log_probs(p).argmax(-1)
     i, j = torch.triu_indices(p.num_members, p.num_members, offset=1)
     return (predicted[i] != predicted[j]).T.double(), i, j
@@ -240,49 +298,49 @@ BOOTSTRAPPED: dict[str, tuple[Callable[[Predictions], float], Callable[[Predicti
 }
 
 
-def _known(name: str) -> tuple[Callable[[Predictions], float], Callable[[Predictions], Estimator]]:
+def _find_metric(name: str) -> tuple[Callable[[Predictions], float], Callable[[Predictions], Estimator]]:
     if name not in BOOTSTRAPPED:
         close = closest(name, BOOTSTRAPPED)
         raise EnfoldError(
-            f"a metric to resample must be one of {', '.join(BOOTSTRAPPED)}, got '{name}': "
-            + (f"did you mean '{close}'?" if close else "choose one")
+            f"name must be one of {', '.join(BOOTSTRAPPED)}, got '{name}': "
+            + (f"did you mean '{close}'?" if close else "choose one of these")
         )
     return BOOTSTRAPPED[name]
 
 
-def _refuse_alone(name: str, of_mean_member: bool) -> None:
+def _check_mean_member(name: str, of_mean_member: bool) -> None:
     if of_mean_member and name in BETWEEN_MEMBERS:
         raise EnfoldError(
-            f"{name} compares members with one another, got it for each member alone: leave mean_member False"
+            f"mean_member must be False for {name}, which compares members with each other, got True: use "
+            "mean_member=False"
         )
 
 
 def _check_pairs(first: Sequence[Predictions], second: Sequence[Predictions], examples: str) -> None:
     if examples not in ("shared", "own"):
-        raise EnfoldError(f"examples must be 'shared' or 'own', got {examples!r}: choose one")
+        raise EnfoldError(f"examples must be 'shared' or 'own', got {examples!r}: choose one of the two")
     if not first or len(first) != len(second):
         raise EnfoldError(
-            f"a paired difference needs the predictions of the same seeds, got {len(first)} and {len(second)}: "
-            "pass one a seed of each model"
+            f"first and second must hold the predictions of the same seeds, got {len(first)} and {len(second)}: "
+            "pass one Predictions per seed for each model"
         )
     for index, (one, other) in enumerate(zip(first, second, strict=True)):
         if not torch.equal(one.labels.cpu(), other.labels.cpu()):
             raise EnfoldError(
-                f"a paired difference needs the same examples for both models, but at place {index} their labels "
-                "differ: predict one test set with both"
+                f"first and second must be predictions of the same examples, got different labels at index {index}: "
+                "predict the same test set with both models"
             )
         if examples == "shared" and not torch.equal(one.labels.cpu(), first[0].labels.cpu()):
             raise EnfoldError(
-                f"seeds that share a draw of examples need one test set, but the labels at place {index} differ from "
-                "the first: pass examples='own'"
+                f"examples='shared' needs one test set for all seeds, got other labels at index {index} than at 0: "
+                "use examples='own'"
             )
 
 
-def _finite(name: str, means: Tensor) -> Tensor:
+def _require_finite(name: str, means: Tensor) -> None:
     wrong = int((~means.isfinite()).sum())
     if wrong:
         raise EnfoldError(
-            f"an interval of {name} needs finite values, got others in {wrong} of {len(means)} replicates: "
+            f"{name} must be finite in all replicates for an interval, got {wrong} of {len(means)} infinite or NaN: "
             "an infinite NLL comes from a label of probability 0, an infinite diversity from members without errors"
         )
-    return means

@@ -1,12 +1,12 @@
-"""Calibration: does a confidence of 0.8 mean that 80 % are right?
+"""Calibration errors and reliability diagrams.
 
-Bins are (lo, hi] and the first one also holds 0: every confidence, 1.0 included, falls into exactly one bin.
+Bins are (lo, hi], and the first one includes 0, so that every confidence falls into exactly one bin.
 
-``scheme="width"``: edges at b / bins. A confidence up to 1e-6 above an edge counts as lying on it, because a
-probability that has been through a float32 log-softmax comes back with an error of that size.
-``scheme="mass"``: inner edges are the confidences of rank ceil(N b / bins), so that bins hold equally many
-examples. Equal confidences share a bin, the lower one, and the figure does not depend on the order of the
-examples; with many ties, or fewer examples than bins, some bins stay empty.
+``scheme="width"``: edges at b / bins. A confidence up to 1e-6 above an edge counts as equal to it, because
+probabilities from a float32 log-softmax have errors of that size.
+``scheme="mass"``: inner edges are the confidences of rank ceil(N b / bins), so that bins contain equally many
+examples. Equal confidences fall into the same (lower) bin, so that the result does not depend on the order of the
+examples; with many ties, or fewer examples than bins, some bins are empty.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from enfold.metrics.predictions import Predictions
 
 Scheme = Literal["width", "mass"]
 
-_EDGE = 1e-6  # how far above an edge still counts as on it
-FEWEST, USUAL = 100, 15  # fewer examples than that in so many bins make a figure of noise and bias
+_EDGE = 1e-6  # tolerance above an edge
+FEWEST, USUAL = 100, 15  # with fewer than 100 examples in 15 bins, noise and bias dominate
 
 
 class FewExamplesWarning(UserWarning):
-    """A calibration error of so few examples says little: its upward bias is of the size of what it measures."""
+    """There are too few examples for a calibration error: its bias is as large as the error itself."""
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """A reliability diagram as numbers. An empty bin has count, accuracy and confidence 0, never NaN."""
+    """The numbers of a reliability diagram. Count, accuracy and confidence of an empty bin are 0."""
 
     edges: Tensor  # (bins + 1,)
     counts: Tensor  # (bins,) int64
-    accuracy: Tensor  # (bins,) fraction right among the bin's examples
+    accuracy: Tensor  # (bins,) fraction of correct predictions in the bin
     confidence: Tensor  # (bins,) mean confidence of the bin's examples
 
     @property
     def gap(self) -> Tensor:
-        """Confidence minus accuracy of each bin (bins,): positive where too sure, 0 in empty bins."""
+        """Confidence minus accuracy of each bin (bins,): positive for overconfidence, 0 for empty bins."""
         return self.confidence - self.accuracy
 
     @property
@@ -54,34 +54,43 @@ class Reliability:
 
 
 def reliability(p: Predictions, bins: int = 15, scheme: Scheme = "width") -> Reliability:
-    """The ensemble's accuracy and mean confidence in bins of its confidence, the largest mean probability."""
+    """Return the ensemble's accuracy and mean confidence in bins of its confidence, the largest mean probability.
+
+    Args:
+        p: Predictions of the ensemble.
+        bins: Number of bins.
+        scheme: Bins of equal "width" or of equal "mass".
+
+    Raises:
+        EnfoldError: If `bins` is below 1 or `scheme` is unknown.
+    """
     log_confidence, predicted = ensemble_log_probs(p).max(-1)
     correct = predicted == class_labels(p)
-    edges, counts, accuracy, mean = _binned(log_confidence.exp()[None], correct[None], None, bins, scheme)
+    edges, counts, accuracy, mean = _bin_statistics(log_confidence.exp()[None], correct[None], None, bins, scheme)
     return Reliability(edges[0], counts[0], accuracy[0], mean[0])
 
 
 def ece(p: Predictions, bins: int = 15) -> float:
-    """Expected calibration error Σ_b (n_b / N) |accuracy_b - confidence_b|, bins of equal width, (lo, hi]."""
+    """Return the expected calibration error Σ_b (n_b / N) |accuracy_b - confidence_b| over bins of equal width."""
     return _expected_gap(reliability(p, bins))
 
 
 def adaptive_ece(p: Predictions, bins: int = 15) -> float:
-    """Expected calibration error over bins of equal mass; equal confidences share a bin."""
+    """Return the expected calibration error over bins of equal mass."""
     return _expected_gap(reliability(p, bins, "mass"))
 
 
 def mce(p: Predictions, bins: int = 15, scheme: Scheme = "width") -> float:
-    """Maximum calibration error, max_b |accuracy_b - confidence_b| over the bins that hold an example."""
+    """Return the maximum calibration error, max_b |accuracy_b - confidence_b| over the non-empty bins."""
     return reliability(p, bins, scheme).gap.abs().max().item()
 
 
 def debiased_ece(p: Predictions, bins: int = 15, scheme: Scheme = "width") -> float:
-    """ECE less its own upward bias, which a finite sample gives even to a calibrated network; never below 0.
+    """Return the ECE minus an estimate of its bias, which is positive even for calibrated networks; at least 0.
 
-    Kumar, Liang, Ma, "Verified uncertainty calibration", NeurIPS 2019, arXiv 1909.10155: with the accuracy of
-    a bin drawn from a normal around the one seen, of variance a (1 - a) / n, the bias is the mean ECE of such
-    draws minus the ECE. The mean of |normal| is taken in closed form where the paper samples.
+    Kumar, Liang, Ma, "Verified uncertainty calibration", NeurIPS 2019, arXiv 1909.10155: with the accuracy of a bin
+    drawn from a normal distribution around the observed one, with variance a (1 - a) / n, the bias is the mean ECE of
+    such draws minus the ECE. Differs from the paper: the mean of |normal| is computed in closed form, not sampled.
     """
     r = reliability(p, bins, scheme)
     gap = r.gap.abs()
@@ -92,25 +101,32 @@ def debiased_ece(p: Predictions, bins: int = 15, scheme: Scheme = "width") -> fl
 
 
 def classwise_ece(p: Predictions, bins: int = 15, scheme: Scheme = "width", threshold: float | None = None) -> float:
-    """Static calibration error (SCE): the ECE of each class's probability against its frequency, mean over C.
+    """Return the static calibration error (SCE): the ECE of each class's probability, mean over classes.
 
-    With bins of equal mass it is `ace`. A threshold leaves out probabilities up to it, class by class: gaps
-    are weighted by the examples that remain, and a class of which none remain counts 0.
+    Args:
+        p: Predictions of the ensemble.
+        bins: Number of bins.
+        scheme: Bins of equal "width" or of equal "mass" (`ace`).
+        threshold: Ignore probabilities up to this value in each class; a class without any left counts as 0.
+
+    Raises:
+        EnfoldError: If `bins` is below 1 or `scheme` is unknown.
     """
     probs, labels = ensemble_log_probs(p).exp().T.contiguous(), class_labels(p)  # (C, N), (N,)
-    kept = None if threshold is None else probs > threshold
-    _, counts, accuracy, confidence = _binned(probs, labels == torch.arange(p.num_classes)[:, None], kept, bins, scheme)
+    mask = None if threshold is None else probs > threshold
+    hits = labels == torch.arange(p.num_classes)[:, None]
+    _, counts, accuracy, confidence = _bin_statistics(probs, hits, mask, bins, scheme)
     weights = counts.double() / counts.sum(-1, keepdim=True).clamp(min=1)
     return (weights * (accuracy - confidence).abs()).sum(-1).mean().item()
 
 
 def ace(p: Predictions, bins: int = 15) -> float:
-    """Adaptive calibration error: class-wise, bins of equal mass (Nixon et al., 2019, arXiv 1904.01685)."""
+    """Return the adaptive calibration error: class-wise, bins of equal mass (Nixon et al., 2019, arXiv 1904.01685)."""
     return classwise_ece(p, bins, "mass")
 
 
 def tace(p: Predictions, bins: int = 15, threshold: float = 1e-3) -> float:
-    """Thresholded adaptive calibration error: `ace` of the probabilities above the threshold."""
+    """Return the thresholded adaptive calibration error: `ace` of the probabilities above the threshold."""
     return classwise_ece(p, bins, "mass", threshold)
 
 
@@ -118,24 +134,24 @@ def _expected_gap(r: Reliability) -> float:
     return (r.weights * r.gap.abs()).sum().item()
 
 
-def _binned(
-    confidence: Tensor, hits: Tensor, kept: Tensor | None, bins: int, scheme: Scheme
+def _bin_statistics(
+    confidence: Tensor, hits: Tensor, mask: Tensor | None, bins: int, scheme: Scheme
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Edges (K, bins + 1), counts, hit rates, mean confidences (K, bins) of K rows of confidences (K, N)."""
+    """Return edges (K, bins + 1), counts, hit rates and mean confidences (K, bins) of K rows of confidences (K, N)."""
     if bins < 1:
-        raise EnfoldError(f"the number of bins must be at least 1, got {bins}: 15 is usual")
+        raise EnfoldError(f"bins must be at least 1, got {bins}: use for example bins=15")
     if scheme not in get_args(Scheme):
-        raise EnfoldError(f"a scheme of bins must be one of {get_args(Scheme)}, got {scheme!r}: choose one")
-    _warn_of_few(confidence.shape[1], bins)
-    kept = torch.ones_like(hits) if kept is None else kept
+        raise EnfoldError(f"scheme must be one of {get_args(Scheme)}, got {scheme!r}: choose one of these")
+    _warn_if_few(confidence.shape[1], bins)
+    mask = torch.ones_like(hits) if mask is None else mask
     rows = len(confidence)
-    inner = _inner_edges(confidence, kept, bins, scheme)  # (K, bins - 1)
+    inner = _inner_edges(confidence, mask, bins, scheme)  # (K, bins - 1)
     slack = _EDGE if scheme == "width" else 0.0
-    index = torch.searchsorted(inner + slack, confidence)  # bin b holds inner[b-1] < confidence <= inner[b]
-    index = (index + bins * torch.arange(rows)[:, None])[kept]
+    index = torch.searchsorted(inner + slack, confidence)  # bin b: inner[b-1] < confidence <= inner[b]
+    index = (index + bins * torch.arange(rows)[:, None])[mask]
 
     def total(values: Tensor) -> Tensor:
-        weights = values.double()[kept]
+        weights = values.double()[mask]
         return torch.bincount(index, weights=weights, minlength=rows * bins).view(rows, bins)
 
     counts = torch.bincount(index, minlength=rows * bins).view(rows, bins)
@@ -144,21 +160,21 @@ def _binned(
     return edges, counts, total(hits) / filled, total(confidence) / filled
 
 
-def _warn_of_few(examples: int, bins: int) -> None:
+def _warn_if_few(examples: int, bins: int) -> None:
     if examples * USUAL < FEWEST * bins:
         warnings.warn(
-            f"a calibration error in {bins} bins needs at least {-(-FEWEST * bins // USUAL)} examples to mean much, "
-            f"got {examples}: judge by more, or take fewer bins",
+            f"a calibration error with bins={bins} needs at least {-(-FEWEST * bins // USUAL)} examples, got "
+            f"{examples}: evaluate on more examples or use fewer bins",
             FewExamplesWarning,
             stacklevel=4,
         )
 
 
-def _inner_edges(confidence: Tensor, kept: Tensor, bins: int, scheme: Scheme) -> Tensor:
+def _inner_edges(confidence: Tensor, mask: Tensor, bins: int, scheme: Scheme) -> Tensor:
     steps = torch.arange(1, bins)
     if scheme == "width":
         return (steps.double() / bins).expand(len(confidence), -1).contiguous()
-    ordered = torch.where(kept, confidence, 1.0).sort(dim=1).values  # left out: behind every rank used
-    sizes = kept.sum(1, keepdim=True)  # (K, 1)
+    ordered = torch.where(mask, confidence, 1.0).sort(dim=1).values  # masked values are last
+    sizes = mask.sum(1, keepdim=True)  # (K, 1)
     ranks = (sizes * steps + bins - 1) // bins - 1  # ceil(size b / bins), counted from 0
     return ordered.gather(1, ranks.clamp(min=0))

@@ -1,23 +1,23 @@
-"""Calibrators: a map of log-probabilities, fitted on validation data, that makes confidences mean what they say.
+"""Calibrators: maps of log-probabilities that are fitted on validation data.
 
     temperature   q = softmax(log p / T)                                                    (1)
     vector        q = softmax(w ∘ log p + b)                                                (2)
     matrix        q = softmax(W log p + b)                                                  (3)
 
-and what log p is, for M members:
+where log p for M members is one of
 
-    "ensemble"    log of the mean probability: averaged first, calibrated then              (4)
-    "logit_mean"  the mean of the members' log-probabilities, that is, of their logits      (5)
-    "members"     each member alone, with a map of its own; the mean of what comes out      (6)
+    "ensemble"    the log of the mean probability: averaged, then calibrated                (4)
+    "logit_mean"  the mean of the members' log-probabilities (equivalently, logits)         (5)
+    "members"     each member's log-probabilities, with a separate map for each member      (6)
 
 (4) is the default: an average of calibrated members is under-confident (Rahaman, Thiery, "Uncertainty quantification
-and deep ensembles", NeurIPS 2021, arXiv 2007.08792). In (5) a member's normaliser is a constant that the softmax takes
-away.
+and deep ensembles", NeurIPS 2021, arXiv 2007.08792).
 
-(1) to (3): Guo, Pleiss, Sun, Weinberger, "On calibration of modern neural networks", ICML 2017, arXiv 1706.04599, there
-of logits. Of log-probabilities, (3) is the Dirichlet calibration of Kull et al., NeurIPS 2019, arXiv 1910.12656, and
-needs no logits. Differs: (2) and (3) are drawn to the identity by a small penalty, without which they have no minimum
-where every label is the most probable class, and overfit where classes are many.
+(1) to (3): Guo, Pleiss, Sun, Weinberger, "On calibration of modern neural networks", ICML 2017, arXiv 1706.04599, for
+logits. For log-probabilities, (3) is the Dirichlet calibration of Kull et al., NeurIPS 2019, arXiv 1910.12656.
+
+Differs from the paper: a small penalty pulls (2) and (3) towards the identity. Without it they have no minimum if every
+label is the most probable class, and overfit if there are many classes.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from torch import Tensor
 from enfold.errors import EnfoldError
 from enfold.metrics.distributions import class_labels, ensemble_log_probs, member_log_probs
 from enfold.metrics.predictions import Predictions
-from enfold.metrics.temperature import fit_temperature, same_examples
+from enfold.metrics.temperature import fit_temperature, has_same_examples
 
 FitOn = Literal["ensemble", "members", "logit_mean"]
-FLOOR = -100.0  # of log-probabilities in (2) and (3): 0 times minus infinity is no number
-STEPS = 500  # of L-BFGS; convex, some 30 are usual
+FLOOR = -100.0  # lower bound of log-probabilities: 0 times minus infinity is NaN
+STEPS = 500  # maximum number of L-BFGS iterations; about 30 are typical
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A fitted calibrator: call it with predictions on examples other than those it was fitted on."""
+    """A fitted calibrator. Call it with predictions on other examples than those it was fitted on."""
 
     weight: Tensor  # (1 or M, C, C): W of (3), diagonal in (1) and (2)
     bias: Tensor  # (1 or M, C)
@@ -48,39 +48,50 @@ class Calibrated:
     validation: Predictions = field(repr=False)
 
     def __call__(self, p: Predictions) -> Predictions:
-        """Calibrated predictions: M = 1, with "members" those of each member, whose mean is the answer."""
-        if same_examples(p, self.validation):
+        """Return calibrated predictions: M = 1, or M members with `fit_on="members"`.
+
+        Args:
+            p: Predictions of the same members.
+
+        Raises:
+            EnfoldError: If `p` are the predictions the calibrator was fitted on, or have other members or classes.
+        """
+        if has_same_examples(p, self.validation):
             raise EnfoldError(
-                "a calibrator must be judged by other examples than it was fitted on, got the very predictions it was "
-                "fitted on: fit it on validation data, then call it with the test predictions"
+                "p must be predictions on other examples than the calibrator was fitted on, got the same predictions: "
+                "fit it on validation data, then call it with the test predictions"
             )
         return self.apply(p)
 
     def apply(self, p: Predictions) -> Predictions:
-        """The map alone, also on the examples it was fitted on, for instance to see how well it fits."""
+        """Return calibrated predictions as `__call__` does, but allow those the calibrator was fitted on."""
         if p.log_probs.shape[::2] != self.validation.log_probs.shape[::2]:
             raise EnfoldError(
-                "a calibrator takes predictions of the members and classes it was fitted on, got the shapes "
-                f"{tuple(self.validation.log_probs.shape)} and {tuple(p.log_probs.shape)}: fit one for these"
+                "p must have the members and classes that the calibrator was fitted on, got log_probs of shape "
+                f"{tuple(p.log_probs.shape)} instead of {tuple(self.validation.log_probs.shape)}: fit another one"
             )
         mapped = [
-            _mapped(one, weight, bias)
-            for one, weight, bias in zip(_answers(p, self.fit_on), self.weight, self.bias, strict=True)
+            _apply_map(one, weight, bias)
+            for one, weight, bias in zip(_map_inputs(p, self.fit_on), self.weight, self.bias, strict=True)
         ]
         return Predictions.from_logits(torch.stack(mapped), p.labels.cpu())
 
 
 @dataclass(frozen=True)
 class TemperatureScaler:
-    """Equation (1): one number, which changes how sure the answers are and never which class comes first."""
+    """Temperature scaling, equation (1): changes confidences and never the most probable class.
+
+    Args:
+        fit_on: What log p is: "ensemble", "logit_mean" or "members", equations (4) to (6).
+    """
 
     fit_on: FitOn = "ensemble"
 
     def fit(self, validation: Predictions) -> Calibrated:
-        """The temperature with the least NLL on these predictions."""
+        """Return the calibrator whose temperature has the lowest NLL on these predictions."""
         labels = class_labels(validation)
         maps = []
-        for one in _answers(validation, self.fit_on):
+        for one in _map_inputs(validation, self.fit_on):
             found = fit_temperature(Predictions(one[None], labels))
             maps.append(torch.eye(validation.num_classes, dtype=torch.float64) / found)
         weight = torch.stack(maps)
@@ -89,34 +100,48 @@ class TemperatureScaler:
 
 @dataclass(frozen=True)
 class VectorScaler:
-    """Equation (2): a scale and an offset a class."""
+    """Vector scaling, equation (2): one scale and one offset per class.
+
+    Args:
+        fit_on: What log p is: "ensemble", "logit_mean" or "members", equations (4) to (6).
+        penalty: Weight of the squared distance to the identity, which is added to the NLL.
+    """
 
     fit_on: FitOn = "ensemble"
-    penalty: float = 1e-4  # of the squared distance to the identity, added to the NLL
+    penalty: float = 1e-4
 
     diagonal: ClassVar[bool] = True
 
     def fit(self, validation: Predictions) -> Calibrated:
-        """The map with the least NLL, plus the penalty, on these predictions."""
+        """Return the calibrator whose map has the lowest NLL plus penalty on these predictions.
+
+        Raises:
+            EnfoldError: If `penalty` is negative or `fit_on` is unknown.
+        """
         if not self.penalty >= 0:
-            raise EnfoldError(f"a penalty must not be negative, got {self.penalty}: 1e-4 is usual")
+            raise EnfoldError(f"penalty must not be negative, got {self.penalty}: use for example penalty=1e-4")
         labels = class_labels(validation)
-        maps = [_fitted(one, labels, self.penalty, self.diagonal) for one in _answers(validation, self.fit_on)]
+        maps = [_fit_map(one, labels, self.penalty, self.diagonal) for one in _map_inputs(validation, self.fit_on)]
         weight, bias = (torch.stack(each) for each in zip(*maps, strict=True))
         return Calibrated(weight, bias, self.fit_on, validation)
 
 
 @dataclass(frozen=True)
 class MatrixScaler(VectorScaler):
-    """Equation (3): C² + C numbers, for many validation examples and few classes."""
+    """Matrix scaling, equation (3): C² + C parameters, for many validation examples and few classes.
+
+    Args:
+        fit_on: What log p is: "ensemble", "logit_mean" or "members", equations (4) to (6).
+        penalty: Weight of the squared distance to the identity, which is added to the NLL.
+    """
 
     diagonal: ClassVar[bool] = False
 
 
-def _answers(p: Predictions, fit_on: FitOn) -> Tensor:
-    """What is mapped: (1, N, C), with "members" (M, N, C)."""
+def _map_inputs(p: Predictions, fit_on: FitOn) -> Tensor:
+    """Return log p: (1, N, C), or (M, N, C) with "members"."""
     if fit_on not in get_args(FitOn):
-        raise EnfoldError(f"fit_on must be one of {get_args(FitOn)}, got {fit_on!r}: choose one")
+        raise EnfoldError(f"fit_on must be one of {get_args(FitOn)}, got {fit_on!r}: choose one of these")
     if fit_on == "members":
         return member_log_probs(p)  # (6)
     if fit_on == "logit_mean":
@@ -124,14 +149,14 @@ def _answers(p: Predictions, fit_on: FitOn) -> Tensor:
     return ensemble_log_probs(p)[None]  # (4)
 
 
-def _mapped(log_probs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """W log p + b: (N, C) -> (N, C)."""
+def _apply_map(log_probs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return W log p + b: (N, C) -> (N, C)."""
     return log_probs.clamp(min=FLOOR) @ weight.T + bias  # (1), (2), (3)
 
 
-def _fitted(log_probs: Tensor, labels: Tensor, penalty: float, diagonal: bool) -> tuple[Tensor, Tensor]:
-    """W (C, C) and b (C,), by L-BFGS from the identity."""
-    log_probs = log_probs.clone()  # an ordinary tensor also if it was made in inference mode
+def _fit_map(log_probs: Tensor, labels: Tensor, penalty: float, diagonal: bool) -> tuple[Tensor, Tensor]:
+    """Return W (C, C) and b (C,), found by L-BFGS from the identity."""
+    log_probs = log_probs.clone()  # autograd refuses tensors from inference mode
     C = log_probs.shape[-1]
     free = torch.zeros((C,) if diagonal else (C, C), dtype=torch.float64, requires_grad=True)  # W - I
     bias = torch.zeros(C, dtype=torch.float64, requires_grad=True)
@@ -145,7 +170,7 @@ def _fitted(log_probs: Tensor, labels: Tensor, penalty: float, diagonal: bool) -
 
     def loss() -> Tensor:
         optimiser.zero_grad()
-        nll = torch.nn.functional.cross_entropy(_mapped(log_probs, weight(), bias), labels)
+        nll = torch.nn.functional.cross_entropy(_apply_map(log_probs, weight(), bias), labels)
         value = nll + penalty * (free.square().sum() + bias.square().sum())
         value.backward()
         return value

@@ -1,4 +1,4 @@
-"""Dirichlet: what a network says whose logits are a distribution over class probabilities, in float64.
+"""Uncertainty of networks whose logits define a Dirichlet distribution over class probabilities, in float64.
 
     α_k = exp(z_k) + offset,   α_0 = Σ_k α_k,   p̄_k = α_k / α_0                             (1)
     E[ln π_k] = ψ(α_k) - ψ(α_0)                                                             (2)
@@ -8,7 +8,7 @@
     epkl       E[KL(π ‖ π')] = (C - 1) / α_0, the expected pairwise divergence              (6)
     mkl        E[KL(p̄ ‖ π)] = (6) - (5), the reverse mutual information of an ensemble      (7)
 
-These are the figures of `decomposition` for an ensemble of endlessly many members that are drawn from the distribution.
+They equal the result of `decomposition` for an infinite ensemble of members drawn from the distribution.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-EXTENT = 230.0  # of logits, so that α is within 1e±100: ψ(0) and ln Γ of the largest float64 are infinite
+EXTENT = 230.0  # logits are clipped so that α is within 1e±100: ψ(0) and ln Γ of the largest float64 are infinite
 
 
 @dataclass(frozen=True)
 class DirichletUncertainty:
-    """Uncertainties of each example in nats, each (...), never negative, and the precision α_0."""
+    """Uncertainties of each example in nats, each of shape (...) and non-negative, and the precision α_0."""
 
     total: Tensor
     aleatoric: Tensor
@@ -34,27 +34,32 @@ class DirichletUncertainty:
 
 
 def concentrations(logits: Tensor, offset: float = 0.0) -> Tensor:
-    """α of equation (1) in float64, differentiable; logits are clipped so that ln Γ and ψ are finite."""
+    """Return the concentrations α of equation (1) in float64, differentiable.
+
+    Args:
+        logits: Logits (..., C); they are clipped so that ln Γ and ψ are finite.
+        offset: Added to every concentration.
+    """
     return logits.double().clamp(-EXTENT, EXTENT).exp() + offset  # (1)
 
 
 def expected_log_probs(alphas: Tensor) -> Tensor:
-    """Equation (2): (..., C) -> (..., C)."""
+    """Return the expected log-probabilities of equation (2): (..., C) -> (..., C)."""
     return torch.digamma(alphas) - torch.digamma(alphas.sum(-1, keepdim=True))  # (2)
 
 
 def differential_entropy(alphas: Tensor) -> Tensor:
-    """The entropy of the distribution over probabilities, which may be negative: (..., C) -> (...)."""
+    """Return the differential entropy of the Dirichlet distribution, which may be negative: (..., C) -> (...)."""
     return log_beta(alphas) - ((alphas - 1) * expected_log_probs(alphas)).sum(-1)
 
 
 def log_beta(alphas: Tensor) -> Tensor:
-    """ln B(α) = Σ_k ln Γ(α_k) - ln Γ(α_0), the logarithm of the normaliser: (..., C) -> (...)."""
+    """Return ln B(α) = Σ_k ln Γ(α_k) - ln Γ(α_0), the log of the normalizer: (..., C) -> (...)."""
     return torch.lgamma(alphas).sum(-1) - torch.lgamma(alphas.sum(-1))
 
 
 def dirichlet_uncertainty(alphas: Tensor) -> DirichletUncertainty:
-    """The uncertainties that concentrations (..., C) stand for."""
+    """Return the uncertainties (3) to (7) of Dirichlet distributions with concentrations (..., C)."""
     alphas = alphas.double()
     precision = alphas.sum(-1)  # (...)
     mean = alphas / precision[..., None]

@@ -1,7 +1,7 @@
-"""Diversity: how differently the members answer.
+"""Diversity of the members' predictions.
 
-Measures of pairs are means over the pairs i < j of distinct members (i != j where the order matters), never
-over all M², so that they do not grow with M alone.
+Pairwise measures are means over the pairs i < j of distinct members (i != j if the order matters), not over all M²
+pairs, so that they are comparable between ensembles of different size.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from enfold.errors import EnfoldError
-from enfold.metrics.distributions import class_labels, member_log_probs, of_label, several_members
+from enfold.metrics.distributions import class_labels, member_log_probs, of_label, require_members
 from enfold.metrics.predictions import Predictions
 from enfold.metrics.scores import accuracy, example_correct, per_member
 from enfold.metrics.uncertainty import decomposition
@@ -21,53 +21,60 @@ Normaliser = Literal["sample", "member", "ensemble"]
 
 
 def disagreement_matrix(p: Predictions) -> Tensor:
-    """The fraction of examples to which members i and j give different classes (M, M)."""
-    several_members(p, "disagreement")
+    """Return the fraction of examples for which members i and j predict different classes (M, M)."""
+    require_members(p, "disagreement")
     predicted = member_log_probs(p).argmax(-1)  # (M, N)
     return torch.stack([(predicted != one).double().mean(1) for one in predicted])
 
 
 def disagreement(p: Predictions) -> float:
-    """The fraction of examples to which two members give different classes, mean over pairs."""
+    """Return the fraction of examples for which two members predict different classes, mean over pairs."""
     return _pairs(disagreement_matrix(p)).mean().item()
 
 
 def agreement(p: Predictions) -> float:
-    """The fraction of examples to which two members give the same class, mean over pairs."""
+    """Return the fraction of examples for which two members predict the same class, mean over pairs."""
     return 1.0 - disagreement(p)
 
 
 def normalised_disagreement(p: Predictions, normaliser: Normaliser = "member") -> float:
-    """Disagreement over an error rate: members that are often wrong differ often without being diverse.
+    """Return the disagreement divided by an error rate, as inaccurate members disagree without being diverse.
 
-    - "member": each pair over the error of one of its two members, mean of both choices;
-    - "sample": member 0 is the base, and each other member's disagreement with it is over that member's own
-      error, as in the diversity-accuracy plane of Fort, Hu, Lakshminarayanan, 2019, arXiv 1912.02757;
-    - "ensemble": the mean disagreement over the error of the ensemble.
+    It is 0 without disagreement, and infinite for disagreement without errors.
 
-    No disagreement counts 0 also where there are no errors; disagreement without errors is infinite.
+    Args:
+        p: Predictions of the ensemble.
+        normaliser: The error rate to divide by:
+
+            - "member": for each pair the error of either of the two members, mean of both;
+            - "sample": disagreement of each member with member 0, divided by that member's error, as in the
+              diversity-accuracy plane of Fort, Hu, Lakshminarayanan, 2019, arXiv 1912.02757;
+            - "ensemble": the mean disagreement divided by the error of the ensemble.
+
+    Raises:
+        EnfoldError: If `normaliser` is unknown or there is only one member.
     """
     if normaliser not in get_args(Normaliser):
-        raise EnfoldError(f"a normaliser must be one of {get_args(Normaliser)}, got {normaliser!r}: choose one")
+        raise EnfoldError(f"normaliser must be one of {get_args(Normaliser)}, got {normaliser!r}: choose one of these")
     matrix = disagreement_matrix(p)
     if normaliser == "ensemble":
         return _ratio(_pairs(matrix).mean(), torch.tensor(1.0 - accuracy(p), dtype=torch.float64)).item()
-    scaled = _ratio(matrix, 1.0 - per_member(accuracy, p))  # [i, j]: over the error of j
+    scaled = _ratio(matrix, 1.0 - per_member(accuracy, p))  # [i, j]: divided by the error of j
     if normaliser == "sample":
         return scaled[0, 1:].mean().item()
     return _pairs((scaled + scaled.T) / 2).mean().item()
 
 
 def pairwise_kl(p: Predictions) -> float:
-    """KL(p_i ‖ p_j) in nats, mean over ordered pairs i != j and examples; infinite where supports differ."""
-    several_members(p, "pairwise_kl")
+    """Return KL(p_i ‖ p_j) in nats, mean over ordered pairs i != j and examples; infinite if supports differ."""
+    require_members(p, "pairwise_kl")
     M = p.num_members
     return decomposition(p).epkl.mean().item() * M / (M - 1)  # EPKL also counts the M pairs i = j
 
 
 def cosine_similarity(p: Predictions) -> float:
-    """The cosine of two members' probability vectors, mean over pairs and examples; 1 for equal members."""
-    several_members(p, "cosine_similarity")
+    """Return the cosine similarity of two members' probability vectors, mean over pairs and examples."""
+    require_members(p, "cosine_similarity")
     directions = torch.nn.functional.normalize(member_log_probs(p).exp(), dim=-1)  # (M, N, C)
     M = p.num_members
     ordered_pairs = directions.sum(0).square().sum(-1) - M  # Σ_{i≠j} u_i·u_j = |Σ u|² - Σ |u|²
@@ -75,16 +82,20 @@ def cosine_similarity(p: Predictions) -> float:
 
 
 def cka(p: Predictions) -> float:
-    """Centred kernel alignment of two members' logits over the examples, mean over pairs; 1 for equal members.
+    """Return the centred kernel alignment of two members' logits over the examples, mean over pairs.
 
-    Logits less their mean over classes, which log-probabilities still hold. Pairs with a member that says the same of
-    every example have none and are left out; NaN if none is left.
+    It uses logits minus their mean over classes, which log-probabilities determine. Pairs with a member that predicts
+    the same for every example are ignored; NaN if no pair is left.
+
+    Raises:
+        EnfoldError: If a probability is 0 or there is only one member.
     """
-    several_members(p, "cka")
+    require_members(p, "cka")
     logits = member_log_probs(p)
     if not bool(logits.isfinite().all()):
         raise EnfoldError(
-            "cka needs finite logits, got classes of probability 0: smooth the predictions, or use cosine_similarity"
+            "log_probs must be finite for cka, got classes of probability 0: smooth the predictions or use "
+            "cosine_similarity"
         )
     logits = logits - logits.mean(-1, keepdim=True)
     pairs = [linear_cka(logits[i], logits[j]) for i in range(len(logits)) for j in range(i)]
@@ -92,14 +103,21 @@ def cka(p: Predictions) -> float:
 
 
 def linear_cka(a: Tensor, b: Tensor) -> float:
-    """|Aᵀ B|² / (|Aᵀ A| |Bᵀ B|) of features (N, D) and (N, E) less their means; from 0 to 1, NaN for constant ones.
+    """Return |Aᵀ B|² / (|Aᵀ A| |Bᵀ B|) of centred features, from 0 to 1; NaN for constant features.
 
-    The same for rotated or scaled features. Kornblith, Norouzi, Lee, Hinton, ICML 2019, arXiv 1905.00414.
+    It is invariant to rotations and scaling. Kornblith, Norouzi, Lee, Hinton, ICML 2019, arXiv 1905.00414.
+
+    Args:
+        a: Features (N, D).
+        b: Features (N, E) of the same examples.
+
+    Raises:
+        EnfoldError: If the shapes do not correspond.
     """
     if a.ndim != 2 or b.ndim != 2 or len(a) != len(b):
         raise EnfoldError(
-            f"linear_cka compares features of the same examples, got the shapes {tuple(a.shape)} and "
-            f"{tuple(b.shape)}: pass (N, D) and (N, E)"
+            f"a and b must be features of the same examples, got shapes {tuple(a.shape)} and {tuple(b.shape)}: "
+            "pass tensors of shape (N, D) and (N, E)"
         )
     a, b = (each.detach().to("cpu", torch.float64) for each in (a, b))
     a, b = a - a.mean(0), b - b.mean(0)
@@ -107,15 +125,15 @@ def linear_cka(a: Tensor, b: Tensor) -> float:
 
 
 def double_fault(p: Predictions) -> float:
-    """The fraction of examples on which both members of a pair are wrong, mean over pairs."""
+    """Return the fraction of examples that both members of a pair misclassify, mean over pairs."""
     return _pairs(_joint(p, "double_fault")[0]).mean().item()
 
 
 def q_statistic(p: Predictions) -> float:
-    """Yule's Q = (ad - bc) / (ad + bc), mean over pairs: 1 for the same errors, 0 for independent ones.
+    """Return Yule's Q = (ad - bc) / (ad + bc), mean over pairs: 1 for the same errors, 0 for independent ones.
 
-    a, d: the fractions where both members are right, both wrong; b, c: where one only is right. Pairs for
-    which it is 0 / 0 are left out; NaN if that leaves none, as for members without errors.
+    a and d are the fractions of examples where both members are correct and where both are wrong; b and c those where
+    only one is correct. Pairs with 0 / 0 are ignored; NaN if no pair is left, as for members without errors.
     """
     both_wrong, one_right, both_right = _joint(p, "q_statistic")
     same, different = both_wrong * both_right, one_right * one_right.T
@@ -123,9 +141,9 @@ def q_statistic(p: Predictions) -> float:
 
 
 def error_correlation(p: Predictions) -> float:
-    """Pearson correlation of the members' errors (1 wrong, 0 right), mean over pairs.
+    """Return the Pearson correlation of the members' errors (1 wrong, 0 correct), mean over pairs.
 
-    Pairs with a member that is always right or always wrong have none and are left out; NaN if none is left.
+    Pairs with a member that is always correct or always wrong are ignored; NaN if no pair is left.
     """
     both_wrong, _, _ = _joint(p, "error_correlation")
     error = both_wrong.diagonal()
@@ -134,15 +152,15 @@ def error_correlation(p: Predictions) -> float:
 
 
 def bregman_variance(p: Predictions) -> float:
-    """(1/M) Σ_m KL(q ‖ p_m) around the KL centre q ∝ exp((1/M) Σ_m log p_m), mean over examples.
+    """Return (1/M) Σ_m KL(q ‖ p_m) around the centroid q ∝ exp((1/M) Σ_m log p_m), mean over examples.
 
-    The normaliser of q, Z = Σ_c exp((1/M) Σ_m log p_m(c)), gives it at once: the mean divergence is -log Z.
+    It equals -log Z with the normalizer Z = Σ_c exp((1/M) Σ_m log p_m(c)) of q.
     """
     return member_log_probs(p).mean(0).logsumexp(-1).clamp(max=0.0).abs().mean().item()
 
 
 def masegosa_variance(p: Predictions) -> float:
-    """(1/M) Σ_m (p_m(y) - p̄(y))² / (2 max_m p_m(y)²), mean over examples; 0 where all p_m(y) are 0.
+    """Return (1/M) Σ_m (p_m(y) - p̄(y))² / (2 max_m p_m(y)²), mean over examples; 0 where all p_m(y) are 0.
 
     The second-order term that tightens Jensen's bound: Masegosa, "Learning under model misspecification",
     NeurIPS 2020, arXiv 1912.08335.
@@ -153,7 +171,7 @@ def masegosa_variance(p: Predictions) -> float:
 
 
 def _pairs(matrix: Tensor) -> Tensor:
-    """The entries i < j."""
+    """Return the entries i < j."""
     i, j = torch.triu_indices(len(matrix), len(matrix), offset=1)
     return matrix[i, j]
 
@@ -163,8 +181,8 @@ def _ratio(disagreed: Tensor, error: Tensor) -> Tensor:
 
 
 def _joint(p: Predictions, measure: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Fractions of examples (M, M): both wrong, i right but j wrong, both right."""
-    several_members(p, measure)
+    """Return fractions of examples (M, M): both wrong, i correct and j wrong, both correct."""
+    require_members(p, measure)
     right = per_member(example_correct, p)  # (M, N)
     wrong = 1 - right
     return wrong @ wrong.T / len(p), right @ wrong.T / len(p), right @ right.T / len(p)

@@ -1,4 +1,4 @@
-"""Greedy selection: an ensemble picked from a pool, one candidate after the other, each as often as it helps.
+"""Greedy selection of an ensemble from a pool of candidates, with replacement.
 
 R. Caruana, A. Niculescu-Mizil, G. Crew, A. Ksikes: Ensemble Selection from Libraries of Models, ICML 2004.
 """
@@ -23,34 +23,45 @@ Goal = Literal["nll", "accuracy", "nll-accuracy"]
 
 @dataclass(frozen=True)
 class Selected:
-    """Which candidates were picked, in order, some of them repeatedly, and what that gave."""
+    """The picked candidates in order, with repetitions, and the score after each pick."""
 
     picks: tuple[int, ...]
-    scores: tuple[float, ...]  # after each pick; lower is better, so an accuracy is counted as its negative
+    scores: tuple[float, ...]  # after each pick; lower is better, so accuracies are negative
 
     @property
     def counts(self) -> dict[int, int]:
-        """How often each was picked, in the order of their first picks."""
+        """How often each candidate was picked, in the order of first picks."""
         return dict(Counter(self.picks))
 
     @property
     def weights(self) -> dict[int, float]:
-        """Each one's share of the mean: picks [2, 7, 3, 3] weigh 1/4, 1/4 and 1/2."""
+        """The weight of each candidate in the mean: 1/4, 1/4 and 1/2 for picks [2, 7, 3, 3]."""
         return {index: count / len(self.picks) for index, count in self.counts.items()}
 
 
 def greedy_selection(
     pool: Predictions | Sequence[Predictions], num_members: int, goal: Goal = "nll", max_picks: int = 64
 ) -> Selected:
-    """Pick with replacement what makes the mean of the picks' probabilities best, until `num_members` different
-    candidates are picked or nothing gets better; a list of `max_picks` has weights that are fine enough.
+    """Select candidates with replacement to optimize the mean of their probabilities.
 
-    The pool is one object with a candidate on each member axis, or several about the same examples: candidates may be
-    of any architecture, so a pool of different networks makes this neural ensemble search (S. Zaidi et al., NeurIPS
-    2021, arXiv:2006.08573). Use validation predictions: on those that candidates were trained on, the most overfitted
-    one wins. Of equally good candidates the first is taken.
+    Each step picks the candidate that improves the mean most, the first of equally good ones, until `num_members`
+    different candidates are picked or no candidate improves the score. With a pool of different architectures this is
+    neural ensemble search (S. Zaidi et al., NeurIPS 2021, arXiv:2006.08573).
+
+    Args:
+        pool: Validation predictions of the candidates: one object with a candidate per member, or a list of
+            predictions of the same examples. On training examples, the most overfitted candidate would win.
+        num_members: Number of different candidates to select.
+        goal: The score to optimize: "nll", "accuracy" or "nll-accuracy" (NLL minus accuracy).
+        max_picks: Maximum number of picks including repetitions.
+
+    Returns:
+        The picks and their scores.
+
+    Raises:
+        EnfoldError: If an argument is invalid or the candidates predict different examples.
     """
-    pool = _joined(pool)
+    pool = _concatenate(pool)
     _check(num_members, goal, max_picks)
     log_probs, labels = member_log_probs(pool), class_labels(pool)
     probs = log_probs.exp()  # (K, N, C)
@@ -68,34 +79,32 @@ def greedy_selection(
     return Selected(tuple(picks), tuple(scores))
 
 
-def _joined(pool: Predictions | Sequence[Predictions]) -> Predictions:
+def _concatenate(pool: Predictions | Sequence[Predictions]) -> Predictions:
     if isinstance(pool, Predictions):
         return pool
     if not pool:
-        raise EnfoldError("a selection needs candidates, got none: pass the predictions of at least one")
+        raise EnfoldError("pool must have at least one candidate, got an empty list: pass the candidates' predictions")
     first = pool[0]
     for index, other in enumerate(pool):
         if other.num_classes != first.num_classes or not torch.equal(other.labels, first.labels):
             raise EnfoldError(
-                f"all candidates must have predicted the same labelled examples, but candidate {index} differs from "
-                "the first: predict one validation part with all of them"
+                f"pool must hold predictions of the same examples, got other labels or classes for candidate {index} "
+                "than for candidate 0: predict the same validation split with all candidates"
             )
     return Predictions(torch.cat([each.log_probs for each in pool]), first.labels)
 
 
 def _check(num_members: int, goal: str, max_picks: int) -> None:
     if num_members < 1:
-        raise EnfoldError(f"an ensemble must have at least 1 member, got {num_members}: pass num_members >= 1")
+        raise EnfoldError(f"num_members must be at least 1, got {num_members}: raise num_members")
     if max_picks < num_members:
-        raise EnfoldError(
-            f"there must be a pick for each of the {num_members} members, got max_picks={max_picks}: raise max_picks"
-        )
+        raise EnfoldError(f"max_picks must be at least num_members = {num_members}, got {max_picks}: raise max_picks")
     if goal not in get_args(Goal):
-        raise EnfoldError(f"the goal of a selection must be one of {', '.join(get_args(Goal))}, got {goal!r}")
+        raise EnfoldError(f"goal must be one of {', '.join(get_args(Goal))}, got {goal!r}: choose one of these")
 
 
 def _measure(goal: Goal, probs: Tensor, of_labels: Tensor, labels: Tensor) -> Callable[[list[int]], Tensor]:
-    """What each candidate would make of the picks so far, (K,); lower is better, so an accuracy counts negatively."""
+    """Return a function that maps the picks so far to the score (K,) after adding each candidate; lower is better."""
 
     def nll(picks: list[int]) -> Tensor:
         return -((of_labels[picks].sum(0) + of_labels) / (len(picks) + 1)).log().mean(1)

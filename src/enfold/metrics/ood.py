@@ -1,4 +1,4 @@
-"""Out of distribution: scores that are higher where an input is unlike the data learnt from, and how well they tell.
+"""Out-of-distribution (OOD) detection: scores that are higher for OOD inputs, and metrics of detection.
 
 With p̄ the mean of the members' probabilities p_m, z_m their logits and C classes:
 
@@ -11,8 +11,8 @@ With p̄ the mean of the members' probabilities p_m, z_m their logits and C clas
     dempster_shafer      (1/M) Σ_m C / (C + Σ_c exp z_mc)                                   (7)
     energy               -(1/M) Σ_m log Σ_c exp z_mc                                        (8)
 
-(3) to (6) ask how members differ, so one network has none, unless it is a Dirichlet student, whose own (3) to (5) are
-those of the ensemble it stands for. (7) and (8) live in the size of the logits, which log-probabilities have lost.
+(3) to (6) compare members and are undefined for a single network, except (3) to (5) for a Dirichlet student. (7) and
+(8) need logits, as they depend on the normalizer that log-probabilities lack.
 
 (1) Hendrycks, Gimpel, ICLR 2017, arXiv 1610.02136. (4), (5) Malinin, Gales, ICLR 2021, arXiv 2002.07650.
 (7) Sensoy, Kaplan, Kandemir, NeurIPS 2018, arXiv 1806.01768. (8) Liu et al., NeurIPS 2020, arXiv 2010.03759.
@@ -38,52 +38,69 @@ OF_MEMBERS = ("mutual_information", "epkl", "rmi", "variation_ratio")
 OF_LOGITS = ("dempster_shafer", "energy")
 SCORES = (*OF_PROBABILITIES, *OF_MEMBERS, *OF_LOGITS)
 
-NORMALISED = 1e-3  # logits whose exponentials all sum to 1 within this are log-probabilities
+NORMALISED = 1e-3  # tolerance of logsumexp below which logits are considered log-probabilities
 
 
 def ood_scores(p: Predictions, logits: Tensor | None = None, alphas: Tensor | None = None) -> dict[str, Tensor]:
-    """Every score that these predictions have, each (N,): (1), (2), of members (3) to (6), of logits (7), (8).
+    """Return all scores that these predictions allow.
 
-    `logits` are the unnormalised ones that the predictions were made from, (M, N, C), or (N, C) of one network.
-    `alphas` are the concentrations (N, C) of a Dirichlet student, which has (3) to (5) of its own.
+    Args:
+        p: Predictions of an ensemble or a single network.
+        logits: Unnormalized logits (M, N, C), or (N, C) of one network, for the scores (7) and (8).
+        alphas: Concentrations (N, C) of a Dirichlet student, for its scores (3) to (5).
+
+    Returns:
+        Scores by name, each of shape (N,).
+
+    Raises:
+        EnfoldError: If `logits` or `alphas` do not fit the predictions.
     """
     u = decomposition(p)
-    found = {"max_probability": doubt(p), "entropy": u.total}  # (1), (2)
+    found = {"max_probability": max_probability_score(p), "entropy": u.total}  # (1), (2)
     if alphas is not None:
-        u = of_concentrations(_checked(alphas, p, "alphas")[0])
+        u = of_concentrations(_as_float64(alphas, p, "alphas")[0])
     if p.num_members > 1 or alphas is not None:
         found |= {"mutual_information": u.epistemic, "epkl": u.epkl, "rmi": u.rmi}  # (3), (4), (5)
     if p.num_members > 1:
         found["variation_ratio"] = _variation_ratio(p)
     if logits is not None:
-        found |= _of_logits(_checked(logits, p, "logits"))
+        found |= _logit_scores(_as_float64(logits, p, "logits"))
     return found
 
 
 def ood_score(name: str, p: Predictions, logits: Tensor | None = None, alphas: Tensor | None = None) -> Tensor:
-    """One score (N,), or why these predictions do not have it."""
+    """Return one score of each example (N,).
+
+    Args:
+        name: Name of the score, one of `SCORES`.
+        p: Predictions of an ensemble or a single network.
+        logits: Unnormalized logits, see `ood_scores`.
+        alphas: Concentrations of a Dirichlet student, see `ood_scores`.
+
+    Raises:
+        EnfoldError: If the score is unknown or these predictions do not allow it.
+    """
     if name not in SCORES:
         close = closest(name, SCORES)
-        remedy = f"did you mean '{close}'?" if close else "choose one"
-        raise EnfoldError(f"a score must be one of {', '.join(SCORES)}, got '{name}': {remedy}")
+        remedy = f"did you mean '{close}'?" if close else "choose one of these"
+        raise EnfoldError(f"name must be one of {', '.join(SCORES)}, got '{name}': {remedy}")
     if name in OF_LOGITS and logits is None:
-        raise EnfoldError(
-            f"{name} needs unnormalised logits, which log-probabilities do not hold, got none: "
-            "pass logits=, the network's own outputs"
-        )
+        raise EnfoldError(f"logits must be given for {name}, got None: pass logits=, the outputs of the network")
     found = ood_scores(p, logits, alphas)
     if name not in found:
         raise EnfoldError(
-            f"{name} asks how members differ and needs at least 2, got {p.num_members}: "
-            "pass the predictions of all members, or choose another score"
+            f"{name} compares members and needs at least 2, got {p.num_members}: "
+            "pass the predictions of all members or choose another score"
         )
     return found[name]
 
 
 def auroc(inside: Tensor, outside: Tensor) -> float:
-    """P(outside > inside) + P(equal) / 2 for scores of examples inside and outside: 0.5 is chance, 1 is perfect.
+    """Return the area under the ROC curve, P(outside > inside) + P(equal) / 2: 0.5 is chance level.
 
-    It is the same whichever side is called positive.
+    Args:
+        inside: Scores of in-distribution examples (N,).
+        outside: Scores of OOD examples (K,).
     """
     inside, outside = _scores(inside, outside)
     n_in, n_out = len(inside), len(outside)
@@ -92,9 +109,14 @@ def auroc(inside: Tensor, outside: Tensor) -> float:
 
 
 def aupr(inside: Tensor, outside: Tensor, positive: Side = "outside") -> float:
-    """Area under precision and recall, Σ_t (recall_t - recall_t-1) precision_t over distinct thresholds.
+    """Return the area under the precision-recall curve, Σ_t (recall_t - recall_t-1) precision_t over thresholds.
 
-    Chance is the fraction of positives, so it can only be compared between sets of the same two sizes.
+    Chance level is the fraction of positives, so that only values for data sets of the same sizes are comparable.
+
+    Args:
+        inside: Scores of in-distribution examples (N,).
+        outside: Scores of OOD examples (K,).
+        positive: Which side is the positive class.
     """
     found, false = _curve(inside, outside, positive)
     recall = torch.cat([found.new_zeros(1), found / found[-1]])
@@ -102,26 +124,33 @@ def aupr(inside: Tensor, outside: Tensor, positive: Side = "outside") -> float:
 
 
 def fpr95(inside: Tensor, outside: Tensor, positive: Side = "outside", recall: float = 0.95) -> float:
-    """The fraction of negatives taken for positives at the first threshold that finds 95 % of the positives.
+    """Return the false positive rate at the highest threshold with a recall of 95 %.
 
-    Papers differ in which side is positive, and the figures with it: here those outside, unless you say "inside".
+    Args:
+        inside: Scores of in-distribution examples (N,).
+        outside: Scores of OOD examples (K,).
+        positive: Which side is the positive class; papers differ in this choice.
+        recall: The recall to reach.
+
+    Raises:
+        EnfoldError: If `recall` is out of range or the scores are invalid.
     """
     if not 0 < recall <= 1:
-        raise EnfoldError(f"a recall must be above 0 and at most 1, got {recall}: 0.95 is usual")
+        raise EnfoldError(f"recall must be above 0 and at most 1, got {recall}: use for example recall=0.95")
     found, false = _curve(inside, outside, positive)
     first = int((found >= recall * found[-1] * (1 - 1e-12)).nonzero()[0])
     return float(false[first] / false[-1])
 
 
 def roc(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
-    """The ROC curve with those outside as positives: false and true positive rates, from (0, 0) to (1, 1)."""
+    """Return false and true positive rates of the ROC curve, from (0, 0) to (1, 1); OOD examples are positive."""
     found, false = _curve(inside, outside, "outside")
     start = found.new_zeros(1)
     return torch.cat([start, false / false[-1]]), torch.cat([start, found / found[-1]])
 
 
 def detection(inside: Tensor, outside: Tensor) -> dict[str, float]:
-    """AUROC, and AUPR and FPR95 with those outside as positives; with those inside under "..._inside"."""
+    """Return AUROC, AUPR and FPR95 by name, with OOD examples as positives; "..._inside" has the reverse."""
     return {
         "auroc": auroc(inside, outside),
         "aupr": aupr(inside, outside),
@@ -131,13 +160,13 @@ def detection(inside: Tensor, outside: Tensor) -> dict[str, float]:
     }
 
 
-def normalised(logits: Tensor) -> bool:
-    """Whether these are log-probabilities, whose exponentials sum to 1 for every example."""
+def is_normalised(logits: Tensor) -> bool:
+    """Return whether these are log-probabilities, whose exponentials sum to 1 for every example."""
     return bool((logits.logsumexp(-1).abs() < NORMALISED).all())
 
 
-def doubt(p: Predictions) -> Tensor:
-    """1 - max_c p̄_c (N,), as the sum of the other classes: near-certain answers keep their order."""
+def max_probability_score(p: Predictions) -> Tensor:
+    """Return 1 - max_c p̄_c (N,), computed as the sum over the other classes, which is exact close to 0."""
     probs = ensemble_log_probs(p).exp()  # (N, C)
     return probs.scatter(-1, probs.argmax(-1, keepdim=True), 0.0).sum(-1)  # (1)
 
@@ -147,11 +176,11 @@ def _variation_ratio(p: Predictions) -> Tensor:
     return 1.0 - votes.max(-1).values.double() / p.num_members  # (6)
 
 
-def _of_logits(logits: Tensor) -> dict[str, Tensor]:
-    if normalised(logits):
+def _logit_scores(logits: Tensor) -> dict[str, Tensor]:
+    if is_normalised(logits):
         raise EnfoldError(
-            "energy and dempster_shafer need unnormalised logits, got log-probabilities, whose exponentials sum to 1: "
-            "pass the network's own outputs, or leave logits out"
+            "logits must be unnormalised for energy and dempster_shafer, got log-probabilities: pass the outputs of "
+            "the network, or logits=None"
         )
     size = logits.logsumexp(-1)  # (M, N)
     classes = torch.tensor(logits.shape[-1], dtype=torch.float64)
@@ -161,12 +190,12 @@ def _of_logits(logits: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _checked(given: Tensor, p: Predictions, what: str) -> Tensor:
-    """(M, N, C) in float64."""
+def _as_float64(given: Tensor, p: Predictions, what: str) -> Tensor:
+    """Return a tensor of shape (M, N, C) in float64, checked against the predictions."""
     values = given if given.ndim == 3 else given[None]
     if values.shape != p.log_probs.shape:
         raise EnfoldError(
-            f"{what} must be those of the predictions, of shape {tuple(p.log_probs.shape)}, got {tuple(given.shape)}: "
+            f"{what} must have the shape {tuple(p.log_probs.shape)} of the predictions, got {tuple(given.shape)}: "
             "pass both for the same members and examples"
         )
     return values.detach().to("cpu", torch.float64)
@@ -177,17 +206,17 @@ def _scores(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
     for name, scores in (("inside", inside), ("outside", outside)):
         if scores.ndim != 1 or not len(scores) or bool(scores.isnan().any()):
             raise EnfoldError(
-                f"scores {name} must be numbers of shape (N,), at least one and no NaN, got the shape "
-                f"{tuple(scores.shape)}: pass one score an example"
+                f"{name} must be a non-empty tensor of shape (N,) without NaN, got shape {tuple(scores.shape)}: "
+                "pass one score per example"
             )
         pair.append(scores.detach().to("cpu", torch.float64))
     return pair[0], pair[1]
 
 
 def _curve(inside: Tensor, outside: Tensor, positive: Side) -> tuple[Tensor, Tensor]:
-    """How many positives and negatives score at least each distinct threshold, from the highest down."""
+    """Return the numbers of positives and negatives that reach each threshold, from the highest threshold down."""
     if positive not in get_args(Side):
-        raise EnfoldError(f"the positive side must be one of {get_args(Side)}, got {positive!r}: choose one")
+        raise EnfoldError(f"positive must be one of {get_args(Side)}, got {positive!r}: choose one of these")
     inside, outside = _scores(inside, outside)
     yes, no = (outside, inside) if positive == "outside" else (-inside, -outside)
     values, index = torch.cat([yes, no]).unique(return_inverse=True)

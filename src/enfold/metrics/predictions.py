@@ -1,4 +1,4 @@
-"""Predictions: the only thing a metric may look at."""
+"""Predictions: log-probabilities of the members and labels, the input of all metrics."""
 
 from __future__ import annotations
 
@@ -11,72 +11,80 @@ from torch import Tensor
 
 from enfold.errors import EnfoldError
 
-TOLERANCE = 1e-2  # of the sum of probabilities: half precision is normalised, logits are not
+TOLERANCE = 1e-2  # of log Σ p: accepts half precision and refuses logits
 
 
 def mean_log_probs(log_probs: Tensor) -> Tensor:
-    """Log of the mean probability over members, log p̄ = logsumexp_m log p_m - log M: (M, ..., C) -> (..., C)."""
+    """Return log p̄ = logsumexp_m log p_m - log M, the log of the mean probability: (M, ..., C) -> (..., C)."""
     return torch.logsumexp(log_probs, dim=0) - math.log(log_probs.shape[0])
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What M members say about N labelled examples, as normalised log-probabilities."""
+    """Normalized log-probabilities of M members for N labelled examples.
 
-    log_probs: Tensor  # (M, N, C)
-    labels: Tensor  # (N,)
+    Args:
+        log_probs: Log-probabilities (M, N, C).
+        labels: Class indices (N,).
+
+    Raises:
+        EnfoldError: If the shapes do not fit or a row is not normalized.
+    """
+
+    log_probs: Tensor
+    labels: Tensor
 
     def __post_init__(self) -> None:
         if self.log_probs.ndim != 3:
             raise EnfoldError(
-                f"log_probs must have the shape (M, N, C), got {tuple(self.log_probs.shape)}: "
+                f"log_probs must have shape (M, N, C), got {tuple(self.log_probs.shape)}: "
                 "add the member axis with log_probs[None] for one network"
             )
         if self.labels.shape != self.log_probs.shape[1:2]:
             raise EnfoldError(
-                f"there must be one label an example, got {tuple(self.labels.shape)} labels for "
-                f"{self.log_probs.shape[1]} examples: pass labels of shape (N,)"
+                f"labels must have shape ({self.log_probs.shape[1]},), one label per example, got "
+                f"{tuple(self.labels.shape)}: pass labels of shape (N,)"
             )
         totals = self.log_probs.logsumexp(-1)
         if not torch.isfinite(totals).all():
             raise EnfoldError(
                 "log_probs must be normalised log-probabilities, got NaN or infinite rows: "
-                "look for diverged weights or NaN in the inputs"
+                "check for diverged weights or NaN in the inputs"
             )
         if bool((totals.abs() > TOLERANCE).any()):
             worst = float(totals.flatten()[totals.abs().argmax()].exp())
             raise EnfoldError(
                 f"log_probs must be normalised log-probabilities, got a row whose probabilities sum to {worst:.4g}: "
-                "make them from logits with Predictions.from_logits"
+                "create Predictions from logits with Predictions.from_logits"
             )
 
     @classmethod
     def from_logits(cls, logits: Tensor, labels: Tensor) -> Predictions:
-        """Normalise logits (M, N, C) or, for one network, (N, C)."""
+        """Return predictions from logits (M, N, C), or (N, C) for one network."""
         logits = logits if logits.ndim == 3 else logits[None]
         return cls(torch.log_softmax(logits, dim=-1), labels)
 
     @property
     def num_members(self) -> int:
-        """M."""
+        """The number of members M."""
         return self.log_probs.shape[0]
 
     @property
     def num_classes(self) -> int:
-        """C."""
+        """The number of classes C."""
         return self.log_probs.shape[2]
 
     def __len__(self) -> int:
         return self.labels.shape[0]
 
     def mean(self) -> Predictions:
-        """The ensemble as one predictor: the mean of the members' probabilities, M = 1."""
+        """Return the ensemble as one predictor (M = 1): the mean of the members' probabilities."""
         return Predictions(mean_log_probs(self.log_probs)[None], self.labels)
 
     def member(self, index: int) -> Predictions:
-        """One member alone, M = 1."""
+        """Return the predictions of one member (M = 1)."""
         return Predictions(self.log_probs[index][None], self.labels)
 
     def subset(self, members: Sequence[int]) -> Predictions:
-        """Some of the members."""
+        """Return the predictions of these members."""
         return Predictions(self.log_probs[list(members)], self.labels)

@@ -1,4 +1,4 @@
-"""How much of the ensemble's gain one network recovers, and whether there was a gain to recover."""
+"""The fraction of an ensemble's gain that a single network recovers, with bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from enfold.errors import EnfoldError
-from enfold.metrics.distributions import several_members
+from enfold.metrics.distributions import require_members
 from enfold.metrics.predictions import Predictions
 from enfold.metrics.scores import example_correct, per_member
 from enfold.seeds import generator
 
-_DRAWS_AT_ONCE = 2_000_000  # bounds the memory of the bootstrap at some 30 MB
+_DRAWS_AT_ONCE = 2_000_000  # limits the memory of the bootstrap to about 30 MB
 
 
 def gain_recovered(
@@ -25,11 +25,18 @@ def gain_recovered(
     higher_is_better: bool,
     interval: tuple[float, float] | None = None,
 ) -> float:
-    """(one - mean_member) / (ensemble - mean_member): 0 is as good as a member, 1 as good as the ensemble.
+    """Return (one - mean_member) / (ensemble - mean_member): 0 is as good as a member, 1 as the ensemble.
 
-    NaN where there is no gain to recover, as a ratio to noise can be any number: if the ensemble is no better
-    than its mean member, if one of the three is not finite, or if the interval of ensemble minus mean member
-    (from `gain_interval`) holds 0.
+    Args:
+        one: Metric of the single network.
+        mean_member: Mean metric of the members.
+        ensemble: Metric of the ensemble.
+        higher_is_better: Whether higher values of the metric are better.
+        interval: Confidence interval of the gain, from `gain_interval`.
+
+    Returns:
+        The ratio; NaN if there is no gain to recover: the ensemble is no better than its mean member, a value is not
+        finite, or the interval contains 0.
     """
     gain = ensemble - mean_member
     improved = gain if higher_is_better else -gain
@@ -41,7 +48,7 @@ def gain_recovered(
 
 
 def beyond_noise(interval: tuple[float, float]) -> bool:
-    """Whether an interval of a difference leaves out 0."""
+    """Return whether the interval of a difference excludes 0."""
     low, high = interval
     return low > 0 or high < 0
 
@@ -53,23 +60,43 @@ def gain_interval(
     samples: int = 1000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """The bootstrap interval of the ensemble's score minus its mean member's, by default of the accuracy."""
-    several_members(p, "gain_interval")
+    """Return the bootstrap interval of the ensemble's score minus its mean member's.
+
+    Args:
+        p: Predictions of the ensemble.
+        score: Function that returns a score of each example, by default correctness (accuracy).
+        samples: Number of bootstrap samples.
+        seed: Seed of the bootstrap.
+
+    Raises:
+        EnfoldError: If there is only one member.
+    """
+    require_members(p, "gain_interval")
     return paired_bootstrap(score(p), per_member(score, p).mean(0), samples=samples, seed=seed)
 
 
 def paired_bootstrap(
     a_per_example: Tensor, b_per_example: Tensor, samples: int = 1000, seed: int = 0, level: float = 0.95
 ) -> tuple[float, float]:
-    """The percentile interval of mean(a) - mean(b) over resamples of the examples, a and b drawn together.
+    """Return the percentile interval of mean(a) - mean(b) over paired resamples of the examples.
 
-    It is the noise of a finite test set only; what another seed of the training would give is not in it.
+    It covers the noise of a finite test set, not the variation between training seeds.
+
+    Args:
+        a_per_example: Scores (N,) of the first model.
+        b_per_example: Scores (N,) of the second model for the same examples.
+        samples: Number of bootstrap samples.
+        seed: Seed of the bootstrap.
+        level: Confidence level of the interval.
+
+    Raises:
+        EnfoldError: If the scores do not correspond or are not finite, or an argument is out of range.
     """
     difference = _difference(a_per_example, b_per_example)
     if samples < 1 or not 0 < level < 1:
         raise EnfoldError(
-            f"a bootstrap needs at least 1 sample and a level between 0 and 1, got {samples} and {level}: "
-            "1000 and 0.95 are usual"
+            f"samples must be at least 1 and level between 0 and 1, got samples={samples} and level={level}: "
+            "use for example samples=1000 and level=0.95"
         )
     N = len(difference)
     rng = generator(seed, "bootstrap")
@@ -85,13 +112,13 @@ def paired_bootstrap(
 def _difference(a: Tensor, b: Tensor) -> Tensor:
     if a.ndim != 1 or a.shape != b.shape or len(a) == 0:
         raise EnfoldError(
-            f"a paired bootstrap needs two scores of the same examples, got the shapes {tuple(a.shape)} and "
-            f"{tuple(b.shape)}: pass two tensors of one shape (N,)"
+            f"a_per_example and b_per_example must be scores of the same examples, got shapes {tuple(a.shape)} and "
+            f"{tuple(b.shape)}: pass two non-empty tensors of shape (N,)"
         )
     difference = a.detach().to("cpu", torch.float64) - b.detach().to("cpu", torch.float64)
     if not difference.isfinite().all():
         raise EnfoldError(
-            f"a paired bootstrap needs finite scores, got {int((~difference.isfinite()).sum())} others: "
-            "an infinite NLL comes from a label of probability 0"
+            f"a_per_example and b_per_example must be finite, got {int((~difference.isfinite()).sum())} infinite or "
+            "NaN values: an infinite NLL comes from a label of probability 0"
         )
     return difference

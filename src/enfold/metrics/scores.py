@@ -1,6 +1,6 @@
-"""Scores of the ensemble, the mean of the members' probabilities; of the network itself where M = 1.
+"""Scores of the mean of the members' probabilities, or of a single network if M = 1.
 
-A score is the mean over examples of its ``example_...`` function. Accuracies are fractions, NLL is in nats.
+A score is the mean over examples of its ``example_...`` function. Accuracies are fractions; NLL is in nats.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from enfold.metrics.predictions import Predictions
 
 
 def example_rank(p: Predictions) -> Tensor:
-    """How many classes come before the label (N,); of equally probable classes the lowest index is first."""
+    """Return the number of classes ranked before the label (N,); of equally probable classes the lowest is first."""
     log_probs, labels = ensemble_log_probs(p), class_labels(p)  # (N, C), (N,)
     own = of_label(log_probs, labels)[:, None]
     earlier = torch.arange(p.num_classes) < labels[:, None]
@@ -24,54 +24,58 @@ def example_rank(p: Predictions) -> Tensor:
 
 
 def example_correct(p: Predictions) -> Tensor:
-    """1 where the most probable class is the label, else 0 (N,)."""
+    """Return 1 where the most probable class is the label, else 0 (N,)."""
     return (example_rank(p) == 0).double()
 
 
 def example_nll(p: Predictions) -> Tensor:
-    """-log p̄(y) (N,); infinite where the label was called impossible."""
+    """Return -log p̄(y) (N,); infinite where the label has probability 0."""
     return of_label(ensemble_log_probs(p), class_labels(p)).abs()
 
 
 def example_brier(p: Predictions) -> Tensor:
-    """Σ_c (p̄_c - 1[y = c])² (N,), from 0 to 2."""
+    """Return Σ_c (p̄_c - 1[y = c])² (N,), from 0 to 2."""
     probs = ensemble_log_probs(p).exp()
     return (probs - torch.nn.functional.one_hot(class_labels(p), p.num_classes)).square().sum(-1)
 
 
 def accuracy(p: Predictions) -> float:
-    """The fraction of examples whose most probable class is the label; ties go to the lowest index."""
+    """Return the fraction of examples whose most probable class is the label; ties go to the lowest index."""
     return example_correct(p).mean().item()
 
 
 def top_k_accuracy(p: Predictions, k: int = 5) -> float:
-    """The fraction of examples whose label is among the k most probable classes; ties as in `accuracy`."""
+    """Return the fraction of examples whose label is among the k most probable classes; ties as in `accuracy`.
+
+    Raises:
+        EnfoldError: If `k` is not between 1 and the number of classes.
+    """
     if not 1 <= k <= p.num_classes:
-        raise EnfoldError(f"k must be from 1 to the number of classes {p.num_classes}, got {k}: choose a k between")
+        raise EnfoldError(f"k must be from 1 to the number of classes {p.num_classes}, got {k}: change k")
     return (example_rank(p) < k).double().mean().item()
 
 
 def nll(p: Predictions) -> float:
-    """Negative log-likelihood of the labels under the mean probabilities, -(1/N) Σ_n log p̄_n(y_n)."""
+    """Return the negative log-likelihood of the labels under the mean probabilities, -(1/N) Σ_n log p̄_n(y_n)."""
     return example_nll(p).mean().item()
 
 
 def gibbs_nll(p: Predictions) -> float:
-    """The mean of the members' own negative log-likelihoods, what a random member pays; never below `nll`."""
+    """Return the mean of the members' negative log-likelihoods, which is at least `nll`."""
     return of_label(member_log_probs(p), class_labels(p)).abs().mean().item()
 
 
 def brier(p: Predictions) -> float:
-    """Brier score in the sum form, (1/N) Σ_n Σ_c (p̄_nc - 1[y_n = c])², from 0 to 2."""
+    """Return the Brier score summed over classes, (1/N) Σ_n Σ_c (p̄_nc - 1[y_n = c])², from 0 to 2."""
     return example_brier(p).mean().item()
 
 
 def per_member(metric: Callable[[Predictions], float | Tensor], p: Predictions) -> Tensor:
-    """Any metric of each member alone: (M,) for a scalar metric, (M, N) for a score of each example."""
+    """Return a metric of each member: (M,) for a scalar metric, (M, N) for a score of each example."""
     values = [torch.as_tensor(metric(p.member(m)), dtype=torch.float64) for m in range(p.num_members)]
     return torch.stack(values)
 
 
 def mean_member(metric: Callable[[Predictions], float], p: Predictions) -> float:
-    """The mean over members of a metric of each alone: what one network of this kind gives on average."""
+    """Return the mean over members of a metric of each member."""
     return per_member(metric, p).mean().item()

@@ -1,14 +1,14 @@
-"""Selective prediction: leave the least certain examples to someone else; how often is the rest wrong?
+"""Selective prediction: the error rate after rejecting the most uncertain examples.
 
-Examples are kept in the order of their uncertainty, the surest first. Equal uncertainties come in random order, of
-which the expectation is taken, so that nothing depends on the order of the examples.
+Examples are accepted in the order of their uncertainty, the most certain first. Ties are in random order, over which
+the expectation is computed, so that the result does not depend on the order of the examples.
 
     risk(i) = errors among the first i / i,    coverage(i) = i / N                          (1)
     AURC = (1/N) Σ_i risk(i)                                                                (2)
-    excess AURC = (2) - (2) of an order that keeps every right answer before a wrong one    (3)
+    excess AURC = (2) - (2) of the order with all correct predictions first                 (3)
     PRR = (area of a random order - area) / (area of a random order - area of the best)     (4)
 
-where an area in (4) is that under errors among the first i / N over coverage, as if an oracle answered for the rest.
+where an area in (4) is that under (errors among the first i) / N over coverage: an oracle predicts the rejected ones.
 
 (1) to (3): Geifman, Uziel, El-Yaniv, "Bias-reduced uncertainty estimation for deep neural classifiers", ICLR 2019,
 arXiv 1805.08206. (4): Malinin et al., "Uncertainty estimation in autoregressive structured prediction", ICLR 2021,
@@ -25,45 +25,54 @@ import torch
 from torch import Tensor
 
 from enfold.errors import EnfoldError
-from enfold.metrics.ood import auroc, doubt
+from enfold.metrics.ood import auroc, max_probability_score
 from enfold.metrics.predictions import Predictions
 from enfold.metrics.scores import example_correct
 
 
 @dataclass(frozen=True)
 class RiskCoverage:
-    """The risk–coverage curve: keep this fraction of the examples, and this fraction of them is wrong."""
+    """The risk-coverage curve: error rate of the accepted examples by the fraction that is accepted."""
 
     coverage: Tensor  # (N,) from 1/N to 1
     risk: Tensor  # (N,)
 
 
 def risk_coverage(p: Predictions, uncertainty: Tensor | None = None) -> RiskCoverage:
-    """Equation (1) by an uncertainty (N,), by default 1 - max p̄."""
-    errors, _ = _kept_errors(p, uncertainty)
-    kept = torch.arange(1, len(errors) + 1, dtype=torch.float64)
-    return RiskCoverage(kept / len(errors), errors / kept)  # (1)
+    """Return the risk-coverage curve, equation (1).
+
+    Args:
+        p: Predictions of the ensemble.
+        uncertainty: Uncertainty (N,) that orders the examples; the default is 1 - max p̄.
+
+    Raises:
+        EnfoldError: If `uncertainty` has another shape or contains NaN.
+    """
+    errors, _ = _accepted_errors(p, uncertainty)
+    accepted = torch.arange(1, len(errors) + 1, dtype=torch.float64)
+    return RiskCoverage(accepted / len(errors), errors / accepted)  # (1)
 
 
 def aurc(p: Predictions, uncertainty: Tensor | None = None) -> float:
-    """Area under the risk–coverage curve: the mean risk over all coverages; lower is better."""
+    """Return the area under the risk-coverage curve (2); lower is better. `uncertainty` as in `risk_coverage`."""
     return risk_coverage(p, uncertainty).risk.mean().item()  # (2)
 
 
 def excess_aurc(p: Predictions, uncertainty: Tensor | None = None) -> float:
-    """AURC above that of the best order for this accuracy: 0 if every error is less certain than every right answer."""
-    errors, wrong = _kept_errors(p, uncertainty)
-    kept = torch.arange(1, len(errors) + 1, dtype=torch.float64)
-    best = (kept - (len(errors) - wrong)).clamp(min=0.0)
-    return max(0.0, ((errors - best) / kept).mean().item())  # (3)
+    """Return the AURC minus that of the best order for this accuracy (3). `uncertainty` as in `risk_coverage`."""
+    errors, wrong = _accepted_errors(p, uncertainty)
+    accepted = torch.arange(1, len(errors) + 1, dtype=torch.float64)
+    best = (accepted - (len(errors) - wrong)).clamp(min=0.0)
+    return max(0.0, ((errors - best) / accepted).mean().item())  # (3)
 
 
 def prr(p: Predictions, uncertainty: Tensor | None = None) -> float:
-    """Prediction rejection ratio: 1 for the best order, 0 for a random one; NaN if all or none are right.
+    """Return the prediction rejection ratio (4): 1 for the best order, 0 for a random one.
 
-    The areas are linear in the order, which makes it 2 AUROC - 1 for finding the wrong answers.
+    It equals 2 AUROC - 1 for the detection of errors. NaN if all or no predictions are correct. `uncertainty` as in
+    `risk_coverage`.
     """
-    errors, wrong = _kept_errors(p, uncertainty)
+    errors, wrong = _accepted_errors(p, uncertainty)
     N = len(errors)
     if wrong in (0, N):
         return math.nan
@@ -73,7 +82,7 @@ def prr(p: Predictions, uncertainty: Tensor | None = None) -> float:
 
 
 def misclassification_auroc(p: Predictions, uncertainty: Tensor | None = None) -> float:
-    """How well the uncertainty tells wrong answers from right ones; NaN if all or none are right."""
+    """Return the AUROC of detecting errors by the uncertainty; NaN if all or no predictions are correct."""
     unsure, correct = _uncertainty(p, uncertainty), example_correct(p).bool()
     if bool(correct.all()) or not bool(correct.any()):
         return math.nan
@@ -81,7 +90,7 @@ def misclassification_auroc(p: Predictions, uncertainty: Tensor | None = None) -
 
 
 def selective(p: Predictions, uncertainty: Tensor | None = None) -> dict[str, float]:
-    """All four figures by name."""
+    """Return AURC, excess AURC, PRR and the misclassification AUROC by name."""
     uncertainty = _uncertainty(p, uncertainty)
     return {
         "aurc": aurc(p, uncertainty),
@@ -92,9 +101,10 @@ def selective(p: Predictions, uncertainty: Tensor | None = None) -> dict[str, fl
 
 
 def aurc_estimator(p: Predictions) -> Callable[[Tensor], Tensor]:
-    """AURC in bootstrap replicates: counts (R, N) -> (R,). Draws of equal uncertainty are one block in random order.
+    """Return the estimator of the AURC in bootstrap replicates: counts (R, N) -> (R,).
 
-    With E errors among the n kept before a block of w with e errors, the block adds
+    Draws of equal uncertainty form a block in random order. With E errors among the n accepted before a block of size w
+    with e errors, the block adds
     Σ_i (E + (i - n) e/w) / i = e + (E - n e/w) (H(n + w) - H(n)), i = n + 1 ... n + w, H the harmonic numbers.
     """
     wrong = 1.0 - example_correct(p)
@@ -111,19 +121,19 @@ def aurc_estimator(p: Predictions) -> Callable[[Tensor], Tensor]:
             steps = torch.arange(1, most + 1, dtype=torch.float64).reciprocal()
             harmonic = torch.cat([steps.new_zeros(1), steps.cumsum(0)])
         drawn = counts[:, order]
-        kept, errors = drawn.cumsum(1)[:, ends], (drawn * wrong[order]).cumsum(1)[:, ends]  # (R, blocks)
-        before = torch.nn.functional.pad(kept, (1, 0))[:, :-1]
+        accepted, errors = drawn.cumsum(1)[:, ends], (drawn * wrong[order]).cumsum(1)[:, ends]  # (R, blocks)
+        before = torch.nn.functional.pad(accepted, (1, 0))[:, :-1]
         errors_before = torch.nn.functional.pad(errors, (1, 0))[:, :-1]
-        size, own = kept - before, errors - errors_before
+        size, own = accepted - before, errors - errors_before
         rate = torch.where(size > 0, own / size.clamp(min=1), 0.0)
-        grown = harmonic[kept.long()] - harmonic[before.long()]
+        grown = harmonic[accepted.long()] - harmonic[before.long()]
         return (own + (errors_before - before * rate) * grown).sum(1) / totals
 
     return estimate
 
 
-def _kept_errors(p: Predictions, uncertainty: Tensor | None) -> tuple[Tensor, int]:
-    """Expected errors among the first 1 ... N examples (N,), the surest first, and all errors."""
+def _accepted_errors(p: Predictions, uncertainty: Tensor | None) -> tuple[Tensor, int]:
+    """Return the expected errors among the first 1 ... N examples (N,), the most certain first, and all errors."""
     unsure, wrong = _uncertainty(p, uncertainty), 1.0 - example_correct(p)
     _, block, sizes = unsure.unique(return_inverse=True, return_counts=True)
     rate = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, block, wrong) / sizes
@@ -132,10 +142,10 @@ def _kept_errors(p: Predictions, uncertainty: Tensor | None) -> tuple[Tensor, in
 
 def _uncertainty(p: Predictions, given: Tensor | None) -> Tensor:
     if given is None:
-        return doubt(p)
+        return max_probability_score(p)
     if given.shape != (len(p),) or bool(given.isnan().any()):
         raise EnfoldError(
-            f"an uncertainty must be one number an example, of shape ({len(p)},) and without NaN, got the shape "
-            f"{tuple(given.shape)}: pass for example decomposition(p).total"
+            f"uncertainty must have shape ({len(p)},) and no NaN, got shape {tuple(given.shape)}: "
+            "pass for example decomposition(p).total"
         )
     return given.detach().to("cpu", torch.float64)

@@ -1,4 +1,4 @@
-"""Smaller ensembles out of one: a metric by the number of members, and modes of several samples each."""
+"""Metrics of subsets of the members, and ensembles over modes of several samples each."""
 
 from __future__ import annotations
 
@@ -16,23 +16,38 @@ from enfold.seeds import generator
 def over_subsets(
     metric: Callable[[Predictions], float], p: Predictions, size: int, *, limit: int = 1000, seed: int = 0
 ) -> float:
-    """The mean of a metric over all subsets of so many members; over `limit` different ones where there are more."""
+    """Return the mean of a metric over all subsets of a given number of members.
+
+    Args:
+        metric: The metric.
+        p: Predictions of the ensemble.
+        size: Number of members in each subset.
+        limit: If there are more subsets, use this many random ones.
+        seed: Seed of the random subsets.
+
+    Raises:
+        EnfoldError: If `size` or `limit` is out of range.
+    """
     values = [metric(p.subset(members)) for members in subsets(p.num_members, size, limit=limit, seed=seed)]
     return sum(values) / len(values)
 
 
 def subsets(num_members: int, size: int, *, limit: int = 1000, seed: int = 0) -> Iterator[tuple[int, ...]]:
-    """All subsets of so many members, or `limit` different ones where there are more."""
+    """Return all subsets of `size` members, or `limit` different random ones if there are more.
+
+    Raises:
+        EnfoldError: If `size` or `limit` is out of range.
+    """
     if not 1 <= size <= num_members:
-        raise EnfoldError(f"a subset must have 1 to {num_members} members, got {size}: choose a size between")
+        raise EnfoldError(f"size must be from 1 to num_members = {num_members}, got {size}: change size")
     if limit < 1:
-        raise EnfoldError(f"the limit must be at least 1 subset, got {limit}: raise limit")
+        raise EnfoldError(f"limit must be at least 1, got {limit}: raise limit")
     if math.comb(num_members, size) <= limit:
         return combinations(range(num_members), size)
-    return _drawn(num_members, size, limit, seed)
+    return _draw_subsets(num_members, size, limit, seed)
 
 
-def _drawn(num_members: int, size: int, limit: int, seed: int) -> Iterator[tuple[int, ...]]:
+def _draw_subsets(num_members: int, size: int, limit: int, seed: int) -> Iterator[tuple[int, ...]]:
     source, seen = generator(seed, "subsets", num_members, size), set[tuple[int, ...]]()
     while len(seen) < limit:
         members = tuple(sorted(torch.randperm(num_members, generator=source)[:size].tolist()))
@@ -42,16 +57,22 @@ def _drawn(num_members: int, size: int, limit: int, seed: int) -> Iterator[tuple
 
 
 def over_modes(modes: Sequence[Predictions]) -> Predictions:
-    """One member a mode: the mean probability of that mode's samples, so that modes count alike however many they are.
+    """Return predictions with one member per mode: the mean probability of that mode's samples.
 
-    Take the predictions of several subspace ensembles; the mean of what is returned is the ensemble over modes.
+    All modes get the same weight in the mean, whatever their number of samples.
+
+    Args:
+        modes: Predictions of several subspace ensembles for the same examples.
+
+    Raises:
+        EnfoldError: If `modes` is empty or the examples differ.
     """
     if not modes:
-        raise EnfoldError("modes must be at least 1, got none: pass the predictions of each mode")
+        raise EnfoldError("modes must have at least 1 element, got none: pass the predictions of each mode")
     for index, p in enumerate(modes):
         if not torch.equal(p.labels, modes[0].labels) or p.num_classes != modes[0].num_classes:
             raise EnfoldError(
-                f"all modes must have predicted the same examples, but mode {index} has other labels or classes than "
-                "mode 0: predict one part of the data with all"
+                f"modes must be predictions of the same examples, got other labels or classes for mode {index} than "
+                "for mode 0: predict the same split with all modes"
             )
     return Predictions(torch.cat([p.mean().log_probs for p in modes]), modes[0].labels)

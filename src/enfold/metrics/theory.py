@@ -1,4 +1,4 @@
-"""Why averages help: the exact identities, for squared error, log-loss and votes."""
+"""Exact identities of averaging: squared error, log-loss and votes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ class Ambiguity:
 
 
 def ambiguity_decomposition(outputs: Tensor, target: Tensor) -> Ambiguity:
-    """Squared error of the mean output against the members': outputs (M, ...), target (...).
+    """Return the ambiguity decomposition (f̄ - y)² = (1/M) Σ_m (f_m - y)² - (1/M) Σ_m (f_m - f̄)².
 
-    (f̄ - y)² = (1/M) Σ_m (f_m - y)² - (1/M) Σ_m (f_m - f̄)²: the ensemble is never worse than its mean member.
     Krogh, Vedelsby, "Neural network ensembles, cross validation, and active learning", NeurIPS 1994.
+
+    Args:
+        outputs: Outputs of the members (M, ...).
+        target: Targets (...).
     """
     outputs, target = outputs.double(), target.double()
     mean = outputs.mean(0)
@@ -47,10 +50,14 @@ class BiasVarianceCovariance:
 
 
 def bias_variance_covariance(draws: Tensor, target: Tensor) -> BiasVarianceCovariance:
-    """The expected squared error of M averaged members over S trainings: draws (S, M, ...), target (...).
+    """Return the decomposition of the expected squared error of M averaged members over S training runs.
 
-    E is the mean over the S draws and Var and Cov divide by S, so that the identity is exact for any S.
+    E is the mean over the S runs, and Var and Cov divide by S, so that the identity is exact for any S.
     Ueda, Nakano, "Generalization error of ensemble estimators", ICNN 1996.
+
+    Args:
+        draws: Outputs (S, M, ...).
+        target: Targets (...).
     """
     draws, target = draws.double(), target.double()
     M = draws.shape[1]
@@ -66,9 +73,9 @@ def bias_variance_covariance(draws: Tensor, target: Tensor) -> BiasVarianceCovar
 
 
 def jensen_gap(p: Predictions) -> Tensor:
-    """(1/M) Σ_m -log p_m(y) + log p̄(y) of each example (N,): the mean member's NLL minus the ensemble's.
+    """Return (1/M) Σ_m -log p_m(y) + log p̄(y) of each example (N,): the mean member's NLL minus the ensemble's.
 
-    Never negative. Infinite where some but not all members call the label impossible; 0 where all do.
+    It is non-negative; infinite if the label has probability 0 for some but not all members, and 0 if for all.
     """
     own = of_label(member_log_probs(p), class_labels(p))  # (M, N)
     gap = mean_log_probs(own) - own.mean(0)
@@ -76,26 +83,35 @@ def jensen_gap(p: Predictions) -> Tensor:
 
 
 def majority_vote_accuracy(num_members: int, error: float) -> float:
-    """The probability that most of M independent voters with this error rate are right; a coin decides ties.
+    """Return the probability that the majority of M independent voters is correct; ties are decided at random.
 
-    Below an error of 0.5 it goes to 1 with M, above to 0: the zero-one loss has no guarantee like Jensen's.
+    Args:
+        num_members: Number of voters M.
+        error: Error rate of each voter.
+
+    Raises:
+        EnfoldError: If an argument is out of range.
     """
-    from scipy.special import bdtrc  # a quarter of a second at import
+    from scipy.special import bdtrc  # imported here: it takes a quarter of a second
 
     if num_members < 1 or not 0 <= error <= 1:
         raise EnfoldError(
-            f"a vote needs at least 1 member and an error rate from 0 to 1, got {num_members} and {error}: "
+            f"num_members must be at least 1 and error from 0 to 1, got num_members={num_members} and error={error}: "
             "pass the error as a fraction"
         )
     half = num_members // 2
     more_than_half = float(bdtrc(half, num_members, 1 - error))
     if num_members % 2:
         return more_than_half
-    return (more_than_half + float(bdtrc(half - 1, num_members, 1 - error))) / 2  # the coin: half of the ties
+    return (more_than_half + float(bdtrc(half - 1, num_members, 1 - error))) / 2  # half of the ties
 
 
 def left_out_fraction(examples: int) -> float:
-    """The probability (1 - 1/N)^N, near 1/e, that a bootstrap sample of N examples leaves a given one out."""
+    """Return the probability (1 - 1/N)^N, about 1/e, that a bootstrap sample of N examples lacks a given one.
+
+    Raises:
+        EnfoldError: If `examples` is below 1.
+    """
     if examples < 1:
-        raise EnfoldError(f"a bootstrap sample needs at least 1 example, got {examples}: pass the training set's size")
+        raise EnfoldError(f"examples must be at least 1, got {examples}: pass the size of the training set")
     return float((1 - 1 / examples) ** examples)

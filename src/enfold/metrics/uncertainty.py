@@ -1,4 +1,4 @@
-"""Uncertainty in two parts: what every member is unsure of, and what the members are at odds about.
+"""Decomposition of predictive uncertainty into aleatoric and epistemic uncertainty.
 
 (1) total      H[p̄]
 (2) aleatoric  (1/M) Σ_m H[p_m]
@@ -6,8 +6,8 @@
 (4) rmi        (1/M) Σ_m KL(p̄ ‖ p_m), the reverse mutual information
 (5) epkl       (1/M²) Σ_ij KL(p_i ‖ p_j) = (3) + (4), the expected pairwise divergence
 
-A Dirichlet student has all five, as those of endlessly many members; another single network has (1) = (2) alone. How
-much of an ensemble's uncertainty a network has kept is how well its own goes with (1) and (3) of the ensemble.
+A Dirichlet student has all five, those of an infinite ensemble; for other single networks (1) = (2) and the rest is 0.
+The uncertainty that a single network preserves is measured by its correlation with (1) and (3) of the ensemble.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch import Tensor
 
 from enfold.errors import EnfoldError
 from enfold.metrics.dirichlet import dirichlet_uncertainty
-from enfold.metrics.distributions import entropy, expected, member_log_probs, several_members
+from enfold.metrics.distributions import entropy, expected, member_log_probs, require_members
 from enfold.metrics.predictions import Predictions, mean_log_probs
 from enfold.metrics.ranks import pearson, spearman
 
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """Uncertainties of each example in nats, each (N,), never negative; the last three are 0 for M = 1."""
+    """Uncertainties of each example in nats, each of shape (N,) and non-negative; the last three are 0 for M = 1."""
 
     total: Tensor
     aleatoric: Tensor
@@ -36,7 +36,7 @@ class Uncertainty:
 
 
 def decomposition(p: Predictions) -> Uncertainty:
-    """The uncertainties of each example; rmi and epkl are infinite where the members' supports differ."""
+    """Return the uncertainties of each example; rmi and epkl are infinite where the members' supports differ."""
     members = member_log_probs(p)  # (M, N, C)
     mean = mean_log_probs(members)  # (N, C)
     total = entropy(mean)  # (1)
@@ -52,46 +52,53 @@ def decomposition(p: Predictions) -> Uncertainty:
 
 
 def of_concentrations(alphas: Tensor) -> Uncertainty:
-    """The uncertainties of a Dirichlet student with concentrations (N, C): (4) is E[KL(p̄ ‖ π)] of its distribution."""
-    found = dirichlet_uncertainty(alphas.detach().to("cpu", torch.float64))
-    return Uncertainty(found.total, found.aleatoric, found.epistemic, rmi=found.mkl, epkl=found.epkl)
+    """Return the uncertainties of a Dirichlet student with concentrations (N, C)."""
+    u = dirichlet_uncertainty(alphas.detach().to("cpu", torch.float64))
+    return Uncertainty(u.total, u.aleatoric, u.epistemic, rmi=u.mkl, epkl=u.epkl)
 
 
 @dataclass(frozen=True)
 class Correlation:
-    """Of two scores of the same examples; NaN where one of them never varies."""
+    """The correlation of two scores of the same examples; NaN if one of them is constant."""
 
     pearson: float
     spearman: float
 
 
 @dataclass(frozen=True)
-class Kept:
-    """How a network's uncertainty goes with the ensemble's."""
+class UncertaintyCorrelation:
+    """Correlations of a single network's uncertainty with the ensemble's."""
 
-    entropy: Correlation  # its entropy with the ensemble's
-    mutual_information: Correlation  # its entropy with what the members are at odds about
-    epistemic: Correlation  # its own epistemic part, if it has one, with the same
+    entropy: Correlation  # entropy of the network with entropy of the ensemble
+    mutual_information: Correlation  # entropy of the network with mutual information of the ensemble
+    epistemic: Correlation  # epistemic uncertainty of the network with mutual information of the ensemble
 
 
-def kept(single: Predictions | Uncertainty, ensemble: Predictions) -> Kept:
-    """How much of an ensemble's uncertainty one network keeps; `of_concentrations(...)` stands for a Dirichlet student.
+def uncertainty_correlation(single: Predictions | Uncertainty, ensemble: Predictions) -> UncertaintyCorrelation:
+    """Return how well the uncertainty of a single network correlates with the ensemble's.
 
-    An entropy that goes with the ensemble's entropy tells hard examples from easy ones. One that also goes with the
-    mutual information tells those that were not learnt from those that are ambiguous.
+    An entropy that correlates with the ensemble's entropy separates hard examples from easy ones. One that also
+    correlates with the mutual information separates unfamiliar examples from ambiguous ones.
+
+    Args:
+        single: Predictions of the network, or `of_concentrations(...)` for a Dirichlet student.
+        ensemble: Predictions of the ensemble on the same examples.
+
+    Raises:
+        EnfoldError: If the examples differ or the ensemble has only one member.
     """
-    several_members(ensemble, "kept")
+    require_members(ensemble, "uncertainty_correlation")
     if isinstance(single, Predictions) and not torch.equal(single.labels.cpu(), ensemble.labels.cpu()):
         raise EnfoldError(
-            "kept compares uncertainties of the same examples, but the labels of the two predictions differ: "
-            "predict one test set with both"
+            "single and ensemble must be predictions of the same examples, got different labels: "
+            "predict the same test set with both"
         )
     own = decomposition(single) if isinstance(single, Predictions) else single
-    theirs = decomposition(ensemble)
-    return Kept(
-        entropy=_correlation(own.total, theirs.total),
-        mutual_information=_correlation(own.total, theirs.epistemic),
-        epistemic=_correlation(own.epistemic, theirs.epistemic),
+    reference = decomposition(ensemble)
+    return UncertaintyCorrelation(
+        entropy=_correlation(own.total, reference.total),
+        mutual_information=_correlation(own.total, reference.epistemic),
+        epistemic=_correlation(own.epistemic, reference.epistemic),
     )
 
 

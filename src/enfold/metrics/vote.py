@@ -1,4 +1,4 @@
-"""Votes: each member names one class, and the class named most often is the ensemble's."""
+"""Majority votes of the members."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from enfold.metrics.predictions import Predictions
 
 
 def majority_vote(p: Predictions) -> Tensor:
-    """The class most members call the most probable (N,); the mean probabilities decide between equal counts."""
+    """Return the class that most members predict (N,); the mean probabilities decide ties."""
     votes = F.one_hot(member_log_probs(p).argmax(-1), p.num_classes).sum(0)  # (N, C)
     tied = votes == votes.amax(-1, keepdim=True)
     return ensemble_log_probs(p).masked_fill(~tied, -float("inf")).argmax(-1)
 
 
 def vote_accuracy(p: Predictions) -> float:
-    """The fraction of examples for which the majority is right."""
+    """Return the accuracy of the majority vote."""
     return (majority_vote(p) == class_labels(p)).double().mean().item()

@@ -16,7 +16,7 @@ from enfold.analysis.ood import Told, answers, outside_scores
 from enfold.distill.dirichlet import Dirichlet
 from enfold.ensemble import Ensemble
 from enfold.io.files import atomic_path
-from enfold.metrics import Uncertainty, decomposition, kept, of_concentrations, selective
+from enfold.metrics import Uncertainty, decomposition, of_concentrations, selective, uncertainty_correlation
 from enfold.metrics.dirichlet import concentrations
 from enfold.metrics.predictions import Predictions
 from enfold.run.seed_run import SeedRun
@@ -38,7 +38,7 @@ def uncertainty_row(test: Predictions, members: Predictions, own: Uncertainty | 
     names = ("total", "aleatoric", "epistemic") if has_epistemic else ("total",)
     parts: dict[str, Any] = {name: getattr(found, name).mean().item() for name in names}
     if members.num_members > 1:
-        correlations = asdict(kept(found, members))
+        correlations = asdict(uncertainty_correlation(found, members))
         parts["kept"] = correlations if has_epistemic else {key: correlations[key] for key in OF_ONE}
     return {"selective": _finite(selective(test)), "uncertainty": _finite(parts)}
 
