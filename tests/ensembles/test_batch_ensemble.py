@@ -195,7 +195,7 @@ def test_layers_that_compute_their_weight_are_refused_by_name():
     network = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 2))
     with pytest.raises(EnfoldError, match=r"'0' computes its weight .*exclude the layer"):
         BatchEnsemble(network, 2)
-    assert BatchEnsemble(network, 2, include="1")(torch.zeros(3, 4)).shape == (2, 3, 2)
+    assert BatchEnsemble(network, 2, include=("1",))(torch.zeros(3, 4)).shape == (2, 3, 2)
 
 
 def test_one_batch_norm_each_is_m_batch_norms():

@@ -167,7 +167,7 @@ def test_multiple_choice_raises_the_oracles_accuracy():
 
 def test_training_by_choice_sees_the_same_examples_and_keeps_the_last_epoch():
     share = partial(TreeNet, num_members=2, choice="best")
-    plan = share(network).configure(TrainConfig(patience=3))
+    plan = share(any_network()).configure(TrainConfig(patience=3))
     assert (plan.order, plan.select, plan.patience) == ("shared", "last", None)
     assert TreeNet(any_network(), 2).configure(TrainConfig(patience=3)) == TrainConfig(patience=3, order="shared")
     assert TreeNet(any_network(), 2).configure(TrainConfig(bootstrap=True)) == TrainConfig(bootstrap=True)
