@@ -161,7 +161,7 @@ def test_check_says_what_is_missing_or_unreadable(mnist, tiny, tmp_path):
 
 def test_check_of_a_path_reads_it(tmp_path):
     (problem,) = check(str(tmp_path / "absent.npz"))
-    assert "there must be a file or folder" in problem
+    assert "must be a file or folder" in problem
     (tmp_path / "own.py").write_text(OWN)
     assert check(f"{tmp_path}/own.py:data") == []
 
@@ -203,9 +203,9 @@ def test_cifar100_reads_the_fine_labels(monkeypatch, tiny, tmp_path):
         ("fashion_mnist", "did you mean 'fashion-mnist'"),
         ("CIFAR-10", "did you mean 'cifar10'"),
         ("qqq", "correct the name, or give a path"),
-        ("sub/folder", "there must be a file or folder at 'sub/folder'"),
-        ("data.npz", r"there must be a file or folder at 'data\.npz'"),
-        (Path("mnist"), "there must be a file or folder at 'mnist'"),
+        ("sub/folder", "'sub/folder'"),
+        ("data.npz", r"'data\.npz'"),
+        (Path("mnist"), "'mnist' must be a file or folder"),
     ],
 )
 def test_wrong_names_and_paths(name, message):

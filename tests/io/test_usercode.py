@@ -55,12 +55,12 @@ def test_a_file_is_executed_once_until_it_is_edited(here):
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("make_net", "must read module:name"),
-        ("own.py:", "must read module:name"),
-        (":make", "must read module:name"),
-        ("absent.py:make", r"Python file at 'absent\.py'"),
-        ("absent_module:make", "there must be a module 'absent_module'"),
-        ("absent_package.module:make", r"there must be a module 'absent_package\.module'"),
+        ("make_net", "module:name"),
+        ("own.py:", "module:name"),
+        (":make", "module:name"),
+        ("absent.py:make", r"absent\.py"),
+        ("absent_module:make", "absent_module"),
+        ("absent_package.module:make", r"absent_package\.module"),
         ("math:nothing", "'math' must define 'nothing', got .*sqrt"),
         ("own.py:nothing", r"'own\.py' must define 'nothing', got make"),
         ("broken.py:make", r"ZeroDivisionError: division by zero \(line 2 of .*broken\.py\)"),

@@ -28,7 +28,7 @@ def test_members_that_are_brought_are_a_run_like_any_other(enfold, finished: Pat
         done = enfold(*verb)
         assert done.code == 0, done.err
     for changes, says in (
-        (["--checkpoints", str(tmp_path / "none-*.pt")], "must match at least one file"),
+        (["--checkpoints", str(tmp_path / "none-*.pt")], "must match at least one"),
         (["--set", f"checkpoints={tmp_path}/one.pt", "--members", "4"], "each of the 4 members, got 1 files"),
         (["--set", f"checkpoints={tmp_path}/one.pt", "--set", "trajectory=true"], "these come from checkpoints"),
     ):

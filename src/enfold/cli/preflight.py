@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from enfold.errors import EnfoldError
-from enfold.io.usercode import code_words
+from enfold.io.usercode import describe_code
 from enfold.run import Recipe, RunDirectory, open_run
 
 
@@ -35,4 +35,4 @@ def show_code(run: RunDirectory, references: Iterable[str]) -> None:
     """Print the files of code that is imported, because a relative name may be found in several folders."""
     with run.context():
         for reference in references:
-            print(f"enfold: running {reference} ({code_words(reference)})", file=sys.stderr)
+            print(f"enfold: running {reference} ({describe_code(reference)})", file=sys.stderr)

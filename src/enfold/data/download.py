@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from enfold.data.raw import file_md5
 from enfold.errors import EnfoldError
-from enfold.io.files import not_followed
+from enfold.io.files import open_no_follow
 from enfold.progress import ProgressBar, progress
 
 CHUNK = 1 << 16
@@ -100,7 +100,7 @@ def _stream(remote: Remote, part: Path, bar: ProgressBar) -> None:
     with response:
         have = have if response.status == HTTPStatus.PARTIAL_CONTENT else 0
         expected = min(have + (response.length or 0), remote.bytes)
-        with open(part, "ab" if have else "wb", opener=not_followed) as file:
+        with open(part, "ab" if have else "wb", opener=open_no_follow) as file:
             while chunk := response.read(min(CHUNK, remote.bytes + 1 - file.tell())):  # one too many is seen as wrong
                 file.write(chunk)
                 bar.advance(len(chunk) / MEGABYTE)
@@ -141,6 +141,6 @@ def alone(folder: Path) -> Iterator[None]:
     except ImportError:  # Windows
         yield
         return
-    with open(folder / ".lock", "a", opener=not_followed) as lock:
+    with open(folder / ".lock", "a", opener=open_no_follow) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

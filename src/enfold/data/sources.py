@@ -17,7 +17,7 @@ from enfold.data.official import CIFAR10, CIFAR100, FASHION_MNIST, MNIST
 from enfold.data.parts import Parts, assemble, resplit_data, without
 from enfold.data.source import Source
 from enfold.errors import EnfoldError, closest
-from enfold.io.usercode import call, found, resolve, searched
+from enfold.io.usercode import call, find_path, resolve, searched_folders
 
 SOURCES: dict[str, Source] = {
     source.name: source for source in (FASHION_MINI, DIGITS, FASHION_MNIST, MNIST, CIFAR10, CIFAR100)
@@ -67,14 +67,16 @@ def load(
         if path is None:
             raise EnfoldError(source.absence(place))
         return assemble(source.read(path), **chosen, exclude_classes=exclude_classes)
-    path = found(Path(name_or_path).expanduser())
+    path = find_path(Path(name_or_path).expanduser())
     if path.exists():
         return assemble(_read_path(path, size), **chosen, exclude_classes=exclude_classes)
     if isinstance(name_or_path, str) and ":" in name_or_path:
         _refuse_size(size, name_or_path)
         return resplit_data(without(_own(name_or_path), exclude_classes), **chosen)
     if isinstance(name_or_path, Path) or path.suffix or len(path.parts) > 1:
-        raise EnfoldError(f"there must be a file or folder at '{path}', got none in {searched()}: correct the path")
+        raise EnfoldError(
+            f"'{path}' must be a file or folder in {searched_folders()}, but it is not found: correct the path"
+        )
     raise _unknown(name_or_path)
 
 

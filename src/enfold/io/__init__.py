@@ -1,1 +1,1 @@
-"""Files: atomic writes, content digests, checkpoints, and Python code that a user names."""
+"""Files: atomic writes, content digests, checkpoints, and references to user code."""

@@ -1,4 +1,4 @@
-"""Checkpoints that users already have: safetensors, or `.pt` files that hold tensors and nothing that could run."""
+"""Existing checkpoints: safetensors files, or `.pt` files that contain tensors only and cannot run code."""
 
 from __future__ import annotations
 
@@ -18,54 +18,65 @@ from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
 from enfold.io.files import parsing
-from enfold.io.usercode import places, searched
+from enfold.io.usercode import places, searched_folders
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "network", "net", "module", "weights", "params")
-EXTRA_STATE = "_extra_state"  # how state dicts name what get_extra_state returns
-MOST = 100_000  # entries of folders that a pattern may look at
+EXTRA_STATE = "_extra_state"  # suffix of the value of get_extra_state in a state dict
+MOST = 100_000  # directory entries that a pattern may visit
 PREFIXES = ("module.", "_orig_mod.", "model.", "network.", "net.")
 
 
 def matching_files(files: str | Path | Sequence[str | Path]) -> list[Path]:
-    """The files of a pattern, in order of name, or the given list; each must exist."""
+    """Return the files that match a pattern, sorted by name, or the given list of files.
+
+    Args:
+        files: A path, a glob pattern, or a list of paths.
+
+    Raises:
+        EnfoldError: If a file does not exist or nothing matches the pattern.
+    """
     if isinstance(files, str | Path):
         for place in places():
-            found = _matching(place, str(files))
+            found = _match_pattern(place, str(files))
             if found:
                 return found
         raise EnfoldError(
-            f"a checkpoint pattern must match at least one file, got '{files}', which has none in {searched()}: check "
-            "the path"
+            f"files must match at least one checkpoint, got '{files}' without a match in {searched_folders()}: "
+            "check the path"
         )
     paths = [Path(name) for name in files]
     missing = [path for path in paths if not path.is_file()]
     if missing or not paths:
-        what = f"'{missing[0]}' is not a file" if missing else "the list is empty"
-        raise EnfoldError(f"checkpoints must be files that exist, but {what}: check the path")
+        what = f"'{missing[0]}', which is not a file" if missing else "an empty list"
+        raise EnfoldError(f"files must be existing checkpoints, got {what}: check the path")
     return paths
 
 
-def _matching(place: Path, files: str) -> list[Path]:
-    whole = place / files
-    if whole.is_file():  # a name may hold brackets
-        return [whole]
+def _match_pattern(place: Path, files: str) -> list[Path]:
+    path = place / files
+    if path.is_file():  # a file name may contain brackets
+        return [path]
     if not glob.has_magic(files):
         return []
     return sorted(set(_search(place, list(Path(files).parts), count())))
 
 
 def require_local(pattern: str) -> None:
-    """Refuse a recipe's pattern that searches folders elsewhere: a recipe may come from anybody."""
+    """Check that a recipe's pattern does not search folders elsewhere, as recipes may be untrusted.
+
+    Raises:
+        EnfoldError: If a folder outside the current one contains wildcards.
+    """
     path = Path(pattern)
     if (path.is_absolute() or ".." in path.parts) and glob.has_magic(str(path.parent)):
         raise EnfoldError(
-            "a recipe's checkpoints may be searched for in folders below its own or the current one, and elsewhere by "
-            f"their file names alone, got '{pattern}': name their folder, or start in a folder above them"
+            "a checkpoint pattern with wildcards in its folders must be below the recipe's or the current folder, got "
+            f"'{pattern}': write the folder without wildcards, or run from a folder above it"
         )
 
 
 def _search(folder: Path, parts: list[str], seen: Iterator[int]) -> Iterator[Path]:
-    """The files below a folder that match a pattern's parts; one that looks at too many entries is refused."""
+    """Yield the files below a folder that match the components of a pattern; limit the number of visited entries."""
     if not glob.has_magic(parts[0]):
         inner = folder / parts[0]
         if parts[1:] and inner.is_dir():
@@ -78,7 +89,10 @@ def _search(folder: Path, parts: list[str], seen: Iterator[int]) -> Iterator[Pat
         yield from _search(folder, parts[1:], seen)
     for entry in _entries(folder):
         if next(seen) > MOST:
-            raise EnfoldError(f"a pattern of checkpoints must lead to them within {MOST:,} files: name their folder")
+            raise EnfoldError(
+                f"a checkpoint pattern must visit at most {MOST:,} files, got more below '{folder}': use a more "
+                "specific pattern"
+            )
         hidden = entry.name.startswith(".") and not parts[0].startswith(".")
         if hidden or not (anywhere or fnmatchcase(entry.name, parts[0])):
             continue
@@ -92,28 +106,35 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as found:
             return list(found)
-    except OSError:  # not ours to read
+    except OSError:  # no permission
         return []
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
-    """The tensors of one checkpoint by name, on the CPU."""
+    """Return the tensors of a checkpoint by name, on the CPU.
+
+    Args:
+        path: A safetensors file, or a `.pt` file with a state dict.
+
+    Raises:
+        EnfoldError: If the file is damaged, is not a state dict, or contains pickled objects.
+    """
     if path.suffix == ".safetensors":
         with parsing(path, "a safetensors file", "save it again"):
             return dict(load_file(path))
     with parsing(path, "a PyTorch checkpoint", "save it again"):
         try:
-            with warnings.catch_warnings(action="ignore"):  # about pickle protocols: what it cannot read, it refuses
+            with warnings.catch_warnings(action="ignore"):  # about pickle protocols
                 content = torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             raise EnfoldError(
-                f"a checkpoint must hold tensors only, but '{path}' is damaged or holds a pickled object, which could "
-                "run code: save network.state_dict() instead of the network"
+                f"a checkpoint must contain tensors only, but '{path}' is damaged or contains a pickled object, which "
+                "could run code: save network.state_dict() instead of the network"
             ) from error
-    return _unwrapped(content, path)
+    return _find_state(content, path)
 
 
-def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
+def _find_state(content: Any, path: Path) -> dict[str, Tensor]:
     while isinstance(content, Mapping) and not _is_state(content):
         inner = next((content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)), None)
         if inner is None:
@@ -121,7 +142,7 @@ def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
         content = inner
     if not isinstance(content, Mapping) or not _is_state(content):
         raise EnfoldError(
-            f"a checkpoint must be a state dict, or hold one under a key such as '{WRAPPERS[0]}', but '{path}' does "
+            f"a checkpoint must be a state dict, or contain one under a key such as '{WRAPPERS[0]}', but '{path}' does "
             "not: save network.state_dict()"
         )
     return {str(name): tensor for name, tensor in content.items()}
@@ -134,11 +155,19 @@ def _is_state(content: Mapping[Any, Any]) -> bool:
 
 
 def require_tensors(state: Mapping[str, Any], purpose: str) -> None:
-    """Refuse a state dict with anything but tensors in it, which `get_extra_state` may return."""
+    """Check that a state dict contains tensors only; `get_extra_state` may return other objects.
+
+    Args:
+        state: The state dict.
+        purpose: Beginning of the error message, such as "a checkpoint is written".
+
+    Raises:
+        EnfoldError: If a value is not a tensor.
+    """
     name = next((name for name, value in state.items() if not isinstance(value, Tensor)), None)
     if name is not None:
         raise EnfoldError(
-            f"{purpose} as tensors, but '{name}' is a {type(state[name]).__name__}: keep it in buffers, or return a "
+            f"{purpose} as tensors, but '{name}' is a {type(state[name]).__name__}: store it in a buffer, or return a "
             "tensor from get_extra_state"
         )
 
@@ -180,25 +209,29 @@ def load_into(network: nn.Module, path: Path) -> nn.Module:
 
 
 def with_ties(state: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
-    """The state with all names of tied tensors; a safetensors file may hold each tensor under one of its names."""
+    """Return the state with all names of tied tensors; a safetensors file may contain only one of the names.
+
+    Raises:
+        EnfoldError: If tied tensors differ in the checkpoint.
+    """
     first: dict[int, str] = {}
     own = network.state_dict(keep_vars=True)
     for name, tensor in own.items():
-        if name in state and not _same(state[name], state[first.setdefault(id(tensor), name)]):
+        if name in state and not _is_same(state[name], state[first.setdefault(id(tensor), name)]):
             raise EnfoldError(
                 f"'{first[id(tensor)]}' and '{name}' are one tensor in the network {type(network).__name__}, but "
-                "differ in the checkpoint: give the network that it was saved from"
+                "differ in the checkpoint: pass the network that it was saved from"
             )
     tied = {name: state[first[id(tensor)]] for name, tensor in own.items() if id(tensor) in first}
     return {**tied, **state}
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
+def _is_same(one: Tensor, other: Tensor) -> bool:
     return one is other or torch.equal(one, other)
 
 
 def _without_prefix(state: dict[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Drop what wrappers such as DataParallel put before every name, as long as that brings them to the network's."""
+    """Remove the prefixes that wrappers such as DataParallel add, until the names match the network's."""
     bare = state
     while bare and not bare.keys() & expected.keys():
         prefix = next((prefix for prefix in PREFIXES if all(name.startswith(prefix) for name in bare)), None)

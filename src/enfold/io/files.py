@@ -1,4 +1,4 @@
-"""Files that are whole or absent: temporary file, fsync, rename."""
+"""Atomic writes (temporary file, fsync, rename), digests and read errors."""
 
 from __future__ import annotations
 
@@ -19,14 +19,19 @@ from enfold.errors import EnfoldError, WriteError
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHUNK = 1 << 24  # bytes that are digested at a time
+CHUNK = 1 << 24  # bytes hashed at a time
 
 
 @contextmanager
 def atomic_path(path: Path, *, parents: bool = True) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; when the block succeeds it replaces `path`, else it is removed.
+    """Yield a temporary path in the folder of `path`; it replaces `path` if the block succeeds, else it is removed.
 
-    The folder is made if it is missing; its own folder too, unless `parents` is false.
+    Args:
+        path: The file to write. Its folder is created if it is missing.
+        parents: Create the parents of the folder as well.
+
+    Raises:
+        WriteError: If the file cannot be written.
     """
     with writing(path):
         if not path.parent.is_dir():
@@ -35,10 +40,10 @@ def atomic_path(path: Path, *, parents: bool = True) -> Iterator[Path]:
         with _in_use(path.parent) as sync:
             try:
                 yield temporary
-                with temporary.open("r+b") as written:  # Windows syncs only what may be written
+                with temporary.open("r+b") as written:  # Windows syncs only writable files
                     os.fsync(written.fileno())
-                temporary.chmod(0o666 & ~_umask())  # safetensors lets nobody else read what it writes
-                temporary.replace(path)  # of a symbolic link the link itself, not what it leads to
+                temporary.chmod(0o666 & ~_umask())  # safetensors writes files that only the owner can read
+                temporary.replace(path)  # replaces a symbolic link itself, not its target
                 sync()
             finally:
                 temporary.unlink(missing_ok=True)
@@ -46,7 +51,7 @@ def atomic_path(path: Path, *, parents: bool = True) -> Iterator[Path]:
 
 @cache
 def _umask() -> int:
-    """Return the process's mask of permissions, which can only be read by setting it."""
+    """Return the umask of the process, which can only be read by setting it."""
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
@@ -54,7 +59,7 @@ def _umask() -> int:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raise what the system says against writing `path` inside the block as one `WriteError`."""
+    """Convert system errors inside the block to a `WriteError` about `path`."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -63,51 +68,55 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _in_use(folder: Path) -> Iterator[Callable[[], None]]:
-    """Mark a folder as being written, so that nobody takes its temporary files for stale; yield what syncs it."""
+    """Lock a folder so that its temporary files are not considered stale; yield a function that syncs it."""
     if os.name != "posix":
         yield lambda: None
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        _lock(descriptor, alone=False)
+        _lock(descriptor, exclusive=False)
         yield lambda: os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, *, alone: bool) -> bool:
-    """Lock what is open, without waiting; False where another process has it, or the system has no locks."""
+def _lock(descriptor: int, *, exclusive: bool) -> bool:
+    """Lock an open file without waiting; return False if another process has it or locks are not available."""
     try:
         import fcntl
 
-        fcntl.flock(descriptor, fcntl.LOCK_NB | (fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+        fcntl.flock(descriptor, fcntl.LOCK_NB | (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH))
     except (ImportError, OSError):
         return False
     return True
 
 
 def remove_stale_parts(folder: Path) -> None:
-    """Remove the temporary files that killed processes left in a folder and below it."""
+    """Remove temporary files of killed processes in a folder and its subfolders."""
     for place in {part.parent for part in folder.rglob(".*.part")}:
-        with suppress(OSError):  # gone since, or not ours to change: they do no harm
+        with suppress(OSError):  # already removed, or no permission: stale files are harmless
             descriptor = os.open(place, os.O_RDONLY)
             try:
-                for part in place.glob(".*.part") if _lock(descriptor, alone=True) else ():
+                for part in place.glob(".*.part") if _lock(descriptor, exclusive=True) else ():
                     part.unlink()
             finally:
                 os.close(descriptor)
 
 
-def not_followed(name: str, flags: int) -> int:
-    """Open a file, but not through a symbolic link: an `opener` for what is written in place."""
+def open_no_follow(name: str, flags: int) -> int:
+    """Open a file, but do not follow a symbolic link: an `opener` for files that are written in place."""
     return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line to a text file; what an interrupted write left there is ended first."""
+    """Append a line to a text file; an incomplete last line of an interrupted write is terminated first.
+
+    Raises:
+        WriteError: If the file cannot be written.
+    """
     with writing(path):
         path.parent.mkdir(exist_ok=True)
-        with open(path, "a+b", opener=not_followed) as file:
+        with open(path, "a+b", opener=open_no_follow) as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
                 line = line if file.read(1) == b"\n" else f"\n{line}"
@@ -116,7 +125,13 @@ def append_line(path: Path, line: str) -> None:
 
 @contextmanager
 def parsing(path: Path, what: str, remedy: str) -> Iterator[None]:
-    """Raise whatever a damaged or foreign file makes its reader raise inside the block as one `EnfoldError`."""
+    """Convert errors of a reader inside the block to an `EnfoldError` about a damaged file.
+
+    Args:
+        path: The file.
+        what: What it should be, such as "a safetensors file".
+        remedy: What the user can do.
+    """
     try:
         yield
     except EnfoldError:
@@ -133,30 +148,30 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON atomically, keys in the order given, one file that diffs well."""
+    """Write indented JSON atomically; keys are in the given order."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def sha256(path: Path) -> str:
-    """The hexadecimal SHA-256 of a file."""
+    """Return the hexadecimal SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest(tensors: Iterable[Tensor], text: str = "") -> str:
-    """What tells these values, and a text, from all others."""
+    """Return a hexadecimal SHA-256 of tensors (types, shapes and values) and a text."""
     import torch
 
     found = hashlib.sha256(text.encode())
     for tensor in tensors:
         found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
         rows = max(1, CHUNK // max(1, tensor[:1].nbytes)) if tensor.ndim else 1
-        for piece in tensor.detach().split(rows) if tensor.ndim else [tensor.detach()]:  # not copied all at once
+        for piece in tensor.detach().split(rows) if tensor.ndim else [tensor.detach()]:  # limits the memory of the copy
             flat = piece.cpu().flatten().clone(memory_format=torch.contiguous_format)
             found.update(flat.view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 
 def part_file(file: Path, part: object) -> Path:
-    """The file of one part of what a file is for, beside it."""
+    """Return the path of a partial result next to a file: "name-part.suffix"."""
     return file.with_name(f"{file.stem}-{part}{file.suffix}")

@@ -1,4 +1,4 @@
-"""Identity: what something was made from, as digests and settings by name, and what differs between two of them."""
+"""Identity: the inputs of a result as digests and settings by name, and the differences between two identities."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ Identity = Mapping[str, Any]
 
 
 def plain(identity: Identity) -> dict[str, Any]:
-    """The identity as a file gives it back."""
+    """Return the identity as it is read back from a JSON file."""
     found: dict[str, Any] = json.loads(json.dumps(identity))
     return found
 
 
 def differences(before: Identity, now: Identity) -> list[str]:
-    """What is not the same, by name; of settings, also both values."""
+    """Return the names of entries that differ, with both values for settings."""
     old, new = (dict(_flat(plain(each))) for each in (before, now))
     return [
-        _words(name, old.get(name), new.get(name))
+        _describe(name, old.get(name), new.get(name))
         for name in dict.fromkeys((*old, *new))
         if old.get(name) != new.get(name)
     ]
 
 
 def _flat(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings within settings under dotted names."""
+    """Yield nested settings under dotted names."""
     if isinstance(tree, Mapping) and tree:
         for key, value in tree.items():
             yield from _flat(value, f"{name}.{key}" if name else key)
@@ -36,7 +36,7 @@ def _flat(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, tree
 
 
-def _words(name: str, old: Any, new: Any) -> str:
+def _describe(name: str, old: Any, new: Any) -> str:
     if any(isinstance(value, str) and DIGEST.fullmatch(value) for value in (old, new)):
         return name
     return f"{name} ({_value(old)}, now {_value(new)})"

@@ -1,4 +1,4 @@
-"""The user's own code by reference: ``module:name`` or ``path/to/file.py:name``."""
+"""User code by reference: ``module:name`` or ``path/to/file.py:name``."""
 
 from __future__ import annotations
 
@@ -21,19 +21,21 @@ from typing import Any
 from enfold.errors import EnfoldError
 
 INSTALLED = [path for name, path in sysconfig.get_paths().items() if name.endswith("lib")]
-OTHERS = ("<frozen", str(Path(__file__).parent), *INSTALLED)  # code that is not the user's own lies there
+OTHERS = ("<frozen", str(Path(__file__).parent), *INSTALLED)  # locations of code that is not the user's
 
 
 _places: ContextVar[tuple[Path, ...]] = ContextVar("places", default=())
 _trusted: ContextVar[bool | None] = ContextVar("trusted", default=None)
-_untrusted: set[object] = set()  # blocks of this process that trust no code; threads begun in them have no context
+_untrusted: set[object] = set()  # active blocks that trust no code, as threads do not inherit the context
 
 
 @contextmanager
 def looking_in(folders: Sequence[Path], *, trusted: bool = False) -> Iterator[None]:
-    """Inside the block, what a file names by a relative path is looked for in these folders, the first that has it.
+    """Resolve relative paths inside the block against these folders; the first folder that has the path is used.
 
-    Code that it names is imported only if it is `trusted`.
+    Args:
+        folders: The folders to search.
+        trusted: Whether referenced code may be imported.
     """
     before, block = (_places.set(tuple(folders)), _trusted.set(trusted)), object()
     _untrusted.update(() if trusted else (block,))
@@ -46,12 +48,12 @@ def looking_in(folders: Sequence[Path], *, trusted: bool = False) -> Iterator[No
 
 
 def places() -> tuple[Path, ...]:
-    """The folders that are looked in, of which the current one is the only one unless others are asked for."""
+    """Return the folders that are searched; by default the current one."""
     return _places.get() or (Path(),)
 
 
 def is_reference(text: str) -> bool:
-    """Whether a text names code: what is behind its last colon is a Python name, and something is before it."""
+    """Return whether a text is a reference to code: something, a colon and a Python name."""
     where, _, name = text.rpartition(":")
     return bool(where) and all(part.isidentifier() for part in name.split("."))
 
@@ -59,22 +61,22 @@ def is_reference(text: str) -> bool:
 def code_files(reference: str) -> list[Path]:
     """Return the files that importing a reference runs, without running any; empty if they are not found.
 
-    Of a module in a package these are also the package's own files. What they import in turn is not known before.
+    For a module in a package this includes the files of the package, but not the modules that these files import.
     """
     where = reference.rpartition(":")[0]
     if where.endswith(".py"):
-        path = found(Path(os.path.expanduser(where)))
+        path = find_path(Path(os.path.expanduser(where)))
         return [path.resolve()] if path.is_file() else []
     with _importable(_folders()):
         return [Path(spec.origin).resolve() for spec in _specs(where) if spec.has_location and spec.origin]
 
 
 def _specs(module: str) -> Iterator[ModuleSpec]:
-    """The packages around a module and the module itself, as far as they are found; none is imported."""
+    """Yield the specs of a module's packages and of the module itself, without importing them."""
     top, *inner = module.split(".")
     try:
         spec = importlib.util.find_spec(top)
-    except ValueError:  # no module's name, or one without a file, as __main__
+    except ValueError:  # not a module name, or a module without a file such as __main__
         return
     for name in (*inner, None):
         if spec is None:
@@ -82,16 +84,16 @@ def _specs(module: str) -> Iterator[ModuleSpec]:
         yield spec
         finders = [pkgutil.get_importer(folder) for folder in spec.submodule_search_locations or ()]
         specs = [found for each in finders if name and each and (found := each.find_spec(name, None))]
-        spec = min(specs, key=lambda each: each.loader is None, default=None)  # a folder counts where there is no file
+        spec = min(specs, key=lambda each: each.loader is None, default=None)  # files take precedence over folders
 
 
-def found(path: Path) -> Path:
-    """The file or folder where it is; the path as it is given where there is none."""
+def find_path(path: Path) -> Path:
+    """Return the path in the first searched folder that has it, else the path unchanged."""
     return next((place / path for place in places() if (place / path).exists()), path)
 
 
-def searched() -> str:
-    """The folders that are looked in, as words."""
+def searched_folders() -> str:
+    """Return the searched folders as text for messages."""
     return " or ".join(str(place) for place in _folders())
 
 
@@ -100,36 +102,42 @@ def _folders() -> list[Path]:
 
 
 def resolve(reference: str) -> Any:
-    """The object that a reference names, for example ``resolve("nets.py:make_net")`` or ``resolve("math:sqrt")``.
+    """Return the object that a reference names, for example ``resolve("nets.py:make_net")``.
 
-    Modules are looked for in the current folder too, and a file may import its neighbours, as if it were run there.
+    Modules are also searched in the current folder, and a file may import other files of its folder.
+
+    Args:
+        reference: ``module:name`` or ``path/to/file.py:name``.
+
+    Raises:
+        EnfoldError: If the reference is malformed, not trusted or not found, or if importing it fails.
     """
     where, _, name = reference.rpartition(":")
     if not is_reference(reference):
         raise EnfoldError(
-            f"a reference to your own code must read module:name or path/file.py:name, got '{reference}': "
-            "name the module, a colon and the function"
+            f"a reference to user code must be module:name or path/file.py:name, got '{reference}': "
+            "write the module, a colon and the function"
         )
     is_trusted = _trusted.get()
-    if is_trusted is False or (is_trusted is None and _untrusted):  # else a Python program names its own code
-        raise untrusted([reference])
-    found: Any = _from_file(Path(os.path.expanduser(where))) if where.endswith(".py") else _from_module(where)
+    if is_trusted is False or (is_trusted is None and _untrusted):  # outside of blocks, programs may use their own code
+        raise trust_error([reference])
+    target: Any = _from_file(Path(os.path.expanduser(where))) if where.endswith(".py") else _from_module(where)
     for part in name.split("."):
-        if not hasattr(found, part):
-            raise EnfoldError(f"'{where}' must define '{name}', got {_public_names(found)}: correct the reference")
-        found = getattr(found, part)
-    return found
+        if not hasattr(target, part):
+            raise EnfoldError(f"'{where}' must define '{name}', got {_public_names(target)}: correct the reference")
+        target = getattr(target, part)
+    return target
 
 
-def untrusted(references: Iterable[str]) -> EnfoldError:
-    """The refusal of code that a file names, with every Python file that would run."""
-    named = ", ".join(f"{each} ({code_words(each)})" for each in references)
-    return EnfoldError(f"code runs only if it is trusted, got {named}: add --trust-code if you know it")
+def trust_error(references: Iterable[str]) -> EnfoldError:
+    """Return the error for references to untrusted code, with all Python files that they would run."""
+    named = ", ".join(f"{each} ({describe_code(each)})" for each in references)
+    return EnfoldError(f"code runs only if it is trusted, got {named}: add --trust-code if you trust it")
 
 
-def code_words(reference: str) -> str:
-    """The files that a reference runs, as words."""
-    return ", ".join(map(str, code_files(reference))) or f"no such file in {searched()}"
+def describe_code(reference: str) -> str:
+    """Return the files that a reference runs as text for messages."""
+    return ", ".join(map(str, code_files(reference))) or f"no such file in {searched_folders()}"
 
 
 def _from_module(name: str) -> ModuleType:
@@ -139,8 +147,8 @@ def _from_module(name: str) -> ModuleType:
         except ModuleNotFoundError as error:
             if error.name and (name == error.name or name.startswith(f"{error.name}.")):
                 raise EnfoldError(
-                    f"there must be a module '{name}' that is installed or lies in {searched()}, got none: "
-                    "correct its name, or give the path of its file as path/file.py:name"
+                    f"the module '{name}' must be installed or in {searched_folders()}, but it is not found: "
+                    "correct its name, or write the path of its file as path/file.py:name"
                 ) from error
             raise _failure(name, error) from error
         except Exception as error:
@@ -148,18 +156,20 @@ def _from_module(name: str) -> ModuleType:
 
 
 def _from_file(path: Path) -> ModuleType:
-    path = found(path)
+    path = find_path(path)
     if not path.is_file():
-        raise EnfoldError(f"there must be a Python file at '{path}', got none in {searched()}: correct the path")
+        raise EnfoldError(
+            f"'{path}' must be a Python file in {searched_folders()}, but it is not found: correct the path"
+        )
     path = path.resolve()
-    # The name holds path and content: the same file gives the same classes again, an edited one gives new ones.
+    # The name depends on path and content, so that the same file gives the same classes and an edited one new classes.
     digest = hashlib.sha256(str(path).encode() + b"\0" + path.read_bytes()).hexdigest()[:12]
     name = f"enfold_usercode_{path.stem}_{digest}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise EnfoldError(f"'{path}' must be a Python file that can be imported, which it is not: rename it")
+        raise EnfoldError(f"'{path}' must be an importable Python file, but it is not: rename it")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up while it is being executed
     try:
@@ -183,17 +193,26 @@ def _importable(folders: Sequence[Path]) -> Iterator[None]:
 
 
 def call(reference: str, function: Callable[[], Any]) -> Any:
-    """What the user's own function gives; where it fails is said in one sentence."""
+    """Return the result of a user's function.
+
+    Args:
+        reference: Its name in error messages.
+        function: The function.
+
+    Raises:
+        EnfoldError: If it fails; the message names the line.
+    """
     try:
         return function()
     except EnfoldError:
         raise
     except Exception as error:
-        raise EnfoldError(f"'{reference}' must run without an error, got {told(error)}: mend it there") from error
+        message = f"'{reference}' must run without an error, got {describe_error(error)}: fix the error there"
+        raise EnfoldError(message) from error
 
 
-def told(error: Exception) -> str:
-    """An error, and the last line of the user's own code that it came through."""
+def describe_error(error: Exception) -> str:
+    """Return the message of an error with the last line of user code in its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     last = next((frame for frame in reversed(frames) if not frame.filename.startswith(OTHERS)), frames[-1])
     line = error.lineno if isinstance(error, SyntaxError) else last.lineno
@@ -203,7 +222,7 @@ def told(error: Exception) -> str:
 
 
 def _failure(where: str, error: Exception) -> EnfoldError:
-    return EnfoldError(f"importing '{where}' must succeed, got {told(error)}: mend it there")
+    return EnfoldError(f"importing '{where}' must succeed, got {describe_error(error)}: fix the error there")
 
 
 def _public_names(owner: Any) -> str:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from enfold.errors import EnfoldError
 from enfold.io.files import append_line, atomic_path, remove_stale_parts, write_json, write_text
 from enfold.io.identity import Identity
-from enfold.io.usercode import looking_in, untrusted
+from enfold.io.usercode import looking_in, trust_error
 from enfold.metrics.predictions import Predictions
 from enfold.run.lock import FILE as LOCK
 from enfold.run.lock import writing
@@ -143,7 +143,7 @@ class RunDirectory:
         references = self.code(recipe)
         if references and not self.trust_code:
             with self.context():
-                raise untrusted(references)
+                raise trust_error(references)
 
     def _manifest(self) -> dict[str, Any]:
         try:

@@ -28,7 +28,7 @@ from enfold.evaluate import member_logits
 from enfold.io.checkpoints import matching_files
 from enfold.io.files import sha256
 from enfold.io.identity import differences
-from enfold.io.usercode import told
+from enfold.io.usercode import describe_error
 from enfold.merge.soup import SingleModelWarning
 from enfold.networks import factory
 from enfold.progress import progress
@@ -121,7 +121,7 @@ class SeedRun:
         except EnfoldError:
             raise
         except Exception as error:  # the user's own code: anything may be raised
-            raise EnfoldError(f"{what} must {rule}, but it fails with {told(error)}: fix the network") from error
+            raise EnfoldError(f"{what} must {rule}, but it fails with {describe_error(error)}: fix the network") from error
         if shape != (2, self.data.num_classes):
             raise EnfoldError(f"{what} must {rule}, got {shape[1:]}: change its last layer")
 
