@@ -55,7 +55,7 @@ def test_smoothing_a_student(fitted):
 def test_there_are_as_many_as_students(pupils):
     members, data = pupils
     for student, count in ((None, 1), (BatchEnsemble(best(members, data), 2), 2)):
-        with pytest.raises(EnfoldError, match=f"label_smoothing .* {count} values, got 3"):
+        with pytest.raises(EnfoldError, match=f"label_smoothing .* {count} members, got 3"):
             distill(members, data, loss=KD(alpha=0.5), student=student, epochs=1, label_smoothing=SMOOTHING)
 
 

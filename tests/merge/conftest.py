@@ -61,7 +61,7 @@ def make_data() -> Data:
 
 @cache
 def trained(kind: str) -> DeepEnsemble:
-    members = DeepEnsemble.make(NETWORKS[kind], 4, seed=2)
+    members = DeepEnsemble(NETWORKS[kind], 4, seed=2)
     fit(members, make_data(), config=TrainConfig(epochs=4, batch_size=16, lr=0.03), quiet=True)
     return members
 

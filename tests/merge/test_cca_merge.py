@@ -193,7 +193,7 @@ def test_gamma_must_be_above_zero():
 
 
 def test_variances_of_batch_norms_stay_above_zero_where_they_are_not_measured_again(networks, data):
-    members = DeepEnsemble.make(networks["normed"], 3)
+    members = DeepEnsemble(networks["normed"], 3)
     with torch.no_grad():
         for name, held in members.named_buffers():
             if name.endswith("running_var"):

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from enfold import merge
 from enfold.arguments import arguments_of
-from enfold.ensemble import MixedEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.train import TrainConfig

@@ -135,7 +135,7 @@ def test_planted_copies_with_noise_are_brought_back(kind, measured):
 
 @every_kind
 def test_members_trained_apart_give_a_network_of_their_class(kind):
-    members = DeepEnsemble.make(MAKERS[kind], 2)
+    members = DeepEnsemble(MAKERS[kind], 2)
     network = perm_avg(members, DATA, config=SHORT)
     assert type(network) is type(members.member(0))
     assert torch.isfinite(network(DATA.test.inputs)).all()

@@ -123,7 +123,7 @@ def test_batch_norm_is_measured_behind_what_was_repaired():
 def test_a_layer_without_a_bias_is_rescaled_and_keeps_its_parameters():
     data = pixels((4,), 60)
     layers = nn.Linear(4, 9, bias=False), nn.ReLU(), nn.Linear(9, 3)
-    members = DeepEnsemble.make(nn.Sequential(*layers), 3)
+    members = DeepEnsemble(nn.Sequential(*layers), 3)
     network = weight_matching(members, data, repair="repair")
     assert network[0].bias is None
     spreads = torch.stack([m[0](data.train.inputs).std(0) for m in align(members, data)]).mean(0).detach()

@@ -209,5 +209,5 @@ class Masked(nn.Linear):
 @pytest.mark.parametrize("kind", ["uniform", "greedy", "learned"])
 def test_buffers_that_have_no_mean_are_told_of_once(data, kind):
     with pytest.warns(BufferMismatchWarning, match="'mask' differs") as told:
-        soup(DeepEnsemble.make(Masked, 3), data, kind=kind)
+        soup(DeepEnsemble(Masked, 3), data, kind=kind)
     assert len([one for one in told if one.category is BufferMismatchWarning]) == 1

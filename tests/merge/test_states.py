@@ -51,7 +51,7 @@ def test_units_inside_a_part_that_is_known_are_matched_and_the_rest_is_told_of(d
 
 
 def test_a_network_of_which_nothing_is_known_is_refused(data: Data) -> None:
-    members = DeepEnsemble.make(lambda: Deciding(nn.Linear(4, 6)), 2)
+    members = DeepEnsemble(lambda: Deciding(nn.Linear(4, 6)), 2)
     with pytest.raises(EnfoldError, match="decides by a value"):
         weight_matching(members, data)
 
@@ -65,7 +65,7 @@ class Summing(nn.Module):
 
 @pytest.mark.parametrize("fold", [partial(weight_matching, repair="none"), partial(perm_avg, config=PLAN)])
 def test_units_that_an_operation_keeps_in_order_are_told_of(data: Data, fold: partial) -> None:
-    members = DeepEnsemble.make(
+    members = DeepEnsemble(
         lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 6), Summing(), nn.Linear(6, 3)), 2
     )
     with pytest.warns(
@@ -101,7 +101,7 @@ class OneByOne(nn.Module):
     ],
 )
 def test_units_that_have_one_order_in_all_blocks_are_told_of(data: Data, make, named: str) -> None:
-    members = DeepEnsemble.make(make, 2)
+    members = DeepEnsemble(make, 2)
     with pytest.warns(
         UnalignedWarning, match=rf"the units of '{named}' are fixed \(all its blocks have one order of units"
     ):
@@ -109,7 +109,7 @@ def test_units_that_have_one_order_in_all_blocks_are_told_of(data: Data, make, n
 
 
 def test_where_an_operation_keeps_all_units_in_order_nothing_is_merged(data: Data) -> None:
-    members = DeepEnsemble.make(lambda: nn.Sequential(nn.Linear(4, 6), Summing(), nn.Linear(6, 3)), 2)
+    members = DeepEnsemble(lambda: nn.Sequential(nn.Linear(4, 6), Summing(), nn.Linear(6, 3)), 2)
     with pytest.raises(EnfoldError, match=r"'0.weight' are fixed \(of aten.cumsum in '1'\): use enfold.merge.average"):
         weight_matching(members, data)
 
@@ -134,12 +134,12 @@ def test_weights_that_are_computed_from_others_are_averaged_by_perm_avg_with_a_w
         pytest.warns(BufferMismatchWarning, match=r"'0\S+' differs: if weights are computed") as told,
         pytest.warns(UnalignedWarning, match="are fixed"),
     ):
-        perm_avg(DeepEnsemble.make(make, 2), data, config=PLAN)
+        perm_avg(DeepEnsemble(make, 2), data, config=PLAN)
     assert told[0].filename == __file__, "the warning points at the user's line"
 
 
 def test_a_bare_layer_has_nothing_to_align(data: Data) -> None:
-    members = DeepEnsemble.make(lambda: nn.Linear(4, 3), 2)
+    members = DeepEnsemble(lambda: nn.Linear(4, 3), 2)
     torch.testing.assert_close(weight_matching(members, data).weight, members.expand()["weight"].mean(0))
 
 
@@ -149,7 +149,7 @@ def test_a_bare_layer_has_nothing_to_align(data: Data) -> None:
 )
 def test_a_reference_that_is_no_member(data: Data, index: float, says: str) -> None:
     with pytest.raises(EnfoldError, match=says):
-        weight_matching(DeepEnsemble.make(two_layers, 2), data, reference=index)  # type: ignore[arg-type]
+        weight_matching(DeepEnsemble(two_layers, 2), data, reference=index)  # type: ignore[arg-type]
 
 
 def test_members_of_other_statistics_alone_are_measured_again(data: Data) -> None:
@@ -162,7 +162,7 @@ def test_members_of_other_statistics_alone_are_measured_again(data: Data) -> Non
 
 
 def test_gradients_are_switched_on_and_inference_mode_is_refused(data: Data) -> None:
-    members = DeepEnsemble.make(two_layers, 2)
+    members = DeepEnsemble(two_layers, 2)
     expected = perm_avg(members, data, config=PLAN)[0].weight
     with torch.no_grad():
         torch.testing.assert_close(perm_avg(members, data, config=PLAN)[0].weight, expected, rtol=0, atol=0)
@@ -223,7 +223,7 @@ class Own(nn.Module):
 
 def test_units_of_weights_in_no_layer_are_told_of_too(data: Data) -> None:
     with pytest.raises(EnfoldError, match=r"the units of 'first' are fixed \(of aten.cumsum"):
-        weight_matching(DeepEnsemble.make(Own, 2), data)
+        weight_matching(DeepEnsemble(Own, 2), data)
 
 
 @pytest.mark.parametrize(
@@ -238,4 +238,4 @@ def test_units_of_weights_in_no_layer_are_told_of_too(data: Data) -> None:
 )
 def test_a_training_part_without_examples(data: Data, train: object, says: str) -> None:
     with pytest.raises(EnfoldError, match=says):
-        weight_matching(DeepEnsemble.make(two_layers, 2), data.replace(train=train))
+        weight_matching(DeepEnsemble(two_layers, 2), data.replace(train=train))
