@@ -15,7 +15,7 @@ from enfold.distill.dirichlet import Dirichlet
 from enfold.engines.modes import eval_mode
 from enfold.evaluate import member_logits
 from enfold.metrics.dirichlet import concentrations
-from enfold.metrics.ood import detection, normalised, ood_scores
+from enfold.metrics.ood import detection, is_normalised, ood_scores
 from enfold.metrics.predictions import Predictions
 from enfold.progress import progress
 
@@ -80,7 +80,7 @@ def answers(model: nn.Module, data: Data, part: Part, batch_size: int = 1024) ->
 
 def told(said: Mapping[str, Tensor], *, dirichlet: bool = False) -> Told:
     """Return the results from logits (M, N, C) by set; those of a Dirichlet student are ln α."""
-    normalized = normalised(said[INSIDE])
+    normalized = is_normalised(said[INSIDE])
     scores = {}
     for name, logits in said.items():
         p = Predictions.from_logits(logits, torch.zeros(logits.shape[1], dtype=torch.long))
