@@ -551,7 +551,7 @@ def ood(inside: tuple[Any, Tensor], outside: tuple[Any, Tensor]) -> dict[str, An
 
 def uncertainty(p: Any) -> dict[str, Any]:
     """Return the decomposition, and how much of it one member has."""
-    kept = dataclasses.asdict(metrics.kept(p.member(0), p))
+    kept = dataclasses.asdict(metrics.uncertainty_correlation(p.member(0), p))
     return {**dataclasses.asdict(metrics.decomposition(p)), "retained": kept}
 
 
