@@ -18,6 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from enfold import ensembles
 from enfold.arguments import check_arguments
 from enfold.engines.fingerprint import compute_fingerprint, require_fingerprint
 from enfold.engines.initialization import make_blank
@@ -122,8 +123,8 @@ def load(
     unfit = sorted(own.keys() ^ state.keys()) or [name for name in own if own[name].shape != state[name].shape]
     if unfit:
         raise EnfoldError(
-            f"network must have the tensors of '{path}', but '{unfit[0]}' differs: pass the {manifest['class']} that was "
-            "saved"
+            f"network must have the tensors of '{path}', but '{unfit[0]}' differs: pass the "
+            f"{manifest['class']} that was saved"
         )
     for name, tensor in own.items():
         tensor.data = tensor.data.to(state[name].dtype)  # the type that was saved
@@ -165,7 +166,10 @@ def _make_ensemble(network: nn.Module | list[nn.Module], manifest: dict[str, Any
 
 def _ensemble_class(name: str) -> type[Ensemble]:
     """Return the ensemble class of this name: one of `enfold.ensembles`, or one that the caller has imported."""
-    classes, known = [Ensemble], dict[str, type[Ensemble]]()
+    if name in ensembles.__all__:
+        return getattr(ensembles, name)  # type: ignore[no-any-return]
+    classes: list[type[Ensemble]] = Ensemble.__subclasses__()
+    known: dict[str, type[Ensemble]] = {}
     while classes:
         kind = classes.pop()
         known[kind.__name__] = kind
@@ -183,8 +187,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if not path.is_file() or not beside.is_file():
         missing = path if not path.is_file() else beside
         raise EnfoldError(
-            f"path must be a .safetensors file with a .json manifest beside it, but '{missing}' is missing: correct the "
-            "path, or read a .safetensors file without manifest with DeepEnsemble.from_checkpoints"
+            f"path must be a .safetensors file with a .json manifest beside it, but '{missing}' is missing: "
+            "correct the path, or read a .safetensors file without manifest with DeepEnsemble.from_checkpoints"
         )
     try:
         manifest: dict[str, Any] = json.loads(beside.read_text(encoding="utf-8"))

@@ -147,7 +147,7 @@ def _make_networks(
                 f"num_members must be given to draw members from one {type(given).__name__}, got None: pass "
                 "DeepEnsemble(network, num_members), or a list of networks"
             )
-        return draw_networks(given, num_members, seed)  # type: ignore[arg-type]
+        return draw_networks(given, num_members, seed)
     members = list(given)  # type: ignore[arg-type]
     if not members:
         raise EnfoldError("networks must hold at least 1 network, got none: pass a list of networks")

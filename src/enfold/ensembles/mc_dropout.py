@@ -13,8 +13,8 @@ network without dropout, in training, too: before every layer with weights but t
 
 Masks depend on the seed, the sample and the position in the batch, never on the inputs or on earlier calls: the same
 batch gives the same predictions, and an example may have other masks in another batch. `per_example=False` uses one
-mask per sample for all examples of a batch. All samples run in one pass, and what precedes the first dropout is computed
-once, if that gives the same as one pass per sample; this is compared for a few examples in the first call.
+mask per sample for all examples of a batch. All samples run in one pass, and what precedes the first dropout is
+computed once, if that gives the same as one pass per sample; this is compared for a few examples in the first call.
 
 Differs from the paper: rates are rounded to 1/65536.
 """
@@ -75,8 +75,8 @@ class MCDropout(Ensemble):
         if inject and rates:
             name, rate = next(iter(rates.items()))
             raise EnfoldError(
-                f"inject must be 0 for a network with dropout, but '{name}' has the rate {rate} and inject is {inject}: "
-                "leave inject out, or set that rate to 0"
+                f"inject must be 0 for a network with dropout, but '{name}' has the rate {rate} and inject is {inject}"
+                ": leave inject out, or set that rate to 0"
             )
         super().__init__([], num_members)
         self.inject, self.channels, self.per_example, self.seed = inject, channels, per_example, seed
@@ -116,7 +116,7 @@ class MCDropout(Ensemble):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the samples, (S, B, C); in train mode the network with its dropout, (1, B, C)."""
         if self.training and not self.has_dropout and self._way is None and len(inputs):
-            self._way = self._choose(inputs)  # raises an error for a network without dropout before it is trained
+            self._way = self._choose_way(inputs)  # raises an error for a network without dropout before it is trained
         if self.training or not len(inputs):
             outputs = get_logits(self.module(arrange_for(self.module, inputs.clone())))[None]
             return outputs if self.training else outputs.expand(self.num_members, *outputs.shape[1:])
@@ -138,7 +138,7 @@ class MCDropout(Ensemble):
     def samples(self, inputs: Tensor) -> Tensor:
         """Return all samples, (S, B, C), computed in passes of as many as fit into memory."""
         if self._way is None:
-            self._way = self._choose(inputs)
+            self._way = self._choose_way(inputs)
         fit = max(1, MOST_UNITS // (self._units * len(inputs)))
         together = 1 if self._way == "alone" else fit
         return self._sample(self.module, inputs, self.num_members, together, late=self._way == "late")[0]
@@ -164,8 +164,8 @@ class MCDropout(Ensemble):
         return torch.cat(outputs), passes
 
     @torch.no_grad()
-    def _choose(self, inputs: Tensor) -> Way:
-        """Return the fastest way that gives the same as one pass per sample, for a few examples and varied parameters."""
+    def _choose_way(self, inputs: Tensor) -> Way:
+        """Return the fastest way that equals one pass per sample, on a few examples and with varied parameters."""
         few, more = (
             inputs[torch.arange(count, device=inputs.device) % len(inputs)] for count in (EXAMPLES, EXAMPLES + 1)
         )

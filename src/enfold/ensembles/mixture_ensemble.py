@@ -144,7 +144,7 @@ class MixtureEnsemble(EfficientEnsemble):
         return state
 
     def param_groups(self, weight_decay: float, decay: Decay = "all") -> list[dict[str, Any]]:
-        """Return the groups; templates are decayed and their gradients divided by the number of members that use them."""
+        """Return the groups; templates are decayed, their gradients divided by the number of members that use them."""
         groups = super().param_groups(weight_decay, decay)
         for mix, templates in zip(self.layout.mixes, self.mixture.templates, strict=False):  # a blob is of all mixes
             sharers = self.layout.sharers(mix, self.num_members, self.mixture.disjoint)

@@ -109,8 +109,8 @@ class AveragedEnsemble(SampledEnsemble):
         """Make the members available, with batch-norm statistics of their own."""
         if int(self.count) < self.least_epochs:
             raise EnfoldError(
-                f"{type(self).__name__} needs the weights of {self.least_epochs} or more epochs, got {int(self.count)}: "
-                "raise epochs"
+                f"{type(self).__name__} needs the weights of {self.least_epochs} or more epochs, got "
+                f"{int(self.count)}: raise epochs"
             )
         super().on_fit_end(data)
 

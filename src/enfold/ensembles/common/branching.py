@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from enfold.engines.base import Engine, EngineName
 from enfold.engines.choose import disable_dropout
-from enfold.engines.examples import EXAMPLES, vary_own
+from enfold.engines.examples import EXAMPLES, fix_rng, vary_own
 from enfold.engines.initialization import initialize_member
 from enfold.engines.skeleton import read_state
 from enfold.engines.trunk import OneByOne, OneTrunk
-from enfold.engines.verify import OUTPUTS, difference, fix_rng
+from enfold.engines.verify import OUTPUTS, difference
 from enfold.ensembles.common.efficient import EfficientEnsemble
 from enfold.errors import EnfoldError, closest
 from enfold.seeds import generator
@@ -163,8 +163,8 @@ def _select(network: nn.Module, wanted: Callable[[str, str], bool]) -> list[str]
         first, owned = seen.setdefault(id(tensor), (name, wanted(owner, name)))
         if owned != wanted(owner, name):
             raise EnfoldError(
-                f"every tensor must be on one side of the split, but '{name}' is tied to '{first}' across it: untie them, "
-                "move the split, or use DeepEnsemble"
+                f"every tensor must be on one side of the split, but '{name}' is tied to '{first}' across it: untie "
+                "them, move the split, or use DeepEnsemble"
             )
     return [name for name, owned in seen.values() if owned]
 

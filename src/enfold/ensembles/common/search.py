@@ -189,7 +189,7 @@ class WeightedEnsemble(Ensemble):
         return bool((self.counts == 1).all()) and super().is_looped(inputs)
 
     def forward_each(self, inputs: Tensor) -> Tensor:
-        """Return the logits of each member for its own inputs; in train mode of each network, (K, B, ...) -> (K, B, C)."""
+        """Return the logits of each member for its own inputs; in train mode those of the K stored networks."""
         if self.training and len(inputs) == self.trained_members:
             return self._run(inputs, each=True)
         return super().forward_each(inputs)

@@ -196,7 +196,7 @@ def _too_small(groups: Sequence[Group], terms: Terms) -> EnfoldError:
     if not least:
         return EnfoldError(
             "banks of templates need layers of the same type and shape, but each of the "
-            f"{len(groups)} shapes occurs once: set thin: true or single_blob: true"
+            f"{len(groups)} shapes occurs once: set thin=True or single_blob=True"
         )
     part = math.ceil(1000 * min(least) / terms.network) / 1000
     return EnfoldError(

@@ -87,9 +87,9 @@ class Banks(Mixture):
         for mix in self.layout.mixes:
             if mix.templates < len(mix.group.names):
                 raise EnfoldError(
-                    "a network's weights are kept where each layer has a template, got a budget for "
+                    "the weights of a network can be preserved if each layer has a template, got a budget for "
                     f"{mix.templates} templates of the {len(mix.group.names)} layers like '{mix.group.names[0]}': "
-                    "raise the budget, or use init: kaiming"
+                    "raise the budget, or set init='kaiming'"
                 )
         for number, (mix, own) in enumerate(zip(self.layout.mixes, weights, strict=True)):
             index = self.get_buffer(f"index{number}")[0]  # (L, k)
