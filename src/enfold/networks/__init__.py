@@ -1,4 +1,4 @@
-"""Networks: plain reference modules that know nothing of ensembles, and a catalogue to make them by name."""
+"""Reference networks as plain PyTorch modules, and a catalogue to create them by name."""
 
 from enfold.networks.catalogue import NETWORKS, Spec, factory, make
 from enfold.networks.medium_cnn import MediumCNN, SmallCNN

@@ -1,4 +1,4 @@
-"""The catalogue: a network's name and arguments, and the shape of the data, become the network."""
+"""The catalogue of networks: create a network from its name, its arguments and the shape of the data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from enfold.errors import EnfoldError, closest
-from enfold.networks.arguments import whole, whole_list
+from enfold.networks.arguments import positive_tuple, require_positive
 from enfold.networks.medium_cnn import MediumCNN, SmallCNN
 from enfold.networks.mlp import MLP
 from enfold.networks.resnet import ResNet
@@ -35,34 +35,40 @@ WIDE_RESNET = re.compile(r"(?:wrn|wide-resnet)-(\d+)-(\d+)")  # wrn-28-10
 
 
 def make(spec: Spec, data_shape: Sequence[int], num_classes: int) -> nn.Module:
-    """The network of a spec for inputs of this shape (without the batch axis); see `factory`."""
+    """Return a new network for a spec; the arguments are those of `factory`."""
     return factory(spec, data_shape, num_classes)()
 
 
 def factory(spec: Spec, data_shape: Sequence[int], num_classes: int) -> Callable[[], nn.Module]:
-    """A function that makes the network of a spec anew, with new initial weights, each time it is called.
+    """Return a function that creates a network with new initial weights on every call.
 
-    A spec is a name of `NETWORKS`; "wrn-28-10" for a WideResNet of depth 28 and widen factor 10; a mapping of
-    a name and arguments such as ``{"name": "mlp", "widths": [256, 256]}``; or a reference to your own code,
-    "module:function" or "file.py:function". Your function may take parameters named `shape` and
-    `num_classes`: they are filled from the data.
+    Args:
+        spec: A name from `NETWORKS`; "wrn-28-10" for a WideResNet of depth 28 and widen factor 10; a mapping of a name
+            and arguments such as ``{"name": "mlp", "widths": [256, 256]}``; or a reference to user code,
+            "module:function" or "file.py:function". If that function has parameters `shape` and `num_classes`, they
+            are filled from the data.
+        data_shape: Shape of one input, without the batch axis.
+        num_classes: Number of classes.
+
+    Raises:
+        EnfoldError: If the name or an argument is unknown or does not fit the data.
     """
-    name, arguments = _read(spec)
-    shape = whole_list("the shape of the data", data_shape, shortest=1)
-    whole(num_classes=num_classes)
+    name, arguments = _parse_spec(spec)
+    shape = positive_tuple("data_shape", data_shape, shortest=1)
+    require_positive(num_classes=num_classes)
     if ":" in name:
-        return _own(name, arguments, {"shape": shape, "num_classes": num_classes})
+        return _user_factory(name, arguments, {"shape": shape, "num_classes": num_classes})
     if name not in NETWORKS:
         raise EnfoldError(
             f"there is no network {name!r}{_nearest(name, NETWORKS)}: choose one of {', '.join(NETWORKS)}, "
-            "wrn-28-10, or name your own as file.py:function"
+            "wrn-28-10, or a reference to user code as file.py:function"
         )
     network = NETWORKS[name]
     accepted = inspect.signature(network).parameters
     if accepted.keys() & {"shape", "in_channels"} and len(shape) != 3:
         raise EnfoldError(
-            f"the network {name!r} needs images of the shape (channels, height, width), got data of shape "
-            f"{shape}: reshape the data or choose 'mlp'"
+            f"data_shape must be (channels, height, width) for the network {name!r}, got {shape}: "
+            "reshape the data or choose 'mlp'"
         )
     known = {
         "in_features": math.prod(shape),
@@ -75,8 +81,8 @@ def factory(spec: Spec, data_shape: Sequence[int], num_classes: int) -> Callable
     return partial(network, **derived, **arguments)
 
 
-def _read(spec: Spec) -> tuple[str, dict[str, Any]]:
-    """Name and arguments of a spec; "wrn-28-10" is spelled out."""
+def _parse_spec(spec: Spec) -> tuple[str, dict[str, Any]]:
+    """Return name and arguments of a spec; "wrn-28-10" becomes depth and widen factor."""
     arguments = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = arguments.pop("name", None)
     if not isinstance(name, str):
@@ -84,21 +90,22 @@ def _read(spec: Spec) -> tuple[str, dict[str, Any]]:
     if match := WIDE_RESNET.fullmatch(name):
         if twice := sorted(arguments.keys() & {"depth", "widen_factor"}):
             raise EnfoldError(
-                f"{name!r} already says its {' and '.join(twice)}, got it twice: leave out one of the two"
+                f"{' and '.join(twice)} must not be given for {name!r}, whose name contains it, got it as an argument: "
+                "omit it"
             )
         return "wide-resnet", {"depth": int(match[1]), "widen_factor": int(match[2]), **arguments}
     return name, arguments
 
 
-def _own(reference: str, arguments: dict[str, Any], known: dict[str, Any]) -> Callable[[], nn.Module]:
-    """A factory that calls the user's function."""
+def _user_factory(reference: str, arguments: dict[str, Any], known: dict[str, Any]) -> Callable[[], nn.Module]:
+    """Return a factory that calls the user's function."""
     from enfold.io.usercode import resolve
 
     function = resolve(reference)
     if not callable(function) or isinstance(function, nn.Module):
         raise EnfoldError(
-            f"{reference!r} must be a function or a class that makes a network, got "
-            f"{type(function).__name__}: refer to a function that returns a new network each time"
+            f"{reference!r} must be a function or class that creates a network, got "
+            f"{type(function).__name__}: refer to a function that returns a new network on every call"
         )
     signature = inspect.signature(function)
     parameters = signature.parameters
@@ -109,13 +116,13 @@ def _own(reference: str, arguments: dict[str, Any], known: dict[str, Any]) -> Ca
         signature.bind(**derived, **arguments)
     except TypeError as error:
         raise EnfoldError(
-            f"{reference!r} is called with `shape` and `num_classes` where it takes them, and there is "
-            f"{error}: give the others defaults or write them beside the name"
+            f"{reference!r} must be callable with shape and num_classes and the arguments of the spec, got {error}: "
+            "add the missing arguments to the spec or give them defaults"
         ) from error
-    return partial(_made, reference, partial(function, **derived, **arguments))
+    return partial(_create, reference, partial(function, **derived, **arguments))
 
 
-def _made(reference: str, function: Callable[[], Any]) -> nn.Module:
+def _create(reference: str, function: Callable[[], Any]) -> nn.Module:
     from enfold.io.usercode import call
 
     network = call(reference, function)
@@ -130,7 +137,7 @@ def _check_names(name: str, arguments: Iterable[str], accepted: Sequence[str], d
     for argument in arguments:
         if argument in derived:
             raise EnfoldError(
-                f"{argument} of the network {name!r} follows from the data, got it as an argument: omit it"
+                f"{argument} of the network {name!r} is derived from the data, got it as an argument: omit it"
             )
         if argument not in accepted:
             choices = f"choose from {', '.join(accepted)}" if accepted else "it takes none"

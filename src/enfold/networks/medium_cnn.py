@@ -1,4 +1,4 @@
-"""MediumCNN and SmallCNN: plain convolutions and pooling, from the loss-landscape study of deep ensembles.
+"""MediumCNN and SmallCNN: convolutions and pooling, from the loss-landscape study of deep ensembles.
 
 Fort, Hu & Lakshminarayanan, "Deep Ensembles: A Loss Landscape Perspective", 2019, arXiv:1912.02757.
 """
@@ -10,14 +10,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from enfold.networks.arguments import fraction, image_shape, whole, whole_list
+from enfold.networks.arguments import image_shape, positive_tuple, require_fraction, require_positive
 
 
 class MediumCNN(nn.Module):
-    """3x3 convolution, dropout, 2x2 max-pool and ReLU for each of the channels; no ReLU after the last pool.
+    """Blocks of 3x3 convolution, dropout, 2x2 max-pooling and ReLU; no ReLU after the last pooling.
 
-    As in the authors' code, weights and biases start Xavier-uniform, and an odd side is pooled up, 7 to 4.
-    There are 971,146 parameters for 3x32x32 inputs and 10 classes.
+    As in the authors' code, weights and biases are initialized Xavier-uniform, and pooling rounds sizes up (7 to 4).
+    971,146 parameters for 3x32x32 inputs and 10 classes.
+
+    Args:
+        shape: Shape of one image, (channels, height, width).
+        num_classes: Number of classes.
+        channels: Output channels of each convolution.
+        dropout: Dropout rate after each convolution.
     """
 
     def __init__(
@@ -28,9 +34,9 @@ class MediumCNN(nn.Module):
         dropout: float = 0.1,
     ) -> None:
         in_channels, height, width = image_shape(shape)
-        channels = whole_list("channels", channels, shortest=1)
-        whole(num_classes=num_classes)
-        fraction(dropout=dropout)
+        channels = positive_tuple("channels", channels, shortest=1)
+        require_positive(num_classes=num_classes)
+        require_fraction(dropout=dropout)
         super().__init__()
         sizes = (in_channels, *channels)
         self.convs = nn.ModuleList(
@@ -43,13 +49,13 @@ class MediumCNN(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw weights and biases anew."""
+        """Initialize weights and biases Xavier-uniform."""
         for name, parameter in self.named_parameters():
-            # The authors draw a bias as a matrix of 1 x n, so uniformly up to sqrt(6 / (1 + n)).
+            # The authors initialize a bias as a 1 x n matrix: uniform with bound sqrt(6 / (1 + n)).
             nn.init.xavier_uniform_(parameter.detach()[None] if name.endswith("bias") else parameter)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(B, channels, height, width) -> (B, C)."""
+        """Return logits: (B, channels, height, width) -> (B, C)."""
         x = inputs
         for index, (conv, dropout) in enumerate(zip(self.convs, self.dropouts, strict=True)):
             x = self.pool(dropout(conv(x)))

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from enfold.errors import EnfoldError
-from enfold.networks.arguments import fraction, image_shape, one_of, whole
+from enfold.networks.arguments import image_shape, require_choice, require_fraction, require_positive
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention; keys have no bias, because softmax would cancel it."""
+    """Multi-head self-attention; keys have no bias, as it would cancel in the softmax."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, tokens, width) -> (B, tokens, width)."""
+        """Return the attention output: (B, tokens, width) -> (B, tokens, width)."""
         query, key, value = (
             layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, heads, tokens, width / heads)
             for layer in (self.query, self.key, self.value)
@@ -37,7 +37,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a two-layer perceptron, each on the normalised input and added to it."""
+    """A pre-norm transformer block: attention and a two-layer perceptron, each with a residual connection."""
 
     def __init__(self, width: int, heads: int, expansion: int, dropout: float) -> None:
         super().__init__()
@@ -50,17 +50,28 @@ class Block(nn.Module):
         self.dropout2 = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, tokens, width) -> (B, tokens, width)."""
+        """Return the block's output: (B, tokens, width) -> (B, tokens, width)."""
         x = x + self.dropout1(self.attention(self.norm1(x)))
         total: Tensor = x + self.dropout2(self.linear2(gelu(self.linear1(self.norm2(x)))))
         return total
 
 
 class ViT(nn.Module):
-    """Patches, learned positions, pre-norm blocks and a linear head on the mean token or on a class token.
+    """A vision transformer with learned positions, pre-norm blocks and a linear head.
 
     With 10 classes the defaults have 207,690 parameters for 3x32x32 inputs (64 tokens) and 204,682 for
     1x28x28 (49 tokens).
+
+    Args:
+        shape: Shape of one image, (channels, height, width).
+        num_classes: Number of classes.
+        patch: Side of a patch in pixels; it must divide height and width.
+        width: Width of the tokens.
+        depth: Number of blocks.
+        heads: Number of attention heads; it must divide `width`.
+        expansion: Width of the hidden layer of a block's perceptron, as a multiple of `width`.
+        pooling: Input of the head: the "mean" token or a "class" token.
+        dropout: Dropout rate.
     """
 
     def __init__(
@@ -76,16 +87,18 @@ class ViT(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         in_channels, image_height, image_width = image_shape(shape)
-        whole(num_classes=num_classes, patch=patch, width=width, depth=depth, heads=heads, expansion=expansion)
-        fraction(dropout=dropout)
-        one_of("pooling", pooling, ("mean", "class"))
+        require_positive(
+            num_classes=num_classes, patch=patch, width=width, depth=depth, heads=heads, expansion=expansion
+        )
+        require_fraction(dropout=dropout)
+        require_choice("pooling", pooling, ("mean", "class"))
         if image_height % patch or image_width % patch:
             raise EnfoldError(
-                f"the patch must divide both sides of the image, got patch {patch} for "
-                f"{image_height}x{image_width}: choose another patch"
+                f"patch must divide the height and width of the image, got patch={patch} for "
+                f"{image_height}x{image_width}: change patch"
             )
         if width % heads:
-            raise EnfoldError(f"heads must divide the width, got {heads} heads for width {width}: change one of them")
+            raise EnfoldError(f"heads must divide width, got heads={heads} and width={width}: change one of them")
         super().__init__()
         tokens = (image_height // patch) * (image_width // patch)
         self.embed = nn.Conv2d(in_channels, width, patch, stride=patch)
@@ -98,7 +111,7 @@ class ViT(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw linear weights Xavier-uniform and positions normal; biases start at zero."""
+        """Initialize linear weights Xavier-uniform, positions normal and biases to zero."""
         nn.init.normal_(self.positions, std=0.02)
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -107,7 +120,7 @@ class ViT(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(B, channels, height, width) -> (B, C)."""
+        """Return logits: (B, channels, height, width) -> (B, C)."""
         x = self.embed(inputs).flatten(2).transpose(1, 2)  # (B, tokens, width)
         if self.token is not None:
             x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], dim=1)

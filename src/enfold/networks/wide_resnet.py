@@ -1,4 +1,4 @@
-"""WideResNet: few residual layers with many channels.
+"""WideResNet: a residual network with few layers and many channels.
 
 Zagoruyko & Komodakis, "Wide Residual Networks", BMVC 2016, arXiv:1605.07146.
 """
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
-from enfold.networks.arguments import fraction, whole
+from enfold.networks.arguments import require_fraction, require_positive
 
 
 class Block(nn.Module):
-    """Batch norm, ReLU and 3x3 convolution, twice, added to the input or to its 1x1 projection."""
+    """Twice batch norm, ReLU and 3x3 convolution, added to the input or its 1x1 projection."""
 
     def __init__(self, in_channels: int, channels: int, stride: int, dropout: float) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Block(nn.Module):
             self.shortcut = nn.Conv2d(in_channels, channels, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, in_channels, H, W) -> (B, channels, H / stride, W / stride)."""
+        """Return the block's output: (B, in_channels, H, W) -> (B, channels, H / stride, W / stride)."""
         y = self.conv1(torch.relu(self.norm1(x)))
         y = self.conv2(self.dropout(torch.relu(self.norm2(y))))
         total: Tensor = y + self.shortcut(x)
@@ -35,12 +35,19 @@ class Block(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """WRN-d-k, d = 6n + 4: a convolution, three groups of n blocks (16k, 32k, 64k channels), a linear head.
+    """WRN-d-k: a convolution, three groups of n blocks (16k, 32k, 64k channels) and a linear head; d = 6n + 4.
 
-    A projection takes the raw input of its block, as in the TensorFlow implementation behind the published
-    ensemble tables; the authors' own takes it after batch norm and ReLU. WRN-28-10 has 28 convolutions,
-    25 batch norms and 36,479,194 parameters (3 input channels, 10 classes). `dropout` lies between the two
-    convolutions of a block.
+    WRN-28-10 has 28 convolutions, 25 batch norms and 36,479,194 parameters (3 input channels, 10 classes).
+
+    Differs from the paper: projections are applied to the input of the block, not after batch norm and ReLU, as in
+    the TensorFlow implementation behind the published ensemble tables.
+
+    Args:
+        depth: Number of layers d.
+        widen_factor: Factor k on the channels.
+        num_classes: Number of classes.
+        in_channels: Channels of the images.
+        dropout: Dropout rate between the two convolutions of a block.
     """
 
     def __init__(
@@ -51,12 +58,10 @@ class WideResNet(nn.Module):
         in_channels: int = 3,
         dropout: float = 0.0,
     ) -> None:
-        whole(depth=depth, widen_factor=widen_factor, num_classes=num_classes, in_channels=in_channels)
-        fraction(dropout=dropout)
+        require_positive(depth=depth, widen_factor=widen_factor, num_classes=num_classes, in_channels=in_channels)
+        require_fraction(dropout=dropout)
         if depth < 10 or depth % 6 != 4:
-            raise EnfoldError(
-                f"the depth of a WideResNet must be 6n + 4, got {depth}: use for example 10, 16, 22, 28 or 40"
-            )
+            raise EnfoldError(f"depth must be 6n + 4, got {depth}: use for example 10, 16, 22, 28 or 40")
         super().__init__()
         self.conv = nn.Conv2d(in_channels, 16, 3, padding=1, bias=False)
         self.groups = nn.ModuleList()
@@ -73,14 +78,14 @@ class WideResNet(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights of convolutions and head He-normal; the head's bias starts at zero."""
+        """Initialize the weights of convolutions and head He-normal, and the bias of the head to zero."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
         nn.init.zeros_(self.head.bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(B, in_channels, height, width) -> (B, C)."""
+        """Return logits: (B, in_channels, height, width) -> (B, C)."""
         x = self.conv(inputs)
         for group in self.groups:
             x = group(x)
