@@ -18,21 +18,24 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from enfold import cost
+from enfold.engines.skeleton import State
+from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
 from enfold.networks import MLP, MediumCNN, ViT
 
 
-class Two(nn.Module):
+class Two(Ensemble):
     """Two networks behind one call: (B, ...) -> (2, B, C)."""
 
-    num_members = 2
-
     def __init__(self, make: Callable[[], nn.Module]) -> None:
-        super().__init__()
+        super().__init__([], 2)
         self.members = nn.ModuleList([make(), make()])
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.stack([member(x) for member in self.members])
+
+    def expand(self) -> State:
+        raise EnfoldError("two networks that are not expanded")
 
 
 class Clock:
@@ -216,7 +219,7 @@ def test_latency_in_real_time_is_summarised_and_garbage_collection_comes_back() 
 
 @pytest.mark.parametrize(("rounds", "warmup"), [(0, 3), (9, -1)])
 def test_no_rounds_are_refused(rounds: int, warmup: int) -> None:
-    with pytest.raises(EnfoldError, match="at least 1 round and 0 warm-up calls"):
+    with pytest.raises(EnfoldError, match="rounds"):
         cost.latency({}, rounds=rounds, warmup=warmup)
 
 
@@ -314,7 +317,7 @@ def test_measured_latency_ratio_with_a_fake_clock(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("reference", "batch_sizes", "message"),
-    [("three", (1,), "must be one of one, got 'three'"), ("one", (), "at least 1"), ("one", (0,), "at least 1")],
+    [("three", (1,), "reference"), ("one", (), "batch_sizes"), ("one", (0,), "batch_sizes")],
 )
 def test_wrong_measurements_are_refused(reference: str, batch_sizes: tuple[int, ...], message: str) -> None:
     with pytest.raises(EnfoldError, match=message):

@@ -1,4 +1,4 @@
-"""Files from anybody: models, teacher outputs, recipes and patterns that cost much, or are damaged, are refused."""
+"""Files from anybody: models, teacher logits, recipes and patterns that cost much, or are damaged, are refused."""
 
 import json
 import time
@@ -40,9 +40,9 @@ def test_a_manifest_of_more_members_than_its_file_holds(tmp_path, number):
         enfold.load(rewritten(path, lambda manifest: manifest.update(num_members=number)), network)
 
 
-def test_a_manifest_of_a_method_with_huge_settings(tmp_path):
-    shared = enfold.BatchEnsemble(network(), num_members=2)
-    path = enfold.save(shared, tmp_path / "m.safetensors")
+def test_a_manifest_of_a_method_with_huge_options(tmp_path):
+    ensemble = enfold.BatchEnsemble(network(), num_members=2)
+    path = enfold.save(ensemble, tmp_path / "m.safetensors")
     with pytest.raises(EnfoldError, match=r"m\.json"):
         enfold.load(rewritten(path, lambda manifest: manifest["options"].update(num_members=10**9)), network)
 
@@ -71,35 +71,35 @@ def test_a_manifest_of_endless_depth(tmp_path):
         enfold.load(path, network)
 
 
-def logits(**changes):
+def header_with(**changes):
     return {"logits": {"dtype": "F32", "shape": [1, 2, 4], "data_offsets": [0, 32], **changes}}
 
 
 @pytest.mark.parametrize(
     "header",
     [
-        logits(shape=[1 << 32, 1 << 32, 1], data_offsets=[0, 0]),
-        logits(shape=[-1, -2, 4]),
-        logits(data_offsets=[-32, 0]),
-        logits(data_offsets=[0, 1 << 40]),
-        {"__metadata__": [1], **logits()},
+        header_with(shape=[1 << 32, 1 << 32, 1], data_offsets=[0, 0]),
+        header_with(shape=[-1, -2, 4]),
+        header_with(data_offsets=[-32, 0]),
+        header_with(data_offsets=[0, 1 << 40]),
+        {"__metadata__": [1], **header_with()},
         b"[" * 100_000,
         b"",
     ],
 )
-def test_teacher_outputs_whose_header_lies(tmp_path, header):
+def test_teacher_logits_with_a_false_header(tmp_path, header):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     (tmp_path / "t.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(64))
     with pytest.raises(EnfoldError, match=r"t\.safetensors"):
         enfold.CachedTeacher.load(tmp_path / "t.safetensors")
 
 
-def test_teacher_outputs_come_back_as_they_were(tmp_path):
+def test_teacher_logits_are_stored_exactly(tmp_path):
     for kind in (torch.float16, torch.float32, torch.float64):
-        said = torch.randn(3, 5000, 4).to(kind)
-        enfold.CachedTeacher(said, "key", {"inputs": "about"}).save(tmp_path / "t.safetensors")
+        logits = torch.randn(3, 5000, 4).to(kind)
+        enfold.CachedTeacher(logits, "key", {"inputs": "about"}).save(tmp_path / "t.safetensors")
         found = enfold.CachedTeacher.load(tmp_path / "t.safetensors")
-        assert torch.equal(found.logits, said)
+        assert torch.equal(found.logits, logits)
         assert (found.key, found.inputs) == ("key", {"inputs": "about"})
 
 
@@ -146,7 +146,7 @@ def test_recipes_may_repeat_themselves():
 @pytest.mark.parametrize("pattern", ["/**/*.pt", "/*/*/*.pt", "../**/*.pt", "../../*/x.pt", "/home/**/a.safetensors"])
 def test_recipes_do_not_search_the_file_system(tmp_path, pattern):
     (tmp_path / "r.yaml").write_text(f"checkpoints: '{pattern}'\n")
-    with pytest.raises(EnfoldError, match="checkpoints"):
+    with pytest.raises(EnfoldError, match="checkpoint pattern"):
         read_recipe(tmp_path / "r.yaml")
 
 
@@ -167,5 +167,5 @@ def test_patterns_find_files_and_give_up_in_large_folders(tmp_path, monkeypatch)
     assert found(f"{tmp_path}/a/*.pt") == [f"{tmp_path}/a/x.pt"]
     assert found("a/../z*.pt") == ["a/../z.pt"]
     monkeypatch.setattr("enfold.io.checkpoints.MOST", 3)
-    with pytest.raises(EnfoldError, match="name their folder"):
+    with pytest.raises(EnfoldError, match="checkpoint pattern"):
         matching_files("**/*.pt")

@@ -20,7 +20,7 @@ OPTIONAL = (
     "torchvision",
 )
 
-LATER = ("pydantic", "rich", "scipy", "typer", "yaml")  # installed, but not needed by all: imported where they are used
+LATER = ("rich", "scipy", "typer", "yaml")  # installed, but not needed by all: imported where they are used
 
 MEASURE = """
 import json, sys, time

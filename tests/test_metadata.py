@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from enfold.cli.listing import PACKAGES
 
+from enfold.cli.listings import PACKAGES
 from enfold.errors import MissingExtra
 from enfold.report.examples import png_address
 from enfold.report.page import error_page

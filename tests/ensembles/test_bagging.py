@@ -65,5 +65,5 @@ def test_bad_inputs_are_refused():
         Bagging(any_network(), 0)
     part = three_clouds(8, 8, 8)
     loader = part.replace(train=[(part.train.inputs, part.train.labels)])
-    with pytest.raises(EnfoldError, match="bagging needs each member to see its own draws"):
+    with pytest.raises(EnfoldError, match="bootstrap"):
         fitted(Bagging(network(), 2), loader, TrainConfig(epochs=1))

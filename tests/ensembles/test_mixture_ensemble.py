@@ -296,7 +296,7 @@ def test_patterns_choose_what_is_mixed():
         ({"max_templates": 0}, r"max_templates .*got 0"),
         ({"counts": "all"}, r"counts .*got 'all'"),
         ({"init": "network", "single_blob": True}, "init .*single_blob=True"),
-        ({"single_blob": False}, "each of the 3 shapes occurs once: set thin: true or single_blob: true"),
+        ({"single_blob": False}, "each of the 3 shapes occurs once: set thin=True or single_blob=True"),
     ],
 )
 def test_what_cannot_be_is_refused(settings, message):

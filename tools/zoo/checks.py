@@ -19,13 +19,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import enfold
-import enfold.ensembles
-from enfold import DeepEnsemble, EnfoldError, TrainConfig, merge
+from enfold import Data, DeepEnsemble, EnfoldError, Ensemble, TrainConfig, merge
+from enfold.registry import methods
 from enfold.symmetry import permute
 from tools.zoo.case import MEMBERS, Case, Skipped, Wrong, difference, untouched
 from tools.zoo.entry import seeded
 
 Check = Callable[[Case], str | None]
+Merge = Callable[..., nn.Module]
 CHECKS: dict[str, Check] = {}
 STEP = TrainConfig(
     epochs=2,
@@ -391,45 +392,36 @@ def cost(case: Case) -> None:
 LONG = STEP.replace(epochs=8, lr=1e-3)
 
 
-def shares() -> dict[str, tuple[object, TrainConfig]]:
-    """Every efficient ensemble, small."""
+def small_ensembles() -> dict[str, tuple[Callable[[nn.Module], Ensemble], TrainConfig]]:
+    """Return a function that makes a small ensemble of each method from a network, and how it is trained."""
     short = STEP.replace(epochs=1, lr=1e-3)
-    methods: dict[str, tuple[object, TrainConfig]] = {}
-    for name in dir(enfold.ensembles):
-        if name[0].isupper() and name != "DeepEnsemble":
-            methods[name] = (getattr(enfold.ensembles, name), short)
-    settings = {
+    options = {
         "HyperDeepEnsemble": {"candidates": 3, "chunk": 3},
         "SubspaceSampling": {"threshold": None},
         "SWAG": {"rank": 2},
         "Masksembles": {"min_features": 2},
     }
-    long = ("FGE", "SnapshotEnsemble", "SWA", "SWAG", "SubspaceSampling", "MultiSWA")
-    made = {}
-    for name, (kind, plan) in methods.items():
-        members = {} if name == "SWA" else {"num_members": MEMBERS}
-        epochs = {"FGE": 6, "SnapshotEnsemble": 3}.get(name, 4)
-        made[name] = (
-            kind(**members, **settings.get(name, {})),
-            plan.replace(epochs=epochs) if name in long else plan,
-        )
-    return made
+    epochs = {"FGE": 6, "SnapshotEnsemble": 3, "SWA": 4, "SWAG": 4, "SubspaceSampling": 4, "MultiSWA": 4}
+    found: dict[str, tuple[Callable[[nn.Module], Ensemble], TrainConfig]] = {}
+    for method in methods("ensemble").values():
+        name = method.target.__name__
+        given = options.get(name, {}) | ({} if name == "SWA" else {"num_members": MEMBERS})
+        found[name] = (partial(method.target, **given), short.replace(epochs=epochs.get(name, 1)))
+    return found
 
 
-def _share(name: str, method: object, plan: TrainConfig) -> Check:
+def _ensemble(name: str, make: Callable[..., Ensemble], plan: TrainConfig) -> Check:
     def check(case: Case) -> str | None:
         network, inputs = case.build(), case.batch()
+        own = {"inject": 0.1} if name == "MCDropout" and not _drops(network) else {}
         with untouched(network):
-            if name == "MCDropout" and not _drops(network):
-                method_here = enfold.MCDropout(MEMBERS, inject=0.1)
-            else:
-                method_here = method
-            model = method_here(network)
             if name not in TRAINED_FIRST:
+                model = make(network, **own)
                 _finite(case, model, inputs, MEMBERS)
                 _members_alone(case, model, inputs, "before training")
                 _one_step(case, model, inputs)
-            model = method_here.train(network, case.data(), plan, quiet=True)
+            model = make(network, **own)
+            enfold.fit(model, case.data(), config=plan, quiet=True)
         case.require_classes()
         several = MEMBERS if name not in ("SWA", "HyperDeepEnsemble") else int(model.num_members)
         _finite(case, model, inputs, several)
@@ -509,8 +501,8 @@ def _one_step(case: Case, model: nn.Module, inputs: Tensor) -> None:
     model.eval()
 
 
-for share_name, (share_method, share_plan) in shares().items():
-    capability(f"share: {share_name}")(_share(share_name, share_method, share_plan))
+for ensemble_name, (ensemble_method, ensemble_plan) in small_ensembles().items():
+    capability(f"ensemble: {ensemble_name}")(_ensemble(ensemble_name, ensemble_method, ensemble_plan))
 
 
 @capability("MC dropout on average")
@@ -520,7 +512,7 @@ def dropout_on_average(case: Case, draws: int = 48) -> None:
     network = case.build()
     if not _drops(network):
         raise Skipped("it has no dropout")
-    model = enfold.MCDropout(draws)(network).eval()
+    model = enfold.MCDropout(network, draws).eval()
     found = model(case.batch())
     reference = case.build()
     for module in reference.modules():
@@ -586,8 +578,8 @@ def matched_copy(case: Case) -> str | None:
 
 
 QUICK = STEP.replace(epochs=1, lr=1e-3)
-MERGES: dict[str, tuple[Callable[..., nn.Module], bool]] = {  # and whether equal members must give the same function
-    "average": (partial(merge.average, repair="none"), True),
+MERGES: dict[str, tuple[Merge, bool]] = {  # and whether equal members must give the same function
+    "average": (partial(merge.average, reestimate_batch_norm=False), True),
     "weight_matching": (partial(merge.weight_matching, repair="none"), True),
     "activation_matching": (partial(merge.activation_matching, repair="none"), True),
     "merge_many": (partial(merge.merge_many, repair="none"), True),
@@ -598,30 +590,37 @@ MERGES: dict[str, tuple[Callable[..., nn.Module], bool]] = {  # and whether equa
     "cca_merge": (partial(merge.cca_merge, repair="none"), False),
     "zipit": (partial(merge.zipit, repair="none"), False),
     "soup": (partial(merge.soup, repair="none", kind="uniform"), True),
-    "perm_avg": (partial(merge.perm_avg, config=QUICK, repair="none"), False),
-    "weight_matching, then repair": (partial(merge.weight_matching, repair="repair"), False),
-    "average, then repair in closed form": (partial(merge.average, repair="closed_form"), False),
+    "perm_avg": (partial(merge.perm_avg, config=QUICK, reestimate_batch_norm=False, quiet=True), False),
+    "weight_matching, repair": (
+        lambda models, data: _repair(merge.weight_matching, models, data, repair="none"),
+        False,
+    ),
+    "average, closed-form repair": (lambda models, data: _repair(merge.average, models, data, "closed_form"), False),
 }
 ALIGNMENTS = ("weight_matching", "activation_matching", "merge_many", "c2m3", "straight_through")
 
 
-def _merge(name: str, method: Callable[..., nn.Module], same: bool) -> Check:
+def _repair(method: Merge, models: Ensemble, data: Data, kind: str = "repair") -> nn.Module:
+    """Return the result of a merge with corrected activation statistics."""
+    options = {"repair": "none"} if method is merge.weight_matching else {}
+    return merge.repair(method(models, data, **options), models, data, kind=kind)
+
+
+def _merge(name: str, method: Merge, same: bool) -> Check:
     def check(case: Case) -> str | None:
         data, inputs = case.data(), case.batch()
         if same:
-            equal = DeepEnsemble([case.build(), case.build()])
-            one = method(equal, data)
+            one = method(DeepEnsemble([case.build(), case.build()]), data)
             with torch.no_grad():
                 case.compare(case.outputs(one.eval(), inputs), case.references[0], "the merge of two equal members", 5)
         sources = case.nets(2)
         with untouched(*sources):
             members = DeepEnsemble(sources)
-            if name in ALIGNMENTS:  # the mean of these is the merge
-                options = {"epochs": 1} if name == "straight_through" else {}
+            if name in ALIGNMENTS:
+                options = {key: value for key, value in method.keywords.items() if key != "repair"}
                 ordered = merge.align(members, data, method=name, **options).eval()
                 with torch.no_grad():
-                    case.compare(ordered(inputs.clone()), case.references[:2], "members in their new orders", 5)
-                return None
+                    case.compare(ordered(inputs.clone()), case.references[:2], "aligned members", 5)
             one = method(members, data)
         if not same_class(one, sources[0]):
             raise Wrong(f"a merge of {type(sources[0]).__name__} is a {type(one).__name__}")
@@ -632,7 +631,7 @@ def _merge(name: str, method: Callable[..., nn.Module], same: bool) -> Check:
             raise Wrong("outputs of the merge are not finite")
         fresh = into_fresh(case, one.state_dict())
         with torch.no_grad():
-            case.compare(case.outputs(fresh, inputs), found, "the merge's values in a network built anew")
+            case.compare(case.outputs(fresh, inputs), found, "the values of the merge in a new network")
         return None
 
     return check
@@ -646,7 +645,7 @@ for merge_name, (merge_method, merge_same) in MERGES.items():
 
 
 @capability("distill: one step by hand")
-def distill(case: Case) -> str | None:
+def distill_step(case: Case) -> str | None:
     """One step from the best member towards the mean probability, against torch alone."""
     data, plan = case.data(), STEP.replace(epochs=1, batch_size=12, momentum=0.0)
     sources = case.nets(calm=True)
@@ -672,15 +671,17 @@ def distill(case: Case) -> str | None:
     return None
 
 
-def _distill(make: Callable[[DeepEnsemble], dict[str, object]]) -> Check:
+def _distill(**options: object) -> Check:
     def check(case: Case) -> None:
         data, inputs, sources = case.data(), case.batch(), case.nets()
+        paired = isinstance(options.get("loss"), enfold.OneToOne)
+        student = {"student": enfold.BatchEnsemble(case.build(), MEMBERS)} if paired else {}
         with untouched(*sources):
             members = DeepEnsemble(sources)
-            one = enfold.distill(members, data, config=QUICK, quiet=True, **make(members))
+            one = enfold.distill(members, data, config=QUICK, quiet=True, **options, **student)
         case.require_classes()
         with torch.no_grad():
-            found = one.eval()(inputs.clone()) if isinstance(one, enfold.Ensemble) else case.outputs(one.eval(), inputs)
+            found = one.eval()(inputs.clone()) if isinstance(one, Ensemble) else case.outputs(one.eval(), inputs)
             case.compare(members.eval()(inputs.clone()), case.references, "members after distillation")
         if not bool(found.isfinite().all()):
             raise Wrong("outputs of the student are not finite")
@@ -689,10 +690,9 @@ def _distill(make: Callable[[DeepEnsemble], dict[str, object]]) -> Check:
     return check
 
 
-for kind in ("AEKD", "EnD2", "ProxyEnD2", "Hydra", "LatentBE"):
-    capability(f"distill: {kind}")(_distill(lambda members, kind=kind: {"loss": getattr(enfold, kind)()}))
-capability("distill: OneToOne")(_distill(lambda members: {"loss": enfold.OneToOne()}))
-capability("distill: ConfODS")(_distill(lambda members: {"perturb": enfold.ConfODS()}))
+for loss in (enfold.AEKD, enfold.EnD2, enfold.ProxyEnD2, enfold.Hydra, enfold.LatentBE, enfold.OneToOne):
+    capability(f"distill: {loss.__name__}")(_distill(loss=loss()))
+capability("distill: ConfODS")(_distill(perturb=enfold.ConfODS()))
 
 
 # Last, because tracing in several threads at once has left a whole process broken

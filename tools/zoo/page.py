@@ -12,11 +12,10 @@ OUTCOMES = ("ok", "refused", "skipped", "wrong", "crash", "abort", "slow")
 BAD = ("wrong", "crash", "abort", "slow")
 INTRODUCTION = """# Networks from elsewhere
 
-{networks} small networks, {foreign} of them from {packages} packages and {hazards} written for something that ensembles
-stumble over, each tried with {capabilities} capabilities of enfold. Every check compares enfold with plain PyTorch:
-members with networks built anew from the same seed, training with a loop of `torch.optim`, merges of equal members with
+{networks} small networks, {foreign} of them from {packages} packages and {hazards} written for known hazards, each tried with {capabilities} capabilities of enfold. Every check compares enfold with plain PyTorch:
+members with networks built again from the same seed, training with a loop of `torch.optim`, merges of equal members with
 the member itself, permuted networks with themselves. (`make zoo`; {date}, enfold {enfold}, torch {torch};
-[results/zoo.json](../results/zoo.json) holds every outcome with its message and the packages' versions.)
+[results/zoo.json](../results/zoo.json) contains every outcome with its message and the packages' versions.)
 
 | outcome | meaning | count |
 | --- | --- | ---: |
@@ -25,22 +24,38 @@ the member itself, permuted networks with themselves. (`make zoo`; {date}, enfol
 A difference above rounding (a part in a thousand in float32) counts as wrong if it is there in float64 too. Each
 network runs in a process of its own, so that a process that ends is seen. {missing}
 
-## What is not well
+## Failures
 
 {bad}
 """
 RENAMED = {  # since they were measured
-    "share: AveragedModes": "share: MultiSWA",
-    "share: HyperBatchEnsembles": "share: HyperBatchEnsemble",
-    "share: HyperDeepEnsembles": "share: HyperDeepEnsemble",
-    "share: MixtureEnsembles": "share: MixtureEnsemble",
-    "share: PackedEnsembles": "share: PackedEnsemble",
-    "share: SnapshotEnsembles": "share: SnapshotEnsemble",
-    "share: Subspace": "share: SubspaceSampling",
+    "share: AveragedModes": "ensemble: MultiSWA",
+    "share: HyperBatchEnsembles": "ensemble: HyperBatchEnsemble",
+    "share: HyperDeepEnsembles": "ensemble: HyperDeepEnsemble",
+    "share: Hydra": "ensemble: HydraEnsemble",
+    "share: MixtureEnsembles": "ensemble: MixtureEnsemble",
+    "share: PackedEnsembles": "ensemble: PackedEnsemble",
+    "share: SnapshotEnsembles": "ensemble: SnapshotEnsemble",
+    "share: Subspace": "ensemble: SubspaceSampling",
+    "distill: HydraDistillation": "distill: Hydra",
+    "merge: Average": "merge: average",
+    "merge: WeightMatching": "merge: weight_matching",
+    "merge: ActivationMatching": "merge: activation_matching",
+    "merge: MergeMany": "merge: merge_many",
+    "merge: C2M3": "merge: c2m3",
+    "merge: StraightThrough": "merge: straight_through",
+    "merge: OTFusion": "merge: ot_fusion",
+    "merge: OTFusion by weights": "merge: ot_fusion by weights",
+    "merge: CCAMerge": "merge: cca_merge",
+    "merge: ZipIt": "merge: zipit",
+    "merge: Soup": "merge: soup",
+    "merge: PermAVG": "merge: perm_avg",
+    "merge: WeightMatching >> Repair": "merge: weight_matching, repair",
+    "merge: Repair, closed form": "merge: average, closed-form repair",
 }
 MEANINGS = {
     "ok": "as plain PyTorch",
-    "refused": "an `EnfoldError` says why, and what to do",
+    "refused": "an `EnfoldError` names the reason and the remedy",
     "skipped": "plain PyTorch has nothing to compare with (no class labels, no dropout)",
     "wrong": "something else than plain PyTorch gives",
     "crash": "another exception",
@@ -73,8 +88,13 @@ def page(record: dict[str, Any]) -> str:
 
 
 def named(row: dict[str, Any]) -> dict[str, Any]:
-    """A network's outcomes by the names that capabilities have now."""
-    return {**row, "capabilities": {RENAMED.get(name, name): each for name, each in row["capabilities"].items()}}
+    """Return the outcomes of a network by the present names of capabilities."""
+    found = row["capabilities"].items()
+    return {**row, "capabilities": {_present_name(name): result for name, result in found}}
+
+
+def _present_name(name: str) -> str:
+    return RENAMED.get(name, name.replace("share: ", "ensemble: "))
 
 
 def capabilities(networks: dict[str, Any]) -> list[str]:

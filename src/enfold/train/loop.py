@@ -156,18 +156,18 @@ class Fit:
     def _check(self, num_members: int, own: bool) -> None:
         if self.plan.bootstrap and num_members > 1 and not own:
             raise EnfoldError(
-                "bagging needs each member to see its own draws, got one order for all members: "
-                "use order: own, a Split as the training part, and DeepEnsemble members"
+                "bootstrap needs a separate order of the examples for each member, got one order for all members: set "
+                "order='own', pass the training data as tensors or a Dataset, and train a DeepEnsemble"
             )
         if self.plan.order == "split" and not own:
             raise EnfoldError(
-                "a batch is split among members that each see their own part, got one pass for all members, or a "
-                "loader: use order: shared, or a Split as the training part"
+                "order='split' needs training data in memory and members with inputs of their own, got a loader or one "
+                "pass for all members: set order='shared', or pass the training data as tensors or a Dataset"
             )
         if self.plan.patience is not None and not has_examples(self.data.val):
             raise EnfoldError(
-                "patience needs a validation part to tell whether training still helps, got "
-                f"patience={self.plan.patience} and no validation examples: pass some, or leave patience out"
+                "patience needs validation examples, got "
+                f"patience={self.plan.patience} and no validation examples: pass val, or set patience=None"
             )
 
     def run(self, on_epoch: Callable[[Epoch], None] | None, title: str, quiet: bool) -> History:

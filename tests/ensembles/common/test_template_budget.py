@@ -91,7 +91,7 @@ def test_the_error_names_the_smallest_possible_budget(problem):
         lay_out(groups, terms)
     named = re.search(r"is (\d+) parameters, got 0", str(caught.value))
     if named is None:
-        assert "set thin: true or single_blob: true" in str(caught.value)
+        assert "set thin=True or single_blob=True" in str(caught.value)
         assert terms.single_blob is False
         return
     smallest = int(named[1])
