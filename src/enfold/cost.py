@@ -1,7 +1,7 @@
-"""Cost: what a predictor takes to store and to run, and how many times that is what one network takes.
+"""Cost of a model: parameters, bytes, FLOPs, memory and latency, absolute and relative to a reference.
 
-Machines are noisy, so times are compared as ratios: all models run in one process, every round runs all of
-them in rotated order, and the ratio is taken within a round before the median is taken over rounds.
+Timings are noisy, so latencies are compared as ratios: all models run in one process, every round runs all of them in
+rotated order, and the result is the median over rounds of the ratio within a round.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from enfold.errors import EnfoldError
 Call = Callable[[], object]
 Clock = Callable[[], float]
 
-SHORTEST_SAMPLE = 2e-3  # seconds: below this, the clock and the scheduler are what is measured
-MOST_REPEATS = 1 << 16  # of a call within a sample, should it take no time at all
+SHORTEST_SAMPLE = 2e-3  # seconds: shorter samples are dominated by the clock and the scheduler
+MOST_REPEATS = 1 << 16  # maximum number of calls in a sample
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds of one call, over the rounds; a round's figure is the mean of as many calls as last 2 ms."""
+    """Seconds per call over the rounds; the value of a round is the mean of as many calls as take 2 ms."""
 
     median: float
     lower: float  # first quartile
@@ -45,7 +45,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Ratios:
-    """Each cost divided by that of the reference; None where the reference has none of it."""
+    """Each cost divided by that of the reference; None if the reference's is 0 or unknown."""
 
     parameters: float | None
     bytes: float | None
@@ -57,13 +57,13 @@ class Ratios:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one predictor takes; `dataclasses.asdict` makes it JSON."""
+    """The cost of one model; `dataclasses.asdict` converts it to JSON types."""
 
     parameters: int
     trainable: int  # of the parameters
     bytes: int  # to store parameters and buffers
-    flops: int  # an example
-    passes: int  # forward passes of the network: one a member
+    flops: int  # per example
+    passes: int  # forward passes of the network: one per member
     peak_memory: int | None  # bytes at the largest batch size
     latency: dict[int, Latency]  # by batch size
     ratios: Ratios
@@ -72,7 +72,11 @@ class Cost:
 def parameters(module: nn.Module, *, trainable_only: bool = False) -> int:
     """Return the number of parameters; tied weights count once.
 
-    Of an ensemble that is sampled from statistics of a training, the statistics count, not the trained network.
+    For an ensemble that is sampled from statistics of the training, the statistics are counted instead of the network.
+
+    Args:
+        module: A network or an ensemble.
+        trainable_only: Count only parameters that require gradients.
     """
     if isinstance(module, Ensemble) and not trainable_only:
         counted = module.stored_parameters()
@@ -82,13 +86,13 @@ def parameters(module: nn.Module, *, trainable_only: bool = False) -> int:
 
 
 def stored_bytes(module: nn.Module) -> int:
-    """Bytes of all parameters and of the buffers that a state_dict keeps; what shares storage counts once."""
+    """Return the bytes of all parameters and persistent buffers; tensors with common storage count once."""
     state = module.state_dict(keep_vars=True).values()
     return sum(size for size, _ in _unique_storage(value for value in state if isinstance(value, Tensor)))
 
 
 def _unique_storage(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
-    """(bytes, bytes of one element) used of each storage: its distinct views, at most all of it."""
+    """Return (used bytes, bytes of one element) of each storage; used are its distinct views, at most all of it."""
     views: dict[int, dict[object, Tensor]] = {}
     for tensor in tensors:
         view = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
@@ -102,29 +106,33 @@ def _unique_storage(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
 
 
 def flops(module: nn.Module, inputs: Tensor) -> int:
-    """Floating-point operations of the forward pass in eval mode, an example: inputs (B, ...).
+    """Return the floating-point operations per example of the forward pass in eval mode.
 
-    Matrix products, convolutions, recurrent layers and attention are counted, a multiplication and an
-    addition as two; element-wise operations are not. What does not depend on the batch, such as making the
-    members' weights, is shared by its examples.
+    Matrix products, convolutions, recurrent layers and attention are counted, with a multiply-add as two operations;
+    element-wise operations are not. Operations that do not depend on the batch, such as the computation of the members'
+    weights, are divided by the batch size.
+
+    Args:
+        module: A network or an ensemble.
+        inputs: A batch of inputs (B, ...).
     """
     counter = FlopCounterMode(display=False, custom_mapping=_MORE_FORMULAS)
-    with eval_mode(module), _frozen(module), torch.no_grad(), _attention_in_the_open():
-        module(inputs.clone())  # engines are chosen and compared in the first call, once and for all
+    with eval_mode(module), _no_gradients(module), torch.no_grad(), _unfused_attention():
+        module(inputs.clone())  # the first call chooses and verifies the engine
         with counter:
             module(inputs.clone())
     return round(counter.get_total_flops() / len(inputs))
 
 
 @contextmanager
-def _frozen(module: nn.Module) -> Iterator[None]:
-    """PyTorch's counter asks for the gradient's graph of what modules are called with, which a bare weight has not."""
-    learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
+def _no_gradients(module: nn.Module) -> Iterator[None]:
+    """Disable gradients of the parameters: PyTorch's counter needs a graph of module inputs, which a leaf lacks."""
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
     module.requires_grad_(False)
     try:
         yield
     finally:
-        for parameter in learned:
+        for parameter in trainable:
             parameter.requires_grad_()
 
 
@@ -136,7 +144,7 @@ def _lstm_flops(steps: torch.Size, of_input: torch.Size, of_state: torch.Size, *
     return 2 * steps[0] * steps[1] * (math.prod(of_input) + math.prod(of_state))
 
 
-# Fused operations of the CPU that PyTorch's own table of formulas lacks, so that they would count as nothing.
+# Fused CPU operations that PyTorch's table of formulas lacks; they would count as 0.
 _MORE_FORMULAS: dict[object, Callable[..., int]] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     torch.ops.aten.mkldnn_rnn_layer: _lstm_flops,
@@ -144,8 +152,8 @@ _MORE_FORMULAS: dict[object, Callable[..., int]] = {
 
 
 @contextmanager
-def _attention_in_the_open() -> Iterator[None]:
-    """nn.MultiheadAttention fuses itself into one operation in eval mode, which would count as nothing."""
+def _unfused_attention() -> Iterator[None]:
+    """Disable the fused operation of nn.MultiheadAttention in eval mode, which would count as 0."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -157,7 +165,14 @@ def _attention_in_the_open() -> Iterator[None]:
 def latency(
     calls: Mapping[str, Call], *, rounds: int = 9, warmup: int = 3, clock: Clock | None = None
 ) -> dict[str, Latency]:
-    """How long each of several calls takes, measured interleaved in this process."""
+    """Return the latency of several calls, measured interleaved in this process.
+
+    Args:
+        calls: Functions by name.
+        rounds: Number of rounds.
+        warmup: Calls of each function before the measurement.
+        clock: Clock that returns seconds; the default waits for accelerators.
+    """
     return {name: summarise(s) for name, s in time_rounds(calls, rounds, warmup, clock).items()}
 
 
@@ -168,14 +183,22 @@ def time_rounds(
     clock: Clock | None = None,
     shortest: float = SHORTEST_SAMPLE,
 ) -> dict[str, list[float]]:
-    """Seconds of each call in each round; every round runs all of them, the first one moving to the end.
+    """Return the seconds per call of each function in each round; the order is rotated between rounds.
 
-    A sample repeats its call for at least `shortest` seconds: the longer, the less it matters what ran before.
+    Args:
+        calls: Functions by name.
+        rounds: Number of rounds.
+        warmup: Calls of each function before the measurement.
+        clock: Clock that returns seconds; the default waits for accelerators.
+        shortest: Minimum seconds of a sample, which repeats its call; longer samples depend less on previous calls.
+
+    Raises:
+        EnfoldError: If `rounds` is below 1 or `warmup` is negative.
     """
     if rounds < 1 or warmup < 0:
         raise EnfoldError(
-            f"a measurement needs at least 1 round and 0 warm-up calls, got {rounds} and {warmup}: "
-            "for example rounds=9, warmup=3"
+            f"rounds must be at least 1 and warmup at least 0, got rounds={rounds} and warmup={warmup}: "
+            "use for example rounds=9 and warmup=3"
         )
     clock = clock or _synchronised_clock
     samples: dict[str, list[float]] = {name: [] for name in calls}
@@ -193,18 +216,18 @@ def time_rounds(
 
 
 def summarise(samples: Sequence[float]) -> Latency:
-    """Median, quartiles and 95th percentile, interpolated linearly."""
+    """Return median, quartiles and 95th percentile, with linear interpolation."""
     quantiles = torch.tensor([0.5, 0.25, 0.75, 0.95], dtype=torch.float64)
     return Latency(*torch.tensor(samples, dtype=torch.float64).quantile(quantiles).tolist())
 
 
 def round_ratio(samples: Sequence[float], reference: Sequence[float]) -> float:
-    """The median over rounds of the ratio within the round: what slowed a whole round cancels."""
+    """Return the median over rounds of the ratio within a round, in which disturbances of a round cancel."""
     return statistics.median(own / other for own, other in zip(samples, reference, strict=True))
 
 
 def _repeats(call: Call, clock: Clock, shortest: float) -> int:
-    """How many calls make a sample that is long enough."""
+    """Return the number of calls that take at least `shortest` seconds."""
     repeats = 1
     while repeats < MOST_REPEATS and _elapsed(call, repeats, clock) < shortest:
         repeats *= 2
@@ -219,7 +242,7 @@ def _elapsed(call: Call, repeats: int, clock: Clock) -> float:
 
 
 def _synchronised_clock() -> float:
-    """Seconds, once an accelerator has done all that was asked of it."""
+    """Return the time in seconds after pending work of an accelerator has finished."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
     return time.perf_counter()
@@ -227,7 +250,7 @@ def _synchronised_clock() -> float:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """A collection would hit whichever call happens to run."""
+    """Disable garbage collection, which would slow down an arbitrary call."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -239,13 +262,19 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def peak_memory(call: Call, device: str | torch.device = "cpu") -> int | None:
-    """Most bytes allocated at once during a call, beyond what was allocated before it.
+    """Return the peak of memory allocated during a call in bytes, minus what was allocated before.
 
-    On a CPU every allocation and release of PyTorch's allocator is followed, so that the temporary buffers
-    inside an operation count as well; what a mathematical library allocates by itself is not seen. On CUDA
-    the allocator tells its peak. Other devices do not tell: None.
+    On the CPU all allocations of PyTorch's allocator are counted, including temporary buffers inside operations, but
+    not those of external libraries. On CUDA the allocator reports its peak.
+
+    Args:
+        call: The function to measure.
+        device: The device it runs on.
+
+    Returns:
+        The peak in bytes; None for other devices.
     """
-    call()  # engines are chosen and compared in the first call, once and for all
+    call()  # the first call chooses and verifies the engine
     device = torch.device(device)
     if device.type == "cpu":
         return _peak_of_cpu(call)
@@ -261,10 +290,12 @@ def peak_memory(call: Call, device: str | torch.device = "cpu") -> int | None:
 
 def _peak_of_cpu(call: Call) -> int:
     with _no_garbage_collection(), _quiet_profiler(), profile(profile_memory=True) as profiler:
-        result = call()  # kept, or the last release would be recorded or not as Python pleases
+        result = call()  # held until the end, so that its release is never recorded
     del result
     if profiler.kineto_results is None:
-        raise EnfoldError("memory is measured by the profiler, got a PyTorch built without it: install a usual build")
+        raise EnfoldError(
+            "peak_memory needs a PyTorch with the Kineto profiler, got one without: install another build"
+        )
     events = [event for event in profiler.kineto_results.events() if event.name() == "[memory]"]
     current = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
@@ -275,7 +306,7 @@ def _peak_of_cpu(call: Call) -> int:
 
 @contextmanager
 def _quiet_profiler() -> Iterator[None]:
-    """The profiler reads this level when it first starts; else it writes two lines to stderr at every use."""
+    """Set the log level that the profiler reads at its first start; otherwise it writes to stderr at every use."""
     if "KINETO_LOG_LEVEL" in os.environ:
         yield
         return
@@ -295,17 +326,35 @@ def measure(
     rounds: int = 9,
     warmup: int = 3,
 ) -> dict[str, Cost]:
-    """The cost of every model in eval mode, and its ratios to the model named `reference`.
+    """Return the cost of each model in eval mode, with ratios to a reference model.
 
-    `example` is one prepared input without batch axis, on the device of the models. FLOPs and memory are
-    those of the largest batch. The models come back in the modes they were in.
+    FLOPs and memory are measured with the largest batch. The models' training modes are restored.
+
+    Args:
+        models: Models by name.
+        reference: Name of the model that ratios refer to.
+        example: One prepared input without batch axis, on the device of the models.
+        batch_sizes: Batch sizes whose latency is measured.
+        rounds: Number of rounds of the latency measurement.
+        warmup: Calls of each model before the measurement.
+
+    Returns:
+        The cost of each model by name.
+
+    Raises:
+        EnfoldError: If `reference` is not one of the models or a batch size is below 1.
     """
     if reference not in models:
-        raise EnfoldError(f"the reference must be one of {', '.join(models)}, got {reference!r}: name one of them")
+        raise EnfoldError(f"reference must be one of {', '.join(models)}, got {reference!r}: choose one of these")
     if not batch_sizes or min(batch_sizes) < 1:
-        raise EnfoldError(f"batch sizes must be at least 1, got {list(batch_sizes)}: for example batch_sizes=(1, 128)")
+        raise EnfoldError(
+            f"batch_sizes must be one or more integers of at least 1, got {list(batch_sizes)}: use for example "
+            "batch_sizes=(1, 128)"
+        )
     with eval_mode(*models.values()), torch.inference_mode():
-        batches = {size: torch.stack([example] * size) for size in batch_sizes}  # a model may work in place on it
+        batches = {
+            size: torch.stack([example] * size) for size in batch_sizes
+        }  # copies, as models may modify them in place
         times = {
             size: time_rounds({name: partial(model, batch) for name, model in models.items()}, rounds, warmup)
             for size, batch in batches.items()
@@ -326,7 +375,7 @@ def measure(
 
 
 class _Counts(TypedDict):
-    """The costs that are counted, not timed."""
+    """The costs other than latency."""
 
     parameters: int
     bytes: int

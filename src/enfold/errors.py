@@ -25,7 +25,7 @@ def closest(word: str, known: Iterable[str]) -> str | None:
 
 
 class EnfoldError(ValueError):
-    """Something the user can fix. Its message names the rule, the offending value and the remedy."""
+    """An error that the user can fix. The message names the rule, the invalid value and the remedy."""
 
 
 class MissingExtra(EnfoldError, ImportError):
@@ -39,8 +39,8 @@ class WriteError(EnfoldError):
     """A file could not be written: the disk is full, or the folder is read-only, protected or gone."""
 
     REMEDIES: ClassVar = {
-        errno.ENOSPC: "free some space and go on with the same command (a run with --resume)",
-        errno.EDQUOT: "free some space and go on with the same command (a run with --resume)",
+        errno.ENOSPC: "free some space and continue with the same command (a run with --resume)",
+        errno.EDQUOT: "free some space and continue with the same command (a run with --resume)",
         errno.ENAMETOOLONG: "choose a shorter name",
         errno.ELOOP: "remove the symbolic link",
         errno.ENOENT: "restore its folder, or choose another",
@@ -48,15 +48,15 @@ class WriteError(EnfoldError):
 
     def __init__(self, path: object, error: Exception) -> None:
         self.errno = getattr(error, "errno", None)
-        if self.errno is None and (told := re.search(r"os error (\d+)", str(error))):  # as safetensors tells it
-            self.errno = int(told[1])
+        if self.errno is None and (code := re.search(r"os error (\d+)", str(error))):  # errors of safetensors
+            self.errno = int(code[1])
         reason = os.strerror(self.errno) if self.errno else error
-        remedy = self.REMEDIES.get(self.errno or 0, "choose a folder that can be written")
+        remedy = self.REMEDIES.get(self.errno or 0, "choose a writable folder")
         super().__init__(f"'{path}' must be written, but that fails ({reason}): {remedy}")
 
 
 class NonFiniteLoss(EnfoldError):
-    """Training met a loss that is not a number or infinite."""
+    """A training loss is NaN or infinite."""
 
 
 class SeparateModulesWarning(UserWarning):
@@ -64,15 +64,15 @@ class SeparateModulesWarning(UserWarning):
 
 
 class WrongShape(EnfoldError, RuntimeError):
-    """Inputs of a shape that a network cannot take."""
+    """The network does not accept inputs of this shape."""
 
 
 class UnsupportedOutput(EnfoldError):
-    """Outputs that are not the logits of at least two classes, one row an example."""
+    """The outputs are not logits of at least two classes with one row per example."""
 
 
 class UnusedParameterWarning(UserWarning):
-    """A member did not use a parameter in a batch in which others did, and the optimizer cannot know."""
+    """A member did not use a parameter in a batch in which other members did; the optimizer updates it anyway."""
 
 
 class DroppedOutputWarning(UserWarning):
@@ -84,11 +84,11 @@ class PartialCoverageWarning(UserWarning):
 
 
 class InitialisationWarning(UserWarning):
-    """A network's values have another scale than its layers draw, and who chose it cannot be known."""
+    """The scale of a network's weights differs from the default initialization of its layers."""
 
 
 class UnchangedWarning(UserWarning):
-    """A training kept the weights that it started from: no epoch had a lower validation NLL."""
+    """Training returned the initial weights: no epoch had a lower validation NLL."""
 
 
 def level_outside() -> int:

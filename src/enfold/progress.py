@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar with the time left and the latest figures on a terminal, plain lines elsewhere."""
+"""Progress on stderr: a bar with the remaining time and the latest values on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from contextvars import ContextVar
 from typing import Protocol
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_title: ContextVar[str] = ContextVar("title", default="")  # of all that is shown inside a block
+_title: ContextVar[str] = ContextVar("title", default="")  # replaces the titles inside a block
 _part: ContextVar[str] = ContextVar("part", default="")
 
 
 def printable(text: str) -> str:
-    """A text with its control characters written out, as a terminal would obey them: escapes, carriage returns."""
+    """Return a text with control characters escaped, which a terminal would execute."""
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 class ProgressBar(Protocol):
-    """What long work tells about itself."""
+    """The interface of progress bars."""
 
     def advance(self, steps: float) -> None:
-        """So many more steps are done."""
+        """Advance by a number of steps."""
 
     def say(self, text: str) -> None:
-        """The latest figures."""
+        """Show the latest values."""
 
 
 class Silent:
-    """Says nothing."""
+    """A progress bar that shows nothing."""
 
     def advance(self, steps: float) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def say(self, text: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Lines:
-    """A line now and then, for logs: at most one in `interval` seconds, with the share done and the time left."""
+    """Progress as lines of text, for logs: at most one per `interval` seconds, with percentage and remaining time."""
 
     def __init__(self, title: str, total: float | None, done: float = 0.0, interval: float = 5.0) -> None:
         self.title, self.total, self.interval = title, total, interval
@@ -49,34 +49,34 @@ class Lines:
         self.started = self.last = time.monotonic()
 
     def advance(self, steps: float) -> None:
-        """Counted; shown with the next line."""
+        """Advance by a number of steps; they are shown with the next line."""
         self.done += steps
 
     def say(self, text: str) -> None:
-        """A line, unless the last was printed a moment ago; the end is always printed."""
+        """Print a line, unless the previous one is more recent than `interval`; the last one is always printed."""
         now = time.monotonic()
         finished = self.total is not None and self.done >= self.total
         if now - self.last < self.interval and not finished:
             return
         self.last = now
-        share = f" {100 * self.done / self.total:3.0f} %" if self.total else ""
+        percent = f" {100 * self.done / self.total:3.0f} %" if self.total else ""
         left = ""
         if self.total and self.before < self.done < self.total:
             pace = (now - self.started) / (self.done - self.before)
             left = f"  {pace * (self.total - self.done):.0f} s left"
-        print(printable(f"{self.title}{share}  {text}{left}"), file=sys.stderr, flush=True)
+        print(printable(f"{self.title}{percent}  {text}{left}"), file=sys.stderr, flush=True)
 
 
 @contextmanager
 def titled(title: str) -> Iterator[None]:
-    """Inside the block, whatever is shown has this title: who asks for work knows its name better than who does it."""
+    """Replace the titles of all progress bars inside the block: the caller knows a better name."""
     with _set(_title, title):
         yield
 
 
 @contextmanager
 def part(text: str) -> Iterator[None]:
-    """Inside the block, every title is followed by this: which part it is of work that is shown several times."""
+    """Append a text to the titles of all progress bars inside the block, such as "member 2"."""
     with _set(_part, text):
         yield
 
@@ -94,7 +94,17 @@ def _set(variable: ContextVar[str], value: str) -> Iterator[None]:
 def progress(
     title: str, total: float | None = None, *, done: float = 0.0, quiet: bool = False
 ) -> Iterator[ProgressBar]:
-    """Show how far `title` has come; what was `done` before, in another run, does not count for the time left."""
+    """Show a progress bar during the block.
+
+    Args:
+        title: Title of the bar.
+        total: Number of steps; None if unknown.
+        done: Steps done in a previous run; they are ignored for the remaining time.
+        quiet: Show nothing.
+
+    Yields:
+        The progress bar.
+    """
     title = ", ".join(filter(None, (_title.get() or title, _part.get())))
     if quiet:
         yield Silent()

@@ -1,6 +1,6 @@
-"""Seeds: every random draw has its own, derived from the run's seed and its purpose.
+"""Seeds: every random draw has its own seed, derived from a base seed and its purpose.
 
-Draws for member k depend on k and not on M, so M members are the first M of M + 1.
+Draws for member k depend on k and not on the number of members M, so that M members are the first M of M + 1.
 """
 
 from __future__ import annotations
@@ -40,7 +40,11 @@ DRAWING = frozenset(
 
 
 def derive(seed: int, *purpose: str | int) -> int:
-    """A seed for one purpose, for example ``derive(0, "order", member, epoch)``; stable across machines.
+    """Return a seed for one purpose, for example ``derive(0, "order", member, epoch)``; equal on all machines.
+
+    Args:
+        seed: The base seed.
+        *purpose: Texts and numbers that identify the purpose.
 
     >>> derive(0, "init", 1) == derive(0, "init", 1) != derive(0, "init", 2)
     True
@@ -50,15 +54,15 @@ def derive(seed: int, *purpose: str | int) -> int:
 
 
 def generator(seed: int, *purpose: str | int) -> torch.Generator:
-    """Return a CPU generator for one purpose; draws on the CPU are the same for every device."""
+    """Return a CPU generator for one purpose, see `derive`; CPU draws do not depend on the training device."""
     return torch.Generator().manual_seed(derive(seed, *purpose))
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Make what the block draws depend on the seed alone, not on what other threads draw at the same time.
+    """Make random draws inside the block depend on the seed only, also if other threads draw at the same time.
 
-    The global random state is the same after the block as before it.
+    The global random state is restored after the block.
     """
     with _seeding, torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -67,7 +71,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 class _OwnGenerator(TorchFunctionMode):
-    """Draws on the CPU come from a generator of this thread's own; what takes none draws from the global state."""
+    """Use a separate generator for CPU draws of this thread; functions without a generator use the global state."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -76,7 +80,7 @@ class _OwnGenerator(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """What torch calls in place of `func`."""
+        """Call `func` with the generator if it accepts one."""
         kwargs = kwargs or {}
         if _takes_generator(func) and kwargs.get("generator") is None and _device(args, kwargs).type == "cpu":
             if torch.initial_seed() != self.seed:  # the block has called torch.manual_seed
@@ -87,7 +91,7 @@ class _OwnGenerator(TorchFunctionMode):
 
 
 def _takes_generator(function: Any) -> bool:
-    if isinstance(function, FunctionType):  # of torch.nn.init
+    if isinstance(function, FunctionType):  # a function of torch.nn.init
         code = function.__code__
         return "generator" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     return getattr(function, "__name__", "") in DRAWING
