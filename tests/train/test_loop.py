@@ -338,7 +338,7 @@ def test_settings_that_contradict_the_data_or_the_model(data, make):
         fit(members, data, config=PLAN.replace(bootstrap=True, order="shared"), quiet=True)
     with pytest.raises(EnfoldError, match="bootstrap"):
         fit(members, data.replace(train=batches(data.train)), config=PLAN.replace(bootstrap=True), quiet=True)
-    with pytest.raises(EnfoldError, match="bootstrap|bagging"):
+    with pytest.raises(EnfoldError, match=r"bootstrap|bagging"):
         fit(make["mlp"](), data.replace(train=batches(data.train)), config=PLAN.replace(bootstrap=True), quiet=True)
     with pytest.raises(EnfoldError, match="patience"):
         fit(members, data.replace(val=[]), config=PLAN.replace(patience=1), quiet=True)
