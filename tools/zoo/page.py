@@ -12,10 +12,10 @@ OUTCOMES = ("ok", "refused", "skipped", "wrong", "crash", "abort", "slow")
 BAD = ("wrong", "crash", "abort", "slow")
 INTRODUCTION = """# Networks from elsewhere
 
-{networks} small networks, {foreign} of them from {packages} packages and {hazards} written for known hazards, each tried
-with {capabilities} capabilities of enfold. Every check compares enfold with plain PyTorch: members with networks built
-again from the same seed, training with a loop of `torch.optim`, merges of equal members with the member itself, permuted
-networks with themselves. (`make zoo`; {date}, enfold {enfold}, torch {torch};
+{networks} small networks, {foreign} of them from {packages} packages and {hazards} written for known hazards, each
+tried with {capabilities} capabilities of enfold. Every check compares enfold with plain PyTorch: members with networks
+built again from the same seed, training with a loop of `torch.optim`, merges of equal members with the member itself,
+permuted networks with themselves. (`make zoo`; {date}, enfold {enfold}, torch {torch};
 [results/zoo.json](../results/zoo.json) contains every outcome with its message and the packages' versions.)
 
 | outcome | meaning | count |
