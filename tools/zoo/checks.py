@@ -579,7 +579,7 @@ def matched_copy(case: Case) -> str | None:
 
 QUICK = STEP.replace(epochs=1, lr=1e-3)
 MERGES: dict[str, tuple[Merge, bool]] = {  # and whether equal members must give the same function
-    "average": (partial(merge.average, reestimate_batch_norm=False), True),
+    "average": (partial(merge.average, repair="none"), True),
     "weight_matching": (partial(merge.weight_matching, repair="none"), True),
     "activation_matching": (partial(merge.activation_matching, repair="none"), True),
     "merge_many": (partial(merge.merge_many, repair="none"), True),
@@ -590,11 +590,8 @@ MERGES: dict[str, tuple[Merge, bool]] = {  # and whether equal members must give
     "cca_merge": (partial(merge.cca_merge, repair="none"), False),
     "zipit": (partial(merge.zipit, repair="none"), False),
     "soup": (partial(merge.soup, repair="none", kind="uniform"), True),
-    "perm_avg": (partial(merge.perm_avg, config=QUICK, reestimate_batch_norm=False, quiet=True), False),
-    "weight_matching, repair": (
-        lambda models, data: _repair(merge.weight_matching, models, data, repair="none"),
-        False,
-    ),
+    "perm_avg": (partial(merge.perm_avg, config=QUICK, repair="none", quiet=True), False),
+    "weight_matching, repair": (lambda models, data: _repair(merge.weight_matching, models, data), False),
     "average, closed-form repair": (lambda models, data: _repair(merge.average, models, data, "closed_form"), False),
 }
 ALIGNMENTS = ("weight_matching", "activation_matching", "merge_many", "c2m3", "straight_through")
@@ -602,8 +599,7 @@ ALIGNMENTS = ("weight_matching", "activation_matching", "merge_many", "c2m3", "s
 
 def _repair(method: Merge, models: Ensemble, data: Data, kind: str = "repair") -> nn.Module:
     """Return the result of a merge with corrected activation statistics."""
-    options = {"repair": "none"} if method is merge.weight_matching else {}
-    return merge.repair(method(models, data, **options), models, data, kind=kind)
+    return merge.repair(method(models, data, repair="none"), models, data, kind=kind)
 
 
 def _merge(name: str, method: Merge, same: bool) -> Check:
@@ -674,7 +670,7 @@ def distill_step(case: Case) -> str | None:
 def _distill(**options: object) -> Check:
     def check(case: Case) -> None:
         data, inputs, sources = case.data(), case.batch(), case.nets()
-        paired = isinstance(options.get("loss"), enfold.OneToOne)
+        paired = type(options.get("loss")) is enfold.OneToOne
         student = {"student": enfold.BatchEnsemble(case.build(), MEMBERS)} if paired else {}
         with untouched(*sources):
             members = DeepEnsemble(sources)
