@@ -10,7 +10,7 @@ from torch import nn
 
 import enfold
 from clouds import three_clouds
-from enfold.ensembles.common.pca import combined, principal_axes
+from enfold.ensembles.common.pca import combine_points, principal_axes
 from enfold.ensembles.subspace_sampling import SubspaceSampling
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
@@ -141,7 +141,7 @@ def test_principal_axes_are_those_of_scikit_learn(scaled):
     signs = (axes * expected).sum(0).sign()
     torch.testing.assert_close(axes * signs, expected, rtol=1e-5, atol=1e-6)
     assert principal_axes(points, 99).shape == (7, 6), "K points have K - 1 axes"
-    at_mean = combined(points, torch.zeros(2, 7))
+    at_mean = combine_points(points, torch.zeros(2, 7))
     torch.testing.assert_close(at_mean["b"], points["b"].mean(0).expand(2, 5))
 
 

@@ -36,7 +36,13 @@ from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
 from enfold.ensembles.common.efficient import refuse_ties
 from enfold.ensembles.common.options import Fraction
-from enfold.ensembles.common.surgery import first_and_last, refuse_channel_quantisation, replaced, resized, widths_of
+from enfold.ensembles.common.surgery import (
+    first_and_last,
+    refuse_channel_quantisation,
+    replace_modules,
+    resize_layer,
+    widths_of,
+)
 from enfold.errors import EnfoldError
 from enfold.seeds import derive, seeded
 from enfold.train import TrainConfig
@@ -78,7 +84,7 @@ class MIMO(Ensemble):
         self.inputs, self.is_linear = widths_of(entrance)[0], isinstance(entrance, nn.Linear)
         # The channels of a group stay together, so slots are laid out inside of groups.
         self.groups = tuple(int(getattr(network.get_submodule(n), "groups", 1)) for n in (entrance_name, exit_name))
-        self.module = replaced(network, self._widen(network, entrance_name, exit_name))  # (1)
+        self.module = replace_modules(network, self._widen(network, entrance_name, exit_name))  # (1)
         self.training = network.training
 
     def configure(self, config: TrainConfig) -> TrainConfig:
@@ -106,7 +112,7 @@ class MIMO(Ensemble):
             inward, outward = widths_of(layer)
             inward *= self.num_members if name == first else 1
             outward *= self.num_members if name == last else 1
-            wide: Any = resized(layer, inward, outward, getattr(layer, "groups", 1), name=name)
+            wide: Any = resize_layer(layer, inward, outward, getattr(layer, "groups", 1), name=name)
             with seeded(derive(self.seed, "mimo", name)):
                 wide.reset_parameters()
             layers[name] = wide.requires_grad_()  # new values have to be trained, also in a frozen network

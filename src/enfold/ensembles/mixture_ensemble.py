@@ -37,7 +37,7 @@ from enfold.engines.parameters import Decay, Tree, decay_groups
 from enfold.engines.skeleton import State
 from enfold.ensembles.common.efficient import EfficientEnsemble, NormChoice, batch_norm_names, select_layers
 from enfold.ensembles.common.options import NonNegative, Positive
-from enfold.ensembles.common.template_budget import Group, Layout, Terms, lay_out
+from enfold.ensembles.common.template_budget import Group, Layout, Terms, make_layout
 from enfold.ensembles.common.templates import Banks, Blob, kaiming_spread
 from enfold.errors import EnfoldError
 
@@ -147,8 +147,8 @@ class MixtureEnsemble(EfficientEnsemble):
         """Return the groups; templates are decayed, their gradients divided by the number of members that use them."""
         groups = super().param_groups(weight_decay, decay)
         for mix, templates in zip(self.layout.mixes, self.mixture.templates, strict=False):  # a blob is of all mixes
-            sharers = self.layout.sharers(mix, self.num_members, self.mixture.disjoint)
-            groups += decay_groups([(templates, 2)], weight_decay, decay, grad_scale=1 / sharers)
+            users = self.layout.members_per_template(mix, self.num_members, self.mixture.disjoint)
+            groups += decay_groups([(templates, 2)], weight_decay, decay, grad_scale=1 / users)
         coefficients = list(self.mixture.coefficients)
         return [*groups, {"params": coefficients, "weight_decay": 0.0, "member_axis": True}]
 
@@ -225,7 +225,7 @@ def template_layout(
         single_blob=single_blob,
         upsample=upsample,
     )
-    return lay_out(_groups(layers), terms)
+    return make_layout(_groups(layers), terms)
 
 
 def requested_parameters(network: nn.Module, budget: float) -> int:

@@ -12,7 +12,7 @@ of the paper, stored as M separate networks of the user's class: each takes the 
 can be taken out. They are drawn with their own seeds; values of the network cannot be used in layers of other widths.
 
 Widths are rounded up to integers that γ and the number of attention heads divide, all by one ratio where that costs
-little (`ensembles.common.surgery.narrowed`). The first and the last layer are not grouped, as in the public code.
+little (`ensembles.common.surgery.narrow_network`). The first and the last layer are not grouped, as in the public code.
 
 Differs from the paper: members see the data in their own order (the paper's is order="shared" in the training
 configuration); γ groups convolutions only, because linear layers have no groups; it groups all hidden convolutions,
@@ -31,7 +31,7 @@ from enfold.engines.copying import copy_network
 from enfold.engines.initialization import call_factory, reinitialise
 from enfold.ensembles.common.efficient import refuse_ties
 from enfold.ensembles.common.options import Positive
-from enfold.ensembles.common.surgery import narrowed
+from enfold.ensembles.common.surgery import narrow_network
 from enfold.ensembles.deep_ensemble import DeepEnsemble, Factory
 from enfold.errors import EnfoldError
 
@@ -61,7 +61,7 @@ class PackedEnsemble(DeepEnsemble):
     ) -> None:
         template = network if isinstance(network, nn.Module) else call_factory(network)
         refuse_ties(template)
-        narrow = narrowed(template, alpha / num_members, gamma)  # (1), (2)
+        narrow = narrow_network(template, alpha / num_members, gamma)  # (1), (2)
 
         def make() -> nn.Module:
             return reinitialise(copy_network(narrow), keep_scale=False)  # the values are those of wider layers

@@ -33,7 +33,7 @@ from enfold.engines.parameters import Tree
 from enfold.engines.skeleton import State
 from enfold.ensembles.common.efficient import refuse_ties
 from enfold.ensembles.common.options import NonNegative
-from enfold.ensembles.common.pca import combined, principal_axes, stacked
+from enfold.ensembles.common.pca import combine_points, principal_axes, stack_states
 from enfold.ensembles.common.sampled import SampledEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
@@ -154,18 +154,18 @@ class SubspaceSampling(SampledEnsemble):
         centre = {name: t.expand(M, *t.shape) for name, t in self.centre.named_parameters()}
         c = [self._scale(self.amount, m) for m in range(M)]
         if self.kind == "dropout":
-            points = stacked([self._mask(m, c[m]) for m in range(M)])
+            points = stack_states([self._mask(m, c[m]) for m in range(M)])
         elif self.kind == "gaussian":
-            z = stacked([{name: c[m] * v for name, v in self._normals(m).items()} for m in range(M)])
+            z = stack_states([{name: c[m] * v for name, v in self._normals(m).items()} for m in range(M)])
             points = {name: t.mean(0) + t.std(0, correction=0) * z[name] for name, t in points.items()}  # (3)
         elif self.kind != "random":
-            points = combined(points, self.weights[:, : len(next(iter(points.values())))])  # (4)
+            points = combine_points(points, self.weights[:, : len(next(iter(points.values())))])  # (4)
         return {**centre, **points}
 
     def _points(self) -> State:
         """Return the checkpoints so far, or all random samples: (K, ...)."""
         if self.draws:
-            return stacked([self._displace(sample) for sample in range(self.draws)])
+            return stack_states([self._displace(sample) for sample in range(self.draws)])
         seen = min(max(int(self.count), 1), self.checkpoints)
         return {name: tensor[:seen] for name, tensor in self.path.state().items()}
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enfold.ensembles.common.template_budget import Group, Layout, Mix, Terms, lay_out, round_robin
+from enfold.ensembles.common.template_budget import Group, Layout, Mix, Terms, make_layout, round_robin
 from enfold.errors import EnfoldError
 
 
@@ -51,7 +51,7 @@ def stored(groups: list[Group], terms: Terms, layout: Layout) -> int:
 def test_a_budget_is_never_exceeded_and_the_count_is_exact(problem):
     groups, terms = problem
     try:
-        layout = lay_out(groups, terms)
+        layout = make_layout(groups, terms)
     except EnfoldError:
         return
     assert layout.counted == stored(groups, terms, layout) <= terms.budget
@@ -65,7 +65,7 @@ def test_a_budget_is_never_exceeded_and_the_count_is_exact(problem):
 def test_every_template_is_used_and_as_often_as_the_others(problem):
     groups, terms = problem
     try:
-        layout = lay_out(groups, terms)
+        layout = make_layout(groups, terms)
     except EnfoldError:
         return
     for mix in layout.mixes:
@@ -88,7 +88,7 @@ def test_every_template_is_used_and_as_often_as_the_others(problem):
 def test_the_error_names_the_smallest_possible_budget(problem):
     groups, terms = problem
     with pytest.raises(EnfoldError) as caught:
-        lay_out(groups, terms)
+        make_layout(groups, terms)
     named = re.search(r"is (\d+) parameters, got 0", str(caught.value))
     if named is None:
         assert "set thin=True or single_blob=True" in str(caught.value)
@@ -96,35 +96,35 @@ def test_the_error_names_the_smallest_possible_budget(problem):
         return
     smallest = int(named[1])
     lowest = Terms(**{**vars(terms), "budget": smallest})
-    assert lay_out(groups, lowest).counted <= smallest
+    assert make_layout(groups, lowest).counted <= smallest
     with pytest.raises(EnfoldError, match=f"is {smallest} parameters, got {smallest - 1}"):
-        lay_out(groups, Terms(**{**vars(terms), "budget": smallest - 1}))
+        make_layout(groups, Terms(**{**vars(terms), "budget": smallest - 1}))
 
 
 def test_banks_grow_in_proportion_to_their_layers():
     groups = [group(2, 100), group(6, 10)]
     terms = Terms(budget=260, fixed=0, network=260, count_coefficients=False, single_blob=False)
-    assert [mix.templates for mix in lay_out(groups, terms).mixes] == [2, 6]
-    assert [mix.per_layer for mix in lay_out(groups, terms).mixes] == [2, 5]
+    assert [mix.templates for mix in make_layout(groups, terms).mixes] == [2, 6]
+    assert [mix.per_layer for mix in make_layout(groups, terms).mixes] == [2, 5]
     half = Terms(budget=130, fixed=0, network=260, count_coefficients=False, single_blob=False)
-    assert [mix.templates for mix in lay_out(groups, half).mixes] == [1, 3]
+    assert [mix.templates for mix in make_layout(groups, half).mixes] == [1, 3]
     one_more = Terms(budget=259, fixed=0, network=260, count_coefficients=False, single_blob=False)
-    assert [mix.templates for mix in lay_out(groups, one_more).mixes] == [2, 5]  # the larger first
+    assert [mix.templates for mix in make_layout(groups, one_more).mixes] == [2, 5]  # the larger first
 
 
 def test_no_more_templates_than_can_be_used():
     groups, ample = [group(3, 10)], {"budget": 10**6, "fixed": 0, "network": 30, "max_templates": 2}
-    assert lay_out(groups, Terms(**ample)).mixes[0].templates == 3 * 2
-    assert lay_out(groups, Terms(**ample, disjoint=True, num_members=5)).mixes[0].templates == 5 * 3 * 2
-    assert lay_out(groups, Terms(**ample, single_blob=True)).blob == 3 * 2 * 10
+    assert make_layout(groups, Terms(**ample)).mixes[0].templates == 3 * 2
+    assert make_layout(groups, Terms(**ample, disjoint=True, num_members=5)).mixes[0].templates == 5 * 3 * 2
+    assert make_layout(groups, Terms(**ample, single_blob=True)).blob == 3 * 2 * 10
 
 
 def test_the_blob_is_taken_where_banks_would_have_one_template():
     groups = [group(4, 100), group(1, 50)]
     settings = {"fixed": 0, "network": 450, "count_coefficients": False}
-    assert lay_out(groups, Terms(budget=249, **settings)).blob == 249
-    assert lay_out(groups, Terms(budget=250, **settings)).blob == 0  # 50 for the ordinary layer and two templates
-    once = lay_out([group(1, 100), group(1, 50)], Terms(budget=150, **settings))
+    assert make_layout(groups, Terms(budget=249, **settings)).blob == 249
+    assert make_layout(groups, Terms(budget=250, **settings)).blob == 0  # 50 for the ordinary layer and two templates
+    once = make_layout([group(1, 100), group(1, 50)], Terms(budget=150, **settings))
     assert once.blob == 150
     assert [mix.per_layer for mix in once.mixes] == [1, 3]
 
@@ -137,14 +137,16 @@ def test_round_robin_by_hand():
 
 @settings(max_examples=25)
 @given(problems(disjoint=True, single_blob=False, thin=True))
-def test_sharers_are_the_members_that_use_a_template(problem):
+def test_members_per_template_are_the_members_that_use_it(problem):
     groups, terms = problem
     try:
-        layout = lay_out(groups, terms)
+        layout = make_layout(groups, terms)
     except EnfoldError:
         return
     for mix in layout.mixes:
         index = round_robin(mix, terms.num_members, disjoint=True)
         users = {(member, template) for member, rows in enumerate(index) for row in rows for template in row}
-        assert layout.sharers(mix, terms.num_members, disjoint=True) == pytest.approx(len(users) / mix.templates)
-        assert layout.sharers(mix, terms.num_members, disjoint=False) == terms.num_members
+        assert layout.members_per_template(mix, terms.num_members, disjoint=True) == pytest.approx(
+            len(users) / mix.templates
+        )
+        assert layout.members_per_template(mix, terms.num_members, disjoint=False) == terms.num_members

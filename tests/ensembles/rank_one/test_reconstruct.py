@@ -13,7 +13,7 @@ from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.common.layer_shapes import layer_shape
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.ensembles.rank_one import fit_batch_ensemble, representable
-from enfold.ensembles.rank_one.alternating import Factors, _gauged, _sweep, _update
+from enfold.ensembles.rank_one.alternating import Factors, _normalize, _sweep, _update
 from enfold.ensembles.rank_one.blocks import from_blocks, to_blocks
 from enfold.errors import EnfoldError
 from enfold.networks import MLP, MediumCNN, ViT
@@ -125,7 +125,7 @@ def test_each_update_is_the_least_squares_solution(seed, rank, groups, taps):
     (after.scales() * last - target).square().sum().backward()
     assert float(last.grad.abs().max()) < 1e-6
     before = Factors(weight, r, s)
-    moved = _gauged(before, with_r=True)
+    moved = _normalize(before, with_r=True)
     torch.testing.assert_close(moved.scales() * moved.weight, before.scales() * before.weight)
     torch.testing.assert_close(moved.s.abs().amax(-1), torch.ones(rank, 2, groups, dtype=torch.float64))
 

@@ -1,7 +1,7 @@
-"""Dropout drawn by ourselves: active where everything else is in eval mode, reproducible, for many samples in one pass.
+"""Dropout that is active in eval mode, reproducible, and drawn for many samples in one pass.
 
-Drawing masks is what dropout costs on a CPU. Sixteen random bits a unit, taken from the raw words of numpy's SFC64 and
-compared by numpy, were the fastest of the ways we timed on one thread; rates are rounded to 1/65536.
+The cost of dropout on a CPU is that of drawing masks. Sixteen random bits per unit, taken from the raw words of numpy's
+SFC64 and compared by numpy, were the fastest method measured on one thread; rates are rounded to 1/65536.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch.overrides import TorchFunctionMode
 
 from enfold.seeds import derive
 
-LEVELS = 1 << 16  # of a rate
-PER_WORD = 4  # units a word of 64 bits
-SELU_FLOOR = -1.7580993408473766  # what alpha dropout puts in a unit's place: SELU's value at minus infinity
+LEVELS = 1 << 16  # number of different rates
+PER_WORD = 4  # units per word of 64 bits
+SELU_FLOOR = -1.7580993408473766  # the value of a unit that alpha dropout drops: SELU at minus infinity
 
 ELEMENTS = (F.dropout, torch.dropout, torch.dropout_)
 CHANNELS = (F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, torch.feature_dropout_)
@@ -32,14 +32,14 @@ RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 
 
 class OnePassOnly(Exception):
-    """Several samples cannot share one pass of this network."""
+    """Several samples cannot run in one pass of this network."""
 
 
 class Streams:
     """Random words for the dropouts of a network, in the order of its forward pass.
 
-    A dropout's words depend on the seed, on its place in that order and on the sample, so that samples are the first of
-    more; samples must be asked for in their order.
+    The words of a dropout depend on the seed, its position in that order and the sample, so that fewer samples are the
+    first of more; samples must be drawn in order.
     """
 
     def __init__(self, seed: int) -> None:
@@ -47,23 +47,28 @@ class Streams:
         self.sources: dict[int, np.random.SFC64] = {}
 
     def keep(self, place: int, samples: int, shape: Sequence[int], kept: int) -> Tensor:
-        """(samples, *shape) of ones, with probability kept / 65536, and zeros."""
+        """Return masks, (samples, *shape), of ones with probability kept / 65536 and zeros."""
         source = self.sources.get(place)
         if source is None:
             source = self.sources[place] = np.random.SFC64(derive(self.seed, "dropout", place))
         units = math.prod(shape)
-        words = -(-units // PER_WORD)  # whole words for each sample
+        words = -(-units // PER_WORD)  # complete words for each sample
         bits = source.random_raw(samples * words).view(np.int16).reshape(samples, words * PER_WORD)[:, :units]
         return torch.from_numpy(bits >= LEVELS // 2 - kept).view(torch.uint8).view(samples, *shape)
 
 
 class Dropping(TorchFunctionMode):
-    """Inside the block every dropout is active, whatever its module's mode, and draws its masks from `streams`.
+    """A context in which every dropout is active, in any mode of its module, with masks drawn from `streams`.
 
-    The pass is for `samples` samples, from number `first` on, whose rows are member-major along the axis that `axes`
-    gives for each dropout in the order of the pass (see `row_axes`). `late` says that the inputs are not repeated yet:
-    the first dropout then returns as many copies of what it gets as there are samples, so that all before it is
-    computed once. `per_example=False` draws one mask a sample for all rows.
+    Args:
+        streams: The random words.
+        axes: The axis of the examples for each dropout in the order of the pass, see `row_axes`; the rows of a sample
+            are consecutive.
+        first: The index of the first sample.
+        samples: The number of samples in the pass.
+        late: Whether the inputs are not repeated: the first dropout then returns a copy of its input for each sample,
+            so that all layers before it run once.
+        per_example: Draw a mask for every example, or one per sample.
     """
 
     def __init__(
@@ -79,40 +84,40 @@ class Dropping(TorchFunctionMode):
         super().__init__()
         self.streams, self.axes, self.first, self.samples = streams, axes, first, samples
         self.late, self.per_example = late and samples > 1, per_example
-        self.shapes: list[torch.Size] = []  # of what was dropped from
+        self.shapes: list[torch.Size] = []  # of the inputs of each dropout
         self.active = 0  # calls with a rate above 0
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """What torch calls instead of `func`."""
+        """Call the handler of a dropout function, or `func` itself."""
         handler = HANDLERS.get(func)
         return func(*args, **(kwargs or {})) if handler is None else handler(self, func, *args, **(kwargs or {}))
 
     def elements(
         self, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor:
-        """Units to zero."""
-        return self.drop(input, p, input.shape, _zeroed, inplace)
+        """Set units to zero."""
+        return self.drop(input, p, input.shape, _drop_to_zero, inplace)
 
     def channels(
         self, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor:
-        """Whole channels to zero."""
-        return self.drop(input, p, _of_channels(input), _zeroed, inplace)
+        """Set complete channels to zero."""
+        return self.drop(input, p, _channel_shape(input), _drop_to_zero, inplace)
 
     def alpha(self, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        """Units to SELU's floor."""
-        return self.drop(input, p, input.shape, _floored, inplace)
+        """Set units to the minimum of SELU."""
+        return self.drop(input, p, input.shape, _drop_to_floor, inplace)
 
     def alpha_channels(
         self, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor:
-        """Whole channels to SELU's floor."""
-        return self.drop(input, p, _of_channels(input), _floored, inplace)
+        """Set complete channels to the minimum of SELU."""
+        return self.drop(input, p, _channel_shape(input), _drop_to_floor, inplace)
 
     def attention(self, func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """`F.multi_head_attention_forward`, whose own dropout is ours: its code, run with another `dropout`."""
+        """Run the code of `F.multi_head_attention_forward` with this dropout in place of its own."""
         if not _rate_of_attention(args, kwargs):
             plain: tuple[Tensor, Tensor | None] = func(*args, **kwargs)
             return plain
@@ -122,25 +127,25 @@ class Dropping(TorchFunctionMode):
             "dropout": lambda weights, p: self.elements(None, weights, p),
         }
         code = FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
-        # Only with weights is dropout a call of its own.
+        # Dropout is a separate call only if the weights are returned.
         output, weights = code(*args, **{**kwargs, "training": True, "need_weights": True})
         return output, weights if kwargs.get("need_weights", True) else None
 
     def product_attention(self, func: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Attention by hand that drops whatever the mode is: torch draws, one sample a pass."""
+        """Run attention with a dropout rate of its own: torch draws the mask, one sample per pass."""
         rate = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
         attended: Tensor = self.foreign(func, args, kwargs) if rate else func(*args, **kwargs)
         return attended
 
     def recurrent(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Dropout between the layers of nn.LSTM and its kin: torch draws, one sample a pass."""
+        """Run a recurrent network with dropout between layers: torch draws the mask, one sample per pass."""
         place = next((index for index, value in enumerate(args) if isinstance(value, float)), None)
         if place is None or not args[place]:
             return func(*args, **kwargs)
         return self.foreign(func, (*args[: place + 1], True, *args[place + 2 :]), kwargs)  # train=True
 
     def foreign(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call that draws by itself, from torch's generators, seeded for it."""
+        """Run a function that draws its own masks, with torch's generators seeded for it."""
         if self.samples > 1:
             raise OnePassOnly
         self.active += 1
@@ -149,8 +154,8 @@ class Dropping(TorchFunctionMode):
             return func(*args, **kwargs)
 
     def drop(self, x: Tensor, rate: float, shape: Sequence[int], combine: Combine, inplace: bool = False) -> Tensor:
-        """`x` with a mask of `shape`, which is x's or has ones in it, for each sample."""
-        if inplace:  # who asks for it may use the input afterwards
+        """Return `x` with a mask for each sample; `shape` is that of x, with 1 for axes that have one mask value."""
+        if inplace:  # the caller may use the input afterwards
             if self.late:
                 raise OnePassOnly
             return x.copy_(self.drop(x, rate, shape, combine))
@@ -162,7 +167,7 @@ class Dropping(TorchFunctionMode):
         axis = self.axes[place] if place < len(self.axes) else None
         if self.samples > 1 and (axis is None or (self.late and axis)):
             raise OnePassOnly
-        own = list(shape)  # of one sample's mask
+        own = list(shape)  # of the mask of one sample
         if axis is not None:
             own[axis] = x.shape[axis] // (1 if self.late else self.samples) if self.per_example else 1
         keep = self.streams.keep(place, self.samples, own, kept).to(x.device)
@@ -171,19 +176,19 @@ class Dropping(TorchFunctionMode):
             return combine(x.unsqueeze(0), keep, kept / LEVELS).flatten(0, 1)
         if axis is None or self.samples == 1:
             return combine(x, keep[0], kept / LEVELS)
-        parts = x.unflatten(axis, (self.samples, -1))
-        return combine(parts, keep.movedim(0, axis), kept / LEVELS).flatten(axis, axis + 1)
+        rows = x.unflatten(axis, (self.samples, -1))
+        return combine(rows, keep.movedim(0, axis), kept / LEVELS).flatten(axis, axis + 1)
 
 
 def row_axes(few: Sequence[torch.Size], more: Sequence[torch.Size]) -> list[int | None]:
-    """The axis of the examples in what is dropped from: the one that is longer in a pass with more of them."""
+    """Return the axis of the examples in the inputs of each dropout: the one that is longer for more examples."""
     return [
         next((axis for axis, size in enumerate(shape) if axis < len(other) and size < other[axis]), None)
         for shape, other in zip(few, more, strict=False)
     ]
 
 
-Combine = Callable[[Tensor, Tensor, float], Tensor]  # of units, what is kept, and the probability to be kept
+Combine = Callable[[Tensor, Tensor, float], Tensor]  # of units, mask, and the probability of a unit to remain
 
 HANDLERS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(ELEMENTS, Dropping.elements),
@@ -196,13 +201,13 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
 }
 
 
-def _zeroed(x: Tensor, keep: Tensor, probability: float) -> Tensor:
-    """x / probability where kept; 0 elsewhere, also where everything is dropped."""
+def _drop_to_zero(x: Tensor, keep: Tensor, probability: float) -> Tensor:
+    """Return x / probability where the mask is 1, and 0 elsewhere, also if the probability is 0."""
     return x * (1 / probability if probability else 0.0) * keep
 
 
-def _floored(x: Tensor, keep: Tensor, probability: float) -> Tensor:
-    """SELU's floor where dropped, then shifted and scaled to the mean 0 and variance 1 of self-normalising units.
+def _drop_to_floor(x: Tensor, keep: Tensor, probability: float) -> Tensor:
+    """Return the minimum of SELU where the mask is 0, shifted and scaled to the mean 0 and variance 1 of SELU units.
 
     G. Klambauer et al., arXiv:1706.02515.
     """
@@ -211,8 +216,8 @@ def _floored(x: Tensor, keep: Tensor, probability: float) -> Tensor:
     return scale * (x * keep + SELU_FLOOR * (1 - keep.to(x.dtype)) - SELU_FLOOR * rate)
 
 
-def _of_channels(x: Tensor) -> list[int]:
-    """(N, C, 1, ...)."""
+def _channel_shape(x: Tensor) -> list[int]:
+    """Return the shape of a mask of channels, (N, C, 1, ...)."""
     return [*x.shape[:2], *(1,) * (x.ndim - 2)]
 
 
@@ -221,7 +226,7 @@ def _rate_of_attention(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
 
 
 def dropout_rates(network: nn.Module) -> dict[str, float]:
-    """The rates above 0 of the modules that drop, by name."""
+    """Return the rates above 0 of dropout modules, by name."""
     rates = {}
     for name, module in network.named_modules():
         if isinstance(module, _DropoutNd):

@@ -1,4 +1,4 @@
-"""How factors along the channels lie on a layer's weight: of a linear layer, a convolution or an embedding."""
+"""Shapes of channel factors: how r and s scale the weight of a linear layer, a convolution or an embedding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LAYERS = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED, nn.Embedding)
 
 @dataclass(frozen=True)
 class LayerShape:
-    """How r and s lie along a weight's axes."""
+    """The axes of a weight that r and s scale."""
 
     inputs: int  # 0: no r
     outputs: int
@@ -22,7 +22,7 @@ class LayerShape:
     transposed: bool = False  # whether the weight's first axis is the input
 
     def factor(self, r: Tensor | None, s: Tensor) -> Tensor:
-        """Σ_j s_j r_j^T along the weight's axes: (rank, M, in), (rank, M, out) -> (M, *weight axes, or 1)."""
+        """Return Σ_j s_j r_j^T for the axes of the weight: (rank, M, in), (rank, M, out) -> (M, *weight axes, or 1)."""
         if r is None:
             return s.sum(0).unsqueeze(1)  # embedding: (M, 1, out)
         first, second = (r, s) if self.transposed else (s, r)
@@ -34,7 +34,7 @@ class LayerShape:
 
 
 def layer_shape(layer: nn.Module) -> LayerShape:
-    """Of a linear layer, a convolution or an embedding."""
+    """Return the shape of the factors of a linear layer, a convolution or an embedding."""
     if isinstance(layer, nn.Embedding):
         return LayerShape(0, layer.embedding_dim)
     if isinstance(layer, nn.Linear):

@@ -166,14 +166,14 @@ class Penalties(nn.Module):
 
 @dataclass(frozen=True)
 class Penalised:
-    """An objective: cross-entropy at one λ a member, and the expected penalty of members that have `penalties`."""
+    """An objective: the cross-entropy at one λ per member, and the expected penalty."""
 
     cross_entropy: CrossEntropy
 
     def __call__(self, model: Any, batch: Batch) -> Tensor:
-        """The loss of each member, (M,)."""
+        """Return the loss of each member, (M,)."""
         values = model.distribution.draw(batch.labels.shape[-1])  # (M, B, H)
         with model.distribution.at(values[:, 0]):
             losses = self.cross_entropy(model, batch)
-        total: Tensor = losses + model.penalty(values) / model.num_examples  # the penalty is that of all together
+        total: Tensor = losses + model.penalty(values) / model.num_examples  # divided by N
         return total

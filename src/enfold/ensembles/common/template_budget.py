@@ -1,10 +1,10 @@
-"""A budget of parameters, split into banks of templates or one blob; numbers only, so that it costs nothing to ask.
+"""Template budget: a budget of parameters, divided into banks of templates or used for one blob.
 
-A group is the L layers of one type and shape. Its bank holds n templates of which each layer mixes k = min(n, the cap).
-Banks grow in proportion to their layers, n_g / L_g alike in all groups, until the next template does not fit.
+A group is the L layers of one type and shape. Its bank has n templates, of which each layer mixes
+k = min(n, max_templates). Banks grow in proportion to their layers, with equal n_g / L_g in all groups, until the next
+template does not fit.
 
-The blob is one vector that every layer sees as templates of its own size: layers take consecutive pieces of it, from
-the start again when its end is reached.
+The blob is one vector whose consecutive pieces, cyclically, are the templates of the layers.
 """
 
 from __future__ import annotations
@@ -22,54 +22,54 @@ class Group:
     """Layers of one type and shape, by the names of their weights."""
 
     names: tuple[str, ...]
-    size: int  # of one layer's weight
+    size: int  # parameters of one weight
 
     @property
     def total(self) -> int:
-        """Of all layers."""
+        """The number of parameters of all layers."""
         return self.size * len(self.names)
 
 
 @dataclass(frozen=True)
 class Terms:
-    """How much may be stored, for whom, and in which form."""
+    """The budget and the options that determine a layout; see `MixtureEnsemble`."""
 
     budget: int
-    fixed: int  # what is stored in any case and counts
+    fixed: int  # parameters that are not mixed, but count
     network: int  # parameters of one network, for error messages
     num_members: int = 4
-    max_templates: int = 5  # that a layer mixes
-    disjoint: bool = False  # members take other templates as long as there are some
+    max_templates: int = 5  # per layer
+    disjoint: bool = False  # members use different templates where possible
     count_coefficients: bool = True
-    thin: bool = False  # a shape that occurs once has a bank too, instead of one layer for all members
+    thin: bool = False  # whether a shape that occurs once has a bank, instead of one layer for all members
     single_blob: bool | None = None
-    upsample: bool = True  # a layer larger than the blob is interpolated
+    upsample: bool = True  # whether the blob is interpolated for larger layers
 
 
 @dataclass(frozen=True)
 class Mix:
-    """What the layers of one group are made of."""
+    """The templates of one group of layers."""
 
     group: Group
-    per_layer: int  # k, the templates that a layer mixes
-    templates: int = 0  # n, in the group's own bank; 0: pieces of the blob
+    per_layer: int  # k: templates that a layer mixes
+    templates: int = 0  # n: templates in the bank of the group; 0: pieces of the blob
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What is stored: a bank for each mix, or one blob for all."""
+    """The stored parameters: a bank for each mix, or one blob for all."""
 
     mixes: tuple[Mix, ...]
     blob: int  # 0: banks
     counted: int  # parameters that count against the budget
-    coefficients: int  # of all members
+    coefficients: int  # number of coefficients of all members
 
     def piece(self, mix: Mix) -> int:
-        """Of a blob: the size of one template, which is interpolated where the layer is larger."""
+        """Return the size of one template of a blob, which is interpolated for larger layers."""
         return min(mix.group.size, self.blob)
 
-    def sharers(self, mix: Mix, num_members: int, disjoint: bool) -> float:
-        """How many members use one template of a mix, on average over its templates."""
+    def members_per_template(self, mix: Mix, num_members: int, disjoint: bool) -> float:
+        """Return the mean number of members that use a template of this mix."""
         if not disjoint:
             return num_members
         if self.blob:
@@ -78,10 +78,10 @@ class Layout:
 
 
 def round_robin(mix: Mix, num_members: int, disjoint: bool) -> list[list[list[int]]]:
-    """The templates of a bank that each layer of each member mixes, (M, L, k): one counter runs through the bank.
+    """Return the indices of the templates that each layer of each member mixes, (M, L, k).
 
-    Every template is used before any is used again. It starts anew for each member, so that all mix the same ones,
-    or runs on (disjoint).
+    Templates are assigned in turn, so that each is used before any is used again. Assignment starts again for each
+    member, so that all mix the same templates, or continues with `disjoint`.
     """
     counter, found = 0, []
     for _ in range(num_members):
@@ -94,11 +94,14 @@ def round_robin(mix: Mix, num_members: int, disjoint: bool) -> list[list[list[in
     return found
 
 
-def lay_out(groups: Sequence[Group], terms: Terms) -> Layout:
-    """Banks or a blob, within the budget; the reason in a sentence where that is impossible.
+def make_layout(groups: Sequence[Group], terms: Terms) -> Layout:
+    """Return banks or a blob within the budget.
 
-    Left open, banks are taken if at least half of the weights are mixed from banks of two templates or more: with one,
-    members would differ by factors alone.
+    With `single_blob=None`, banks are used if at least half of the weights are mixed from two or more templates: with
+    one template, members would only differ by a factor.
+
+    Raises:
+        EnfoldError: If the budget is too small.
     """
     banks = None if terms.single_blob else _banks(groups, terms)
     blob = None if terms.single_blob is False else _blob(groups, terms)
@@ -110,17 +113,17 @@ def lay_out(groups: Sequence[Group], terms: Terms) -> Layout:
 
 
 def _banks(groups: Sequence[Group], terms: Terms) -> Layout | None:
-    """Start with one template a bank, then raise the lowest n / L; in the last round, what still fits."""
-    banked = _banked(groups, terms)
+    """Return banks: one template each, then repeatedly one more for the lowest n / L, while the budget allows it."""
+    repeated = _repeated_groups(groups, terms)
     left = terms.budget - _least_banks(groups, terms)
-    if left < 0 or not banked:
+    if left < 0 or not repeated:
         return None
-    sizes = [1] * len(banked)
-    growing, level = set(range(len(banked))), math.inf
+    sizes = [1] * len(repeated)
+    growing, level = set(range(len(repeated))), math.inf
     while growing:
-        # Ties: the largest layers first, as the rest may still fit where they do not.
-        place = min(growing, key=lambda at: ((sizes[at] + 1) / len(banked[at].names), -banked[at].size, at))
-        group, reached = banked[place], (sizes[place] + 1) / len(banked[place].names)
+        # Ties: the largest layers first, as smaller ones may still fit when these do not.
+        place = min(growing, key=lambda at: ((sizes[at] + 1) / len(repeated[at].names), -repeated[at].size, at))
+        group, reached = repeated[place], (sizes[place] + 1) / len(repeated[place].names)
         price = _price(group, sizes[place] + 1, terms) - _price(group, sizes[place], terms)
         if reached > level:
             break
@@ -130,16 +133,16 @@ def _banks(groups: Sequence[Group], terms: Terms) -> Layout | None:
             continue
         sizes[place] += 1
         left -= price
-    mixes = [Mix(group, min(n, terms.max_templates), n) for group, n in zip(banked, sizes, strict=True)]
+    mixes = [Mix(group, min(n, terms.max_templates), n) for group, n in zip(repeated, sizes, strict=True)]
     return Layout(tuple(mixes), 0, terms.budget - left, _coefficients(mixes, terms))
 
 
-def _banked(groups: Sequence[Group], terms: Terms) -> list[Group]:
+def _repeated_groups(groups: Sequence[Group], terms: Terms) -> list[Group]:
     return [group for group in groups if terms.thin or len(group.names) > 1]
 
 
 def _slots(group: Group, terms: Terms) -> int:
-    """As many templates can be used."""
+    """Return the largest number of templates that can be used."""
     return len(group.names) * terms.max_templates * (terms.num_members if terms.disjoint else 1)
 
 
@@ -150,9 +153,9 @@ def _price(group: Group, templates: int, terms: Terms) -> int:
 
 
 def _least_banks(groups: Sequence[Group], terms: Terms) -> int:
-    banked = _banked(groups, terms)
-    ordinary = sum(group.total for group in groups if group not in banked)
-    return terms.fixed + ordinary + sum(_price(group, 1, terms) for group in banked)
+    repeated = _repeated_groups(groups, terms)
+    ordinary = sum(group.total for group in groups if group not in repeated)
+    return terms.fixed + ordinary + sum(_price(group, 1, terms) for group in repeated)
 
 
 def _coefficients(mixes: Sequence[Mix], terms: Terms) -> int:
@@ -160,9 +163,9 @@ def _coefficients(mixes: Sequence[Mix], terms: Terms) -> int:
 
 
 def _blob(groups: Sequence[Group], terms: Terms) -> Layout | None:
-    """The largest blob that fits with its coefficients, and of which every number is used."""
-    room = terms.budget - terms.fixed
-    size = bisect_right(range(room + 1), room, key=lambda blob: _blob_price(groups, blob, terms)) - 1
+    """Return the largest blob that fits with its coefficients and is used completely."""
+    available = terms.budget - terms.fixed
+    size = bisect_right(range(available + 1), available, key=lambda blob: _blob_price(groups, blob, terms)) - 1
     if size < _least_blob(groups, terms):
         return None
     used = sum(_pieces(mix, size) for mix in _views(groups, size, terms))
@@ -189,18 +192,18 @@ def _least_blob(groups: Sequence[Group], terms: Terms) -> int:
 
 def _too_small(groups: Sequence[Group], terms: Terms) -> EnfoldError:
     least = []
-    if not terms.single_blob and _banked(groups, terms):
+    if not terms.single_blob and _repeated_groups(groups, terms):
         least.append(_least_banks(groups, terms))
     if terms.single_blob is not False:
         least.append(terms.fixed + _blob_price(groups, _least_blob(groups, terms), terms))
     if not least:
         return EnfoldError(
-            "banks of templates need layers of the same type and shape, but each of the "
+            "network must have layers of the same type and shape for banks of templates, but each of the "
             f"{len(groups)} shapes occurs once: set thin=True or single_blob=True"
         )
-    part = math.ceil(1000 * min(least) / terms.network) / 1000
+    multiple = math.ceil(1000 * min(least) / terms.network) / 1000
     return EnfoldError(
-        f"the smallest possible budget for {terms.num_members} members of this network with these settings is "
-        f"{min(least)} parameters, got {terms.budget}: pass at least that many, or {part} (with a decimal point, "
-        "networks are counted)"
+        f"budget is too small: the smallest possible budget for {terms.num_members} members of this network with these "
+        f"options is {min(least)} parameters, got {terms.budget}: pass at least that many as an int, or "
+        f"budget={multiple} networks"
     )

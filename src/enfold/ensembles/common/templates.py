@@ -1,10 +1,11 @@
-"""Templates: tensors that the layers of all members mix, held in banks, one a shape, or in one blob.
+"""Templates: tensors that the layers of all members mix, stored in a bank per shape or in one blob.
 
     θ_mj = Σ_{l ∈ t_mj} α_mjl T_l                                                             (1)
-    W_m = A_m T     for all layers of a group at once: (L x n) (n x size), A_m holding α_m    (2)
+    W_m = A_m T     for all layers of a group: (L x n) (n x size), A_m contains α_m           (2)
     T_l = c_j · the next piece of the blob, which has the layer's size                        (3)
 
-Rows of α start with norm 1, so that a mixture has the variance of its templates, and as orthogonal as can be.
+Rows of α are initialised with norm 1, so that a mixture has the variance of its templates, and are orthogonal where
+possible.
 """
 
 from __future__ import annotations
@@ -20,13 +21,11 @@ from enfold.ensembles.common.template_budget import Layout, Mix, round_robin
 from enfold.errors import EnfoldError
 from enfold.seeds import generator
 
-INTERPOLATED = math.sqrt(
-    2 / 3
-)  # the spread of a linear interpolation of independent numbers, about, as a part of theirs
+INTERPOLATED = math.sqrt(2 / 3)  # approximate ratio of standard deviations, after and before linear interpolation
 
 
 class Mixture(nn.Module):
-    """What a layout stores: `templates`, and of each group the `coefficients` α, (M, L, k)."""
+    """The parameters of a layout: `templates`, and for each group the `coefficients` α, (M, L, k)."""
 
     def __init__(self, layout: Layout, num_members: int, disjoint: bool, seed: int) -> None:
         super().__init__()
@@ -40,12 +39,12 @@ class Mixture(nn.Module):
         return orthogonal_rows(len(mix.group.names), mix.per_layer, source)
 
     def weights(self) -> list[Tensor]:
-        """All weights of each group, (L, M, *shape)."""
+        """Return the weights of each group, (L, M, *shape)."""
         raise NotImplementedError
 
 
 class Banks(Mixture):
-    """One bank a group, (n, *shape), drawn from a normal distribution; `spreads` are the groups' deviations."""
+    """One bank per group, (n, *shape), drawn from a normal distribution; `spreads` are the standard deviations."""
 
     def __init__(
         self,
@@ -67,7 +66,7 @@ class Banks(Mixture):
             self.register_buffer(f"index{number}", index, persistent=False)
 
     def weights(self) -> list[Tensor]:
-        """Equation (2), one product a group; what a layer does not mix has a coefficient of zero in A."""
+        """Return (2), one product per group; templates that a layer does not mix have the coefficient 0 in A."""
         found = []
         for number, (alpha, templates) in enumerate(zip(self.coefficients, self.templates, strict=True)):
             zeros = alpha.new_zeros(*alpha.shape[:2], len(templates))
@@ -78,23 +77,23 @@ class Banks(Mixture):
 
     @torch.no_grad()
     def start_from(self, weights: Sequence[Sequence[Tensor]], spread: float) -> None:
-        """Let every layer's own weight, (L, *shape) of each group, be one of the templates that it mixes.
+        """Set one template of every layer to its weight in the network, (L, *shape) for each group.
 
-        It starts with the coefficient 1 and the others with 0, up to a normal `spread` that each member draws.
+        Its coefficient is 1 and the others are 0, plus Gaussian noise of standard deviation `spread` for each member.
         """
         from scipy.optimize import linear_sum_assignment
 
         for mix in self.layout.mixes:
             if mix.templates < len(mix.group.names):
                 raise EnfoldError(
-                    "the weights of a network can be preserved if each layer has a template, got a budget for "
+                    "budget must allow a template for each layer if init='network', got one for "
                     f"{mix.templates} templates of the {len(mix.group.names)} layers like '{mix.group.names[0]}': "
-                    "raise the budget, or set init='kaiming'"
+                    "raise budget, or set init='kaiming'"
                 )
         for number, (mix, own) in enumerate(zip(self.layout.mixes, weights, strict=True)):
             index = self.get_buffer(f"index{number}")[0]  # (L, k)
             unused = torch.ones(len(index), mix.templates).scatter(1, index, 0.0)
-            # A matching exists: each layer mixes k templates and none is mixed by more than k of at most n layers.
+            # A matching exists: each layer mixes k templates, and none is mixed by more than k of at most n layers.
             _, place = linear_sum_assignment(unused.numpy())
             chosen = torch.from_numpy(place)  # (L,)
             self.templates[number][chosen] = torch.stack([weight.to(self.templates[number]) for weight in own])
@@ -106,9 +105,9 @@ class Banks(Mixture):
 
 
 class Blob(Mixture):
-    """One vector for all layers, which take consecutive pieces of it, cyclically.
+    """One vector for all layers, which use consecutive pieces of it, cyclically.
 
-    Its spread is the mean of what layers of these sizes need; a constant factor c_j corrects each layer's.
+    Its standard deviation is the geometric mean of those of the layers; a constant c_j corrects it for each layer.
     """
 
     def __init__(
@@ -132,17 +131,17 @@ class Blob(Mixture):
         self.templates.append(mean * torch.randn(layout.blob, generator=generator(seed, "mixture", "blob")))
 
     def weights(self) -> list[Tensor]:
-        """Equations (3) and (1)."""
+        """Return (3) and (1)."""
         found = []
-        takers = self.num_members if self.disjoint else 1
-        pieces = self._pieces(takers)
+        users = self.num_members if self.disjoint else 1
+        pieces = self._pieces(users)
         mixes = self.layout.mixes
         for number, (mix, shape, factor) in enumerate(zip(mixes, self.shapes, self.factors, strict=True)):
             stacked = torch.stack(pieces[number :: len(mixes)])  # (M or 1, L * k * piece)
             templates = stacked.view(-1, mix.per_layer, self.layout.piece(mix))
             if mix.group.size > self.layout.blob:
                 templates = F.interpolate(templates, size=mix.group.size, mode="linear")
-            templates = templates.view(takers, len(mix.group.names), mix.per_layer, mix.group.size)
+            templates = templates.view(users, len(mix.group.names), mix.per_layer, mix.group.size)
             alpha = self.coefficients[number] * factor  # (M, L, k)
             if self.disjoint:
                 product = torch.einsum("mlk,mlks->lms", alpha, templates)  # (1)
@@ -151,16 +150,16 @@ class Blob(Mixture):
             found.append(product.view(*product.shape[:2], *shape))
         return found
 
-    def _pieces(self, takers: int) -> tuple[Tensor, ...]:
-        """The blob as often as it is gone through, cut into one piece for each taker and group."""
-        sizes = [len(mix.group.names) * mix.per_layer * self.layout.piece(mix) for mix in self.layout.mixes] * takers
+    def _pieces(self, users: int) -> tuple[Tensor, ...]:
+        """Return the repeated blob, split into one piece for each user and group."""
+        sizes = [len(mix.group.names) * mix.per_layer * self.layout.piece(mix) for mix in self.layout.mixes] * users
         rounds = math.ceil(sum(sizes) / self.layout.blob)
         endless = self.templates[0].expand(rounds, self.layout.blob).reshape(-1)
         return torch.split(endless[: sum(sizes)], sizes)
 
 
 def orthogonal_rows(rows: int, columns: int, source: torch.Generator) -> Tensor:
-    """Random rows of norm 1; each following `columns` of them are orthogonal to each other."""
+    """Return random rows of norm 1; within each block of `columns` rows they are orthogonal."""
     blocks = []
     for _ in range(math.ceil(rows / columns)):
         q, r = torch.linalg.qr(torch.randn(columns, columns, generator=source, dtype=torch.float64))
@@ -169,5 +168,5 @@ def orthogonal_rows(rows: int, columns: int, source: torch.Generator) -> Tensor:
 
 
 def kaiming_spread(kind: type[nn.Module], shape: torch.Size) -> float:
-    """The deviation of a normal start: sqrt(2 / fan in), and 1 for an embedding, whose input has one non-zero."""
+    """Return the standard deviation of the initial weights: sqrt(2 / fan in), and 1 for an embedding."""
     return 1.0 if issubclass(kind, nn.Embedding) else math.sqrt(2 / math.prod(shape[1:]))

@@ -1,4 +1,4 @@
-"""Rank one: when M networks are a BatchEnsemble, and how to get near one."""
+"""Rank one: test whether M networks form a BatchEnsemble, and fit the nearest one."""
 
 from enfold.ensembles.rank_one.match import match_units
 from enfold.ensembles.rank_one.quotient import hadamard_rank_defect

@@ -1,4 +1,4 @@
-"""Alternating least squares for one layer: a shared weight and, for each member, factors of its outputs and inputs.
+"""Alternating least squares for one layer: a common weight, and factors of outputs and inputs for every member.
 
     min over W, s_m, r_m   Σ_m || W ∘ (Σ_j s_mj r_mj^T) - W_m ||²                                              (1)
 
@@ -8,12 +8,12 @@
 
     start:  mean  W = (1/M) Σ_m W_m,  r = s = 1                                                                (5)
             svd   W = W_1,  s_m and r_m from the leading singular vectors of W_m / W_1                         (6)
-            best  the one of the two that is nearer after its first sweep
+            best  the one with the lower residual after its first sweep
 
-Taps of a convolution are further terms of the sums. Each update adds ε times the squared change of what it updates, so
-(1) never rises and no denominator is zero. After each update of r and s their free scales are fixed: max |s_m| = 1, and
-over members r_mi has a mean square of 1. For members far from a BatchEnsemble the least residual may be reached by no
-finite factors; sweeps then go on gaining a little.
+Taps of a convolution are further terms of the sums. Each update adds ε times the squared change of its variable, so
+that (1) never increases and no denominator is zero. After each update of r and s their free scales are fixed:
+max |s_m| = 1, and r_mi has a mean square of 1 over members. For networks far from a BatchEnsemble no finite factors may
+attain the minimum; the residual then continues to decrease slowly.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ EPSILON = 1e-12  # of the mean denominator
 
 @dataclass(frozen=True)
 class Factors:
-    """One layer's W, r and s."""
+    """W, r and s of one layer."""
 
     weight: Tensor  # (groups, outputs, inputs, taps)
     r: Tensor  # (rank, M, groups, inputs)
     s: Tensor  # (rank, M, groups, outputs)
 
     def scales(self) -> Tensor:
-        """R_m, (M, groups, outputs, inputs, 1)."""
+        """Return R_m, (M, groups, outputs, inputs, 1)."""
         return torch.einsum("jmgo,jmgi->mgoi", self.s, self.r).unsqueeze(-1)
 
     def residual(self, target: Tensor) -> float:
-        """(1) over Σ_m ||W_m||²; nothing is missing of nothing."""
+        """Return (1) divided by Σ_m ||W_m||²; 0 if all weights are 0."""
         total = float(target.square().sum())
         return float((self.weight * self.scales() - target).square().sum()) / total if total else 0.0
 
@@ -53,13 +53,13 @@ class Factors:
 def fit_layer(
     target: Tensor, ensemble: BatchEnsemble, with_r: bool, sweeps: int, tolerance: float, start: Start
 ) -> tuple[Factors, list[float]]:
-    """The factors of one layer and the residual at the start and after each sweep."""
+    """Return the factors of one layer, and the residuals at the start and after each sweep."""
     now = _start(target, ensemble, with_r, start)
     found = [now.residual(target)]
     for _ in range(sweeps):
         after = _sweep(target, now, with_r)
         residual = after.residual(target)
-        if not residual < found[-1]:  # as near as float64 comes
+        if not residual < found[-1]:  # the precision of float64 is reached
             break
         now = after
         found.append(residual)
@@ -78,7 +78,7 @@ def _start(target: Tensor, ensemble: BatchEnsemble, with_r: bool, start: Start) 
 
 
 def _start_mean(target: Tensor, ensemble: BatchEnsemble) -> Factors:
-    """Equation (5); of further ranks s is random and r zero, so that R = 1 and the first update can use them."""
+    """Return (5); for further ranks s is random and r zero, so that R = 1 and the first update can use them."""
     members, groups, outputs, inputs, _ = target.shape
     r, s = (
         target.new_zeros(ensemble.rank, members, groups, inputs),
@@ -92,7 +92,7 @@ def _start_mean(target: Tensor, ensemble: BatchEnsemble) -> Factors:
 
 
 def _start_svd(target: Tensor, ensemble: BatchEnsemble, with_r: bool) -> Factors:
-    """Equation (6), on quotients without outliers: what is near zero in member 0 is filled by what the rest implies."""
+    """Return (6), from quotients whose entries near zero in member 0 are filled from the other entries."""
     plain = _start_mean(target, ensemble)
     r, s = plain.r.clone(), plain.s.clone()
     for index, weight in enumerate(target):
@@ -104,16 +104,16 @@ def _start_svd(target: Tensor, ensemble: BatchEnsemble, with_r: bool) -> Factors
         for rank in range(min(ensemble.rank, values.shape[-1])):
             s[rank, index] = left[..., rank]
             r[rank, index] = right[..., rank, :] * values[..., rank, None]
-    return _gauged(Factors(target[0], r, s), with_r)
+    return _normalize(Factors(target[0], r, s), with_r)
 
 
 def _sweep(target: Tensor, now: Factors, with_r: bool) -> Factors:
-    """Equations (3), (4) and (2) in turn."""
+    """Return the factors after updates by (3), (4) and (2)."""
     cross = (now.weight * target).sum(-1)  # Σ over taps, (M, groups, outputs, inputs)
     square = now.weight.square().sum(-1)  # (groups, outputs, inputs)
     r = _update(now.r, now.s, cross, square) if with_r else now.r  # (3)
     s = _update(now.s, r, cross.mT, square.mT)  # (4)
-    now = _gauged(Factors(now.weight, r, s), with_r)
+    now = _normalize(Factors(now.weight, r, s), with_r)
     scales = now.scales()
     total, weight = (target * scales).sum(0), scales.square().sum(0)
     epsilon = EPSILON * weight.mean() + torch.finfo(weight.dtype).tiny
@@ -121,7 +121,7 @@ def _sweep(target: Tensor, now: Factors, with_r: bool) -> Factors:
 
 
 def _update(old: Tensor, other: Tensor, cross: Tensor, square: Tensor) -> Tensor:
-    """The least-squares factor given the other, (rank, M, groups, a) and (rank, M, groups, b) of (..., b, a)."""
+    """Return the least-squares factor, (rank, M, groups, a), given the other one, (rank, M, groups, b)."""
     right = torch.einsum("jmgb,mgba->mgaj", other, cross)
     left = torch.einsum("jlmgb,gba->mgajl", other.unsqueeze(1) * other, square)
     epsilon = EPSILON * left.diagonal(dim1=-2, dim2=-1).mean() + torch.finfo(left.dtype).tiny
@@ -134,15 +134,15 @@ def _update(old: Tensor, other: Tensor, cross: Tensor, square: Tensor) -> Tensor
     return solved.permute(3, 0, 1, 2)
 
 
-def _gauged(factors: Factors, with_r: bool) -> Factors:
-    """What all members' factors of a channel have in common goes into W, then max |s_m| = 1; no product changes.
+def _normalize(factors: Factors, with_r: bool) -> Factors:
+    """Return equivalent factors with the common scale of each channel moved into W, and max |s_m| = 1.
 
-    Without the first, sizes drift apart from channel to channel by orders of magnitude, and convergence stalls.
+    Without this step scales differ between channels by orders of magnitude, and convergence stalls.
     """
     weight, r, s = factors.weight, factors.r, factors.s
     rows = _size(s.square().mean((0, 1)).sqrt())  # (groups, outputs)
     weight, s = weight * rows[..., None, None], s / rows
-    if with_r:  # else s has no partner that could take anything from it
+    if with_r:  # else there is no r that could be scaled inversely
         largest = _size(s.abs().amax(-1, keepdim=True))
         s, r = s / largest, r * largest
         columns = _size(r.square().mean((0, 1)).sqrt())  # (groups, inputs)

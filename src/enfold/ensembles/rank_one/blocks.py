@@ -1,7 +1,7 @@
-"""One form for every layer: (groups, outputs, inputs, taps), in which s scales the outputs and r the inputs.
+"""Blocks: one layout for the weights of all layers, (groups, outputs, inputs, taps); s scales outputs and r inputs.
 
-A linear layer has one tap; a transposed convolution is turned round; a grouped convolution is as many layers beside
-each other as it has groups. An embedding, which has s only, is a layer with one input whose taps are the rows.
+A linear layer has one tap, and the axes of a transposed convolution are exchanged. An embedding, which has s only, is
+a layer with one input whose taps are the rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from enfold.errors import EnfoldError
 
 
 def to_blocks(weight: Tensor, shape: LayerShape) -> Tensor:
-    """(..., *the layer's axes) -> (..., groups, outputs, inputs, taps); float64 on the CPU."""
+    """Return weights as blocks, (..., *axes) -> (..., groups, outputs, inputs, taps), in float64 on the CPU."""
     weight = weight.detach().cpu().double()
     lead = weight.shape[: weight.ndim - shape.axes]
     if not shape.inputs:
@@ -28,34 +28,37 @@ def to_blocks(weight: Tensor, shape: LayerShape) -> Tensor:
 
 
 def from_blocks(blocks: Tensor, shape: LayerShape, size: torch.Size) -> Tensor:
-    """(groups, outputs, inputs, taps) -> the layer's own axes, of this size."""
+    """Return the weight of a layer from its blocks, (groups, outputs, inputs, taps) -> `size`."""
     if not shape.inputs:
         return blocks[0, :, 0].mT
     return (blocks.transpose(-3, -2) if shape.transposed else blocks).reshape(size)
 
 
 def member_layers(members: Ensemble) -> dict[str, LayerShape]:
-    """The layers that a BatchEnsemble scales, by the names of their weights' modules with a dot behind."""
+    """Return the layers that a BatchEnsemble scales, by the prefix of their tensors, which ends with a dot."""
     if not isinstance(members, Ensemble) or not members.is_expandable:
         raise EnfoldError(
-            f"weights are compared between members of one architecture, got {type(members).__name__}: "
-            "use DeepEnsemble([...]) of networks"
+            f"members must be networks of one architecture, got {type(members).__name__}: use DeepEnsemble"
         )
     layers = select_layers(members.skeleton.network, LAYERS, (), ())
     return {f"{name}." if name else "": layer_shape(layer) for name, layer in layers.items()}
 
 
 def layer_name(prefix: str) -> str:
-    """As a user reads it; a network that is a single layer has no name for it."""
+    """Return the name of a layer for tables; a network that is a single layer has an empty name."""
     return prefix.removesuffix(".") or "(the network)"
 
 
 def finite_blocks(weight: Tensor, shape: LayerShape, prefix: str) -> Tensor:
-    """The blocks of all members, (M, groups, outputs, inputs, taps), refused if a member has diverged."""
+    """Return the blocks of all members, (M, groups, outputs, inputs, taps).
+
+    Raises:
+        EnfoldError: If a weight is not finite.
+    """
     blocks = to_blocks(weight, shape)
     bad = (~blocks.isfinite()).flatten(1).any(1).nonzero().flatten().tolist()
     if bad:
         raise EnfoldError(
-            f"weights must be finite to be compared, but '{prefix}weight' of member {bad[0]} is not: leave it out"
+            f"weights must be finite to be compared, but '{prefix}weight' of member {bad[0]} is not: remove that member"
         )
     return blocks

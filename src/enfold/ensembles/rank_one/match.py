@@ -62,7 +62,7 @@ def match_units(members: Ensemble, *, example: Tensor | None = None, seed: int =
     symmetry = symmetries(network, inputs, seed=seed, logits_only=True)
     if symmetry.note and not symmetry.groups:
         raise EnfoldError(
-            f"hidden units are matched in networks whose symmetries are known, but in this {type(network).__name__} "
+            f"network must have known symmetries for its units to be matched, but in this {type(network).__name__} "
             f"{symmetry.note}: leave matching out for it"
         )
     learned = set(members.skeleton.parameters)

@@ -1,14 +1,13 @@
-"""When M networks are a BatchEnsemble: layer by layer, whether all quotients of two members' weights have rank one.
+"""Test whether M networks form a BatchEnsemble: layer by layer, all quotients of two members' weights have rank one.
 
     There are W and s_m, r_m with W_m = W ∘ (s_m r_m^T) for all m   <=>   rank(W_i / W_j) = 1 for all i, j      (1)
 
-for weights without zeros: a quotient of two matrices of rank one has rank one; and if all have, W = W_1 and
-s_m r_m^T = W_m / W_1 do it. So one reference would be enough; all pairs, in both orders, are looked at, since a
-quotient tells little where its denominator is small. With zeros, (1) is checked for each pair on the weights that are
-not zero.
+for weights without zeros: a quotient of two matrices of rank one has rank one; conversely, W = W_1 and
+s_m r_m^T = W_m / W_1 satisfy it. One reference would suffice; all pairs are tested in both orders, since a quotient is
+inaccurate where its denominator is small. With zeros, (1) is tested for each pair on the weights that are not zero.
 
-Hidden units have no order, so members may be a BatchEnsemble only after their units have been matched (`match=True`).
-Matching compares weights and may miss a permutation that would do: representable is a proof, not representable is none.
+Hidden units have no order, so networks may form a BatchEnsemble only after their units were matched (`match=True`).
+Matching may miss a suitable permutation: a positive result is a proof, a negative one is not.
 """
 
 from __future__ import annotations
@@ -30,40 +29,40 @@ from enfold.errors import EnfoldError
 
 @dataclass(frozen=True)
 class LayerDefect:
-    """The worst of all pairs of members in one layer."""
+    """The largest defect over all pairs of members in one layer."""
 
     name: str
     shape: tuple[int, ...]  # of the weight
     defect: float  # σ_2 / σ_1 of the balanced quotient, see `hadamard_rank_defect`
     pair: tuple[int, int] | None  # numerator and denominator; None for a single member
-    left_out: int  # weights near zero in both members, which say nothing: the most of any pair
-    contradictions: int  # weights near zero in one member alone, which no factor explains: the most of any pair
+    left_out: int  # weights near zero in both members: the maximum over pairs
+    contradictions: int  # weights near zero in only one member, which no factor explains: the maximum over pairs
 
 
 @dataclass(frozen=True)
 class Representability:
-    """What keeps the members from being a BatchEnsemble of rank one; true if nothing does, and printed as a table."""
+    """Whether members form a BatchEnsemble of rank one, layer by layer; its truth value says so, str() is a table."""
 
     layers: tuple[LayerDefect, ...]
     tolerance: float
-    others: tuple[str, ...]  # differ between members, and a BatchEnsemble would share them
+    others: tuple[str, ...]  # tensors that differ between members, but are common in a BatchEnsemble
     norms_differ: bool  # in scales or shifts, not only in statistics: representable with batch_norm="own"
     matched: Representability | None = None  # after matching hidden units
 
     @property
     def representable(self) -> bool:
-        """Whether all layers are, and nothing else differs that would be shared."""
+        """Whether all layers are representable, and no other tensor differs that a BatchEnsemble has in common."""
         return not self.others and all(self.fits(layer) for layer in self.layers)
 
     def fits(self, layer: LayerDefect) -> bool:
-        """Whether one layer is representable."""
+        """Return whether one layer is representable."""
         return layer.defect <= self.tolerance
 
     def __bool__(self) -> bool:
         return self.representable
 
     def __str__(self) -> str:
-        rows = [["layer", "weight", "defect", "pair", "near zero", "in one alone", "representable"]]
+        rows = [["layer", "weight", "defect", "pair", "near zero", "only in one", "representable"]]
         rows += [[*_cells(layer), "yes" if self.fits(layer) else "no"] for layer in self.layers]
         if self.matched is not None:
             rows[0] += ["matched", "representable"]
@@ -78,7 +77,7 @@ class Representability:
         if self.matched is not None:
             notes[0] += f", after matching hidden units: {'yes' if self.matched else 'no'}"
         if self.others:
-            notes.append(f"shared by a BatchEnsemble but different between members: {', '.join(self.others)}")
+            notes.append(f"common in a BatchEnsemble, but different between members: {', '.join(self.others)}")
         if self.norms_differ:
             notes.append('scales or shifts of batch norms differ between members: use BatchEnsemble(batch_norm="own")')
         return notes
@@ -94,13 +93,20 @@ def _cells(layer: LayerDefect) -> list[str]:
 def representable(
     members: Ensemble, tolerance: float = 1e-6, *, match: bool = False, example: Tensor | None = None
 ) -> Representability:
-    """Whether the members are a BatchEnsemble, layer by layer; with `match`, also after matching their hidden units.
+    """Return whether the members form a BatchEnsemble of rank one, layer by layer.
 
-    The tolerance suits members in float32. Matching needs a few inputs of the network, (B, ...), as `example`, unless
-    the first layer is linear; their values do not matter.
+    Args:
+        members: An ensemble of networks of one architecture.
+        tolerance: The largest defect that counts as rank one; the default suits float32.
+        match: Test also after matching the hidden units of the members.
+        example: With `match`, a few inputs of the network, (B, ...), whose values do not matter; not needed where the
+            first layer is linear.
+
+    Raises:
+        EnfoldError: If members have no parameters of one architecture, or a weight is not finite.
     """
     if not 0 <= tolerance < 1:
-        raise EnfoldError(f"the tolerance must be in [0, 1), got {tolerance}: 1e-6 suits float32")
+        raise EnfoldError(f"tolerance must be in [0, 1), got {tolerance}: use 1e-6 for float32")
     layers = member_layers(members)
     matched = representable(match_units(members, example=example), tolerance) if match else None
     state = members.expand()
@@ -129,11 +135,11 @@ def _worst(name: str, shape: tuple[int, ...], blocks: Tensor) -> LayerDefect:
 
 
 def _different(state: State, tolerance: float) -> list[str]:
-    """The names of what is not the same in all members; counters are no part of a function."""
+    """Return the names of the floating-point tensors that differ between members."""
     found = []
     for name, tensor in state.items():
         if tensor.is_floating_point() and tensor.numel():
             values = tensor.detach().cpu().double()
-            if not bool((values - values[:1]).abs().max() <= tolerance * values.abs().max()):  # NaN differs too
+            if not bool((values - values[:1]).abs().max() <= tolerance * values.abs().max()):  # also true for NaN
                 found.append(name)
     return found

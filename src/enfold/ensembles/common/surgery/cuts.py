@@ -1,4 +1,4 @@
-"""Cuts: one layer, or the tensors and numbers that a module holds itself, made as narrow as a table of widths says."""
+"""Cuts: resize one layer, or the tensors and attributes of a module, by a table of widths."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from enfold.engines.copying import copy_network
-from enfold.ensembles.common.surgery.layers import LAYERS, cut_tensor, require_resizable, resized
+from enfold.ensembles.common.surgery.layers import LAYERS, cut_tensor, require_resizable, resize_layer
 from enfold.errors import EnfoldError
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm)
-KEEPING = (*NORMS, nn.MultiheadAttention)  # what they return is as wide as what they get
-NARROWABLE = (*LAYERS, *EMBEDDINGS, *KEEPING)
+WIDTH_PRESERVING = (*NORMS, nn.MultiheadAttention)  # outputs are as wide as inputs
+NARROWABLE = (*LAYERS, *EMBEDDINGS, *WIDTH_PRESERVING)
 
 
 def widths_of(layer: nn.Module) -> tuple[int, int]:
-    """What a layer takes and what it gives; an embedding takes no width, and a norm over several axes has none."""
+    """Return the widths of inputs and outputs; 0 for the inputs of an embedding, 1 for a norm over several axes."""
     if isinstance(layer, nn.Linear):
         return layer.in_features, layer.out_features
     if isinstance(layer, EMBEDDINGS):
@@ -41,9 +41,9 @@ def widths_of(layer: nn.Module) -> tuple[int, int]:
 def cut_layer(
     name: str, layer: nn.Module, inward: int, outward: int, more_groups: int, table: Mapping[int, int]
 ) -> nn.Module:
-    """A copy of a layer with other widths; a convolution has `more_groups` times as many groups, if they divide it."""
+    """Return a copy of a layer with other widths, and up to `more_groups` times the groups of a convolution."""
     if isinstance(layer, LAYERS):
-        return resized(layer, inward, outward, _groups(layer, inward, outward, more_groups), name=name)
+        return resize_layer(layer, inward, outward, _groups(layer, inward, outward, more_groups), name=name)
     require_resizable(layer, name)
     twin: Any = copy_network(layer)
     if isinstance(layer, EMBEDDINGS):
@@ -52,7 +52,7 @@ def cut_layer(
     elif isinstance(layer, nn.MultiheadAttention):
         _cut_attention(name, twin, outward)
     elif isinstance(layer, nn.LayerNorm):
-        twin.normalized_shape = _normalised(name, layer, table)
+        twin.normalized_shape = _normalized_shape(name, layer, table)
         for key in ("weight", "bias"):
             cut_tensor(twin, key, twin.normalized_shape)
     else:
@@ -69,21 +69,21 @@ def _groups(layer: nn.Module, inward: int, outward: int, more: int) -> int:
     if isinstance(layer, nn.Linear):
         return 1
     known: Any = layer
-    each_alone = known.groups == known.in_channels > 1 and outward % inward == 0  # depth-wise stays so
-    groups = inward if each_alone else _most_groups(known.groups, inward, outward)
+    is_depthwise = known.groups == known.in_channels > 1 and outward % inward == 0  # which it remains
+    groups = inward if is_depthwise else _most_groups(known.groups, inward, outward)
     return groups * math.gcd(more, inward // groups, outward // groups)
 
 
 def _most_groups(wanted: int, *widths: int) -> int:
-    """As many groups as divide the widths, up to those wanted."""
+    """Return the largest number of groups, at most `wanted`, that divides all widths."""
     return next(groups for groups in range(wanted, 0, -1) if not any(width % groups for width in widths))
 
 
 def _cut_attention(name: str, twin: Any, width: int) -> None:
     if not twin._qkv_same_embed_dim:
         raise EnfoldError(
-            f"attention is narrowed if keys and values are as wide as queries, but '{name}' has its own kdim or vdim: "
-            "use a method that keeps widths"
+            f"attention must have keys and values as wide as queries to be narrowed, but '{name}' has its own kdim or "
+            "vdim: use a method that does not change widths"
         )
     twin.embed_dim = twin.kdim = twin.vdim = width
     twin.head_dim = width // twin.num_heads
@@ -91,17 +91,17 @@ def _cut_attention(name: str, twin: Any, width: int) -> None:
     cut_tensor(twin, "in_proj_bias", (3 * width,))
     for key in ("bias_k", "bias_v"):
         cut_tensor(twin, key, (1, 1, width))
-    twin.out_proj = resized(twin.out_proj, width, width, name=f"{name}.out_proj")
+    twin.out_proj = resize_layer(twin.out_proj, width, width, name=f"{name}.out_proj")
 
 
-def _normalised(name: str, layer: nn.LayerNorm, table: Mapping[int, int]) -> tuple[int, ...]:
+def _normalized_shape(name: str, layer: nn.LayerNorm, table: Mapping[int, int]) -> tuple[int, ...]:
     shape = tuple(layer.normalized_shape)
     axis = _hidden_axis(name, shape, table)
     return shape if axis is None else (*shape[:axis], table[shape[axis]], *shape[axis + 1 :])
 
 
-def cut_own(name: str, module: nn.Module, table: Mapping[int, int]) -> None:
-    """The parameters and buffers of a module that is no known layer, in place."""
+def cut_tensors(name: str, module: nn.Module, table: Mapping[int, int]) -> None:
+    """Resize the parameters and buffers of a module that is not a known layer, in place."""
     theirs = type(module).__module__.startswith("torch.")
     for held in (module._parameters, module._buffers):
         for key, tensor in list(held.items()):
@@ -110,8 +110,8 @@ def cut_own(name: str, module: nn.Module, table: Mapping[int, int]) -> None:
             full = f"{name}.{key}" if name else key
             if theirs:
                 raise EnfoldError(
-                    f"a network is narrowed layer by layer, but how is not known of '{name}', a "
-                    f"{type(module).__name__}: use a method that keeps widths"
+                    f"network must consist of layers that can be narrowed, got '{name}', a {type(module).__name__}: "
+                    "use a method that does not change widths"
                 )
             axis = _hidden_axis(full, tuple(tensor.shape), table)
             if axis is not None:
@@ -119,18 +119,18 @@ def cut_own(name: str, module: nn.Module, table: Mapping[int, int]) -> None:
 
 
 def _hidden_axis(name: str, shape: tuple[int, ...], table: Mapping[int, int]) -> int | None:
-    """The axis that is a hidden width; of a tensor that all examples share, (1, ..., width), the last."""
+    """Return the axis that is a hidden width; the last one for a tensor common to all examples, (1, ..., width)."""
     axes = [axis for axis, size in enumerate(shape) if size > 1 and size in table]
     if len(axes) > 1 and not (shape[0] == 1 and axes[-1] == len(shape) - 1):
         raise EnfoldError(
-            f"a tensor outside of a layer is narrowed along the axis that is a hidden width, but '{name}' of shape "
-            f"{shape} has {len(axes)} such axes: put it in a layer, or use a method that keeps widths"
+            f"tensors that are not in a layer must have one axis that is a hidden width, but '{name}' of shape {shape} "
+            f"has {len(axes)} such axes: move it into a layer, or use a method that does not change widths"
         )
     return axes[-1] if axes else None
 
 
 def cut_attributes(module: nn.Module, table: Mapping[int, int]) -> None:
-    """The whole numbers among the attributes of a module of the user's own that are hidden widths, in place."""
+    """Change the integer attributes of a user's module that are hidden widths, in place."""
     if type(module).__module__.startswith("torch."):
         return
     for key, value in list(vars(module).items()):

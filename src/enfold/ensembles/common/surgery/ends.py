@@ -1,4 +1,4 @@
-"""Ends: the layers that a network's inputs meet first, and those that its outputs come from."""
+"""Ends: the layers that receive the inputs of a network, and those that give its outputs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ from enfold.errors import EnfoldError
 
 
 def first_and_last(network: nn.Module, first: str | None = None, last: str | None = None) -> tuple[str, str]:
-    """The names of the layers (linear or convolution) that the inputs meet first and that give the outputs.
+    """Return the names of the layer that receives the inputs and of the one that gives the outputs.
 
-    They are found in the traced graph or, where a network cannot be traced, by the order of registration; a name that
-    is given is checked and kept.
+    Args:
+        network: The network; its traced graph is searched or, if it cannot be traced, the order of registration.
+        first: The name of the first layer, if it is known.
+        last: The name of the last layer, if it is known.
+
+    Raises:
+        EnfoldError: If it is no single linear layer or convolution, a name is wrong, or a layer is called repeatedly.
     """
     inputs, outputs = ends(network)
-    names = _named(network, first, inputs, "first"), _named(network, last, outputs, "last")
+    names = _choose_name(network, first, inputs, "first"), _choose_name(network, last, outputs, "last")
     _require_single_use(network, names)
     return names
 
@@ -31,12 +36,12 @@ def _require_single_use(network: nn.Module, names: Sequence[str]) -> None:
     for name in names:
         if called.count(name) > 1:
             raise EnfoldError(
-                f"the first and the last layer must be called once in a forward, but '{name}' is called "
+                f"the first and the last layer must be called once in forward, but '{name}' is called "
                 f"{called.count(name)} times: use a layer of its own for each call"
             )
 
 
-def _named(network: nn.Module, given: str | None, found: list[str], which: str) -> str:
+def _choose_name(network: nn.Module, given: str | None, found: list[str], which: str) -> str:
     modules = dict(network.named_modules())
     if given is not None:
         if not isinstance(modules.get(given), LAYERS):
@@ -55,9 +60,11 @@ def _named(network: nn.Module, given: str | None, found: list[str], which: str) 
 
 
 def ends(network: nn.Module, through: tuple[type[nn.Module], ...] = ()) -> tuple[list[str], list[str]]:
-    """What the inputs meet first of all that has parameters, and what the outputs come from: names of layers, or of
-    tensors that are used outside of one. The search goes on behind layers of the kinds in `through`, and, if there are
-    any, behind buffers."""
+    """Return the names of the first layers with parameters that receive the inputs, and of the last before the outputs.
+
+    Names may also be of parameters and buffers that are used outside of layers. The search continues behind layers of
+    the classes in `through` and, if there are any, behind buffers.
+    """
     modules = dict(network.named_modules())
     graph = _graph(network)
     if graph is None:
@@ -68,7 +75,7 @@ def ends(network: nn.Module, through: tuple[type[nn.Module], ...] = ()) -> tuple
     own = {**dict(network.named_parameters()), **buffers}
 
     def holder(node: fx.Node) -> str | None:
-        """The layer or tensor that a node runs or reads; a single number is as good as a constant."""
+        """Return the layer or tensor that a node runs or reads; a single number counts as a constant."""
         name = str(node.target)
         if node.op == "call_module":
             counts = isinstance(modules[name], through) or any(True for _ in modules[name].parameters())
@@ -83,19 +90,19 @@ def ends(network: nn.Module, through: tuple[type[nn.Module], ...] = ()) -> tuple
         return isinstance(modules.get(name), through) or bool(through and name in buffers)
 
     start = [node for node in nodes if node.op == "placeholder"]
-    inputs = _met(nodes, start, lambda node: node.all_input_nodes, entered, passes)
-    outputs = _met(nodes[::-1], nodes[-1:], lambda node: list(node.users), holder, passes)
+    inputs = _search(nodes, start, lambda node: node.all_input_nodes, entered, passes)
+    outputs = _search(nodes[::-1], nodes[-1:], lambda node: list(node.users), holder, passes)
     return inputs, outputs
 
 
-def _met(
+def _search(
     nodes: Sequence[fx.Node],
     start: Sequence[fx.Node],
     neighbours: Callable[[fx.Node], list[fx.Node]],
     holder: Callable[[fx.Node], str | None],
     passes: Callable[[str], bool],
 ) -> list[str]:
-    """Names at which the search from `start` ends, or passes."""
+    """Return the names at which the search from `start` ends, or through which it passes."""
     reached, found = set(start), []
     for node in nodes:
         if node in reached or not reached.intersection(neighbours(node)):
@@ -118,7 +125,7 @@ def _graph(network: nn.Module) -> fx.Graph | None:
 
 
 def _is_leaf(module: nn.Module) -> bool:
-    """Whether it counts as one layer: torch's own, or one without parts."""
+    """Return whether a module counts as one layer: a class of torch, or a module without submodules."""
     own = type(module).__module__.startswith("torch.nn") and not isinstance(
         module, nn.Sequential | nn.ModuleList | nn.ModuleDict
     )
@@ -130,8 +137,8 @@ def _leaves(module: nn.Module, name: str = "") -> Iterator[str]:
         if any(True for _ in module.parameters()):
             yield name
         return
-    for key, part in module.named_children():
-        yield from _leaves(part, f"{name}.{key}" if name else key)
+    for key, child in module.named_children():
+        yield from _leaves(child, f"{name}.{key}" if name else key)
 
 
 def _leading(order: Sequence[str], modules: Mapping[str, nn.Module], through: tuple[type[nn.Module], ...]) -> list[str]:

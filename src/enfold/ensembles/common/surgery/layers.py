@@ -1,4 +1,4 @@
-"""Layers exchanged and resized in copies; what is given is left untouched."""
+"""Layers: replace and resize them in copies; the given network is not modified."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
 LAYERS = (nn.Linear, *CONVOLUTIONS)
 
 
-def replaced(network: nn.Module, layers: Mapping[str, nn.Module]) -> nn.Module:
-    """A copy with other layers under these names ("" is the network itself); the network given is left untouched."""
+def replace_modules(network: nn.Module, layers: Mapping[str, nn.Module]) -> nn.Module:
+    """Return a copy of the network with other layers under these names; "" is the network itself."""
     if "" in layers:
         return layers[""]
     twin = copy_network(network)
     old = {id(twin.get_submodule(name)): layer for name, layer in layers.items()}
     for module in list(twin.modules()):
-        for key, part in module._modules.items():
-            if id(part) in old:  # a module that appears twice is replaced twice
-                module._modules[key] = old[id(part)]
+        for key, child in module._modules.items():
+            if id(child) in old:  # a module that appears twice is replaced twice
+                module._modules[key] = old[id(child)]
     return twin
 
 
 def require_resizable(layer: nn.Module, name: str = "") -> None:
-    """Refuse a layer that holds more than its PyTorch class does: what depends on its widths would keep the old ones.
+    """Raise an error for a layer with more state than its PyTorch class, which might depend on its widths.
 
-    That is fake quantisation, parametrizations, pruning masks, hooks, and whatever else a class of the user's own adds.
+    Such state is that of fake quantisation, parametrizations, pruning masks, hooks, and of the user's own classes.
     """
     base = next(kind for kind in type(layer).__mro__ if kind.__module__.startswith("torch.nn.modules."))
     more = next(_more_than(_smallest(base), layer, exact=type(layer) is base), None)
     if more is not None:
         where = f"'{name}' ({type(layer).__name__})" if name else f"this {type(layer).__name__}"
         raise EnfoldError(
-            f"a layer is resized if it holds nothing but what a {base.__name__} does, but {where} also has '{more}': "
-            "remove weight norm, spectral norm, pruning, quantisation and hooks before and add them after, or use a "
-            "method that keeps widths"
+            f"a layer must have no more state than a {base.__name__} to be resized, but {where} also has '{more}': "
+            "remove weight norm, spectral norm, pruning, quantisation and hooks first, or use a method that does not "
+            "change widths"
         )
 
 
 def refuse_channel_quantisation(network: nn.Module) -> None:
-    """Refuse fake quantisation by channel: behind a widened layer its kernel would read past the end of its scales."""
+    """Raise an error for fake quantisation per channel, which would read past its scales behind a wider layer."""
     for name, module in network.named_modules():
         scale = module._buffers.get("scale")
         if hasattr(module, "fake_quant_enabled") and scale is not None and scale.numel() > 1:
             raise EnfoldError(
-                f"a network is widened before it is quantised by channel, but '{name}' ({type(module).__name__}) has "
-                f"the scales of {scale.numel()} channels: prepare it for quantisation afterwards"
+                f"network must be widened before it is quantised per channel, but '{name}' ({type(module).__name__}) "
+                f"has the scales of {scale.numel()} channels: prepare it for quantisation afterwards"
             )
 
 
 def _more_than(plain: nn.Module, layer: nn.Module, *, exact: bool) -> Iterator[str]:
-    """The names of what a layer holds and a plain one does not; flags and words do not depend on widths."""
+    """Yield the names of state that a layer has and a plain one does not; flags and strings do not depend on widths."""
     for held in ("_parameters", "_buffers", "_modules"):
         yield from (key for key in vars(layer)[held] if key not in vars(plain)[held])
     for key, value in vars(layer).items():
@@ -68,7 +68,7 @@ def _more_than(plain: nn.Module, layer: nn.Module, *, exact: bool) -> Iterator[s
 
 
 def _smallest(kind: Any) -> nn.Module:
-    """A layer of a PyTorch class with one channel, without values."""
+    """Return a layer of a PyTorch class with one channel, on the meta device."""
     ones = (
         (1, 1, 1) if issubclass(kind, CONVOLUTIONS) else (1,) if issubclass(kind, _NormBase | nn.LayerNorm) else (1, 1)
     )
@@ -76,10 +76,18 @@ def _smallest(kind: Any) -> nn.Module:
     return made
 
 
-def resized(layer: nn.Module, inputs: int, outputs: int, groups: int = 1, *, name: str = "") -> nn.Module:
-    """A copy of a linear layer or a convolution with other widths; values that still have a place are kept in it.
+def resize_layer(layer: nn.Module, inputs: int, outputs: int, groups: int = 1, *, name: str = "") -> nn.Module:
+    """Return a copy of a linear layer or a convolution with other widths.
 
-    `name` is what an error calls the layer.
+    Args:
+        layer: The layer.
+        inputs: The new number of inputs.
+        outputs: The new number of outputs.
+        groups: The new number of groups of a convolution.
+        name: The name of the layer for error messages.
+
+    Returns:
+        The copy. Values at indices that exist in both are copied, others are 0.
     """
     require_resizable(layer, name)
     twin: Any = copy_network(layer)
@@ -96,7 +104,7 @@ def resized(layer: nn.Module, inputs: int, outputs: int, groups: int = 1, *, nam
 
 
 def cut_tensor(module: nn.Module, key: str, shape: Sequence[int]) -> None:
-    """The tensor in another shape; a new place holds 0."""
+    """Change the shape of a tensor of a module; new values are 0."""
     held: dict[str, Any] = module._parameters if key in module._parameters else module._buffers
     old: Tensor | None = held.get(key)
     if old is None:

@@ -1,4 +1,4 @@
-"""Rehearsal: a network run on shapes alone, without values or data, to see that a changed copy of it still runs."""
+"""Rehearsal: run a changed copy of a network on shapes, without values or data, to check that it still runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOKENS = 5
 
 
 class Rehearsal:
-    """Runs changed copies of a network on the first likely input shape that the network itself takes, if any."""
+    """Run changed copies of a network on the first likely input shape that the network itself accepts, if any."""
 
     def __init__(self, network: nn.Module, entrances: Sequence[nn.Module]) -> None:
         self.example: Tensor | None = None
@@ -28,13 +28,13 @@ class Rehearsal:
         for example in (each for layer in entrances[:1] for each in _examples(layer)):
             try:
                 self.expected = _shape_of(bare, example)
-            except Exception:  # noqa: S112 - the user's own forward may raise anything: the next shape is tried
+            except Exception:  # noqa: S112 - the user's forward may raise any error: try the next shape
                 continue
             self.example = example
             break
 
     def failure(self, twin: nn.Module) -> str | None:
-        """What goes wrong with the copy; None if nothing does, or if no shape is known to run it on."""
+        """Return what fails in the copy; None if nothing does, or if no input shape is known."""
         if self.example is None:
             return None
         bare = Skeleton(twin).network.eval()
@@ -59,7 +59,7 @@ def _shape_of(bare: nn.Module, example: Tensor) -> torch.Size:
 
 
 def _examples(layer: nn.Module) -> Iterator[Tensor]:
-    """Inputs without values that a first layer like this is usually given."""
+    """Yield likely inputs of a first layer like this, on the meta device."""
     known: Any = layer
     shapes: list[tuple[int, ...]] = []
     kind = next((tensor.dtype for tensor in layer.parameters()), torch.get_default_dtype())
