@@ -138,7 +138,7 @@ def find_method(kind: str, name: str) -> Method:
             near = [each for each in known if set(key.split("_")) & set(each.split("_"))]
             instead = f"; similar names of the kind {kind}: {', '.join(near)}" if near else ""
             raise EnfoldError(
-                f"{kind} methods are needed here, but '{name}' is of the kind {other.kind}: use {use_of(other)}{instead}"
+                f"{kind} methods are needed, but '{name}' is of the kind {other.kind}: use {use_of(other)}{instead}"
             )
         raise EnfoldError(f"there is no {kind} method '{name}'{suggest(key, known)}: choose one of {', '.join(known)}")
     return known[key]

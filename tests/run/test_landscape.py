@@ -24,6 +24,7 @@ from enfold.report.landscape_captions import CAPTIONS
 from enfold.run import RunDirectory, parse_recipe, views
 from enfold.run.execute import execute, seed_runs
 from enfold.run.landscape import Asked, stored_parts, study
+from enfold.run.seed_run import SeedRun
 from enfold.run.views import SAMPLED, VIEWS
 
 pytest.importorskip("matplotlib")
