@@ -170,8 +170,8 @@ def load_method(reference: str) -> Method:
     kind = kind_of(target)
     if kind is None:
         raise EnfoldError(
-            f"'{reference}' must be a subclass of Ensemble, DistillationLoss or Perturbation, or a function whose first "
-            f"parameters include models, got {target!r}: correct the reference"
+            f"'{reference}' must be a subclass of Ensemble, DistillationLoss or Perturbation, or a function whose "
+            f"first parameters include models, got {target!r}: correct the reference"
         )
     return make_method(reference, kind, target)
 

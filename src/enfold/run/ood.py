@@ -30,8 +30,8 @@ class OodSpec(BaseModel):
         given = [name for name in ("source", "noise", "classes") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(
-                f"an out-of-distribution set must have one of source, noise and classes, got {', '.join(given) or 'none'}"
-                ": "
+                "an out-of-distribution set must have one of source, noise and classes, got "
+                f"{', '.join(given) or 'none'}: "
                 "give one, and a set of its own for each other"
             )
         if self.name == INSIDE:
