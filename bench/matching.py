@@ -27,8 +27,7 @@ from enfold.cost import time_rounds
 from enfold.data import Data, Split
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.io.files import write_json
-from enfold.merge.weight_matching import WeightMatching
-from enfold.merge.zipit import ZipIt
+from enfold.merge import weight_matching, zipit
 from enfold.networks import MLP, ResNet20
 from enfold.saving import versions
 from enfold.symmetry import Symmetry, symmetries
@@ -103,10 +102,10 @@ def large() -> None:
     torch.manual_seed(0)
     inputs, labels = torch.randn(64, 3, 64, 64), torch.arange(64) % 10
     data = Data(Split(inputs, labels), Split(inputs, labels), Split(inputs, labels), num_classes=10, shape=(3, 64, 64))
-    cases = {
-        "WeightMatching, 2 ResNet-50": (WeightMatching(), ResNet50, 2),
-        "ZipIt, 2 MobileNetV2": (ZipIt(), MobileNetV2, 2),
-        "ZipIt, 3 MobileNetV2": (ZipIt(), MobileNetV2, 3),
+    cases: dict[str, tuple[Callable[..., nn.Module], type[nn.Module], int]] = {
+        "weight_matching, 2 ResNet-50": (weight_matching, ResNet50, 2),
+        "zipit, 2 MobileNetV2": (zipit, MobileNetV2, 2),
+        "zipit, 3 MobileNetV2": (zipit, MobileNetV2, 3),
     }
     table = {}
     for name, (merge, make, count) in cases.items():

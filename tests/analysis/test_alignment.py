@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -29,8 +28,8 @@ from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.merge import average, perm_avg
+from enfold.merge.common.permutation_learning import PUBLISHED, PermutationOptions
 from enfold.merge.common.states import states_of
-from enfold.merge.perm_avg import published
 from enfold.metrics import accuracy, nll
 from enfold.networks import MLP
 from enfold.symmetry import Axis, Group, match_state, permute, symmetries
@@ -38,7 +37,7 @@ from enfold.train import TrainConfig
 from planted import NETWORKS, drawn, pixels, planted
 from symmetry.known_networks import made, symmetry_of
 
-SHORT = partial(perm_avg, config=published().replace(epochs=1, batch_size=32))
+SHORT = PermutationOptions(config=PUBLISHED.replace(epochs=1, batch_size=32))
 
 
 def random_members(name: str, count: int) -> tuple[DeepEnsemble, Data]:
@@ -160,7 +159,7 @@ def test_learned_states_average_to_what_the_fold_gives_and_are_found_again_from_
     assert [tuple(each.shape) for each in found.matrices] == [(2, 12, 12), (2, 10, 10), (2, 8, 8)]
     states = found.states()
     torch.testing.assert_close(states[0], states_of(members)[0], rtol=0, atol=0)
-    folded = predict(SHORT(members, data), data.test)
+    folded = predict(perm_avg(members, data, config=SHORT.config), data.test)
     scores = average_scores(members, states, data)
     assert scores.nll == pytest.approx(nll(folded), rel=1e-4)
     again = given_alignment(members, data, SHORT, found.matrices)
@@ -197,14 +196,14 @@ def test_naive_averages_are_of_the_first_members() -> None:
 
 def test_an_average_is_scored_with_batch_norm_statistics_that_fit_it() -> None:
     members, data = random_members("convolutional", 2)
-    right, stale = (nll(predict(average(members, data, fits), data.test)) for fits in (True, False))
+    right, stale = (nll(predict(average(members, data, repair=fits), data.test)) for fits in ("reset", "none"))
     assert average_scores(members, states_of(members), data).nll == pytest.approx(right)
     assert right != pytest.approx(stale, rel=0.02)
 
 
 def test_a_sweep_goes_from_hard_to_soft_and_is_plain_data() -> None:
     members, data = random_members("shallow", 2)
-    still = partial(perm_avg, config=published().replace(epochs=0), matched=1.0)
+    still = PermutationOptions(config=PUBLISHED.replace(epochs=0), matched=1.0)
     found = temperature_sweep(members, data, still, (0.05, 1.0, 10.0))
     soft = [point.softness["hidden.0"] for point in found]
     assert soft[0] < 0.01 < soft[1] < soft[2] < 1
@@ -213,14 +212,14 @@ def test_a_sweep_goes_from_hard_to_soft_and_is_plain_data() -> None:
 
 def test_a_temperature_with_singular_matrices_is_told_as_failed() -> None:
     members, data = random_members("shallow", 2)
-    (found,) = temperature_sweep(members, data, partial(perm_avg, config=published().replace(epochs=0)), (1e9,))
+    (found,) = temperature_sweep(members, data, PermutationOptions(config=PUBLISHED.replace(epochs=0)), (1e9,))
     assert found.accuracy is None
     assert "singular" in str(found.failed)
 
 
 def test_what_is_wrong_is_no_singular_matrix() -> None:
     members, data = random_members("shallow", 2)
-    beyond = partial(perm_avg, config=published().replace(epochs=0), universe=True)
+    beyond = PermutationOptions(config=PUBLISHED.replace(epochs=0), universe=True)
     with pytest.raises(EnfoldError, match="universe"):
         temperature_sweep(members, data, beyond, (1.0,))
     with pytest.raises(EnfoldError, match="universe"):

@@ -12,7 +12,7 @@ from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.merge.common.states import mean_of, states_of
-from enfold.merge.repair import hidden_layers, repair
+from enfold.merge.repair import hidden_layers, repair_layers
 from enfold.metrics import accuracy, nll
 from enfold.symmetry import match_state, symmetries
 from enfold.train.batch_norm import reestimate
@@ -112,7 +112,7 @@ def test_a_repaired_line_has_its_ends_and_in_the_middle_the_repaired_average(nam
         assert line.loss[[0, -1]].tolist() == pytest.approx(losses, rel=1e-4)
     network = members.network(mean_of([first, second], [0.25, 0.75]))
     names = hidden_layers(network, symmetries(network, data.prepare(data.train.inputs[:2])))
-    repair(network, list(members), data, names, weights=(0.25, 0.75))
+    repair_layers(network, list(members), data, names, weights=(0.25, 0.75))
     reestimate(network, data)
     assert names
     assert float(line.loss[1]) == pytest.approx(nll(predict(network, data.test)), rel=1e-4)

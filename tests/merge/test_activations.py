@@ -14,6 +14,7 @@ from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.merge import (
     activation_matching,
+    align,
     c2m3,
     cca_merge,
     merge_many,
@@ -24,6 +25,7 @@ from enfold.merge import (
     zipit,
 )
 from enfold.merge.common.activations import find_places, measure_moments
+from enfold.merge.common.alignment import Alignment
 from enfold.merge.common.split import match_unobserved
 from enfold.merge.common.states import states_of
 from enfold.networks import ViT
@@ -87,7 +89,7 @@ def test_only_so_many_examples_are_seen():
     network, data = drawn(make), pixels(shape, count=300)
     symmetry = symmetries(network, data.train.inputs[:2])
     assert measure_moments([network], find_places(network, symmetry), data, examples=200)["hidden.0"].counts == [200.0]
-    with pytest.raises(EnfoldError, match="got examples=0: pass 1 or more"):
+    with pytest.raises(EnfoldError, match="examples"):
         measure_moments([network], find_places(network, symmetry), data, examples=0)
 
 
@@ -151,14 +153,16 @@ def test_a_residual_stream_is_seen_wherever_it_goes_in():
     inputs = find_places(network, symmetry, "inputs")
     assert inputs.keys() == {group.name for group in symmetry.groups}
     assert any(len(places) > 1 for places in inputs.values())
-    with pytest.raises(EnfoldError, match="watched as inputs or outputs of layers, got 'weights'"):
+    with pytest.raises(EnfoldError, match="watch"):
         find_places(network, symmetry, "weights")
 
 
 def test_heads_are_matched_by_weights_and_the_rest_by_what_it_does():
     network, symmetry = network_and_symmetry(transformer, (3, 8, 8))
     members, data = DeepEnsemble([network, drawn(transformer, 1)]), pixels((3, 8, 8))
-    states, places = match_unobserved(states_of(members), symmetry, members, data, 0, "inputs", 0, examples=30)
+    states, places = match_unobserved(
+        Alignment(members, states_of(members), symmetry, data), 0, "inputs", 0, examples=30
+    )
     blocks = {group.name for group in symmetry.groups} - places.keys()
     assert blocks
     assert places
@@ -173,7 +177,7 @@ def test_heads_are_matched_by_weights_and_the_rest_by_what_it_does():
         *(partial(weight_matching), partial(activation_matching), partial(merge_many), partial(c2m3)),
         *(partial(zipit), partial(cca_merge), partial(ot_fusion), partial(ot_fusion, cost="weights")),
     ],
-    ids=lambda fold: f"{type(fold).__name__} {getattr(fold, 'cost', '')}",
+    ids=lambda fold: f"{fold.func.__name__} {fold.keywords}",
 )
 def test_copies_whose_heads_and_what_is_inside_them_are_in_other_orders_average_back(fold):
     members, network, data = planted("attending", 3)
@@ -199,19 +203,19 @@ def test_copies_whose_heads_and_what_is_inside_them_are_in_other_orders_average_
         ),
         *(partial(activation_matching, watch="outputs"), partial(zipit, watch="outputs"), partial(ot_fusion)),
     ],
-    ids=lambda fold: f"{type(fold).__name__} {getattr(fold, 'cost', '')} {getattr(fold, 'watch', '')}",
+    ids=lambda fold: f"{fold.func.__name__} {fold.keywords}",
 )
 @pytest.mark.parametrize("seed", [0, 1])
 def test_units_whose_samples_are_in_other_orders_average_back(fold, seed):
     """What mixes the tokens of a mixer sees one sample a channel."""
-    members, network, data = planted("mixing", 2 if isinstance(fold, StraightThrough) else 3, seed)
+    members, network, data = planted("mixing", 2 if fold.func is straight_through else 3, seed)
     assert_back(fold(members, data), network, data)
 
 
 def test_only_what_sees_its_samples_in_any_order_is_matched_by_weights():
     members, network, data = planted("mixing", 2)
     symmetry = symmetries(network, data.train.inputs[:2])
-    _, seen = match_unobserved(states_of(members), symmetry, members, data, 0, "inputs", 0, examples=30)
+    _, seen = match_unobserved(Alignment(members, states_of(members), symmetry, data), 0, "inputs", 0, examples=30)
     assert {group.name for group in symmetry.groups} == {"embed", "tokens.0", "channels.0"}
     assert seen.keys() == {"embed", "channels.0"}
 
@@ -221,7 +225,7 @@ def test_a_loader_that_draws_shows_what_is_to_be_seen():
     source, part = torch.Generator().manual_seed(0), TensorDataset(data.train.inputs, data.train.labels)
     drawing = data.replace(train=DataLoader(part, 20, shuffle=True, generator=source))
     symmetry = symmetries(network, data.train.inputs[:2])
-    _, seen = match_unobserved(states_of(members), symmetry, members, drawing, 0, "inputs", 0, examples=30)
+    _, seen = match_unobserved(Alignment(members, states_of(members), symmetry, drawing), 0, "inputs", 0, examples=30)
     assert seen.keys() == {group.name for group in symmetry.groups}
 
 
@@ -270,14 +274,14 @@ def test_what_is_inside_a_module_that_decides_or_sees_other_samples_is_not_seen(
     for members, expected in ((copies, set()), (one, set()), (other, {"before.0", "before.2"})):
         symmetry = symmetries(members.member(0), data.train.inputs[:2])
         assert {"experts.0.0", "experts.1.0"} <= {group.name for group in symmetry.groups}
-        _, seen = match_unobserved(states_of(members), symmetry, members, data, 0, "inputs", 0, examples=60)
+        _, seen = match_unobserved(Alignment(members, states_of(members), symmetry, data), 0, "inputs", 0, examples=60)
         assert seen.keys() == expected
 
 
-@pytest.mark.parametrize("fold", [partial(activation_matching), partial(weight_matching)])
-def test_attention_stays_what_it_is(fold):
+@pytest.mark.parametrize("method", ["activation_matching", "weight_matching"])
+def test_attention_stays_what_it_is(method):
     members, data = DeepEnsemble([drawn(transformer, seed) for seed in range(3)]), pixels(count=30)
-    matched = fold.matched(members, data)
+    matched = align(members, data, method=method)
     inputs = data.test.inputs
     torch.testing.assert_close(matched(inputs), members(inputs), rtol=1e-3, atol=1e-4)
 
@@ -322,7 +326,7 @@ class Uncalled(nn.Module):
         partial(ot_fusion, watch="inputs"),
         partial(ot_fusion, cost="weights"),
     ],
-    ids=lambda fold: f"{type(fold).__name__} {getattr(fold, 'cost', '')} {fold.watch}",
+    ids=lambda fold: f"{fold.func.__name__} {fold.keywords}",
 )
 def test_units_of_layers_that_are_not_called_are_matched_by_weights(fold, monkeypatch):
     monkeypatch.setitem(NETWORKS, "uncalled", (Uncalled, (4,)))
@@ -335,7 +339,7 @@ def test_a_member_whose_units_are_not_finite_is_named(fold):
     members, _, data = planted("shallow", 3)
     with torch.no_grad():
         next(tensor for name, tensor in members.named_parameters() if "hidden" in name)[2] = 1e38  # finite itself
-    with pytest.raises(EnfoldError, match=r"those of 'hidden.0' in member 2 are not: leave it out"):
+    with pytest.raises(EnfoldError, match=r"those of 'hidden.0' in member 2 are not"):
         fold(members, data)
 
 
@@ -373,7 +377,7 @@ def channels_first(channels: int, side: int) -> nn.Module:
         partial(zipit, watch="outputs"),
         partial(weight_matching, repair="repair"),
     ],
-    ids=lambda fold: f"{type(fold).__name__} {getattr(fold, 'watch', fold.repair)}",
+    ids=lambda fold: f"{fold.func.__name__} {fold.keywords}",
 )
 def test_channels_are_found_by_what_a_layer_does_and_not_by_its_class(fold, side, monkeypatch):
     monkeypatch.setitem(NETWORKS, "channels first", (lambda: channels_first(6, side), (3, side, side)))

@@ -50,7 +50,7 @@ def test_batch_norm(networks, data, reestimated):
     with torch.no_grad():
         members.expand()["norm.running_mean"].copy_(torch.tensor([1.0, 3.0])[:, None].expand(2, 6))
         members.expand()["norm.num_batches_tracked"].copy_(torch.tensor([5, 9]))
-    network = average(members, data, reestimate_batch_norm=reestimated)
+    network = average(members, data, repair="reset" if reestimated else "none")
     assert int(network.version) == 7  # integer buffers have no mean
     if not reestimated:
         assert torch.equal(network.norm.running_mean, torch.full((6,), 2.0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.merge import align, c2m3
-from enfold.merge.c2m3 import _between, _Universe
+from enfold.merge.c2m3 import _interpolate, _Universe
 from enfold.networks import ViT
 from planted import NETWORKS, assert_back, drawn, pixels, planted
 
@@ -48,7 +47,7 @@ def test_each_step_is_the_best_on_its_way(name, monkeypatch):
 
     def spied(universe, matrices):
         slopes = true(universe, matrices)
-        ways.append((matrices, universe.hard(universe.rounded(slopes)), universe.value))
+        ways.append((matrices, universe.as_matrices(universe.nearest_orders(slopes)), universe.value))
         return slopes
 
     monkeypatch.setattr(_Universe, "gradient", spied)
@@ -56,7 +55,7 @@ def test_each_step_is_the_best_on_its_way(name, monkeypatch):
     align(members, data, method="c2m3", init="identity", iterations=10)
     reached = [value(matrices) for matrices, _, value in ways]
     for (here, towards, value), (_, found) in zip(ways, pairwise(reached), strict=False):
-        assert found >= max(value(_between(here, towards, step / 20)) for step in range(21)) - 1e-9
+        assert found >= max(value(_interpolate(here, towards, step / 20)) for step in range(21)) - 1e-9
     assert len(ways) > 2
 
 
@@ -146,11 +145,11 @@ def test_two_members_with_one_hidden_layer_are_matched_as_well_as_can_be():
 
 
 def test_starts_that_are_not_known_are_refused():
-    with pytest.raises(EnfoldError, match="init must be one of matched, identity, uniform, got 'warm'"):
-        partial(c2m3, init="warm")
+    with pytest.raises(EnfoldError, match="init"):
+        c2m3(None, None, init="warm")
 
 
 @pytest.mark.parametrize("settings", [{"iterations": -1}, {"patience": 0}, {"gain": float("nan")}])
 def test_settings_that_cannot_be(settings):
-    with pytest.raises(EnfoldError, match=rf"{next(iter(settings))} must be \d or more, got .* is usual"):
-        partial(c2m3, **settings)
+    with pytest.raises(EnfoldError, match=next(iter(settings))):
+        c2m3(None, None, **settings)

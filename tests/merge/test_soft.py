@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from itertools import chain, pairwise
 
 import pytest
@@ -12,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from enfold.ensembles.deep_ensemble import DeepEnsemble
-from enfold.merge import perm_avg
 from enfold.merge.common.lazy import Lazy
+from enfold.merge.common.permutation_learning import PermutationOptions
 from enfold.merge.common.sinkhorn import sinkhorn
 from enfold.merge.common.soft import Balance, SoftAverage, mix_units, nearest_permutations
 from enfold.merge.common.solve import condition
@@ -102,7 +101,7 @@ def test_it_equals_algorithm_one(tau, rows, widths):
 def test_the_tolerance_by_default_changes_nothing_that_is_seen():
     networks, costs = [mlp(seed, (64, 32)) for seed in range(3)], random_costs(2, (64, 32))
     inputs = torch.randn(9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-    found = model_of(networks, costs, balance=Balance(100, partial(perm_avg).tolerance))(inputs)[0]
+    found = model_of(networks, costs, balance=Balance(100, PermutationOptions().tolerance))(inputs)[0]
     torch.testing.assert_close(found, algorithm_one(networks, costs, inputs, 1.0), rtol=0, atol=1e-6)
 
 
@@ -287,7 +286,7 @@ def test_identity_matrices_give_the_plain_average_and_a_hard_permutation_undoes_
     torch.testing.assert_close(second(inputs), first(inputs))
     model = model_of([first, second], random_costs(1))
     eyes = [torch.eye(d, dtype=torch.float64).unsqueeze(0) for d in (7, 5)]
-    for name, mean in mean_state(DeepEnsemble([first, second])).items():
+    for name, mean in DeepEnsemble([first, second]).mean_state().items():
         torch.testing.assert_close(model.average(eyes)[name], mean)
     back = [torch.eye(group.size, dtype=torch.float64)[orders[group.name]].T.unsqueeze(0) for group in symmetry.groups]
     for name, parameter in first.named_parameters():

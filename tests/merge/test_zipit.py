@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from torch import nn
 
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
-from enfold.merge import zipit as zipit
-from enfold.merge.zipit import zip_units
+from enfold.merge import zipit
+from enfold.merge.zipit import _Pairs, zip_units
 from planted import NETWORKS, assert_back, planted
 
 
@@ -97,8 +95,8 @@ def test_linear_units_that_double_make_room(data):
 
 @pytest.mark.parametrize("settings", [{"discount": 1.5}, {"budget": -0.1}])
 def test_settings_that_cannot_be(settings):
-    with pytest.raises(EnfoldError, match=r"must be in \[0, 1\], got"):
-        partial(zipit, **settings)
+    with pytest.raises(EnfoldError, match=next(iter(settings))):
+        zipit(None, None, **settings)
 
 
 class PartlyHidden(nn.Module):
@@ -164,8 +162,8 @@ def test_pairs_are_those_of_the_definition(values, discount, budget):
 @pytest.mark.parametrize("still", [0, 60])
 def test_merging_a_pair_looks_at_few_units_and_not_at_all_pairs(still, monkeypatch):
     """Also where many units are equally like all others, as those that never fire are."""
-    searched, search = [], zipit._Pairs._search
-    monkeypatch.setattr(zipit._Pairs, "_search", lambda self, row: searched.append(row) or search(self, row))
+    searched, search = [], _Pairs._search
+    monkeypatch.setattr(_Pairs, "_search", lambda self, row: searched.append(row) or search(self, row))
     likes = torch.corrcoef(torch.randn(300, 40, generator=torch.Generator().manual_seed(0))).double()
     likes[:still, :still] = 1
     zip_units(likes, 3)

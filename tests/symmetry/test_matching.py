@@ -12,9 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
-from enfold.merge import c2m3, weight_matching
+from enfold.merge import align, c2m3, weight_matching
 from enfold.networks import MLP, ResNet
-from enfold.ensembles.rank_one.match import match
 from enfold.symmetry import Group, Symmetry, match_weights, permute, symmetries
 from planted import assert_back, pixels
 
@@ -117,7 +116,7 @@ class Waves(nn.Module):
         return (hidden.to(self.head.dtype) @ self.head.T).real
 
 
-@pytest.mark.parametrize("fold", [partial(weight_matching), partial(c2m3)])
+@pytest.mark.parametrize("fold", [weight_matching, c2m3])
 def test_complex_weights_are_matched_by_both_their_parts(fold):
     torch.manual_seed(0)
     network, inputs = Waves(), torch.randn(2, 4)
@@ -174,7 +173,7 @@ def test_members_are_matched_and_stay_what_they_are():
     networks = [ResNet(depth=8, width=4).eval() for _ in range(3)]
     members, inputs = DeepEnsemble(networks), torch.randn(4, 3, 8, 8)
     before = {name: tensor.clone() for name, tensor in members.state_dict().items()}
-    matched = match(members, example=inputs)
+    matched = align(members, example=inputs)
     torch.testing.assert_close(matched(inputs), members(inputs), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(dict(members.state_dict()), before, rtol=0, atol=0)
     for index in (1, 2):

@@ -9,7 +9,7 @@ from known_networks import KNOWN, made, symmetry_of
 from torch import Tensor, nn
 
 from enfold.symmetry import match_weights, permute, symmetries
-from enfold.symmetry.climb import climbed
+from enfold.symmetry.climb import climb_orders
 from enfold.symmetry.gains import Products
 from enfold.symmetry.nested import nests
 
@@ -113,7 +113,7 @@ def test_a_step_gains_what_it_says(name):
     source = torch.Generator().manual_seed(3)
     goal = {n: torch.randn(t.shape, generator=source, dtype=torch.float64) for n, t in state.items()}
     nested = nests(symmetry)
-    products = Products(goal, state, nested, climbed)
+    products = Products(goal, state, nested, climb_orders)
     for index, nest in enumerate(nested):
         if index in products.beside[index]:
             continue  # a tensor has the group on two axes: the gain is that of the linear part

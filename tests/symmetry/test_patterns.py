@@ -12,7 +12,7 @@ from known_networks import Calls
 from torch import Tensor, nn
 
 from enfold.ensembles.deep_ensemble import DeepEnsemble
-from enfold.ensembles.rank_one.match import match
+from enfold.merge import align
 from enfold.symmetry import Symmetry, permute, symmetries
 from enfold.symmetry.find import ALIKE, CHANGED
 from enfold.symmetry.verify import Bench
@@ -219,6 +219,7 @@ def test_a_module_that_decides_hands_over_nothing_between_those_that_it_calls():
     assert not symmetries(network, torch.zeros(2, 4)).groups  # the branch not taken has the other order
 
 
+@pytest.mark.filterwarnings("ignore::enfold.merge.common.states.UnalignedWarning")
 @pytest.mark.parametrize("factor", [1.0, -1.0])
 def test_members_that_decide_are_matched_where_they_can_be(factor):
     torch.manual_seed(0)
@@ -227,7 +228,7 @@ def test_members_that_decide_are_matched_where_they_can_be(factor):
     second = copy.deepcopy(first)
     orders = {group.name: torch.randperm(group.size) for group in symmetry.groups}
     second.load_state_dict(permute(first.state_dict(), symmetry, orders))
-    matched = match(DeepEnsemble([first, second]), example=torch.zeros(2, 5))
+    matched = align(DeepEnsemble([first, second]), example=torch.zeros(2, 5))
     inputs = factor * torch.randn(3, 5)
     for index in range(2):
         torch.testing.assert_close(matched.member(index)(inputs), first(inputs))

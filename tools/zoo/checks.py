@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 import enfold
 import enfold.ensembles
-from enfold import DeepEnsemble, EnfoldError, TrainConfig
+from enfold import DeepEnsemble, EnfoldError, TrainConfig, merge
 from enfold.symmetry import permute
 from tools.zoo.case import MEMBERS, Case, Skipped, Wrong, difference, untouched
 from tools.zoo.entry import seeded
@@ -575,51 +576,53 @@ def matched_copy(case: Case) -> str | None:
     if not found.groups:
         raise Skipped("no units may change places")
     pair = DeepEnsemble([case.build(), permuted(case, found)])
-    matched = enfold.WeightMatching(repair="none").matched(pair, data).eval()
+    matched = merge.align(pair, data).eval()
     with torch.no_grad():
         expected = case.references[:1].expand(2, *case.references.shape[1:])
         case.compare(matched(case.batch()), expected, "members in their new orders")
-        one = enfold.WeightMatching(repair="none")(pair, data).eval()
+        one = merge.weight_matching(pair, data, repair="none").eval()
         off = difference(case.outputs(one, case.batch()), case.references[0])
     return "found" if off < 1e-2 else f"not found, {off:.0e} off"
 
 
 QUICK = STEP.replace(epochs=1, lr=1e-3)
-MERGES: dict[str, tuple[Callable[[], object], bool]] = {  # and whether equal members must give the same function
-    "Average": (lambda: enfold.Average(reestimate_batch_norm=False), True),
-    "WeightMatching": (lambda: enfold.WeightMatching(repair="none"), True),
-    "ActivationMatching": (lambda: enfold.ActivationMatching(repair="none"), True),
-    "MergeMany": (lambda: enfold.MergeMany(repair="none"), True),
-    "C2M3": (lambda: enfold.C2M3(repair="none", iterations=5), True),
-    "StraightThrough": (lambda: enfold.StraightThrough(repair="none", epochs=1), True),
-    "OTFusion": (lambda: enfold.OTFusion(repair="none"), True),
-    "OTFusion by weights": (lambda: enfold.OTFusion(repair="none", cost="weights"), True),
-    "CCAMerge": (lambda: enfold.CCAMerge(repair="none"), False),
-    "ZipIt": (lambda: enfold.ZipIt(repair="none"), False),
-    "Soup": (lambda: enfold.Soup(repair="none", kind="uniform"), True),
-    "PermAVG": (lambda: enfold.PermAVG(plan=QUICK, reestimate_batch_norm=False), False),
-    "WeightMatching >> Repair": (lambda: enfold.WeightMatching(repair="none") >> enfold.Repair(), False),
-    "Repair, closed form": (lambda: enfold.Average() >> enfold.Repair("closed_form"), False),
+MERGES: dict[str, tuple[Callable[..., nn.Module], bool]] = {  # and whether equal members must give the same function
+    "average": (partial(merge.average, repair="none"), True),
+    "weight_matching": (partial(merge.weight_matching, repair="none"), True),
+    "activation_matching": (partial(merge.activation_matching, repair="none"), True),
+    "merge_many": (partial(merge.merge_many, repair="none"), True),
+    "c2m3": (partial(merge.c2m3, repair="none", iterations=5), True),
+    "straight_through": (partial(merge.straight_through, repair="none", epochs=1), True),
+    "ot_fusion": (partial(merge.ot_fusion, repair="none"), True),
+    "ot_fusion by weights": (partial(merge.ot_fusion, repair="none", cost="weights"), True),
+    "cca_merge": (partial(merge.cca_merge, repair="none"), False),
+    "zipit": (partial(merge.zipit, repair="none"), False),
+    "soup": (partial(merge.soup, repair="none", kind="uniform"), True),
+    "perm_avg": (partial(merge.perm_avg, config=QUICK, repair="none"), False),
+    "weight_matching, then repair": (partial(merge.weight_matching, repair="repair"), False),
+    "average, then repair in closed form": (partial(merge.average, repair="closed_form"), False),
 }
+ALIGNMENTS = ("weight_matching", "activation_matching", "merge_many", "c2m3", "straight_through")
 
 
-def _merge(make: Callable[[], object], same: bool) -> Check:
+def _merge(name: str, method: Callable[..., nn.Module], same: bool) -> Check:
     def check(case: Case) -> str | None:
-        fold, data, inputs = make(), case.data(), case.batch()
+        data, inputs = case.data(), case.batch()
         if same:
             equal = DeepEnsemble([case.build(), case.build()])
-            one = fold(equal, data)
+            one = method(equal, data)
             with torch.no_grad():
                 case.compare(case.outputs(one.eval(), inputs), case.references[0], "the merge of two equal members", 5)
         sources = case.nets(2)
         with untouched(*sources):
             members = DeepEnsemble(sources)
-            if callable(getattr(fold, "matched", None)):  # the mean of these is what an alignment gives
-                ordered = fold.matched(members, data).eval()
+            if name in ALIGNMENTS:  # the mean of these is the merge
+                options = {"epochs": 1} if name == "straight_through" else {}
+                ordered = merge.align(members, data, method=name, **options).eval()
                 with torch.no_grad():
                     case.compare(ordered(inputs.clone()), case.references[:2], "members in their new orders", 5)
                 return None
-            one = fold(members, data)
+            one = method(members, data)
         if not same_class(one, sources[0]):
             raise Wrong(f"a merge of {type(sources[0]).__name__} is a {type(one).__name__}")
         with torch.no_grad():
@@ -636,7 +639,7 @@ def _merge(make: Callable[[], object], same: bool) -> Check:
 
 
 for merge_name, (merge_method, merge_same) in MERGES.items():
-    capability(f"merge: {merge_name}")(_merge(merge_method, merge_same))
+    capability(f"merge: {merge_name}")(_merge(merge_name, merge_method, merge_same))
 
 
 # Distillation
