@@ -1,12 +1,11 @@
 """What a step of distillation costs, as ratios to plain training steps: LatentBE, knowledge distillation, TDiv-SDiv.
 
-Teachers are looked up ("cached", where inputs stay the same) or asked in every step. Writes
+The teachers' targets are cached (where inputs never change), or computed in every step ("asked"). Writes
 results/bench-distillation.json.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import warnings
 from collections.abc import Callable
@@ -17,18 +16,17 @@ from torch import nn
 from enfold import DeepEnsemble
 from enfold.data import Data, Split
 from enfold.data.batches import Batch, Order
-from enfold.distill.base import Distillation
+from enfold.distill import DistillationLoss, Perturbation, make_objective
 from enfold.distill.losses.kd import KD
 from enfold.distill.losses.latent_be import LatentBE
+from enfold.distill.perturb.tdiv_sdiv import TDivSDiv
 from enfold.networks import factory
-from enfold.registry import methods
 from enfold.train import TrainConfig
 from enfold.train.backward import backward
 from enfold.train.objective import StepContext
 from timing import BATCH, PythonLoop, Table, cnn, mlp, ratios, show, training_step, write_record
 
 M = 4
-MOVED = "tdiv_sdiv"  # the perturbation whose overhead is measured, where it is installed
 Cases = dict[str, Callable[[], object]]
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     "mlp": (mlp, (784,), BATCH),
@@ -49,23 +47,24 @@ def one_batch(shape: tuple[int, ...], size: int) -> tuple[Data, Batch]:
     return data, next(Order(size).batches(data, 0))
 
 
-def lesson(
-    method: Distillation, make: Callable[[], nn.Module], data: Data, batch: Batch, *, cached: bool
+def student_step(
+    loss: DistillationLoss,
+    make: Callable[[], nn.Module],
+    data: Data,
+    batch: Batch,
+    *,
+    cached: bool,
+    perturb: Perturbation | None = None,
 ) -> Callable[[], object]:
-    """A step of a student: the teachers' answers, forward, backward, SGD with momentum."""
+    """A step of a student: targets, forward, backward, SGD with momentum."""
     teachers = DeepEnsemble(make, M).eval()
-    share = method.student_share(M)
-    student = (make() if share is None else share(make())).train()
-    plan = TrainConfig(
-        optimizer="sgd", augment=() if cached or method.perturb else ("flip",)
-    )  # moved pictures are asked about
-    planned = dataclasses.replace(method, plan=plan)
-    teacher = planned.teacher(teachers, data)
-    if (teacher.targets is None) == cached:
-        raise TypeError("answers are cached where inputs never change")
-    objective = planned.objective(teacher, teachers)
+    config = TrainConfig(optimizer="sgd", augment=() if cached or perturb else ("flip",))
+    student = loss.build_student(make(), M, config).train()
+    objective = make_objective(loss, teachers, data, config, perturb=perturb)
+    if (objective.teacher.targets is None) == cached:
+        raise TypeError("targets are cached where inputs never change")
     optimizer = torch.optim.SGD([p for p in student.parameters() if p.requires_grad], lr=1e-3, momentum=0.9)
-    seen = batch if cached else Batch(batch.inputs, batch.labels)  # what was augmented has no number
+    seen = batch if cached else Batch(batch.inputs, batch.labels)  # augmented examples have no index
 
     def step() -> None:
         optimizer.zero_grad()
@@ -78,20 +77,17 @@ def lesson(
 def latent() -> dict[str, Table]:
     """LatentBE at M = 4, beside a Python loop over four plain networks, each with a training step of its own."""
     tables: dict[str, Table] = {}
-    method = LatentBE(plan=TrainConfig(optimizer="sgd"))
     for name, (make, shape, size) in NETWORKS.items():
         data, batch = one_batch(shape, size)
         cases: Cases = {
             "python loop": training_step(PythonLoop(make, M), batch.inputs, batch.labels),
-            "LatentBE, cached": lesson(method, make, data, batch, cached=True),
-            "LatentBE, asked": lesson(method, make, data, batch, cached=False),
+            "LatentBE, cached": student_step(LatentBE(), make, data, batch, cached=True),
+            "LatentBE, asked": student_step(LatentBE(), make, data, batch, cached=False),
         }
         if name != "mlp":
-            own = LatentBE(batch_norm="shared", plan=method.plan)
-            cases["LatentBE, a batch norm a member, cached"] = lesson(own, make, data, batch, cached=True)
-        if MOVED in methods("perturb"):
-            moved = LatentBE(perturb=MOVED, plan=method.plan)
-            cases["LatentBE, TDiv-SDiv"] = lesson(moved, make, data, batch, cached=False)
+            own = LatentBE(batch_norm="shared")
+            cases["LatentBE, a batch norm a member, cached"] = student_step(own, make, data, batch, cached=True)
+        cases["LatentBE, TDiv-SDiv"] = student_step(LatentBE(), make, data, batch, cached=False, perturb=TDivSDiv())
         tables[f"LatentBE, {name}, batch {size}"] = measured(f"LatentBE, {name}, batch {size}", cases)
     return tables
 
@@ -103,8 +99,8 @@ def knowledge_distillation() -> dict[str, Table]:
         data, batch = one_batch(shape, size)
         cases: Cases = {
             "one network": training_step(make(), batch.inputs, batch.labels),
-            "distill, cached": lesson(KD(), make, data, batch, cached=True),
-            "distill, asked": lesson(KD(), make, data, batch, cached=False),
+            "distill, cached": student_step(KD(), make, data, batch, cached=True),
+            "distill, asked": student_step(KD(), make, data, batch, cached=False),
         }
         tables[f"distill, {name}, batch {size}"] = measured(f"distill, {name}, batch {size}", cases)
     return tables

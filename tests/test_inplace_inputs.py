@@ -7,17 +7,17 @@ import torch
 from torch import Tensor, nn
 
 from enfold import (
-    KD,
-    Control,
     Data,
     DeepEnsemble,
     Split,
     TrainConfig,
+    distill,
     evaluate,
     fit,
     measure,
     predict,
     symmetries,
+    train_control,
 )
 from enfold.analysis.states import predictions, state_of
 from enfold.cost import flops
@@ -102,7 +102,7 @@ def test_a_teacher_does_not_change_what_its_student_is_given(data, augment):
     for kind in range(2):
         torch.manual_seed(1)
         teacher, student = pair()[kind], pair()[kind]
-        made = KD(student=lambda student=student: student, perturb=perturb, plan=PLAN)(teacher, data)
+        made = distill(teacher, data, student=lambda student=student: student, perturb=perturb, config=PLAN)
         found.append(made.state_dict())
     assert all(torch.allclose(found[0][name], found[1][name], atol=1e-6) for name in found[0])
 
@@ -110,7 +110,7 @@ def test_a_teacher_does_not_change_what_its_student_is_given(data, augment):
 def test_merges_and_controls_leave_data_as_they_are(data):
     members = DeepEnsemble([Copies() for _ in range(2)])
     average(members, data)
-    Control(PLAN)(members, data)
+    train_control(members, data, config=PLAN)
     writes = DeepEnsemble([Normalises() for _ in range(2)])
     average(writes, data)
 

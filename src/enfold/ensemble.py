@@ -239,7 +239,8 @@ class Ensemble(Runner):
                 f"every option must be an attribute of its name, but {type(self).__name__} has no '{missing[0]}': set "
                 f"self.{missing[0]} in its constructor"
             )
-        return {name: getattr(self, name) for name in names}
+        values = {name: getattr(self, name) for name in names}
+        return values | {"engine": self.initial_engine} if "engine" in values else values
 
     @classmethod
     def from_options(cls, networks: Sequence[nn.Module], options: dict[str, Any]) -> Self:

@@ -11,21 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from students import best, fresh
 from enfold.data.batches import Batch, Order
 from enfold.distill import distill
 from enfold.distill.cached import CachedTeacher
-from enfold.distill.features import logits_and_features, teacher_features
 from enfold.distill.losses.ae_kd import AEKD
+from enfold.distill.losses.common.features import logits_and_features, teacher_features
 from enfold.distill.losses.kd import KD
 from enfold.distill.objective import DistillationObjective
 from enfold.distill.teacher import Teacher
-from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
 from enfold.train import TrainConfig
+from students import best, fresh
 
 prop = settings(deadline=None, derandomize=True, max_examples=30)
 PLAN = TrainConfig(epochs=3, batch_size=16, lr=0.02)
@@ -277,10 +277,10 @@ def test_hints_that_cannot_be(members, data, networks):
     with pytest.raises(EnfoldError, match=r"feature .* 'inner' gives \(3,\) in the student and \(6,\) in the teachers"):
         distill(members, data, loss=AEKD(feature="inner"), config=PLAN, student=lambda: networks["plain"](width=3))
     mixed = MixedEnsemble([networks["plain"](), networks["plain"](width=3)])
-    with pytest.raises(EnfoldError, match="feature .* all teachers"):
+    with pytest.raises(EnfoldError, match=r"feature .* all teachers"):
         distill(mixed, data, loss=AEKD(feature="inner"), config=PLAN, student=networks["plain"])
     recorded = CachedTeacher(torch.zeros(4, 40, 3))
-    with pytest.raises(EnfoldError, match="feature .* CachedTeacher"):
+    with pytest.raises(EnfoldError, match=r"feature .* CachedTeacher"):
         distill(recorded, data, loss=AEKD(feature="inner"), config=PLAN, student=networks["plain"])
 
 
@@ -294,13 +294,19 @@ def test_a_layer_that_gives_no_features(data):
             return self.head(self.pair(self.inner(self.inner(inputs)))[0])
 
     members = DeepEnsemble([Twice() for _ in range(2)])
-    with pytest.raises(EnfoldError, match="feature .* 'inner' ran 4 times for 2 networks"):
+    with pytest.raises(EnfoldError, match=r"feature .* 'inner' ran 4 times for 2 networks"):
         distill(members, data, loss=AEKD(feature="inner"), config=PLAN)
-    with pytest.raises(EnfoldError, match="feature .* 'pair' returns tuple"):
+    with pytest.raises(EnfoldError, match=r"feature .* 'pair' returns tuple"):
         distill(members, data, loss=AEKD(feature="pair"), config=PLAN)
 
 
 def test_a_share_that_cannot_be_run_one_by_one(data, networks):
     members = DeepEnsemble([networks["normed"]() for _ in range(2)])
-    with pytest.raises(EnfoldError, match="feature .* got a BatchEnsemble"):
-        distill(members, data, loss=AEKD(feature="inner"), config=PLAN, student=BatchEnsemble(best(members, data), 2, batch_norm="joint"))
+    with pytest.raises(EnfoldError, match=r"feature .* got a BatchEnsemble"):
+        distill(
+            members,
+            data,
+            loss=AEKD(feature="inner"),
+            config=PLAN,
+            student=BatchEnsemble(best(members, data), 2, batch_norm="joint"),
+        )

@@ -9,8 +9,8 @@ from torch import nn
 from clouds import three_clouds
 from enfold.data import Data
 from enfold.distill.control import train_control
-from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError, UnchangedWarning
 from enfold.evaluate import predict
 from enfold.metrics import nll, per_member

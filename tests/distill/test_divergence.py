@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enfold.distill.divergence import as_target, divergence
+from enfold.distill.losses.common.divergence import as_target, divergence
 
 
 @settings(max_examples=25)

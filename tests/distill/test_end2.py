@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.distributions import Dirichlet as Reference
 
-from students import best
-
 from enfold.distill import distill
 from enfold.distill.cached import CachedTeacher
 from enfold.distill.dirichlet import Dirichlet, OverconfidentWarning, warn_if_overconfident
@@ -26,6 +24,7 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.metrics import accuracy
 from enfold.train import TrainConfig
+from students import best
 
 prop = settings(deadline=None, derandomize=True, max_examples=30)
 PLAN = TrainConfig(epochs=3, batch_size=16, lr=0.02)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 
@@ -13,6 +11,7 @@ from enfold.distill.losses.hydra import Hydra
 from enfold.distill.losses.kd import KD
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensembles.hydra_ensemble import HydraEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.train import TrainConfig
@@ -24,9 +23,8 @@ PLAN = TrainConfig(epochs=3, batch_size=16, lr=0.02, select="last")
 
 
 def test_copies_without_noise_agree_with_the_hinton_head(members, data: Data):
-    fold = HydraDistillation(noise=0.0, plan=PLAN, temperature=2.0)
-    heads = fold.begin(members, data, None, None).eval()
-    one = distill(members, data, loss=KD(temperature=2.0), config=PLAN, init="random")
+    heads = distill(members, data, loss=Hydra(noise=0.0, temperature=2.0, first_epochs=3), config=PLAN, epochs=0)
+    one = distill(members, data, loss=KD(temperature=2.0), init="random", config=PLAN)
     for logits in heads(data.test.inputs):
         torch.testing.assert_close(logits, one(data.test.inputs))
 
@@ -40,14 +38,15 @@ def test_each_head_comes_nearer_to_its_own_teacher(members, data: Data):
     assert distance.diagonal().mean() < (distance.sum() - distance.trace()) / (distance.numel() - len(distance))
 
 
-def test_a_frozen_body_gives_each_head_a_problem_of_its_own(members, data: Data, monkeypatch):
+def test_a_frozen_body_gives_each_head_a_problem_of_its_own(members, data: Data):
     """The body stays, and a head does not depend on what the other heads are taught."""
-    plan = PLAN.replace(select="last", optimizer="sgd", weight_decay=0.0)
-    fold = HydraDistillation(body="frozen", plan=plan, noise=0.2)
-    start = fold.begin(members, data, None, None)
-    monkeypatch.setattr(HydraDistillation, "begin", lambda *_: copy.deepcopy(start))
-    heads = fold(members, data)
-    others = fold(DeepEnsemble([members.member(0), *[members.member(1)] * 3]), data)
+    config = PLAN.replace(select="last", optimizer="sgd", weight_decay=0.0)
+    loss = Hydra(body="frozen", noise=0.2)
+    network = distill(members, data, init="random", config=config)
+    start = HydraEnsemble(network, 4, noise=0.2)
+    others = DeepEnsemble([members.member(0), *[members.member(1)] * 3])
+    heads, others = (distill(each, data, loss=loss, init=network, config=config) for each in (members, others))
+    assert all(parameter.requires_grad for parameter in heads.parameters())
     for name, tensor in start.shared.named_parameters():
         assert torch.equal(tensor, dict(heads.shared.named_parameters())[name])
     own, beside = dict(heads.own.named_parameters()), dict(others.own.named_parameters())
@@ -57,24 +56,39 @@ def test_a_frozen_body_gives_each_head_a_problem_of_its_own(members, data: Data,
         assert not torch.allclose(own[name][2:], beside[name][2:])
 
 
+def stop(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_it_goes_on_from_either_step(members, data: Data, tmp_path):
     file = tmp_path / "hydra.safetensors"
     expected = distill(members, data, loss=Hydra(), config=PLAN).state_dict()
-    HydraDistillation(plan=PLAN).begin(members, data, file, None)  # stopped after the first step
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Hydra, "build_student", stop)
+        with pytest.raises(KeyboardInterrupt):
+            distill(members, data, loss=Hydra(), config=PLAN, checkpoint=file)
     assert [each.name for each in tmp_path.iterdir()] == ["hydra-first.safetensors"]
     for _ in range(2):
         again = distill(members, data, loss=Hydra(), config=PLAN, checkpoint=file).state_dict()
         assert all(torch.equal(tensor, again[name]) for name, tensor in expected.items())
 
 
+def test_a_network_given_as_init_is_the_hinton_head(members, data: Data):
+    """The first stage is left out: the caller did it."""
+    network = members.member(1)
+    heads = distill(members, data, loss=Hydra(noise=0.0), init=network, config=PLAN, epochs=0)
+    torch.testing.assert_close(heads(data.test.inputs)[2], network.eval()(data.test.inputs))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [
-        ({"share": BatchEnsemble(2)}, "Hydra's student is a Hydra, got a BatchEnsemble"),
-        ({"body": "melted"}, "body must be one of trained, frozen, got 'melted'"),
-        ({"first_epochs": -1}, "first_epochs must be 0 or more, got -1"),
-    ],
+    [({"body": "melted"}, "body .* got 'melted'"), ({"first_epochs": -1}, "first_epochs .* got -1")],
 )
-def test_settings_that_cannot_be(settings, message):
+def test_invalid_options(settings, message):
     with pytest.raises(EnfoldError, match=message):
-        HydraDistillation(**settings)
+        Hydra(**settings)
+
+
+def test_the_student_is_built_by_the_loss(members, data: Data):
+    with pytest.raises(EnfoldError, match=r"Hydra.* got a BatchEnsemble"):
+        distill(members, data, loss=Hydra(first_epochs=0), student=BatchEnsemble(members.member(0), 4), config=PLAN)

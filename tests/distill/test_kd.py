@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from students import best, fresh
 from enfold.data import Data, Split
 from enfold.data.batches import Batch, Order
 from enfold.distill import distill, train_control
-from enfold.distill.divergence import as_target
-from enfold.distill.objective import DistillationObjective
+from enfold.distill.losses.common.divergence import as_target
 from enfold.distill.losses.kd import KD, teacher_log_probs
+from enfold.distill.objective import DistillationObjective
 from enfold.distill.teacher import Teacher
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
@@ -28,6 +27,7 @@ from enfold.errors import EnfoldError, UnchangedWarning
 from enfold.evaluate import best_member, predict
 from enfold.metrics import nll, per_member
 from enfold.train import CrossEntropy, TrainConfig
+from students import best
 
 prop = settings(deadline=None, derandomize=True, max_examples=30)
 REDUCTIONS = ("mean_softened_probs", "mean_probs_then_soften", "mean_logits")
@@ -45,7 +45,9 @@ class Table(nn.Module):
         return self.logits
 
 
-def lessons(teacher, alpha: float, temperature: float, smoothing: float = 0.0, **settings: object) -> DistillationObjective:
+def lessons(
+    teacher, alpha: float, temperature: float, smoothing: float = 0.0, **settings: object
+) -> DistillationObjective:
     return DistillationObjective(KD(alpha=alpha, temperature=temperature, **settings), teacher, None, smoothing)
 
 
@@ -288,7 +290,7 @@ def test_different_architectures_can_teach(networks, data, snapshot):
     student = distill(teachers, data, config=PLAN, student=networks["plain"])
     assert unchanged()
     assert type(student) is networks["plain"]
-    with pytest.raises(EnfoldError, match="student=None .* MixedEnsemble"):
+    with pytest.raises(EnfoldError, match=r"student=None .* MixedEnsemble"):
         distill(teachers, data, config=PLAN)
 
 

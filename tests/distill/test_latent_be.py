@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 
 import pytest
 import torch
@@ -15,20 +14,20 @@ from enfold.distill import distill
 from enfold.distill.cached import CachedTeacher
 from enfold.distill.losses.latent_be import LatentBE, SameTargetsWarning, average_state
 from enfold.engines.skeleton import read_state
-from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.ensembles.hydra_ensemble import HydraEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
-from enfold.merge.common.folding import mean_state
 from enfold.metrics import nll, per_member
 from enfold.train import TrainConfig
+from students import best
 
 plain = pytest.mark.parametrize("members", ["plain"], indirect=True)
 normed = pytest.mark.parametrize("members", ["normed"], indirect=True)
 PLAN = TrainConfig(epochs=2, batch_size=16, lr=0.02)
-FOLDS = ("mean_outer", "outer_mean", "sum")
+AVERAGES = ("mean_outer", "outer_mean", "sum")
 
 
 def small() -> nn.Sequential:
@@ -79,7 +78,7 @@ def test_three_steps_are_the_published_ones():
         epochs=3, batch_size=12, optimizer="sgd", lr=0.1, weight_decay=0.05, schedule="constant"
     )  # fmt: skip
     expected = published_steps(network, teachers(inputs).detach(), inputs, labels, plan, alpha=0.8)
-    latent = LatentBE(alpha=0.8, student=lambda: network, plan=plan).latent(teachers, data)
+    latent = distill(teachers, data, student=lambda: network, loss=LatentBE(alpha=0.8, average="none"), config=plan)
     state, fast = latent.shared.state(), latent.fast.state()
     names = ("0.weight", "0.bias", "1.weight", "1.bias", "4.weight", "4.bias", "1.running_mean", "1.running_var")
     found = [*(state[name] for name in names), *(fast[name][0] for name in ("0.r", "0.s", "4.r", "4.s"))]
@@ -135,7 +134,7 @@ def test_the_mean_of_outer_products_is_the_mean_of_the_members(network, bias):
 
 
 @pytest.mark.parametrize("network", [nn.Linear(5, 3), nn.Conv2d(4, 6, 3, groups=2), nn.Embedding(7, 4), small()])
-def test_the_three_folds_by_their_equations(network):
+def test_the_three_averages_by_their_equations(network):
     members = spread(BatchEnsemble(network, 3, bias="shared_pre", init="ones"))
     outer, added = average_state(members, "outer_mean"), average_state(members, "sum")
     fast = members.fast.state()
@@ -160,18 +159,18 @@ def test_a_covariance_by_hand():
         members.shared.state()["bias"].fill_(7.0)
         for name in ("r", "s"):
             members.fast.get_parameter(name).copy_(torch.tensor([[[1.0], [3.0]]]))
-    assert [average_state(members, how)["weight"].item() for how in FOLDS] == [5.0, 4.0, 10.0]
-    assert [average_state(members, how)["bias"].item() for how in FOLDS] == [14.0, 14.0, 14.0]
+    assert [average_state(members, how)["weight"].item() for how in AVERAGES] == [5.0, 4.0, 10.0]
+    assert [average_state(members, how)["bias"].item() for how in AVERAGES] == [14.0, 14.0, 14.0]
 
 
-def test_equal_members_fold_alike():
+def test_equal_members_have_equal_averages():
     """All three, after the sum is divided by M; at r = s = 1 it is the network and every member."""
     network = small()
     for members in (BatchEnsemble(network, 4, init="ones"), BatchEnsemble(network, 4, init="gaussian")):
         with torch.no_grad():
             for vectors in members.fast.parameters():
                 vectors.copy_(vectors[:, :1].expand_as(vectors))
-        mean, outer, added = (average_state(members, how) for how in FOLDS)
+        mean, outer, added = (average_state(members, how) for how in AVERAGES)
         for name in ("0.weight", "4.weight"):
             torch.testing.assert_close([outer[name], added[name] / 4], [mean[name]] * 2)
             torch.testing.assert_close(mean[name], members.expand()[name][2])
@@ -183,7 +182,7 @@ def test_equal_members_fold_alike():
 
 
 @pytest.mark.parametrize("how", ["mean_outer", "outer_mean"])
-def test_the_error_of_the_fold_is_of_second_order(how):
+def test_the_error_of_the_average_is_of_second_order(how):
     """Half the spread, a quarter of the difference to the members' mean prediction."""
     torch.manual_seed(0)
     network, inputs = small().eval(), torch.randn(20, 2, 4, 4, dtype=torch.float64)
@@ -198,12 +197,15 @@ def test_the_error_of_the_fold_is_of_second_order(how):
 
 @pytest.mark.parametrize("settings", [{}, {"batch_norm": "own"}, {"batch_norm": "shared", "bias": "member"}])
 def test_one_network_of_the_users_class_from_the_latent_members(members, data, settings):
-    method = LatentBE(plan=PLAN, **settings)
-    network, latent = method(members, data), method.latent(members, data)
+    network, latent = (
+        distill(members, data, loss=LatentBE(average=average, **settings), config=PLAN)
+        for average in ("mean_outer", "none")
+    )
     assert type(network) is type(members.member(0))
     assert network.state_dict().keys() == members.member(0).state_dict().keys()
-    assert latent.share == method.student_share(4)
-    expected = mean_state(latent)
+    assert type(latent) is BatchEnsemble
+    assert latent.num_members == 4
+    expected = latent.mean_state()
     for name, parameter in network.named_parameters():
         torch.testing.assert_close(parameter, expected[name])
     assert not network.training
@@ -213,17 +215,19 @@ def test_one_network_of_the_users_class_from_the_latent_members(members, data, s
 def test_statistics_are_those_of_training_or_measured_anew(members, data):
     """Measured where members have their own, or where it is asked for."""
     for choice in ("joint", "shared", "own"):
-        latent = LatentBE(plan=PLAN, batch_norm=choice).latent(members, data)
+        latent = distill(members, data, loss=LatentBE(average="none", batch_norm=choice), config=PLAN)
         for wanted in (None, False, True):
-            network = distill(members, data, loss=LatentBE(batch_norm=choice, reestimate_batch_norm=wanted), config=PLAN)
-            kept = torch.allclose(network.norm.running_mean, mean_state(latent)["norm.running_mean"])
+            network = distill(
+                members, data, loss=LatentBE(batch_norm=choice, reestimate_batch_norm=wanted), config=PLAN
+            )
+            kept = torch.allclose(network.norm.running_mean, latent.mean_state()["norm.running_mean"])
             assert kept == (wanted is False or (wanted is None and choice == "joint")), (choice, wanted)
 
 
 @plain
 def test_without_training_it_is_what_it_starts_from(members, data):
     equal = DeepEnsemble([members.member(1)] * 4)
-    network = distill(equal, data, loss=LatentBE(), config=PLAN.replace(epochs=0))
+    network = distill(equal, data, loss=LatentBE(), init=equal.member(0), config=PLAN.replace(epochs=0))
     for name, parameter in members.member(1).named_parameters():
         torch.testing.assert_close(dict(network.named_parameters())[name], parameter)
     fresh = distill(equal, data, loss=LatentBE(), config=PLAN.replace(epochs=0))
@@ -234,12 +238,19 @@ def test_without_training_it_is_what_it_starts_from(members, data):
 def test_the_epoch_is_chosen_by_the_folded_network(members, data):
     """With the sum, whose validation NLL falls here while the members' rises, so that they would stay at the start."""
     plan = PLAN.replace(optimizer="sgd", lr=0.5, schedule="constant", select="last", batch_size=40)
-    method = LatentBE(fold="sum", start="member", plan=plan)
-    latent = [replace(method, plan=plan.replace(epochs=epochs)).latent(members, data) for epochs in range(4)]
+    method, start = LatentBE(average="sum"), best(members, data)
+
+    def run(**settings) -> nn.Module:
+        """Return the latent members; `finish` of the sum would return their average."""
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(LatentBE, "finish", lambda self, student, data: student)
+            return distill(members, data, loss=method, init=start, config=plan, **settings)
+
+    latent = [run(epochs=epochs) for epochs in range(4)]
     scores = [float(per_member(nll, predict(model, data.val)).mean()) for model in latent]
     assert scores.index(min(scores)) == 0
-    best = replace(method, plan=plan.replace(epochs=3, select="best")).latent(members, data)
-    after = [nll(predict(method.evaluated_model(model), data.val)) for model in (*latent, best)]
+    chosen = run(epochs=3, select="best")
+    after = [nll(predict(method.evaluated_model(model), data.val)) for model in (*latent, chosen)]
     assert after[3] == min(after)
     assert after[4] == pytest.approx(after[3])
 
@@ -247,8 +258,9 @@ def test_the_epoch_is_chosen_by_the_folded_network(members, data):
 @plain
 def test_latent_members_part_and_the_network_learns(members, data):
     plan = PLAN.replace(epochs=40, batch_size=40, lr=0.05, select="last")
-    method = LatentBE(plan=plan)
-    latent, network = method.latent(members, data), method(members, data)
+    latent, network = (
+        distill(members, data, loss=LatentBE(average=average), config=plan) for average in ("none", "mean_outer")
+    )
     assert all((vectors.std(1) > 0).any() for vectors in latent.fast.parameters())
     ensemble = predict(members, data.train).mean().log_probs[0]
     start = distill(members, data, loss=LatentBE(), config=plan.replace(epochs=0))
@@ -262,10 +274,8 @@ def test_latent_members_part_and_the_network_learns(members, data):
 @plain
 def test_teachers_that_say_the_same_are_warned_of(members, data):
     first, second = members.member(0), members.member(1)
-    with pytest.warns(
-        SameTargetsWarning, match="told apart by their teachers alone, .*: use teachers trained from other seeds"
-    ):
-        latent = LatentBE(plan=PLAN).latent(DeepEnsemble([first] * 3), data)
+    with pytest.warns(SameTargetsWarning, match="teachers 0 and 1"):
+        latent = distill(DeepEnsemble([first] * 3), data, loss=LatentBE(average="none"), config=PLAN)
     for vectors in latent.fast.parameters():
         torch.testing.assert_close(vectors, vectors[:, :1].expand_as(vectors))
     with pytest.warns(SameTargetsWarning, match="teachers 1 and 2 are"):
@@ -287,29 +297,33 @@ def test_a_loader_recorded_answers_and_other_architectures(members, data, networ
 
 
 def test_vectors_take_the_steps_of_one_member():
-    assert LatentBE(plan=PLAN.replace(optimizer="sgd")).student_share(5).fast_grad_scale == 5
-    assert LatentBE(plan=PLAN.replace(optimizer="adamw")).student_share(5).fast_grad_scale == 1
-    assert LatentBE().student_share(5).fast_decay == 1
+    for optimizer, scale in (("sgd", 5), ("adamw", 1)):
+        student = LatentBE().build_student(nn.Linear(4, 3), 5, PLAN.replace(optimizer=optimizer))
+        assert student.fast_grad_scale == scale
+        assert student.fast_decay == 1
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"share": Hydra(4)}, r"one member a teacher, got share=Hydra\(.*: leave it out, or use one_to_one"),
-        ({"share": BatchEnsemble(4)}, "one member a teacher, got share=BatchEnsemble"),
-        ({"start": "als"}, "must start as one network, got start: als.*: use fresh, member, average or matched"),
-        ({"fold": "median"}, "fold must be one of mean_outer, outer_mean, sum, got 'median'"),
-        ({"bias": "none"}, "bias must be one of shared_pre, shared_post, member, got 'none'"),
-        ({"batch_norm": "mine"}, "batch_norm must be one of own, shared, joint, got 'mine'"),
-        ({"fast_decay": -1.0}, "fast_decay must be 0 or more, got -1.0: change fast_decay"),
-        ({"temperature": 0.0}, "temperature must be above 0"),
+        ({"average": "median"}, "average .* got 'median'"),
+        ({"bias": "none"}, "bias .* got 'none'"),
+        ({"batch_norm": "mine"}, "batch_norm .* got 'mine'"),
+        ({"fast_decay": -1.0}, "fast_decay .* got -1.0"),
+        ({"temperature": 0.0}, "temperature .* got 0.0"),
     ],
 )
-def test_settings_that_cannot_be(settings, message):
+def test_invalid_options(settings, message):
     with pytest.raises(EnfoldError, match=message):
         LatentBE(**settings)
 
 
-def test_a_fold_nobody_knows():
-    with pytest.raises(EnfoldError, match="the fold must be one of mean_outer, outer_mean, sum, got 'median'"):
-        average_state(BatchEnsemble(nn.Linear(3, 2), 2), "median")
+@pytest.mark.parametrize("kind", [BatchEnsemble, HydraEnsemble])
+def test_the_latent_members_start_equal(members, data, kind):
+    with pytest.raises(EnfoldError, match=f"LatentBE.* got a {kind.__name__}"):
+        distill(members, data, student=kind(members.member(0), 4), loss=LatentBE(), config=PLAN)
+
+
+def test_labels_only_are_warned_of(members, data):
+    with pytest.warns(SameTargetsWarning, match="alpha=0"):
+        distill(members, data, loss=LatentBE(alpha=0.0), config=PLAN, epochs=0)

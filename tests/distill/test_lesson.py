@@ -2,15 +2,13 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
-
-from students import best
+from torch import Tensor
 
 from enfold.data.batches import Batch
 from enfold.distill import distill
-from enfold.distill.divergence import as_target
-from enfold.distill.objective import DistillationObjective, SeparableBatchLoss
+from enfold.distill.losses.common.divergence import as_target
 from enfold.distill.losses.kd import KD
+from enfold.distill.objective import DistillationObjective, SeparableBatchLoss
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
@@ -18,6 +16,7 @@ from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.train import CrossEntropy, TrainConfig
 from enfold.train.objective import StepContext
+from students import best
 
 BATCH = Batch(torch.zeros(6, 2), torch.arange(6) % 3)
 SMOOTHING = (0.0, 0.1, 0.4)

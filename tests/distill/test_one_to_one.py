@@ -8,13 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from students import best, fresh
 from enfold.data.batches import Order
 from enfold.distill import distill
 from enfold.distill.cached import CachedTeacher
-from enfold.distill.objective import DistillationObjective
 from enfold.distill.losses.kd import KD
 from enfold.distill.losses.one_to_one import OneToOne
+from enfold.distill.objective import DistillationObjective
 from enfold.distill.teacher import Teacher
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.hydra_ensemble import HydraEnsemble
@@ -26,6 +25,7 @@ from enfold.evaluate import predict
 from enfold.saving import load, save
 from enfold.train import TrainConfig
 from enfold.train.backward import backward
+from students import best
 
 prop = settings(deadline=None, derandomize=True, max_examples=15)
 alike = pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")
@@ -127,7 +127,13 @@ def test_any_ensemble_can_learn(members, data, kind):
 @plain
 def test_each_student_comes_closest_to_its_own_teacher(members, data):
     plan = PLAN.replace(epochs=60, batch_size=40, lr=0.05, select="last")
-    student = distill(members, data, loss=OneToOne(), config=plan, student=BatchEnsemble(best(members, data), 4, fast_grad_scale=4, spread=0.1))
+    student = distill(
+        members,
+        data,
+        loss=OneToOne(),
+        config=plan,
+        student=BatchEnsemble(best(members, data), 4, fast_grad_scale=4, spread=0.1),
+    )
     ours, theirs = predict(student, data.train).log_probs, predict(members, data.train).log_probs
     apart = (theirs.exp()[:, None] * (theirs[:, None] - ours[None])).sum(-1).mean(-1)  # (T, S)
     assert apart.diagonal().mean() < 0.9 * apart[~torch.eye(4, dtype=bool)].mean()
@@ -153,5 +159,8 @@ def test_every_student_needs_a_teacher(members, data, kind, size):
 @plain
 def test_a_weight_penalty_needs_no_student_to_be_given(members, data):
     plan, theirs = PLAN.replace(epochs=10, select="last"), members.expand()["head.weight"]
-    tied, free = (distill(members, data, loss=OneToOne(), weight_penalty=tie, config=plan).expand()["head.weight"] for tie in (10.0, 0.0))
+    tied, free = (
+        distill(members, data, loss=OneToOne(), weight_penalty=tie, config=plan).expand()["head.weight"]
+        for tie in (10.0, 0.0)
+    )
     assert (tied - theirs).norm() < (free - theirs).norm()

@@ -12,8 +12,6 @@ from torch import Tensor
 from torch.distributions import Categorical, kl_divergence
 from torch.distributions import Dirichlet as Reference
 
-from students import best
-
 from enfold.distill import distill
 from enfold.distill.dirichlet import Dirichlet
 from enfold.distill.losses.proxy_end2 import EPSILON, ProxyEnD2
@@ -24,6 +22,7 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.metrics import accuracy
 from enfold.train import TrainConfig
+from students import best
 
 prop = settings(deadline=None, derandomize=True, max_examples=30)
 PLAN = TrainConfig(epochs=3, batch_size=16, lr=0.02)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import Tensor
 
-from enfold.distill.simplex import capped_simplex_weights
+from enfold.distill.losses.common.simplex import capped_simplex_weights
 from enfold.errors import EnfoldError
 
 prop = settings(deadline=None, derandomize=True, max_examples=25)

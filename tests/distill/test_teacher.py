@@ -11,20 +11,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from students import best, fresh
-
 from enfold.data import Data, Split
 from enfold.data.batches import Order
 from enfold.distill import distill, make_objective
 from enfold.distill.cached import CachedTeacher
-from enfold.distill.divergence import as_target
+from enfold.distill.losses.common.divergence import as_target
 from enfold.distill.losses.kd import KD
 from enfold.distill.teacher import Teacher
-from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.bagging import Bagging
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.ensembles.hyper_deep_ensemble import HyperDeepEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.tree_net import TreeNet
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
@@ -32,6 +30,7 @@ from enfold.metrics import nll
 from enfold.train import TrainConfig
 from enfold.train.backward import backward
 from enfold.train.selection import Selection
+from students import best, fresh
 
 PLAN = TrainConfig(epochs=2, batch_size=16, lr=0.02, select="last")
 
@@ -135,9 +134,9 @@ def test_the_same_values_in_another_architecture_have_another_key(data):
 
 def test_classes_are_counted_in_loaders_and_students_too(members, data):
     loader = data.replace(train=[(data.train.inputs, data.train.labels)])
-    with pytest.raises(EnfoldError, match="teacher must predict the 3 classes .* got 5"):
+    with pytest.raises(EnfoldError, match=r"teacher must predict the 3 classes .* got 5"):
         distill(MixedEnsemble([nn.Linear(4, 5)]), loader, student=lambda: nn.Linear(4, 3), config=PLAN)
-    with pytest.raises(EnfoldError, match="student must predict the 3 classes .* got 5"):
+    with pytest.raises(EnfoldError, match=r"student must predict the 3 classes .* got 5"):
         distill(members, data, student=lambda: nn.Linear(4, 5), config=PLAN)
 
 
@@ -218,9 +217,9 @@ def test_recorded_answers_know_no_other_inputs(members, data):
 
 
 def test_teachers_of_other_classes(members, data):
-    with pytest.raises(EnfoldError, match="teacher must predict the 4 classes .* got 3"):
+    with pytest.raises(EnfoldError, match=r"teacher must predict the 4 classes .* got 3"):
         distill(members, data.replace(num_classes=4), config=PLAN)
-    with pytest.raises(EnfoldError, match="teacher must predict the 3 classes .* got 2"):
+    with pytest.raises(EnfoldError, match=r"teacher must predict the 3 classes .* got 2"):
         Teacher(CachedTeacher(torch.zeros(1, 40, 2)), data, is_constant=True)
 
 

@@ -193,7 +193,9 @@ def test_a_member_taken_out_trains_as_the_network_it_was(name):
 
 @pytest.mark.parametrize("name", ZOO)
 def test_state_dict_and_precision_survive(name):
-    members, other = (DeepEnsemble(networks, engine="loop").eval() for networks in (population(name), population(name)[::-1]))
+    members, other = (
+        DeepEnsemble(networks, engine="loop").eval() for networks in (population(name), population(name)[::-1])
+    )
     other.load_state_dict(members.state_dict())
     assert_equal(other, members)
     inputs = ZOO[name].inputs(5)

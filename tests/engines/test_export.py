@@ -1,6 +1,7 @@
 """torch.export of members: it gives what they give, and leaves them as they were."""
 
 from functools import partial
+
 import pytest
 import torch
 

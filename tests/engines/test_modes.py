@@ -11,11 +11,10 @@ from torch import nn
 
 from clouds import three_clouds
 from enfold import (
-    KD,
     Data,
     DeepEnsemble,
     MixedEnsemble,
-    TrainConfig,
+    distill,
     evaluate,
     load,
     measure,
@@ -51,9 +50,9 @@ MODELS = {
 INFERENCE = {
     "predict": lambda model, data: predict(model, data.test),
     "evaluate": lambda model, data: evaluate(model, data),
-    "teacher": lambda model, data: Teacher(model, data).answer(data.test.inputs),
+    "teacher": lambda model, data: Teacher(model, data).logits(data.test.inputs),
     "measure": lambda model, data: measure({"it": model}, "it", data.test.inputs[0], batch_sizes=(2,), rounds=1),
-    "distill": lambda model, data: KD(student=network, plan=TrainConfig(epochs=1, select="last"))(model, data),
+    "distill": lambda model, data: distill(model, data, student=network, epochs=1, select="last"),
 }
 
 
@@ -71,9 +70,9 @@ def test_modes_and_values_are_as_they_were(kind, name, data):
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_teacher_answers_in_eval_mode(kind, data):
     model = MODELS[kind]().train()
-    answers = [Teacher(model, data).answer(data.test.inputs) for _ in range(2)]
+    answers = [Teacher(model, data).logits(data.test.inputs) for _ in range(2)]
     assert torch.equal(*answers)
-    assert torch.equal(answers[0], Teacher(model.eval(), data).answer(data.test.inputs))
+    assert torch.equal(answers[0], Teacher(model.eval(), data).logits(data.test.inputs))
 
 
 @pytest.mark.parametrize("merge", [partial(average), partial(weight_matching)], ids=["average", "matching"])

@@ -80,8 +80,7 @@ def test_every_engine(make, engine, calls):
 @pytest.mark.parametrize("name", sorted(methods("share")))
 @pytest.mark.parametrize("make", [dense, convolutional])
 def test_every_method(make, name, calls):
-    share = methods("share")[name].make()
-    model = share(make()).eval()
+    model = methods("share")[name].kind(make()).eval()
     assert wrong_answers(model, calls, make) == []
 
 

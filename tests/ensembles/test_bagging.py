@@ -1,10 +1,10 @@
 """Bagging: own starts, own draws that miss a third of the examples, and the same members as a deep ensemble without."""
 
 from functools import partial
+
 import pytest
 import torch
 
-from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.data import Data, Split
@@ -15,6 +15,7 @@ from enfold.errors import EnfoldError
 from enfold.metrics import left_out_fraction
 from enfold.networks import MLP
 from enfold.train import TrainConfig, fit
+from fitting import any_network, fitted
 
 
 def network():

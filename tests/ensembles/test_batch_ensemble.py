@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fitting import any_network
 from enfold.cost import parameters
 from enfold.data import Data, Split
 from enfold.ensembles.batch_ensemble import BatchEnsemble
@@ -15,6 +14,7 @@ from enfold.ensembles.multi_head import MultiHead
 from enfold.errors import EnfoldError, PartialCoverageWarning
 from enfold.networks import MLP, ResNet, WideResNet
 from enfold.train import TrainConfig, fit
+from fitting import any_network
 
 
 def factors(members, layer=""):

@@ -1,19 +1,16 @@
-"""What every share keeps to, over the registry and a zoo of networks: a new file is tested with no edit here."""
+"""The contract of ensembles, over the registry and a zoo of networks: a new method is tested without a change here."""
 
-import dataclasses
+from functools import partial
 
 import pytest
 import rtdl_revisiting_models
 import torch
 from torch import Tensor, nn
 
-from fitting import any_network, fitted
 import enfold
 from enfold.cost import parameters
 from enfold.data import Data, Split
 from enfold.data.batches import Batch
-from enfold.ensemble import Ensemble
-from enfold.train.optimize import trained_members
 from enfold.ensembles.common.sampled import SampledEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
@@ -21,7 +18,8 @@ from enfold.metrics import accuracy, nll
 from enfold.networks import MLP, MediumCNN, ResNet, ViT
 from enfold.registry import methods
 from enfold.train import TrainConfig
-from enfold.train.optimize import param_groups
+from enfold.train.optimize import param_groups, trained_members
+from fitting import fitted
 
 
 class Words(nn.Module):
@@ -97,7 +95,7 @@ pytestmark = [
 
 
 def method_of(name: str, num_members: int = M):
-    return methods("share")[name].make(**{"num_members": num_members, **SETTINGS.get(name, {})})
+    return partial(methods("share")[name].kind, **{"num_members": num_members, **SETTINGS.get(name, {})})
 
 
 def data_of(inputs: Tensor) -> Data:
@@ -117,7 +115,7 @@ def ready(name: str, network: nn.Module, inputs: Tensor, num_members: int = M) -
 
 def looped(model: nn.Module) -> nn.Module:
     """Members run one by one: to choose an engine takes longer than all else in these tests."""
-    return model.set_engine("loop") if isinstance(model, Ensemble) else model
+    return model.set_engine("loop")
 
 
 @pytest.fixture(params=NETWORKS)
@@ -151,7 +149,7 @@ def test_forward_is_the_loop_over_members(name, case):
     outputs = members(inputs)
     assert outputs.shape == (members.num_members, 6, 4)
     torch.testing.assert_close(members(inputs), outputs, rtol=0, atol=0)
-    if not isinstance(members, Ensemble):
+    if not members.is_expandable:
         return  # members do not exist as networks of their own
     networks = members.networks()
     alone = torch.stack([member.eval()(inputs) for member in networks])
@@ -166,7 +164,7 @@ def test_forward_is_the_loop_over_members(name, case):
 def test_every_engine_gives_what_the_members_give(name, case, engine):
     network, inputs = case
     members = ready(name, network, inputs)
-    if not isinstance(members, Ensemble):
+    if not members.is_expandable:
         pytest.skip("members do not exist as networks of their own")
     try:
         outputs = members.set_engine(engine)(inputs)
@@ -183,8 +181,7 @@ def test_batch_norms_are_the_members_own_or_shared(name):
     torch.manual_seed(0)
     make, inputs = NETWORKS["batch norm"]
     for choice in ("own", "shared"):
-        share = methods("share")[name].make(num_members=M, batch_norm=choice)
-        members = looped(share(make())).train()
+        members = looped(methods("share")[name].kind(make(), num_members=M, batch_norm=choice)).train()
         optimizer = torch.optim.SGD(members.parameters(), lr=0.5)
         for _ in range(2):
             optimizer.zero_grad()
@@ -204,9 +201,9 @@ def test_a_step_gives_every_declared_parameter_a_gradient_and_leaves_the_source(
     groups = param_groups(members, TrainConfig(weight_decay=0.1))
     declared = [id(parameter) for group in groups for parameter in group["params"]]
     assert sorted(declared) == sorted(id(parameter) for parameter in members.parameters() if parameter.requires_grad)
-    if isinstance(members, Ensemble) or trained_members(members) == 1:
+    if members.is_expandable or trained_members(members) == 1:
         assert members(inputs).shape == (trained_members(members), 6, 4)
-    objective = share(any_network()).objective(TRAINING) or (lambda model, batch: model(batch.inputs).square().sum())
+    objective = members.objective(TRAINING) or (lambda model, batch: model(batch.inputs).square().sum())
     objective(members, Batch(inputs, torch.arange(6) % 4)).sum().backward()
     without = [
         key for key, parameter in members.named_parameters() if parameter.requires_grad and parameter.grad is None
@@ -223,8 +220,8 @@ def test_saved_and_loaded_is_equal(name, case, tmp_path):
     enfold.save(members, tmp_path / "members.safetensors")
     loaded = looped(enfold.load(tmp_path / "members.safetensors", network))
     torch.testing.assert_close(loaded(inputs), members(inputs), rtol=0, atol=0)
-    assert loaded.share == members.share == method_of(name)
-    assert dataclasses.is_dataclass(loaded.share)
+    assert type(loaded) is type(members)
+    assert loaded.options() == members.options()
 
 
 @pytest.mark.parametrize("name", [name for name in SHARES if name not in JOINT])
@@ -246,7 +243,7 @@ def test_training_reaches_members_that_answer(name):
         nn.Linear(12, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)
     )
     share = method_of(name)
-    gathered = 2 + share.rank if name == "swag" else 0  # a mean, a variance and deviations
+    gathered = 2 + share(network).rank if name == "swag" else 0  # a mean, a variance and deviations
     assert parameters(share(network)) <= max(M, gathered) * parameters(network)
     plan = TrainConfig(epochs=30, batch_size=32, lr=0.02, select="last")
     members = fitted(share(network), data, plan)
@@ -256,12 +253,12 @@ def test_training_reaches_members_that_answer(name):
 
 
 def test_no_members_and_tied_parameters_are_refused(name):
-    with pytest.raises(EnfoldError, match=r"1 member.*got 0|num_members.*got 0"):
-        methods("share")[name].make(num_members=0)(MLP(4, [4], 2))
+    with pytest.raises(EnfoldError, match=r"num_members.*got 0"):
+        methods("share")[name].kind(MLP(4, [4], 2), num_members=0)
     tied = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
     tied[2].weight = tied[0].weight
     if name in TIES_WELCOME:
-        assert method_of(name)(tied).num_members == method_of(name).num_members
+        assert method_of(name)(tied).num_members == method_of(name).keywords["num_members"]
         return
     with pytest.raises(EnfoldError, match=r"'2\.weight' is tied to '0\.weight'"):
         method_of(name)(tied)

@@ -1,16 +1,17 @@
 """FGE: the paper's triangle, members at its low points, a start that leaves room for them, and resuming."""
 
 from functools import partial
+
 import pytest
 import torch
 
-from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.ensembles.fge import FGE
 from enfold.errors import EnfoldError
 from enfold.networks import MLP
 from enfold.train import TrainConfig, fit
+from fitting import any_network, fitted
 
 DATA = three_clouds(64, 40, 30)
 
@@ -62,7 +63,7 @@ def test_the_published_run_has_twenty_members():
 def test_cycles_begin_earlier_where_the_members_need_it():
     plan = FGE(any_network(), 4).configure(TrainConfig(epochs=20, warmup_epochs=15.0, patience=2))
     assert (plan.tail_start, plan.warmup_epochs, plan.select) == (13 / 20, 13.0, "last")
-    assert FGE(any_network(), 4).moments(plan) == [20, 18, 16, 14]
+    assert FGE(any_network(), 4).snapshot_epochs(plan) == [20, 18, 16, 14]
 
 
 def test_members_are_the_networks_at_these_moments():
@@ -101,7 +102,7 @@ def test_training_resumes_with_the_members_and_what_is_saved_is_loaded(tmp_path)
 
 
 def test_a_plan_without_cycles_gives_the_last_epochs():
-    assert FGE(any_network(), 3).moments(TrainConfig(epochs=5)) == [5, 4, 3]
+    assert FGE(any_network(), 3).snapshot_epochs(TrainConfig(epochs=5)) == [5, 4, 3]
 
 
 @pytest.mark.parametrize(
@@ -122,4 +123,4 @@ def test_too_few_epochs_are_refused():
     with pytest.raises(EnfoldError, match=r"4 members need 7 epochs of cycles .* got 7 epochs: train for more than 7"):
         FGE(any_network(), 4).configure(TrainConfig(epochs=7))
     with pytest.raises(EnfoldError, match="4 members need as many cycles, got a plan with 3"):
-        FGE(any_network(), 4).moments(TrainConfig(epochs=3))
+        FGE(any_network(), 4).snapshot_epochs(TrainConfig(epochs=3))

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.cost import parameters
@@ -14,6 +13,7 @@ from enfold.ensembles.film_ensemble import FiLMEnsemble
 from enfold.errors import EnfoldError
 from enfold.networks import MLP, ResNet, ViT
 from enfold.train import TrainConfig
+from fitting import any_network, fitted
 
 
 def small() -> nn.Sequential:

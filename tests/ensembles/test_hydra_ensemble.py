@@ -1,11 +1,11 @@
 """Hydra: heads that start as copies of a trained one."""
 
 from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from fitting import fitted
 import enfold
 from clouds import three_clouds
 from enfold.cost import parameters
@@ -13,6 +13,7 @@ from enfold.ensembles.hydra_ensemble import HydraEnsemble
 from enfold.errors import EnfoldError
 from enfold.networks import MLP, ResNet
 from enfold.train import TrainConfig, fit
+from fitting import fitted
 
 
 def trained(data):

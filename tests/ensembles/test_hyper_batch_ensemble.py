@@ -1,8 +1,8 @@
 """Hyper-batch ensembles: the equations written out, the penalties' distributions, tuning, resuming."""
 
-from functools import partial
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from torch import nn
 
-from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.data.batches import Batch
@@ -25,10 +24,13 @@ from enfold.evaluate import predict
 from enfold.metrics import nll
 from enfold.networks import MLP
 from enfold.train import CrossEntropy, TrainConfig, fit
+from fitting import any_network, fitted
 
 DATA = three_clouds(96, 64, 60)
 PLAN = TrainConfig(epochs=3, batch_size=16, lr=0.02, select="last")
-EMBEDDED = partial(HyperBatchEnsemble, num_members=3, embedding_spread=0.5)  # so that λ makes a difference before training
+EMBEDDED = partial(
+    HyperBatchEnsemble, num_members=3, embedding_spread=0.5
+)  # so that λ makes a difference before training
 
 
 def network():
@@ -104,8 +106,8 @@ def test_layers_fall_into_six_groups():
     assert penalty_groups([""]) == {"weight": 4, "bias": 5}
     assert penalty_groups(["a.", "b."]) == {"a.weight": 0, "a.bias": 0, "b.weight": 4, "b.bias": 5}
     members = HyperBatchEnsemble(MLP(4, [8, 8], 3), 2)
-    assert members.penalties.bounds.shape == (2, 2, 4)  # no second and third group of hidden layers
-    assert sorted(set(members.penalties.groups.values())) == [0, 1, 2, 3]
+    assert members.distribution.bounds.shape == (2, 2, 4)  # no second and third group of hidden layers
+    assert sorted(set(members.distribution.groups.values())) == [0, 1, 2, 3]
 
 
 # The equations
@@ -136,8 +138,8 @@ def test_a_layer_is_equations_1_and_2(layer, shape, tied):
         members.delta.state()["bias"].normal_()
     inputs, fast = torch.randn(3, *shape), members.fast.state()
     axes = (-1, *(1,) * (len(shape) - 1))
-    scaled = (mean(members.penalties.bounds).log() - math.log(0.1)) / math.log(1000)  # (M, H)
-    rows = members.penalties.embedding.state()
+    scaled = (mean(members.distribution.bounds).log() - math.log(0.1)) / math.log(1000)  # (M, H)
+    rows = members.distribution.embedding.state()
     delta = members.delta.state()
 
     def plain(weight, values):
@@ -154,7 +156,7 @@ def test_a_layer_is_equations_1_and_2(layer, shape, tied):
 
 def test_embedding_layers_answer_along_their_outputs():
     members = HyperBatchEnsemble(nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 2)), 2, embedding_spread=0.5)
-    e, s = members.penalties.embedded()["0.weight"], members.fast.state()["0.s"][0]
+    e, s = members.distribution.embedded()["0.weight"], members.fast.state()["0.s"][0]
     W, D = members.shared.state()["0.weight"], members.delta.state()["0.weight"]
     expected = torch.stack([W * s[m] + D * (s[m] * e[m]) for m in range(2)])
     torch.testing.assert_close(members.expand()["0.weight"], expected)
@@ -175,10 +177,10 @@ def test_the_penalty_in_three_terms_is_the_direct_expectation(layer):
     with torch.no_grad():
         for tensor in (*members.delta.parameters(), *members.own.parameters()):
             tensor.normal_()
-    values, shape = members.penalties.draw(7), layer_shape(layer)  # a toy batch of 7
-    kinds, total = members.penalties.groups, torch.zeros(3)
+    values, shape = members.distribution.draw(7), layer_shape(layer)  # a toy batch of 7
+    kinds, total = members.distribution.groups, torch.zeros(3)
     for draw in range(7):
-        e = members.penalties.embedded(values[:, draw])
+        e = members.distribution.embedded(values[:, draw])
         ones = torch.ones(1, 3, shape.inputs) if shape.inputs else None
         weights = members.shared.state()["weight"] + members.delta.state()["weight"] * shape.factor(
             ones, e["weight"][None]
@@ -199,7 +201,7 @@ def test_the_objective_adds_the_penalty_of_a_biased_shared_weight():
         members.num_examples = 10
         losses = Penalised(CrossEntropy())(members, batch)
         torch.manual_seed(1)
-        values = members.penalties.draw(5).mean(1)  # (M, H): without embedding the penalty is linear in λ
+        values = members.distribution.draw(5).mean(1)  # (M, H): without embedding the penalty is linear in λ
         weight, own = members.shared.state()["weight"], members.expand()["bias"]
         penalty = values[:, 0] * weight.square().sum() + values[:, 1] * own.square().sum(1)
         plain = torch.stack([F.cross_entropy(logits, batch.labels) for logits in members(batch.inputs)])
@@ -210,7 +212,7 @@ def test_in_training_the_loss_is_taken_at_drawn_penalties_and_elsewhere_at_the_m
     members = EMBEDDED(network()).train()
     inputs = torch.randn(5, 4)
     at_mean = members(inputs)
-    with members.penalties.at(torch.full((3, 3), 0.1)):
+    with members.distribution.at(torch.full((3, 3), 0.1)):
         assert not torch.allclose(members(inputs), at_mean)
         with torch.no_grad():
             elsewhere = members.eval()(inputs)
@@ -243,8 +245,8 @@ def trained():
 def test_it_learns_and_tunes_each_member(trained):
     untrained = trained.share(network())
     assert nll(predict(trained, DATA.test)) < nll(predict(untrained, DATA.test)) - 0.2
-    assert int(trained.penalties.steps) == 6 * 6 // 3
-    moved = trained.penalties.bounds != untrained.penalties.bounds  # (2, M, H)
+    assert int(trained.distribution.steps) == 6 * 6 // 3
+    moved = trained.distribution.bounds != untrained.distribution.bounds  # (2, M, H)
     assert bool(moved.any(2).any(0).all())
     assert trained.tuning is None
     assert not trained.training
@@ -259,7 +261,10 @@ def test_saved_and_loaded_is_equal(trained, tmp_path):
 
 
 def test_resumed_training_gives_the_same_bits(tmp_path, monkeypatch):
-    share, checkpoint = partial(HyperBatchEnsemble, num_members=2, penalties=(1e-3, 1.0), embedding_spread=0.1), tmp_path / "members.ckpt"
+    share, checkpoint = (
+        partial(HyperBatchEnsemble, num_members=2, penalties=(1e-3, 1.0), embedding_spread=0.1),
+        tmp_path / "members.ckpt",
+    )
     once = fitted(share(network()), DATA, PLAN)
     epochs = []
 
@@ -292,7 +297,7 @@ def test_fit_trains_as_the_method_does():
     share = partial(HyperBatchEnsemble, num_members=2, penalties=(1e-3, 1.0), embedding_spread=0.1)
     by_method, by_fit = fitted(share(network()), DATA, PLAN), share(network())
     fit(by_fit, DATA, config=PLAN, quiet=True)
-    assert int(by_fit.penalties.steps) > 0
+    assert int(by_fit.distribution.steps) > 0
     torch.testing.assert_close(dict(by_fit.state_dict()), dict(by_method.state_dict()), rtol=0, atol=0)
 
 

@@ -1,13 +1,12 @@
 """Hyper-deep ensembles: what candidates draw, that picks weigh the mean, storing, resuming, and a small search."""
 
-from functools import partial
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from fitting import any_network, fitted
 import enfold
 import enfold.ensembles.common.search
 from clouds import three_clouds
@@ -20,6 +19,7 @@ from enfold.metrics import nll, per_member
 from enfold.metrics.greedy import greedy_selection
 from enfold.networks import MLP
 from enfold.train import TrainConfig, fit
+from fitting import any_network, fitted
 
 pytestmark = pytest.mark.filterwarnings("ignore::enfold.ensembles.common.search.FewerCandidatesWarning")
 
@@ -38,13 +38,13 @@ def picked(counts, share=None):
     share = share or partial(HyperDeepEnsemble, num_members=len(counts) + 1, candidates=4)
     pool = DeepEnsemble(network(), len(counts), seed=7).networks()
     members = share(network()).eval()
-    members.choose(pool, counts, [Setting(0.1 * (k + 1), 0.2, 0.3) for k in range(len(counts))])
+    members.set_networks(pool, counts, [Setting(0.1 * (k + 1), 0.2, 0.3) for k in range(len(counts))])
     return members, pool
 
 
 def test_the_first_candidate_is_the_plan_and_the_others_draw_within_their_ranges():
     share = partial(HyperDeepEnsemble, candidates=400, lr=(0.5, 2.0))
-    first, *drawn = share.settings(PLAN)
+    first, *drawn = share.candidate_settings(PLAN)
     assert first == Setting(0.05, 0.01, 0.0)
     assert all(0.025 <= each.lr <= 0.1 for each in drawn)
     assert all(1e-5 <= each.weight_decay <= 0.1 for each in drawn)
@@ -55,10 +55,13 @@ def test_the_first_candidate_is_the_plan_and_the_others_draw_within_their_ranges
 
 
 def test_draws_depend_on_the_candidate_alone_and_none_keeps_the_plans_value():
-    few, more = HyperDeepEnsemble(any_network(), candidates=5).settings(PLAN), HyperDeepEnsemble(any_network(), candidates=9).settings(PLAN)
+    few, more = (
+        HyperDeepEnsemble(any_network(), candidates=5).candidate_settings(PLAN),
+        HyperDeepEnsemble(any_network(), candidates=9).candidate_settings(PLAN),
+    )
     assert more[:5] == few
-    assert HyperDeepEnsemble(any_network(), candidates=5, seed=1).settings(PLAN)[1] != few[1]
-    kept = HyperDeepEnsemble(any_network(), candidates=5, weight_decay=None, label_smoothing=None).settings(PLAN)
+    assert HyperDeepEnsemble(any_network(), candidates=5, seed=1).candidate_settings(PLAN)[1] != few[1]
+    kept = HyperDeepEnsemble(any_network(), candidates=5, weight_decay=None, label_smoothing=None).candidate_settings(PLAN)
     assert set(kept) == {Setting(0.05, 0.01, 0.0)}
 
 
@@ -90,7 +93,7 @@ def test_in_train_mode_each_stored_network_runs_once_and_keeps_its_statistics():
     network = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
     share = partial(HyperDeepEnsemble, num_members=2, candidates=4)
     members = share(network)
-    members.choose(DeepEnsemble(network, 2, seed=3).networks(), [1, 2], [Setting(0.1, 0.1, 0.1)] * 2)
+    members.set_networks(DeepEnsemble(network, 2, seed=3).networks(), [1, 2], [Setting(0.1, 0.1, 0.1)] * 2)
     before = members.tree.state()["1.running_mean"].clone()
     members.train()
     assert members(torch.randn(8, 4)).shape == members.forward_each(torch.randn(2, 8, 4)).shape == (2, 8, 3)
@@ -110,7 +113,7 @@ def test_saved_and_loaded_counts_as_before(tmp_path):
 
 def searched(chunk):
     pool = Pool(network(), DATA, PLAN, chunk, 0, "auto", None, "search", True)
-    return pool, fitted(pool("search"), SMALL.settings(PLAN), keep=True)
+    return pool, fitted(pool("search"), SMALL.candidate_settings(PLAN), keep=True)
 
 
 def test_candidates_do_not_depend_on_the_chunks():
@@ -139,7 +142,7 @@ def test_stratification_trains_picked_settings_again_and_beats_its_members():
     assert int((members.counts > 0).sum()) > 1
     assert members.num_members == int(members.counts.sum()) == validation.num_members
     assert nll(validation) < float(per_member(nll, validation).min())
-    possible = torch.tensor(SMALL.settings(PLAN))
+    possible = torch.tensor(SMALL.candidate_settings(PLAN))
     used = members.settings[members.counts > 0]
     assert all(bool(torch.isclose(row, possible).all(1).any()) for row in used)
     assert nll(predict(members, DATA.test)) < 0.8

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.ensembles.lora_ensemble import LoRAEnsemble
 from enfold.errors import EnfoldError
 from enfold.networks import MLP, ResNet, ViT
 from enfold.train import TrainConfig, fit
+from fitting import any_network, fitted
 
 
 class Attends(nn.Module):

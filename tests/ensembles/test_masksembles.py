@@ -1,7 +1,7 @@
 """Masksembles: masks on layers written out, their counts and overlap, and what cannot be masked."""
 
-from functools import partial
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.cost import parameters
@@ -18,13 +17,14 @@ from enfold.ensembles.masksembles import Masksembles
 from enfold.errors import EnfoldError
 from enfold.networks import MLP, ResNet
 from enfold.train import TrainConfig
+from fitting import any_network, fitted
 
 
 def test_a_hidden_layer_sees_masked_features():
     network, inputs = MLP(6, [12], 3), torch.randn(5, 6)
     members = Masksembles(network, 3)
     hidden = F.relu(network.hidden[0](inputs))
-    kept = members.masks.state()["head.mask"]
+    kept = members.mask_tree.state()["head.mask"]
     assert kept.dtype == torch.bool
     expected = torch.stack([network.head(hidden * mask) for mask in kept])
     torch.testing.assert_close(members(inputs), expected)
@@ -44,7 +44,7 @@ def test_a_hidden_layer_sees_masked_features():
 def test_all_taps_of_an_input_channel_are_masked_together(layer, shape):
     members = Masksembles(layer, 3)
     inputs = torch.randn(2, *shape)
-    masks = members.masks.state()["mask"].view(3, 1, -1, *(1,) * (len(shape) - 1))
+    masks = members.mask_tree.state()["mask"].view(3, 1, -1, *(1,) * (len(shape) - 1))
     expected = torch.stack([layer(inputs * mask) for mask in masks])
     torch.testing.assert_close(members(inputs), expected, rtol=1e-4, atol=1e-5)
 
@@ -74,7 +74,7 @@ def test_the_expected_overlap_is_equation_4(drawn, scale):
 
 def share_with_seed(share, seed):
     fields = {**vars(share), "seed": seed}
-    return Masksembles(nn.Linear(60, 2), **fields).masks.state()["mask"]
+    return Masksembles(nn.Linear(60, 2), **fields).mask_tree.state()["mask"]
 
 
 @pytest.mark.parametrize("drawn", ["independent", "joint"])
@@ -87,22 +87,22 @@ def test_scale_1_is_the_source_network(drawn):
 def test_masks_cost_no_parameters_and_depend_on_the_seed():
     network = MLP(6, [16, 16], 3)
     assert parameters(Masksembles(network, 4)) == parameters(network)
-    one, other = (Masksembles(network, 4, seed=seed).masks.state()["head.mask"] for seed in (0, 1))
+    one, other = (Masksembles(network, 4, seed=seed).mask_tree.state()["head.mask"] for seed in (0, 1))
     assert not torch.equal(one, other)
 
 
 def test_narrow_layers_stay_unmasked_and_are_named():
     members = Masksembles(MLP(6, [12, 8], 3), 2, min_features=10)
     assert members.unmasked == ("head",)
-    assert set(members.masks.state()) == {"hidden.1.mask"}
+    assert set(members.mask_tree.state()) == {"hidden.1.mask"}
     with pytest.raises(EnfoldError, match=r"at least 10 inputs, but the widest has 8.*lower min_features"):
         Masksembles(MLP(6, [8, 8], 3), 2, min_features=10)
 
 
 def test_patterns_choose_layers():
     network = MLP(6, [12, 12], 3)
-    assert set(Masksembles(network, 2, include=(r"hidden\.0",)).masks.state()) == {"hidden.0.mask"}
-    assert set(Masksembles(network, 2, exclude=("head",)).masks.state()) == {"hidden.1.mask"}
+    assert set(Masksembles(network, 2, include=(r"hidden\.0",)).mask_tree.state()) == {"hidden.0.mask"}
+    assert set(Masksembles(network, 2, exclude=("head",)).mask_tree.state()) == {"hidden.1.mask"}
     with pytest.raises(EnfoldError, match=r"leaves none: exclude less"):
         Masksembles(network, 2, exclude=("head", r"hidden\.1"))
 

@@ -1,6 +1,7 @@
 """MC dropout: only dropout is active, samples are reproducible, and one pass gives what one pass a sample gives."""
 
 from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.ensembles.common.dropout import Dropping, Streams
@@ -17,6 +17,7 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.networks import MLP, MediumCNN, ResNet, ViT
 from enfold.train import TrainConfig
+from fitting import any_network, fitted
 from specimens import Apply
 
 
@@ -172,7 +173,7 @@ def test_with_batch_norm_in_train_mode_it_would_be_another_result():
     hidden = network[1](network[0](inputs))
     keep = Streams(0).keep(0, 2, hidden.shape, 1 << 15)
     torch.testing.assert_close(model(inputs), network[3](2 * hidden * keep))
-    assert int(model.network[1].num_batches_tracked) == 0
+    assert int(model.module[1].num_batches_tracked) == 0
 
 
 @pytest.mark.parametrize("per_example", [True, False])
@@ -180,7 +181,7 @@ def test_rate_zero_is_the_network(per_example):
     torch.manual_seed(0)
     network, inputs = MLP(6, [8, 8], 3, dropout=0.5).eval(), torch.randn(5, 6)
     model = MCDropout(network, 4, per_example=per_example)
-    for module in model.network.dropouts:
+    for module in model.module.dropouts:
         module.p = 0.0
     assert torch.equal(model(inputs), network(inputs).expand(4, 5, 3))
 
@@ -208,7 +209,7 @@ def test_masks_keep_as_many_units_as_the_rate_says(rate, seed):
 
 def test_everything_dropped_is_zero():
     model = MCDropout(nn.Sequential(nn.Dropout(1.0), nn.Linear(4, 3)), 2).eval()
-    torch.testing.assert_close(model(torch.randn(5, 4)), model.network[1].bias.expand(2, 5, 3))
+    torch.testing.assert_close(model(torch.randn(5, 4)), model.module[1].bias.expand(2, 5, 3))
 
 
 def dropped(layer, inputs, **settings):
@@ -247,7 +248,7 @@ def test_attention_without_dropped_weights_is_torchs():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     model = MCDropout(network, 1)
-    for module in model.network.modules():
+    for module in model.module.modules():
         if isinstance(module, nn.MultiheadAttention):
             module.dropout = 1e-5  # rounds to 1 of 65536: a mask that keeps next to all
     torch.testing.assert_close(model(inputs)[0], network(inputs), rtol=1e-3, atol=1e-3)
@@ -260,7 +261,7 @@ def test_train_mode_is_the_network_with_its_dropout():
     found = model(inputs)
     torch.manual_seed(1)
     torch.testing.assert_close(found, network(inputs)[None], rtol=0, atol=0)
-    assert (model.training, model.trained_members, model.source_class) == (True, 1, "MLP")
+    assert (model.training, model.trained_members, model.network_name) == (True, 1, "MLP")
     assert list(model.state_dict()) == [f"network.{name}" for name in network.state_dict()]
 
 
@@ -284,7 +285,7 @@ def test_injection_into_convolutions(channels):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(2, 8, 1), nn.Conv2d(8, 8, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
     model, seen = MCDropout(network, 3, inject=0.5, channels=channels), []
-    model.network[1].register_forward_pre_hook(lambda module, args: seen.append(args[0] == 0))
+    model.module[1].register_forward_pre_hook(lambda module, args: seen.append(args[0] == 0))
     model(torch.randn(6, 2, 4, 4))
     whole = seen[-1].flatten(2).float().mean(2)  # (3 * 6, channels): how much of a channel is gone
     assert whole.shape == (18, 8)
@@ -298,7 +299,7 @@ def test_injection_into_a_residual_network():
     model = share(network)
     outputs = model(inputs)
     assert model._way == "early"
-    torch.testing.assert_close(outputs, one_by_one(model.network, inputs, share, model._axes), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(outputs, one_by_one(model.module, inputs, share, model._axes), rtol=1e-4, atol=1e-4)
     assert outputs.std(0).min() > 0
 
 
@@ -314,7 +315,7 @@ def test_what_comes_before_the_first_dropout_runs_once():
     network = MLP(6, [8, 8], 3, dropout=0.5).eval()
     model, rows = MCDropout(network, 4), []
     model(torch.randn(7, 6))
-    for layer in (*model.network.hidden, model.network.head):
+    for layer in (*model.module.hidden, model.module.head):
         layer.register_forward_hook(lambda module, args, output: rows.append(len(output)))
     model(torch.randn(7, 6))
     assert rows == [7, 28, 28]

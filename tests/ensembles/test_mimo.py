@@ -1,6 +1,7 @@
 """MIMO: slots for inputs and outputs, the shuffles of a batch, ordinary training as a special case, and its faults."""
 
 from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fitting import any_network, fitted
 import enfold
 from enfold.cost import parameters
 from enfold.data import Data, Split
@@ -19,6 +19,7 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.networks import MLP, MediumCNN, ResNet, ViT
 from enfold.train import TrainConfig, fit
+from fitting import any_network, fitted
 from zoo import Apply
 
 
@@ -68,9 +69,9 @@ def test_outputs_are_one_a_member_and_the_network_is_about_as_large(case):
     assert model(inputs).shape == (3, 2, 4)
     assert not torch.allclose(model(inputs)[0], model(inputs)[1])
     torch.testing.assert_close(model.forward_mean(inputs).exp().sum(-1), torch.ones(2))
-    changed = {name: key for name, key in model.network.state_dict().items() if key.shape != before[name].shape}
+    changed = {name: key for name, key in model.module.state_dict().items() if key.shape != before[name].shape}
     assert 1 <= len(changed) <= 3  # first weight, last weight and bias
-    for name, tensor in model.network.state_dict().items():
+    for name, tensor in model.module.state_dict().items():
         if not name.startswith(tuple(key.rpartition(".")[0] for key in changed)):
             torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)
     torch.testing.assert_close(dict(network.state_dict()), before, rtol=0, atol=0)
@@ -96,7 +97,7 @@ def test_every_slot_reaches_every_member_and_the_same_input_fills_all(case):
 def test_a_linear_layer_by_hand():
     model = MIMO(nn.Linear(3, 2), 2)
     inputs = torch.randn(2, 5, 3)
-    layer = model.network
+    layer = model.module
     flat = torch.cat([inputs[0], inputs[1]], dim=1) @ layer.weight.T + layer.bias  # (1)
     torch.testing.assert_close(model.forward_each(inputs), torch.stack([flat[:, :2], flat[:, 2:]]))
     assert parameters(model) == 4 * 6 + 4
@@ -108,10 +109,10 @@ def test_groups_hold_the_same_channels_of_all_slots():
     inputs = torch.randn(3, 2, 4, 5, 5)
     other = inputs.clone()
     other[:, :, 2:] = 0  # the second group's channels
-    first = model.network[0]
+    first = model.module[0]
     hidden = [first(model._joined(each))[:, :3] for each in (inputs, other)]
     torch.testing.assert_close(*hidden)
-    last = model.network[2]
+    last = model.module[2]
     assert (last.in_channels, last.out_channels, last.groups) == (6, 12, 2)
 
 
@@ -183,7 +184,7 @@ def test_batch_norm_sees_repeated_rows():
     network = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
     share, seen = partial(MIMO, num_members=2, batch_repetition=3), []
     model = share(network).train()
-    model.network[1].register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
+    model.module[1].register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
     share(any_network()).objective(TrainConfig())(model, Batch(torch.randn(5, 6), torch.randint(3, (5,))))
     assert seen == [15]
 
@@ -193,12 +194,16 @@ def test_one_member_without_repetition_is_ordinary_training():
     plan = TrainConfig(epochs=3, batch_size=16, order="shared")
     model = fitted(MIMO(network, 1, batch_repetition=1), data, plan)
     fit(network, data, config=plan, quiet=True)
-    torch.testing.assert_close(model.network.state_dict(), network.state_dict(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model.module.state_dict(), network.state_dict(), rtol=1e-4, atol=1e-5)
 
 
 def test_it_learns_resumes_and_comes_back_from_its_file(tmp_path):
     torch.manual_seed(0)
-    network, data, share = MLP(6, [32, 32], 3), blobs(), partial(MIMO, num_members=2, batch_repetition=2, input_repetition=0.2, seed=4)
+    network, data, share = (
+        MLP(6, [32, 32], 3),
+        blobs(),
+        partial(MIMO, num_members=2, batch_repetition=2, input_repetition=0.2, seed=4),
+    )
     plan = TrainConfig(epochs=8, batch_size=20, lr=0.01)
     model = fitted(share(network), data, plan)
     found = predict(model, data.test)
@@ -208,7 +213,7 @@ def test_it_learns_resumes_and_comes_back_from_its_file(tmp_path):
     loaded = enfold.load(path, network)
     torch.testing.assert_close(loaded(data.test.inputs), model(data.test.inputs), rtol=0, atol=0)
     assert loaded.share == share
-    assert loaded.source_class == "MLP"
+    assert loaded.network_name == "MLP"
 
     class Stop(Exception):
         pass
@@ -268,7 +273,11 @@ def test_bad_networks_and_inputs_are_refused():
     with pytest.raises(EnfoldError, match=r"first layer takes 1, got inputs of shape \(8, 8\)"):
         MIMO(torch.randn(2, 8, 8), unsqueezed)
     with pytest.raises(EnfoldError, match=r"must be \(B, 3 C\), got \(2, 4, 6, 6\)"):
-        MIMO(torch.randn(2, 3, 8, 8), nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(12, 4, 1)), last="1")
+        MIMO(
+            torch.randn(2, 3, 8, 8),
+            nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(12, 4, 1)),
+            last="1",
+        )
 
 
 def test_inputs_that_the_widened_network_does_not_take_are_named():
@@ -322,7 +331,9 @@ def prepared_for_quantisation(network: nn.Module) -> nn.Module:
     ],
     ids=["quantisation", "weight norm", "spectral norm", "hook"],
 )  # fmt: skip
-@pytest.mark.parametrize("share", [partial(MIMO, num_members=3), partial(PackedEnsemble, num_members=2)], ids=["MIMO", "PackedEnsemble"])
+@pytest.mark.parametrize(
+    "share", [partial(MIMO, num_members=3), partial(PackedEnsemble, num_members=2)], ids=["MIMO", "PackedEnsemble"]
+)
 def test_layers_with_more_than_their_weights_are_refused_by_name_before_anything_runs(share, network, name):
     made = network()
     made.register_forward_pre_hook(lambda *_: pytest.fail("the network was run"))

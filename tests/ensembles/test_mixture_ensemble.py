@@ -1,11 +1,11 @@
 """MixtureEnsemble: an ordinary network as the limit, budgets kept to the parameter, and what members share."""
 
 from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
-from fitting import any_network
 import enfold
 from enfold.cost import parameters
 from enfold.data import Data, Split
@@ -15,6 +15,7 @@ from enfold.evaluate import predict
 from enfold.metrics import disagreement
 from enfold.networks import MLP, ResNet, ViT, WideResNet
 from enfold.train import TrainConfig, fit
+from fitting import any_network
 
 PLAIN = {"max_templates": 1, "counts": "templates", "init": "network", "spread": 0.0}
 

@@ -1,12 +1,12 @@
 """MultiHead: linear heads on one representation."""
 
 from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 from clouds import three_clouds
-from fitting import any_network, fitted
 from enfold.cost import flops, parameters
 from enfold.ensembles.common.branching import last_layer
 from enfold.ensembles.multi_head import MultiHead
@@ -14,6 +14,7 @@ from enfold.ensembles.tree_net import TreeNet
 from enfold.errors import EnfoldError
 from enfold.networks import MLP, ResNet, ViT
 from enfold.train import TrainConfig
+from fitting import any_network, fitted
 
 
 def test_heads_alone_are_owned_and_give_equation_1():

@@ -1,11 +1,11 @@
 """Averaged modes: the mean of the last epochs, a deep ensemble where there is one, statistics, and resuming."""
 
 from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
-from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.cost import parameters
@@ -14,6 +14,7 @@ from enfold.ensembles.multi_swa import MultiSWA
 from enfold.errors import EnfoldError
 from enfold.networks import MLP
 from enfold.train import TrainConfig, fit
+from fitting import any_network, fitted
 
 DATA = three_clouds(64, 40, 30)
 PLAN = TrainConfig(epochs=6, batch_size=16, lr=0.02, select="last")

@@ -1,11 +1,11 @@
 """Packed-Ensembles: as many small networks, one grouped network, the count, and what is refused."""
 
 from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
-from fitting import any_network, fitted
 import enfold
 from enfold.cost import parameters
 from enfold.data import Data, Split
@@ -13,6 +13,7 @@ from enfold.ensembles.packed_ensemble import PackedEnsemble
 from enfold.errors import EnfoldError
 from enfold.networks import MLP, ResNet, WideResNet
 from enfold.train import TrainConfig, fit
+from fitting import any_network, fitted
 from zoo import Apply
 
 

@@ -1,13 +1,11 @@
 """PAPA: what a pull does to members, when it comes, and that the average of the result is a network."""
 
-from functools import partial
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
 from torch import nn
 
-from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.data import Data, Split
@@ -18,6 +16,7 @@ from enfold.merge import average
 from enfold.networks import MLP
 from enfold.train import TrainConfig, fit
 from enfold.train.optimize import Optimizer
+from fitting import any_network, fitted
 
 alike = pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")
 

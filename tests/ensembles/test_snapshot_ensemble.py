@@ -1,7 +1,7 @@
 """Snapshot ensembles: the paper's learning rate, what is kept when, and resuming with what was gathered."""
 
-from functools import partial
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -9,12 +9,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
-from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.ensembles.snapshot_ensemble import SnapshotEnsemble
 from enfold.errors import EnfoldError
 from enfold.train import TrainConfig, fit
+from fitting import any_network, fitted
 
 DATA = three_clouds(64, 40, 30)
 PLAN = TrainConfig(epochs=6, batch_size=16, lr=0.05)
@@ -88,7 +88,7 @@ def test_the_plan_is_changed_where_it_must_be():
     plan = SnapshotEnsemble(any_network(), 4).configure(TrainConfig(epochs=8, warmup_epochs=2.0, patience=3, lr=0.2))
     assert (plan.cycles, plan.schedule, plan.select, plan.patience) == (4, "cosine", "last", None)
     assert (plan.epochs, plan.lr) == (8, 0.2)
-    assert SnapshotEnsemble(any_network(), 4).moments(plan) == [8, 6, 4, 2]
+    assert SnapshotEnsemble(any_network(), 4).snapshot_epochs(plan) == [8, 6, 4, 2]
 
 
 @pytest.mark.parametrize(("epochs", "more"), [(10, 12), (3, 4)])
@@ -103,4 +103,4 @@ def test_bad_settings_are_refused():
     with pytest.raises(EnfoldError, match="at least 1 member, got 0"):
         SnapshotEnsemble(any_network(), 0)
     with pytest.raises(EnfoldError, match="5 snapshots need as many epochs, got 2: train longer"):
-        SnapshotEnsemble(any_network(), 5).moments(TrainConfig(epochs=2))
+        SnapshotEnsemble(any_network(), 5).snapshot_epochs(TrainConfig(epochs=2))

@@ -1,13 +1,13 @@
 """SubspaceSampling: each kind's equation, published settings, rejection, the ring of checkpoints, members that stay."""
 
 from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from sklearn.decomposition import PCA
 from torch import nn
 
-from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.ensembles.common.pca import combined, principal_axes
@@ -17,6 +17,7 @@ from enfold.evaluate import predict
 from enfold.metrics import accuracy, per_member
 from enfold.networks import MLP
 from enfold.train import TrainConfig, fit
+from fitting import any_network, fitted
 
 KINDS = ("random", "dropout", "gaussian", "pca", "pca_random")
 PLAN = TrainConfig(epochs=6, batch_size=32, lr=0.02)

@@ -1,19 +1,20 @@
 """SWA: the mean of the last epochs' weights, with batch-norm statistics of its own."""
 
 from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
-from enfold.ensembles.swa import SWA, before_start
+from enfold.ensembles.swa import SWA, epochs_before
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.train import TrainConfig, fit
+from fitting import any_network, fitted
 
 DATA = three_clouds(64, 32, 32)
 PLAN = TrainConfig(epochs=6, batch_size=16, optimizer="sgd", lr=0.1)
@@ -143,8 +144,8 @@ def test_the_plan():
     assert (plan.tail, plan.tail_start, plan.tail_factor) == ("constant", 161 / 300, 0.1)
     assert (plan.select, plan.patience) == ("last", None)
     assert plan.rate_factor(250 * 7, 7) == plan.rate_factor(299 * 7, 7) == 0.1
-    assert before_start(161 / 300, 300) == 161
-    assert [before_start(0.75, epochs) for epochs in (4, 5, 8)] == [3, 3, 6]
+    assert epochs_before(161 / 300, 300) == 161
+    assert [epochs_before(0.75, epochs) for epochs in (4, 5, 8)] == [3, 3, 6]
 
 
 def test_resumed_to_the_same_bits(tmp_path):

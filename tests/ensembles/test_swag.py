@@ -1,7 +1,7 @@
 """SWAG: the moments against their definitions, and the covariance of what is drawn."""
 
-from functools import partial
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold import cost
@@ -19,6 +18,7 @@ from enfold.ensembles.swag import SWAG
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.train import TrainConfig, fit
+from fitting import any_network, fitted
 
 DATA = three_clouds(64, 32, 32)
 PLAN = TrainConfig(epochs=8, batch_size=16, optimizer="sgd", lr=0.3)

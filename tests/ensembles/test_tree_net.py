@@ -1,12 +1,12 @@
 """TreeNet: its equations against members run one by one, multiple choice, and training."""
 
 from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.cost import flops, parameters
@@ -19,6 +19,7 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.networks import MLP, ResNet
 from enfold.train import CrossEntropy, TrainConfig, fit
+from fitting import any_network, fitted
 from specimens import Residual
 
 
@@ -109,7 +110,7 @@ def test_the_winner_alone_is_trained_on_an_example():
     )
     winner = losses.argmin(0)
     assert len(winner.unique()) > 1
-    objective = members.share.objective(TrainConfig(label_smoothing=0.1))
+    objective = members.objective(TrainConfig(label_smoothing=0.1))
     found = objective(members, batch)
     expected = torch.stack([3 * torch.where(winner == k, losses[k], 0.0).mean() for k in range(3)])
     torch.testing.assert_close(found, expected)
@@ -132,7 +133,7 @@ def test_a_share_of_one_m_th_is_all():
 
 def test_all_branches_are_trained_while_warming_up():
     members, batch = TreeNet(MLP(4, [8, 8], 3), 3, choice="best", warmup_epochs=2), example_batch()
-    objective = members.share.objective(TrainConfig())
+    objective = members.objective(TrainConfig())
     everyone = CrossEntropy()(members, batch)
     for epoch in (1, 2):
         torch.testing.assert_close(objective(members, batch), everyone)

@@ -1,23 +1,24 @@
 """WASH: a shuffle keeps a weight's values over members, takes the optimizer's memory along, and helps the average."""
 
 from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fitting import any_network, fitted
 import enfold
 from clouds import three_clouds
 from enfold.data import Data, Split
 from enfold.ensembles.deep_ensemble import DeepEnsemble
-from enfold.ensembles.wash import WASH, memories
+from enfold.ensembles.wash import WASH, optimizer_moments
 from enfold.errors import EnfoldError
 from enfold.merge import average
 from enfold.networks import MLP
 from enfold.train import TrainConfig, fit
 from enfold.train.optimize import Optimizer
+from fitting import any_network, fitted
 
 
 def apart(**fields):
@@ -94,13 +95,13 @@ def test_the_optimizers_memory_goes_with_its_weight(optimizer, rate, together):
     members.train()(torch.randn(8, 6)).square().sum().backward()
     trained.step(1.0, torch.amp.GradScaler("cpu", enabled=False))
     with torch.no_grad():  # memory that names its weight
-        for memory in memories(trained, parameter):
+        for memory in optimizer_moments(trained, parameter):
             for own, weight in zip(memory, parameter, strict=True):
                 own.copy_(weight)
     before = parameter.detach().clone()
     members.on_step_end(1, trained)
     assert not torch.equal(parameter, before)
-    kept = [torch.stack(list(memory)) for memory in memories(trained, parameter)]
+    kept = [torch.stack(list(memory)) for memory in optimizer_moments(trained, parameter)]
     assert len(kept) == (1 if optimizer == "sgd" else 2)
     for memory in kept:
         torch.testing.assert_close(memory, parameter.detach() if together else before, rtol=0, atol=0)

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor, nn
 
 from clouds import three_clouds
-from fitting import any_network, fitted
 from enfold.engines.skeleton import copied
 from enfold.ensembles.film_ensemble import FiLMEnsemble
 from enfold.ensembles.lora_ensemble import LoRAEnsemble
@@ -19,6 +18,7 @@ from enfold.errors import EnfoldError
 from enfold.networks import MLP
 from enfold.registry import methods
 from enfold.train import TrainConfig, fit
+from fitting import any_network, fitted
 
 DATA = three_clouds(64, 32, 32)
 PLAN = TrainConfig(epochs=6, batch_size=16, lr=0.02)

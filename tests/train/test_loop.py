@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from enfold.data import Data, Split
 from enfold.data.batches import Order
-from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
 from enfold.metrics import accuracy, nll, per_member

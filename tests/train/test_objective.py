@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from enfold.data.batches import Batch
-from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.train import CrossEntropy
 from enfold.train.objective import batch_labels, batch_logits
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError
 from enfold.train import TrainConfig
 from enfold.train.optimize import Optimizer, param_groups

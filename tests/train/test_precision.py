@@ -22,9 +22,7 @@ def seeded(factory, seed: int = 0) -> nn.Module:
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 @pytest.mark.parametrize("members", [None, 2], ids=["network", "members"])
 def test_half_precision_learns_and_keeps_weights_in_full(data, make, precision, members):
-    model, full = (
-        seeded(make["mlp"]) if members is None else DeepEnsemble(make["mlp"], members) for _ in range(2)
-    )
+    model, full = (seeded(make["mlp"]) if members is None else DeepEnsemble(make["mlp"], members) for _ in range(2))
     plan = SGD.replace(clip_norm=1.0)
     half = fit(model, data, config=plan.replace(precision=precision), quiet=True).epochs[-1]
     whole = fit(full, data, config=plan, quiet=True).epochs[-1]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.train.selection import Selection
 
 

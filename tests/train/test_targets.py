@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from enfold import KD, Data, DeepEnsemble, Split, TrainConfig, evaluate, fit, predict
+from enfold import KD, Data, DeepEnsemble, Split, TrainConfig, distill, evaluate, fit, predict
 from enfold.data.batches import Batch
 from enfold.ensembles.mimo import MIMO
 from enfold.errors import EnfoldError
@@ -70,7 +70,7 @@ def refused() -> dict[str, object]:
         "a validation part": lambda data: fit(two_members(), data.replace(train=good), config=PLAN, quiet=True),
         "evaluate": lambda data: evaluate(two_members(), data.replace(val=[])),
         "a plain network": lambda data: fit(nn.Linear(6, 3), data.replace(val=[]), config=PLAN, quiet=True),
-        "distill": lambda data: KD(alpha=0.5, plan=PLAN)(two_members(), data.replace(val=good)),
+        "distill": lambda data: distill(two_members(), data.replace(val=good), loss=KD(alpha=0.5), config=PLAN),
         "mimo": lambda data: fit(MIMO(nn.Linear(6, 3), 2), data.replace(val=[]), config=PLAN, quiet=True),
         "straight through": lambda data: straight_through(two_members(), data, epochs=1),
         "soup": lambda data: soup(two_members(), data, kind="learned", epochs=1),

@@ -651,7 +651,7 @@ def distill(case: Case) -> str | None:
     data, plan = case.data(), STEP.replace(epochs=1, batch_size=12, momentum=0.0)
     sources = case.nets(calm=True)
     with untouched(*sources):
-        one = enfold.KD(plan=plan)(DeepEnsemble(sources), data)
+        one = enfold.distill(DeepEnsemble(sources), data, config=plan, quiet=True)
     case.require_classes()
     if case.drawing() or case.ordered():
         return "random even without dropout, or dependent on the order of a batch: not compared"
@@ -672,15 +672,15 @@ def distill(case: Case) -> str | None:
     return None
 
 
-def _distill(make: Callable[[], object]) -> Check:
+def _distill(make: Callable[[DeepEnsemble], dict[str, object]]) -> Check:
     def check(case: Case) -> None:
         data, inputs, sources = case.data(), case.batch(), case.nets()
         with untouched(*sources):
             members = DeepEnsemble(sources)
-            one = make()(members, data)
+            one = enfold.distill(members, data, config=QUICK, quiet=True, **make(members))
         case.require_classes()
         with torch.no_grad():
-            found = one.eval()(inputs.clone()) if hasattr(one, "num_members") else case.outputs(one.eval(), inputs)
+            found = one.eval()(inputs.clone()) if isinstance(one, enfold.Ensemble) else case.outputs(one.eval(), inputs)
             case.compare(members.eval()(inputs.clone()), case.references, "members after distillation")
         if not bool(found.isfinite().all()):
             raise Wrong("outputs of the student are not finite")
@@ -689,10 +689,10 @@ def _distill(make: Callable[[], object]) -> Check:
     return check
 
 
-for kind in ("AEKD", "EnD2", "ProxyEnD2", "HydraDistillation", "LatentBE"):
-    capability(f"distill: {kind}")(_distill(lambda kind=kind: getattr(enfold, kind)(plan=QUICK)))
-capability("distill: OneToOne")(_distill(lambda: enfold.OneToOne(share=enfold.BatchEnsemble(MEMBERS), plan=QUICK)))
-capability("distill: ConfODS")(_distill(lambda: enfold.KD(perturb="conf_ods", plan=QUICK)))
+for kind in ("AEKD", "EnD2", "ProxyEnD2", "Hydra", "LatentBE"):
+    capability(f"distill: {kind}")(_distill(lambda members, kind=kind: {"loss": getattr(enfold, kind)()}))
+capability("distill: OneToOne")(_distill(lambda members: {"loss": enfold.OneToOne()}))
+capability("distill: ConfODS")(_distill(lambda members: {"perturb": enfold.ConfODS()}))
 
 
 # Last, because tracing in several threads at once has left a whole process broken

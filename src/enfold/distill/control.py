@@ -52,9 +52,7 @@ def train_control(
     config = (config or TrainConfig()).update(settings)
     data = as_data(train, val, batch_size=config.batch_size)
     network, index = starting_member(as_teacher(members), data)
-    history = fit(
-        network, data, config=config, checkpoint=checkpoint, on_epoch=on_epoch, title=title, quiet=quiet
-    )
+    history = fit(network, data, config=config, checkpoint=checkpoint, on_epoch=on_epoch, title=title, quiet=quiet)
     remedy = "further training on the labels does not help, or the learning rate is too high"
     warn_if_unchanged(history, "the control", f"member {index}", remedy)
     return network

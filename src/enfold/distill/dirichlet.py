@@ -59,7 +59,8 @@ class Dirichlet(nn.Module):
         check_value("offset", offset, Annotated[float, Field(ge=0, allow_inf_nan=False)])
         if isinstance(network, Ensemble):
             raise EnfoldError(
-                f"network must be a single network, got a {type(network).__name__}: use DirichletEnsemble(ensemble, offset)"
+                f"network must be a single network, got a {type(network).__name__}: use DirichletEnsemble(...) for an "
+                "ensemble"
             )
         super().__init__()
         self.network, self.offset, self.training = network, offset, network.training
@@ -112,7 +113,8 @@ class DirichletEnsemble(Dirichlet, Ensemble):
         return self.ensemble.convert_inputs(inputs)
 
     def _logits(self, inputs: Tensor) -> Tensor:
-        return self.ensemble(inputs)
+        logits: Tensor = self.ensemble(inputs)
+        return logits
 
 
 class DirichletLoss(DistillationLoss):
@@ -145,10 +147,8 @@ def warn_if_overconfident(student: Dirichlet, models: nn.Module | CachedTeacher,
     examples = part[: min(len(part), NUM_EXAMPLES)]
     inputs = data.prepare(examples.inputs)
     with evaluating(student, *([] if isinstance(models, CachedTeacher) else [models])):
-        if isinstance(models, CachedTeacher):
-            logits = models.logits[:, :NUM_EXAMPLES]
-        else:
-            logits = _cpu_logits(models, inputs)
+        cached = models.logits[:, :NUM_EXAMPLES] if isinstance(models, CachedTeacher) else None
+        logits = _cpu_logits(models, inputs) if cached is None else cached  # type: ignore[arg-type]
         own = torch.log(_cpu_logits(student, inputs).double().exp().sum(-1)).mean()  # ln α_0
     divergence = decomposition(Predictions(torch.log_softmax(logits, dim=-1), examples.labels.cpu())).rmi
     classes = logits.shape[-1]

@@ -103,7 +103,8 @@ def distill(
 
     # Which network learns, and from which weights
     network, start = _initial_network(models, data, student, init or loss.default_init, config.seed)
-    first_stage = None if init is not None and isinstance(init, nn.Module) else loss.pretrain(config)
+    is_ready = isinstance(init, nn.Module) or isinstance(network, Ensemble)
+    first_stage = None if is_ready else loss.pretrain(config)
     if first_stage is not None:
         network = distill(
             models,
@@ -126,10 +127,11 @@ def distill(
     with evaluating(*([models] if isinstance(models, nn.Module) else [])), warnings.catch_warnings():
         for category in loss.ignored_warnings:
             warnings.simplefilter("ignore", category)
-        objective = make_objective(loss, models, data, config, perturb=perturb, cache=cache)
-        _check_student(objective, model, config)
+        distillation = make_objective(loss, models, data, config, perturb=perturb, cache=cache)
+        _check_student(distillation, model, config)
+        objective: Objective = distillation
         if weight_penalty:
-            objective = _add_penalty(objective, models, model, weight_penalty, penalty_reduction)
+            objective = _add_penalty(distillation, models, model, weight_penalty, penalty_reduction)
 
         # Training by the one loop
         history = fit(
@@ -188,14 +190,19 @@ def _check_arguments(
     ):
         if value is not None and not isinstance(value, kind):
             raise EnfoldError(f"{name} must be a {kind.__name__}, got {value!r}: pass {example}")
-    if student is not None and not isinstance(student, Ensemble) and (isinstance(student, nn.Module) or not callable(student)):
+    if (
+        student is not None
+        and not isinstance(student, Ensemble)
+        and (isinstance(student, nn.Module) or not callable(student))
+    ):
         raise EnfoldError(
             f"student must be a function that makes a network, or an ensemble, got {type(student).__name__}: pass "
             "lambda: YourNetwork(...), or init=network to start from a network"
         )
     if isinstance(init, Ensemble) or not (init is None or init == "random" or isinstance(init, nn.Module)):
+        given = f"a {type(init).__name__}" if isinstance(init, nn.Module) else repr(init)
         raise EnfoldError(
-            f"init must be a network, 'random' or None, got {init!r:.40}: pass an ensemble as student=, and "
+            f"init must be a network, 'random' or None, got {given}: pass an ensemble as student=, and "
             "ensemble.member(0) or a merged network as init="
         )
     if student is not None and init is not None and (isinstance(student, Ensemble) or init != "random"):
@@ -256,7 +263,7 @@ def _add_penalty(
 ) -> WeightPenalty:
     if not isinstance(model, Ensemble) or count_members(models) != model.num_members:
         raise EnfoldError(
-            f"weight_penalty compares each member of the student with its teacher, got {count_members(models)} teachers "
-            f"and {count_members(model)} students: pass an ensemble of as many members as student="
+            f"weight_penalty compares each member of the student with its teacher, got {count_members(models)} "
+            f"teachers and {count_members(model)} students: pass an ensemble of as many members as student="
         )
     return WeightPenalty(objective, cast("Ensemble", models), strength, reduction)

@@ -6,7 +6,7 @@ of the student, another model selection or a check of their own override the hoo
 
     L = w_labels · CE(y, p_s) + w_teacher · loss(z_s, target(z_t)),   (1 - α, α) by default            (1)
 """
-# No `from __future__ import annotations`: the types of inherited fields are then values, which need no import elsewhere.
+# Not `from __future__ import annotations`: types of inherited fields are then values and need no import elsewhere.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

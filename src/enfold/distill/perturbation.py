@@ -1,13 +1,13 @@
 """Perturbations: changes of a batch of inputs, seen by teachers and students, where the teachers' outputs say more.
 
-A perturbation is a frozen dataclass that maps inputs to inputs. Those that move each input by a small step share
+A perturbation is a frozen dataclass that maps inputs to inputs. Steps in pixel space are
 
     x̃ = clip(x + ε),   ε = (η / 255) u,   mean u² = 1 in each example                                  (1)
 
 x are pixels in [0, 1], before normalisation, so that a step has the same size in every channel. Data that are not known
 to be pixels (neither bytes nor given with a mean) are moved in their own unit and not clipped.
 """
-# No `from __future__ import annotations`: the types of inherited fields are then values, which need no import elsewhere.
+# Not `from __future__ import annotations`: types of inherited fields are then values and need no import elsewhere.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -176,9 +176,7 @@ def freeze_parameters(model: nn.Module) -> Iterator[None]:
 def require_real(inputs: Tensor) -> None:
     """Raise an error for inputs that are not floating-point numbers, such as tokens."""
     if not inputs.is_floating_point():
-        raise EnfoldError(
-            f"perturb needs floating-point inputs, got {inputs.dtype}: use perturb=None for tokens"
-        )
+        raise EnfoldError(f"perturb needs floating-point inputs, got {inputs.dtype}: use perturb=None for tokens")
 
 
 def normalise_rms(gradient: Tensor) -> Tensor:

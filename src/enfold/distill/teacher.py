@@ -153,8 +153,9 @@ class Teacher:
         if self.cached is not None:
             return self.cached.key or digest([self.cached.logits])
         state = {} if self.models is None else self.models.state_dict()
-        is_stacked = isinstance(self.models, Ensemble) and self.models.is_expandable
-        network = self.models.skeleton.network if is_stacked else None
+        network = None
+        if isinstance(self.models, Ensemble) and self.models.is_expandable:
+            network = self.models.skeleton.network
         values = [value for value in state.values() if isinstance(value, Tensor)]
         extra = [value for value in state.values() if not isinstance(value, Tensor)]  # of get_extra_state
         # The architecture is included: the same values in another one give other logits.

@@ -69,6 +69,7 @@ class Runner(nn.Module, ABC):
         super().__init__()
         self.num_members = num_members
         self.engine: EngineName = engine
+        self.initial_engine: EngineName = engine  # for which parameters are laid out in memory
         self.codes = [Skeleton(network) for network in networks]
         if networks:
             self.training = networks[0].training  # submodules keep their own modes, so a frozen norm stays frozen

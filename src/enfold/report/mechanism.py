@@ -19,7 +19,7 @@ UNITS = {
 TEACHERS, STUDENTS = "#0072B2", "#009E73"
 PLACES = {"clean": 0.14, "perturbed": -0.14}  # heights in a row
 
-Stored = Mapping[str, Any]  # what `enfold.distill.mechanism.mechanism` gave
+Stored = Mapping[str, Any]  # the result of `enfold.analysis.mechanism.measure_mechanism`
 
 
 def mechanism_figure(

@@ -43,8 +43,8 @@ def snapshot() -> Callable[[nn.Module], Callable[[], bool]]:
     """Remember a model; what is returned tells whether it is still the same: values, gradients, wants and modes."""
 
     def remember(model: nn.Module) -> Callable[[], bool]:
-        hidden = [getattr(part, "skeleton", None) for part in model.modules()]
-        parts = [*model.modules(), *(one for skeleton in hidden if skeleton for one in skeleton.network.modules())]
+        hidden = [code for part in model.modules() for code in getattr(part, "codes", [])]
+        parts = [*model.modules(), *(one for code in hidden for one in code.network.modules())]
         values = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from classroom import make_cnn, make_mlp, make_pictures, population
-from enfold.distill.mechanism import mechanism
+from enfold.analysis.mechanism import measure_mechanism
 from enfold.distill.perturb.gaussian import Gaussian
 from enfold.distill.perturb.ods import ODS
 from enfold.distill.perturb.tdiv_sdiv import TDivSDiv
@@ -26,7 +26,7 @@ MEASURES = {"cross_entropy", "kl", "disagreement"}
 def test_teachers_differ_more_and_students_less_where_inputs_move_to():
     data = make_pictures(count=60)
     teachers, student = DeepEnsemble(population(make_cnn)), DeepEnsemble(population(make_cnn, seed=7))
-    found = mechanism(TDivSDiv(step=8.0, pairs="all"), teachers, student, data)
+    found = measure_mechanism(TDivSDiv(step=8.0, pairs="all"), teachers, student, data)
     for measure in ("cross_entropy", "kl"):
         assert found["teachers"]["perturbed"][measure] > found["teachers"]["clean"][measure]
         assert found["student"]["perturbed"][measure] < found["student"]["clean"][measure]
@@ -36,7 +36,7 @@ def test_teachers_differ_more_and_students_less_where_inputs_move_to():
 def test_what_is_measured_on_clean_inputs_are_the_metrics(pictures, snapshot):
     teachers, student = DeepEnsemble(population(make_cnn)).train(), BatchEnsemble(make_cnn(), 3).train()
     unchanged = [snapshot(model) for model in (teachers, student)]
-    found = mechanism(ODS(), teachers, student, pictures, "val", batch_size=5, seed=2)
+    found = measure_mechanism(ODS(), teachers, student, pictures, "val", batch_size=5, seed=2)
     assert all(one() for one in unchanged)
     for who, model in (("teachers", teachers), ("student", student)):
         expected = predict(model, pictures.val)
@@ -51,9 +51,13 @@ def test_what_is_measured_on_clean_inputs_are_the_metrics(pictures, snapshot):
 
 def test_it_can_be_stored_and_is_the_same_again(pictures):
     teachers, student = DeepEnsemble(population(make_cnn)), DeepEnsemble(population(make_cnn, seed=7))
-    first = mechanism(ODS(step=4.0), teachers, student, pictures, seed=1, batch_size=4)
-    assert json.loads(json.dumps(first)) == first == mechanism(ODS(step=4.0), teachers, student, pictures, "test", 4, 1)
-    assert first != mechanism(ODS(step=4.0), teachers, student, pictures, seed=2, batch_size=4)
+    first = measure_mechanism(ODS(step=4.0), teachers, student, pictures, seed=1, batch_size=4)
+    assert (
+        json.loads(json.dumps(first))
+        == first
+        == measure_mechanism(ODS(step=4.0), teachers, student, pictures, "test", 4, 1)
+    )
+    assert first != measure_mechanism(ODS(step=4.0), teachers, student, pictures, seed=2, batch_size=4)
     assert {name: first[name] for name in ("method", "part", "examples", "settings")} == {
         "method": "ods",
         "part": "test",
@@ -68,16 +72,18 @@ def test_it_can_be_stored_and_is_the_same_again(pictures):
 def test_a_loader_is_taken_as_it_is_and_one_student_has_no_members(pictures):
     loader = pictures.replace(test=[(pictures.prepare(pictures.test.inputs), pictures.test.labels)])
     teachers, student = DeepEnsemble(population(make_mlp)), make_mlp()
-    assert mechanism(Gaussian(), teachers, student, loader) == mechanism(Gaussian(), teachers, student, pictures)
-    assert "student" not in mechanism(Gaussian(), teachers, student, loader)
+    assert measure_mechanism(Gaussian(), teachers, student, loader) == measure_mechanism(
+        Gaussian(), teachers, student, pictures
+    )
+    assert "student" not in measure_mechanism(Gaussian(), teachers, student, loader)
 
 
 def test_what_cannot_be_measured(pictures):
     teachers = DeepEnsemble(population(make_mlp))
-    with pytest.raises(EnfoldError, match="the val part must hold examples to be perturbed, got none: name"):
-        mechanism(ODS(), teachers, teachers, pictures.replace(val=pictures.test[:0]), "val")
-    with pytest.raises(EnfoldError, match="compares members with one another and needs at least 2, got 1"):
-        mechanism(ODS(), make_mlp(), teachers, pictures)
+    with pytest.raises(EnfoldError, match=r"part .* 'val'"):
+        measure_mechanism(ODS(), teachers, teachers, pictures.replace(val=pictures.test[:0]), "val")
+    with pytest.raises(EnfoldError, match="at least 2"):
+        measure_mechanism(ODS(), make_mlp(), teachers, pictures)
 
 
 def stored(teachers: tuple[float, float], student: tuple[float, float] | None = None) -> dict[str, object]:

@@ -67,5 +67,5 @@ def test_the_teachers_probabilities_follow_the_direction_that_was_drawn():
 @pytest.mark.parametrize("kind", [ODS, ConfODS])
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_temperature_is_above_0(kind, temperature):
-    with pytest.raises(EnfoldError, match=f"the temperature must be above 0, got {temperature}: 1 softens nothing"):
+    with pytest.raises(EnfoldError, match=f"temperature .* got {temperature}"):
         kind(temperature=temperature)

@@ -19,11 +19,13 @@ from enfold.distill.perturb.conf_ods import ConfODS
 from enfold.distill.perturb.gaussian import Gaussian
 from enfold.distill.perturb.ods import ODS
 from enfold.distill.perturb.tdiv_sdiv import TDivSDiv
-from enfold.distill.perturbation import Asked, frozen, gradient, unit
+from enfold.distill.perturbation import MemberLogits, freeze_parameters, input_gradient, normalise_rms
+from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
-from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
+from enfold.errors import EnfoldError
 
 STEEP = [ODS(step=2.0), TDivSDiv(step=2.0), TDivSDiv(step=2.0, pairs="all", divergence="js")]
 
@@ -39,19 +41,19 @@ def per_example(values: Tensor) -> Tensor:
 @given(seed=st.integers(0, 10**6), power=st.integers(-37, 30))
 def test_a_unit_step_has_a_root_mean_square_of_1_however_small_the_gradient(seed, power):
     g = torch.randn(4, 2, 3, generator=source(seed)) * 10.0**power
-    found = unit(g)
+    found = normalise_rms(g)
     torch.testing.assert_close(per_example(found), torch.ones(4), rtol=1e-4, atol=0)
     scale = g.flatten(1).abs().amax(1).view(-1, 1, 1)
     torch.testing.assert_close(found / found.flatten(1).abs().amax(1).view(-1, 1, 1), g / scale)
 
 
 def test_a_unit_step_by_hand():
-    found = unit(torch.tensor([[3.0, 4.0], [0.0, -2.0]]))
+    found = normalise_rms(torch.tensor([[3.0, 4.0], [0.0, -2.0]]))
     torch.testing.assert_close(found, 2**0.5 * torch.tensor([[0.6, 0.8], [0.0, -1.0]]))
 
 
 def test_no_direction_is_no_move():
-    found = unit(torch.tensor([[0.0, 0.0], [float("nan"), 1.0], [float("inf"), 1.0], [1.0, 1.0]]))
+    found = normalise_rms(torch.tensor([[0.0, 0.0], [float("nan"), 1.0], [float("inf"), 1.0], [1.0, 1.0]]))
     assert torch.equal(found, torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]))
 
 
@@ -153,7 +155,7 @@ def test_a_step_is_taken_in_pixel_space():
 def verified(data, *models):
     """Members are compared with their networks before they are first run; that is not counted."""
     for model in models:
-        if isinstance(model, Ensemble):
+        if isinstance(model, Ensemble) and model.is_expandable:
             model.verify(data.prepare(data.train.inputs))
 
 
@@ -250,11 +252,19 @@ def test_parameters_want_nothing_while_they_are_asked(kind, pictures):
             wanted.append(self.layer.weight.requires_grad)
             return self.layer(inputs.flatten(1))
 
-    class All(Watched):
-        num_members = 2
+    class All(Ensemble):
+        def __init__(self) -> None:
+            super().__init__([], 2)
+            self.inner = Watched()
+
+        def expand(self) -> State:
+            raise EnfoldError("members do not exist as networks")
+
+        def member(self, index: int) -> nn.Module:
+            raise EnfoldError("members do not exist as networks")
 
         def forward(self, inputs: Tensor) -> Tensor:
-            return torch.stack([super().forward(inputs)] * 2)
+            return torch.stack([self.inner(inputs)] * 2)
 
     kinds = {"stacked": lambda: DeepEnsemble(population(Watched)), "mixed": lambda: MixedEnsemble(population(Watched))}
     model = {**kinds, "network": Watched, "together": All}[kind]()
@@ -293,24 +303,24 @@ def test_what_is_asked_is_what_members_say_in_eval_mode(teachers, pictures):
     inputs = pictures.prepare(pictures.train.inputs)
     with torch.no_grad():
         expected = teachers(inputs)
-    asked = Asked(teachers.train(), inputs.requires_grad_())
+    asked = MemberLogits(teachers.train(), inputs.requires_grad_())
     for index in (2, 0, 1):
-        fixed = asked.fixed(index)
+        fixed = asked.detached(index)
         found = asked.logits(index)
         torch.testing.assert_close(found.detach(), expected[index])
         torch.testing.assert_close(fixed, expected[index])
         assert found.requires_grad
         assert not fixed.requires_grad
-        assert torch.equal(asked.fixed(index), found)
+        assert torch.equal(asked.detached(index), found)
 
 
 def test_a_predictor_that_gives_all_at_once_is_run_once(pictures):
     model = seeded(Together, 0).eval()
     calls = []
     model.register_forward_hook(lambda *_: calls.append(1))
-    asked = Asked(model, pictures.prepare(pictures.train.inputs))
+    asked = MemberLogits(model, pictures.prepare(pictures.train.inputs))
     assert asked.num_members == 3
-    asked.fixed(2), asked.logits(0), asked.logits(1)
+    asked.detached(2), asked.logits(0), asked.logits(1)
     assert len(calls) == 1
 
 
@@ -319,7 +329,7 @@ def test_frozen_parameters_are_thawed_even_after_a_failure():
     network[1].bias.requires_grad_(False)
 
     def fail() -> None:
-        with frozen(network):
+        with freeze_parameters(network):
             assert not any(parameter.requires_grad for parameter in network.parameters())
             raise RuntimeError("on purpose")
 
@@ -342,7 +352,7 @@ def test_what_does_not_depend_on_the_inputs_moves_nothing(pictures: Data):
         teachers = DeepEnsemble(population(Deaf)).eval()
         assert torch.equal(perturb(inputs, pictures, teachers, DeepEnsemble(population(Deaf)), source()), inputs)
     x = torch.ones(2, requires_grad=True)
-    torch.testing.assert_close(gradient(x, [2 * x.sum(), torch.ones(())], [None, None]), 2 * torch.ones(2))
+    torch.testing.assert_close(input_gradient(x, [2 * x.sum(), torch.ones(())], [None, None]), 2 * torch.ones(2))
 
 
 def test_a_diverged_student_is_not_blamed_on_the_teachers(pictures):

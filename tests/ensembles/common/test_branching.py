@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from enfold.ensembles.common.branching import middle, split_names
+from enfold.ensembles.common.branching import middle_module, split_names
 from enfold.ensembles.tree_net import TreeNet
 from enfold.errors import EnfoldError
 from enfold.networks import MLP, MediumCNN, ResNet, ViT, WideResNet
@@ -19,16 +19,16 @@ def test_the_default_split_has_about_half_of_the_layers_behind_it_and_cuts_no_bl
         "convs.2": MediumCNN((3, 32, 32), 10),
         "": nn.Linear(4, 3),
     }
-    assert {split: middle(network) for split, network in splits.items()} == {split: split for split in splits}
-    assert middle(WideResNet(16, 2, 10)).count(".") == 2  # a group and a block in it
+    assert {split: middle_module(network) for split, network in splits.items()} == {split: split for split in splits}
+    assert middle_module(WideResNet(16, 2, 10)).count(".") == 2  # a group and a block in it
     wrapped = nn.ModuleDict({"body": ResNet(), "head": nn.Linear(10, 3)})
-    assert middle(wrapped) == "body.groups.1.1"
+    assert middle_module(wrapped) == "body.groups.1.1"
 
 
 @pytest.mark.parametrize("depth", range(1, 10))
 def test_the_default_split_of_a_chain_is_its_middle(depth):
     network = MLP(3, [4] * depth, 2)
-    behind = sum(name.endswith("weight") for name in split_names(network, middle(network)))
+    behind = sum(name.endswith("weight") for name in split_names(network, middle_module(network)))
     assert behind == (depth + 2) // 2  # of depth + 1 layers; of two middles the first
 
 

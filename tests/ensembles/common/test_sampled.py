@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from fitting import fitted
-from enfold.analysis.corruptions import corrupted_scores
+from enfold.analysis.shift import corrupted_scores
 from enfold.data import Data, Split
-from enfold.ensembles.common import sampling
-from enfold.ensembles.swag import SWAG, SWAGMembers
+from enfold.ensembles.common import sampled
+from enfold.ensembles.swag import SWAG
 from enfold.evaluate import predict
 from enfold.saving import load, save
 from enfold.train import TrainConfig
+from fitting import fitted
 
 MEMBERS = 3
 
@@ -41,8 +41,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
         return call
 
-    monkeypatch.setattr(SWAGMembers, "draw", counting("drawn", SWAGMembers.draw))
-    monkeypatch.setattr(sampling, "reestimate", counting("measured", sampling.reestimate))
+    monkeypatch.setattr(SWAG, "draw", counting("drawn", SWAG.draw))
+    monkeypatch.setattr(sampled, "reestimate", counting("measured", sampled.reestimate))
     return counts
 
 

@@ -13,7 +13,7 @@ import enfold
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.common.layer_shapes import layer_shape
 from enfold.ensembles.deep_ensemble import DeepEnsemble
-from enfold.ensembles.rank_one import reconstruct, representable
+from enfold.ensembles.rank_one import fit_batch_ensemble, representable
 from enfold.ensembles.rank_one.alternating import Factors, _gauged, _sweep, _update
 from enfold.ensembles.rank_one.blocks import from_blocks, to_blocks
 from enfold.errors import EnfoldError
@@ -47,9 +47,9 @@ def test_blocks_lie_as_the_factors_do(kind):
 def test_a_batch_ensemble_is_recovered(kind, init):
     torch.manual_seed(0)
     members = BatchEnsemble(LAYERS[kind](), 3, init=init)
-    found = reconstruct(members)
+    found = fit_batch_ensemble(members)
     assert found.residuals[""][-1] < 1e-8
-    torch.testing.assert_close(dict(found.members.expand()), dict(members.expand()), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(dict(found.ensemble.expand()), dict(members.expand()), rtol=1e-4, atol=1e-5)
 
 
 @settings(max_examples=25, deadline=None)
@@ -64,7 +64,7 @@ def test_where_theorem_1_holds_recovery_is_exact(seed, rows, columns, M):
             layer.weight.copy_(weight * torch.outer(s, r))
     members = DeepEnsemble(layers)
     assert representable(members)
-    found = reconstruct(members, start="svd")
+    found = fit_batch_ensemble(members, start="svd")
     assert found.residuals[""][-1] < 1e-8
 
 
@@ -73,21 +73,21 @@ def test_where_theorem_1_holds_recovery_is_exact(seed, rows, columns, M):
 def test_no_sweep_leads_away(start, rank):
     torch.manual_seed(0)
     members = DeepEnsemble(MediumCNN((3, 8, 8), 4, channels=(4, 6)), 3)
-    found = reconstruct(members, partial(BatchEnsemble, num_members=3, rank=rank), sweeps=40, start=start)
+    found = fit_batch_ensemble(members, partial(BatchEnsemble, num_members=3, rank=rank), sweeps=40, start=start)
     for name, residuals in found.residuals.items():
         assert found.sweeps[name] == len(residuals) - 1 > 5
         assert all(after <= before for before, after in pairwise(residuals))
         assert 0 < residuals[-1] < 1
-    again = reconstruct(members, partial(BatchEnsemble, num_members=3, rank=rank), sweeps=40, start=start)
+    again = fit_batch_ensemble(members, partial(BatchEnsemble, num_members=3, rank=rank), sweeps=40, start=start)
     assert again.residuals == found.residuals
 
 
 def test_the_residual_is_that_of_the_members_returned():
     torch.manual_seed(0)
     members = DeepEnsemble(MLP(6, [5], 3), 3)
-    found = reconstruct(members, sweeps=30)
+    found = fit_batch_ensemble(members, sweeps=30)
     for name, residuals in found.residuals.items():
-        target, reached = (model.expand()[f"{name}.weight"].detach() for model in (members, found.members))
+        target, reached = (model.expand()[f"{name}.weight"].detach() for model in (members, found.ensemble))
         relative = (target - reached).square().sum() / target.square().sum()
         assert float(relative) == pytest.approx(residuals[-1], rel=1e-4)
 
@@ -99,7 +99,7 @@ def test_the_end_is_a_stationary_point():
         for network in networks:
             network.weight.add_(0.02 * torch.randn_like(network.weight))
     members = DeepEnsemble(networks)
-    found = reconstruct(members, tolerance=1e-9).members.double()
+    found = fit_batch_ensemble(members, tolerance=1e-9).ensemble.double()
     target = members.expand()["weight"].detach()
     distance = (found.expand()["weight"] - target).square().sum()
     distance.backward()
@@ -134,29 +134,32 @@ def test_each_update_is_the_least_squares_solution(seed, rank, groups, taps):
 def test_ranks_come_nearer():
     torch.manual_seed(0)
     members = DeepEnsemble(nn.Linear(8, 6), 4)
-    one, two = (reconstruct(members, partial(BatchEnsemble, num_members=4, rank=rank), sweeps=100).residuals[""][-1] for rank in (1, 2))
+    one, two = (
+        fit_batch_ensemble(members, partial(BatchEnsemble, num_members=4, rank=rank), sweeps=100).residuals[""][-1]
+        for rank in (1, 2)
+    )
     assert two < one
     planted = BatchEnsemble(nn.Linear(12, 16), 3, rank=2)
-    assert reconstruct(planted, partial(BatchEnsemble, num_members=3, rank=2), sweeps=300).residuals[""][-1] < 1e-8
-    assert reconstruct(planted, sweeps=300).residuals[""][-1] > 1e-4
+    assert fit_batch_ensemble(planted, partial(BatchEnsemble, num_members=3, rank=2), sweeps=300).residuals[""][-1] < 1e-8
+    assert fit_batch_ensemble(planted, sweeps=300).residuals[""][-1] > 1e-4
 
 
 @pytest.mark.parametrize("rank", [1, 2])
 def test_one_member_is_itself(rank):
     network = MLP(5, [4], 3)
-    found = reconstruct(DeepEnsemble([network]), partial(BatchEnsemble, num_members=1, rank=rank), start="mean")
+    found = fit_batch_ensemble(DeepEnsemble([network]), partial(BatchEnsemble, num_members=1, rank=rank), start="mean")
     torch.testing.assert_close(
-        {name: tensor[0].detach() for name, tensor in found.members.expand().items()}, dict(network.state_dict())
+        {name: tensor[0].detach() for name, tensor in found.ensemble.expand().items()}, dict(network.state_dict())
     )
     assert found.residuals["head"] == (0.0,)
     if rank == 1:
-        assert all((tensor == 1).all() for tensor in found.members.fast.state().values())
+        assert all((tensor == 1).all() for tensor in found.ensemble.fast.state().values())
 
 
 def test_the_gauge_is_fixed():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv1d(4, 6, 3, groups=2), nn.Flatten(), nn.Linear(6, 3))
-    fast = reconstruct(DeepEnsemble(network, 3), sweeps=5).members.fast.state()
+    fast = fit_batch_ensemble(DeepEnsemble(network, 3), sweeps=5).ensemble.fast.state()
     torch.testing.assert_close(fast["0.s"][0].view(3, 2, 3).abs().amax(-1), torch.ones(3, 2))
     torch.testing.assert_close(fast["2.s"][0].abs().amax(-1), torch.ones(3))
 
@@ -169,15 +172,15 @@ def test_dead_and_zero_weights_are_no_trouble():
         for network in networks:
             network.weight[0, 0] = 0
             network.weight[:, 3] = 0
-    found = reconstruct(DeepEnsemble(networks), sweeps=200)
-    assert all(tensor.isfinite().all() for tensor in found.members.state_dict().values())
-    weight = found.members.expand()["weight"]
+    found = fit_batch_ensemble(DeepEnsemble(networks), sweeps=200)
+    assert all(tensor.isfinite().all() for tensor in found.ensemble.state_dict().values())
+    weight = found.ensemble.expand()["weight"]
     assert float(weight[0, 1].detach().abs().max()) < 1e-5
     assert float(weight[:, :, 3].detach().abs().max()) == 0
     nothing = [nn.Linear(2, 2) for _ in range(2)]
     for network in nothing:
         nn.init.zeros_(network.weight)
-    assert reconstruct(DeepEnsemble(nothing)).residuals[""] == (0.0,)
+    assert fit_batch_ensemble(DeepEnsemble(nothing)).residuals[""] == (0.0,)
 
 
 def normed() -> nn.Module:
@@ -193,20 +196,20 @@ def test_biases_and_norms_are_copied_or_averaged():
     torch.manual_seed(0)
     members = DeepEnsemble([normed() for _ in range(3)])
     state = members.expand()
-    own = reconstruct(members, partial(BatchEnsemble, num_members=3, batch_norm="own"), sweeps=2).members.expand()
+    own = fit_batch_ensemble(members, partial(BatchEnsemble, num_members=3, batch_norm="own"), sweeps=2).ensemble.expand()
     for name, tensor in state.items():
         if not name.endswith("weight") or name == "1.weight":
             torch.testing.assert_close(own[name], tensor, rtol=0, atol=0)
-    shared = reconstruct(
+    shared = fit_batch_ensemble(
         members, partial(BatchEnsemble, num_members=3, bias="shared_post", batch_norm="joint"), sweeps=2
-    ).members.shared.state()
+    ).ensemble.shared.state()
     for name in ("0.bias", "1.weight", "1.bias", "1.running_mean"):
         torch.testing.assert_close(shared[name], state[name].mean(0))
     # Samples of all members together have this variance.
     between = (state["1.running_mean"] - state["1.running_mean"].mean(0)).square().mean(0)
     torch.testing.assert_close(shared["1.running_var"], state["1.running_var"].mean(0) + between)
     assert shared["1.num_batches_tracked"] == 7
-    affine = reconstruct(members, partial(BatchEnsemble, num_members=3, batch_norm="shared"), sweeps=2).members.expand()
+    affine = fit_batch_ensemble(members, partial(BatchEnsemble, num_members=3, batch_norm="shared"), sweeps=2).ensemble.expand()
     torch.testing.assert_close(affine["1.running_var"], state["1.running_var"], rtol=0, atol=0)
     torch.testing.assert_close(affine["1.weight"][2], state["1.weight"].mean(0))
 
@@ -214,7 +217,7 @@ def test_biases_and_norms_are_copied_or_averaged():
 def test_biases_scaled_with_the_output_are_fitted_to_the_s_found():
     torch.manual_seed(0)
     members = DeepEnsemble([nn.Linear(4, 3) for _ in range(3)])
-    model = reconstruct(members, partial(BatchEnsemble, num_members=3, bias="shared_pre"), sweeps=5).members
+    model = fit_batch_ensemble(members, partial(BatchEnsemble, num_members=3, bias="shared_pre"), sweeps=5).ensemble
     (model.expand()["bias"] - members.expand()["bias"].detach()).square().sum().backward()
     assert float(model.shared.get_parameter("bias").grad.abs().max()) < 1e-5
 
@@ -223,8 +226,8 @@ def test_parameters_of_no_layer_and_layers_left_out_are_averaged():
     torch.manual_seed(0)
     members = DeepEnsemble(ViT((3, 8, 8), 4, width=8, depth=1, heads=2), 2)
     nn.init.normal_(members.get_parameter("tree.positions"))
-    found = reconstruct(members, partial(BatchEnsemble, num_members=2, exclude=("head",)), sweeps=2)
-    state, reached = members.expand(), found.members.expand()
+    found = fit_batch_ensemble(members, partial(BatchEnsemble, num_members=2, exclude=("head",)), sweeps=2)
+    state, reached = members.expand(), found.ensemble.expand()
     for name in ("positions", "head.weight"):
         torch.testing.assert_close(reached[name][1], state[name].mean(0))
     assert "head" not in found.residuals
@@ -234,13 +237,13 @@ def test_it_leaves_the_members_alone_and_can_be_saved(tmp_path):
     torch.manual_seed(0)
     members = DeepEnsemble(MLP(6, [5], 3), 3)
     before = {name: tensor.clone() for name, tensor in members.state_dict().items()}
-    found = reconstruct(members, sweeps=3)
+    found = fit_batch_ensemble(members, sweeps=3)
     torch.testing.assert_close(dict(members.state_dict()), before, rtol=0, atol=0)
-    enfold.save(found.members, tmp_path / "members.safetensors")
+    enfold.save(found.ensemble, tmp_path / "members.safetensors")
     loaded = enfold.load(tmp_path / "members.safetensors", MLP(6, [5], 3))
     inputs = torch.randn(4, 6)
-    torch.testing.assert_close(loaded(inputs), found.members(inputs), rtol=0, atol=0)
-    assert representable(found.members)
+    torch.testing.assert_close(loaded(inputs), found.ensemble(inputs), rtol=0, atol=0)
+    assert representable(found.ensemble)
     assert str(found).splitlines()[0].split() == ["layer", "start", "residual", "sweeps"]
     assert str(found).splitlines()[-1].startswith("head")
 
@@ -248,14 +251,14 @@ def test_it_leaves_the_members_alone_and_can_be_saved(tmp_path):
 def test_bad_inputs_are_refused():
     members = DeepEnsemble([nn.Linear(3, 2), nn.Linear(3, 2)])
     with pytest.raises(EnfoldError, match=r"2 members and num_members=4: let the BatchEnsemble have num_members: 2"):
-        reconstruct(members, partial(BatchEnsemble))
+        fit_batch_ensemble(members, partial(BatchEnsemble))
     with pytest.raises(EnfoldError, match="at least 1 sweep, got 0"):
-        reconstruct(members, sweeps=0)
+        fit_batch_ensemble(members, sweeps=0)
     with pytest.raises(EnfoldError, match=r"tolerance must be in \[0, 1\), got 1"):
-        reconstruct(members, tolerance=1)
+        fit_batch_ensemble(members, tolerance=1)
     with pytest.raises(EnfoldError, match="one of best, mean, svd, got 'random'"):
-        reconstruct(members, start="random")
+        fit_batch_ensemble(members, start="random")
     with torch.no_grad():
         members.expand()["weight"][1, 0, 0] = torch.nan
     with pytest.raises(EnfoldError, match="'weight' of member 1 is not"):
-        reconstruct(members)
+        fit_batch_ensemble(members)

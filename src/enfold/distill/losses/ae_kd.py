@@ -36,9 +36,9 @@ from torch import Tensor, nn
 
 from enfold.arguments import checked
 from enfold.data.batches import Batch
-from enfold.distill.features import check_features, logits_and_features, teacher_features
 from enfold.distill.loss import DistillationLoss, Fraction, Temperature, Weight
-from enfold.distill.simplex import capped_simplex_weights, require_cap
+from enfold.distill.losses.common.features import check_features, logits_and_features, teacher_features
+from enfold.distill.losses.common.simplex import capped_simplex_weights, require_cap
 from enfold.train import TrainConfig
 
 if TYPE_CHECKING:

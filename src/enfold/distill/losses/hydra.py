@@ -15,7 +15,8 @@ Heads of one layer differ linearly only; `split` gives them a block or more. Lik
 random weights unless `init` is given.
 
 Differs from the paper: the noise of the copies is not published, a tenth of the scale of each tensor is ours; for
-classification only; a perturbation that replaces the batch (TDiv-SDiv) acts in the second stage only. Nothing else known.
+classification only; a perturbation that replaces the batch, such as TDiv-SDiv, acts in the second stage only. Nothing
+else known.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ The members of a student that is an ensemble each learn (1), fit="members", or t
 G. Hinton, O. Vinyals, J. Dean: Distilling the Knowledge in a Neural Network, 2015, arXiv:1503.02531.
 
 The factor τ² keeps the gradients of the soft targets at the same scale for all τ. The three targets are equal if the
-members are, and (2a) is (2b) at τ = 1. Published settings differ: α = 0.9 with τ of 3 to 5 is customary for one teacher;
-α = 1 with τ = 4 and α = 0.9 with τ = 1 were used for ensembles. The defaults, α = 1 and τ = 1, give the ensemble's own
-probabilities as the target.
+members are, and (2a) is (2b) at τ = 1. Published settings differ: α = 0.9 with τ of 3 to 5 is customary for one
+teacher; α = 1 with τ = 4 and α = 0.9 with τ = 1 were used for ensembles. The defaults, α = 1 and τ = 1, give the
+ensemble's own probabilities as the target.
 
 Differs from the paper: the student may start from a member instead of from scratch, and may be an ensemble, whose
 members see the same batches; nothing else known.
@@ -29,8 +29,8 @@ import torch
 from torch import Tensor, nn
 
 from enfold.arguments import checked
-from enfold.distill.divergence import as_target, divergence, mean_kl
 from enfold.distill.loss import DistillationLoss, Fraction, Temperature
+from enfold.distill.losses.common.divergence import as_target, divergence, mean_kl
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 from enfold.metrics.predictions import mean_log_probs

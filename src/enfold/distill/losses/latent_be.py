@@ -127,7 +127,7 @@ class LatentBE(OneToOne):
         first, second = divmod(int(distances.argmin()), teacher.num_members)
         if distances.min() < SAME:
             _warn(
-                f"teachers {first} and {second} are {float(distances.min()):.1e} nats apart on a training batch: use "
+                f"teachers {first} and {second} are {float(distances.min()):.1e} nats from each other on a batch: use "
                 "teachers trained from different seeds"
             )
 

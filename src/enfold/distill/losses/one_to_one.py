@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from enfold.arguments import checked
-from enfold.distill.divergence import as_target, divergence
 from enfold.distill.loss import DistillationLoss, Fraction, Temperature
+from enfold.distill.losses.common.divergence import as_target, divergence
 from enfold.ensemble import Ensemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.errors import EnfoldError

@@ -4,7 +4,8 @@
 
 G. Nam, J. Yoon, Y. Lee, J. Lee: Diversity Matters When Learning From Ensembles, NeurIPS 2021, arXiv:2110.14149.
 
-At inputs of low confidence a full step could lead to another class, so it is shortened. Random numbers are those of ODS.
+At inputs of low confidence a full step could lead to another class, so it is shortened. Random numbers are drawn as
+in ODS.
 
 Differs from the paper: nothing known.
 """

@@ -8,8 +8,8 @@ S. Yun, D. Han, S. J. Oh, S. Chun, J. Choe, Y. Yoo: CutMix: Regularization Strat
 Localizable Features, ICCV 2019, arXiv:1905.04899; as function matching: L. Beyer, X. Zhai, A. Royer, L. Markeeva,
 R. Anil, A. Kolesnikov: Knowledge Distillation: A Good Teacher Is Patient and Consistent, CVPR 2022, arXiv:2106.05237.
 
-Teachers and students see the same inputs; labels enter only if alpha of the loss is below 1. The rectangle is cut off at
-the borders of the image, so that λ' may exceed λ.
+Teachers and students see the same inputs; labels enter only if alpha of the loss is below 1. The rectangle is cut off
+at the borders of the image, so that λ' may exceed λ.
 
 Differs from the papers: nothing known.
 """
@@ -18,24 +18,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
-
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from enfold.arguments import checked
-from enfold.distill.mixing import Mixing
+from enfold.distill.perturb.mixup import Mixup
 
 
 @checked
 @dataclass(frozen=True)
-class CutMix(Mixing):
+class CutMix(Mixup):
     """Replace a rectangle of each image by that of another image of the batch; inputs are images (B, C, H, W).
 
     Args:
         alpha: a, both parameters of the Beta distribution of λ; 1 is uniform, values near 0 cut little or nearly all.
     """
+
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 
     num_axes: ClassVar[int] = 4
 

@@ -185,7 +185,7 @@ def last_layer(network: nn.Module) -> str:
     layers = _layers(network, 2) or _layers(network, 0)
     if not layers:
         raise EnfoldError(
-            f"network must have parameters to differ in, but {type(network).__name__} has none: pass one with layers"
+            f"network must have parameters, but {type(network).__name__} has none: pass one with layers"
         )
     return layers[-1]
 

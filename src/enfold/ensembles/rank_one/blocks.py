@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from enfold.ensemble import Ensemble
-from enfold.ensembles.common.layer_shapes import LAYERS, LayerShape, layer_shape
 from enfold.ensembles.common.efficient import select_layers
+from enfold.ensembles.common.layer_shapes import LAYERS, LayerShape, layer_shape
 from enfold.errors import EnfoldError
 
 

@@ -1,6 +1,6 @@
-"""Mechanism: whether a perturbation does what it is for, measured: do teachers differ more where inputs were moved to?
+"""Effect of a perturbation: the disagreement of teachers, and of a student's members, before and after it.
 
-A student's members are measured on the same inputs; called before and after training, this shows what they took over.
+Measured before and after training, it shows how much of the teachers' disagreement the student has.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from enfold.metrics import decomposition, disagreement, pairwise_kl
 from enfold.metrics.predictions import Predictions
 from enfold.seeds import generator
 
-Place = tuple[str, str]  # whose answers, and where
+Place = tuple[str, str]  # whose predictions, on which inputs
 
 
 @torch.no_grad()
-def mechanism(
+def measure_mechanism(
     perturb: Perturbation,
     teachers: nn.Module,
     student: nn.Module,
@@ -33,12 +33,21 @@ def mechanism(
     batch_size: int = 128,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """How much members differ on the clean and on the perturbed inputs of one part, as plain numbers to be stored.
+    """Measure the disagreement of members on the clean and on the perturbed inputs of one split, as plain numbers.
 
-    `found["teachers"]["clean" | "perturbed"]` holds the `cross_entropy` and the `kl` of two members in nats and the
-    `disagreement`, the fraction of examples that they give different classes; each is a mean over ordered pairs and
-    examples. `found["student"]` holds the same of the student, and is left out for one network. A part in memory is
-    moved by batches as they are in training; a loader's batches are taken as they are.
+    Args:
+        perturb: The perturbation.
+        teachers: The teachers.
+        student: The student.
+        data: The data.
+        part: The split: "train", "val" or "test".
+        batch_size: Examples in a batch of a split in memory; batches of a loader are used unchanged.
+        seed: The seed of the perturbation.
+
+    Returns:
+        `["teachers"]["clean" | "perturbed"]` has the `cross_entropy` and the `kl` of two members in nats and the
+        `disagreement`, the fraction of examples with different classes; each is a mean over ordered pairs and examples.
+        `["student"]` has the same for the student, and is missing if it is one network.
     """
     log_probs: dict[Place, list[Tensor]] = {}
     labels: list[Tensor] = []
@@ -49,26 +58,31 @@ def mechanism(
             moved = perturb(inputs, data, teachers, student, generator(seed, "mechanism", number))
             for where, seen in (("clean", inputs), ("perturbed", moved)):
                 for who, model in (("teachers", teachers), ("student", student)):
-                    log_probs.setdefault((who, where), []).append(_answers(model, seen))
+                    log_probs.setdefault((who, where), []).append(_log_probs(model, seen))
             labels.append(classes.cpu())
     if not labels:
-        raise EnfoldError(f"the {part} part must hold examples to be perturbed, got none: name a part that has some")
-    about = {"method": type(perturb).__module__.rpartition(".")[2], "settings": asdict(perturb), "part": part, "seed": seed}
+        raise EnfoldError(f"part must be a split with examples, got '{part}', which has none: name another split")
+    about = {
+        "method": type(perturb).__module__.rpartition(".")[2],
+        "settings": asdict(perturb),
+        "part": part,
+        "seed": seed,
+    }
     found: dict[str, Any] = {**about, "examples": sum(map(len, labels))}
     for (who, where), pieces in log_probs.items():
-        told = Predictions(torch.cat(pieces, dim=1), torch.cat(labels))
-        if who == "teachers" or told.num_members > 1:
-            found.setdefault(who, {})[where] = differences(told)
+        predictions = Predictions(torch.cat(pieces, dim=1), torch.cat(labels))
+        if who == "teachers" or predictions.num_members > 1:
+            found.setdefault(who, {})[where] = differences(predictions)
     return found
 
 
 def differences(p: Predictions) -> dict[str, float]:
-    """How much two members differ: H[p_i, p_j] = KL(p_i || p_j) + H[p_i], the divergence, and the classes they give."""
+    """Return cross-entropy, H[p_i, p_j] = KL(p_i || p_j) + H[p_i], divergence and disagreement of two members."""
     kl = pairwise_kl(p)
     own_entropy = decomposition(p).aleatoric.mean().item()
     return {"cross_entropy": kl + own_entropy, "kl": kl, "disagreement": disagreement(p)}
 
 
-def _answers(model: nn.Module, inputs: Tensor) -> Tensor:
+def _log_probs(model: nn.Module, inputs: Tensor) -> Tensor:
     device = next((tensor.device for tensor in model.parameters()), inputs.device)
     return torch.log_softmax(member_logits(model, inputs.to(device)).float(), dim=-1).cpu()

@@ -64,8 +64,8 @@ def teacher_features(teacher: Teacher, inputs: Tensor, path: str) -> Tensor:
         raise EnfoldError("feature needs the teachers' networks, got a CachedTeacher: pass the networks as teacher")
     batch = Batch(inputs.to(teacher.device), torch.zeros(len(inputs), dtype=torch.long))
     models = teacher.models
-    is_mixed = isinstance(models, Ensemble) and not models.is_expandable
-    found = [logits_and_features(model, batch, path)[1] for model in (models if is_mixed else [models])]
+    networks = list(models) if isinstance(models, Ensemble) and not models.is_expandable else [models]
+    found = [logits_and_features(network, batch, path)[1] for network in networks]
     shapes = {tuple(features.shape[2:]) for features in found}
     if len(shapes) > 1:
         raise EnfoldError(
@@ -110,4 +110,3 @@ def layer_at(network: nn.Module, path: str) -> nn.Module:
         )
     found: nn.Module = known[path]
     return found
-

@@ -20,8 +20,8 @@ from enfold.errors import EnfoldError
 
 Array = npt.NDArray[np.float64]
 
-# For a G whose largest entry is 1. A direction of less curvature than FLAT and more slope than SLOPE has its minimum at a
-# distance of 10 or more, beyond the simplex; a direction with less of both is not used.
+# For a G whose largest entry is 1. A direction of less curvature than FLAT and more slope than SLOPE has its minimum
+# beyond the simplex, at a distance of 10 or more; a direction with less of both is not used.
 FLAT, SLOPE = 1e-13, 1e-12
 TOLERANCE = 1e-11  # of the difference of two slopes
 ROUNDS = 1000  # far more than the faces that are visited; guards against an endless loop by rounding
@@ -90,9 +90,7 @@ def _step(gram: Array, slope: Array) -> tuple[Array, bool]:
 
 def _check(gram: Tensor, cap: float) -> None:
     if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or not len(gram):
-        raise EnfoldError(
-            f"gram must be a matrix (M, M), got {tuple(gram.shape)}: pass G[i, j] = g_i · g_j"
-        )
+        raise EnfoldError(f"gram must be a matrix (M, M), got {tuple(gram.shape)}: pass G[i, j] = g_i · g_j")
     if not bool(torch.isfinite(gram).all()):
         raise EnfoldError("gram must be finite, got NaN or infinity: lower the learning rate")
     require_cap(cap, len(gram))
@@ -102,6 +100,6 @@ def require_cap(cap: float, size: int, name: str = "cap") -> None:
     """Raise an error unless `size` weights of at most `cap` can sum to 1."""
     if not (cap <= 1 and cap * size >= 1 - TOLERANCE):
         raise EnfoldError(
-            f"{name} must be in [1/{size}, 1] for {size} weights that sum to 1, got {cap}: use {1 / size:.4g} for equal "
-            "weights"
+            f"{name} must be in [1/{size}, 1] for {size} weights that sum to 1, got {cap}: use {1 / size:.4g} for "
+            "equal weights"
         )

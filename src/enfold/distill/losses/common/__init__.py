@@ -1,0 +1,1 @@
+"""Helpers of several losses, or too long for the file of one."""
