@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from enfold.analysis.shift import corrupted_scores
+from enfold.analysis.corruptions import corrupted_scores
 from enfold.data import Data, Split
 from enfold.ensembles.common import sampled
 from enfold.ensembles.swag import SWAG
