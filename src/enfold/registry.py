@@ -138,7 +138,7 @@ def find_method(kind: str, name: str) -> Method:
             near = [each for each in known if set(key.split("_")) & set(each.split("_"))]
             instead = f"; similar names of the kind {kind}: {', '.join(near)}" if near else ""
             raise EnfoldError(
-                f"{kind} methods are needed here, but '{name}' is of the kind {other.kind}: use {use_of(other)}{instead}"
+                f"{kind} methods are needed, but '{name}' is of the kind {other.kind}: use {use_of(other)}{instead}"
             )
         raise EnfoldError(f"there is no {kind} method '{name}'{suggest(key, known)}: choose one of {', '.join(known)}")
     return known[key]
@@ -170,8 +170,8 @@ def load_method(reference: str) -> Method:
     kind = kind_of(target)
     if kind is None:
         raise EnfoldError(
-            f"'{reference}' must be a subclass of Ensemble, DistillationLoss or Perturbation, or a function whose first "
-            f"parameters include models, got {target!r}: correct the reference"
+            f"'{reference}' must be a subclass of Ensemble, DistillationLoss or Perturbation, or a function whose "
+            f"first parameters include models, got {target!r}: correct the reference"
         )
     return make_method(reference, kind, target)
 

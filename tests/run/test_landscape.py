@@ -24,6 +24,7 @@ from enfold.report.landscape_captions import CAPTIONS
 from enfold.run import RunDirectory, parse_recipe, views
 from enfold.run.execute import execute, seed_runs
 from enfold.run.landscape import Asked, stored_parts, study
+from enfold.run.seed_run import SeedRun
 from enfold.run.views import SAMPLED, VIEWS
 
 pytest.importorskip("matplotlib")
@@ -38,8 +39,7 @@ trajectory: {every: 1}
 cost: false
 control: false
 train: {epochs: 3, batch_size: 64, lr: 0.01}
-steps: [batch_ensemble]
-steps: [average]
+steps: [batch_ensemble, average]
 """
 CLOSENESS = ("--examples", 50, "--size", 3)
 
@@ -91,16 +91,16 @@ def test_every_part_is_computed_and_true_and_can_be_drawn(run: Path, tmp_path: P
     accuracy, diversity = diversity_points(said.member(0), said.subset([1, 2]))
     torch.testing.assert_close(arrays["diversity"]["independent training/accuracy"], accuracy)
     torch.testing.assert_close(arrays["diversity"]["independent training/diversity"], diversity)
-    assert len(arrays["diversity"]["share: batch_ensemble/accuracy"]) == 3
+    assert len(arrays["diversity"]["ensemble: batch_ensemble/accuracy"]) == 3
     assert float(arrays["sizes"]["original/0/nll"][-1]) == pytest.approx(nll(said))
     for path in ("straight", "matched", "bezier", "tunnel"):
         assert float(arrays["paths"][f"{path}/loss"][0]) == pytest.approx(nll(said.member(0)))
         assert float(arrays["paths"][f"{path}/loss"][-1]) == pytest.approx(nll(said.member(1)))
-    assert "share: batch_ensemble/loss" in arrays["paths"]
+    assert "ensemble: batch_ensemble/loss" in arrays["paths"]
     stored = cell.run.read_predictions("average")["test"]
     asked = chosen_examples(100, 50)
     of_fold = diversity_points(said.member(0), Predictions(stored.log_probs[:, asked], stored.labels[asked]))
-    torch.testing.assert_close(arrays["diversity"]["fold: average/diversity"], of_fold[1])
+    torch.testing.assert_close(arrays["diversity"]["step: average/diversity"], of_fold[1])
     for kind in SAMPLED:
         within = arrays["sizes"][f"{kind}/within/brier"]
         assert len(within) == 8
@@ -121,7 +121,7 @@ def test_a_network_whose_units_cannot_be_matched_has_the_other_paths(run, tmp_pa
     with pytest.warns(UserWarning, match="the matched path is left out: nothing may be permuted"):
         study(cell_in(run), tmp_path / "out", Asked(only=("paths",), examples=20))
     facts = stored_parts(tmp_path / "out")["paths"][0]["facts"]
-    assert facts["paths"] == ["straight", "bezier", "tunnel", "share: batch_ensemble"]
+    assert facts["paths"] == ["straight", "bezier", "tunnel", "ensemble: batch_ensemble"]
 
 
 def _are_at_odds(found: dict[str, torch.Tensor], said: Predictions, members: Any, cell: SeedRun) -> None:
@@ -196,7 +196,7 @@ def test_more_models_make_the_parts_that_show_them_anew(run: Path) -> None:
     (run / "kept").rename(said)
     found = study(cell_in(run), out, asked)
     assert {name: part["state"] for name, part in found.items()} == {"diversity": "computed", "similarity": "there"}
-    assert "fold: average" in found["diversity"]["facts"]["groups"]
+    assert "step: average" in found["diversity"]["facts"]["groups"]
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_landscape_and_alignment_stand_in_one_page(enfold, run: Path) -> None:
 def test_wrong_asks_are_named(enfold, finished: Path) -> None:
     for arguments, says in (
         (("--only", "radiall"), "got 'radiall', did you mean 'radial': choose among them"),
-        (("--seed", 7), "must be one of the run's, 0, got 7: choose one of them, or leave --seed out"),
+        (("--seed", 7), "must be one of the run's seeds, 0, got 7"),
         (("--examples", 3), "examples must be at least 10, got 3"),
         (("--size", 1), "size must be at least 2, got 1"),
     ):

@@ -106,4 +106,4 @@ def test_what_to_do_without_members_works_as_it_stands(enfold, project, interrup
     refused = enfold("evaluate", "a", "--trust-code").err
     assert enfold(*shlex.split(refused.split("finish with enfold ")[1])).code == 0
     refused = enfold("report", "--card", "a").err
-    assert enfold(*shlex.split(refused.split("make one with enfold ")[1])).code == 0
+    assert enfold(*shlex.split(refused.split("create one with enfold ")[1])).code == 0

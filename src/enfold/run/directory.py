@@ -98,8 +98,8 @@ class RunDirectory:
                 (manifest.get("versions") or {}).get("enfold", "unknown") if isinstance(manifest, dict) else "unknown"
             )
             raise EnfoldError(
-                f"this enfold reads run directories of format {FORMAT}, but '{self.path}' was written by enfold {version} "
-                f"in format {written}: read it with that version, or run its recipe again in another folder"
+                f"this enfold reads run directories of format {FORMAT}, but '{self.path}' was written by enfold "
+                f"{version} in format {written}: read it with that version, or run its recipe again in another folder"
             )
 
     def prepare(self) -> None:

@@ -30,7 +30,8 @@ class OodSpec(BaseModel):
         given = [name for name in ("source", "noise", "classes") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(
-                f"an out-of-distribution set must have one of source, noise and classes, got {', '.join(given) or 'none'}: "
+                "an out-of-distribution set must have one of source, noise and classes, got "
+                f"{', '.join(given) or 'none'}: "
                 "give one, and a set of its own for each other"
             )
         if self.name == INSIDE:
@@ -74,7 +75,8 @@ def make_set(spec: OodSpec, data: Data, everything: Part) -> Outside:
     part = everything if spec.source is None else load_data(spec.source, size=spec.size).test
     if not isinstance(part, Split):
         raise EnfoldError(
-            f"an out-of-distribution set must be in memory, got {type(part).__name__} for '{spec.name}': return a Split there"
+            f"an out-of-distribution set must be in memory, got {type(part).__name__} for '{spec.name}': "
+            "return a Split there"
         )
     if spec.classes is not None:
         part = of_classes(part, spec.classes)

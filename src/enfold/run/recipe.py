@@ -425,8 +425,8 @@ class _Checks:
             )
             if missing:
                 raise EnfoldError(
-                    f"{self.place.at(path)}: '{step.label}' uses '{label}', which seed {min(missing)} does not have: give "
-                    "both the same seeds"
+                    f"{self.place.at(path)}: '{step.label}' uses '{label}', which seed {min(missing)} does not have: "
+                    "give both the same seeds"
                 )
 
     def _subset(self, recipe: Recipe, step: StepSpec) -> None:

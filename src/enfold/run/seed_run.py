@@ -176,7 +176,7 @@ class SeedRun:
         changed = self._changed(kind, label, self.made_from(kind, label))
         if changed:
             raise EnfoldError(
-                f"a stored model is used only with the inputs it was made from, but '{self.run.model_file(kind, label)}' "
+                f"a stored model is only used with what it was made from, but '{self.run.model_file(kind, label)}' "
                 f"was made with other {', '.join(changed)}: restore them, or choose another folder or label"
             )
 
@@ -343,8 +343,8 @@ def _check_splits(data: Data) -> None:
         same = torch.equal(validation.labels, test.labels) and torch.equal(validation.inputs, test.inputs)
     if same:
         raise EnfoldError(
-            "models are selected on the validation split and evaluated on the test split, got the same examples in both: "
-            "use another validation split"
+            "models are selected on the validation split and evaluated on the test split, got the same examples in "
+            "both: use another validation split"
         )
 
 

@@ -20,6 +20,7 @@ from enfold.analysis.size_curves import curves_by_severity, within_and_over
 from enfold.analysis.states import chosen_examples, each, parameters_of, predictions, some_examples, state_of
 from enfold.analysis.trajectory import Visited, averaged, function_map, sampled, similarity, visited
 from enfold.analysis.weight_planes import plane_map, radial, through
+from enfold.arguments import arguments_of
 from enfold.data import Data, Split, corrupted
 from enfold.data.dataset import length
 from enfold.data.ood import Outside, noise
@@ -344,7 +345,8 @@ def _networks(scene: Scene) -> int:
 
 def _drawing(scene: Scene) -> int:
     """What it takes to find random samples that are accurate enough, those that pca_random is fitted to among them."""
-    return TRIES * len(scene.states) * (scene.samples + SubspaceSampling.fitted) * scene.examples
+    fitted: int = arguments_of(SubspaceSampling)["fitted"].default
+    return TRIES * len(scene.states) * (scene.samples + fitted) * scene.examples
 
 
 VIEWS: dict[str, View] = {
