@@ -49,7 +49,7 @@ install-check: ## install into an empty environment, start every verb: core, all
 
 bench: $(READY) ## ratios to one network, in one process
 	$(BIN)/python bench/members.py
-	$(BIN)/python bench/shares.py
+	$(BIN)/python bench/efficient_ensembles.py
 	$(BIN)/python bench/distillation.py
 	$(BIN)/python bench/corruptions.py
 	$(BIN)/python bench/merging.py

@@ -1,4 +1,4 @@
-"""What the benchmarks share: networks, a training step, inference, and ratios taken within rounds.
+"""Common parts of the benchmarks: networks, a training step, inference, and ratios taken within rounds.
 
 Every case runs in one process; each round runs all cases of a table in rotated order; the ratio is taken within the
 round; the median over rounds is given with its quartiles.
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from enfold.cost import time_rounds
 from enfold.data.batches import Batch
+from enfold.ensemble import Ensemble
 from enfold.io.files import write_json
 from enfold.networks import MLP
 from enfold.saving import versions
@@ -58,7 +59,7 @@ def training_step(
 
     def step() -> None:
         optimizer.zero_grad()
-        if hasattr(model, "num_members"):
+        if isinstance(model, Ensemble):
             backward(model, batch, minimised)
         elif isinstance(model, PythonLoop):
             for network in model.networks:

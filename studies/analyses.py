@@ -46,8 +46,8 @@ def _alignment(seed_run: SeedRun, folder: Path, settings: dict[str, Any]) -> Tre
 
     own = {key: settings.pop(key, None) for key in ("epochs", "change")}
     changes = [f"{key}={value}" for key, value in (own["change"] or {}).items()]
-    fold = alignment.chosen_fold(seed_run, 1.0, own["epochs"], changes)
-    return alignment.study(seed_run, folder, alignment.Asked(**settings), fold)
+    options = alignment.permutation_options(seed_run, 1.0, own["epochs"], changes)
+    return alignment.study(seed_run, folder, alignment.Asked(**settings), options)
 
 
 def _landscape(seed_run: SeedRun, folder: Path, settings: dict[str, Any]) -> Tree:

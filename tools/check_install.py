@@ -1,8 +1,7 @@
-"""Install enfold into an empty environment as its users do, and start every verb of the command line there.
+"""Install enfold into an empty environment and start every command there: ``make install-check``.
 
-Three times, one after the other: with what it needs at least, with all extras, and with the lowest versions that
-pyproject.toml allows. torch is the exception: constraints.txt says which build of it is installed. Run it with
-``make install-check``.
+Three times: with the required dependencies, with all extras, and with the lowest versions that pyproject.toml allows.
+The build of torch is always that of constraints.txt.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PATIENCE = 300  # seconds for one command
+TIMEOUT = 300  # seconds for one command
 FIXED = "torch"
 
 START = """
@@ -36,16 +35,16 @@ RECIPE = """
 data: {source: fashion-mini, train_size: 200, val_size: 100}
 network: {name: mlp, widths: [8]}
 members: 2
-plan: {epochs: 1}
-folds: [average]
+train: {epochs: 1}
+steps: [average]
 cost: false
 """
 
 
 def call(*command: str | Path, code: int = 0) -> str:
-    """Run a command; what it printed, if it ends as it should."""
+    """Run a command and return its output; stop if its exit code is not `code`."""
     done = subprocess.run(  # noqa: S603
-        [str(word) for word in command], capture_output=True, text=True, timeout=PATIENCE, cwd=tempfile.gettempdir()
+        [str(word) for word in command], capture_output=True, text=True, timeout=TIMEOUT, cwd=tempfile.gettempdir()
     )
     printed = done.stdout + done.stderr
     if done.returncode != code:
@@ -54,7 +53,7 @@ def call(*command: str | Path, code: int = 0) -> str:
 
 
 def lowest(requirements: list[str]) -> list[str]:
-    """Each requirement at its lower bound."""
+    """Return each requirement at its lower bound."""
     return [text.replace(">=", "==") for text in requirements if not text.startswith((FIXED, "enfold["))]
 
 
@@ -75,7 +74,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder, started = Path(name), time.monotonic()
 
-        def told(what: str) -> None:
+        def report(what: str) -> None:
             print(f"{time.monotonic() - started:5.0f} s  {what}", flush=True)
 
         call(sys.executable, "-m", "venv", folder / "venv")
@@ -84,20 +83,20 @@ def main() -> None:
         (wheel,) = folder.glob("*.whl")
         pip = (binaries / "pip", "install", "--disable-pip-version-check")
         call(*pip, "--constraint", ROOT / "constraints.txt", wheel)
-        told("core installed")
+        report("core installed")
         check(binaries, folder)
-        said = call(binaries / "enfold", "train", folder / "none", "--data", "digits", code=2)
-        if "pip install 'enfold[data]'" not in said:
-            raise SystemExit(f"a missing extra must be named with its install line, got: {said}")
-        told("core: every verb starts, a recipe runs, a missing extra is named")
+        output = call(binaries / "enfold", "train", folder / "none", "--data", "digits", code=2)
+        if "pip install 'enfold[data]'" not in output:
+            raise SystemExit(f"a missing extra must be named with its install line, got: {output}")
+        report("core: every verb starts, a recipe runs, a missing extra is named")
         call(*pip, "--constraint", ROOT / "constraints.txt", f"{wheel}[all]")
         check(binaries, folder)
-        told("[all]: every verb starts, a recipe runs")
+        report("[all]: every verb starts, a recipe runs")
         bounds = lowest([*project["dependencies"], *extras["report"], *extras["data"]])
         pinned = next(line for line in (ROOT / "constraints.txt").read_text().split() if line.startswith(f"{FIXED}=="))
         call(*pip, *dict.fromkeys(bounds), pinned, wheel)
         check(binaries, folder)
-        told(f"lowest versions ({', '.join(dict.fromkeys(bounds))}): every verb starts, a recipe runs")
+        report(f"lowest versions ({', '.join(dict.fromkeys(bounds))}): every verb starts, a recipe runs")
 
 
 if __name__ == "__main__":

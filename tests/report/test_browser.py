@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from enfold.run.gather import gather
 
 from browser import CHROMIUM, Browser
 from enfold.report.page import page
@@ -101,7 +100,7 @@ def _fits(opened: Browser) -> None:
         opened.size(width, 900)
         assert opened.ask("document.documentElement.scrollWidth") <= width, "the page itself never scrolls sideways"
         wide = opened.ask(
-            "Math.max(...[...document.querySelectorAll('figure svg')].map(s => s.getBoundingClientRect().right))"
+            "Math.max(...[...document.querySelectorAll('figure .scroll')].map(s => s.getBoundingClientRect().right))"
         )
         assert wide <= width
 

@@ -4,15 +4,15 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from enfold.run.gather import gather
 
 from enfold.errors import EnfoldError
 from enfold.report.card import model_card
 from enfold.report.content import Difference
+from enfold.run.collect import collect
 
 
 def test_a_card_says_what_it_is_how_good_beside_what_and_how_to_load_it(stored_run: Path) -> None:
-    content = gather(stored_run)
+    content = collect(stored_run)
     card = model_card(content)
     nll = content.rows["kd"]["scores"]["nll"]
     for heading in ("Model", "Quality", "Cost", "Limits", "Usage", "Reproducibility"):
@@ -20,7 +20,7 @@ def test_a_card_says_what_it_is_how_good_beside_what_and_how_to_load_it(stored_r
     assert "made by `kd` in a run with 3 members" in card
     assert "| test data | kd | control | mean member | ensemble |" in card
     assert f"| NLL (nats) | {nll['mean']:.4f} ± {nll['std']:.4f} |" in card
-    assert 'enfold.load("seed-0/folds/kd.safetensors")' in card
+    assert 'enfold.load("seed-0/steps/kd.safetensors")' in card
     assert "MFLOPs per prediction | 2.00 | 2.00 | 2.00 | 6.00" in card
     assert "Corrupted inputs were not evaluated" in card
     assert f"torch {content.versions['torch']}".replace("+", "+") in card
@@ -28,13 +28,13 @@ def test_a_card_says_what_it_is_how_good_beside_what_and_how_to_load_it(stored_r
 
 
 def test_another_model_can_be_asked_for_and_a_wrong_name_is_told(stored_run: Path) -> None:
-    assert model_card(gather(stored_run, label="average")).startswith("# average, from the run small")
+    assert model_card(collect(stored_run, label="average")).startswith("# average, from the run small")
     with pytest.raises(EnfoldError, match="got 'averag', did you mean 'average'"):
-        gather(stored_run, label="averag")
+        collect(stored_run, label="averag")
 
 
 def test_a_fold_that_is_no_better_than_its_control_has_that_among_its_limits(stored_run: Path) -> None:
-    content = gather(stored_run)
+    content = collect(stored_run)
     assert "difference to its control is within noise" not in model_card(content)
     for lower in (-0.1, 0.05):
         worse = dataclasses.replace(content.headline, to_control=Difference(0.1, lower, 0.2))
@@ -42,7 +42,7 @@ def test_a_fold_that_is_no_better_than_its_control_has_that_among_its_limits(sto
 
 
 def test_words_of_others_are_no_markup(stored_run: Path) -> None:
-    content = gather(stored_run)
+    content = collect(stored_run)
     rows = {**content.rows, "kd": {**content.rows["kd"], "warning": "<b>|`x`"}}
     evil = dataclasses.replace(
         content, name="<script>", recipe="a: b\n```\n<script>", summary={**content.summary, "rows": rows}
@@ -53,13 +53,13 @@ def test_words_of_others_are_no_markup(stored_run: Path) -> None:
     assert "````yaml\na: b\n```\n<script>\n````" in card
 
 
-def test_a_run_without_folds_has_nothing_to_ship(stored_run: Path) -> None:
+def test_a_run_without_steps_has_nothing_to_ship(stored_run: Path) -> None:
     with pytest.raises(EnfoldError, match="enfold distill"):
-        model_card(dataclasses.replace(gather(stored_run), headline=None))
+        model_card(dataclasses.replace(collect(stored_run), headline=None))
 
 
 def test_a_better_control_is_recommended_in_one_sentence(stored_run: Path) -> None:
-    content = gather(stored_run)
+    content = collect(stored_run)
     assert "Use control" not in model_card(content)
     for lower, noise in ((-0.1, True), (0.05, False)):
         worse = dataclasses.replace(content.headline, to_control=Difference(0.1, lower, 0.2))

@@ -86,7 +86,7 @@ def test_a_diagram_shows_the_filled_bins_and_their_counts():
     assert [bar.get_height() for bar in below.patches] == band.diagram.counts.tolist()
 
 
-def test_histograms_are_shares_on_one_scale():
+def test_histograms_are_fractions_on_one_scale():
     figure = draw_histograms({"a": (torch.rand(50), torch.rand(9)), "b": (torch.rand(7), 5 + torch.rand(3))}, "entropy")
     first, second = figure.axes
     for axes in (first, second):

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from enfold.run.gather import gather
 
 from enfold.errors import EnfoldError
 from enfold.report.blocks import Block, Figure, Notes
@@ -14,6 +13,7 @@ from enfold.report.content import Content
 from enfold.report.page import page
 from enfold.report.sections import alignment_blocks, listed_blocks
 from enfold.report.svg import inline_svg
+from enfold.run.collect import collect
 
 pytestmark = pytest.mark.usefixtures("drawn_once")
 
@@ -22,7 +22,7 @@ EVIL = "<script>alert('1')</script>\"><img src=x onerror=alert(2)>&amp;"
 
 @pytest.fixture(scope="module")
 def content(stored_run: Path) -> Content:
-    return gather(stored_run)
+    return collect(stored_run)
 
 
 @pytest.mark.parametrize(("name", "blocks"), [("landscape", listed_blocks), ("alignment", alignment_blocks)])
@@ -30,7 +30,7 @@ def test_of_several_seeds_the_first_that_has_figures_is_shown_and_the_others_are
     tmp_path: Path, stored_run: Path, name: str, blocks: Callable[[Content], list[Block]]
 ) -> None:
     run = Path(shutil.copytree(stored_run, tmp_path / "run"))
-    content = gather(run)
+    content = collect(run)
     for home, shown, told in (
         ("seed-1", "seed-1", [("seed 1", "figures of one seed of 2; not available for other seeds")]),
         ("seed-0", "seed-0", [("seed 0", f"figures of one seed of 2; other seeds: seed-1/{name}")]),
@@ -58,7 +58,7 @@ def test_a_listed_figure_must_lie_in_its_run(own_run: Path, file: str) -> None:
     entry = {"file": file, "title": "", "caption": "", "alt": ""}
     (own_run / "landscape/figures.json").write_text(json.dumps([entry]))
     with pytest.raises(EnfoldError, match="files of its run"):
-        page([gather(own_run)])
+        page([collect(own_run)])
 
 
 def test_svg_is_cleaned_of_all_that_acts_or_asks() -> None:

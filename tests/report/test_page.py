@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from enfold.run.gather import gather
 from safetensors.torch import save_file
 
 from enfold.errors import EnfoldError
@@ -25,6 +24,7 @@ from enfold.report.page import page, plain
 from enfold.report.sections import listed_blocks
 from enfold.report.svg import inline_svg
 from enfold.report.uncertainty_blocks import METRICS
+from enfold.run.collect import collect
 
 pytestmark = pytest.mark.usefixtures("drawn_once")
 
@@ -33,7 +33,7 @@ EVIL = "<script>alert('1')</script>\"><img src=x onerror=alert(2)>&amp;"
 
 @pytest.fixture(scope="module")
 def content(stored_run: Path) -> Content:
-    return gather(stored_run)
+    return collect(stored_run)
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_runs_of_one_name_are_told_apart_and_a_run_is_shown_once(content: Conten
 def test_a_run_with_nothing_evaluated_says_so(own_run: Path) -> None:
     (own_run / "summary.json").unlink()
     (own_run / "results.json").unlink()
-    shown = page([gather(own_run)])
+    shown = page([collect(own_run)])
     assert "No results yet" in shown
     assert _sections(shown) == ["curves", "record"]
 
@@ -199,7 +199,7 @@ def test_a_run_that_grows_shows_the_seeds_it_has(tmp_path: Path, stored_run: Pat
     shutil.copytree(stored_run, copy)
     (copy / "summary.json").unlink()
     (copy / "seed-1/results.json").unlink()
-    found = gather(copy)
+    found = collect(copy)
     assert found.summary["seeds"] == [0]
     assert found.rows["kd"]["scores"]["nll"]["std"] is None
     assert "One seed" in page([found])
@@ -221,7 +221,7 @@ def test_a_run_that_grows_shows_the_seeds_it_has(tmp_path: Path, stored_run: Pat
 def test_a_broken_run_is_named_and_leaves_no_page(own_run: Path, file: str, text: str) -> None:
     (own_run / file).write_text(text)
     with pytest.raises(EnfoldError, match=r"run/|recipe\.yaml|'.*run'") as told:
-        page([gather(own_run)])
+        page([collect(own_run)])
     assert len(str(told.value).split(". ")) == 1
 
 
@@ -241,7 +241,7 @@ def test_corruptions_and_ood_detection_have_sections(own_run: Path, monkeypatch:
     for row in ("kd", "ensemble", "mean member"):
         summary["rows"][row]["ood"] = {"<noise>": told}
     (own_run / "summary.json").write_text(json.dumps(summary))
-    content = gather(own_run)
+    content = collect(own_run)
     shown = page([content])
     assert list(content.uncertainty.ood) == ["<noise>"]
     assert _sections(shown)[4:6] == ["corruptions", "ood"]
@@ -258,7 +258,7 @@ def test_corruptions_and_ood_detection_have_sections(own_run: Path, monkeypatch:
     _are_written_as_files(content, monkeypatch)
     (own_run / "ood/kd.safetensors").write_text("damaged")
     with pytest.raises(EnfoldError, match=r"kd\.safetensors' must hold scores"):
-        gather(own_run)
+        collect(own_run)
 
 
 def _are_written_as_files(content: Content, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,13 +289,13 @@ def _are_written_as_files(content: Content, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_trainings_under_way_show_how_far_they_are_and_how_long_they_take(own_run: Path) -> None:
-    (own_run / "folds/kd.json").unlink()
+    (own_run / "steps/kd.json").unlink()
     epochs = json.loads((own_run / "members/history.json").read_text())["epochs"][:2]
     progress = {"history": {"epochs": epochs, "chosen": []}}
-    checkpoint = own_run / "folds/kd.checkpoint.safetensors"
+    checkpoint = own_run / "steps/kd.checkpoint.safetensors"
     save_file({"a": torch.zeros(1)}, checkpoint, {"progress": json.dumps(progress)})
-    content = gather(own_run)
-    training = next(each for each in content.trainings if each.stage == "folds/kd")
+    content = collect(own_run)
+    training = next(each for each in content.trainings if each.stage == "steps/kd")
     assert (training.seconds, training.epochs, training.done, training.seconds_left) == (None, 3, 2, 2.0)
     shown = page([content])
     assert "progress" in _sections(shown)
@@ -328,13 +328,13 @@ def test_listed_figures_are_shown_whoever_drew_them(own_run: Path) -> None:
     (folder / "plane.svg").write_text(svg)
     entry = {"file": "plane.svg", "title": "A plane", "caption": "Low is dark.", "alt": "Three minima in a plane"}
     (folder / "figures.json").write_text(json.dumps({"figures": [entry]}))
-    shown = page([gather(own_run)])
+    shown = page([collect(own_run)])
     assert "landscape" in _sections(shown)
     assert 'aria-label="Three minima in a plane"' in shown
     assert "<b>A plane.</b> Low is dark." in shown
     assert "alignment" not in _sections(shown)
     folder.rename(own_run / "alignment")
-    shown = page([gather(own_run)])
+    shown = page([collect(own_run)])
     assert _sections(shown)[-2:] == ["alignment", "record"], "the figures of alignment have a section of their own"
     assert "landscape" not in _sections(shown)
 

@@ -50,10 +50,11 @@ def test_a_report_of_a_broken_run_is_not_begun(enfold, own_run: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("report", "RUN", "--out", "page.txt"), "is written to an .html file, got 'page.txt'"),
+        (("report", "RUN", "--out", "page.txt"), ".html file, got 'page.txt'"),
         (("report", "nothing"), "a run directory holds run.json"),
-        (("card", "RUN", "--out", "card.html"), "is written to an .md file"),
-        (("card", "RUN", "--label", "dk"), "got 'dk'"),
+        (("report", "RUN", "--card", "--out", "card.html"), ".md file, got 'card.html'"),
+        (("report", "RUN", "--card", "--label", "dk"), "got 'dk'"),
+        (("report", "RUN", "--label", "kd"), "--card"),
         (("watch", "nothing"), "a run directory holds run.json"),
     ],
 )
@@ -65,5 +66,5 @@ def test_what_cannot_be_is_told_in_one_line(enfold, own_run: Path, words: tuple[
 
 
 def test_a_card_lies_in_its_run(enfold, own_run: Path) -> None:
-    assert enfold("card", own_run, "--label", "average")[0] == 0
+    assert enfold("report", own_run, "--card", "--label", "average")[0] == 0
     assert (own_run / "MODEL_CARD.md").read_text().startswith("# average")

@@ -1,6 +1,6 @@
-"""How much each share costs at M = 4, as ratios to one plain network and beside a Python loop over four networks.
+"""Cost of each efficient ensemble with 4 members, as ratios to one network and beside a Python loop over four networks.
 
-Writes results/bench-shares.json.
+Writes results/bench-efficient-ensembles.json; with --quick, only the tables of BatchEnsemble and MC dropout are printed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from enfold.cost import time_rounds
 from enfold.data import Data, Split
+from enfold.ensemble import Ensemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
-from enfold.ensembles.common.efficient import Share
+from enfold.ensembles.common.sampled import SampledEnsemble
 from enfold.ensembles.mc_dropout import MCDropout
 from enfold.evaluate import predict
 from enfold.networks import WideResNet
@@ -42,10 +43,10 @@ from timing import (
 )
 
 M = 4
-SOME = 21  # rounds
+MORE_ROUNDS = 21
 PROCESSES = 5  # for the step of the MLP: one network takes 2.1 ms in one process and 2.9 in the next
 ONE = "--one-process-of-mlp-steps"
-LEFT_OUT = {"hydra"}  # the same network as multi_head
+OMITTED = {"hydra_ensemble"}  # the same network as multi_head
 
 
 def dropout_mlp() -> nn.Module:
@@ -59,8 +60,8 @@ def wide_resnet() -> nn.Module:
     return WideResNet(depth=16, widen_factor=2)
 
 
-def every_share() -> dict[str, Table]:
-    """A training step and inference of every share that is trained as a whole."""
+def efficient_ensembles() -> dict[str, Table]:
+    """Return tables of a training step and of inference of every method."""
     tables: dict[str, Table] = {}
     for name, make, shape in (("mlp", mlp, (784,)), ("cnn", cnn, (3, 32, 32))):
         inputs, labels = torch.randn(BATCH, *shape), torch.randint(10, (BATCH,))
@@ -72,28 +73,28 @@ def every_share() -> dict[str, Table]:
 
 
 def _cases(make: Callable[[], nn.Module], inputs: Tensor, labels: Tensor, task: str) -> dict[str, Callable[[], object]]:
-    def case(model: nn.Module, share: Share | None = None) -> Callable[[], object]:
+    def case(model: nn.Module) -> Callable[[], object]:
         if task == "train":
-            return training_step(model, inputs, labels, objective=share.objective(TrainConfig()) if share else None)
-        if isinstance(model, Sampled):
+            objective = model.objective(TrainConfig()) if isinstance(model, Ensemble) else None
+            return training_step(model, inputs, labels, objective=objective)
+        if isinstance(model, SampledEnsemble):
             model.ready.fill_(True)
         return inference(model, inputs)
 
     cases = {"one network": case(make()), "python loop": case(PythonLoop(make, M))}
-    for name, method in methods("share").items():
-        settings: dict[str, Any] = {"inject": 0.1} if name == "mc_dropout" else {}
-        if name in LEFT_OUT:
+    for name, method in methods("ensemble").items():
+        options: dict[str, Any] = {"inject": 0.1} if name == "mc_dropout" else {}
+        if name in OMITTED:
             continue
         try:
-            share = method.make(num_members=1 if name == "swa" else M, **settings)
-            cases[name] = case(share(make()), share)
+            cases[name] = case(method.target(make(), 1 if name == "swa" else M, **options))
         except Exception as reason:  # a method that is not for this network
             print(f"{name}: {reason}", file=sys.stderr)
     return cases
 
 
 def batch_ensembles() -> dict[str, Table]:
-    """BatchEnsemble where its engines matter: wide batches, split batches, a residual network."""
+    """Return tables of BatchEnsemble where its engines matter: wide batches, split batches, a residual network."""
     tables: dict[str, Table] = {}
     for name, make, shape, batch in (
         ("mlp", mlp, (784,), BATCH),
@@ -102,14 +103,14 @@ def batch_ensembles() -> dict[str, Table]:
     ):
         inputs, labels = torch.randn(batch, *shape), torch.randint(10, (batch,))
         title = f"{name}, train, batch {batch}"
-        tables[title] = mlp_steps() if name == "mlp" else ratios(_steps(make, inputs, labels), SOME)
+        tables[title] = mlp_steps() if name == "mlp" else ratios(_steps(make, inputs, labels), MORE_ROUNDS)
         show(title, tables[title])
         cases = {
             "one network": inference(make(), inputs),
             "python loop": inference(PythonLoop(make, M), inputs),
-            "BatchEnsemble": inference(BatchEnsemble(M)(make()), inputs),
+            "BatchEnsemble": inference(BatchEnsemble(make(), M), inputs),
         }
-        tables[f"{name}, infer, batch {batch}"] = ratios(cases, SOME)
+        tables[f"{name}, infer, batch {batch}"] = ratios(cases, MORE_ROUNDS)
         show(f"{name}, infer, batch {batch}", tables[f"{name}, infer, batch {batch}"])
     return tables
 
@@ -119,38 +120,38 @@ def _steps(make: Callable[[], nn.Module], inputs: Tensor, labels: Tensor) -> dic
     cases = {
         "one network": training_step(make(), inputs, labels),
         "python loop": training_step(PythonLoop(make, M), inputs, labels),
-        "repeated batch": training_step(BatchEnsemble(M)(make()), inputs, labels),
-        "split batch": training_step(BatchEnsemble(M)(make()), *parts, own=True),
+        "repeated batch": training_step(BatchEnsemble(make(), M), inputs, labels),
+        "split batch": training_step(BatchEnsemble(make(), M), *parts, own=True),
     }
     if inputs.ndim == 2:
         cases["factors by hand"] = training_step(FactorsByHand(M), inputs, labels)
     else:
-        cases["EnsembleBN"] = training_step(BatchEnsemble(M, batch_norm="own")(make()), inputs, labels)
-        cases["joint batch norm"] = training_step(BatchEnsemble(M, batch_norm="joint")(make()), inputs, labels)
+        cases["EnsembleBN"] = training_step(BatchEnsemble(make(), M, batch_norm="own"), inputs, labels)
+        cases["joint batch norm"] = training_step(BatchEnsemble(make(), M, batch_norm="joint"), inputs, labels)
     return cases
 
 
 def mlp_steps() -> Table:
-    """Steps of the MLP, rounds of several processes together."""
+    """Return the table of steps of the MLP, from the rounds of several processes."""
     times: dict[str, list[float]] = {}
     for _ in range(PROCESSES):
         again = [sys.executable, __file__, ONE]
-        told = subprocess.run(again, check=True, capture_output=True, text=True).stdout  # noqa: S603 - this file itself
-        for case, samples in json.loads(told).items():
+        output = subprocess.run(again, check=True, capture_output=True, text=True).stdout  # noqa: S603 - this file itself
+        for case, samples in json.loads(output).items():
             times.setdefault(case, []).extend(samples)
     return table_of(times)
 
 
 def many_rows() -> dict[str, Table]:
-    """10,000 rows at once through the MLP: one network as it is, members by `predict`, which takes them in chunks."""
+    """Return the table of 10,000 rows at once: one network called directly, members by `predict`, which takes chunks."""
     rows = Split(torch.randn(10_000, 784), torch.randint(10, (10_000,)))
     data = Data(rows, rows, rows, 10, (784,))
-    one, members = mlp().eval(), BatchEnsemble(M)(mlp()).eval()
+    one, members = mlp().eval(), BatchEnsemble(mlp(), M).eval()
     cases = {
         "one network": inference(one, rows.inputs),
         "one network by predict": lambda: predict(one, data.test),
         "BatchEnsemble by predict": lambda: predict(members, data.test),
-        "BatchEnsemble at once": inference(BatchEnsemble(M)(mlp()), rows.inputs),
+        "BatchEnsemble at once": inference(BatchEnsemble(mlp(), M), rows.inputs),
     }
     table = ratios(cases)
     show("mlp, 10,000 rows", table)
@@ -158,13 +159,13 @@ def many_rows() -> dict[str, Table]:
 
 
 def dropout() -> dict[str, Table]:
-    """Four samples of MC dropout."""
+    """Return the table of four samples of MC dropout."""
     inputs = torch.randn(BATCH, 784)
     network = dropout_mlp()
     cases = {
         "one network": inference(network, inputs),
-        "MC dropout": inference(MCDropout(M)(network), inputs),
-        "MC dropout, a mask a batch": inference(MCDropout(M, per_example=False)(network), inputs),
+        "MC dropout": inference(MCDropout(network, M), inputs),
+        "MC dropout, one mask per batch": inference(MCDropout(network, M, per_example=False), inputs),
     }
     table = ratios(cases)
     show("mlp, mc dropout", table)
@@ -172,7 +173,7 @@ def dropout() -> dict[str, Table]:
 
 
 def main() -> None:
-    """All tables and the record."""
+    """Measure all tables and write the record."""
     warnings.filterwarnings("ignore", message="There is a performance drop")
     torch.manual_seed(0)
     torch.set_num_threads(2)
@@ -183,7 +184,7 @@ def main() -> None:
     tables = {**batch_ensembles(), **many_rows(), **dropout()}
     if "--quick" in sys.argv:
         return
-    write_record("shares", {**tables, **every_share()}, members=M)
+    write_record("efficient-ensembles", {**tables, **efficient_ensembles()}, members=M)
 
 
 if __name__ == "__main__":
