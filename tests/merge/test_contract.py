@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from enfold import merge
 from enfold.arguments import arguments_of
-from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError
 from enfold.train import TrainConfig
 

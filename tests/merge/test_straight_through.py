@@ -149,7 +149,7 @@ def test_a_loaders_batch_of_one_example(members, data, size):
     if size > 1:
         fold(pair, data.replace(train=loader))
         return
-    with pytest.raises(EnfoldError, match="batch norm needs .* got 1"):
+    with pytest.raises(EnfoldError, match=r"batch norm needs .* got 1"):
         fold(pair, data.replace(train=loader))
 
 

@@ -184,7 +184,8 @@ class _Study:
     @cached_property
     def members(self) -> DeepEnsemble:
         """Those that are aligned."""
-        return self.everyone[: self.asked.members]
+        chosen: DeepEnsemble = self.everyone[: self.asked.members]
+        return chosen
 
     @cached_property
     def aligned(self) -> Aligned:

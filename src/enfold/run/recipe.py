@@ -54,21 +54,27 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field("run", description="Name of the run.")
-    data: DataSpec = Field(DataSpec(), description="The data: a name, a path, module:function, or a mapping.")
-    network: str | dict[str, Any] = Field("mlp", description="The members' network: a name, or nets.py:function.")
-    members: int = Field(4, strict=True, description="Number of members; of checkpoints all by default.")
-    checkpoints: str | None = Field(None, description="Pattern of files with trained members; none are trained then.")
-    seeds: tuple[int, ...] = Field((0,), min_length=1, description="Seeds; several give a standard deviation.")
-    sizes: tuple[int, ...] = Field((), description="Also evaluate ensembles of the first k members.")
+    name: str = Field(default="run", description="Name of the run.")
+    data: DataSpec = Field(default=DataSpec(), description="The data: a name, a path, module:function, or a mapping.")
+    network: str | dict[str, Any] = Field(
+        default="mlp", description="The members' network: a name, or nets.py:function."
+    )
+    members: int = Field(default=4, strict=True, description="Number of members; of checkpoints all by default.")
+    checkpoints: str | None = Field(
+        default=None, description="Pattern of files with trained members; none are trained then."
+    )
+    seeds: tuple[int, ...] = Field(default=(0,), min_length=1, description="Seeds; several give a standard deviation.")
+    sizes: tuple[int, ...] = Field(default=(), description="Also evaluate ensembles of the first k members.")
     train: dict[str, Any] = Field(default_factory=dict, description="Training settings, the fields of TrainConfig.")
-    steps: tuple[StepSpec, ...] = Field((), description="Methods; each gives a row of the results.")
-    control: bool = Field(True, description="Train a control for each total training length of the steps.")
+    steps: tuple[StepSpec, ...] = Field(default=(), description="Methods; each gives a row of the results.")
+    control: bool = Field(default=True, description="Train a control for each total training length of the steps.")
     control_names: dict[str, str] = Field(default_factory=dict, description="Names of controls by step; numbered.")
-    cost: bool = Field(True, description="Measure parameters, memory and latency.")
-    corruptions: CorruptionSpec | None = Field(None, description="Evaluate on corrupted test images.")
-    ood: tuple[OodSpec, ...] = Field((), description="Out-of-distribution sets.")
-    trajectory: TrajectorySpec | None = Field(None, description="Store networks along the training; true: each epoch.")
+    cost: bool = Field(default=True, description="Measure parameters, memory and latency.")
+    corruptions: CorruptionSpec | None = Field(default=None, description="Evaluate on corrupted test images.")
+    ood: tuple[OodSpec, ...] = Field(default=(), description="Out-of-distribution sets.")
+    trajectory: TrajectorySpec | None = Field(
+        default=None, description="Store networks along the training; true: each epoch."
+    )
 
     @field_validator("trajectory", mode="before")
     @classmethod

@@ -121,7 +121,9 @@ class SeedRun:
         except EnfoldError:
             raise
         except Exception as error:  # the user's own code: anything may be raised
-            raise EnfoldError(f"{what} must {rule}, but it fails with {describe_error(error)}: fix the network") from error
+            raise EnfoldError(
+                f"{what} must {rule}, but it fails with {describe_error(error)}: fix the network"
+            ) from error
         if shape != (2, self.data.num_classes):
             raise EnfoldError(f"{what} must {rule}, got {shape[1:]}: change its last layer")
 

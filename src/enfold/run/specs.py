@@ -23,12 +23,12 @@ class DataSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    source: str = Field("fashion-mini", description="Name of a data set, a path, or module:function.")
-    train_size: int | float | None = Field(None, description="Number or fraction of training examples.")
-    val_size: int | float | None = Field(None, description="Number or fraction of validation examples.")
-    size: int | None = Field(None, description="Images of a folder are resized to it.")
-    seed: int = Field(0, description="Seed of the split.")
-    exclude_classes: tuple[int, ...] = Field((), description="Classes that are removed from all splits.")
+    source: str = Field(default="fashion-mini", description="Name of a data set, a path, or module:function.")
+    train_size: int | float | None = Field(default=None, description="Number or fraction of training examples.")
+    val_size: int | float | None = Field(default=None, description="Number or fraction of validation examples.")
+    size: int | None = Field(default=None, description="Images of a folder are resized to it.")
+    seed: int = Field(default=0, description="Seed of the split.")
+    exclude_classes: tuple[int, ...] = Field(default=(), description="Classes that are removed from all splits.")
 
     def load(self, *, download: bool = True) -> Data:
         """Return the data; the split does not depend on the run's seed."""
@@ -41,10 +41,10 @@ class CorruptionSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    folder: str | None = Field(None, description="Folder of the official CIFAR-10-C or CIFAR-100-C files.")
+    folder: str | None = Field(default=None, description="Folder of the official CIFAR-10-C or CIFAR-100-C files.")
     kinds: tuple[str, ...] | Literal["standard", "all"] = "standard"
     severities: tuple[int, ...] = SEVERITIES
-    examples: int | None = Field(None, ge=1, description="Number of test examples; all by default.")
+    examples: int | None = Field(default=None, ge=1, description="Number of test examples; all by default.")
     seed: int = 0
 
     @field_validator("kinds", "severities")
@@ -66,7 +66,7 @@ class TrajectorySpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    every: int = Field(1, ge=1, description="Epochs between two stored networks.")
+    every: int = Field(default=1, ge=1, description="Epochs between two stored networks.")
 
 
 class StepSpec(BaseModel):
@@ -79,23 +79,32 @@ class StepSpec(BaseModel):
 
     method: str = Field(description="Name of a method, or mine.py:my_method for code of your own.")
     label: str = Field(description="Name of the row; the method's name by default.")
-    family: Family | None = Field(None, description="ensemble, distill or merge; needed if two methods have this name.")
+    family: Family | None = Field(
+        default=None, description="ensemble, distill or merge; needed if two methods have this name."
+    )
     network: str | dict[str, Any] | None = Field(
-        None, description="Ensembles: another network than the members', best_member, or the label of an earlier step."
+        default=None,
+        description="Ensembles: another network than the members', best_member, or the label of an earlier step.",
     )
     init: str | None = Field(
-        None,
+        default=None,
         description="Distillation: what the student starts from; repair: the network that is repaired. The label of an "
         f"earlier step, or one of {', '.join(STARTS)}.",
     )
-    teacher: str | None = Field(None, description="Distillation: label of an earlier step; the members by default.")
-    student: str | dict[str, Any] | None = Field(
-        None, description="Distillation: a network, or an ensemble as {method: batch_ensemble, rank: 2}."
+    teacher: str | None = Field(
+        default=None, description="Distillation: label of an earlier step; the members by default."
     )
-    perturb: str | dict[str, Any] | None = Field(None, description="Distillation: a perturbation of the inputs.")
+    student: str | dict[str, Any] | None = Field(
+        default=None, description="Distillation: a network, or an ensemble as {method: batch_ensemble, rank: 2}."
+    )
+    perturb: str | dict[str, Any] | None = Field(
+        default=None, description="Distillation: a perturbation of the inputs."
+    )
     train: dict[str, Any] = Field(default_factory=dict, description="Changes to the training settings of the run.")
-    first: int | None = Field(None, ge=1, description="Merge or distill the first members only.")
-    seeds: tuple[int, ...] | None = Field(None, description="Seeds of the run that have this step; all by default.")
+    first: int | None = Field(default=None, ge=1, description="Merge or distill the first members only.")
+    seeds: tuple[int, ...] | None = Field(
+        default=None, description="Seeds of the run that have this step; all by default."
+    )
 
     @property
     def options(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from torch import nn
 
 from enfold.data import Split
 from enfold.distill import distill
+from enfold.distill.distill import Init
 from enfold.engines.initialization import initialize_member
 from enfold.ensemble import Ensemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
@@ -156,7 +157,7 @@ def _distill(
 
 def _start(
     run: SeedRun, step: StepSpec, loss: Any, members: DeepEnsemble, details: dict[str, Any]
-) -> tuple[nn.Module | str | None, Any]:
+) -> tuple[Init | None, Any]:
     """The arguments `init` and `student` of `distill`."""
     details["start"] = {None: "the best member", "random": "an untrained network"}.get(step.init, f"init: {step.init}")
     if step.student is not None and not is_ensemble_student(step.student):

@@ -188,8 +188,8 @@ def diversity_plane(scene: Scene) -> Found:
         if stored is not None:
             every = stored["test"]
             few = chosen_examples(len(every), scene.examples)
-            kind = "ensemble" if step.family == "ensemble" else "step"
-            groups[f"{kind}: {step.label}"] = Predictions(every.log_probs[:, few], every.labels[few])
+            prefix = "ensemble" if step.family == "ensemble" else "step"
+            groups[f"{prefix}: {step.label}"] = Predictions(every.log_probs[:, few], every.labels[few])
     arrays: Arrays = {}
     for name, each_said in groups.items():
         arrays[f"{name}/accuracy"], arrays[f"{name}/diversity"] = diversity_points(base, each_said)
