@@ -40,7 +40,7 @@ def test_channels_are_moved_not_reinterpreted():
 
 @pytest.mark.parametrize("array", [np.zeros(5), np.zeros((5, 2), dtype="U3"), np.zeros((5, 2), dtype=complex)])
 def test_refuses_what_are_not_rows_of_numbers(array):
-    with pytest.raises(EnfoldError, match="one row an example"):
+    with pytest.raises(EnfoldError, match="one row per example"):
         as_inputs(array, "x")
 
 
@@ -51,7 +51,7 @@ def test_labels_of_whole_numbers(array):
 
 @pytest.mark.parametrize("array", [np.eye(3), np.array([0.5, 1.0]), np.array([np.nan, 1.0]), np.array(["cat", "dog"])])
 def test_refuses_labels_that_are_not(array):
-    with pytest.raises(EnfoldError, match="y must be one whole number an example"):
+    with pytest.raises(EnfoldError, match="y must be one integer"):
         as_labels(array, "y")
 
 

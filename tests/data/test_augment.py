@@ -77,11 +77,11 @@ def test_no_augmentation_is_the_identity():
 
 
 def test_an_unknown_name_lists_the_known():
-    with pytest.raises(EnfoldError, match="one of pad-crop, flip, got 'cutout'"):
+    with pytest.raises(EnfoldError, match=r"augment .*'cutout'"):
         augmentation(["flip", "cutout"])
 
 
 @pytest.mark.parametrize("name", list(AUGMENTATIONS))
 def test_refuses_what_are_not_images(name):
-    with pytest.raises(EnfoldError, match=r"\(B, C, H, W\), got \(4, 10\)"):
+    with pytest.raises(EnfoldError, match=r"augment .*\(4, 10\)"):
         AUGMENTATIONS[name](torch.zeros(4, 10), seeded())

@@ -146,15 +146,15 @@ def test_lengths():
 
 
 def test_what_cannot_be_trained_on():
-    with pytest.raises(EnfoldError, match="bagging needs the training part in memory, got a loader"):
+    with pytest.raises(EnfoldError, match=r"bootstrap .*got a loader"):
         epoch(Order(bootstrap=True), numbered().replace(train=[]))
-    with pytest.raises(EnfoldError, match="got none in epoch 1: pass a DataLoader or a list"):
+    with pytest.raises(EnfoldError, match=r"train .*got none in epoch 1"):
         epoch(Order(), numbered().replace(train=iter([])))
-    with pytest.raises(EnfoldError, match="the training part must hold examples, got none"):
+    with pytest.raises(EnfoldError, match=r"train .*got none"):
         epoch(Order(), numbered(0))
-    with pytest.raises(EnfoldError, match="an augmentation must be one of"):
+    with pytest.raises(EnfoldError, match="augment must"):
         epoch(Order(augment=("rotate",)), pictures())
-    with pytest.raises(EnfoldError, match="augmentation needs images"):
+    with pytest.raises(EnfoldError, match="augment needs"):
         epoch(Order(augment=("flip",)), numbered())
     with pytest.raises(EnfoldError, match="one label per input"):
         Split(torch.zeros(3, 2), torch.zeros(2))
@@ -216,5 +216,5 @@ def test_a_split_batch_is_divided_among_the_members():
         assert one.own
         assert one.inputs.flatten().tolist() == all_of_it.inputs.flatten()[:6].tolist()
         assert one.indices.flatten().tolist() == all_of_it.indices[:6].tolist()
-    with pytest.raises(EnfoldError, match="at least 8 examples, got 7"):
+    with pytest.raises(EnfoldError, match=r"batch_size .*got 7"):
         list(Order(7, range(4), split=True).batches(data, 0))

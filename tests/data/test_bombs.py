@@ -15,7 +15,7 @@ import pytest
 from enfold.data import download as module
 from enfold.data import idx, load
 from enfold.data.corruptions import read_cifar_c
-from enfold.data.download import Remote, alone, download
+from enfold.data.download import Remote, download, download_lock
 from enfold.data.official import CIFAR10, CIFAR100, FASHION_MNIST, MNIST
 from enfold.errors import EnfoldError
 
@@ -187,6 +187,6 @@ def test_downloads_follow_no_symbolic_link(server, tmp_path):
     download(remote, tmp_path / "f.gz", "do it by hand")
     assert (tmp_path / "f.gz").read_bytes() == b"content"
     (tmp_path / ".lock").symlink_to(victim)
-    with pytest.raises(OSError, match=os.strerror(40)), alone(tmp_path):
+    with pytest.raises(OSError, match=os.strerror(40)), download_lock(tmp_path):
         pass
     assert victim.read_text() == "mine"

@@ -56,7 +56,7 @@ def test_a_link_in_the_archive_is_not_followed(tmp_path):
         link.type, link.linkname = tarfile.SYMTYPE, str(secret)
         tar.addfile(link)
     archive.write_bytes(buffer.getvalue())
-    with pytest.raises(EnfoldError, match=r"must hold folder/train\.bin"):
+    with pytest.raises(EnfoldError, match=r"must contain folder/train\.bin"):
         cifar.extract(archive, tmp_path / "folder", ["train.bin"])
     assert not (tmp_path / "folder").exists()
 
@@ -65,5 +65,5 @@ def test_a_link_in_the_archive_is_not_followed(tmp_path):
 def test_refuses_a_broken_archive(tmp_path, tiny, damage):
     archive = tmp_path / "archive.tar.gz"
     archive.write_bytes(damage(tiny.cifar_archive()))
-    with pytest.raises(EnfoldError, match=r"whole tar\.gz archive"):
+    with pytest.raises(EnfoldError, match=r"tar\.gz archive"):
         cifar.extract(archive, tmp_path / "cifar-10-batches-bin", ["missing.bin"])

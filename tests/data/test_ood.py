@@ -1,4 +1,4 @@
-"""Sets from outside: brought to size, channels and type by known rules, told in words; noise; held-out classes."""
+"""Sets from outside: brought to size, channels and type by known rules, description in words; noise; held-out classes."""
 
 import numpy as np
 import pytest
@@ -23,26 +23,26 @@ def data(shape, dtype=torch.uint8, normalised=True):
 
 def test_the_same_form_is_left_as_it_is():
     given = images((3, 8, 8), seed=1)
-    adapted, told = adapt(given, data((3, 8, 8)))
+    adapted, description = adapt(given, data((3, 8, 8)))
     assert torch.equal(adapted, given)
-    assert told == "normalised with the mean and deviation of the data trained on"
+    assert description == "normalised with the statistics of the training data"
 
 
 def test_grey_becomes_colour_and_grows():
     flat = torch.full((2, 1, 28, 28), 100, dtype=torch.uint8)
-    adapted, told = adapt(flat, data((3, 32, 32)))
+    adapted, description = adapt(flat, data((3, 32, 32)))
     assert adapted.shape == (2, 3, 32, 32)
     assert adapted.dtype == torch.uint8
     assert adapted.unique().tolist() == [100]
-    assert told.startswith("resized from 28 x 28 to 32 x 32 by bilinear interpolation; grey made colour, copied")
+    assert description.startswith("resized from 28 x 28 to 32 x 32 by bilinear interpolation; grey converted to colour")
 
 
 def test_colour_becomes_grey_by_luma():
     red = torch.zeros(1, 3, 8, 8)
     red[:, 0] = 1
-    adapted, told = adapt(red, data((1, 8, 8), torch.float32))
+    adapted, description = adapt(red, data((1, 8, 8), torch.float32))
     torch.testing.assert_close(adapted, torch.full((1, 1, 8, 8), 0.299))
-    assert "colour made grey, weighted by 0.299, 0.587, 0.114" in told
+    assert "colour converted to grey, weighted by 0.299, 0.587, 0.114" in description
 
 
 def test_bytes_and_numbers_meet():
@@ -54,10 +54,10 @@ def test_bytes_and_numbers_meet():
 
 def test_shrinking_averages_and_other_proportions_are_told():
     checks = (torch.arange(32)[:, None] + torch.arange(16)) % 2 * 1.0
-    adapted, told = adapt(checks.expand(1, 1, 32, 16), data((1, 8, 8), torch.float32))
+    adapted, description = adapt(checks.expand(1, 1, 32, 16), data((1, 8, 8), torch.float32))
     assert (adapted[..., 2:6, 2:6] - 0.5).abs().max() < 0.1  # not every fourth pixel, which would be all 0
-    assert "32 x 16 to 8 x 8" in told
-    assert "changes its proportions" in told
+    assert "32 x 16 to 8 x 8" in description
+    assert "aspect ratio" in description
 
 
 def test_a_set_knows_its_name_and_can_be_cut():
@@ -101,12 +101,12 @@ def test_noise_has_the_values_it_says():
 @pytest.mark.parametrize(
     ("given", "into", "message"),
     [
-        (images((2, 8, 8)), data((1, 8, 8)), r"grey or colour images, \(N, 1 or 3, H, W\), got \(6, 2, 8, 8\)"),
+        (images((2, 8, 8)), data((1, 8, 8)), r"images .*\(6, 2, 8, 8\)"),
         (torch.zeros(4, 5), data((1, 8, 8)), r"got \(4, 5\)"),
-        (3 * torch.ones(2, 1, 8, 8), data((1, 8, 8)), "lie in .0, 1., got torch.float32 from 3 to 3"),
-        (torch.full((2, 1, 8, 8), np.nan), data((1, 8, 8)), "bytes or lie in"),
+        (3 * torch.ones(2, 1, 8, 8), data((1, 8, 8)), "images .*from 3 to 3"),
+        (torch.full((2, 1, 8, 8), np.nan), data((1, 8, 8)), "images must"),
         (torch.ones(2, 1, 8, 8, dtype=torch.int64), data((1, 8, 8)), "got torch.int64"),
-        (images((1, 8, 8)), data((20,), normalised=False), r"got inputs of shape \(20,\): leave ood out"),
+        (images((1, 8, 8)), data((20,), normalised=False), r"data .*\(20,\)"),
     ],
 )
 def test_what_cannot_be_adapted_is_refused(given, into, message):
@@ -116,11 +116,11 @@ def test_what_cannot_be_adapted_is_refused(given, into, message):
 
 def test_data_that_is_no_raw_pixels_is_refused():
     split = Split(torch.randn(6, 1, 8, 8), torch.arange(6) % 3)
-    with pytest.raises(EnfoldError, match="which must be raw pixels"):
+    with pytest.raises(EnfoldError, match="raw pixels"):
         noise("uniform", Data(split, split, split, 3, (1, 8, 8)), 3)
-    with pytest.raises(EnfoldError, match="a test part in memory, got a list"):
+    with pytest.raises(EnfoldError, match=r"data.test .*list"):
         noise("uniform", Data(split, split, [], 3, (1, 8, 8)), 3)
-    with pytest.raises(EnfoldError, match="noise must be one of uniform, gaussian, got 'white'"):
+    with pytest.raises(EnfoldError, match=r"kind .*'white'"):
         noise("white", data((1, 8, 8)), 3)
 
 
@@ -147,7 +147,7 @@ def test_excluded_classes_are_in_no_part_and_the_rest_is_numbered_anew(four_clas
 
 
 def test_classes_that_there_are_not_are_refused(four_classes):
-    with pytest.raises(EnfoldError, match="exclude_classes must be from 0 to 3, got 4"):
+    with pytest.raises(EnfoldError, match=r"exclude_classes .*got 4"):
         load(four_classes, exclude_classes=[4])
-    with pytest.raises(EnfoldError, match="at least 2 of the 4 classes must be left to learn, but 1 would be"):
+    with pytest.raises(EnfoldError, match=r"exclude_classes .*got 1"):
         load(four_classes, exclude_classes=[0, 1, 2])

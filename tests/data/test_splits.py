@@ -75,7 +75,7 @@ def test_every_example_is_held_out_equally_often():
 
 @pytest.mark.parametrize("size", [0, -1, 10, 11])
 def test_refuses_sizes_that_leave_one_side_empty(size):
-    with pytest.raises(EnfoldError, match=f"between 1 and 9 of 10 examples, got {size}"):
+    with pytest.raises(EnfoldError, match=rf"size .*got {size}"):
         stratified_split(torch.zeros(10, dtype=torch.long), size, 0)
 
 
@@ -87,7 +87,7 @@ def test_sizes_are_numbers_or_fractions():
 
 @pytest.mark.parametrize("size", [0, -3, 1.0, 1.5, -0.1, 0.001, True])
 def test_refuses_what_is_neither(size):
-    with pytest.raises(EnfoldError, match="it must be a whole number of examples or a fraction"):
+    with pytest.raises(EnfoldError, match="it must be a number of examples or a fraction"):
         resolve_size(size, 100, "it")
 
 

@@ -1,4 +1,4 @@
-"""Data: sources, splits and batched augmentation; nothing here knows a network."""
+"""Data: sources, splits, batches and augmentation."""
 
 from enfold.data.augment import augmentation
 from enfold.data.corruptions import Corrupted, corrupt, corrupted, read_cifar_c

@@ -1,4 +1,4 @@
-"""Batches for training: every member in its own order, or all in one, by index from tensors in memory."""
+"""Batches for training: in a separate order for each member or in one order for all."""
 
 from __future__ import annotations
 
@@ -16,16 +16,24 @@ from enfold.seeds import generator
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's examples: the same for all members, or with a leading member axis if each has its own."""
+    """The examples of one step: the same for all members, or with a leading member axis.
 
-    inputs: Tensor  # (B, ...) or (M, B, ...)
-    labels: Tensor  # (B,) or (M, B) int64; a loader's are as they came
-    own: bool = False  # whether the member axis is there
-    indices: Tensor | None = None  # of the examples in the training part, shaped as labels; None for a loader
+    Args:
+        inputs: Inputs (B, ...) or (M, B, ...).
+        labels: Labels (B,) or (M, B), int64; unchanged if they come from a loader.
+        own: Whether there is a member axis.
+        indices: Indices of the examples in the training split, in the shape of `labels`; None for a loader.
+        augmented: Whether the inputs may be augmented.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    own: bool = False
+    indices: Tensor | None = None
     augmented: bool = False
 
     def member(self, index: int) -> Batch:
-        """What one member sees: M = 1 if each has its own, else the same batch."""
+        """Return the batch of one member: M = 1 with a member axis, else the same batch."""
         if not self.own:
             return self
         indices = None if self.indices is None else self.indices[index : index + 1]
@@ -33,47 +41,64 @@ class Batch:
         return replace(self, inputs=self.inputs[own], labels=self.labels[own], indices=indices)
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch on another device."""
+        """Return the batch on another device."""
         inputs, labels = self.inputs.to(device, non_blocking=True), self.labels.to(device, non_blocking=True)
         return replace(self, inputs=inputs, labels=labels)
 
 
 @dataclass(frozen=True)
 class Order:
-    """Which examples come when. Everything drawn depends on the seed, the member and the epoch alone."""
+    """The order of the training examples. All random draws depend on seed, member and epoch only.
+
+    Args:
+        batch_size: Examples per batch and member.
+        members: Indices of members with a separate order each; None for one order for all.
+        bootstrap: Train each member on a bootstrap sample of the examples.
+        augment: Names of augmentations.
+        seed: Seed of all draws.
+        split: Use one order and divide each batch among the members.
+    """
 
     batch_size: int = 128
-    members: Sequence[int] | None = None  # whose own order; None: one order for all
-    bootstrap: bool = False  # bagging: each member trains on N draws with replacement
+    members: Sequence[int] | None = None
+    bootstrap: bool = False
     augment: Sequence[str] = ()
     seed: int = 0
-    split: bool = False  # one order, each batch divided among the members
+    split: bool = False
 
     def steps(self, part: Part) -> int | None:
-        """Batches in an epoch, where that can be known."""
+        """Return the number of batches in an epoch; None if it is unknown."""
         if isinstance(part, Split):
-            return -(-self._used(len(part)) // self.batch_size)
+            return -(-self._used_examples(len(part)) // self.batch_size)
         return length(part)
 
-    def _used(self, size: int) -> int:
-        """Examples in an epoch: a last batch of one is left out, because batch norm has no variance of one example."""
+    def _used_examples(self, size: int) -> int:
+        """Return the number of examples in an epoch; a last batch of one example is dropped because of batch norm."""
         return size - 1 if size % self.batch_size == 1 and size > self.batch_size else size
 
     def batches(self, data: Data, epoch: int) -> Iterator[Batch]:
-        """One epoch of the training part."""
+        """Yield the batches of one epoch.
+
+        Args:
+            data: Data whose training split is used.
+            epoch: Index of the epoch, from 0.
+
+        Raises:
+            EnfoldError: If there are no examples or an option does not fit the data.
+        """
         transform = augmentation(self.augment) if self.augment else None
         if not isinstance(data.train, Split):
             yield from self._from_loader(data.train, epoch, transform)
             return
         if not len(data.train):
-            raise EnfoldError("the training part must hold examples, got none: pass at least one")
+            raise EnfoldError("train must have at least one example, got none: pass more examples")
         if self.split and self.members is not None:
-            yield from self._divided(data, epoch)
+            yield from self._divide_batches(data, epoch)
             return
         streams = [None] if self.members is None else list(self.members)
         orders = torch.stack([self._permutation(len(data.train), stream, epoch) for stream in streams])  # (M, N)
         sources = [generator(self.seed, "augment", _name(stream), epoch) for stream in streams]
-        for chosen in orders[:, : self._used(len(data.train))].split(self.batch_size, dim=1):
+        for chosen in orders[:, : self._used_examples(len(data.train))].split(self.batch_size, dim=1):
             inputs = pixels(data.train.inputs[chosen])  # (M, B, ...)
             if transform is not None:
                 pairs = zip(inputs, sources, strict=True)
@@ -83,25 +108,25 @@ class Order:
                 inputs, labels, chosen = inputs[0], labels[0], chosen[0]
             yield Batch(inputs, labels, self.members is not None, chosen, transform is not None)
 
-    def _divided(self, data: Data, epoch: int) -> Iterator[Batch]:
-        """One order for all, of which each member sees its part: (M, B / M); what cannot be divided is left out."""
+    def _divide_batches(self, data: Data, epoch: int) -> Iterator[Batch]:
+        """Yield batches in one order, divided among the members: (M, B / M); the remainder is dropped."""
         parts = len(self.members or ())
         if self.batch_size < 2 * parts:
             raise EnfoldError(
-                f"a batch split among {parts} members must have at least {2 * parts} examples, got {self.batch_size}: "
+                f"batch_size must be at least {2 * parts} to be split among {parts} members, got {self.batch_size}: "
                 "raise batch_size"
             )
-        whole = replace(self, members=None, split=False)
-        for batch in whole.batches(data, epoch):
+        undivided = replace(self, members=None, split=False)
+        for batch in undivided.batches(data, epoch):
             used = len(batch.labels) - len(batch.labels) % parts
             if used < 2 * parts:
-                continue  # batch norm has no variance of one example
+                continue  # batch norm needs more than one example
 
-            def divided(tensor: Tensor, used: int = used) -> Tensor:
+            def divide(tensor: Tensor, used: int = used) -> Tensor:
                 return tensor[:used].view(parts, used // parts, *tensor.shape[1:])
 
-            indices = None if batch.indices is None else divided(batch.indices)
-            yield Batch(divided(batch.inputs), divided(batch.labels), True, indices, batch.augmented)
+            indices = None if batch.indices is None else divide(batch.indices)
+            yield Batch(divide(batch.inputs), divide(batch.labels), True, indices, batch.augmented)
 
     def _permutation(self, size: int, stream: int | None, epoch: int) -> Tensor:
         order = torch.randperm(size, generator=generator(self.seed, "order", _name(stream), epoch))
@@ -115,21 +140,21 @@ class Order:
     ) -> Iterator[Batch]:
         if self.bootstrap:
             raise EnfoldError(
-                "bagging needs the training part in memory, got a loader: pass a Split, or draw inside the loader"
+                "bootstrap needs the training split in memory, got a loader: pass tensors, or resample in the loader"
             )
         source = generator(self.seed, "augment", "shared", epoch)
         largest = 0
         for inputs, labels in loader:
             if len(labels) == 1 < largest:
-                continue  # as the last batch of a Split
+                continue  # a last batch of one example, as for a Split
             largest = max(largest, len(labels))
-            # Not the loader's own tensor: a network that works in place on it would change what a list holds.
+            # A copy, as networks that modify their inputs in place would change the batches of a list.
             inputs = inputs.clone() if transform is None else transform(inputs, source)
-            yield Batch(inputs, labels, augmented=True)  # a loader may augment: cache nothing
+            yield Batch(inputs, labels, augmented=True)  # a loader may augment, so nothing can be cached
         if not largest:
             raise EnfoldError(
-                f"the training part must yield batches in every epoch, got none in epoch {epoch + 1}: "
-                "pass a DataLoader or a list, not a generator that is used up"
+                f"train must yield batches in every epoch, got none in epoch {epoch + 1}: "
+                "pass a DataLoader or a list, not an exhausted generator"
             )
 
 

@@ -1,4 +1,4 @@
-"""CIFAR's binary form: records of one or two label bytes and 3 x 32 x 32 pixels, and its tar archive."""
+"""The binary format of CIFAR: records of one or two label bytes and 3 x 32 x 32 pixels, in a tar archive."""
 
 from __future__ import annotations
 
@@ -22,13 +22,21 @@ PIXELS = 3 * 32 * 32
 
 
 def read_records(path: Path, label_bytes: int) -> Split:
-    """The images and labels of one file; of CIFAR-100's two labels (coarse, fine) the fine one."""
+    """Return the images and labels of one file; for CIFAR-100 the fine labels.
+
+    Args:
+        path: The file.
+        label_bytes: Label bytes per record: 1 for CIFAR-10, 2 for CIFAR-100.
+
+    Raises:
+        EnfoldError: If the size of the file is not a multiple of the record size.
+    """
     content = read_bytes(path)
     record = label_bytes + PIXELS
     if not len(content) or len(content) % record:
         raise EnfoldError(
-            f"{path} must hold whole records of {record} bytes, got {len(content)} bytes: "
-            "it is truncated or foreign, delete it and fetch it again"
+            f"{path} must consist of records of {record} bytes, got {len(content)} bytes: "
+            "delete the file and fetch it again"
         )
     records = content.reshape(-1, record)
     images = np.ascontiguousarray(records[:, label_bytes:]).reshape(-1, *SHAPE)
@@ -36,17 +44,26 @@ def read_records(path: Path, label_bytes: int) -> Split:
 
 
 def read_cifar_folder(folder: Path, train: Sequence[str], test: Sequence[str], label_bytes: int) -> tuple[Split, Split]:
-    """Training and test part from the named files of a folder."""
-    return _read_part(folder, train, label_bytes), _read_part(folder, test, label_bytes)
+    """Return the training and test split from the named files of a folder."""
+    return _read_split(folder, train, label_bytes), _read_split(folder, test, label_bytes)
 
 
-def _read_part(folder: Path, names: Sequence[str], label_bytes: int) -> Split:
+def _read_split(folder: Path, names: Sequence[str], label_bytes: int) -> Split:
     splits = [read_records(find_file(folder, name) or folder / name, label_bytes) for name in names]
     return Split(torch.cat([split.inputs for split in splits]), torch.cat([split.labels for split in splits]))
 
 
 def extract(archive: Path, folder: Path, names: Sequence[str]) -> None:
-    """Write the named files of the archive's folder of the same name into `folder`, and nothing else of the archive."""
+    """Extract only the named files of an archive.
+
+    Args:
+        archive: The archive, with a top folder named like `folder`.
+        folder: Folder to write to.
+        names: Names of the files.
+
+    Raises:
+        EnfoldError: If the archive is damaged or lacks a file.
+    """
     wanted = {PurePosixPath(folder.name, name): name for name in names}
     try:
         with tarfile.open(archive, "r:gz") as tar:
@@ -58,10 +75,9 @@ def extract(archive: Path, folder: Path, names: Sequence[str]) -> None:
                         shutil.copyfileobj(content, file)
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise EnfoldError(
-            f"{archive} must be a whole tar.gz archive, got a truncated or foreign one ({error}): "
-            "delete it and fetch it again"
+            f"{archive} must be a complete tar.gz archive, got a damaged one ({error}): delete it and fetch it again"
         ) from error
     if wanted:
         raise EnfoldError(
-            f"{archive} must hold {', '.join(map(str, wanted))}, which it does not: put the official archive there"
+            f"{archive} must contain {', '.join(map(str, wanted))}, but it does not: replace it by the official archive"
         )

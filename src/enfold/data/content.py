@@ -1,8 +1,8 @@
-"""The content of data as digests: the same data are recognised whatever they are called and wherever they lie.
+"""Digests of data, which identify the same data independently of name and location.
 
-A `Split` is covered completely, and so are lists of batches and a `DataLoader` of a `TensorDataset`. Of any other
-`DataLoader` without worker processes the first examples are covered, if they are the same when they are read again; of
-everything else, only its length and its source.
+A `Split`, a list of batches and a `DataLoader` of a `TensorDataset` are hashed completely. For other `DataLoader`s
+without worker processes the first examples are hashed, if reading them twice gives the same; for everything else only
+length and source.
 """
 
 from __future__ import annotations
@@ -21,20 +21,25 @@ from enfold.data.dataset import Data, Part, Split, length
 from enfold.io.files import digest
 
 NAMES = {"train": "training", "val": "validation", "test": "test"}
-FIRST = 16  # examples of a loader's data set that are read
+FIRST = 16  # examples of a loader's dataset that are hashed
 
 
 def content(data: Data, parts: Sequence[str] = tuple(NAMES)) -> dict[str, Any]:
-    """What tells these parts of the data from others, by the words for it."""
-    found: dict[str, Any] = {}
+    """Return digests and properties that identify the data, by name.
+
+    Args:
+        data: The data.
+        parts: The splits to include: "train", "val", "test".
+    """
+    identity: dict[str, Any] = {}
     for name in parts:
-        own = _of_part(getattr(data, name), data.source)
-        found |= {f"{NAMES[name]} {key}": value for key, value in own.items()}
+        own = _split_content(getattr(data, name), data.source)
+        identity |= {f"{NAMES[name]} {key}": value for key, value in own.items()}
     normalisation = digest([], f"{data.mean} {data.std}")
-    return {**found, "normalisation": normalisation, "classes": data.num_classes, "shape": list(data.shape)}
+    return {**identity, "normalisation": normalisation, "classes": data.num_classes, "shape": list(data.shape)}
 
 
-def _of_part(part: Part, source: str) -> dict[str, Any]:
+def _split_content(part: Part, source: str) -> dict[str, Any]:
     if isinstance(part, Split):
         return {"inputs": part.digests[0], "labels": part.digests[1]}
     examples = _digest(part)
@@ -43,7 +48,7 @@ def _of_part(part: Part, source: str) -> dict[str, Any]:
 
 
 def _digest(part: Part) -> str | None:
-    """Of the examples that can be read without changing what is read next."""
+    """Return a digest of the examples that can be read without side effects; None if there are none."""
     if isinstance(part, list | tuple):
         return _digest_tree(part)
     dataset = part.dataset if isinstance(part, DataLoader) else None
@@ -52,21 +57,21 @@ def _digest(part: Part) -> str | None:
     if dataset is None or isinstance(dataset, IterableDataset) or part.num_workers:  # type: ignore[union-attr]
         return None
     try:
-        once, again = (_first(dataset) for _ in range(2))
-    except Exception:  # the user's own code, which is asked for something that it need not have
+        once, again = (_digest_first(dataset) for _ in range(2))
+    except Exception:  # user code may not support indexing
         return None
     return once if once == again else None
 
 
-def _first(dataset: Any) -> str | None:
-    """Of the first examples, with the same random draws at each call."""
-    with _own_randomness():
+def _digest_first(dataset: Any) -> str | None:
+    """Return a digest of the first examples, with the same random draws in each call."""
+    with _fixed_randomness():
         return _digest_tree([dataset[index] for index in range(min(FIRST, len(dataset)))])
 
 
 @contextmanager
-def _own_randomness() -> Iterator[None]:
-    """Inside the block the generators of torch, numpy and Python begin alike; after it they are as they were."""
+def _fixed_randomness() -> Iterator[None]:
+    """Seed the generators of torch, numpy and Python inside the block and restore them after it."""
     states = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):
@@ -80,14 +85,14 @@ def _own_randomness() -> Iterator[None]:
 
 
 def _digest_tree(tree: Any) -> str | None:
-    """Of a nested collection of tensors, arrays, numbers and texts; None if it holds anything else."""
+    """Return a digest of nested collections of tensors, arrays, numbers and texts; None for other objects."""
     tensors: list[Tensor] = []
-    words = _words(tree, tensors)
-    return None if words is None else digest(tensors, words)
+    structure = _structure(tree, tensors)
+    return None if structure is None else digest(tensors, structure)
 
 
-def _words(tree: Any, tensors: list[Tensor]) -> str | None:
-    """The structure as a text, and its tensors, which are collected."""
+def _structure(tree: Any, tensors: list[Tensor]) -> str | None:
+    """Return the structure as text and append the tensors to the list."""
     if isinstance(tree, Tensor | np.ndarray):
         tensors.append(torch.as_tensor(tree))
         return "tensor"
@@ -97,5 +102,5 @@ def _words(tree: Any, tensors: list[Tensor]) -> str | None:
         tree = list(tree.items())
     if not isinstance(tree, list | tuple):
         return None
-    inner = [_words(each, tensors) for each in tree]
+    inner = [_structure(each, tensors) for each in tree]
     return None if None in inner else f"[{', '.join(map(str, inner))}]"

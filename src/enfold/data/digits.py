@@ -1,4 +1,4 @@
-"""scikit-learn's digits: 1,797 handwritten digits of 8 x 8 pixels, with one split that never changes."""
+"""The digits of scikit-learn: 1,797 handwritten digits of 8 x 8 pixels, with a fixed split."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from enfold.data.source import Source
 from enfold.errors import MissingExtra
 
 SPLIT_SEED = 0
-LEVELS = 16  # pixels count the dark ones among 4 x 4
+LEVELS = 16  # maximum pixel value: the number of dark pixels in a block of 4 x 4
 
 
 class Digits(Source):
-    """The digits that come with scikit-learn."""
+    """The digits of scikit-learn."""
 
     def find(self, root: Path | None) -> Path | None:
-        """The folder of scikit-learn, without importing it."""
+        """Return the folder of scikit-learn without importing it."""
         spec = importlib.util.find_spec("sklearn")
         return Path(spec.origin).parent if spec and spec.origin else None
 
     def absence(self, root: Path | None) -> str:
-        """The package is all there is to fetch."""
+        """Return the message about the missing package."""
         return str(MissingExtra("scikit-learn", "data", "the data set digits"))
 
     def read(self, path: Path) -> Parts:
-        """Floats in [0, 1] of shape (1, 8, 8)."""
+        """Return the splits with floats in [0, 1] of shape (1, 8, 8)."""
         from sklearn.datasets import load_digits
 
         raw = load_digits()
@@ -40,11 +40,11 @@ class Digits(Source):
         return Parts(train, validation, test, len(self.classes), "digits from scikit-learn", self.classes)
 
     def problems(self, path: Path) -> list[str]:
-        """None: the package has its own tests."""
+        """Return no problems: the package has its own tests."""
         return []
 
     def bytes(self, path: Path | None) -> int:
-        """Size of the one file, if scikit-learn is there."""
+        """Return the size of the file, 0 without scikit-learn."""
         file = path / "datasets" / "data" / "digits.csv.gz" if path else None
         return file.stat().st_size if file and file.exists() else 0
 

@@ -1,7 +1,7 @@
-"""fashion-mini: a stratified part of Fashion-MNIST inside the package, so that the first run needs no network.
+"""fashion-mini: a stratified subset of Fashion-MNIST in the package, which needs no download.
 
-10,000 training and 2,000 validation images out of the official training part and 5,000 test images out of the official
-test part, all classes alike, built by ``tools/make_fashion_mini.py``. Fashion-MNIST is © 2017 Zalando SE (Zalando
+10,000 training and 2,000 validation images from the official training split and 5,000 test images from the official
+test split, with balanced classes, built by ``tools/make_fashion_mini.py``. Fashion-MNIST is © 2017 Zalando SE (Zalando
 Research) under the MIT licence, see ``fashion_mini.LICENSE.txt``: Xiao, Rasul, Vollgraf, "Fashion-MNIST: a novel image
 dataset for benchmarking machine learning algorithms", 2017, arXiv:1708.07747.
 """
@@ -22,40 +22,40 @@ SHA256 = "644e0b4161930f0861cea8b0549998741b012034df7d056ed999f8111832d5b5"
 
 
 class FashionMini(Source):
-    """The data set that is part of the package."""
+    """The data set in the package."""
 
     def find(self, root: Path | None) -> Path | None:
-        """The file beside this module."""
+        """Return the path of the file next to this module."""
         return FILE if FILE.is_file() else None
 
     def absence(self, root: Path | None) -> str:
-        """A broken installation."""
-        return f"{FILE} must be part of the package, which it is not: install enfold again"
+        """Return the message about a broken installation."""
+        return f"{FILE} must be in the package, but it is not: install enfold again"
 
     def read(self, path: Path) -> Parts:
-        """Bytes of shape (1, 28, 28)."""
+        """Return the splits with uint8 images of shape (1, 28, 28)."""
         stored = read_npz(path)
-        parts = {part: _upright(getattr(stored, part)) for part in ("train", "val", "test")}
+        parts = {part: _transpose(getattr(stored, part)) for part in ("train", "val", "test")}
         return Parts(**parts, num_classes=len(self.classes), source="fashion-mini in enfold", names=self.classes)
 
     def problems(self, path: Path) -> list[str]:
-        """The one file is what was built, or it is not."""
+        """Return a message if the checksum of the file is wrong."""
         found = sha256(path)
         return [] if found == SHA256 else [f"{path} must have the SHA-256 {SHA256}, got {found}: install enfold again"]
 
     def bytes(self, path: Path | None) -> int:
-        """Size of the one file."""
+        """Return the size of the file."""
         return path.stat().st_size if path else 0
 
 
-def _upright(split: Split) -> Split:
-    """Images are stored column by column, which packs 6 % smaller."""
+def _transpose(split: Split) -> Split:
+    """Return the transposed images; the file stores columns, which compress 6 % better."""
     return Split(split.inputs.transpose(2, 3).contiguous(), split.labels)
 
 
 FASHION_MINI = FashionMini(
     name="fashion-mini",
-    description="a stratified part of Fashion-MNIST, embedded: works without a network",
+    description="a stratified subset of Fashion-MNIST, included in the package",
     licence="MIT",
     classes=FASHION_CLASSES,
     shape=(1, 28, 28),

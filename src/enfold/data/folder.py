@@ -1,4 +1,4 @@
-"""A folder of images: one sub-folder a class, with or without train, validation and test above them."""
+"""Folders of images: one subfolder per class, optionally below train, validation and test."""
 
 from __future__ import annotations
 
@@ -19,15 +19,26 @@ if TYPE_CHECKING:
 
 SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"}
-)  # of Pillow's many formats, those that data sets come in
+)  # the formats of Pillow that are usual for data sets
 PARTS = {"train": "train", "validation": "val", "val": "val", "test": "test"}
 GREY = frozenset({"1", "L", "LA"})
-DEEP = frozenset({"I", "I;16", "I;16B", "I;16L", "F"})  # Pillow would clip these to 255 without a word
+DEEP = frozenset({"I", "I;16", "I;16B", "I;16L", "F"})  # Pillow would clip these to 255 silently
 Size = tuple[int, int]  # height, width
 
 
 def read_folder(folder: Path, size: int | Size | None = None) -> Parts:
-    """The images of a folder, all of one size or brought to `size`: grey if all of them are, else in colour."""
+    """Read the images of a folder: grey if all of them are grey, else RGB.
+
+    Args:
+        folder: Folder with one subfolder per class, or with train, validation and test folders of such subfolders.
+        size: Resize images to this size, a number or (height, width); by default they must all have the same size.
+
+    Returns:
+        The splits.
+
+    Raises:
+        EnfoldError: If the layout is wrong, an image is unreadable or sizes differ.
+    """
     parts = _part_folders(folder)
     names = tuple(sorted(path.name for path in _subfolders(parts["train"])))
     files = {part: _files(path, names) for part, path in parts.items()}
@@ -45,14 +56,14 @@ def _subfolders(folder: Path) -> list[Path]:
 def _part_folders(folder: Path) -> dict[str, Path]:
     found = _subfolders(folder)
     names = {path.name for path in found}
-    # Only if all of them are parts: "train" beside "car" and "plane" is a class.
+    # Only if all of them are splits: "train" next to "car" and "plane" is a class.
     parts = (
         {PARTS[path.name]: path for path in found} if "train" in names and names <= PARTS.keys() else {"train": folder}
     )
     if len(_subfolders(parts["train"])) < 2:
         raise EnfoldError(
-            f"{parts['train']} must hold one sub-folder of images for each of at least two classes, got "
-            f"{len(_subfolders(parts['train']))} sub-folders: sort the images into sub-folders named by class"
+            f"{parts['train']} must have one subfolder of images for each of at least two classes, got "
+            f"{len(_subfolders(parts['train']))} subfolders: sort the images into subfolders named by class"
         )
     return parts
 
@@ -62,27 +73,27 @@ def _files(folder: Path, names: tuple[str, ...]) -> list[tuple[Path, int]]:
     for subfolder in sorted(_subfolders(folder)):
         if subfolder.name not in names:
             raise EnfoldError(
-                f"every class must be in the training part, got '{subfolder.name}' only in {folder}: "
-                "rename or remove that sub-folder"
+                f"every class must be in the training split, got '{subfolder.name}' only in {folder}: "
+                "rename or remove that subfolder"
             )
         images = sorted(path for path in subfolder.iterdir() if path.suffix.lower() in SUFFIXES)
         if not images:
             raise EnfoldError(
-                f"every class sub-folder must hold images ({', '.join(sorted(SUFFIXES))}), got none in {subfolder}: "
-                "add images or remove the sub-folder"
+                f"every class subfolder must contain images ({', '.join(sorted(SUFFIXES))}), got none in {subfolder}: "
+                "add images or remove the subfolder"
             )
         listed += [(path, names.index(subfolder.name)) for path in images]
     return listed
 
 
 def _common_form(paths: list[Path], size: Size | None) -> tuple[Size, str]:
-    """Size and mode of all images, from their headers, before any is decoded."""
+    """Return size and mode of all images, read from their headers."""
     mode, shape, first = "L", size, paths[0]
     for path in paths:
         with _open(path) as image:
             if image.mode in DEEP:
                 raise EnfoldError(
-                    f"images must have 8 bits a channel, got mode {image.mode} in {path}: convert it to 8 bits, or "
+                    f"images must have 8 bits per channel, got mode {image.mode} in {path}: convert them to 8 bits, or "
                     "save the data as floats in an .npz file"
                 )
             mode = mode if image.mode in GREY else "RGB"
@@ -90,8 +101,8 @@ def _common_form(paths: list[Path], size: Size | None) -> tuple[Size, str]:
         shape = shape or found
         if size is None and found != shape:
             raise EnfoldError(
-                f"all images must have one size, got {found[0]} x {found[1]} in {path} and {shape[0]} x {shape[1]} in "
-                f"{first}: pass size= to bring all to one size, for example size=32"
+                f"images must have the same size, got {found[0]} x {found[1]} in {path} and {shape[0]} x {shape[1]} in "
+                f"{first}: pass size= to resize them, for example size=32"
             )
     assert shape is not None  # noqa: S101  (there is at least one image)
     return shape, mode
@@ -113,7 +124,7 @@ def _pixels(image: Image.Image, path: Path, shape: Size, mode: str) -> torch.Ten
     except (OSError, ValueError, SyntaxError) as error:
         raise _unreadable(path, error) from error
     if (converted.height, converted.width) != shape:
-        converted = converted.resize((shape[1], shape[0]), resample=2)  # bilinear, which Pillow low-pass filters
+        converted = converted.resize((shape[1], shape[0]), resample=2)  # bilinear with antialiasing
     array = np.array(converted, dtype=np.uint8).reshape(*shape, -1)
     return torch.from_numpy(array).permute(2, 0, 1)
 
@@ -132,4 +143,4 @@ def _open(path: Path) -> Image.Image:
 
 
 def _unreadable(path: Path, error: Exception) -> EnfoldError:
-    return EnfoldError(f"every image must be readable, got {path} ({error}): replace or remove that file")
+    return EnfoldError(f"images must be readable, got {path} ({error}): replace or remove that file")

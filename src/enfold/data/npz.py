@@ -1,4 +1,4 @@
-"""NumPy archives of the user's own: Keras's four arrays, or inputs and labels to be split."""
+"""NumPy archives: the four arrays of Keras, or inputs and labels to be split."""
 
 from __future__ import annotations
 
@@ -22,17 +22,25 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 def read_npz(path: Path) -> Parts:
-    """The parts of an .npz file; an array `names` of strings may name the classes, and no pickle is ever opened.
+    """Read the splits of an .npz file, without pickle.
 
-    x_train and y_train, x_test and y_test as Keras saves them, x_validation and y_validation (or x_val and y_val) if
-    there are any; or inputs and labels.
+    Args:
+        path: The file, with the arrays x_train, y_train, x_test and y_test of Keras and optionally x_validation and
+            y_validation (or x_val and y_val), or with the arrays inputs and labels. An array `names` of strings may
+            contain the names of the classes.
+
+    Returns:
+        The splits.
+
+    Raises:
+        EnfoldError: If the file is damaged or lacks arrays.
     """
-    arrays = _arrays(path)
+    arrays = _read_arrays(path)
     train = _pair(arrays, "train", path) or _pair(arrays, "", path)
     if train is None:
         raise EnfoldError(
-            f"{path} must hold x_train, y_train, x_test and y_test, or inputs and labels, got "
-            f"{', '.join(arrays) or 'no arrays'}: save it again under these names"
+            f"{path} must have the arrays x_train, y_train, x_test and y_test, or inputs and labels, got "
+            f"{', '.join(arrays) or 'no arrays'}: save it with these names"
         )
     validation = _pair(arrays, "validation", path) or _pair(arrays, "val", path)
     test = _pair(arrays, "test", path)
@@ -41,19 +49,21 @@ def read_npz(path: Path) -> Parts:
     return Parts(train, validation, test, num_classes, f"{path.name} from {path.parent.resolve()}", names)
 
 
-def _arrays(path: Path) -> Arrays:
-    """The arrays that have a meaning here; others are not read."""
+def _read_arrays(path: Path) -> Arrays:
+    """Return the arrays with known names; others are not read."""
     with (
-        parsing(path, "a whole .npz file of plain arrays", "save numbers with numpy.savez_compressed"),
+        parsing(path, "a complete .npz file of plain arrays", "save numbers with numpy.savez_compressed"),
         zipfile.ZipFile(path) as archive,
     ):
         entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
         known = [name for name in entries if name in NAMES]
-        return {name: _array(archive, entries[name], path) for name in known} or dict.fromkeys(entries, np.empty(0))
+        return {name: _read_array(archive, entries[name], path) for name in known} or dict.fromkeys(
+            entries, np.empty(0)
+        )
 
 
-def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> np.ndarray[Any, Any]:
-    """One array, whose header must agree with the size of its entry before anything is allocated."""
+def _read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> np.ndarray[Any, Any]:
+    """Return one array, after checking its header against the size of the entry."""
     require_plausible(path, entry.compress_size, entry.file_size)
     require_memory(entry.file_size, f"'{entry.filename}' of {path}", "save fewer examples, or smaller ones")
     with archive.open(entry) as file:
@@ -61,7 +71,7 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> np.n
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(file)
         if dtype.hasobject or not dtype.itemsize or math.prod(shape) * dtype.itemsize != entry.file_size - file.tell():
-            raise ValueError(f"'{entry.filename}' holds objects, or another number of bytes than its header says")
+            raise ValueError(f"'{entry.filename}' contains objects, or its size differs from its header")
         file.seek(0)
         return np.lib.format.read_array(file, allow_pickle=False)
 
@@ -72,5 +82,5 @@ def _pair(arrays: Arrays, part: str, path: Path) -> Split | None:
         return None
     if inputs not in arrays or labels not in arrays:
         missing, there = (labels, inputs) if inputs in arrays else (inputs, labels)
-        raise EnfoldError(f"{path} must hold {missing} beside {there}, got {', '.join(arrays)}: save both")
+        raise EnfoldError(f"{path} must have {missing} as well as {there}, got {', '.join(arrays)}: save both")
     return as_split(arrays[inputs], arrays[labels], f"{inputs} and {labels} of {path}")

@@ -1,4 +1,4 @@
-"""The public data sets: which files they are, where they come from and what their checksums are."""
+"""The public data sets: files, URLs and checksums."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from enfold.data import cifar, idx
 from enfold.data.dataset import Split
-from enfold.data.download import Remote, alone, download
+from enfold.data.download import Remote, download, download_lock
 from enfold.data.parts import Parts
 from enfold.data.raw import content_md5, file_md5, find_file
 from enfold.data.source import Source, roots
@@ -18,21 +18,21 @@ from enfold.errors import EnfoldError
 
 @dataclass(frozen=True)
 class Official(Source):
-    """A data set in the files of its authors, each of them plain or gzipped, in one folder under a root."""
+    """A data set in the original files, plain or gzipped, in one folder of the data root."""
 
     folder: str
-    files: dict[str, str]  # name: MD5 of its content
+    files: dict[str, str]  # MD5 of the content by file name
     remotes: tuple[Remote, ...]  # one gzipped file each, or one archive of the folder
-    counts: tuple[int, int]  # examples of the official training and test part
+    counts: tuple[int, int]  # examples of the official training and test split
     reader: Callable[[Path], tuple[Split, Split]]
 
     @property
     def archive(self) -> Remote | None:
-        """The one archive that holds all files, if there is one."""
+        """The archive of all files, if there is one."""
         return self.remotes[0] if self.remotes[0].name.endswith(".tar.gz") else None
 
     def find(self, root: Path | None) -> Path | None:
-        """The first folder that holds all files, or an archive beside which the folder is missing."""
+        """Return the first folder with all files, or an archive that has not been extracted."""
         for place in roots(root):
             if not self._missing(place):
                 return place / self.folder
@@ -41,24 +41,28 @@ class Official(Source):
         return None
 
     def fetch(self, root: Path | None) -> Path:
-        """Download what is missing; of an archive only the unpacked files stay."""
+        """Download missing files; an archive is extracted and removed.
+
+        Raises:
+            EnfoldError: If the download fails or the folder is not writable.
+        """
         if found := self.find(root):
             return found
         place = roots(root)[0]
         try:
-            with alone(place):
+            with download_lock(place):
                 return self.find(root) or self._download(place)
         except OSError as error:
             raise EnfoldError(
-                f"the folder for data must be writable, got {error}: set ENFOLD_DATA to a folder of yours"
+                f"the data folder must be writable, got {error}: set ENFOLD_DATA to a writable folder"
             ) from error
 
     def absence(self, root: Path | None) -> str:
-        """Where to put which files."""
-        return f"{self.name} must be on this computer, which it is not: fetch it, or {self._remedy(roots(root)[0])}"
+        """Return the message about missing files, with their names and folder."""
+        return f"{self.name} must be downloaded, but its files are missing: fetch it, or {self._remedy(roots(root)[0])}"
 
     def read(self, path: Path) -> Parts:
-        """Images as bytes; an archive is unpacked beside itself first."""
+        """Return the splits with uint8 images; an archive is extracted first."""
         if path.is_file():
             self._verify_archive(path)
             path = self._unpack(path)
@@ -66,13 +70,13 @@ class Official(Source):
         for split, count, part in ((train, self.counts[0], "training"), (test, self.counts[1], "test")):
             if tuple(split.inputs.shape) != (count, *self.shape):
                 raise EnfoldError(
-                    f"the {part} part of {self.name} must have the shape {(count, *self.shape)}, got "
-                    f"{tuple(split.inputs.shape)} in {path}: put the official files there"
+                    f"the {part} split of {self.name} must have the shape {(count, *self.shape)}, got "
+                    f"{tuple(split.inputs.shape)} in {path}: replace the files by the official ones"
                 )
         return Parts(train, None, test, len(self.classes), f"{self.name} from {path.resolve()}", self.classes)
 
     def problems(self, path: Path) -> list[str]:
-        """Files whose content differs from the published one."""
+        """Return a message for each file whose checksum is wrong."""
         try:
             if path.is_file():
                 self._verify_archive(path)
@@ -86,15 +90,15 @@ class Official(Source):
             return [str(error)]
 
     def bytes(self, path: Path | None) -> int:
-        """Space on disk, or size of the download."""
+        """Return the size of the files, or of the download if they are missing."""
         if path is None:
             return sum(remote.bytes for remote in self.remotes)
         files = [path] if path.is_file() else [find_file(path, name) for name in self.files]
         return sum(file.stat().st_size for file in files if file)
 
     def _remedy(self, place: Path) -> str:
-        beside = f" or {self.archive.name} into {place}" if self.archive else " (plain or with .gz)"
-        return f"put {', '.join(self.files)} into {place / self.folder}{beside}, or name another place with ENFOLD_DATA"
+        other = f" or {self.archive.name} into {place}" if self.archive else " (plain or with .gz)"
+        return f"put {', '.join(self.files)} into {place / self.folder}{other}, or set ENFOLD_DATA to another folder"
 
     def _download(self, place: Path) -> Path:
         if self.archive:
@@ -143,7 +147,7 @@ _TORONTO = "https://www.cs.toronto.edu/~kriz"
 
 FASHION_MNIST = Official(
     name="fashion-mnist",
-    description="grey pictures of clothes from Zalando's shop",
+    description="grey images of clothes",
     licence="MIT",
     classes=FASHION_CLASSES,
     shape=(1, 28, 28),
@@ -167,7 +171,7 @@ FASHION_MNIST = Official(
 
 MNIST = Official(
     name="mnist",
-    description="handwritten digits of the NIST, in grey",
+    description="grey images of handwritten digits",
     licence="CC BY-SA 3.0",
     classes=tuple("0123456789"),
     shape=(1, 28, 28),
@@ -217,7 +221,7 @@ CIFAR10 = Official(
 
 CIFAR100 = Official(
     name="cifar100",
-    description="small colour photographs of a hundred kinds of things",
+    description="small colour photographs of 100 classes",
     licence="none stated (Krizhevsky, 2009)",
     classes=CIFAR100_CLASSES,
     shape=(3, 32, 32),

@@ -1,4 +1,4 @@
-"""From what a source holds to the three parts of a run: test stays apart, validation comes out of train."""
+"""Training, validation and test splits from the splits of a source."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from enfold.errors import EnfoldError
 VALIDATION_FRACTION = 0.1
 VALIDATION_LIMIT = 5_000
 TEST_FRACTION = 0.2
-TEST_SEED = 0  # not the run's: what one run is judged by, no other run may have learnt from
+TEST_SEED = 0  # fixed, so that no run trains on test examples of another run
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a source holds: a training part, and the other parts if it brings its own."""
+    """The splits of a source: a training split, and the others if the source has them."""
 
     train: Split
     val: Split | None
@@ -39,24 +39,35 @@ def assemble(
     train_size: int | float | None = None,
     exclude_classes: Sequence[int] = (),
 ) -> Data:
-    """Check every part, split off those that are missing, and measure mean and deviation on the training part.
+    """Return the data of a source: check its splits, create missing ones, and compute mean and standard deviation.
 
-    Classes are left out after the test part is set aside: what is left of it is the same with and without them.
+    Classes are excluded after the test split is created, so that the other test examples do not depend on them.
+
+    Args:
+        parts: The splits of the source.
+        val_size: Number or fraction of the validation examples; the default is the source's own split, or a tenth and
+            at most 5,000.
+        seed: Seed of the splits.
+        train_size: Number or fraction of the training examples to use; None for all.
+        exclude_classes: Indices of classes to exclude; the others are renumbered.
+
+    Raises:
+        EnfoldError: If a split or an argument is invalid.
     """
     for name in ("train", "val", "test"):
         split = getattr(parts, name)
         if split is not None:
-            check_split(split, parts.num_classes, f"the {name} part of {parts.source}")
+            check_split(split, parts.num_classes, f"the {name} split of {parts.source}")
             _check_shape(split, parts.train, name, parts.source)
     train, test = parts.train, parts.test
     if test is None:
-        size = resolve_size(TEST_FRACTION, len(train), "the test part")
+        size = resolve_size(TEST_FRACTION, len(train), "the test split")
         train, test = divide(train, size, TEST_SEED)
     own, names, num_classes = parts.val, parts.names, parts.num_classes
     if exclude_classes:
-        train, test = (without_classes(each, exclude_classes, num_classes) for each in (train, test))
-        own = None if own is None else without_classes(own, exclude_classes, num_classes)
-        names, num_classes = _other_names(names, exclude_classes), num_classes - len(set(exclude_classes))
+        train, test = (remove_classes(each, exclude_classes, num_classes) for each in (train, test))
+        own = None if own is None else remove_classes(own, exclude_classes, num_classes)
+        names, num_classes = _remaining_names(names, exclude_classes), num_classes - len(set(exclude_classes))
     train, held_out = resplit(train, own, val_size, seed, train_size)
     statistics = channel_statistics(train.inputs)
     mean, std = statistics if statistics else (None, None)
@@ -71,7 +82,15 @@ def resplit(
     seed: int,
     train_size: int | float | None,
 ) -> tuple[Split, Split]:
-    """Training and validation part; a source's own validation part is kept unless another size is asked for."""
+    """Return a training and a validation split.
+
+    Args:
+        train: The training split.
+        own: The source's own validation split, which is used unless `val_size` is given.
+        val_size: Number or fraction of validation examples.
+        seed: Seed of the splits.
+        train_size: Number or fraction of the training examples to use; None for all.
+    """
     if own is not None and val_size is None:
         held_out = own
     else:
@@ -86,7 +105,11 @@ def resplit(
 
 
 def resplit_data(data: Data, val_size: int | float | None, seed: int, train_size: int | float | None) -> Data:
-    """The user's own data with another validation part or less to train on."""
+    """Return data with another validation split or fewer training examples, see `resplit`.
+
+    Raises:
+        EnfoldError: If a split is not in memory.
+    """
     if val_size is None and train_size is None:
         return data
     train, own = _in_memory(data.train, "train"), _in_memory(data.val, "val")
@@ -94,8 +117,12 @@ def resplit_data(data: Data, val_size: int | float | None, seed: int, train_size
     return data.replace(train=train, val=held_out)
 
 
-def without(data: Data, classes: Sequence[int]) -> Data:
-    """The user's own data without some classes, the others numbered anew; mean and deviation stay as they were."""
+def exclude_from_data(data: Data, classes: Sequence[int]) -> Data:
+    """Return data without these classes, the others renumbered; mean and standard deviation are unchanged.
+
+    Raises:
+        EnfoldError: If a split is not in memory or a class is unknown.
+    """
     if not classes:
         return data
     parts = {}
@@ -103,25 +130,34 @@ def without(data: Data, classes: Sequence[int]) -> Data:
         part = getattr(data, name)
         if not isinstance(part, Split):
             raise EnfoldError(
-                f"exclude_classes needs tensors in memory, got {type(part).__name__} as the {name} part: "
-                "return a Split there, or leave the classes out in your own function"
+                f"exclude_classes needs splits in memory, got {type(part).__name__} as {name}: "
+                "return a Split, or exclude the classes in your function"
             )
-        parts[name] = without_classes(part, classes, data.known_classes())
+        parts[name] = remove_classes(part, classes, data.known_classes())
     left = data.known_classes() - len(set(classes))
-    return data.replace(**parts, num_classes=left, names=_other_names(data.names, classes))
+    return data.replace(**parts, num_classes=left, names=_remaining_names(data.names, classes))
 
 
-def without_classes(split: Split, classes: Sequence[int], num_classes: int) -> Split:
-    """The examples of all other classes, numbered anew from 0 in their order."""
+def remove_classes(split: Split, classes: Sequence[int], num_classes: int) -> Split:
+    """Return the examples of all other classes, renumbered from 0 in their order.
+
+    Args:
+        split: The split.
+        classes: Indices of the classes to remove.
+        num_classes: Number of classes.
+
+    Raises:
+        EnfoldError: If a class is unknown or fewer than 2 classes are left.
+    """
     unknown = [each for each in classes if not 0 <= each < num_classes]
     if unknown:
         raise EnfoldError(
-            f"exclude_classes must be from 0 to {num_classes - 1}, got {unknown[0]}: choose among the data's own"
+            f"exclude_classes must be from 0 to {num_classes - 1}, got {unknown[0]}: choose classes of the data"
         )
     others = [each for each in range(num_classes) if each not in set(classes)]
     if len(others) < 2:
         raise EnfoldError(
-            f"at least 2 of the {num_classes} classes must be left to learn, but {len(others)} would be: "
+            f"exclude_classes must leave at least 2 of the {num_classes} classes, got {len(others)} left: "
             "exclude fewer classes"
         )
     number = torch.full((num_classes,), -1)
@@ -130,20 +166,20 @@ def without_classes(split: Split, classes: Sequence[int], num_classes: int) -> S
     return replace(rest, labels=number[rest.labels])
 
 
-def _other_names(names: tuple[str, ...], classes: Sequence[int]) -> tuple[str, ...]:
+def _remaining_names(names: tuple[str, ...], classes: Sequence[int]) -> tuple[str, ...]:
     return tuple(name for index, name in enumerate(names) if index not in set(classes))
 
 
 def divide(split: Split, size: int, seed: int) -> tuple[Split, Split]:
-    """The rest and a stratified part of `size` examples."""
+    """Return the rest and a stratified subset of `size` examples."""
     rest, part = stratified_split(split.labels, size, seed)
     return split[rest], split[part]
 
 
-def _validation_size(asked: int | float | None, available: int) -> int:
-    if asked is None:
+def _validation_size(size: int | float | None, available: int) -> int:
+    if size is None:
         return max(1, min(VALIDATION_LIMIT, round(VALIDATION_FRACTION * available)))
-    return resolve_size(asked, available - 1, "val_size")
+    return resolve_size(size, available - 1, "val_size")
 
 
 def _join(first: Split, second: Split) -> Split:
@@ -153,8 +189,8 @@ def _join(first: Split, second: Split) -> Split:
 def _in_memory(part: Part, name: str) -> Split:
     if not isinstance(part, Split):
         raise EnfoldError(
-            f"val_size= and train_size= need tensors in memory, got {type(part).__name__} as the {name} part: "
-            "return a Split there, or choose the sizes in your own function"
+            f"val_size and train_size need splits in memory, got {type(part).__name__} as {name}: "
+            "return a Split, or choose the sizes in your function"
         )
     return part
 
@@ -163,6 +199,6 @@ def _check_shape(split: Split, train: Split, name: str, source: str) -> None:
     shape, expected = tuple(split.inputs.shape[1:]), tuple(train.inputs.shape[1:])
     if shape != expected or split.inputs.dtype != train.inputs.dtype:
         raise EnfoldError(
-            f"every part must hold inputs of one shape and type, got {split.inputs.dtype} {shape} in the {name} part "
-            f"and {train.inputs.dtype} {expected} in the train part of {source}: save them alike"
+            f"all splits must have inputs of the same shape and type, got {split.inputs.dtype} {shape} in the {name} "
+            f"split and {train.inputs.dtype} {expected} in the train split of {source}: save them in one format"
         )

@@ -1,4 +1,4 @@
-"""Bytes of a data file, plain or gzipped."""
+"""Reading of data files, plain or gzipped, with limits on decompression and memory."""
 
 from __future__ import annotations
 
@@ -17,26 +17,44 @@ from enfold.errors import EnfoldError
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 CHUNK = 1 << 20
-PACKED = 100  # times smaller than its content: beyond that, and beyond `SMALL`, a packed file is taken for a bomb
+PACKED = 100  # maximum compression ratio of contents above `SMALL` bytes, against decompression bombs
 SMALL = 1 << 26
 
 
 def find_file(folder: Path, name: str) -> Path | None:
-    """The file of that name in the folder, plain or with .gz appended."""
+    """Return the file of that name in the folder, plain or with .gz appended; None if there is none."""
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
 def require_plausible(path: Path, packed: int, unpacked: int) -> None:
-    """Refuse content that is out of all proportion to the file that it is packed in, before it is unpacked."""
+    """Check the compression ratio of a file before it is decompressed.
+
+    Args:
+        path: The file, for the error message.
+        packed: Compressed size in bytes.
+        unpacked: Decompressed size in bytes.
+
+    Raises:
+        EnfoldError: If the ratio is too large.
+    """
     if unpacked > max(SMALL, PACKED * packed):
         raise EnfoldError(
-            f"{path} must not unpack to more than {PACKED} times its size, got {unpacked:,} bytes or more in "
-            f"{packed:,}: save it without compression if you know where it is from"
+            f"{path} must not decompress to more than {PACKED} times its size, got {unpacked:,} bytes or more in "
+            f"{packed:,}: save it without compression if you trust its source"
         )
 
 
 def require_memory(needed: int, what: str, remedy: str) -> None:
-    """Refuse what cannot fit into the memory of this computer, before it is allocated."""
+    """Check that data fit into the memory of this computer before they are allocated.
+
+    Args:
+        needed: Size in bytes.
+        what: Name of the data in the error message.
+        remedy: What the user can do.
+
+    Raises:
+        EnfoldError: If they do not fit.
+    """
     names = getattr(os, "sysconf_names", {})
     if {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= set(names):
         there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -47,7 +65,11 @@ def require_memory(needed: int, what: str, remedy: str) -> None:
 
 
 def chunks(path: Path) -> Iterator[bytes]:
-    """The content of a file piece by piece, unpacked if its name ends in .gz."""
+    """Yield the content of a file in chunks, decompressed if its name ends in .gz.
+
+    Raises:
+        EnfoldError: If a gzip file is damaged.
+    """
     packed, done = path.stat().st_size, 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -57,12 +79,12 @@ def chunks(path: Path) -> Iterator[bytes]:
                 yield chunk
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise EnfoldError(
-            f"{path} must be a whole gzip file, got a truncated or foreign one ({error}): delete it and fetch it again"
+            f"{path} must be a complete gzip file, got a damaged one ({error}): delete it and fetch it again"
         ) from error
 
 
 def read_bytes(path: Path) -> Bytes:
-    """All bytes of a file, unpacked if its name ends in .gz, as an array that may be written to."""
+    """Return the bytes of a file, decompressed if its name ends in .gz, as a writable array."""
     if path.suffix != ".gz":
         return np.fromfile(path, dtype=np.uint8)
     content = bytearray()
@@ -72,7 +94,7 @@ def read_bytes(path: Path) -> Bytes:
 
 
 def content_md5(path: Path) -> str:
-    """MD5 of the content, so that a file and its gzipped form have the same; raises like `read_bytes`."""
+    """Return the MD5 of the decompressed content, which is equal for a file and its gzipped form."""
     found = hashlib.md5(usedforsecurity=False)
     for chunk in chunks(path):
         found.update(chunk)
@@ -80,6 +102,6 @@ def content_md5(path: Path) -> str:
 
 
 def file_md5(path: Path) -> str:
-    """MD5 of the file as it lies there; the data sets publish no stronger checksum."""
+    """Return the MD5 of a file; the data sets publish no stronger checksum."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -1,4 +1,4 @@
-"""What every data set with a name can do: be found, fetched, read and checked."""
+"""The interface of named data sets: find, fetch, read and check."""
 
 from __future__ import annotations
 
@@ -13,25 +13,29 @@ from enfold.errors import EnfoldError
 
 @dataclass(frozen=True)
 class Source(ABC):
-    """A data set with a name."""
+    """A named data set."""
 
     name: str
     description: str
     licence: str
     classes: tuple[str, ...]
     shape: tuple[int, ...]
-    sizes: tuple[int, int, int]  # train, validation, test, as `load` gives them by default
+    sizes: tuple[int, int, int]  # train, validation and test, with the defaults of `load`
 
     @abstractmethod
     def find(self, root: Path | None) -> Path | None:
-        """Where the files lie, or None; nothing is written and nothing is downloaded."""
+        """Return the location of the files, or None; nothing is written or downloaded."""
 
     @abstractmethod
     def absence(self, root: Path | None) -> str:
-        """The sentence for files that are not there, with what to do."""
+        """Return the message about missing files, with the remedy."""
 
     def fetch(self, root: Path | None) -> Path:
-        """Make sure that the files are there and say where."""
+        """Return the location of the files, after downloading missing ones if possible.
+
+        Raises:
+            EnfoldError: If files are missing.
+        """
         path = self.find(root)
         if path is None:
             raise EnfoldError(self.absence(root))
@@ -39,19 +43,19 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, path: Path) -> Parts:
-        """The parts, from where the files lie."""
+        """Return the splits from the location of the files."""
 
     @abstractmethod
     def problems(self, path: Path) -> list[str]:
-        """What is wrong with the files, a sentence each."""
+        """Return a message for each problem with the files."""
 
     @abstractmethod
     def bytes(self, path: Path | None) -> int:
-        """Space of the files on disk or, if they are missing, size of the download."""
+        """Return the size of the files or, if they are missing, of the download."""
 
 
 def roots(root: Path | None = None) -> list[Path]:
-    """Folders that are searched for data, in this order; downloads go to the first."""
+    """Return the folders that are searched for data, in this order; downloads go to the first."""
     if root is not None:
         return [root.expanduser()]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "enfold"

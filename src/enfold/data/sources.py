@@ -1,4 +1,4 @@
-"""Data by name, by path or by the user's own function, and the catalogue of names."""
+"""Data by name, path or user function, and the catalogue of names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from enfold.data.fashion_mini import FASHION_MINI
 from enfold.data.folder import read_folder
 from enfold.data.npz import read_npz
 from enfold.data.official import CIFAR10, CIFAR100, FASHION_MNIST, MNIST
-from enfold.data.parts import Parts, assemble, resplit_data, without
+from enfold.data.parts import Parts, assemble, exclude_from_data, resplit_data
 from enfold.data.source import Source
 from enfold.errors import EnfoldError, closest
 from enfold.io.usercode import call, find_path, resolve, searched_folders
@@ -26,7 +26,7 @@ SOURCES: dict[str, Source] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the catalogue."""
+    """One row of the catalogue."""
 
     name: str
     description: str
@@ -35,8 +35,8 @@ class Row:
     shape: tuple[int, ...]
     sizes: tuple[int, int, int]  # train, validation, test
     present: bool
-    path: Path | None  # where it lies, if it does
-    bytes: int  # on disk, or of the download
+    path: Path | None  # location of the files, if present
+    bytes: int  # size of the files, or of the download
 
 
 def load(
@@ -50,14 +50,27 @@ def load(
     size: int | tuple[int, int] | None = None,
     exclude_classes: Sequence[int] = (),
 ) -> Data:
-    """Data by name (see `catalogue`), from an .npz file, a folder of images, or a function as ``module:name``.
+    """Load data with training, validation and test splits.
 
-    Validation is split off the training part, stratified and by `seed`: a number of examples or a fraction, by default
-    a tenth and at most 5,000, or the source's own validation part. `train_size` keeps a stratified part of what is left
-    to train on. A test part that a source lacks is a fifth of its examples, the same for every seed. Files are looked
-    for under `root`, or $ENFOLD_DATA and ~/.cache/enfold, and downloaded if they are missing unless ``download=False``.
-    `size` brings the images of a folder to one size. `exclude_classes` are left out of all parts and the others
-    numbered anew: what was left out can be shown to a network that never saw its like.
+    If a source has no test split, a stratified fifth of its examples is used, the same for every seed.
+
+    Args:
+        name_or_path: A name of the `catalogue`, an .npz file, a folder of images, or a function as ``module:name``.
+        val_size: Number or fraction of validation examples, a stratified subset of the training split; the default is
+            the source's own validation split, or a tenth and at most 5,000.
+        seed: Seed of the splits.
+        train_size: Number or fraction of the remaining training examples to use, stratified; None for all.
+        root: Folder of the files; the default is $ENFOLD_DATA and ~/.cache/enfold.
+        download: Download missing files.
+        size: Resize the images of a folder to this size, a number or (height, width).
+        exclude_classes: Indices of classes to exclude from all splits, for example as out-of-distribution examples; the
+            others are renumbered.
+
+    Returns:
+        The data.
+
+    Raises:
+        EnfoldError: If the data are not found or invalid, or an argument is out of range.
     """
     chosen: Any = {"val_size": val_size, "seed": seed, "train_size": train_size}
     if isinstance(name_or_path, str) and name_or_path in SOURCES:
@@ -72,7 +85,7 @@ def load(
         return assemble(_read_path(path, size), **chosen, exclude_classes=exclude_classes)
     if isinstance(name_or_path, str) and ":" in name_or_path:
         _refuse_size(size, name_or_path)
-        return resplit_data(without(_own(name_or_path), exclude_classes), **chosen)
+        return resplit_data(exclude_from_data(_call_user_function(name_or_path), exclude_classes), **chosen)
     if isinstance(name_or_path, Path) or path.suffix or len(path.parts) > 1:
         raise EnfoldError(
             f"'{path}' must be a file or folder in {searched_folders()}, but it is not found: correct the path"
@@ -81,7 +94,18 @@ def load(
 
 
 def fetch(name: str, root: str | Path | None = None) -> Path:
-    """Download what is missing of a data set with a name, check it, and say where it lies."""
+    """Download missing files of a named data set and check them.
+
+    Args:
+        name: A name of the `catalogue`.
+        root: Folder of the files; the default is $ENFOLD_DATA and ~/.cache/enfold.
+
+    Returns:
+        The location of the files.
+
+    Raises:
+        EnfoldError: If the name is unknown, the download fails or a checksum is wrong.
+    """
     if name not in SOURCES:
         raise _unknown(name)
     source = SOURCES[name]
@@ -93,7 +117,12 @@ def fetch(name: str, root: str | Path | None = None) -> Path:
 
 
 def check(name_or_path: str, root: str | Path | None = None) -> list[str]:
-    """What is wrong with a data set, a sentence each: by checksum if it has a name, else by reading it."""
+    """Return a message for each problem of a data set, by checksum for named ones, else by reading the data.
+
+    Args:
+        name_or_path: A name of the `catalogue`, or a path.
+        root: Folder of the files; the default is $ENFOLD_DATA and ~/.cache/enfold.
+    """
     if name_or_path not in SOURCES:
         try:
             load(name_or_path, root=root)
@@ -106,7 +135,11 @@ def check(name_or_path: str, root: str | Path | None = None) -> list[str]:
 
 
 def catalogue(root: str | Path | None = None) -> list[Row]:
-    """All data sets with a name, and whether they are on this computer."""
+    """Return all named data sets, and whether their files are present.
+
+    Args:
+        root: Folder of the files; the default is $ENFOLD_DATA and ~/.cache/enfold.
+    """
     rows = []
     for source in SOURCES.values():
         path = source.find(_root(root))
@@ -132,24 +165,24 @@ def _read_path(path: Path, size: int | tuple[int, int] | None) -> Parts:
     _refuse_size(size, str(path))
     if path.suffix != ".npz":
         raise EnfoldError(
-            f"data must be a name, an .npz file, a folder of images or module:function, got the file '{path}': "
+            f"name_or_path must be a name, an .npz file, a folder of images or module:function, got the file '{path}': "
             "save it as .npz, or write a function that returns enfold.Data"
         )
     return read_npz(path)
 
 
-def _own(reference: str) -> Data:
+def _call_user_function(reference: str) -> Data:
     make = resolve(reference)
     data = call(reference, make) if callable(make) else make
     if not isinstance(data, Data):
         raise EnfoldError(
             f"'{reference}' must be a function without arguments that returns enfold.Data, got "
-            f"{type(data).__name__}: build one with Data(train, val, test, num_classes, shape)"
+            f"{type(data).__name__}: return Data(train, val, test, num_classes, shape)"
         )
     for name in ("train", "val", "test"):
         part = getattr(data, name)
         if isinstance(part, Split):
-            check_split(part, data.known_classes(), f"the {name} part of {reference}")
+            check_split(part, data.known_classes(), f"the {name} split of {reference}")
     return data if data.source != Data.source else data.replace(source=reference)
 
 
@@ -159,12 +192,10 @@ def _root(root: str | Path | None) -> Path | None:
 
 def _refuse_size(size: object, what: str) -> None:
     if size is not None:
-        raise EnfoldError(
-            f"size= is for folders of images only, got size={size!r} for {what}: leave it out, or resize yourself"
-        )
+        raise EnfoldError(f"size must be None except for folders of images, got size={size!r} for {what}: omit size")
 
 
 def _unknown(name: str) -> EnfoldError:
     near = closest(name.lower(), SOURCES)
-    hint = f"did you mean '{near}'?" if near else "correct the name, or give a path"
-    return EnfoldError(f"a data set must have one of the names {', '.join(SOURCES)}, got '{name}': {hint}")
+    hint = f"did you mean '{near}'?" if near else "correct the name, or pass a path"
+    return EnfoldError(f"the name of a data set must be one of {', '.join(SOURCES)}, got '{name}': {hint}")

@@ -6,7 +6,7 @@ import torch
 from scipy import ndimage
 
 from enfold.data.corruptions import corrupt
-from enfold.data.corruptions.blur import _scatter_pixels, moved
+from enfold.data.corruptions.blur import _scatter_pixels, blur_along_line
 from enfold.data.corruptions.draws import Draws
 from enfold.data.corruptions.linear import gaussian, zoom_matrix
 
@@ -83,7 +83,7 @@ def test_motion_along_the_row_by_hand():
     """At 0° a point leaves a trail to its left, since every pixel sees what lies to its right."""
     point = torch.zeros(1, 1, 16, 32)
     point[..., 8, 20] = 1
-    trail = moved(point, 6, 2, (0, 0), Draws(0, "motion_blur", torch.zeros(1)))[0, 0]
+    trail = blur_along_line(point, 6, 2, (0, 0), Draws(0, "motion_blur", torch.zeros(1)))[0, 0]
     weights = torch.exp(-0.5 * (torch.arange(11) / 2.0) ** 2)
     expected = torch.zeros(16, 32)
     expected[8, 10:21] = (weights / weights.sum()).flip(0)
@@ -101,7 +101,7 @@ def test_motion_is_the_weighted_mean_of_shifted_images(scenes, angles):
         for i in range(2 * radius + 1)
     ]
     expected = np.tensordot(weights / weights.sum(), shifted, 1)
-    result = moved(scenes[:1, :1], radius, sigma, angles, Draws(0, "snow", torch.zeros(1)))[0, 0]
+    result = blur_along_line(scenes[:1, :1], radius, sigma, angles, Draws(0, "snow", torch.zeros(1)))[0, 0]
     torch.testing.assert_close(result.double(), torch.from_numpy(expected), atol=1e-5, rtol=0)
 
 

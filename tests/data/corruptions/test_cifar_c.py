@@ -60,7 +60,7 @@ def test_kinds_that_are_there(folder):
 
 
 def test_a_missing_file(folder):
-    with pytest.raises(EnfoldError, match=r"frost\.npy must exist.*got a folder with gaussian_noise, fog: unpack"):
+    with pytest.raises(EnfoldError, match=r"frost\.npy must exist.*got a folder with gaussian_noise, fog"):
         read_cifar_c(folder, "frost", 1)
     (folder / "labels.npy").unlink()
     with pytest.raises(EnfoldError, match=r"labels\.npy must exist"):
@@ -80,7 +80,7 @@ def test_wrong_names_and_severities(folder):
     ("array", "message"),
     [
         (np.zeros((12, 32, 32, 3), np.uint8), r"of shape \(60, 32, 32, 3\), got uint8 of shape \(12, 32, 32, 3\)"),
-        (np.zeros((5, 3), np.float32), r"got float32 of shape \(5, 3\): unpack"),
+        (np.zeros((5, 3), np.float32), r"got float32 of shape \(5, 3\)"),
     ],
 )
 def test_wrong_arrays(folder, array, message):
@@ -101,11 +101,11 @@ def test_files_that_are_no_arrays(folder):
     }
     for kind, content in bad.items():
         (folder / f"{kind}.npy").write_bytes(content)
-        with pytest.raises(EnfoldError, match=rf"{kind}\.npy'? must (be a whole|hold whole)"):
+        with pytest.raises(EnfoldError, match=rf"{kind}\.npy'? must (be|have)"):
             read_cifar_c(folder, kind, 1)
 
 
 def test_pickled_objects_are_refused(folder):
     np.save(folder / "fog.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    with pytest.raises(EnfoldError, match=r"cannot be read .*unpack the official archive again"):
+    with pytest.raises(EnfoldError, match=r"cannot be read .*extract the official archive again"):
         read_cifar_c(folder, "fog", 1)

@@ -9,7 +9,7 @@ from scipy import ndimage
 from enfold.data.corruptions import corrupt
 from enfold.data.corruptions.digital import _affine
 from enfold.data.corruptions.draws import Draws
-from enfold.data.corruptions.jpeg import _coded, _dct, _table, compressed
+from enfold.data.corruptions.jpeg import _dct, _quantize, _table, compress
 from enfold.data.corruptions.linear import box_matrix, positions, sample
 
 
@@ -124,11 +124,11 @@ def test_jpeg_is_pillows(scenes, size, quality):
     """Equal up to the whole-number DCT of libjpeg, which now and then rounds a coefficient the other way."""
     pillow = pytest.importorskip("PIL.Image")
     images = torch.nn.functional.interpolate(scenes[:12], size, mode="bilinear").mul(255).round().byte()
-    colour = compressed(images / 255, quality).mul(255).permute(0, 2, 3, 1).numpy()
+    colour = compress(images / 255, quality).mul(255).permute(0, 2, 3, 1).numpy()
     expected = np.stack([by_pillow(pillow, image.permute(1, 2, 0).numpy(), quality) for image in images])
     assert np.abs(colour - expected).mean() < 0.45
     assert np.abs(colour - expected).mean() < 0.12 * np.abs(images.permute(0, 2, 3, 1).numpy() - expected).mean()
-    grey = compressed(images[:, :1] / 255, quality).mul(255)[:, 0].numpy()
+    grey = compress(images[:, :1] / 255, quality).mul(255)[:, 0].numpy()
     expected = np.stack([by_pillow(pillow, image[0].numpy(), quality) for image in images])
     assert np.abs(grey - expected).mean() < 0.3
 
@@ -149,5 +149,5 @@ def test_jpeg_transform_is_orthogonal_and_its_first_row_the_mean():
 def test_jpeg_block_by_hand():
     """A plain block of level 128 + 21 has the coefficient 8 x 21 = 168 and, quantised by 16, 10.5 -> 11: level 150."""
     table = torch.full((64,), 16.0)
-    assert _coded(torch.full((1, 1, 8, 8), 149.0), table).unique().tolist() == [150.0]
-    assert _coded(torch.full((1, 1, 8, 8), 107.0), table).unique().tolist() == [106.0]
+    assert _quantize(torch.full((1, 1, 8, 8), 149.0), table).unique().tolist() == [150.0]
+    assert _quantize(torch.full((1, 1, 8, 8), 107.0), table).unique().tolist() == [106.0]

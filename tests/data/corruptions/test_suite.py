@@ -139,19 +139,19 @@ def test_no_images():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"severity": 6}, "a severity must be 1, 2, 3, 4 or 5, got 6: choose"),
+        ({"severity": 6}, "severity .*got 6"),
         ({"severity": 0}, "got 0"),
-        ({"severity": 3.0}, r"a severity must be 1, 2, 3, 4 or 5, got 3\.0"),
-        ({"kind": "gaussian_nose"}, "no corruption 'gaussian_nose', did you mean 'gaussian_noise'\\?: choose one of"),
-        ({"kind": "xyz"}, "no corruption 'xyz': choose one of gaussian_noise, shot_noise"),
-        ({"images": torch.full((1, 3, 32, 32), 1.5)}, r"values in \[0, 1\] without NaN, got 1\.5 to 1\.5: corrupt"),
+        ({"severity": 3.0}, r"severity .*got 3\.0"),
+        ({"kind": "gaussian_nose"}, "kind .*did you mean 'gaussian_noise'"),
+        ({"kind": "xyz"}, "kind .*'xyz'"),
+        ({"images": torch.full((1, 3, 32, 32), 1.5)}, r"values in \[0, 1\] without NaN, got 1\.5 to 1\.5"),
         ({"images": torch.full((1, 3, 32, 32), -0.1)}, r"got -0\.1 to -0\.1"),
         ({"images": torch.full((1, 3, 32, 32), torch.nan)}, "without NaN, got nan"),
-        ({"images": torch.rand(1, 4, 32, 32)}, r"\(B, 1 or 3, H, W\).*got \(1, 4, 32, 32\): bring"),
+        ({"images": torch.rand(1, 4, 32, 32)}, r"\(B, 1 or 3, H, W\).*got \(1, 4, 32, 32\)"),
         ({"images": torch.rand(3, 32, 32)}, r"got \(3, 32, 32\)"),
-        ({"images": torch.rand(1, 3, 32, 7)}, r"at least 8 pixels a side, got \(1, 3, 32, 7\)"),
-        ({"images": torch.ones(1, 3, 32, 32, dtype=torch.int64)}, r"uint8 or floating point, got torch\.int64: conv"),
-        ({"indices": [1, 2]}, r"one whole number an image, got shape \(2,\) of torch.int64 for 1 images"),
+        ({"images": torch.rand(1, 3, 32, 7)}, r"images .*\(1, 3, 32, 7\)"),
+        ({"images": torch.ones(1, 3, 32, 32, dtype=torch.int64)}, r"uint8 or floating point, got torch\.int64"),
+        ({"indices": [1, 2]}, r"indices .*\(2,\)"),
         ({"indices": [0.5]}, r"got shape \(1,\) of torch.float32"),
     ],
 )
@@ -167,9 +167,9 @@ def test_mistakes(change, message):
 def test_mistakes_with_data(clothes):
     split = Split(clothes, torch.zeros(100, dtype=torch.int64))
     data = Data(split, split, [(clothes, split.labels)], 10, (1, 28, 28))
-    with pytest.raises(EnfoldError, match=r"must be train, validation or test, got 'tset': choose"):
+    with pytest.raises(EnfoldError, match=r"part .*'tset'"):
         corrupted(data, "fog", 1, part="tset")
-    with pytest.raises(EnfoldError, match=r"in memory can be corrupted, but the test part is a list: pass its images"):
+    with pytest.raises(EnfoldError, match=r"test split .*list"):
         corrupted(data, "fog", 1)
 
 

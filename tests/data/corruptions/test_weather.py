@@ -5,8 +5,8 @@ from scipy import ndimage
 
 from enfold.data.corruptions import corrupt
 from enfold.data.corruptions.draws import Draws
-from enfold.data.corruptions.spatter import distance_to, edges, equalised
-from enfold.data.corruptions.weather import frost_texture, grey, painted, plasma_fractal
+from enfold.data.corruptions.spatter import distance_to, edges, equalise_histogram
+from enfold.data.corruptions.weather import frost_texture, grey, paint, plasma_fractal
 
 
 def test_clouds_span_zero_to_one_and_are_rougher_with_less_decay():
@@ -69,7 +69,7 @@ def test_frost_texture_is_icy_and_its_own_for_each_image():
 
 def test_frost_is_the_published_mixture():
     images = torch.full((2, 1, 32, 32), 0.4)
-    texture = painted(frost_texture(images, Draws(0, "frost", torch.arange(2))), (0.86, 0.94, 1.0), 1)
+    texture = paint(frost_texture(images, Draws(0, "frost", torch.arange(2))), (0.86, 0.94, 1.0), 1)
     torch.testing.assert_close(corrupt(images, "frost", 4), (0.85 * images + 0.4 * texture).clamp(0, 1))
 
 
@@ -80,7 +80,7 @@ def test_frost_does_not_change_with_the_resolution():
 
 def test_grey_is_luma():
     torch.testing.assert_close(grey(torch.tensor([1.0, 0.5, 0]).view(1, 3, 1, 1)).item(), 0.299 + 0.2935)
-    assert painted(torch.ones(1, 1, 1, 1), (1.0, 1.0, 1.0), 1).item() == pytest.approx(1)
+    assert paint(torch.ones(1, 1, 1, 1), (1.0, 1.0, 1.0), 1).item() == pytest.approx(1)
 
 
 def test_distance_is_scipys(scenes):
@@ -117,9 +117,9 @@ def test_weak_edges_count_next_to_strong_ones_only():
 def test_equalised_by_hand():
     levels = torch.tensor([[3.0, 3, 3, 3], [5, 5, 9, 9]]).view(2, 1, 2, 2)
     levels[0, 0, 0] = 1
-    result = equalised(levels).flatten(1).tolist()
+    result = equalise_histogram(levels).flatten(1).tolist()
     assert result == [[0, 0, 255, 255], [0, 0, 255, 255]]
-    three = equalised(torch.tensor([0.0, 0, 7, 20]).view(1, 1, 2, 2)).flatten().tolist()
+    three = equalise_histogram(torch.tensor([0.0, 0, 7, 20]).view(1, 1, 2, 2)).flatten().tolist()
     assert three == [0, 0, 128, 255]  # 1 of 2 above the lowest: 127.5, to the even
 
 

@@ -1,8 +1,8 @@
-"""Corruptions: images as they get in the world, to see whether accuracy and calibration survive.
+"""Common corruptions of images, to measure accuracy and calibration under distribution shift.
 
 Hendrycks and Dietterich, "Benchmarking neural network robustness to common corruptions and perturbations", ICLR 2019,
-arXiv:1903.12261. The same kinds and severities, in batched torch and seeded by image; see docs/corruptions.md for what
-differs.
+arXiv:1903.12261. The kinds and severities of the paper in batched PyTorch, seeded by image; docs/corruptions.md lists
+the differences.
 """
 
 from enfold.data.corruptions.cifar_c import cifar_c_kinds, read_cifar_c

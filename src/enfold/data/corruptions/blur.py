@@ -1,4 +1,4 @@
-"""Blur: Gaussian, out of focus, through rough glass, by motion and by zooming."""
+"""Blur: Gaussian, defocus, glass, motion and zoom."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import Tensor
 from enfold.data.corruptions.draws import Draws
 from enfold.data.corruptions.linear import convolve, gaussian, scale, zoom_matrix
 
-ZOOM_STEP = 1.01 - 1  # in float64 a little more than 0.01
-NEGLIGIBLE = 4.8  # standard deviations: weights beyond are below 1e-5 of the first
+ZOOM_STEP = 1.01 - 1  # slightly more than 0.01 in float64
+NEGLIGIBLE = 4.8  # standard deviations: further weights are below 1e-5 of the first
 
 
 def gaussian_blur(images: Tensor, severity: int, draws: Draws) -> Tensor:
-    """A Gaussian of width c."""
+    """Return images blurred by a Gaussian of width c."""
     c = (0.4, 0.6, 0.7, 0.8, 1.0)[severity - 1]
     return gaussian(images, c * scale(images))
 
 
 def defocus_blur(images: Tensor, severity: int, draws: Draws) -> Tensor:
-    """A disk of radius c₀, its edge softened by a 3 x 3 Gaussian of width c₁; edges are mirrored."""
+    """Return images blurred by a disk of radius c₀, smoothed by a 3 x 3 Gaussian of width c₁; edges are reflected."""
     radius, softening = ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))[severity - 1]
-    kernel = _disk(radius, softening, max(1, scale(images))).to(images.device)  # a smaller disk would be one pixel
+    kernel = _disk(radius, softening, max(1, scale(images))).to(images.device)  # a smaller disk would be a single pixel
     reach = len(kernel) // 2
     return convolve(images, kernel.expand(len(images), -1, -1), (reach,) * 4, "reflect")
 
@@ -41,7 +41,7 @@ def _disk(radius: float, softening: float, factor: float) -> Tensor:
 
 
 def glass_blur(images: Tensor, severity: int, draws: Draws) -> Tensor:
-    """A Gaussian of width σ, every pixel replaced by one at most δ away, several times, and the Gaussian again."""
+    """Return images after a Gaussian of width σ, exchanges of each pixel with one at most δ away, and the Gaussian."""
     sigma, iterations = ((0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2))[severity - 1]
     factor = scale(images)
     reach = max(1, round(factor))
@@ -56,10 +56,10 @@ def glass_blur(images: Tensor, severity: int, draws: Draws) -> Tensor:
 
 
 def _scatter_pixels(order: Tensor, offsets: Tensor, height: int, width: int, reach: int) -> None:
-    """Scan from the bottom right; each pixel takes what its partner then shows. In place, (B, H·W) each.
+    """Scan from the bottom right and assign each pixel the current value of its partner, in place, (B, H·W) each.
 
-    Pixels on a line 2δ·row + column = constant neither read nor write each other's partners, and every pixel that
-    reaches theirs and comes earlier in the scan lies on an earlier line: a line at a time equals pixel by pixel.
+    Pixels on a line 2δ·row + column = constant do not depend on each other, and all pixels they depend on are on
+    earlier lines of the scan, so that processing line by line equals processing pixel by pixel.
     """
     rows = torch.arange(reach + 1, height - reach + 1, device=order.device)
     columns = torch.arange(reach + 1, width - reach + 1, device=order.device)
@@ -71,16 +71,23 @@ def _scatter_pixels(order: Tensor, offsets: Tensor, height: int, width: int, rea
 
 
 def motion_blur(images: Tensor, severity: int, draws: Draws) -> Tensor:
-    """One-sided Gaussian weights of width c₁ along a line at -45° ... 45°, cut at 2·c₀ pixels."""
+    """Return images blurred by one-sided Gaussian weights of width c₁ along a line at -45° ... 45°, cut at 2·c₀."""
     radius, sigma = ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))[severity - 1]
     factor = scale(images)
-    return moved(images, radius * factor, sigma * factor, (-45, 45), draws)
+    return blur_along_line(images, radius * factor, sigma * factor, (-45, 45), draws)
 
 
-def moved(images: Tensor, radius: float, sigma: float, angles: tuple[float, float], draws: Draws) -> Tensor:
-    """Mean of the image shifted by i = 0, 1, ... pixels along an angle of its own, weighted by exp(-i²/2σ²).
+def blur_along_line(images: Tensor, radius: float, sigma: float, angles: tuple[float, float], draws: Draws) -> Tensor:
+    """Return the mean of each image shifted by i = 0, 1, ... pixels at a random angle, weighted by exp(-i²/2σ²).
 
-    Shifts are bilinear and edges repeated: each image is correlated with the kernel that its shifts add up to.
+    Shifts are bilinear and edges replicated: each image is correlated with the kernel of all its shifts.
+
+    Args:
+        images: Images (B, C, H, W).
+        radius: Half of the maximum shift in pixels.
+        sigma: Width σ in pixels.
+        angles: Range of the angle in degrees.
+        draws: Random numbers.
     """
     last = min(2 * math.ceil(radius), math.ceil(NEGLIGIBLE * sigma))
     steps = torch.arange(last + 1, device=images.device, dtype=images.dtype)
@@ -95,22 +102,22 @@ def moved(images: Tensor, radius: float, sigma: float, angles: tuple[float, floa
     kernels = torch.zeros(len(images), height * width, device=images.device, dtype=images.dtype)
     for down in (0, 1):
         for across in (0, 1):
-            share = (1 - (x - column - across).abs()) * (1 - (y - row - down).abs()) * (weights / weights.sum())
-            kernels.scatter_add_(1, ((row + down) * width + column + across).long(), share)
+            weight = (1 - (x - column - across).abs()) * (1 - (y - row - down).abs()) * (weights / weights.sum())
+            kernels.scatter_add_(1, ((row + down) * width + column + across).long(), weight)
     return convolve(images, kernels.view(-1, height, width), (left, right, top, bottom), "replicate")
 
 
 def _reach(function: Callable[[float], float], low: float, high: float, length: int) -> tuple[int, int]:
-    """How far a line at any of these angles goes to either side of its start, with a pixel for interpolation."""
+    """Return the extent of a line at these angles to both sides of its start, plus one pixel for interpolation."""
     values = [length * function(low + (high - low) * step / 180) for step in range(181)]
     return max(0, math.ceil(-min(values))) + 1, max(0, math.ceil(max(values))) + 1
 
 
 def zoom_blur(images: Tensor, severity: int, draws: Draws) -> Tensor:
-    """Mean of the image and of its middle enlarged by 0, 1, ... c %.
+    """Return the mean of each image and of its centre enlarged by 0, 1, ... c %.
 
-    The published ranges read as if they ended at 5 and 10 % for the mildest, but their floating-point steps go one
-    further, and the last of 25 of them is a little more than 0.25: as here.
+    As in the published code, floating-point rounding adds one step to the first two ranges (6 and 11 instead of 5 and
+    10 %), and the last zoom is slightly above 1.25.
     """
     c = (6, 11, 15, 20, 25)[severity - 1]
     zooms = [1.0, *(1 + step * ZOOM_STEP for step in range(c + 1))]

@@ -1,4 +1,4 @@
-"""Digital: brightness, contrast, saturation, elastic distortion and coarse pixels."""
+"""Digital corruptions: brightness, contrast, saturation, elastic transform and pixelation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enfold.data.corruptions.linear import apply, box_matrix, gaussian, position
 
 
 def brightness(images: Tensor, severity: int, draws: Draws) -> Tensor:
-    """HSV value + c, with hue and saturation kept: all channels grow by the same factor, and black becomes grey."""
+    """Return images with HSV value + c: hue and saturation are unchanged, and black becomes grey."""
     c = (0.05, 0.1, 0.15, 0.2, 0.3)[severity - 1]
     value = images.amax(1, keepdim=True)
     brighter = (value + c).clamp_(max=1)
@@ -18,13 +18,13 @@ def brightness(images: Tensor, severity: int, draws: Draws) -> Tensor:
 
 
 def contrast(images: Tensor, severity: int, draws: Draws) -> Tensor:
-    """(x - mean)·c + mean, with the mean of each channel of each image."""
+    """Return (x - mean)·c + mean, with the mean of each channel of each image."""
     c = (0.75, 0.5, 0.4, 0.3, 0.15)[severity - 1]
     return torch.lerp(images.mean((2, 3), keepdim=True), images, c)
 
 
 def saturate(images: Tensor, severity: int, draws: Draws) -> Tensor:
-    """HSV saturation·c₀ + c₁, with hue and value kept; grey has the hue of red, and grey images have none to change."""
+    """Return images with HSV saturation·c₀ + c₁; grey pixels have the hue of red, and grey images are unchanged."""
     c = ((0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2))[severity - 1]
     if images.shape[1] == 1:
         return images
@@ -38,14 +38,17 @@ def saturate(images: Tensor, severity: int, draws: Draws) -> Tensor:
 
 
 def pixelate(images: Tensor, severity: int, draws: Draws) -> Tensor:
-    """Shrink to the share c of the size and enlarge again, both with a box filter."""
+    """Return images reduced to c % of their size and enlarged again, both with a box filter."""
     c = (95, 90, 85, 75, 65)[severity - 1]
     height, width = images.shape[-2:]
     return apply(images, box_matrix(height, max(1, height * c // 100)), box_matrix(width, max(1, width * c // 100)))
 
 
 def elastic_transform(images: Tensor, severity: int, draws: Draws) -> Tensor:
-    """Move three points by up to c₂ (an affine map), then shift pixels by smoothed noise; c is in image sizes."""
+    """Return images after a random affine map (three points move by up to c₂) and shifts of pixels by smooth noise.
+
+    All parameters are relative to the size of the image.
+    """
     strength, smoothing, affine = (
         (0, 0, 0.08),
         (0.05, 0.2, 0.07),
@@ -64,7 +67,7 @@ def elastic_transform(images: Tensor, severity: int, draws: Draws) -> Tensor:
 
 
 def _affine(images: Tensor, x: Tensor, y: Tensor, most: float, draws: Draws) -> tuple[Tensor, Tensor]:
-    """Where each pixel comes from when three points around the centre move by up to `most` pixels each way."""
+    """Return the source of each pixel when three points around the centre move by up to `most` pixels per axis."""
     height, width = images.shape[-2:]
     centre = x.new_tensor([width // 2, height // 2])
     third = min(height, width) // 3

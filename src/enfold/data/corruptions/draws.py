@@ -1,7 +1,6 @@
-"""Random numbers by counting: each is a hash of (seed, kind of corruption, index of the image, position in the image).
+"""Counter-based random numbers: each is a hash of (seed, kind of corruption, index of the image, position).
 
-No generator is stepped, so a whole batch is drawn at once and what an image gets depends on nothing else: not on its
-batch, its place there, the number of threads or the device.
+The numbers of an image do not depend on its batch, the number of threads or the device, and a batch is drawn at once.
 
 1. key of an image: 64 bits, SplitMix64's finaliser of (hash of seed and kind) + index · golden ratio
 2. number of an element: h(position) xor key₀, mixed by two multiplications and xor-shifts with key₁ between them
@@ -20,7 +19,13 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 
 class Draws:
-    """The random numbers of a batch of images; every call takes the next positions of each image's own stream."""
+    """The random numbers of a batch of images; every call advances the stream of each image.
+
+    Args:
+        seed: The seed.
+        kind: Kind of corruption.
+        indices: Indices of the images in the data set (B,).
+    """
 
     def __init__(self, seed: int, kind: str, indices: Tensor) -> None:
         self._first, self._second = _keys(derive(seed, "corruption", kind), indices)  # (B, 1) each
@@ -28,34 +33,34 @@ class Draws:
         self.batch, self.device = len(indices), indices.device
 
     def signed(self, *shape: int) -> Tensor:
-        """Uniform on (-1, 1), symmetric, never an end: (B, *shape)."""
+        """Return uniform numbers on the open interval (-1, 1): (B, *shape)."""
         return self._bits(shape).float().add_(0.5).mul_(2.0**-22)
 
     def uniform(self, *shape: int) -> Tensor:
-        """Uniform on (0, 1), never an end: (B, *shape)."""
+        """Return uniform numbers on the open interval (0, 1): (B, *shape)."""
         return self._bits(shape).float().add_(2.0**22 + 0.5).mul_(2.0**-23)
 
     def normal(self, *shape: int) -> Tensor:
-        """Standard normal by inversion, within ±5.3: (B, *shape)."""
+        """Return standard normal numbers by inversion, within ±5.3: (B, *shape)."""
         return to_normal(self.signed(*shape))
 
     def _bits(self, shape: tuple[int, ...]) -> Tensor:
-        """Whole numbers of 23 bits and a sign, in [-2²², 2²²): the half float32 holds exactly with 0.5 added."""
+        """Return integers in [-2²², 2²²), which float32 represents exactly with 0.5 added."""
         size = math.prod(shape)
         positions = torch.arange(self._position, self._position + size, device=self._first.device)
         self._position += size
-        bits = _mixed(positions.to(torch.int32)) ^ self._first  # (B, size)
-        bits = _mixed(bits, self._second)
+        bits = _mix(positions.to(torch.int32)) ^ self._first  # (B, size)
+        bits = _mix(bits, self._second)
         return (bits >> 9).view(-1, *shape)
 
 
 def to_normal(signed: Tensor) -> Tensor:
-    """The standard normal quantile of (1 + signed) / 2."""
+    """Return the standard normal quantile of (1 + signed) / 2."""
     return signed.erfinv().mul_(math.sqrt(2))
 
 
-def _mixed(bits: Tensor, key: Tensor | None = None) -> Tensor:
-    """A 32-bit finaliser, in place; int32 products wrap and the masks make arithmetic shifts logical."""
+def _mix(bits: Tensor, key: Tensor | None = None) -> Tensor:
+    """Apply a 32-bit finalizer in place; int32 products wrap, and the masks make arithmetic shifts logical."""
     bits ^= (bits >> 16).bitwise_and_(0xFFFF)
     bits *= 0x7FEB352D
     if key is not None:

@@ -1,9 +1,9 @@
-"""JPEG compression and decompression as matrix products: everything that loses something, and no entropy coding.
+"""JPEG compression and decompression as matrix products: the lossy steps, without entropy coding.
 
-1. levels 0 ... 255 -> Y, Cb, Cr (rounded); Cb and Cr are halved both ways by means of 2 x 2
+1. levels 0 ... 255 -> Y, Cb, Cr (rounded); Cb and Cr are downsampled by means of 2 x 2
 2. blocks of 8 x 8, as rows of 64, times the 64 x 64 matrix of the two-dimensional DCT
-3. coefficient -> q·round(coefficient / q), with the tables of the standard scaled by the quality as libjpeg does
-4. back: transposed matrix, rounding, Cb and Cr enlarged with libjpeg's triangle filter, RGB
+3. coefficient -> q·round(coefficient / q), with the standard tables scaled by the quality as in libjpeg
+4. inverse: transposed matrix, rounding, Cb and Cr upsampled with libjpeg's triangle filter, RGB
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ CHROMINANCE = (
     *((99,) * 32),
 )
 TO_YCC = ((0.299, 0.587, 0.114), (-0.168735892, -0.331264108, 0.5), (0.5, -0.418687589, -0.081312411))
-TIE = 1 / 1024  # halves are common; with this they round away from zero whatever the last bit of a product is
+TIE = 1 / 1024  # rounds halves, which are common, away from zero in spite of rounding errors of the products
 
 
 def jpeg_compression(images: Tensor, severity: int, draws: Draws) -> Tensor:
-    """JPEG at quality c, with colours at half the resolution."""
-    return compressed(images, (80, 65, 58, 50, 40)[severity - 1])
+    """Return images after JPEG of quality c, with chroma subsampling."""
+    return compress(images, (80, 65, 58, 50, 40)[severity - 1])
 
 
-def compressed(images: Tensor, quality: int) -> Tensor:
-    """Images in [0, 1], (B, 1 or 3, H, W), after JPEG of a quality from 1 to 100."""
+def compress(images: Tensor, quality: int) -> Tensor:
+    """Return images in [0, 1], (B, 1 or 3, H, W), after JPEG of a quality from 1 to 100."""
     levels = images.mul(255).round_()
     height, width = images.shape[-2:]
     if images.shape[1] == 1:
-        return _coded(levels, _table(LUMINANCE, quality))[..., :height, :width] / 255
+        return _quantize(levels, _table(LUMINANCE, quality))[..., :height, :width] / 255
     matrix = levels.new_tensor(TO_YCC)
-    ycc = torch.einsum("ic,bchw->bihw", matrix, _padded(levels, 2, 16))
-    luma = _coded(ycc[:, :1].round(), _table(LUMINANCE, quality))[..., :height, :width]
-    chroma = _coded(_halved((ycc[:, 1:] + 128).round_()), _table(CHROMINANCE, quality))
-    cb, cr = _doubled(chroma[..., : -(-height // 2), : -(-width // 2)])[..., :height, :width].sub_(128).unbind(1)
+    ycc = torch.einsum("ic,bchw->bihw", matrix, _pad(levels, 2, 16))
+    luma = _quantize(ycc[:, :1].round(), _table(LUMINANCE, quality))[..., :height, :width]
+    chroma = _quantize(_downsample((ycc[:, 1:] + 128).round_()), _table(CHROMINANCE, quality))
+    cb, cr = _upsample(chroma[..., : -(-height // 2), : -(-width // 2)])[..., :height, :width].sub_(128).unbind(1)
     y = luma[:, 0]
     rgb = torch.stack((y + 1.402 * cr, y - 0.344136286 * cb - 0.714136286 * cr, y + 1.772 * cb), 1)
     return rgb.round_().clamp_(0, 255).div_(255)
 
 
-def _padded(levels: Tensor, rows: int, columns: int) -> Tensor:
+def _pad(levels: Tensor, rows: int, columns: int) -> Tensor:
     """Repeat the last row and column up to multiples of these."""
     height, width = levels.shape[-2:]
     if height % rows == width % columns == 0:
@@ -67,9 +67,9 @@ def _padded(levels: Tensor, rows: int, columns: int) -> Tensor:
     return F.pad(levels, (0, -width % columns, 0, -height % rows), mode="replicate")
 
 
-def _coded(planes: Tensor, table: Tensor) -> Tensor:
-    """Steps 2 to 4 for planes of levels (B, P, H, W), whose sides grow to multiples of 8."""
-    planes = _padded(planes, 8, 8)
+def _quantize(planes: Tensor, table: Tensor) -> Tensor:
+    """Return planes of levels (B, P, H, W) after steps 2 to 4, padded to multiples of 8."""
+    planes = _pad(planes, 8, 8)
     batch, number, height, width = planes.shape
     matrix, table = _dct().to(planes.device), table.to(planes.device)
     blocks = planes.view(batch, number, height // 8, 8, width // 8, 8).transpose(3, 4).reshape(-1, 64)
@@ -79,15 +79,15 @@ def _coded(planes: Tensor, table: Tensor) -> Tensor:
     return blocks.view(batch, number, height // 8, width // 8, 8, 8).transpose(3, 4).reshape(planes.shape)
 
 
-def _halved(planes: Tensor) -> Tensor:
-    """Means of 2 x 2; where a mean is not whole it is rounded down and up in turns, as libjpeg does."""
+def _downsample(planes: Tensor) -> Tensor:
+    """Return means of 2 x 2 pixels, alternately rounded down and up as in libjpeg."""
     sums = F.avg_pool2d(planes, 2, divisor_override=1)
     bias = torch.arange(sums.shape[-1], device=planes.device) % 2 + 1
     return (sums + bias).div_(4).floor_()
 
 
-def _doubled(planes: Tensor) -> Tensor:
-    """Each value becomes 2 x 2, mixed 9 : 3 : 3 : 1 with its neighbours."""
+def _upsample(planes: Tensor) -> Tensor:
+    """Return planes upsampled by 2, each value mixed 9 : 3 : 3 : 1 with its neighbours."""
     near = F.pad(planes, (0, 0, 1, 1), mode="replicate")
     rows = torch.stack((3 * planes + near[..., :-2, :], 3 * planes + near[..., 2:, :]), 3).flatten(2, 3)
     near = F.pad(rows, (1, 1, 0, 0), mode="replicate")
@@ -97,7 +97,7 @@ def _doubled(planes: Tensor) -> Tensor:
 
 @cache
 def _dct() -> Tensor:
-    """Row 8u + v is the pattern of frequency (u, v) in a block of 8 x 8: orthogonal."""
+    """Return the orthogonal DCT matrix; row 8u + v is the pattern of frequency (u, v) in a block of 8 x 8."""
     positions = torch.arange(8, dtype=torch.float64)
     one = torch.cos((2 * positions + 1) * positions[:, None] * (math.pi / 16)) / 2
     one[0] /= math.sqrt(2)

@@ -1,9 +1,9 @@
-"""Linear maps of images: matrices for rows and columns, a kernel for each image, bilinear sampling; and the one scale.
+"""Linear maps of images: matrices for rows and columns, a kernel for each image, bilinear sampling.
 
-Parameters are published for 32 x 32 pixels. For other sizes every length in pixels (the width of a blur, a radius, a
-shift, a displacement) is multiplied by `scale` = min(H, W) / 32, so that an image keeps its look when it is enlarged;
-what is relative to the image (zoom, pixelate) or to its values (noise, colours, JPEG) stays as it is. What makes sense
-from one pixel on (a disk, the reach of glass, the grain of snow) is not made smaller than published.
+The published parameters are for 32 x 32 pixels. For other sizes every length in pixels (blur width, radius, shift) is
+multiplied by `scale` = min(H, W) / 32, so that enlarged images look the same; parameters relative to the image (zoom,
+pixelate) or to its values (noise, colours, JPEG) are unchanged. Lengths of at least one pixel (a disk, the shifts of
+glass blur, the grain of snow) are not made smaller than published.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ Edge = Literal["nearest", "reflect"]  # aaa|abcd|ddd or cba|abcd|dcb
 
 
 def scale(images: Tensor) -> float:
-    """How much larger the images are than those the parameters were published for."""
+    """Return the size of the images relative to the 32 x 32 pixels of the published parameters."""
     return min(images.shape[-2:]) / 32
 
 
 def apply(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """rows · image · columnsᵀ for each image: (..., H, W) -> (..., H', W')."""
+    """Return rows · image · columnsᵀ for each image: (..., H, W) -> (..., H', W')."""
     return rows.to(images.device) @ (images @ columns.T.to(images.device))
 
 
 def gaussian(images: Tensor, sigma: float, edge: Edge = "nearest", truncate: float = 4.0) -> Tensor:
-    """Gaussian blur of each channel, with SciPy's kernel: cut at `truncate` sigma, sums to 1."""
+    """Return the Gaussian blur of each channel, with SciPy's kernel: truncated at `truncate` sigma, sum 1."""
     height, width = images.shape[-2:]
     return apply(images, gaussian_matrix(height, sigma, edge, truncate), gaussian_matrix(width, sigma, edge, truncate))
 
 
 @lru_cache(maxsize=64)
 def gaussian_matrix(size: int, sigma: float, edge: Edge, truncate: float) -> Tensor:
-    """The blur of one axis with its edges, as a (size, size) matrix."""
+    """Return the (size, size) matrix of the blur along one axis."""
     reach = int(truncate * sigma + 0.5)
     offsets = torch.arange(-reach, reach + 1)
     weights = torch.exp(-0.5 * (offsets.double() / sigma) ** 2)
@@ -53,24 +53,24 @@ def gaussian_matrix(size: int, sigma: float, edge: Edge, truncate: float) -> Ten
 
 @lru_cache(maxsize=64)
 def zoom_matrix(size: int, factor: float) -> Tensor:
-    """Enlarge the middle of one axis by linear interpolation, end to end, and keep `size` of it."""
-    kept = math.ceil(size / factor)
-    enlarged = max(round(kept * factor), size)
-    first, trimmed = (size - kept) // 2, (enlarged - size) // 2
-    places = torch.arange(trimmed, trimmed + size, dtype=torch.float64) * ((kept - 1) / max(enlarged - 1, 1))
-    low = places.floor().clamp(max=max(kept - 2, 0))
+    """Return the matrix that enlarges the centre of one axis by linear interpolation and crops it to `size`."""
+    source = math.ceil(size / factor)
+    enlarged = max(round(source * factor), size)
+    first, trimmed = (size - source) // 2, (enlarged - size) // 2
+    places = torch.arange(trimmed, trimmed + size, dtype=torch.float64) * ((source - 1) / max(enlarged - 1, 1))
+    low = places.floor().clamp(max=max(source - 2, 0))
     matrix = torch.zeros(size, size, dtype=torch.float64)
     rows = torch.arange(size)
     matrix[rows, first + low.long()] = 1 - (places - low)
-    matrix[rows, first + (low.long() + 1).clamp(max=kept - 1)] += places - low
+    matrix[rows, first + (low.long() + 1).clamp(max=source - 1)] += places - low
     return matrix.float()
 
 
 @lru_cache(maxsize=64)
 def box_matrix(size: int, smaller: int) -> Tensor:
-    """Shrink one axis to `smaller` pixels and enlarge it again, both with Pillow's BOX filter: blocks and their means.
+    """Return the matrix that reduces one axis to `smaller` pixels and enlarges it again, as Pillow's BOX filter does.
 
-    A block takes the pixels whose centres lie in it, with equal weights; enlarging repeats the nearest.
+    A block is the mean of the pixels whose centres are in it; enlarging repeats the nearest block.
     """
     ratio = size / smaller
     starts = (torch.arange(smaller + 1, dtype=torch.float64) * ratio + 0.5).floor()
@@ -82,7 +82,14 @@ def box_matrix(size: int, smaller: int) -> Tensor:
 
 
 def convolve(images: Tensor, kernels: Tensor, padding: tuple[int, int, int, int], mode: str) -> Tensor:
-    """Correlate each image with its own kernel (B, h, w); (left, right, top, bottom) are padded by `mode`."""
+    """Return the correlation of each image with its own kernel (B, h, w).
+
+    Args:
+        images: Images (B, C, H, W).
+        kernels: Kernels (B, h, w).
+        padding: Padding (left, right, top, bottom).
+        mode: Mode of the padding, as in `torch.nn.functional.pad`.
+    """
     batch, channels, height, width = images.shape
     padded = F.pad(images, padding, mode=mode)
     groups = batch * channels
@@ -93,7 +100,10 @@ def convolve(images: Tensor, kernels: Tensor, padding: tuple[int, int, int, int]
 
 
 def sample(images: Tensor, x: Tensor, y: Tensor, *, repeat_edge: bool) -> Tensor:
-    """Values at (x, y) in pixels, each (B, H, W), bilinear; outside mirrored, with the edge pixel repeated or not."""
+    """Return bilinear samples at pixel coordinates x and y, each (B, H, W).
+
+    Coordinates beyond the image are reflected, with the edge pixel repeated if `repeat_edge`.
+    """
     height, width = images.shape[-2:]
     if repeat_edge:
         grid = torch.stack(((2 * x + 1) / width - 1, (2 * y + 1) / height - 1), -1)
@@ -103,7 +113,7 @@ def sample(images: Tensor, x: Tensor, y: Tensor, *, repeat_edge: bool) -> Tensor
 
 
 def positions(images: Tensor) -> tuple[Tensor, Tensor]:
-    """x and y of every pixel, (H, W) each."""
+    """Return the coordinates x and y of every pixel, (H, W) each."""
     height, width = images.shape[-2:]
     y, x = torch.meshgrid(
         torch.arange(height, device=images.device, dtype=images.dtype),

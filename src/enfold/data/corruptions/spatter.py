@@ -1,4 +1,4 @@
-"""Spatter: drops of water or splashes of mud on the lens, with torch in place of OpenCV's image operations."""
+"""Spatter: water drops or mud on the lens, in PyTorch instead of OpenCV."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from torch import Tensor
 
 from enfold.data.corruptions.draws import Draws
 from enfold.data.corruptions.linear import gaussian, scale
-from enfold.data.corruptions.weather import painted
+from enfold.data.corruptions.weather import paint
 
 WATER = (175 / 255, 238 / 255, 238 / 255)
 MUD = (63 / 255, 42 / 255, 20 / 255)
-FAR = 20  # pixels: distances are cut here
-WEAK, STRONG = 50, 150  # Canny's thresholds
-GROWTH = 8  # steps that a weak edge may be away from a strong one along weak edges
+FAR = 20  # maximum distance in pixels
+WEAK, STRONG = 50, 150  # thresholds of the Canny edge detector
+GROWTH = 8  # maximum number of steps from a strong edge along weak edges
 
 
 def spatter(images: Tensor, severity: int, draws: Draws) -> Tensor:
-    """Smoothed noise above a threshold is liquid: water glints between the edges of its drops, mud covers."""
+    """Return images with spatter where smooth noise exceeds a threshold: bright water drops, or opaque mud."""
     mean, std, sigma, threshold, strength, mud = (
         (0.62, 0.1, 0.7, 0.7, 0.5, 0),
         (0.65, 0.1, 0.8, 0.7, 0.5, 0),
@@ -33,22 +33,22 @@ def spatter(images: Tensor, severity: int, draws: Draws) -> Tensor:
     if mud:
         cover = gaussian((liquid > threshold).to(images.dtype), strength * factor)
         cover = torch.where(cover < 0.8, 0, cover)
-        return images * (1 - cover) + painted(cover, MUD, channels)
+        return images * (1 - cover) + paint(cover, MUD, channels)
     glint = _glint(liquid, factor)
-    brightest = glint.amax((2, 3), keepdim=True).clamp(min=1e-6)  # an image without a drop stays as it is
-    return images + painted(strength * glint / brightest, WATER, channels)
+    brightest = glint.amax((2, 3), keepdim=True).clamp(min=1e-6)  # images without drops are unchanged
+    return images + paint(strength * glint / brightest, WATER, channels)
 
 
 def _glint(liquid: Tensor, factor: float) -> Tensor:
-    """The liquid, embossed by how far each pixel is from the edge of a drop."""
+    """Return the liquid, embossed by the distance to the edges of the drops."""
     distance = distance_to(edges(liquid.clamp(max=1).mul(255).floor()), round(FAR * factor))
-    depth = equalised(_mean3(distance).floor())
+    depth = equalise_histogram(_mean3(distance).floor())
     emboss = depth.new_tensor([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])
     return liquid * _mean3(_filter3(depth, emboss).clamp(0, 255))
 
 
 def edges(levels: Tensor) -> Tensor:
-    """Canny's edges of images (B, 1, H, W) in [0, 255]: steep places that are steepest across the edge."""
+    """Return Canny edges of images (B, 1, H, W) in [0, 255]."""
     across = _filter3(levels, levels.new_tensor([[-1, 0, 1], [-2, 0, 2], [-1, 0, 1]]))
     down = _filter3(levels, levels.new_tensor([[-1, -2, -1], [0, 0, 0], [1, 2, 1]]))
     steep = across.abs() + down.abs()
@@ -69,7 +69,7 @@ def edges(levels: Tensor) -> Tensor:
 
 
 def distance_to(places: Tensor, far: int) -> Tensor:
-    """Euclidean distance of every pixel to the nearest of `places` (B, 1, H, W), exact and cut at `far`."""
+    """Return the exact Euclidean distance of every pixel to the nearest of `places` (B, 1, H, W), at most `far`."""
     squares = torch.where(places, 0.0, float(far**2))
     for axis in (2, 3):
         nearest = squares.clone()
@@ -82,8 +82,8 @@ def distance_to(places: Tensor, far: int) -> Tensor:
     return squares.sqrt().clamp(max=far)
 
 
-def equalised(levels: Tensor) -> Tensor:
-    """Histogram equalisation of whole levels 0 ... 255 for each image: the lowest becomes 0, the highest 255."""
+def equalise_histogram(levels: Tensor) -> Tensor:
+    """Return integer levels 0 ... 255 of each image after histogram equalization."""
     flat = levels.flatten(1).long()
     counts = torch.zeros(len(flat), 256, device=levels.device).scatter_add_(1, flat, torch.ones_like(levels).flatten(1))
     lowest = counts.gather(1, flat.amin(1, keepdim=True))

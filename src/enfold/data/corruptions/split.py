@@ -1,4 +1,4 @@
-"""A split that remembers how it was corrupted."""
+"""Splits of corrupted examples."""
 
 from __future__ import annotations
 
@@ -9,15 +9,23 @@ from torch import Tensor
 
 from enfold.data.dataset import Split
 
-OURS = "corrupted"  # by this package; the official files have their own names
+OURS = "corrupted"  # the source of images corrupted by this package
 
-#: What stands in for the original where it needs photographs or another library's image operations.
+#: Replacements of operations that need photographs or other libraries.
 STANDS_IN = {"frost": "generated texture", "spatter": "approximate edges"}
 
 
 @dataclass(frozen=True, repr=False)
 class Corrupted(Split):
-    """Corrupted examples; `source` is "corrupted" for enfold's own, "CIFAR-10-C" or "CIFAR-100-C" for the official."""
+    """Corrupted examples.
+
+    Args:
+        inputs: Corrupted images.
+        labels: Labels.
+        kind: Kind of corruption.
+        severity: Severity from 1 to 5.
+        source: "corrupted" for corruptions by this package, else "CIFAR-10-C" or "CIFAR-100-C".
+    """
 
     kind: str
     severity: int
@@ -25,7 +33,7 @@ class Corrupted(Split):
 
     @property
     def name(self) -> str:
-        """For tables, for example "corrupted frost 3 (generated texture)" or "CIFAR-10-C frost 3"."""
+        """The name in tables, for example "corrupted frost 3 (generated texture)" or "CIFAR-10-C frost 3"."""
         note = STANDS_IN.get(self.kind) if self.source == OURS else None
         return f"{self.source} {self.kind} {self.severity}" + (f" ({note})" if note else "")
 
@@ -39,5 +47,5 @@ class Corrupted(Split):
 
 
 def as_pixels(images: Tensor) -> Tensor:
-    """Values in [0, 1] as bytes; halves go up, whatever the last bit of a product is."""
+    """Return values in [0, 1] as uint8; halves are rounded up in spite of rounding errors."""
     return images.clamp(0, 1).mul_(255).add_(0.5 + 1 / 1024).floor_().to(torch.uint8)

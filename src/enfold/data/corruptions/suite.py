@@ -1,4 +1,4 @@
-"""The suite: nineteen ways to spoil an image, at five severities, for whole batches and whole splits."""
+"""The suite of 19 corruptions at five severities, for batches and splits."""
 
 from __future__ import annotations
 
@@ -39,17 +39,27 @@ _SUITE: dict[str, Corruption] = {
 KINDS = tuple(_SUITE)
 STANDARD = KINDS[:15]
 SEVERITIES = (1, 2, 3, 4, 5)
-SMALLEST = 8  # pixels a side
-CHUNK = 2**18  # values worked on at once: they stay in the cache, and memory does not grow with the batch
-FEWEST = 8  # images at once, however large they are
+SMALLEST = 8  # minimum height and width
+CHUNK = 2**18  # values processed at once: they fit into the cache, and memory does not grow with the batch
+FEWEST = 8  # minimum number of images processed at once
 
 
 def corrupt(
     images: Tensor, kind: str, severity: int, *, seed: int = 0, indices: Tensor | Sequence[int] | None = None
 ) -> Tensor:
-    """Corrupted images, (B, 1 or 3, H, W) as bytes or as numbers in [0, 1]; the type is kept.
+    """Return corrupted images of the same shape and type.
 
-    What is random about image i depends on (seed, kind, indices[i]) alone; `indices` are 0, 1, ... by default.
+    Random draws for image i depend on (seed, kind, indices[i]) only.
+
+    Args:
+        images: Images (B, 1 or 3, H, W), uint8 or in [0, 1].
+        kind: Kind of corruption, one of `KINDS`.
+        severity: Severity from 1 to 5.
+        seed: Seed of the random draws.
+        indices: Indices of the images in the data set; the default is 0, 1, ...
+
+    Raises:
+        EnfoldError: If an argument is invalid.
 
     >>> corrupt(torch.full((2, 3, 32, 32), 128, dtype=torch.uint8), "brightness", 1).unique().tolist()
     [141]
@@ -61,16 +71,26 @@ def corrupt(
     result = torch.empty_like(images)
     size = max(FEWEST, CHUNK // max(1, images[:1].numel()))
     for start in range(0, len(images), size):
-        part = slice(start, start + size)
-        spoiled = _SUITE[kind](pixels(images[part]).float(), severity, Draws(seed, kind, numbers[part]))
-        result[part] = as_pixels(spoiled) if images.dtype == torch.uint8 else spoiled.clamp(0, 1)
+        chunk = slice(start, start + size)
+        values = _SUITE[kind](pixels(images[chunk]).float(), severity, Draws(seed, kind, numbers[chunk]))
+        result[chunk] = as_pixels(values) if images.dtype == torch.uint8 else values.clamp(0, 1)
     return result
 
 
 def corruptions(
     images: Tensor, kinds: Sequence[str] = STANDARD, severities: Sequence[int] = SEVERITIES, seed: int = 0
 ) -> Iterator[tuple[str, int, Tensor]]:
-    """(kind, severity, corrupted images) for every kind and severity, each computed when it is asked for."""
+    """Return an iterator of (kind, severity, corrupted images), which are computed lazily.
+
+    Args:
+        images: Images (B, 1 or 3, H, W), uint8 or in [0, 1].
+        kinds: Kinds of corruption; the default is the 15 standard ones.
+        severities: Severities from 1 to 5.
+        seed: Seed of the random draws.
+
+    Raises:
+        EnfoldError: If an argument is invalid.
+    """
     for kind in kinds:
         check_kind(kind)
     for severity in severities:
@@ -80,48 +100,71 @@ def corruptions(
 
 
 def corrupted(data: Data, kind: str, severity: int, part: str = "test", seed: int = 0) -> Corrupted:
-    """A corrupted copy of a part of the data, before normalisation: pass it where that part would go."""
+    """Return a corrupted copy of a split, which can be used in its place.
+
+    Args:
+        data: The data.
+        kind: Kind of corruption, one of `KINDS`.
+        severity: Severity from 1 to 5.
+        part: The split to corrupt: "train", "val" or "test".
+        seed: Seed of the random draws.
+
+    Raises:
+        EnfoldError: If an argument is invalid or the split is not in memory.
+    """
     if part not in ("train", "val", "test"):
-        raise EnfoldError(f"a part must be train, validation or test, got '{part}': choose among these")
+        raise EnfoldError(f"part must be 'train', 'val' or 'test', got '{part}': choose one of these")
     split = getattr(data, part)
     if not isinstance(split, Split):
         raise EnfoldError(
-            f"only examples in memory can be corrupted, but the {part} part is a {type(split).__name__}: "
-            "pass its images to corrupt(images, kind, severity) batch by batch"
+            f"the {part} split must be in memory to be corrupted, got a {type(split).__name__}: "
+            "call corrupt(images, kind, severity) for each batch"
         )
     return Corrupted(corrupt(split.inputs, kind, severity, seed=seed), split.labels, kind, severity)
 
 
 def check_kind(kind: str) -> None:
-    """Refuse a corruption that there is not, and name the nearest."""
+    """Check that a kind of corruption exists.
+
+    Raises:
+        EnfoldError: If it does not; the message suggests the closest one.
+    """
     if kind not in _SUITE:
         near = closest(kind, KINDS)
         hint = f", did you mean '{near}'?" if near else ""
-        raise EnfoldError(f"there is no corruption '{kind}'{hint}: choose one of {', '.join(KINDS)}")
+        raise EnfoldError(f"kind must be a known corruption, got '{kind}'{hint}: choose one of {', '.join(KINDS)}")
 
 
 def check_severity(severity: int) -> None:
-    """Refuse what is not one of the five."""
-    if severity not in SEVERITIES or not hasattr(severity, "__index__"):  # 3.0 is in them, and no place in a list
-        raise EnfoldError(f"a severity must be 1, 2, 3, 4 or 5, got {severity}: choose among these")
+    """Check that a severity is an integer from 1 to 5.
+
+    Raises:
+        EnfoldError: If it is not.
+    """
+    if severity not in SEVERITIES or not hasattr(severity, "__index__"):  # 3.0 == 3, but is not an index
+        raise EnfoldError(f"severity must be 1, 2, 3, 4 or 5, got {severity}: choose one of these")
 
 
 def check_images(images: Tensor) -> None:
-    """Refuse what is not a batch of grey or colour images with finite values in [0, 1] or bytes."""
+    """Check that a tensor is a batch of grey or RGB images, uint8 or finite in [0, 1].
+
+    Raises:
+        EnfoldError: If it is not.
+    """
     if images.ndim != 4 or images.shape[1] not in (1, 3) or min(images.shape[2:]) < SMALLEST:
         raise EnfoldError(
-            f"corruptions need images of shape (B, 1 or 3, H, W) with at least {SMALLEST} pixels a side, got "
-            f"{tuple(images.shape)}: bring them into this shape, channels first"
+            f"images must have shape (B, 1 or 3, H, W) with H and W at least {SMALLEST}, got {tuple(images.shape)}: "
+            "convert them to this shape, channels first"
         )
     if images.dtype == torch.uint8 or not len(images):
         return
     if not images.is_floating_point():
-        raise EnfoldError(f"images must be uint8 or floating point, got {images.dtype}: convert them")
+        raise EnfoldError(f"images must be uint8 or floating point, got {images.dtype}: convert their type")
     low, high = (float(value) for value in images.aminmax())
-    if not (low >= 0 and high <= 1):  # also where one is not a number
+    if not (low >= 0 and high <= 1):  # true for NaN
         raise EnfoldError(
             f"images must have values in [0, 1] without NaN, got {low:.4g} to {high:.4g}: "
-            "corrupt them before they are normalised, and divide by 255 what holds bytes"
+            "corrupt images before normalisation, divided by 255 if they are not uint8"
         )
 
 
@@ -131,7 +174,7 @@ def _indices(images: Tensor, indices: Tensor | Sequence[int] | None) -> Tensor:
     numbers = torch.as_tensor(indices, device=images.device)
     if numbers.shape != (len(images),) or numbers.is_floating_point():
         raise EnfoldError(
-            f"indices must be one whole number an image, got shape {tuple(numbers.shape)} of {numbers.dtype} for "
-            f"{len(images)} images: pass their positions in the data set"
+            f"indices must be one integer per image, got shape {tuple(numbers.shape)} of {numbers.dtype} for "
+            f"{len(images)} images: pass their indices in the data set"
         )
     return numbers

@@ -1,4 +1,4 @@
-"""Weather: snow, frost (a generated texture, not photographs) and fog."""
+"""Weather: snow, frost (a generated texture instead of photographs) and fog."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from enfold.data.corruptions.blur import moved
+from enfold.data.corruptions.blur import blur_along_line
 from enfold.data.corruptions.draws import Draws
 from enfold.data.corruptions.linear import apply, positions, scale, zoom_matrix
 
 LUMA = (0.299, 0.587, 0.114)
-ICE = (0.86, 0.94, 1.0)  # frost is a little blue
-REACH = 46  # pixels from a corner of a 32 x 32 image to the opposite one
+ICE = (0.86, 0.94, 1.0)  # a bluish white
+REACH = 46  # diagonal of a 32 x 32 image in pixels
 
 
 def grey(images: Tensor) -> Tensor:
-    """Luma of colour images, grey images as they are: (B, 1, H, W)."""
+    """Return the luma of RGB images, and grey images unchanged: (B, 1, H, W)."""
     if images.shape[1] == 1:
         return images
     return torch.einsum("bchw,c->bhw", images, images.new_tensor(LUMA))[:, None]
 
 
-def painted(layer: Tensor, colour: tuple[float, float, float], channels: int) -> Tensor:
-    """A layer (B, 1, H, W) in a colour, or in that colour's luma for grey images: (B, C, H, W)."""
+def paint(layer: Tensor, colour: tuple[float, float, float], channels: int) -> Tensor:
+    """Return a layer (B, 1, H, W) in a colour, or in its luma for grey images: (B, C, H, W)."""
     if channels == 1:
         return layer * sum(weight * value for weight, value in zip(LUMA, colour, strict=True))
     return layer * layer.new_tensor(colour).view(3, 1, 1)
 
 
 def snow(images: Tensor, severity: int, draws: Draws) -> Tensor:
-    """Bleach the image, then add flakes (thresholded noise, blurred by motion) and the same flakes turned by 180°."""
-    mean, std, zoom, threshold, radius, sigma, kept = (
+    """Return brightened images plus flakes (thresholded noise with motion blur) and the same flakes rotated by 180°."""
+    mean, std, zoom, threshold, radius, sigma, weight = (
         (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
         (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
         (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9),
@@ -46,21 +46,24 @@ def snow(images: Tensor, severity: int, draws: Draws) -> Tensor:
     flakes = draws.normal(1, height, width).mul_(std).add_(mean)
     flakes = apply(flakes, zoom_matrix(height, larger), zoom_matrix(width, larger))
     flakes = torch.where(flakes < threshold, 0, flakes).clamp_(max=1)
-    flakes = moved(flakes, radius * factor, sigma * factor, (-135, -45), draws)
-    bleached = kept * images + (1 - kept) * torch.maximum(images, 1.5 * grey(images) + 0.5)
+    flakes = blur_along_line(flakes, radius * factor, sigma * factor, (-135, -45), draws)
+    bleached = weight * images + (1 - weight) * torch.maximum(images, 1.5 * grey(images) + 0.5)
     return bleached + flakes + flakes.rot90(2, (2, 3))
 
 
 def frost(images: Tensor, severity: int, draws: Draws) -> Tensor:
-    """c₀·x + c₁·frost, with a generated texture where the original crops photographs of frosted windows."""
+    """Return c₀·x + c₁·frost.
+
+    Differs from the paper: frost is a generated texture instead of crops of photographs.
+    """
     c = ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))[severity - 1]
-    return c[0] * images + c[1] * painted(frost_texture(images, draws), ICE, images.shape[1])
+    return c[0] * images + c[1] * paint(frost_texture(images, draws), ICE, images.shape[1])
 
 
 def frost_texture(images: Tensor, draws: Draws) -> Tensor:
-    """Needles in three directions at 60°, as ice grows, fine on coarse, over a haze of changing density: (B, 1, H, W).
+    """Return a frost texture (B, 1, H, W): needles in three directions at 60° over a haze of varying density.
 
-    A needle is the ridge of smooth noise that is stretched along its direction; bent by other smooth noise.
+    Needles are ridges of smooth noise that is stretched along their direction and bent by other smooth noise.
     """
     x, y = positions(images)
     factor = scale(images)
@@ -80,7 +83,7 @@ def frost_texture(images: Tensor, draws: Draws) -> Tensor:
 
 
 def _noise(draws: Draws, x: Tensor, y: Tensor, width: float, height: float) -> Tensor:
-    """Smooth noise of about unit size at (x, y), whose features are `width` by `height` pixels: (B, H, W)."""
+    """Return smooth noise of about unit scale at (x, y), with features of `width` by `height` pixels: (B, H, W)."""
     columns, rows = (2 * math.ceil(REACH / feature) for feature in (width, height))
     lattice = draws.normal(1, rows, columns)
     grid = torch.stack(torch.broadcast_tensors(x * (2 / width / columns), y * (2 / height / rows)), -1)
@@ -89,7 +92,7 @@ def _noise(draws: Draws, x: Tensor, y: Tensor, width: float, height: float) -> T
 
 
 def fog(images: Tensor, severity: int, draws: Draws) -> Tensor:
-    """Add c₀ times a plasma fractal and rescale, so that the brightest value of each image stays."""
+    """Return images plus c₀ times a plasma fractal, rescaled so that the maximum of each image is unchanged."""
     c = ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))[severity - 1]
     height, width = images.shape[-2:]
     size = 1 << (max(height, width) - 1).bit_length()
@@ -99,9 +102,9 @@ def fog(images: Tensor, severity: int, draws: Draws) -> Tensor:
 
 
 def plasma_fractal(draws: Draws, size: int, decay: float) -> Tensor:
-    """Clouds in [0, 1] by the diamond-square algorithm on a torus of 2ⁿ pixels: (B, size, size).
+    """Return clouds in [0, 1] by the diamond-square algorithm on a torus of 2ⁿ pixels: (B, size, size).
 
-    The noise shrinks by decay² with each halving of the step, since the original multiplies its amplitude in twice.
+    As in the published code, the noise decreases by decay² with each halving of the step.
     """
     clouds = torch.zeros(draws.batch, size, size, device=draws.device)
     step, amplitude = size, 1.0
