@@ -46,17 +46,17 @@ def test_a_member_sees_632_of_a_thousand_examples():
 
 def test_members_start_as_a_deep_ensemble_and_are_trained_on_their_draws(tmp_path):
     data, plan = three_clouds(64, 40, 30), TrainConfig(epochs=3, batch_size=16, lr=0.02)
-    share = partial(Bagging, num_members=3, seed=5)
+    build = partial(Bagging, num_members=3, seed=5)
     start = DeepEnsemble(network(), 3, seed=5)
-    torch.testing.assert_close(share(network()).expand(), start.expand(), rtol=0, atol=0)
-    members = fitted(share(network()), data, plan)
+    torch.testing.assert_close(build(network()).expand(), start.expand(), rtol=0, atol=0)
+    members = fitted(build(network()), data, plan)
     assert members.seeds == start.seeds
     fit(start, data, config=plan.replace(bootstrap=True), quiet=True)
     torch.testing.assert_close(members(data.test.inputs), start.eval()(data.test.inputs))
     enfold.save(members, tmp_path / "members.safetensors")
     loaded = enfold.load(tmp_path / "members.safetensors", network())
     assert loaded.options() == members.options()
-    assert share.keywords.items() <= loaded.options().items()
+    assert build.keywords.items() <= loaded.options().items()
     torch.testing.assert_close(loaded(data.test.inputs), members(data.test.inputs), rtol=0, atol=0)
 
 

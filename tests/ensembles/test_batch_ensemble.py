@@ -316,15 +316,15 @@ def test_the_share_of_the_network_that_is_scaled_is_told():
     count = sum(parameter.numel() for parameter in network.parameters())
     with pytest.warns(PartialCoverageWarning, match=r"'gru\.weight_hh_l0'"):
         members = BatchEnsemble(network, 3)
-    share = (16 * 3 + 3) / count
-    assert members.coverage() == pytest.approx(share)
-    assert f"{100 * share:.3g} %" in repr(members)
+    coverage = (16 * 3 + 3) / count
+    assert members.coverage() == pytest.approx(coverage)
+    assert f"{100 * coverage:.3g} %" in repr(members)
     assert "gru" in members.notice, "for tables"
     whole = BatchEnsemble(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), 3)
     assert whole.coverage() == 1
     assert "100 %" in repr(whole)
     BatchEnsemble(network, 3, include=("head",))  # which the user chose
-    assert MultiHead(network, 3).coverage() == pytest.approx(share), "which is what it is for"
+    assert MultiHead(network, 3).coverage() == pytest.approx(coverage), "which is what it is for"
 
 
 @pytest.mark.parametrize("batch_norm", ["shared", "own"])

@@ -106,10 +106,10 @@ def data_of(inputs: Tensor) -> Data:
 
 def ready(name: str, network: nn.Module, inputs: Tensor, num_members: int = M) -> nn.Module:
     """Members as they are after training where they only exist then, else as they start."""
-    share = method_of(name, num_members)
-    model = share(network)
+    build = method_of(name, num_members)
+    model = build(network)
     if isinstance(model, SampledEnsemble):
-        model = fitted(share(network), data_of(inputs), TRAINING)
+        model = fitted(build(network), data_of(inputs), TRAINING)
     return model.eval()
 
 
@@ -196,8 +196,8 @@ def test_batch_norms_are_the_members_own_or_shared(name):
 def test_a_step_gives_every_declared_parameter_a_gradient_and_leaves_the_source(name, case):
     network, inputs = case
     before = {key: tensor.clone() for key, tensor in network.state_dict().items()}
-    share = method_of(name)
-    members = looped(share(network)).train()
+    build = method_of(name)
+    members = looped(build(network)).train()
     groups = param_groups(members, TrainConfig(weight_decay=0.1))
     declared = [id(parameter) for group in groups for parameter in group["params"]]
     assert sorted(declared) == sorted(id(parameter) for parameter in members.parameters() if parameter.requires_grad)
@@ -242,11 +242,11 @@ def test_training_reaches_members_that_answer(name):
     network = nn.Sequential(
         nn.Linear(12, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)
     )
-    share = method_of(name)
-    gathered = 2 + share(network).rank if name == "swag" else 0  # a mean, a variance and deviations
-    assert parameters(share(network)) <= max(M, gathered) * parameters(network)
+    build = method_of(name)
+    gathered = 2 + build(network).rank if name == "swag" else 0  # a mean, a variance and deviations
+    assert parameters(build(network)) <= max(M, gathered) * parameters(network)
     plan = TrainConfig(epochs=30, batch_size=32, lr=0.02, select="last")
-    members = fitted(share(network), data, plan)
+    members = fitted(build(network), data, plan)
     said = predict(members, data.test)
     assert accuracy(said) > 0.6, "chance is 0.25"
     assert nll(said) < 1.2, "chance is 1.39"

@@ -31,8 +31,8 @@ def published(epoch, iteration, cycle, high, low):
 
 @pytest.mark.parametrize("cycle", [2, 4])
 def test_the_learning_rate_is_the_papers(cycle):
-    share, steps = partial(FGE, num_members=3, start=0.8, cycle=cycle), 7
-    plan = share(any_network()).configure(TrainConfig(epochs=100))
+    build, steps = partial(FGE, num_members=3, start=0.8, cycle=cycle), 7
+    plan = build(any_network()).configure(TrainConfig(epochs=100))
     ours = [plan.rate_factor(80 * steps + step, steps) for step in range(20 * steps)]
     theirs = [published(step // steps, step % steps / steps, cycle, 0.5, 0.1) for step in range(20 * steps)]
     assert ours == pytest.approx(theirs, abs=1e-9)
@@ -41,9 +41,9 @@ def test_the_learning_rate_is_the_papers(cycle):
 
 @pytest.mark.parametrize("cycle", [2, 4])
 def test_members_are_taken_where_the_rate_is_lowest(cycle):
-    share, steps = partial(FGE, num_members=3, cycle=cycle), 10
-    plan = share(any_network()).configure(TrainConfig(epochs=40))
-    moments = share(any_network()).snapshot_epochs(plan)
+    build, steps = partial(FGE, num_members=3, cycle=cycle), 10
+    plan = build(any_network()).configure(TrainConfig(epochs=40))
+    moments = build(any_network()).snapshot_epochs(plan)
     assert len(moments) == 3
     assert moments == sorted(moments, reverse=True)
     for epoch in moments:
@@ -54,10 +54,10 @@ def test_members_are_taken_where_the_rate_is_lowest(cycle):
 
 
 def test_the_published_run_has_twenty_members():
-    share = partial(FGE, num_members=20)
-    plan = share(any_network()).configure(TrainConfig(epochs=200))
+    build = partial(FGE, num_members=20)
+    plan = build(any_network()).configure(TrainConfig(epochs=200))
     assert plan.tail_start == 0.8
-    assert share(any_network()).snapshot_epochs(plan) == list(range(199, 160, -2))
+    assert build(any_network()).snapshot_epochs(plan) == list(range(199, 160, -2))
 
 
 def test_cycles_begin_earlier_where_the_members_need_it():
@@ -67,21 +67,21 @@ def test_cycles_begin_earlier_where_the_members_need_it():
 
 
 def test_members_are_the_networks_at_these_moments():
-    share, seen = partial(FGE, num_members=2), {}
-    plan = share(any_network()).configure(TrainConfig(epochs=6, batch_size=16, lr=0.05))
-    model = share(network())
+    build, seen = partial(FGE, num_members=2), {}
+    plan = build(any_network()).configure(TrainConfig(epochs=6, batch_size=16, lr=0.05))
+    model = build(network())
 
     def keep(epoch):
         seen[epoch.epoch + 1] = {name: tensor.detach().clone() for name, tensor in model.centre.state().items()}
 
     fit(model, DATA, config=plan, on_epoch=keep, quiet=True)
-    for member, epoch in enumerate(share(any_network()).snapshot_epochs(plan)):
+    for member, epoch in enumerate(build(any_network()).snapshot_epochs(plan)):
         for name, tensor in model.expand().items():
             torch.testing.assert_close(tensor[member], seen[epoch][name], rtol=0, atol=0)
 
 
 def test_training_resumes_with_the_members_and_what_is_saved_is_loaded(tmp_path):
-    share, file = partial(FGE, num_members=3), tmp_path / "checkpoint.safetensors"
+    build, file = partial(FGE, num_members=3), tmp_path / "checkpoint.safetensors"
     plan = TrainConfig(epochs=8, batch_size=16, lr=0.05)
 
     class Stop(Exception):
@@ -91,10 +91,10 @@ def test_training_resumes_with_the_members_and_what_is_saved_is_loaded(tmp_path)
         if epoch.epoch == 5:
             raise Stop
 
-    whole = fitted(share(network()), DATA, plan)
+    whole = fitted(build(network()), DATA, plan)
     with pytest.raises(Stop):
-        fit(share(network()), DATA, config=plan, checkpoint=file, on_epoch=stop, quiet=True)
-    resumed = fitted(share(network()), DATA, plan, checkpoint=file)
+        fit(build(network()), DATA, config=plan, checkpoint=file, on_epoch=stop, quiet=True)
+    resumed = fitted(build(network()), DATA, plan, checkpoint=file)
     torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
     enfold.save(whole, tmp_path / "model.safetensors")
     loaded = enfold.load(tmp_path / "model.safetensors", network())

@@ -238,8 +238,8 @@ def test_what_has_a_penalty_is_not_decayed():
 
 @pytest.fixture(scope="module")
 def trained():
-    share = partial(HyperBatchEnsemble, num_members=3, penalties=(1e-3, 1.0), embedding_spread=0.1, tune_rate=0.02)
-    return fitted(share(network()), DATA, PLAN.replace(epochs=6, lr=0.05))
+    build = partial(HyperBatchEnsemble, num_members=3, penalties=(1e-3, 1.0), embedding_spread=0.1, tune_rate=0.02)
+    return fitted(build(network()), DATA, PLAN.replace(epochs=6, lr=0.05))
 
 
 def test_it_learns_and_tunes_each_member(trained):
@@ -261,11 +261,11 @@ def test_saved_and_loaded_is_equal(trained, tmp_path):
 
 
 def test_resumed_training_gives_the_same_bits(tmp_path, monkeypatch):
-    share, checkpoint = (
+    build, checkpoint = (
         partial(HyperBatchEnsemble, num_members=2, penalties=(1e-3, 1.0), embedding_spread=0.1),
         tmp_path / "members.ckpt",
     )
-    once = fitted(share(network()), DATA, PLAN)
+    once = fitted(build(network()), DATA, PLAN)
     epochs = []
 
     def dying(model, epoch, plan):
@@ -275,8 +275,8 @@ def test_resumed_training_gives_the_same_bits(tmp_path, monkeypatch):
 
     monkeypatch.setattr("enfold.ensembles.hyper_batch_ensemble.HyperBatchEnsemble.on_epoch_end", dying)
     with pytest.raises(KeyboardInterrupt):
-        fitted(share(network()), DATA, PLAN, checkpoint=checkpoint)
-    again = fitted(share(network()), DATA, PLAN, checkpoint=checkpoint)
+        fitted(build(network()), DATA, PLAN, checkpoint=checkpoint)
+    again = fitted(build(network()), DATA, PLAN, checkpoint=checkpoint)
     assert epochs == [1, 2, 3, 3]
     torch.testing.assert_close(dict(again.state_dict()), dict(once.state_dict()), rtol=0, atol=0)
 
@@ -294,8 +294,8 @@ def test_tuning_finds_the_penalty_that_validation_data_want():
 
 
 def test_fit_trains_as_the_method_does():
-    share = partial(HyperBatchEnsemble, num_members=2, penalties=(1e-3, 1.0), embedding_spread=0.1)
-    by_method, by_fit = fitted(share(network()), DATA, PLAN), share(network())
+    build = partial(HyperBatchEnsemble, num_members=2, penalties=(1e-3, 1.0), embedding_spread=0.1)
+    by_method, by_fit = fitted(build(network()), DATA, PLAN), build(network())
     fit(by_fit, DATA, config=PLAN, quiet=True)
     assert int(by_fit.distribution.steps) > 0
     torch.testing.assert_close(dict(by_fit.state_dict()), dict(by_method.state_dict()), rtol=0, atol=0)

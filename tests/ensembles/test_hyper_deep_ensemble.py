@@ -33,18 +33,18 @@ def network():
     return MLP(4, [8], 3)
 
 
-def picked(counts, share=None):
+def picked(counts, build=None):
     """Different networks, each counted so often, and these networks."""
-    share = share or partial(HyperDeepEnsemble, num_members=len(counts) + 1, candidates=4)
+    build = build or partial(HyperDeepEnsemble, num_members=len(counts) + 1, candidates=4)
     pool = DeepEnsemble(network(), len(counts), seed=7).networks()
-    members = share(network()).eval()
+    members = build(network()).eval()
     members.set_networks(pool, counts, [Setting(0.1 * (k + 1), 0.2, 0.3) for k in range(len(counts))])
     return members, pool
 
 
 def test_the_first_candidate_is_the_plan_and_the_others_draw_within_their_ranges():
-    share = partial(HyperDeepEnsemble, candidates=400, lr=(0.5, 2.0))
-    first, *drawn = share(network()).candidate_settings(PLAN)
+    build = partial(HyperDeepEnsemble, candidates=400, lr=(0.5, 2.0))
+    first, *drawn = build(network()).candidate_settings(PLAN)
     assert first == Setting(0.05, 0.01, 0.0)
     assert all(0.025 <= each.lr <= 0.1 for each in drawn)
     assert all(1e-5 <= each.weight_decay <= 0.1 for each in drawn)
@@ -93,8 +93,8 @@ def test_a_network_runs_once_however_often_it_counts_and_not_at_all_if_it_was_no
 
 def test_in_train_mode_each_stored_network_runs_once_and_keeps_its_statistics():
     network = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
-    share = partial(HyperDeepEnsemble, num_members=2, candidates=4)
-    members = share(network)
+    build = partial(HyperDeepEnsemble, num_members=2, candidates=4)
+    members = build(network)
     members.set_networks(DeepEnsemble(network, 2, seed=3).networks(), [1, 2], [Setting(0.1, 0.1, 0.1)] * 2)
     before = members.tree.state()["1.running_mean"].clone()
     members.train()
@@ -127,8 +127,8 @@ def test_candidates_do_not_depend_on_the_chunks():
 
 
 def test_without_stratification_members_are_the_candidates_that_were_picked():
-    share = partial(HyperDeepEnsemble, num_members=2, candidates=5, chunk=5, stratify=False)
-    members = fitted(share(network()), DATA, PLAN)
+    build = partial(HyperDeepEnsemble, num_members=2, candidates=5, chunk=5, stratify=False)
+    members = fitted(build(network()), DATA, PLAN)
     pool, predictions = searched(5)
     found = greedy_selection(predictions, 2)
     expected = [pool.networks[index] for index in found.picks]
@@ -152,8 +152,8 @@ def test_stratification_trains_picked_settings_again_and_beats_its_members():
 
 @pytest.mark.parametrize("killed_in", ["search, 4", "stratify, 1"])
 def test_a_kill_between_chunks_continues_to_the_same_members(tmp_path, monkeypatch, killed_in):
-    share, plan = partial(HyperDeepEnsemble, num_members=2, candidates=5, chunk=3), PLAN.replace(epochs=2)
-    once = fitted(share(network()), DATA, plan)
+    build, plan = partial(HyperDeepEnsemble, num_members=2, candidates=5, chunk=3), PLAN.replace(epochs=2)
+    once = fitted(build(network()), DATA, plan)
     checkpoint, real = tmp_path / "members.ckpt", enfold.ensembles.common.search.fit
 
     def dying(*args, **kwargs):
@@ -163,11 +163,11 @@ def test_a_kill_between_chunks_continues_to_the_same_members(tmp_path, monkeypat
 
     monkeypatch.setattr(enfold.ensembles.common.search, "fit", dying)
     with pytest.raises(KeyboardInterrupt):
-        fitted(share(network()), DATA, plan, checkpoint=checkpoint)
+        fitted(build(network()), DATA, plan, checkpoint=checkpoint)
     files = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert "members-search-0.ckpt" in files
     monkeypatch.setattr(enfold.ensembles.common.search, "fit", real)
-    again = fitted(share(network()), DATA, plan, checkpoint=checkpoint)
+    again = fitted(build(network()), DATA, plan, checkpoint=checkpoint)
     seen = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert files.items() <= seen.items()  # what was finished was not trained again
     torch.testing.assert_close(dict(again.state_dict()), dict(once.state_dict()), rtol=0, atol=0)

@@ -66,8 +66,8 @@ def test_every_mask_has_as_many_ones_and_joint_ones_use_all_features(scale, feat
 @pytest.mark.parametrize("drawn", ["independent", "joint"])
 @pytest.mark.parametrize("scale", [1.5, 2.0, 4.0])
 def test_the_expected_overlap_is_equation_4(drawn, scale):
-    share = partial(Masksembles, num_members=4, scale=scale, masks=drawn)
-    kept = [share(nn.Linear(60, 2), seed=seed).mask_tree.state()["mask"] for seed in range(30)]
+    build = partial(Masksembles, num_members=4, scale=scale, masks=drawn)
+    kept = [build(nn.Linear(60, 2), seed=seed).mask_tree.state()["mask"] for seed in range(30)]
     pairs = [(a & b).sum() / a.sum() for masks in kept for a, b in itertools.combinations(masks, 2)]
     assert abs(float(torch.stack(pairs).mean()) - 1 / scale) < 0.05
 

@@ -67,7 +67,7 @@ def mixing() -> nn.Module:
 
 
 def dropped_weights() -> nn.Module:
-    """Not activations but a weight: no two samples can share a pass."""
+    """Not activations but a weight: no two samples can run in one pass."""
     return Apply(
         lambda net, x: F.linear(x, F.dropout(net.weight, 0.5, net.training)), weight=nn.Parameter(torch.randn(3, 6))
     )
@@ -129,8 +129,8 @@ def one_by_one(network, inputs, model):
 @pytest.mark.parametrize("per_example", [True, False])
 def test_one_pass_gives_what_a_pass_for_each_sample_gives(case, per_example):
     network, inputs, way, axes = case
-    share = partial(MCDropout, num_members=4, per_example=per_example)
-    model = share(network)
+    build = partial(MCDropout, num_members=4, per_example=per_example)
+    model = build(network)
     with torch.inference_mode():
         found = model(inputs)
     assert model._way == way
@@ -293,8 +293,8 @@ def test_injection_into_convolutions(channels):
 def test_injection_into_a_residual_network():
     torch.manual_seed(0)
     network, inputs = ResNet(width=4, depth=8, num_classes=4).eval(), torch.randn(6, 3, 8, 8)
-    share = partial(MCDropout, num_members=3, inject=0.1, channels=True)
-    model = share(network)
+    build = partial(MCDropout, num_members=3, inject=0.1, channels=True)
+    model = build(network)
     outputs = model(inputs)
     assert model._way == "early"
     torch.testing.assert_close(outputs, one_by_one(model.module, inputs, model), rtol=1e-4, atol=1e-4)
@@ -347,8 +347,8 @@ def test_trained_saved_and_loaded(tmp_path):
     torch.manual_seed(0)
     data, network = three_clouds(96, 48, 48), MLP(4, [16], 3)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    share = partial(MCDropout, num_members=3, inject=0.1)
-    model = fitted(share(network), data, TrainConfig(epochs=10, batch_size=16, lr=0.02))
+    build = partial(MCDropout, num_members=3, inject=0.1)
+    model = fitted(build(network), data, TrainConfig(epochs=10, batch_size=16, lr=0.02))
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
     predictions = predict(model, data.test)
     assert predictions.log_probs.shape == (3, 48, 3)
@@ -356,7 +356,7 @@ def test_trained_saved_and_loaded(tmp_path):
     enfold.save(model, tmp_path / "model.safetensors")
     loaded = enfold.load(tmp_path / "model.safetensors", network)
     assert loaded.options() == model.options()
-    assert share.keywords.items() <= loaded.options().items()
+    assert build.keywords.items() <= loaded.options().items()
     torch.testing.assert_close(predict(loaded, data.test).log_probs, predictions.log_probs, rtol=0, atol=0)
     mean = model.forward_mean(data.test.inputs).exp()
     torch.testing.assert_close(mean, predictions.log_probs.exp().mean(0))

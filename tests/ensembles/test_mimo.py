@@ -163,11 +163,11 @@ def test_labels_move_with_their_inputs():
 
 
 def test_the_loss_is_the_sum_over_heads_of_means_with_the_plans_smoothing():
-    share, data = partial(MIMO, num_members=3, batch_repetition=2), blobs()
-    model = share(MLP(6, [8], 3))
+    build, data = partial(MIMO, num_members=3, batch_repetition=2), blobs()
+    model = build(MLP(6, [8], 3))
     batch = Batch(data.train.inputs[:10], data.train.labels[:10])
     for smoothing in (0.0, 0.1, (0.0, 0.1, 0.2)):
-        losses = share(any_network()).objective(TrainConfig(label_smoothing=smoothing))
+        losses = build(any_network()).objective(TrainConfig(label_smoothing=smoothing))
         torch.manual_seed(5)
         found = losses(model, batch)
         torch.manual_seed(5)
@@ -177,15 +177,15 @@ def test_the_loss_is_the_sum_over_heads_of_means_with_the_plans_smoothing():
         expected = [F.cross_entropy(logits[m], batch.labels[rows[m]], label_smoothing=each[m]) for m in range(3)]
         torch.testing.assert_close(found, torch.stack(expected))
     with pytest.raises(EnfoldError, match=r"label_smoothing .*got 2"):
-        share(any_network()).objective(TrainConfig(label_smoothing=(0.1, 0.2)))
+        build(any_network()).objective(TrainConfig(label_smoothing=(0.1, 0.2)))
 
 
 def test_batch_norm_sees_repeated_rows():
     network = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-    share, seen = partial(MIMO, num_members=2, batch_repetition=3), []
-    model = share(network).train()
+    build, seen = partial(MIMO, num_members=2, batch_repetition=3), []
+    model = build(network).train()
     model.module[1].register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
-    share(any_network()).objective(TrainConfig())(model, Batch(torch.randn(5, 6), torch.randint(3, (5,))))
+    build(any_network()).objective(TrainConfig())(model, Batch(torch.randn(5, 6), torch.randint(3, (5,))))
     assert seen == [15]
 
 
@@ -199,13 +199,13 @@ def test_one_member_without_repetition_is_ordinary_training():
 
 def test_it_learns_resumes_and_comes_back_from_its_file(tmp_path):
     torch.manual_seed(0)
-    network, data, share = (
+    network, data, build = (
         MLP(6, [32, 32], 3),
         blobs(),
         partial(MIMO, num_members=2, batch_repetition=2, input_repetition=0.2, seed=4),
     )
     plan = TrainConfig(epochs=8, batch_size=20, lr=0.01)
-    model = fitted(share(network), data, plan)
+    model = fitted(build(network), data, plan)
     found = predict(model, data.test)
     assert found.num_members == 2
     assert enfold.evaluate(model, data).scores["accuracy"] > 0.7
@@ -213,7 +213,7 @@ def test_it_learns_resumes_and_comes_back_from_its_file(tmp_path):
     loaded = enfold.load(path, network)
     torch.testing.assert_close(loaded(data.test.inputs), model(data.test.inputs), rtol=0, atol=0)
     assert loaded.options() == model.options()
-    assert share.keywords.items() <= loaded.options().items()
+    assert build.keywords.items() <= loaded.options().items()
     assert loaded.network_name == "MLP"
 
     class Stop(Exception):
@@ -223,19 +223,19 @@ def test_it_learns_resumes_and_comes_back_from_its_file(tmp_path):
         if epoch.epoch == 3:
             raise Stop
 
-    half, adapted = share(network), share(any_network()).configure(plan)
+    half, adapted = build(network), build(any_network()).configure(plan)
     checkpoint = tmp_path / "checkpoint"
     with pytest.raises(Stop):
         fit(
             half,
             data,
             config=adapted,
-            objective=share(any_network()).objective(adapted),
+            objective=build(any_network()).objective(adapted),
             checkpoint=checkpoint,
             on_epoch=stop,
             quiet=True,
         )
-    resumed = fitted(share(network), data, plan, checkpoint=checkpoint)
+    resumed = fitted(build(network), data, plan, checkpoint=checkpoint)
     torch.testing.assert_close(resumed.state_dict(), model.state_dict(), rtol=0, atol=0)
 
 
@@ -330,13 +330,13 @@ def prepared_for_quantisation(network: nn.Module) -> nn.Module:
     ids=["quantisation", "weight norm", "spectral norm", "hook"],
 )  # fmt: skip
 @pytest.mark.parametrize(
-    "share", [partial(MIMO, num_members=3), partial(PackedEnsemble, num_members=2)], ids=["MIMO", "PackedEnsemble"]
+    "build", [partial(MIMO, num_members=3), partial(PackedEnsemble, num_members=2)], ids=["MIMO", "PackedEnsemble"]
 )
-def test_layers_with_more_than_their_weights_are_refused_by_name_before_anything_runs(share, network, name):
+def test_layers_with_more_than_their_weights_are_refused_by_name_before_anything_runs(build, network, name):
     made = network()
     made.register_forward_pre_hook(lambda *_: pytest.fail("the network was run"))
     with pytest.raises(EnfoldError, match=f"'{name}'"):
-        share(made)
+        build(made)
 
 
 def test_tensors_that_a_class_of_its_own_adds_are_refused_by_name():

@@ -1,4 +1,4 @@
-"""MixtureEnsemble: an ordinary network as the limit, budgets kept to the parameter, and what members share."""
+"""MixtureEnsemble: an ordinary network as the limit, budgets kept to the parameter, and what members have in common."""
 
 from functools import partial
 
@@ -113,9 +113,9 @@ def test_an_absolute_budget_is_a_whole_number():
     network = resnet(20, width=16)
     members = MixtureEnsemble(network, 2, budget=100_000)
     assert members.requested == 100_000 >= members.actual
-    share = partial(MixtureEnsemble, num_members=2, budget=1)
+    build = partial(MixtureEnsemble, num_members=2, budget=1)
     with pytest.raises(EnfoldError, match=r"smallest possible budget .* is \d+ parameters, got 1: pass at least"):
-        share(network)
+        build(network)
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,9 @@ def test_the_last_layer_is_the_last_with_a_matrix():
 def test_heads_part_when_they_are_trained_on_the_same_examples():
     torch.manual_seed(0)
     data = three_clouds(96, 48, 48)
-    share = partial(MultiHead, num_members=3)
-    assert share(any_network()).configure(TrainConfig()).order == "shared"
-    members = fitted(share(MLP(4, [16], 3)), data, TrainConfig(epochs=4, batch_size=16, lr=0.01))
+    build = partial(MultiHead, num_members=3)
+    assert build(any_network()).configure(TrainConfig()).order == "shared"
+    members = fitted(build(MLP(4, [16], 3)), data, TrainConfig(epochs=4, batch_size=16, lr=0.01))
     outputs = members(data.test.inputs)
     assert (outputs[0] - outputs[1]).abs().mean() > 0.01
 

@@ -37,8 +37,8 @@ def test_one_checkpoint_a_run_is_a_deep_ensemble(make):
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_members_are_the_means_of_their_last_checkpoints(engine):
-    share, seen = partial(MultiSWA, num_members=2, start=0.5, engine=engine), []
-    model = share(normed())
+    build, seen = partial(MultiSWA, num_members=2, start=0.5, engine=engine), []
+    model = build(normed())
 
     def keep(epoch):
         seen.append({name: tensor.detach().clone() for name, tensor in model.expand().items()})
@@ -80,7 +80,7 @@ def test_the_last_epochs_are_averaged_also_where_the_best_was_asked_for():
 
 
 def test_training_resumes_with_the_means_and_what_is_saved_is_loaded(tmp_path):
-    share, file = partial(MultiSWA, num_members=2, start=0.3), tmp_path / "checkpoint.safetensors"
+    build, file = partial(MultiSWA, num_members=2, start=0.3), tmp_path / "checkpoint.safetensors"
 
     class Stop(Exception):
         pass
@@ -89,16 +89,16 @@ def test_training_resumes_with_the_means_and_what_is_saved_is_loaded(tmp_path):
         if epoch.epoch == 3:
             raise Stop
 
-    whole = fitted(share(normed()), DATA, PLAN)
+    whole = fitted(build(normed()), DATA, PLAN)
     with pytest.raises(Stop):
-        fit(share(normed()), DATA, config=PLAN, checkpoint=file, on_epoch=stop, quiet=True)
-    resumed = fitted(share(normed()), DATA, PLAN, checkpoint=file)
+        fit(build(normed()), DATA, config=PLAN, checkpoint=file, on_epoch=stop, quiet=True)
+    resumed = fitted(build(normed()), DATA, PLAN, checkpoint=file)
     torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
     enfold.save(whole, tmp_path / "model.safetensors")
     loaded = enfold.load(tmp_path / "model.safetensors", normed())
     torch.testing.assert_close(loaded(DATA.test.inputs), whole(DATA.test.inputs), rtol=0, atol=0)
     assert loaded.options() == whole.options()
-    assert share.keywords.items() <= loaded.options().items()
+    assert build.keywords.items() <= loaded.options().items()
 
 
 def test_bad_settings_are_refused():

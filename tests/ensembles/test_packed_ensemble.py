@@ -94,13 +94,13 @@ def test_saved_after_training_and_loaded(tmp_path):
     torch.manual_seed(0)
     inputs, labels = torch.randn(40, 6), torch.randint(3, (40,))
     data = Data(Split(inputs, labels), Split(inputs, labels), Split(inputs, labels), 3, (6,))
-    network, share = MLP(6, [8, 8], 3), partial(PackedEnsemble, num_members=4, alpha=1.5, gamma=2, seed=3)
-    packed = fitted(share(network), data, TrainConfig(epochs=2, batch_size=16))
+    network, build = MLP(6, [8, 8], 3), partial(PackedEnsemble, num_members=4, alpha=1.5, gamma=2, seed=3)
+    packed = fitted(build(network), data, TrainConfig(epochs=2, batch_size=16))
     path = enfold.save(packed, tmp_path / "packed.safetensors")
     loaded = enfold.load(path, network)
     torch.testing.assert_close(loaded(inputs), packed(inputs), rtol=0, atol=0)
     assert loaded.options() == packed.options()
-    assert share.keywords.items() <= loaded.options().items()
+    assert build.keywords.items() <= loaded.options().items()
     assert loaded.seeds == packed.seeds
 
 

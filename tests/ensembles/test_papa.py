@@ -181,11 +181,11 @@ def test_the_average_is_a_network_where_that_of_independent_members_is_not(setti
 def test_training_resumes_to_the_same_bits_and_is_stored(tmp_path, engine, kind):
     torch.manual_seed(0)
     data, network = three_clouds(64, 16, 8), normed()
-    share = partial(PAPA, num_members=3, kind=kind, every_steps=2, every_epochs=2, engine=engine)
+    build = partial(PAPA, num_members=3, kind=kind, every_steps=2, every_epochs=2, engine=engine)
     plan = TrainConfig(epochs=4, batch_size=16, lr=0.02)
-    whole = fitted(share(network), data, plan)
-    stopped = share(network)
-    adapted = share(any_network()).configure(plan)
+    whole = fitted(build(network), data, plan)
+    stopped = build(network)
+    adapted = build(any_network()).configure(plan)
 
     def stop(record):
         if record.epoch == 1:
@@ -193,9 +193,9 @@ def test_training_resumes_to_the_same_bits_and_is_stored(tmp_path, engine, kind)
 
     with pytest.raises(KeyboardInterrupt):
         fit(stopped, data, config=adapted, checkpoint=tmp_path / "state", on_epoch=stop, quiet=True)
-    resumed = fitted(share(network), data, plan, checkpoint=tmp_path / "state")
+    resumed = fitted(build(network), data, plan, checkpoint=tmp_path / "state")
     torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
     loaded = enfold.load(enfold.save(resumed, tmp_path / "members.safetensors"), network)
     torch.testing.assert_close(loaded(data.test.inputs), resumed(data.test.inputs), rtol=0, atol=0)
     assert loaded.options() == resumed.options()
-    assert share.keywords.items() <= loaded.options().items()
+    assert build.keywords.items() <= loaded.options().items()

@@ -43,8 +43,8 @@ def test_the_learning_rate_is_the_papers(cycles, length, steps):
 
 
 def test_members_are_the_networks_at_the_ends_of_cycles_newest_first():
-    share, seen = partial(SnapshotEnsemble, num_members=2, cycles=3), {}
-    model = share(network())
+    build, seen = partial(SnapshotEnsemble, num_members=2, cycles=3), {}
+    model = build(network())
 
     def keep(epoch):
         seen[epoch.epoch + 1] = {name: tensor.detach().clone() for name, tensor in model.centre.state().items()}
@@ -64,7 +64,7 @@ def test_few_members_are_the_first_of_more_of_the_same_cycles():
 
 
 def test_training_resumes_with_the_snapshots_and_what_is_saved_is_loaded(tmp_path):
-    share, file = partial(SnapshotEnsemble, num_members=3), tmp_path / "checkpoint.safetensors"
+    build, file = partial(SnapshotEnsemble, num_members=3), tmp_path / "checkpoint.safetensors"
 
     class Stop(Exception):
         pass
@@ -73,10 +73,10 @@ def test_training_resumes_with_the_snapshots_and_what_is_saved_is_loaded(tmp_pat
         if epoch.epoch == 2:
             raise Stop
 
-    whole = fitted(share(network()), DATA, PLAN)
+    whole = fitted(build(network()), DATA, PLAN)
     with pytest.raises(Stop):
-        fit(share(network()), DATA, config=PLAN, checkpoint=file, on_epoch=stop, quiet=True)
-    resumed = fitted(share(network()), DATA, PLAN, checkpoint=file)
+        fit(build(network()), DATA, config=PLAN, checkpoint=file, on_epoch=stop, quiet=True)
+    resumed = fitted(build(network()), DATA, PLAN, checkpoint=file)
     torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
     enfold.save(whole, tmp_path / "model.safetensors")
     loaded = enfold.load(tmp_path / "model.safetensors", network())

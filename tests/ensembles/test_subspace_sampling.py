@@ -112,9 +112,9 @@ def test_dropout_masks_all_weights_and_biases_and_scales_the_rest():
     assert abs(float((~kept).double().mean()) - 0.4) < 0.03
     biases = model.sample()["0.bias"]
     assert 0.25 < float((biases == 0).double().mean()) < 0.55
-    shares = [(row == 0).double().mean().item() for row in members_of(trained("dropout", wide))]
-    assert all(share < 0.12 for share in shares)
-    assert len(set(shares)) == 4, "each member has its own rate"
+    fractions = [(row == 0).double().mean().item() for row in members_of(trained("dropout", wide))]
+    assert all(fraction < 0.12 for fraction in fractions)
+    assert len(set(fractions)) == 4, "each member has its own rate"
 
 
 def test_gaussian_samples_have_the_mean_and_deviation_of_the_checkpoints():
@@ -183,8 +183,8 @@ def test_the_ring_holds_the_last_checkpoints():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_resumes_to_the_same_members_and_what_is_saved_is_loaded(kind, tmp_path):
-    share = partial(SubspaceSampling, num_members=3, kind=kind, checkpoints=3, fitted=4, scale=0.3, threshold=0.5)
-    plan, file = share(any_network()).configure(PLAN), tmp_path / "checkpoint.safetensors"
+    build = partial(SubspaceSampling, num_members=3, kind=kind, checkpoints=3, fitted=4, scale=0.3, threshold=0.5)
+    plan, file = build(any_network()).configure(PLAN), tmp_path / "checkpoint.safetensors"
 
     class Stop(Exception):
         pass
@@ -193,10 +193,10 @@ def test_training_resumes_to_the_same_members_and_what_is_saved_is_loaded(kind, 
         if epoch.epoch == 3:
             raise Stop
 
-    whole = fitted(share(network()), DATA, PLAN)
+    whole = fitted(build(network()), DATA, PLAN)
     with pytest.raises(Stop):
-        fit(share(network()), DATA, config=plan, checkpoint=file, on_epoch=stop, quiet=True)
-    resumed = fitted(share(network()), DATA, PLAN, checkpoint=file)
+        fit(build(network()), DATA, config=plan, checkpoint=file, on_epoch=stop, quiet=True)
+    resumed = fitted(build(network()), DATA, PLAN, checkpoint=file)
     torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
     enfold.save(whole, tmp_path / "model.safetensors")
     loaded = enfold.load(tmp_path / "model.safetensors", network())

@@ -33,9 +33,9 @@ def weights(model) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.centre.state().items() if "weight" in name}
 
 
-def trained(share, plan=PLAN, **settings):
+def trained(build, plan=PLAN, **settings):
     """A model trained by `fit`, and the weights after each epoch."""
-    model = share(normed())
+    model = build(normed())
     seen = []
     fit(
         model,
@@ -149,16 +149,16 @@ def test_the_plan():
 
 
 def test_resumed_to_the_same_bits(tmp_path):
-    share, file = partial(SWA, start=0.3), tmp_path / "training.safetensors"
-    whole, _ = trained(share)
+    build, file = partial(SWA, start=0.3), tmp_path / "training.safetensors"
+    whole, _ = trained(build)
 
     def stop(record) -> None:
         if record.epoch == 3:
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        fit(share(normed()), DATA, config=PLAN, checkpoint=file, on_epoch=stop, quiet=True)
-    again, seen = trained(share, checkpoint=file)
+        fit(build(normed()), DATA, config=PLAN, checkpoint=file, on_epoch=stop, quiet=True)
+    again, seen = trained(build, checkpoint=file)
     assert len(seen) == 2
     assert all(torch.equal(tensor, whole.state_dict()[name]) for name, tensor in again.state_dict().items())
 
@@ -173,8 +173,8 @@ def test_saved_and_loaded(tmp_path):
 
 
 def test_training_again_begins_a_new_mean():
-    share = partial(SWA, start=0.5)
-    model, _ = trained(share)
+    build = partial(SWA, start=0.5)
+    model, _ = trained(build)
     fit(model, DATA, config=PLAN.replace(epochs=2), quiet=True)
     assert int(model.count) == 1
     torch.testing.assert_close(model.mean.state()["0.weight"], model.centre.state()["0.weight"].detach())

@@ -33,9 +33,9 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
 
 
-def walked(share: SWAG, path: torch.Tensor):
+def walked(build, path: torch.Tensor):
     """Members of a network with three weights that has gone through the rows of `path`."""
-    model = share(nn.Linear(3, 1, bias=False))
+    model = build(nn.Linear(3, 1, bias=False))
     for row in path:
         with torch.no_grad():
             model.centre.get_parameter("weight").copy_(row[None])
@@ -84,7 +84,7 @@ def test_a_small_variance_around_a_large_mean_is_not_lost():
 
 
 @pytest.mark.parametrize(
-    ("share", "count", "scale"),
+    ("build", "count", "scale"),
     [
         (partial(SWAG, num_members=600, rank=3), 9, 0.5),
         (partial(SWAG, num_members=600, rank=20), 4, 0.5),  # fewer columns than the rank
@@ -93,9 +93,9 @@ def test_a_small_variance_around_a_large_mean_is_not_lost():
         (partial(SWAG, num_members=600, diagonal=True, scale=0.5), 9, 0.5),
     ],
 )
-def test_the_covariance_of_the_members(share, count, scale):
+def test_the_covariance_of_the_members(build, count, scale):
     rows = path(count)
-    model = walked(share, rows)
+    model = walked(build, rows)
     samples = model.sample()["weight"].squeeze(1)
     covariance = rows.var(0, correction=0).diag()
     if not model.diagonal:
@@ -120,8 +120,8 @@ def test_scale_zero_is_swa():
 def test_trained_members(diagonal, tmp_path):
     network = normed()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    share = partial(SWAG, num_members=4, diagonal=diagonal, scale=2.0)
-    model = fitted(share(network), DATA, PLAN)
+    build = partial(SWAG, num_members=4, diagonal=diagonal, scale=2.0)
+    model = fitted(build(network), DATA, PLAN)
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
     assert int(model.count) == 4  # of 8 epochs, 4.3 before the start
     predictions = predict(model, DATA.test)
@@ -132,7 +132,7 @@ def test_trained_members(diagonal, tmp_path):
     enfold.save(model, tmp_path / "model.safetensors")
     loaded = enfold.load(tmp_path / "model.safetensors", normed())
     assert loaded.options() == model.options()
-    assert share.keywords.items() <= loaded.options().items()
+    assert build.keywords.items() <= loaded.options().items()
     torch.testing.assert_close(loaded(DATA.test.inputs), model(DATA.test.inputs), rtol=0, atol=0)
     assert bool(list(model.deviations.buffers())) != diagonal
 
@@ -177,9 +177,9 @@ def test_members_are_drawn_once_and_again_when_the_moments_change(monkeypatch):
 
 
 def test_resumed_to_the_same_bits(tmp_path):
-    share, file = partial(SWAG, num_members=3, rank=3, start=0.2, scale=2.0), tmp_path / "training.safetensors"
-    whole, cut, again = (share(normed()) for _ in range(3))
-    plan = share(any_network()).configure(PLAN)
+    build, file = partial(SWAG, num_members=3, rank=3, start=0.2, scale=2.0), tmp_path / "training.safetensors"
+    whole, cut, again = (build(normed()) for _ in range(3))
+    plan = build(any_network()).configure(PLAN)
     fit(whole, DATA, config=plan, quiet=True)
 
     def stop(record) -> None:

@@ -144,7 +144,7 @@ def test_all_branches_are_trained_while_warming_up():
 
 
 def ambiguous(count: int) -> Data:
-    """Four inputs, each with two labels that are equally right: no network can know, but two can share the work."""
+    """Four inputs, each with two labels that are equally right: no network can know, but two can divide the work."""
     generator = torch.Generator().manual_seed(0)
     kind, coin = torch.randint(4, (count,), generator=generator), torch.randint(2, (count,), generator=generator)
     split = Split(torch.eye(4)[kind] + 0.05 * torch.randn(count, 4, generator=generator), (kind + coin) % 4)
@@ -157,8 +157,8 @@ def test_multiple_choice_raises_the_oracles_accuracy():
     oracle = {}
     for choice in ("all", "best"):
         torch.manual_seed(0)
-        share = partial(TreeNet, num_members=2, choice=choice, minimum_share=0.05 if choice == "best" else 0.0)
-        right = predict(fitted(share(MLP(4, [16, 16], 4)), data, plan), data.test)
+        build = partial(TreeNet, num_members=2, choice=choice, minimum_weight=0.05 if choice == "best" else 0.0)
+        right = predict(fitted(build(MLP(4, [16, 16], 4)), data, plan), data.test)
         hits = right.log_probs.argmax(-1) == right.labels
         oracle[choice] = hits.any(0).float().mean()
     assert oracle["best"] > 0.95
@@ -166,15 +166,15 @@ def test_multiple_choice_raises_the_oracles_accuracy():
 
 
 def test_training_by_choice_sees_the_same_examples_and_keeps_the_last_epoch():
-    share = partial(TreeNet, num_members=2, choice="best")
-    plan = share(any_network()).configure(TrainConfig(patience=3))
+    build = partial(TreeNet, num_members=2, choice="best")
+    plan = build(any_network()).configure(TrainConfig(patience=3))
     assert (plan.order, plan.select, plan.patience) == ("shared", "last", None)
     assert TreeNet(any_network(), 2).configure(TrainConfig(patience=3)) == TrainConfig(patience=3, order="shared")
     assert TreeNet(any_network(), 2).configure(TrainConfig(bootstrap=True)) == TrainConfig(bootstrap=True)
     assert TreeNet(any_network(), 2).objective(TrainConfig()) is None
     inputs = torch.randn(2, 5, 4)
     with pytest.raises(EnfoldError, match=r"order .*got a batch"):
-        BestBranch()(share(MLP(4, [4], 3)), Batch(inputs, torch.zeros(2, 5, dtype=torch.long), own=True))
+        BestBranch()(build(MLP(4, [4], 3)), Batch(inputs, torch.zeros(2, 5, dtype=torch.long), own=True))
 
 
 @pytest.mark.parametrize("choice", ["all", "best"])
@@ -184,14 +184,14 @@ def test_trained_saved_and_loaded(choice, tmp_path):
         three_clouds(96, 48, 48),
         nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), MLP(16, [8], 3)),
     )
-    share = partial(TreeNet, num_members=3, choice=choice, minimum_share=0.1)
-    members = fitted(share(network), data, TrainConfig(epochs=6, batch_size=16, lr=0.01))
+    build = partial(TreeNet, num_members=3, choice=choice, minimum_weight=0.1)
+    members = fitted(build(network), data, TrainConfig(epochs=6, batch_size=16, lr=0.01))
     assert members.epochs == 0
     assert (predict(members, data.test).mean().log_probs[0].argmax(-1) == data.test.labels).float().mean() > 0.5
     enfold.save(members, tmp_path / "tree.safetensors")
     loaded = enfold.load(tmp_path / "tree.safetensors", network)
     assert loaded.options() == members.options()
-    assert share.keywords.items() <= loaded.options().items()
+    assert build.keywords.items() <= loaded.options().items()
     torch.testing.assert_close(loaded(data.test.inputs), members(data.test.inputs), rtol=0, atol=0)
 
 
@@ -201,9 +201,9 @@ def test_training_resumes_to_the_same_bits(tmp_path):
         three_clouds(64, 32, 32),
         nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), MLP(8, [8], 3)),
     )
-    share = partial(TreeNet, num_members=2, split="3.hidden.0", choice="best", warmup_epochs=2, minimum_share=0.1)
-    plan = share(network).configure(TrainConfig(epochs=4, batch_size=16))
-    whole = fitted(share(network), data, plan)
+    build = partial(TreeNet, num_members=2, split="3.hidden.0", choice="best", warmup_epochs=2, minimum_weight=0.1)
+    plan = build(network).configure(TrainConfig(epochs=4, batch_size=16))
+    whole = fitted(build(network), data, plan)
 
     class Stop(Exception):
         pass
@@ -214,15 +214,15 @@ def test_training_resumes_to_the_same_bits(tmp_path):
 
     with pytest.raises(Stop):
         fit(
-            share(network),
+            build(network),
             data,
             config=plan,
-            objective=share(network).objective(plan),
+            objective=build(network).objective(plan),
             checkpoint=tmp_path / "fit",
             on_epoch=stop,
             quiet=True,
         )
-    again = fitted(share(network), data, plan, checkpoint=tmp_path / "fit")
+    again = fitted(build(network), data, plan, checkpoint=tmp_path / "fit")
     for name, tensor in whole.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name]), name
 
@@ -238,7 +238,7 @@ def test_training_resumes_to_the_same_bits(tmp_path):
         ({"branches": "twins"}, r"branches .*got 'twins'"),
         ({"noise": -1.0}, r"noise .*got -1\.0"),
         ({"choice": "worst"}, "got 'worst'"),
-        ({"minimum_share": 0.3}, r"minimum_share .*got 0\.3"),
+        ({"minimum_weight": 0.3}, r"minimum_weight .*got 0\.3"),
         ({"warmup_epochs": -1}, r"warmup_epochs .*got -1"),
     ],
 )

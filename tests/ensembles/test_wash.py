@@ -160,9 +160,9 @@ def test_the_average_is_a_network_where_that_of_independent_members_is_not():
 def test_training_resumes_to_the_same_bits_and_is_stored(tmp_path, engine):
     torch.manual_seed(0)
     data, network = three_clouds(64, 16, 8), MLP(4, [8, 8], 3)
-    share = partial(WASH, num_members=3, probability=0.1, optimizer_state=True, engine=engine)
+    build = partial(WASH, num_members=3, probability=0.1, optimizer_state=True, engine=engine)
     plan = TrainConfig(epochs=4, batch_size=16, lr=0.02)
-    whole = fitted(share(network), data, plan)
+    whole = fitted(build(network), data, plan)
 
     def stop(record):
         if record.epoch == 1:
@@ -170,10 +170,10 @@ def test_training_resumes_to_the_same_bits_and_is_stored(tmp_path, engine):
 
     state = tmp_path / "state"
     with pytest.raises(KeyboardInterrupt):
-        fit(share(network), data, config=plan, checkpoint=state, on_epoch=stop, quiet=True)
-    resumed = fitted(share(network), data, plan, checkpoint=state)
+        fit(build(network), data, config=plan, checkpoint=state, on_epoch=stop, quiet=True)
+    resumed = fitted(build(network), data, plan, checkpoint=state)
     torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
     loaded = enfold.load(enfold.save(resumed, tmp_path / "members.safetensors"), network)
     torch.testing.assert_close(loaded(data.test.inputs), resumed(data.test.inputs), rtol=0, atol=0)
     assert loaded.options() == resumed.options()
-    assert share.keywords.items() <= loaded.options().items()
+    assert build.keywords.items() <= loaded.options().items()

@@ -8,7 +8,7 @@ Multiple choice learning, choice="best": an example trains the branch that is be
 
     L = Σ_m (M/B) Σ_b w_mb ℓ(z_mb, y_b),   w_mb = s + (1 - M s) [m = argmin_k ℓ(z_kb, y_b)]   (4)
 
-with s = `minimum_share`: with 0 only the best branch is trained, 1/M is (2). The best branch of M (oracle accuracy)
+with s = `minimum_weight`: with 0 only the best branch is trained, 1/M is (2). The best branch of M (oracle accuracy)
 gets better, and every single branch worse.
 
 S. Lee, S. Purushwalkam, M. Cogswell, D. Crandall, D. Batra: Why M Heads are Better than One: Training a Diverse
@@ -58,7 +58,7 @@ class TreeNet(BranchedEnsemble):
         noise: The standard deviation of the noise on copies, relative to the root mean square of a tensor.
         choice: "all": an example trains all branches; "best": the branch with the lowest loss on it.
         warmup_epochs: With choice="best", the number of first epochs in which an example trains all branches.
-        minimum_share: With choice="best", the weight of every example for every branch, at most 1/M.
+        minimum_weight: With choice="best", the weight of every example for every branch, at most 1/M.
         seed: The seed of the branches.
         engine: How members are run: auto, measure, stacked, loop or vmap.
     """
@@ -76,15 +76,15 @@ class TreeNet(BranchedEnsemble):
         noise: NonNegative = 0.1,
         choice: Literal["all", "best"] = "all",
         warmup_epochs: NonNegativeInt = 1,
-        minimum_share: NonNegative = 0.0,
+        minimum_weight: NonNegative = 0.0,
         seed: int = 0,
         engine: EngineName = "auto",
     ) -> None:
         if split is not None and branch:
             raise EnfoldError(f"split and branch exclude each other, got '{split}' and {branch}: leave one out")
-        if minimum_share > 1 / num_members:
+        if minimum_weight > 1 / num_members:
             raise EnfoldError(
-                f"minimum_share must be at most 1 / num_members = {1 / num_members:.3g}, got {minimum_share}: lower it"
+                f"minimum_weight must be at most 1 / num_members, got {minimum_weight} for {num_members} members: lower it"
             )
         if branch:
             own = pattern_names(network, branch)
@@ -92,7 +92,7 @@ class TreeNet(BranchedEnsemble):
             own = split_names(network, middle_module(network) if split is None else split)
         super().__init__(network, num_members, own, engine)
         self.split, self.branch, self.branches, self.noise, self.choice = split, branch, branches, noise, choice
-        self.warmup_epochs, self.minimum_share, self.seed = warmup_epochs, minimum_share, seed
+        self.warmup_epochs, self.minimum_weight, self.seed = warmup_epochs, minimum_weight, seed
         if branches == "fresh":
             self.draw_branches(network)
         elif noise:
@@ -109,7 +109,7 @@ class TreeNet(BranchedEnsemble):
         if self.choice == "all":
             return None
         smoothing = config.per_member("label_smoothing", self.num_members)
-        return BestBranch(self.minimum_share, self.warmup_epochs, smoothing)
+        return BestBranch(self.minimum_weight, self.warmup_epochs, smoothing)
 
     def on_fit_start(self, data: Data, config: TrainConfig) -> None:
         """Count epochs from 0."""
@@ -129,12 +129,12 @@ class BestBranch:
     """Cross-entropy in which an example counts for the branch that is best on it, (4).
 
     Args:
-        minimum_share: The weight of every example for every branch.
+        minimum_weight: The weight of every example for every branch.
         warmup_epochs: The number of first epochs in which every example counts for all branches.
         label_smoothing: The label smoothing, one value for all or one per member.
     """
 
-    minimum_share: float = 0.0
+    minimum_weight: float = 0.0
     warmup_epochs: int = 0
     label_smoothing: Sequence[float] = (0.0,)
 
@@ -152,6 +152,6 @@ class BestBranch:
         losses = (1 - smoothing) * nll - smoothing * log_probs.mean(-1)  # (M, B)
         if int(getattr(model, "epochs", self.warmup_epochs)) < self.warmup_epochs:
             return losses.mean(1)  # (2)
-        num_members, low = len(losses), self.minimum_share
+        num_members, low = len(losses), self.minimum_weight
         best = torch.nn.functional.one_hot(losses.detach().argmin(0), num_members).T  # (M, B)
         return num_members * ((low + (1 - num_members * low) * best) * losses).mean(1)  # (4)

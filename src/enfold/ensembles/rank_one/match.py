@@ -14,35 +14,6 @@ from enfold.symmetry import match_state, symmetries
 
 
 @torch.no_grad()
-def match(members: Ensemble, *, example: Tensor, seed: int = 0) -> DeepEnsemble:
-    """Return the members with their units permuted to be nearest to those of member 0; each stays the same function.
-
-    Args:
-        members: The ensemble, which is not modified.
-        example: A few inputs, (B, ...); see `enfold.symmetries`, which finds the units that may be permuted.
-        seed: The seed of the search for permutations.
-
-    Raises:
-        EnfoldError: If no symmetries are known for the network.
-    """
-    stacked = {name: tensor.detach() for name, tensor in members.expand().items()}
-    states = [{name: tensor[index] for name, tensor in stacked.items()} for index in range(members.num_members)]
-    network = members.network(states[0])
-    symmetry = symmetries(network, example, seed=seed, logits_only=True)
-    if symmetry.note and not symmetry.groups:
-        raise EnfoldError(
-            f"network must have known symmetries for its units to be matched, but in this {type(network).__name__} "
-            f"{symmetry.note}: leave matching out for it"
-        )
-    learned = set(members.skeleton.parameters)
-    matched = [
-        states[0],
-        *(match_state(states[0], state, symmetry, seed=seed, learned=learned) for state in states[1:]),
-    ]
-    return DeepEnsemble([members.network(state) for state in matched], engine=members.engine)
-
-
-@torch.no_grad()
 def match_units(members: Ensemble, *, example: Tensor | None = None, seed: int = 0) -> DeepEnsemble:
     """Return the members of a network of supported layers with their hidden units matched to those of member 0.
 
@@ -50,6 +21,12 @@ def match_units(members: Ensemble, *, example: Tensor | None = None, seed: int =
         members: The ensemble, which is not modified.
         example: A few inputs, (B, ...), whose values do not matter; not needed where the first layer is linear.
         seed: The seed of the search for permutations.
+
+    Returns:
+        The members with permuted units; each computes the same function as before.
+
+    Raises:
+        EnfoldError: If no symmetries are known for the network, a weight is not finite, or an example is needed.
     """
     layers = member_layers(members)
     state = members.expand()

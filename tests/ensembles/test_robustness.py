@@ -1,4 +1,4 @@
-"""What every share has to withstand: trainings by hand, what is frozen, single numbers, plans adapted twice."""
+"""All methods: training by hand, frozen networks, scalar parameters, configurations that are configured twice."""
 
 import pytest
 import torch
