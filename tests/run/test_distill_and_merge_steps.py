@@ -96,7 +96,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(enfold, recipe_fil
 
 def test_corrupted_copies_are_scored_beside_the_clean(enfold, recipe_file, tmp_path):
     text = recipe_file.read_text().replace("cost: false", "cost: false\nCORRUPTED")
-    for spec, says in (("{severities: [6]}", "6"), ("{kinds: [rain]}", "rain"), ("{kinds: [fog]}", "8 pixels")):
+    for spec, says in (("{severities: [6]}", "6"), ("{kinds: [rain]}", "rain"), ("{kinds: [fog]}", "at least 8")):
         recipe_file.write_text(text.replace("CORRUPTED", f"corruptions: {spec}"))
         done = enfold("run", recipe_file, tmp_path / "none")  # the last one because pictures are 4 x 4
         assert (done.code, done.err.count("\n")) == (2, 1), done.err

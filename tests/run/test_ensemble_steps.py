@@ -97,7 +97,7 @@ def test_members_that_are_one_function_give_a_warning(enfold, recipe_file, tmp_p
     done = enfold("run", recipe_file, tmp_path / "out", "--json")
     assert done.code == 0, done.err
     assert "enfold: same: " in done.err
-    assert "nearly one function" in json.loads(done.out)["rows"]["same"]["warning"]
+    assert "nearly identical" in json.loads(done.out)["rows"]["same"]["warning"]
 
 
 def test_a_method_of_another_kind_names_its_command(enfold, finished):

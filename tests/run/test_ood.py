@@ -45,7 +45,9 @@ def test_a_run_scores_its_sets_and_keeps_what_it_scored(enfold, recipe, tmp_path
     found = rows["ensemble"]["ood"]
     assert list(found) == ["other", "uniform noise", "classes 3"]
     assert found["other"]["examples"] == 40
-    assert found["other"]["adapted"].startswith("resized from 6 x 6 to 4 x 4 by bilinear interpolation; colour made")
+    assert found["other"]["adapted"].startswith(
+        "resized from 6 x 6 to 4 x 4 by bilinear interpolation; colour converted"
+    )
     assert len(found["classes 3"]["scores"]["epkl"]["auroc"]["values"]) == 2
     assert "epkl" not in rows["average"]["ood"]["other"]["scores"]
     assert "energy" in rows["mean member"]["ood"]["other"]["scores"]
@@ -98,7 +100,7 @@ def test_what_cannot_be_adapted_is_refused_before_anything_is_written(enfold, re
     out = tmp_path / "run"
     done = enfold("run", recipe, out)
     assert done.code != 0
-    assert "a set from outside must hold grey or colour images" in done.err
+    assert "images must have shape" in done.err
     assert not out.exists()
 
 

@@ -76,7 +76,7 @@ def test_where_it_was_looked_for_is_said(enfold, project):
     (project / "mine.py").unlink()
     here = elsewhere(project)
     done = enfold("merge", project / "a", "average", "--trust-code")
-    places = f"got none in {project} or {here} or {project / 'a'}: correct the path"
+    places = f"a Python file in {project} or {here} or {project / 'a'}"
     assert (done.code, places in done.err) == (2, True), done.err
     (project / "a" / "mine.py").write_text("from torch import nn\ndef mlp():\n    return nn.Linear(1, 1)\n")
     assert "the network must take inputs of shape" not in enfold("evaluate", project / "a", "--trust-code").err
