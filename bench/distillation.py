@@ -68,7 +68,7 @@ def student_step(
 
     def step() -> None:
         optimizer.zero_grad()
-        backward(student, seen, objective, moment=StepContext())
+        backward(student, seen, objective, context=StepContext())
         optimizer.step()
 
     return step

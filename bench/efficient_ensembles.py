@@ -1,6 +1,6 @@
 """Cost of each efficient ensemble with 4 members, as ratios to one network and beside a Python loop over four networks.
 
-Writes results/bench-efficient-ensembles.json; with --quick, only the tables of BatchEnsemble and MC dropout are printed.
+Writes results/bench-efficient-ensembles.json; --quick only prints the tables of BatchEnsemble and MC dropout.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def mlp_steps() -> Table:
 
 
 def many_rows() -> dict[str, Table]:
-    """Return the table of 10,000 rows at once: one network called directly, members by `predict`, which takes chunks."""
+    """Return the table of 10,000 rows: one network called directly, members by `predict`, which takes chunks."""
     rows = Split(torch.randn(10_000, 784), torch.randint(10, (10_000,)))
     data = Data(rows, rows, rows, 10, (784,))
     one, members = mlp().eval(), BatchEnsemble(mlp(), M).eval()

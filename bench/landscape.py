@@ -11,8 +11,8 @@ import time
 import torch
 from torch import nn
 
-from enfold.analysis.states import answers, mixture, state_of
-from enfold.analysis.weight_planes import plane_map, radial
+from enfold.analysis.states import copy_state, mix_states, predict_in_batches
+from enfold.analysis.weight_planes import make_radial_plane, map_plane
 from enfold.data import Split, load
 from enfold.networks import MLP
 from timing import ratios, show, write_record
@@ -30,19 +30,19 @@ def network(seed: int) -> nn.Module:
 def main() -> None:
     data, net = load("fashion-mini"), network(0)
     assert isinstance(data.test, Split)
-    ends = [state_of(network(seed)) for seed in (0, 1)]
+    ends = [copy_state(network(seed)) for seed in (0, 1)]
     weights = torch.rand(NETWORKS, 2)
     inputs = data.prepare(data.test.inputs[: EXAMPLES[0]])
 
     def loop() -> None:
         with torch.inference_mode():
             for weight in weights:
-                net.load_state_dict(mixture(ends, weight))
+                net.load_state_dict(mix_states(ends, weight))
                 torch.log_softmax(net(inputs), -1)
 
     def stacked() -> None:
-        states = (mixture(ends, weight) for weight in weights)
-        for _ in answers(net, states, data, examples=EXAMPLES[0]):
+        states = (mix_states(ends, weight) for weight in weights)
+        for _ in predict_in_batches(net, states, data, examples=EXAMPLES[0]):
             pass
 
     table = ratios({"a loop, by hand": loop, "answers": stacked})
@@ -50,7 +50,7 @@ def main() -> None:
     seconds = {}
     for examples in EXAMPLES:
         started = time.perf_counter()
-        plane_map(net, radial(net, *ends), data, size=SIZE, examples=examples, quiet=True)
+        map_plane(net, make_radial_plane(net, *ends), data, size=SIZE, examples=examples, quiet=True)
         seconds[f"{examples} examples"] = round(time.perf_counter() - started, 2)
     print(f"{SIZE} x {SIZE} map, seconds: {seconds}")
     write_record("landscape", {f"{NETWORKS} networks": table}, map_seconds=seconds)

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from enfold.io.files import write_json
-from enfold.report.page import page
+from enfold.report.page import render_page
 from enfold.run.collect import collect
 from enfold.saving import versions
 
@@ -37,7 +37,7 @@ def measured(run: Path) -> dict[str, float]:
         start = time.process_time()
         content = collect(run)
         middle = time.process_time()
-        size = len(page([content]).encode())
+        size = len(render_page([content]).encode())
         collecting.append(middle - start)
         drawing.append(time.process_time() - middle)
     # The first round fills caches: fonts, templates, the draw of the bootstrap.

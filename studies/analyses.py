@@ -28,15 +28,15 @@ def draw_analysis(name: str, seed_run: SeedRun, results: Tree) -> list[Path]:
     """Draw the figures of an analysis and return the SVG files."""
     folder = home(name, seed_run)
     if name == "landscape":
-        from enfold.report.landscape import landscape_figures
+        from enfold.report.landscape import draw_landscape
         from enfold.run import landscape
 
-        written = landscape_figures(landscape.stored_parts(folder), folder)
+        written = draw_landscape(landscape.stored_parts(folder), folder)
     else:
-        from enfold.report.alignment import alignment_figures
+        from enfold.report.alignment import draw_alignment
         from enfold.run import alignment
 
-        written = alignment_figures(results, alignment.stored_matrices(folder), folder)
+        written = draw_alignment(results, alignment.stored_matrices(folder), folder)
     return [path for path in written if path.suffix == ".svg"]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from enfold.data import catalogue
 from enfold.errors import EnfoldError, MissingExtra
 from enfold.io.files import write_text
-from enfold.report.page import plain
+from enfold.report.page import to_json
 from enfold.run.directory import RunDirectory
 from enfold.run.estimate import Estimate, estimate
 from enfold.run.execute import execute, seed_runs
@@ -81,7 +81,7 @@ def reproduce(options: Options, out: Path) -> dict[str, Any]:
         "rows": _rows(definition, recipes, evidence),
     }
     evaluated = evaluate_claims(evidence, definition, about, replicates=scale.replicates)
-    content: dict[str, Any] = plain({**evaluated, "seconds": time.monotonic() - started})
+    content: dict[str, Any] = to_json({**evaluated, "seconds": time.monotonic() - started})
     return content
 
 

@@ -19,7 +19,7 @@ from enfold import (
     symmetries,
     train_control,
 )
-from enfold.analysis.states import predictions, state_of
+from enfold.analysis.states import copy_state, predict_states
 from enfold.cost import flops
 from enfold.distill.perturb.ods import ODS
 from enfold.merge import average
@@ -117,7 +117,7 @@ def test_merges_and_controls_leave_data_as_they_are(data):
 
 def test_networks_along_a_path_are_asked_about_the_same_data(data):
     writes, copies = pair()
-    found = [predictions(model, [state_of(model)] * 3, data).log_probs for model in (writes, copies)]
+    found = [predict_states(model, [copy_state(model)] * 3, data).log_probs for model in (writes, copies)]
     torch.testing.assert_close(found[0], found[1])
 
 

@@ -11,8 +11,8 @@ import torch
 
 from enfold.cli.listings import PACKAGES
 from enfold.errors import MissingExtra
-from enfold.report.examples import png_address
-from enfold.report.page import error_page
+from enfold.report.examples import encode_png
+from enfold.report.page import render_error_page
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -73,9 +73,9 @@ def test_doctor_knows_every_package_and_its_extra():
 @pytest.mark.parametrize(
     ("package", "work"),
     [
-        ("PIL", lambda: png_address(torch.zeros(1, 2, 2, dtype=torch.uint8))),
-        ("jinja2", lambda: error_page("why", "now")),
-        ("markupsafe", lambda: error_page("why", "now")),
+        ("PIL", lambda: encode_png(torch.zeros(1, 2, 2, dtype=torch.uint8))),
+        ("jinja2", lambda: render_error_page("why", "now")),
+        ("markupsafe", lambda: render_error_page("why", "now")),
     ],
 )
 def test_a_missing_package_is_named_with_its_install_line(package, work, monkeypatch):

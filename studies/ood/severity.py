@@ -12,8 +12,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from enfold.analysis.corruptions import MEAN_MEMBER, corrupted_scores, images_of
-
+from enfold.analysis.corruptions import MEAN_MEMBER, require_images, score_corruptions
 from enfold.data.corruptions import KINDS, SEVERITIES
 from enfold.data.dataset import some
 from enfold.evaluate import predict
@@ -34,10 +33,10 @@ Accuracies = Mapping[str, Mapping[str, Spread]]  # kind: severity: spread
 def measure_seed(seed_run: SeedRun) -> dict[str, dict[str, float]]:
     """Return the mean accuracy of the members of one seed for every kind and severity; severity 0 is clean."""
     members = seed_run.members()
-    images = images_of(seed_run.data)
+    images = require_images(seed_run.data)
     subset = images[some(images.labels, EXAMPLES)]
     clean = float(per_member(accuracy, predict(members, seed_run.data.replace(test=subset).test)).mean())
-    scores = corrupted_scores({"ensemble": members}, seed_run.data, KINDS, examples=EXAMPLES, members_of="ensemble")
+    scores = score_corruptions({"ensemble": members}, seed_run.data, KINDS, examples=EXAMPLES, members_of="ensemble")
     return {
         kind: {"0": clean, **{severity: each["accuracy"] for severity, each in by_severity.items()}}
         for kind, by_severity in scores[MEAN_MEMBER].items()

@@ -13,16 +13,21 @@ from scipy import stats
 
 from enfold.analysis.alignment import (
     Aligned,
-    average_scores,
-    given_alignment,
-    learned_alignment,
-    matrix_statistics,
-    naive_averages,
-    plain,
-    row_statistics,
-    temperature_sweep,
+    compute_matrix_statistics,
+    compute_row_statistics,
+    restore_alignment,
+    score_average,
+    score_naive_averages,
+    sweep_temperatures,
+    to_json,
+    train_alignment,
 )
-from enfold.analysis.planted_permutations import different_pair, differently_trained, planted_pair, planted_recovery
+from enfold.analysis.planted_permutations import (
+    align_different_pair,
+    make_planted_pair,
+    recover_planted,
+    train_different_pair,
+)
 from enfold.data import Data, Split
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
@@ -52,7 +57,7 @@ def groups_of(members: DeepEnsemble, data: Data):
 def test_equal_members_have_no_distance_and_a_correlation_of_one() -> None:
     members, data = random_members("convolutional", 1)
     states = states_of(members) * 3
-    for row in row_statistics(states, states, groups_of(members, data)):
+    for row in compute_row_statistics(states, states, groups_of(members, data)):
         for change in (row.distance, row.deviation):
             assert (change.before, change.after) == (0, 0)
         assert row.correlation.before == row.correlation.after == pytest.approx(1)
@@ -65,7 +70,7 @@ def test_a_shuffled_copy_is_far_away_before_and_equal_after_matching(name: str) 
     first, second = states_of(members)
     symmetry = symmetries(members.member(0), data.train.inputs[:2])
     after = [first, match_state(first, second, symmetry)]
-    rows = row_statistics([first, second], after, symmetry.groups)
+    rows = compute_row_statistics([first, second], after, symmetry.groups)
     assert [row.hidden for row in rows] == [True] * (len(rows) - 1) + [False]
     for row in rows:
         assert row.distance.before > 0.1
@@ -78,7 +83,7 @@ def test_a_shuffled_copy_is_far_away_before_and_equal_after_matching(name: str) 
 def test_rows_are_what_numpy_and_scipy_say_and_pairs_are_averaged() -> None:
     members, data = random_members("shallow", 3)
     states = states_of(members)
-    found, head = row_statistics(states, states, groups_of(members, data))
+    found, head = compute_row_statistics(states, states, groups_of(members, data))
     weights = [state["hidden.0.weight"].double().numpy() for state in states]
     pairs = [(0, 1), (0, 2), (1, 2)]
     distances = [np.linalg.norm(weights[i] - weights[j], axis=1).mean() for i, j in pairs]
@@ -116,7 +121,7 @@ def test_a_row_is_what_comes_into_one_output_also_of_heads_and_gates(name, layer
         for shift in (0, 1)
     ]  # fmt: skip
     key = layer if layer in states[0] else f"{layer}.weight"
-    found = {row.layer: row for row in row_statistics(states, states, symmetry_of(name).groups)}[layer]
+    found = {row.layer: row for row in compute_row_statistics(states, states, symmetry_of(name).groups)}[layer]
     one, other = (np.moveaxis(state[key].double().numpy(), axis, 0).reshape(rows, -1) for state in states)
     assert (found.units, found.hidden) == (rows, True)
     assert found.distance.before == pytest.approx(np.linalg.norm(one - other, axis=1).mean())
@@ -128,7 +133,7 @@ def test_a_row_is_what_comes_into_one_output_also_of_heads_and_gates(name, layer
 def test_rows_that_no_group_makes_are_left_out() -> None:
     group = Group("units", 2, (Axis("w", 0, 2, offset=1), Axis("w", 0, 2, offset=4), Axis("v", 1, 2, "consumes")))
     weights = {"w": torch.arange(14.0).reshape(7, 2), "v": torch.ones(3, 2)}
-    found, head = row_statistics([weights] * 2, [weights] * 2, [group])
+    found, head = compute_row_statistics([weights] * 2, [weights] * 2, [group])
     assert found.length.before == pytest.approx(weights["w"][[1, 2, 4, 5]].norm(dim=1).mean())
     assert (found.units, head.units, head.hidden) == (4, 3, False)
 
@@ -138,7 +143,7 @@ def test_rows_without_variance_correlate_with_equal_ones_alone() -> None:
     state = states_of(members)[0]
     still = {**state, "hidden.0.weight": torch.zeros_like(state["hidden.0.weight"])}
     for pair, expected in (([still, still], 1.0), ([state, still], 0.0)):
-        assert row_statistics(pair, pair, groups_of(members, data))[0].correlation.after == expected
+        assert compute_row_statistics(pair, pair, groups_of(members, data))[0].correlation.after == expected
 
 
 def test_softness_is_zero_of_a_permutation_and_one_of_the_uniform_matrix() -> None:
@@ -146,7 +151,7 @@ def test_softness_is_zero_of_a_permutation_and_one_of_the_uniform_matrix() -> No
     (group,) = groups_of(members, data)
     d = group.size
     blocks = torch.block_diag(*[torch.full((2, 2), 0.5)] * (d // 2))  # each unit is mixed with one other
-    (found,) = matrix_statistics([group], [torch.stack([torch.eye(d), torch.full((d, d), 1 / d), blocks])])
+    (found,) = compute_matrix_statistics([group], [torch.stack([torch.eye(d), torch.full((d, d), 1 / d), blocks])])
     assert found.softness == pytest.approx([0.0, 1.0, math.log(2) / math.log(d)])
     assert found.condition[0] == pytest.approx(1)
     assert found.one_to_one[0] == 1
@@ -155,17 +160,17 @@ def test_softness_is_zero_of_a_permutation_and_one_of_the_uniform_matrix() -> No
 
 def test_learned_states_average_to_what_the_fold_gives_and_are_found_again_from_their_matrices() -> None:
     members, data = random_members("deep", 3)
-    found = learned_alignment(members, data, SHORT)
+    found = train_alignment(members, data, SHORT)
     assert [tuple(each.shape) for each in found.matrices] == [(2, 12, 12), (2, 10, 10), (2, 8, 8)]
     states = found.states()
     torch.testing.assert_close(states[0], states_of(members)[0], rtol=0, atol=0)
     folded = predict(perm_avg(members, data, config=SHORT.config), data.test)
-    scores = average_scores(members, states, data)
+    scores = score_average(members, states, data)
     assert scores.nll == pytest.approx(nll(folded), rel=1e-4)
-    again = given_alignment(members, data, SHORT, found.matrices)
+    again = restore_alignment(members, data, SHORT, found.matrices)
     torch.testing.assert_close(again.states(), states, rtol=0, atol=0)
     with pytest.raises(EnfoldError, match="matrices"):
-        given_alignment(members, data, SHORT, found.matrices[:1])
+        restore_alignment(members, data, SHORT, found.matrices[:1])
 
 
 def test_identities_align_nothing() -> None:
@@ -179,40 +184,40 @@ def test_equal_members_and_one_member_have_nothing_to_learn() -> None:
     members, data = random_members("shallow", 1)
     for few in (members, DeepEnsemble([members.member(0)] * 2)):
         with pytest.raises(EnfoldError, match="2 different networks"):
-            learned_alignment(few, data, SHORT)
+            train_alignment(few, data, SHORT)
     with pytest.raises(EnfoldError, match="universe, gain"):
-        learned_alignment(members, data, replace(SHORT, universe=True, gain=True))
+        train_alignment(members, data, replace(SHORT, universe=True, gain=True))
 
 
 def test_naive_averages_are_of_the_first_members() -> None:
     members, data = random_members("deep", 3)
-    found = naive_averages(members, data)
+    found = score_naive_averages(members, data)
     assert list(found) == [1, 2, 3]
     said = predict(members, data.test)
     assert found[1].accuracy == pytest.approx(sum(accuracy(said.member(k)) for k in range(3)) / 3)
-    assert found[2] == average_scores(members, states_of(members)[:2], data)
+    assert found[2] == score_average(members, states_of(members)[:2], data)
     assert found[3] != found[2]
 
 
 def test_an_average_is_scored_with_batch_norm_statistics_that_fit_it() -> None:
     members, data = random_members("convolutional", 2)
     right, stale = (nll(predict(average(members, data, repair=kind), data.test)) for kind in ("reset", "none"))
-    assert average_scores(members, states_of(members), data).nll == pytest.approx(right)
+    assert score_average(members, states_of(members), data).nll == pytest.approx(right)
     assert right != pytest.approx(stale, rel=0.02)
 
 
 def test_a_sweep_goes_from_hard_to_soft_and_is_plain_data() -> None:
     members, data = random_members("shallow", 2)
     still = PermutationOptions(config=PUBLISHED.replace(epochs=0), matched=1.0)
-    found = temperature_sweep(members, data, still, (0.05, 1.0, 10.0))
+    found = sweep_temperatures(members, data, still, (0.05, 1.0, 10.0))
     soft = [point.softness["hidden.0"] for point in found]
     assert soft[0] < 0.01 < soft[1] < soft[2] < 1
-    assert json.loads(json.dumps(plain(found)))[1]["temperature"] == 1.0
+    assert json.loads(json.dumps(to_json(found)))[1]["temperature"] == 1.0
 
 
 def test_a_temperature_with_singular_matrices_is_told_as_failed() -> None:
     members, data = random_members("shallow", 2)
-    (found,) = temperature_sweep(members, data, PermutationOptions(config=PUBLISHED.replace(epochs=0)), (1e9,))
+    (found,) = sweep_temperatures(members, data, PermutationOptions(config=PUBLISHED.replace(epochs=0)), (1e9,))
     assert found.accuracy is None
     assert "singular" in str(found.failed)
 
@@ -221,17 +226,17 @@ def test_what_is_wrong_is_no_singular_matrix() -> None:
     members, data = random_members("shallow", 2)
     beyond = PermutationOptions(config=PUBLISHED.replace(epochs=0), universe=True)
     with pytest.raises(EnfoldError, match="universe"):
-        temperature_sweep(members, data, beyond, (1.0,))
+        sweep_temperatures(members, data, beyond, (1.0,))
     with pytest.raises(EnfoldError, match="universe"):
-        planted_recovery(members, data, beyond, 0.0)
+        recover_planted(members, data, beyond, 0.0)
     hot = replace(beyond, universe=False, temperature=1e9)
-    assert planted_recovery(members, data, hot, 0.0).recovered["permAVG"] is None
+    assert recover_planted(members, data, hot, 0.0).recovered["permAVG"] is None
 
 
 def test_the_planted_pair_is_one_function_until_there_is_noise() -> None:
     members, data = random_members("convolutional", 1)
     for noise, same in ((0.0, True), (1.0, False)):
-        pair, symmetry, wanted = planted_pair(members, data, noise, seed=3)
+        pair, symmetry, wanted = make_planted_pair(members, data, noise, seed=3)
         one, other = predict(pair, data.test).log_probs
         assert torch.allclose(one, other, atol=1e-4) is same
         assert {name: len(order) for name, order in wanted.items()} == {g.name: g.size for g in symmetry.groups}
@@ -242,7 +247,7 @@ def test_planted_noise_is_in_units_of_each_tensors_deviation() -> None:
     with torch.no_grad():
         for scale, parameter in zip((0.1, 1.0, 30.0, 300.0), members.parameters(), strict=False):
             parameter.mul_(scale)
-    pair, symmetry, wanted = planted_pair(members, data, 2.0, seed=3)
+    pair, symmetry, wanted = make_planted_pair(members, data, 2.0, seed=3)
     first, second = states_of(pair)
     back = permute(second, symmetry, wanted)
     draws = {name: (back[name] - tensor) / (2.0 * tensor.std(correction=0)) for name, tensor in first.items()}
@@ -257,7 +262,7 @@ def test_what_was_planted_inside_blocks_is_undone_too(name: str) -> None:
     network, inputs = made(name)
     part = Split(inputs, torch.zeros(len(inputs), dtype=torch.long))
     members, data = DeepEnsemble([network]), Data(part, part, part, 3, tuple(inputs.shape[1:]))
-    pair, symmetry, wanted = planted_pair(members, data, 0.0, seed=2)  # a seed that moves blocks
+    pair, symmetry, wanted = make_planted_pair(members, data, 0.0, seed=2)  # a seed that moves blocks
     first, second = states_of(pair)
     assert any(not torch.equal(first[key], second[key]) for key in first)
     torch.testing.assert_close(permute(second, symmetry, wanted), first, rtol=0, atol=0)
@@ -265,14 +270,14 @@ def test_what_was_planted_inside_blocks_is_undone_too(name: str) -> None:
 
 def test_a_planted_permutation_is_found_inside_heads() -> None:
     make, shape = NETWORKS["attending"]
-    found = planted_recovery(DeepEnsemble([drawn(make, 0)]), pixels(shape), SHORT, 0.0).recovered
+    found = recover_planted(DeepEnsemble([drawn(make, 0)]), pixels(shape), SHORT, 0.0).recovered
     assert found["weight matching"] == found["permAVG, matched"] == 1
 
 
 def test_a_planted_permutation_is_found_without_noise_and_lost_in_it() -> None:
     make, shape = NETWORKS["shallow"]
     members, data = DeepEnsemble([drawn(make, 0)]), pixels(shape)
-    clean, lost = (planted_recovery(members, data, SHORT, noise) for noise in (0.0, 100.0))
+    clean, lost = (recover_planted(members, data, SHORT, noise) for noise in (0.0, 100.0))
     assert clean.chance == pytest.approx(1 / 12)
     assert clean.recovered["weight matching"] == 1
     assert clean.recovered["permAVG, matched"] == 1
@@ -289,8 +294,8 @@ def two_sided(count: int) -> Split:
 def test_members_taught_different_things_know_their_own_part() -> None:
     data = Data(two_sided(256), two_sided(64), two_sided(128), 4, (4,))
     plan = TrainConfig(epochs=8, batch_size=32, lr=0.02)
-    pairs = {kind: differently_trained(lambda: MLP(4, [12], 4), data, plan, kind) for kind in ("classes", "labels")}
-    halves, shifted = (different_pair(pair, data, SHORT, kind) for kind, pair in pairs.items())
+    pairs = {kind: train_different_pair(lambda: MLP(4, [12], 4), data, plan, kind) for kind in ("classes", "labels")}
+    halves, shifted = (align_different_pair(pair, data, SHORT, kind) for kind, pair in pairs.items())
     assert halves.members == pytest.approx([0.5, 0.5], abs=0.02)
     assert shifted.members == pytest.approx([1.0, 0.0], abs=0.02)
     logits = predict(pairs["classes"], data.test).log_probs
@@ -298,6 +303,6 @@ def test_members_taught_different_things_know_their_own_part() -> None:
     assert own.float().mean() > 0.98, "the first member knows the lower classes only"
     assert halves.rows[0].correlation.before != halves.rows[0].correlation.after
     assert set(halves.softness) == {"hidden.0"}
-    assert json.loads(json.dumps(plain([halves, shifted])))[1]["difference"] == "labels"
+    assert json.loads(json.dumps(to_json([halves, shifted])))[1]["difference"] == "labels"
     with pytest.raises(EnfoldError, match="'colours'"):
-        differently_trained(lambda: MLP(4, [12], 4), data, plan, "colours")
+        train_different_pair(lambda: MLP(4, [12], 4), data, plan, "colours")

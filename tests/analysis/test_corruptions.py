@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from enfold.analysis.corruptions import MEAN_MEMBER, by_kind, corrupted_scores, corruption_error, images_of, mean_scores
+from enfold.analysis.corruptions import (
+    MEAN_MEMBER,
+    average_scores_over_kinds,
+    compute_mce,
+    require_images,
+    score_corruptions,
+    summarize_by_kind,
+)
 from enfold.data import Data, Split, corrupt
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
@@ -42,21 +49,22 @@ class Template(nn.Module):
 
 def test_a_row_is_what_its_corrupted_pictures_give(pictures):
     model = Template().eval()
-    found = corrupted_scores({"one": model}, pictures, ["contrast", "gaussian_noise"], [1, 5], seed=3)["one"]
+    found = score_corruptions({"one": model}, pictures, ["contrast", "gaussian_noise"], [1, 5], seed=3)["one"]
     moved = Split(corrupt(pictures.test.inputs, "contrast", 5, seed=3), pictures.test.labels)
     said = predict(model, pictures.replace(test=moved).test)
     assert found["contrast"]["5"]["accuracy"] == accuracy(said)
     assert found["contrast"]["5"]["nll"] == pytest.approx(nll(said))
     assert found["contrast"]["5"]["nll"] > found["contrast"]["1"]["nll"]
     cells = [found[kind][severity]["nll"] for kind in found for severity in ("1", "5")]
-    assert mean_scores(found)["nll"] == pytest.approx(sum(cells) / 4)
+    assert average_scores_over_kinds(found)["nll"] == pytest.approx(sum(cells) / 4)
 
 
 def test_the_mean_member_is_each_member_alone(pictures):
     members = DeepEnsemble([Template(0.2), Template(1.0)]).eval()
-    found = corrupted_scores({"two": members}, pictures, ["fog"], [3], members_of="two", examples=40)
+    found = score_corruptions({"two": members}, pictures, ["fog"], [3], members_of="two", examples=40)
     alone = [
-        corrupted_scores({"one": network}, pictures, ["fog"], [3], examples=40)["one"] for network in members.networks()
+        score_corruptions({"one": network}, pictures, ["fog"], [3], examples=40)["one"]
+        for network in members.networks()
     ]
     mean = sum(each["fog"]["3"]["nll"] for each in alone) / 2
     assert found[MEAN_MEMBER]["fog"]["3"]["nll"] == pytest.approx(mean)
@@ -66,7 +74,7 @@ def test_the_mean_member_is_each_member_alone(pictures):
 def test_some_examples_are_of_every_class(pictures):
     order = pictures.test.labels.argsort(stable=True)
     by_class = pictures.replace(test=pictures.test[order])
-    found = corrupted_scores({"one": Template()}, by_class, ["contrast"], [5], examples=40)["one"]["contrast"]["5"]
+    found = score_corruptions({"one": Template()}, by_class, ["contrast"], [5], examples=40)["one"]["contrast"]["5"]
     moved = corrupt(by_class.test.inputs[::2], "contrast", 5)
     said = predict(Template().eval(), by_class.replace(test=Split(moved, by_class.test.labels[::2])).test)
     assert found["nll"] == pytest.approx(nll(said))
@@ -75,11 +83,11 @@ def test_some_examples_are_of_every_class(pictures):
 def test_what_is_no_image_is_refused():
     split = Split(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))
     with pytest.raises(EnfoldError, match="images in memory"):
-        images_of(Data(split, split, split, 2, (3,)))
+        require_images(Data(split, split, split, 2, (3,)))
 
 
 def test_the_scores_can_be_stored(pictures):
-    found = corrupted_scores({"one": Template()}, pictures, ["pixelate"], [2])
+    found = score_corruptions({"one": Template()}, pictures, ["pixelate"], [2])
     assert json.loads(json.dumps(found)) == found
 
 
@@ -93,29 +101,29 @@ def kinds(**errors):
 
 def test_corruption_error_by_hand():
     reference, model = kinds(fog=[0.2, 0.4], snow=[0.1, 0.1]), kinds(fog=[0.1, 0.2], snow=[0.1, 0.3])
-    assert corruption_error(reference, reference) == pytest.approx(1)
-    assert corruption_error(model, reference) == pytest.approx((0.5 + 2) / 2)
+    assert compute_mce(reference, reference) == pytest.approx(1)
+    assert compute_mce(model, reference) == pytest.approx((0.5 + 2) / 2)
     with pytest.raises(EnfoldError, match="the same kinds and severities"):
-        corruption_error(kinds(fog=[0.1, 0.2]), reference)
+        compute_mce(kinds(fog=[0.1, 0.2]), reference)
     with pytest.raises(EnfoldError, match="got none for snow"):
-        corruption_error(model, kinds(fog=[0.1, 0.1], snow=[0.0, 0.0]))
+        compute_mce(model, kinds(fog=[0.1, 0.1], snow=[0.0, 0.0]))
 
 
 def test_over_seeds_by_kind():
-    found = by_kind([kinds(fog=[0.2, 0.4]), kinds(fog=[0.4, 0.4])], "nll")["fog"]
+    found = summarize_by_kind([kinds(fog=[0.2, 0.4]), kinds(fog=[0.4, 0.4])], "nll")["fog"]
     assert found["1"].mean == pytest.approx(0.3)
     assert found["1"].deviation == pytest.approx(0.02**0.5)
     assert found["mean"].values == pytest.approx((0.3, 0.4))
-    assert by_kind([kinds(fog=[0.2])])["fog"]["1"].deviation is None
+    assert summarize_by_kind([kinds(fog=[0.2])])["fog"]["1"].deviation is None
     with pytest.raises(EnfoldError, match="must be one of accuracy, nll, ece, brier, got 'mce'"):
-        by_kind([kinds(fog=[0.2])], "mce")
+        summarize_by_kind([kinds(fog=[0.2])], "mce")
     with pytest.raises(EnfoldError, match="at least one seed"):
-        by_kind([])
+        summarize_by_kind([])
 
 
 def test_severity_six_and_values_out_of_range_are_refused(pictures):
     with pytest.raises(EnfoldError, match="severity"):
-        corrupted_scores({"one": Template()}, pictures, ["fog"], [6])
+        score_corruptions({"one": Template()}, pictures, ["fog"], [6])
     bright = pictures.replace(test=Split(pictures.test.inputs.float(), pictures.test.labels))
     with pytest.raises(EnfoldError, match=r"values in \[0, 1\] without NaN"):
-        corrupted_scores({"one": Template()}, bright, ["fog"], [1])
+        score_corruptions({"one": Template()}, bright, ["fog"], [1])

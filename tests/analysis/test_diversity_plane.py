@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enfold.analysis.diversity_plane import (
-    disagreement_with,
-    diversity_points,
+    compute_disagreement,
+    compute_diversity,
+    compute_limits,
     flipped,
     independent,
-    limits,
     lower_limit,
 )
 from enfold.errors import EnfoldError
@@ -26,11 +26,11 @@ def test_points_by_hand() -> None:
     labels = [0, 1, 2, 0]
     base = said([0, 1, 2, 1], labels=labels)
     others = said([0, 1, 2, 1], [0, 1, 1, 0], [0, 1, 2, 0], [1, 2, 0, 1], labels=labels)
-    a, y = diversity_points(base, others)
+    a, y = compute_diversity(base, others)
     assert a.tolist() == [0.75, 0.75, 1.0, 0.0]
     assert y.tolist() == [0.0, 2.0, float("inf"), 0.75]  # differences 0, 2/4, 1/4, 3/4
     with pytest.raises(EnfoldError, match="base must be one network"):
-        diversity_points(others, others)
+        compute_diversity(others, others)
 
 
 @given(st.integers(2, 50), st.floats(1e-6, 1), st.floats(0, 1))  # nearer to chance, limit (3) is rounding over rounding
@@ -67,7 +67,7 @@ def test_limits_are_what_simulated_networks_reach() -> None:
 
 
 def test_limits_from_chance_to_the_base() -> None:
-    found = limits(0.9, 10, points=5)
+    found = compute_limits(0.9, 10, points=5)
     assert found.accuracy[0] == pytest.approx(0.1)
     assert found.accuracy[-1] == pytest.approx(0.9)
     assert float(found.lower[-1]) == 0
@@ -75,10 +75,10 @@ def test_limits_from_chance_to_the_base() -> None:
     torch.testing.assert_close(found.upper[0], found.lower[0])
     for wrong in (1.0, 0.05):
         with pytest.raises(EnfoldError, match="base_accuracy"):
-            limits(wrong, 10)
+            compute_limits(wrong, 10)
 
 
 def test_disagreement_with_a_base() -> None:
     labels = [0, 0, 0]
     base = said([0, 1, 2], labels=labels)
-    assert disagreement_with(base, said([0, 1, 2], [1, 1, 1], labels=labels)).tolist() == pytest.approx([0, 2 / 3])
+    assert compute_disagreement(base, said([0, 1, 2], [1, 1, 1], labels=labels)).tolist() == pytest.approx([0, 2 / 3])

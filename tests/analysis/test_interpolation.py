@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from enfold.analysis.interpolation import Line, barrier, excess, interpolation
+from enfold.analysis.interpolation import Line, compute_barrier, compute_barriers, interpolate
 from enfold.data import Data, Split
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
@@ -26,7 +26,7 @@ def two(name: str) -> tuple[DeepEnsemble, Data]:
 
 
 def line_of(members: DeepEnsemble, data: Data, **settings: object) -> Line:
-    return interpolation(members.member(0), *states_of(members), data, **settings)  # type: ignore[arg-type]
+    return interpolate(members.member(0), *states_of(members), data, **settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["deep", "convolutional"])
@@ -57,8 +57,8 @@ def test_logits_of_a_linear_network_are_linear_along_the_line() -> None:
     torch.manual_seed(0)
     members, data = DeepEnsemble([nn.Linear(4, 3), nn.Linear(4, 3)]), pixels((4,))
     line = line_of(members, data, points=11)
-    assert barrier(line)["loss"].height == 0.0
-    assert barrier(line)["loss"].area < 0
+    assert compute_barriers(line)["loss"].height == 0.0
+    assert compute_barriers(line)["loss"].area < 0
 
 
 def test_a_matched_copy_is_at_the_end_of_a_flat_line_and_an_unmatched_one_is_not() -> None:
@@ -66,10 +66,10 @@ def test_a_matched_copy_is_at_the_end_of_a_flat_line_and_an_unmatched_one_is_not
     first, second = states_of(members)
     network = members.member(0)
     symmetry = symmetries(network, data.train.inputs[:2])
-    flat = interpolation(network, first, match_state(first, second, symmetry), data, points=5)
+    flat = interpolate(network, first, match_state(first, second, symmetry), data, points=5)
     torch.testing.assert_close(flat.loss, flat.loss[:1].expand(5), rtol=1e-6, atol=1e-6)
-    assert barrier(flat)["loss"].height == pytest.approx(0, abs=1e-6)
-    naive = barrier(interpolation(network, first, second, data, points=5))["loss"]
+    assert compute_barriers(flat)["loss"].height == pytest.approx(0, abs=1e-6)
+    naive = compute_barriers(interpolate(network, first, second, data, points=5))["loss"]
     assert abs(naive.area) > 1e-3
 
 
@@ -122,11 +122,11 @@ def test_a_repaired_line_has_its_ends_and_in_the_middle_the_repaired_average(nam
 def test_the_barrier_of_a_parabola() -> None:
     """1 + 4h α(1 - α) on a slope: h high, in the middle, with an area of 2h/3."""
     alphas = torch.linspace(0, 1, 201, dtype=torch.float64)
-    found = excess(alphas, 1 + 3 * alphas + 4 * 0.6 * alphas * (1 - alphas))
+    found = compute_barrier(alphas, 1 + 3 * alphas + 4 * 0.6 * alphas * (1 - alphas))
     assert found.height == pytest.approx(0.6)
     assert found.at == pytest.approx(0.5)
     assert found.area == pytest.approx(0.4, abs=1e-4)
-    below = excess(alphas, 1 - alphas * (1 - alphas))
+    below = compute_barrier(alphas, 1 - alphas * (1 - alphas))
     assert below.height == 0
     assert below.area == pytest.approx(-1 / 6, abs=1e-4)
 
@@ -134,7 +134,7 @@ def test_the_barrier_of_a_parabola() -> None:
 def test_the_barrier_of_error_is_that_of_accuracy_upside_down() -> None:
     values = torch.tensor([0.9, 0.6, 0.8], dtype=torch.float64)
     alphas = torch.linspace(0, 1, 3, dtype=torch.float64)
-    found = barrier(Line(alphas, 1 - values, values, values))
+    found = compute_barriers(Line(alphas, 1 - values, values, values))
     assert found["error"] == found["loss"]
     assert found["error"].height == pytest.approx(0.25)
 
@@ -152,4 +152,4 @@ def test_what_makes_no_line_is_refused(change: dict[str, object], message: str) 
 def test_a_state_of_another_network_is_refused() -> None:
     (members, data), (others, _) = two("deep"), two("shallow")
     with pytest.raises(EnfoldError, match=r"head\.weight|hidden"):
-        interpolation(members.member(0), states_of(members)[0], states_of(others)[0], data)
+        interpolate(members.member(0), states_of(members)[0], states_of(others)[0], data)

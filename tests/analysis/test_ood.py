@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from enfold.analysis.ood import INSIDE, answers, outside_scores, told
+from enfold.analysis.ood import INSIDE, compute_logits, detect, score_ood
 from enfold.data import Data, Split
 from enfold.data.ood import noise, outside
 from enfold.distill.dirichlet import Dirichlet
@@ -39,7 +39,7 @@ class Nearest(nn.Module):
 
 def test_scores_are_those_of_the_prepared_images(bars):
     model, away = Nearest(), noise("uniform", bars, 50)
-    found, mean_member = outside_scores({"one": model}, bars, [away])
+    found, mean_member = score_ood({"one": model}, bars, [away])
     assert mean_member is None
     with torch.no_grad():
         logits = model((away.inputs.float() / 255 - 0.4) / 0.3)
@@ -54,9 +54,9 @@ def test_scores_are_those_of_the_prepared_images(bars):
 def test_members_and_their_mean_alone(bars):
     networks = [Nearest(0.02), Nearest(0.1)]
     sets = [noise("uniform", bars, 30), outside(Split(torch.zeros(9, 3, 5, 5), torch.arange(9)), bars, "black")]
-    found, mean_member = outside_scores({"two": DeepEnsemble(networks)}, bars, sets, members_of="two")
+    found, mean_member = score_ood({"two": DeepEnsemble(networks)}, bars, sets, members_of="two")
     assert "mutual_information" in found["two"].detected["black"]
-    alone, _ = outside_scores({str(i): each for i, each in enumerate(networks)}, bars, sets)
+    alone, _ = score_ood({str(i): each for i, each in enumerate(networks)}, bars, sets)
     for name in ("uniform noise", "black"):
         one, other = (alone[i].detected[name]["entropy"]["auroc"] for i in "01")
         assert mean_member[name]["entropy"]["auroc"] == pytest.approx((one + other) / 2)
@@ -66,13 +66,13 @@ def test_members_and_their_mean_alone(bars):
 def test_log_probabilities_have_no_energy_and_a_dirichlet_student_has_its_own(bars):
     sets = [noise("gaussian", bars, 30)]
     models = {"bare": nn.Sequential(Nearest(), nn.LogSoftmax(-1)), "student": Dirichlet(Nearest())}
-    found, _ = outside_scores(models, bars, sets)
+    found, _ = score_ood(models, bars, sets)
     assert set(found["bare"].detected["gaussian noise"]) == {"max_probability", "entropy"}
     assert {"mutual_information", "epkl", "rmi", "energy"} <= set(found["student"].detected["gaussian noise"])
 
 
 def test_a_student_that_is_a_share_is_read_as_members(bars):
-    logits = answers(DeepEnsemble([Nearest(), Nearest(0.2)]), bars, bars.test)
+    logits = compute_logits(DeepEnsemble([Nearest(), Nearest(0.2)]), bars, bars.test)
     assert logits.shape == (2, 80, 4)
-    both = told({INSIDE: logits, "away": logits.flip(1)}, dirichlet=True)
+    both = detect({INSIDE: logits, "away": logits.flip(1)}, dirichlet=True)
     assert both.detected["away"]["variation_ratio"]["auroc"] == 0.5

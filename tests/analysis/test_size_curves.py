@@ -5,7 +5,12 @@ from itertools import combinations
 import pytest
 import torch
 
-from enfold.analysis.size_curves import SCORES, curves_by_severity, size_curve, within_and_over
+from enfold.analysis.size_curves import (
+    SCORES,
+    compare_samples_and_modes,
+    compute_curves_by_severity,
+    compute_size_curve,
+)
 from enfold.errors import EnfoldError
 from enfold.metrics import METRICS, mean_member, over_modes
 from enfold.metrics.predictions import Predictions
@@ -20,7 +25,7 @@ def said(seed: int, members: int = 4) -> Predictions:
 
 def test_a_curve_begins_at_the_mean_member_and_ends_at_the_ensemble() -> None:
     p = said(0)
-    curve = size_curve(p)
+    curve = compute_size_curve(p)
     assert set(curve) == set(SCORES)
     for name, values in curve.items():
         assert len(values) == 4
@@ -32,17 +37,17 @@ def test_a_curve_begins_at_the_mean_member_and_ends_at_the_ensemble() -> None:
 
 def test_severities_are_means_over_kinds() -> None:
     p, q = said(0), said(1)
-    found = curves_by_severity({0: [p], 3: [p, q]}, [1, 4])
+    found = compute_curves_by_severity({0: [p], 3: [p, q]}, [1, 4])
     expected = (METRICS["brier"].function(p) + METRICS["brier"].function(q)) / 2
     assert float(found[3]["brier"][1]) == pytest.approx(expected)
-    torch.testing.assert_close(found[0]["accuracy"], size_curve(p, [1, 4])["accuracy"])
+    torch.testing.assert_close(found[0]["accuracy"], compute_size_curve(p, [1, 4])["accuracy"])
     with pytest.raises(EnfoldError, match="got none for 5"):
-        curves_by_severity({5: []})
+        compute_curves_by_severity({5: []})
 
 
 def test_inside_modes_and_over_them() -> None:
     modes = [said(seed, members=3) for seed in range(4)]
-    within, over = within_and_over(modes)
+    within, over = compare_samples_and_modes(modes)
     assert len(within["nll"]) == 3
     assert len(over["nll"]) == 4
     own = sum(METRICS["nll"].function(mode) for mode in modes) / 4

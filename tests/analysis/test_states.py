@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from clouds import three_clouds
-from enfold.analysis.paths import along, straight
-from enfold.analysis.states import ROWS, answers, chosen_examples, predictions, some_examples, state_of
-from enfold.analysis.weight_planes import plane_map, radial
+from enfold.analysis.paths import make_line, score_path
+from enfold.analysis.states import ROWS, copy_state, predict_in_batches, predict_states, sample_indices, sample_split
+from enfold.analysis.weight_planes import make_radial_plane, map_plane
 from enfold.data import Data, Split
 from enfold.engines import runner
 from enfold.errors import EnfoldError
@@ -22,7 +22,7 @@ def normed() -> nn.Module:
 @pytest.fixture(scope="module")
 def ends() -> list[dict[str, torch.Tensor]]:
     torch.manual_seed(0)
-    return [state_of(normed()) for _ in range(2)]
+    return [copy_state(normed()) for _ in range(2)]
 
 
 def by_class(data: Data) -> Data:
@@ -32,38 +32,38 @@ def by_class(data: Data) -> Data:
 
 
 def test_some_examples_of_sorted_data_are_of_all_classes() -> None:
-    few = some_examples(by_class(three_clouds(10, 10, 300)), "test", 30).test
+    few = sample_split(by_class(three_clouds(10, 10, 300)), "test", 30).test
     assert isinstance(few, Split)
     assert few.labels.bincount(minlength=3).min() >= 4
 
 
 def test_the_same_examples_are_chosen_again_and_none_twice() -> None:
-    chosen = chosen_examples(50, 20)
-    assert chosen.tolist() == chosen_examples(50, 20).tolist()
+    chosen = sample_indices(50, 20)
+    assert chosen.tolist() == sample_indices(50, 20).tolist()
     assert len(chosen.unique()) == 20
     for enough in (None, 50, 80):
-        assert chosen_examples(50, enough).tolist() == list(range(50)), "all, in their order"
+        assert sample_indices(50, enough).tolist() == list(range(50)), "all, in their order"
 
 
 def test_loaders_and_few_examples_are_taken_whole() -> None:
     data = three_clouds(10, 10, 30)
-    assert some_examples(data, "test", 30) is data
+    assert sample_split(data, "test", 30) is data
     loader = data.replace(test=[(data.test.inputs, data.test.labels)])
-    assert some_examples(loader, "test", 5) is loader
+    assert sample_split(loader, "test", 5) is loader
 
 
 def test_statistics_of_batches_do_not_tell_the_class_in_sorted_data(ends) -> None:
     data = three_clouds(10, 10, 2 * ROWS)
-    paths = [along(normed(), straight(*ends, 3), each, batch_norm="train") for each in (data, by_class(data))]
+    paths = [score_path(normed(), make_line(*ends, 3), each, batch_norm="train") for each in (data, by_class(data))]
     torch.testing.assert_close(paths[0].loss, paths[1].loss, rtol=1e-2, atol=0)
-    plane = radial(normed(), *ends)
-    maps = [plane_map(normed(), plane, each, size=2, examples=None, quiet=True) for each in (data, by_class(data))]
+    plane = make_radial_plane(normed(), *ends)
+    maps = [map_plane(normed(), plane, each, size=2, examples=None, quiet=True) for each in (data, by_class(data))]
     torch.testing.assert_close(maps[0].loss, maps[1].loss, rtol=1e-2, atol=0)
 
 
 def test_one_example_alone_in_the_last_batch_is_left_out(ends) -> None:
     data = three_clouds(10, 10, ROWS + 1)
-    assert bool(torch.isfinite(along(normed(), straight(*ends, 3), data, batch_norm="train").loss).all())
+    assert bool(torch.isfinite(score_path(normed(), make_line(*ends, 3), data, batch_norm="train").loss).all())
 
 
 @pytest.mark.parametrize(("count", "engine"), [(3, "loop"), (4, "auto"), (10, "auto")])
@@ -80,7 +80,7 @@ def test_an_engine_is_chosen_once_for_all_and_each_network_says_what_it_says_alo
     monkeypatch.setattr(runner, "choose_engine", choose)
     torch.manual_seed(0)
     networks, data = [MLP(4, [6, 5], 3) for _ in range(count)], three_clouds(10, 10, 30)
-    parts = list(answers(networks[0], map(state_of, networks), data, at_once=4))
+    parts = list(predict_in_batches(networks[0], map(copy_state, networks), data, at_once=4))
     assert [part.num_members for part in parts] == [4] * (count // 4) + [count % 4] * (count % 4 > 0)
     assert chosen == [(engine, 2)]
     said = torch.cat([part.log_probs for part in parts])
@@ -92,7 +92,7 @@ def test_an_engine_is_chosen_once_for_all_and_each_network_says_what_it_says_alo
 def test_statistics_are_measured_of_every_network_also_of_the_last_few() -> None:
     torch.manual_seed(0)
     networks, data = [normed() for _ in range(5)], three_clouds(90, 10, 30)
-    said = predictions(networks[0], map(state_of, networks), data, batch_norm="reset", at_once=3)
+    said = predict_states(networks[0], map(copy_state, networks), data, batch_norm="reset", at_once=3)
     for index, network in enumerate(networks):
         reestimate(network, data)
         with torch.no_grad():
@@ -104,4 +104,4 @@ def test_statistics_are_measured_of_every_network_also_of_the_last_few() -> None
 def test_inputs_of_another_shape_are_named(count: int) -> None:
     network = MLP(5, [6], 3)
     with pytest.raises(EnfoldError, match=r"whose first layer takes 5 features, fails on inputs of shape \(4,\)"):
-        predictions(network, [state_of(network)] * count, three_clouds(10, 10, 30), at_once=4)
+        predict_states(network, [copy_state(network)] * count, three_clouds(10, 10, 30), at_once=4)

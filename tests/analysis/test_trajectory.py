@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 from clouds import three_clouds
-from enfold.analysis.states import chosen_examples, each, predictions
-from enfold.analysis.trajectory import averaged, cosine_matrix, function_map, sampled, similarity, visited
+from enfold.analysis.states import predict_states, sample_indices, unstack_states
+from enfold.analysis.trajectory import (
+    average_last,
+    compute_cosines,
+    compute_similarity,
+    load_trajectory,
+    map_predictions,
+    sample_around,
+)
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.metrics import disagreement_matrix
@@ -27,7 +34,7 @@ def network() -> nn.Module:
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Trajectory:
     kept = Trajectory(tmp_path_factory.mktemp("trajectory"))
     plan = TrainConfig(epochs=4, batch_size=16, lr=0.02, select="last")
-    fit(DeepEnsemble(network, 2), three_clouds(60, 20, 30), config=plan, keep=kept, quiet=True)
+    fit(DeepEnsemble(network, 2), three_clouds(60, 20, 30), config=plan, trajectory=kept, quiet=True)
     return kept
 
 
@@ -36,7 +43,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Trajectory:
 def test_cosine_is_symmetric_with_ones_on_the_diagonal(seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)
     states = [{"w": torch.randn(3, 2, generator=rng), "b": torch.randn(3, generator=rng)} for _ in range(4)]
-    cosine = cosine_matrix(states)
+    cosine = compute_cosines(states)
     torch.testing.assert_close(cosine.diagonal(), torch.ones(4, dtype=torch.float64), rtol=0, atol=0)
     torch.testing.assert_close(cosine, cosine.T, rtol=0, atol=0)
     flat = torch.stack([torch.cat([state["w"].flatten(), state["b"]]) for state in states]).numpy()
@@ -49,8 +56,8 @@ def test_cosine_by_hand_ignores_counters() -> None:
         {"w": torch.tensor([1.0, 0.0]), "n": torch.tensor(7)},
         {"w": torch.tensor([3.0, 4.0]), "n": torch.tensor(9)},
     ]
-    torch.testing.assert_close(cosine_matrix(states)[0, 1].item(), 0.6)
-    assert cosine_matrix([states[0], {"w": torch.zeros(2), "n": torch.tensor(0)}])[0, 1] == 0
+    torch.testing.assert_close(compute_cosines(states)[0, 1].item(), 0.6)
+    assert compute_cosines([states[0], {"w": torch.zeros(2), "n": torch.tensor(0)}])[0, 1] == 0
 
 
 @settings(max_examples=25)
@@ -65,10 +72,10 @@ def test_disagreement_is_a_metric(seed: int) -> None:
 
 
 def test_similarity_of_what_was_visited(kept: Trajectory) -> None:
-    data, found = three_clouds(60, 20, 30), visited(kept, start=False)
+    data, found = three_clouds(60, 20, 30), load_trajectory(kept, start=False)
     assert found.member.tolist() == [0] * 4 + [1] * 4
     assert found.epoch.tolist() == [1, 2, 3, 4] * 2
-    seen = similarity(network(), found, data, examples=None)
+    seen = compute_similarity(network(), found, data, examples=None)
     member = DeepEnsemble([network()] * 8)
     for index, state in enumerate(found.states):
         for name, tensor in member.tree.state().items():
@@ -92,7 +99,7 @@ def test_a_map_keeps_distances_where_two_axes_hold_them() -> None:
     moved[:, :, 0] += plane @ axes  # two examples, one class each: a plane in the space of predictions
     moved[:, :, 1] -= plane @ axes
     said = Predictions(moved.log(), torch.zeros(2, dtype=torch.long))
-    places = function_map(said, "pca")
+    places = map_predictions(said, "pca")
     torch.testing.assert_close(torch.cdist(places, places), torch.cdist(moved.flatten(1), moved.flatten(1)))
 
 
@@ -101,7 +108,7 @@ def test_tsne_keeps_two_clusters_apart() -> None:
     rng = torch.Generator().manual_seed(0)
     logits = 0.1 * torch.randn(12, 20, 3, generator=rng)
     logits[6:, :, 0] += 4
-    places = function_map(Predictions.from_logits(logits, torch.zeros(20, dtype=torch.long)), seed=1)
+    places = map_predictions(Predictions.from_logits(logits, torch.zeros(20, dtype=torch.long)), seed=1)
     apart = torch.cdist(places, places)
     assert apart[:6, 6:].min() > max(apart[:6, :6].max(), apart[6:, 6:].max())
 
@@ -109,31 +116,31 @@ def test_tsne_keeps_two_clusters_apart() -> None:
 def test_wrong_maps_are_named() -> None:
     said = Predictions.from_logits(torch.zeros(2, 4, 3), torch.zeros(4, dtype=torch.long))
     with pytest.raises(EnfoldError, match="at least 3 networks, got 2"):
-        function_map(said)
+        map_predictions(said)
     with pytest.raises(EnfoldError, match="one of tsne, pca, got 'umap'"):
-        function_map(said, "umap")  # type: ignore[arg-type]
+        map_predictions(said, "umap")  # type: ignore[arg-type]
 
 
 def test_an_empty_trajectory_says_how_to_get_one(tmp_path: Path) -> None:
     with pytest.raises(EnfoldError, match="trajectory: true"):
-        visited(Trajectory(tmp_path))
+        load_trajectory(Trajectory(tmp_path))
 
 
 def test_weights_are_averaged_over_the_last(kept: Trajectory) -> None:
     path = kept.of_member(0)
-    mean = averaged(path, 2)
+    mean = average_last(path, 2)
     torch.testing.assert_close(mean["0.weight"], (path[-1]["0.weight"] + path[-2]["0.weight"]) / 2)
-    torch.testing.assert_close(averaged(path, 1), path[-1], rtol=0, atol=0)
+    torch.testing.assert_close(average_last(path, 1), path[-1], rtol=0, atol=0)
     with pytest.raises(EnfoldError, match="got 9"):
-        averaged(path, 9)
+        average_last(path, 9)
 
 
 @pytest.mark.parametrize("kind", ["random", "dropout", "gaussian", "pca"])
 def test_samples_without_spread_are_their_centre(kept: Trajectory, kind) -> None:
     data, path = three_clouds(60, 20, 30), kept.of_member(0)[1:]
-    members = sampled(network(), path, kind, 3, data, scale=0.0)
-    centre = path[-1] if kind in ("random", "dropout") else averaged(path, len(path))
-    for state in each(members):
+    members = sample_around(network(), path, kind, 3, data, scale=0.0)
+    centre = path[-1] if kind in ("random", "dropout") else average_last(path, len(path))
+    for state in unstack_states(members):
         for name in ("0.weight", "0.bias", "3.weight"):
             torch.testing.assert_close(state[name], centre[name])
 
@@ -145,20 +152,20 @@ def flattened(states: list[dict[str, torch.Tensor]]) -> torch.Tensor:
 def test_samples_lie_where_their_kind_says(kept: Trajectory) -> None:
     data, path = three_clouds(60, 20, 30), kept.of_member(1)[1:]
     for kind, own in (("pca", path), ("pca_random", path[-1:])):  # which asks for no spread of training's
-        flat = flattened(each(sampled(network(), own, kind, 5, data, rank=2)))
+        flat = flattened(unstack_states(sample_around(network(), own, kind, 5, data, rank=2)))
         assert torch.linalg.matrix_rank(flat - flat.mean(0), rtol=1e-4) == 2
-    around = flattened(each(sampled(network(), path, "pca_random", 5, data, scale=0.0, fitted=4)))
+    around = flattened(unstack_states(sample_around(network(), path, "pca_random", 5, data, scale=0.0, fitted=4)))
     assert float((around - around[0]).norm()) == 0, "the mean of the random samples that axes are fitted to"
     assert 0 < float((around[0] - flattened(path[-1:])[0]).norm()) < 10, "which are at most 10 away from the end"
     with pytest.raises(EnfoldError, match="path"):
-        sampled(network(), path[-1:], "gaussian", 2, data)
+        sample_around(network(), path[-1:], "gaussian", 2, data)
 
 
 def test_many_networks_say_what_each_says_alone(kept: Trajectory) -> None:
     data, states = three_clouds(60, 20, 30), kept.of_member(0)
-    together = predictions(network(), states, data, examples=10, at_once=2)
+    together = predict_states(network(), states, data, examples=10, at_once=2)
     assert together.log_probs.shape == (5, 10, 3)
-    asked = data.test[chosen_examples(30, 10)]
+    asked = data.test[sample_indices(30, 10)]
     assert together.labels.tolist() == asked.labels.tolist()
     for index, state in enumerate(states):
         alone = network()
@@ -172,7 +179,7 @@ def test_batch_norm_is_stored_taken_from_the_batch_or_measured(kept: Trajectory)
     data, state = three_clouds(60, 20, 30), kept.of_member(0)[-1]
     wrong = {**state, "1.running_mean": state["1.running_mean"] + 3}
     stored, batch, reset = (
-        predictions(network(), [wrong], data, batch_norm=way).log_probs[0] for way in ("stored", "train", "reset")
+        predict_states(network(), [wrong], data, batch_norm=way).log_probs[0] for way in ("stored", "train", "reset")
     )
     net = network()
     net.load_state_dict(wrong)
@@ -183,4 +190,4 @@ def test_batch_norm_is_stored_taken_from_the_batch_or_measured(kept: Trajectory)
         assert (reset - stored).abs().max() > 0.1
         net.load_state_dict(state)
     with pytest.raises(EnfoldError, match="stored, train, reset, got 'none'"):
-        predictions(network(), [state], data, batch_norm="none")
+        predict_states(network(), [state], data, batch_norm="none")

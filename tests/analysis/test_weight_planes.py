@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from clouds import three_clouds
-from enfold.analysis.diversity_plane import disagreement_with
-from enfold.analysis.states import chosen_examples, mixture, state_of
-from enfold.analysis.weight_planes import plane_map, radial, through
+from enfold.analysis.diversity_plane import compute_disagreement
+from enfold.analysis.states import copy_state, mix_states, sample_indices
+from enfold.analysis.weight_planes import make_plane, make_radial_plane, map_plane
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.metrics import accuracy, nll
@@ -20,7 +20,7 @@ def network() -> nn.Module:
 @pytest.fixture
 def states() -> list[dict[str, torch.Tensor]]:
     torch.manual_seed(0)
-    return [state_of(network()) for _ in range(3)]
+    return [copy_state(network()) for _ in range(3)]
 
 
 def flat(state: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -28,17 +28,17 @@ def flat(state: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def test_planes_hold_their_networks_to_the_bit(states) -> None:
-    for plane in (radial(network(), *states[:2]), through(network(), *states)):
+    for plane in (make_radial_plane(network(), *states[:2]), make_plane(network(), *states)):
         for (u, v), state in zip(plane.places.tolist(), plane.networks, strict=True):
             torch.testing.assert_close(plane.state(u, v), state, rtol=0, atol=0)
 
 
 def test_coordinates_are_lengths(states) -> None:
-    plane = radial(network(), *states[:2])
+    plane = make_radial_plane(network(), *states[:2])
     for place, state in zip(plane.places, states, strict=False):
         torch.testing.assert_close(place.norm(), flat(state).norm())
     assert float(flat(plane.state(0.0, 0.0)).norm()) == 0
-    three = through(network(), *states)
+    three = make_plane(network(), *states)
     for i, j in ((0, 1), (0, 2), (1, 2)):
         torch.testing.assert_close(
             (three.places[i] - three.places[j]).norm(), (flat(states[i]) - flat(states[j])).norm()
@@ -48,11 +48,11 @@ def test_coordinates_are_lengths(states) -> None:
 
 
 def test_a_map_says_what_the_networks_there_say(states) -> None:
-    data, plane = three_clouds(20, 10, 40), through(network(), *states)
-    found = plane_map(network(), plane, data, size=4, examples=30, quiet=True)
+    data, plane = three_clouds(20, 10, 40), make_plane(network(), *states)
+    found = map_plane(network(), plane, data, size=4, examples=30, quiet=True)
     assert found.loss.shape == found.accuracy.shape == (4, 4)
     assert found.disagreement.shape == (3, 4, 4)
-    few = data.replace(test=data.test[chosen_examples(40, 30)])
+    few = data.replace(test=data.test[sample_indices(40, 30)])
     for row, column in ((0, 0), (1, 2), (3, 0)):
         net = network()
         net.load_state_dict(plane.state(float(found.u[column]), float(found.v[row])))
@@ -61,24 +61,24 @@ def test_a_map_says_what_the_networks_there_say(states) -> None:
         assert float(found.accuracy[row, column]) == pytest.approx(accuracy(said))
         for index, state in enumerate(states):
             net.load_state_dict(state)
-            apart = disagreement_with(predict(net, few.test), said)
+            apart = compute_disagreement(predict(net, few.test), said)
             assert float(found.disagreement[index, row, column]) == pytest.approx(float(apart))
 
 
 def test_a_map_holds_all_networks_and_a_radial_one_the_origin(states) -> None:
-    data, plane = three_clouds(20, 10, 20), radial(network(), *states[:2])
-    found = plane_map(network(), plane, data, size=3, margin=0.1, quiet=True)
+    data, plane = three_clouds(20, 10, 20), make_radial_plane(network(), *states[:2])
+    found = map_plane(network(), plane, data, size=3, margin=0.1, quiet=True)
     for place in (*plane.places, torch.zeros(2)):
         assert found.u[0] < place[0] < found.u[-1]
         assert found.v[0] < place[1] < found.v[-1]
 
 
 def test_networks_on_one_line_span_no_plane(states) -> None:
-    twice = mixture(states[:2], torch.tensor([2.0, 0.0]))
+    twice = mix_states(states[:2], torch.tensor([2.0, 0.0]))
     with pytest.raises(EnfoldError, match="not lie on one line"):
-        radial(network(), states[0], twice)
-    middle = mixture(states[:2], torch.tensor([0.5, 0.5]))
+        make_radial_plane(network(), states[0], twice)
+    middle = mix_states(states[:2], torch.tensor([0.5, 0.5]))
     with pytest.raises(EnfoldError, match="not lie on one line"):
-        through(network(), states[0], states[1], middle)
+        make_plane(network(), states[0], states[1], middle)
     with pytest.raises(EnfoldError, match="size"):
-        plane_map(network(), radial(network(), *states[:2]), three_clouds(5, 5, 5), size=1)
+        map_plane(network(), make_radial_plane(network(), *states[:2]), three_clouds(5, 5, 5), size=1)

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 import enfold
 from enfold import cost, metrics, registry
 from enfold import merge as merging
-from enfold.analysis.interpolation import barrier, interpolation
-from enfold.analysis.size_curves import size_curve
-from enfold.analysis.states import each
+from enfold.analysis.interpolation import compute_barriers, interpolate
+from enfold.analysis.size_curves import compute_size_curve
+from enfold.analysis.states import unstack_states
 from enfold.data import Data, Split
 from enfold.data.corruptions import KINDS, corrupt
 from enfold.data.ood import noise
@@ -525,7 +525,7 @@ MORE_SCORES: dict[str, Callable[[Any], Any]] = {
     ),
     "reliability": lambda p: dataclasses.asdict(metrics.reliability(p)),
     "reliability_band": lambda p: dataclasses.asdict(metrics.reliability_band(p, 10)),
-    "size_curve": size_curve,
+    "size_curve": compute_size_curve,
 }
 DIVERSITY: dict[str, Callable[[Any], Any]] = {
     "disagreement": metrics.disagreement,
@@ -646,9 +646,9 @@ def split(labels: Tensor) -> list[int]:
 
 def interpolated(models: nn.Module) -> dict[str, Any]:
     """Return loss and accuracy between the first two members, and the barrier."""
-    first, second, *_ = each(models)
-    line = interpolation(models.member(0), first, second, data(), points=5)
-    return {"loss": line.loss, "accuracy": line.accuracy, "barrier": dataclasses.asdict(barrier(line)["loss"])}
+    first, second, *_ = unstack_states(models)
+    line = interpolate(models.member(0), first, second, data(), points=5)
+    return {"loss": line.loss, "accuracy": line.accuracy, "barrier": dataclasses.asdict(compute_barriers(line)["loss"])}
 
 
 def batch_ensemble_fit(models: nn.Module) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 from enfold.errors import MissingExtra
 from enfold.report import alignment as figures
 from enfold.report.alignment import (
-    alignment_figures,
+    draw_alignment,
     draw_averages,
     draw_line,
     draw_planted,
@@ -91,7 +91,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_every_part_has_its_figures(tmp_path: Path, drawn: list[str]) -> None:
-    alignment_figures(FOUND, MATRICES, tmp_path)
+    draw_alignment(FOUND, MATRICES, tmp_path)
     assert drawn == ["rows", "line", "averages", "softness", "matrices", "sweep", "planted", "different"]
     listed = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))["figures"]
     assert [each["file"] for each in listed] == [f"{name}.svg" for name in drawn], "in the order of a page"
@@ -100,12 +100,12 @@ def test_every_part_has_its_figures(tmp_path: Path, drawn: list[str]) -> None:
 
 def test_parts_that_are_not_there_have_no_figure(tmp_path: Path, drawn: list[str]) -> None:
     several = dict.fromkeys(("stored", "reset"), FOUND["line"]["stored"])
-    alignment_figures({"line": several}, {}, tmp_path)
+    draw_alignment({"line": several}, {}, tmp_path)
     assert drawn == ["line-stored", "line-reset"]
 
 
 def test_a_figure_is_written_as_svg_and_png(tmp_path: Path) -> None:
-    written = alignment_figures({"planted": FOUND["planted"]}, {}, tmp_path)
+    written = draw_alignment({"planted": FOUND["planted"]}, {}, tmp_path)
     assert [path.name for path in written] == ["planted.svg", "planted.png", "figures.json"]
     assert all(path.stat().st_size > 1000 for path in written[:2])
     listed = json.loads(written[2].read_text(encoding="utf-8"))["figures"]
@@ -116,7 +116,7 @@ def test_a_figure_is_written_as_svg_and_png(tmp_path: Path) -> None:
 def test_without_matplotlib_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtra, match="matplotlib"):
-        alignment_figures(FOUND, MATRICES, tmp_path)
+        draw_alignment(FOUND, MATRICES, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -223,7 +223,7 @@ def test_lines_say_whose_batch_norm_statistics_they_have(tmp_path: Path, drawn: 
     lines = FOUND["line"]["stored"]
     modes = ("stored", "train", "reset")
     titles = [draw_line(lines, mode).axes[0].get_title(loc="left") for mode in modes]
-    alignment_figures({"line": dict.fromkeys(modes, lines)}, {}, tmp_path)
+    draw_alignment({"line": dict.fromkeys(modes, lines)}, {}, tmp_path)
     listed = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))["figures"]
     for words in (titles, [each["title"] for each in listed], [each["caption"] for each in listed]):
         assert len(set(words)) == 3

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from browser import CHROMIUM, Browser
-from enfold.report.page import page
+from enfold.report.page import render_page
 from enfold.run.collect import collect
 from enfold.run.watch import server
 
@@ -27,7 +27,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def opened(browser: Browser, stored_run: Path, tmp_path: Path) -> Browser:
     file = tmp_path / "report.html"
-    file.write_text(page([collect(stored_run)]), encoding="utf-8")
+    file.write_text(render_page([collect(stored_run)]), encoding="utf-8")
     browser.size(1400, 900)
     browser.theme("light")
     browser.open(file.as_uri())
@@ -125,7 +125,7 @@ def test_a_live_page_comes_again_once_for_each_change(browser: Browser, own_run:
 
 def test_code_that_found_its_way_into_the_page_does_not_run(browser: Browser, stored_run: Path, tmp_path: Path) -> None:
     """Should escaping ever fail, the page's policy lets no script run but its own."""
-    shown = page([collect(stored_run)])
+    shown = render_page([collect(stored_run)])
     evil = "<script>window.hit = 1</script><img src=x onerror='window.hit = 2'>"
     file = tmp_path / "evil.html"
     file.write_text(shown.replace("<main>", f"<main>{evil}"), encoding="utf-8")

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from enfold.errors import EnfoldError
-from enfold.report.card import model_card
+from enfold.report.card import render_card
 from enfold.report.content import Difference
 from enfold.run.collect import collect
 
 
 def test_a_card_says_what_it_is_how_good_beside_what_and_how_to_load_it(stored_run: Path) -> None:
     content = collect(stored_run)
-    card = model_card(content)
+    card = render_card(content)
     nll = content.rows["kd"]["scores"]["nll"]
     for heading in ("Model", "Quality", "Cost", "Limits", "Usage", "Reproducibility"):
         assert f"\n## {heading}\n" in card
@@ -28,17 +28,17 @@ def test_a_card_says_what_it_is_how_good_beside_what_and_how_to_load_it(stored_r
 
 
 def test_another_model_can_be_asked_for_and_a_wrong_name_is_told(stored_run: Path) -> None:
-    assert model_card(collect(stored_run, label="average")).startswith("# average, from the run small")
+    assert render_card(collect(stored_run, label="average")).startswith("# average, from the run small")
     with pytest.raises(EnfoldError, match="got 'averag', did you mean 'average'"):
         collect(stored_run, label="averag")
 
 
 def test_a_fold_that_is_no_better_than_its_control_has_that_among_its_limits(stored_run: Path) -> None:
     content = collect(stored_run)
-    assert "difference to its control is within noise" not in model_card(content)
+    assert "difference to its control is within noise" not in render_card(content)
     for lower in (-0.1, 0.05):
         worse = dataclasses.replace(content.headline, to_control=Difference(0.1, lower, 0.2))
-        assert "difference to its control is within noise" in model_card(dataclasses.replace(content, headline=worse))
+        assert "difference to its control is within noise" in render_card(dataclasses.replace(content, headline=worse))
 
 
 def test_words_of_others_are_no_markup(stored_run: Path) -> None:
@@ -47,7 +47,7 @@ def test_words_of_others_are_no_markup(stored_run: Path) -> None:
     evil = dataclasses.replace(
         content, name="<script>", recipe="a: b\n```\n<script>", summary={**content.summary, "rows": rows}
     )
-    card = model_card(evil)
+    card = render_card(evil)
     assert "from the run \\<script\\>" in card
     assert "- \\<b\\>\\|\\`x\\`" in card
     assert "````yaml\na: b\n```\n<script>\n````" in card
@@ -55,15 +55,15 @@ def test_words_of_others_are_no_markup(stored_run: Path) -> None:
 
 def test_a_run_without_steps_has_nothing_to_ship(stored_run: Path) -> None:
     with pytest.raises(EnfoldError, match="enfold distill"):
-        model_card(dataclasses.replace(collect(stored_run), headline=None))
+        render_card(dataclasses.replace(collect(stored_run), headline=None))
 
 
 def test_a_better_control_is_recommended_in_one_sentence(stored_run: Path) -> None:
     content = collect(stored_run)
-    assert "Use control" not in model_card(content)
+    assert "Use control" not in render_card(content)
     for lower, noise in ((-0.1, True), (0.05, False)):
         worse = dataclasses.replace(content.headline, to_control=Difference(0.1, lower, 0.2))
-        card = model_card(dataclasses.replace(content, headline=worse))
+        card = render_card(dataclasses.replace(content, headline=worse))
         recommended = next(line for line in card.splitlines() if "Use control" in line)
         assert "seed-0/controls/control.safetensors" in recommended
         assert ("within noise" in recommended) == noise

@@ -4,7 +4,7 @@ import pytest
 import torch
 from matplotlib import style
 
-from enfold.analysis.corruptions import by_kind
+from enfold.analysis.corruptions import summarize_by_kind
 from enfold.errors import EnfoldError
 from enfold.metrics import reliability_band, risk_coverage, roc
 from enfold.metrics.predictions import Predictions
@@ -37,7 +37,7 @@ SEEDS = [{"mean member": scores(0.8), "ensemble": scores(0.9)}, {"mean member": 
 
 
 def found(metric="accuracy"):
-    return {label: by_kind([seed[label] for seed in SEEDS], metric) for label in SEEDS[0]}
+    return {label: summarize_by_kind([seed[label] for seed in SEEDS], metric) for label in SEEDS[0]}
 
 
 def answers(N=200):

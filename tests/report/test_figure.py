@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from matplotlib import style
 
 from enfold.errors import MissingExtra
-from enfold.report.figure import ASIDE, KINDS, STYLE, Point, draw, quality_cost, read_points, split_outliers
+from enfold.report.figure import ASIDE, KINDS, STYLE, Point, draw, draw_quality_cost, read_points, split_outliers
 from enfold.report.label_placement import overlaps
 
 
@@ -210,9 +210,9 @@ def test_at_most_half_are_off_the_scale_and_all_of_them_worse(values: list[float
 
 
 def test_the_files_are_the_same_bytes_whatever_the_readers_settings(tmp_path: Path) -> None:
-    first = quality_cost(_crowd(), tmp_path / "first")
+    first = draw_quality_cost(_crowd(), tmp_path / "first")
     with matplotlib.rc_context({"font.size": 20, "axes.grid": False, "svg.hashsalt": None}):
-        second = quality_cost(_crowd(), tmp_path / "second")
+        second = draw_quality_cost(_crowd(), tmp_path / "second")
     assert [path.name for path in first] == ["quality-cost.svg", "quality-cost.png"]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
@@ -220,12 +220,12 @@ def test_the_files_are_the_same_bytes_whatever_the_readers_settings(tmp_path: Pa
 def test_the_readers_backend_is_left_alone(tmp_path: Path) -> None:
     with matplotlib.rc_context():
         matplotlib.use("svg")
-        quality_cost(_summary(FEW), tmp_path)
+        draw_quality_cost(_summary(FEW), tmp_path)
         assert matplotlib.get_backend().lower() == "svg"
 
 
 def test_without_matplotlib_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtra, match="matplotlib"):
-        quality_cost(_summary(FEW), tmp_path)
+        draw_quality_cost(_summary(FEW), tmp_path)
     assert not list(tmp_path.iterdir())

@@ -10,7 +10,7 @@ import pytest
 from enfold.errors import EnfoldError
 from enfold.report.blocks import Block, Figure, Notes
 from enfold.report.content import Content
-from enfold.report.page import page
+from enfold.report.page import render_page
 from enfold.report.sections import alignment_blocks, listed_blocks
 from enfold.report.svg import inline_svg
 from enfold.run.collect import collect
@@ -58,7 +58,7 @@ def test_a_listed_figure_must_lie_in_its_run(own_run: Path, file: str) -> None:
     entry = {"file": file, "title": "", "caption": "", "alt": ""}
     (own_run / "landscape/figures.json").write_text(json.dumps([entry]))
     with pytest.raises(EnfoldError, match="files of its run"):
-        page([collect(own_run)])
+        render_page([collect(own_run)])
 
 
 def test_svg_is_cleaned_of_all_that_acts_or_asks() -> None:

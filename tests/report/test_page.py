@@ -17,10 +17,10 @@ from safetensors.torch import save_file
 from enfold.errors import EnfoldError
 from enfold.metrics import auroc
 from enfold.report import uncertainty_blocks
-from enfold.report.card import model_card
+from enfold.report.card import render_card
 from enfold.report.content import Content, Difference
 from enfold.report.figure import write_figure
-from enfold.report.page import page, plain
+from enfold.report.page import render_page, to_json
 from enfold.report.sections import listed_blocks
 from enfold.report.svg import inline_svg
 from enfold.report.uncertainty_blocks import METRICS
@@ -38,7 +38,7 @@ def content(stored_run: Path) -> Content:
 
 @pytest.fixture
 def shown(content: Content, drawn_once: None) -> str:
-    return page([content])
+    return render_page([content])
 
 
 class Outline(HTMLParser):
@@ -109,7 +109,7 @@ def test_every_model_has_a_row_with_spread_and_interval(content: Content, shown:
 )
 def test_a_section_is_there_only_where_results_are(content: Content, shown: str, change, gone: str) -> None:
     assert gone in _sections(shown)
-    assert gone not in _sections(page([dataclasses.replace(content, **change)]))
+    assert gone not in _sections(render_page([dataclasses.replace(content, **change)]))
 
 
 def test_every_figure_has_a_caption_and_words_for_who_does_not_see_it(shown: str) -> None:
@@ -148,7 +148,7 @@ def test_words_of_others_never_become_code(content: Content) -> None:
         summary={**content.summary, "rows": rows},
         examples=dataclasses.replace(content.examples, names=names, notice=EVIL),
     )
-    shown = page([evil, content])
+    shown = render_page([evil, content])
     outline = Outline(shown)
     assert [own for tag, own in outline.elements if tag == "script"] == [
         {"type": "application/json", "id": "results"},
@@ -162,12 +162,12 @@ def test_words_of_others_never_become_code(content: Content) -> None:
 
 
 def test_json_has_no_word_that_is_not_json() -> None:
-    assert plain({"a": [float("nan"), float("inf"), 1.0], 2: None}) == {"a": [None, None, 1.0], "2": None}
+    assert to_json({"a": [float("nan"), float("inf"), 1.0], 2: None}) == {"a": [None, None, 1.0], "2": None}
 
 
 def test_several_runs_stand_side_by_side(content: Content) -> None:
     other = dataclasses.replace(content, name="another", examples=None)
-    shown = page([content, other])
+    shown = render_page([content, other])
     text = Outline(shown).text
     assert shown.count('<section class="headline">') == 2
     assert shown.count('<table class="sortable">') == 1
@@ -178,18 +178,18 @@ def test_several_runs_stand_side_by_side(content: Content) -> None:
 
 def test_runs_of_one_name_are_told_apart_and_a_run_is_shown_once(content: Content, tmp_path: Path) -> None:
     other = dataclasses.replace(content, folder=tmp_path / "later", examples=None)
-    shown = page([content, other])
+    shown = render_page([content, other])
     results = json.loads(re.search(r'id="results">(.*?)</script>', shown, re.S)[1])
     assert list(results) == [f"small ({content.folder})", f"small ({tmp_path / 'later'})"]
     assert f"<h3>small ({tmp_path / 'later'})</h3>" in shown
     with pytest.raises(EnfoldError, match=r"shows each run once, got .* 2 times"):
-        page([content, content])
+        render_page([content, content])
 
 
 def test_a_run_with_nothing_evaluated_says_so(own_run: Path) -> None:
     (own_run / "summary.json").unlink()
     (own_run / "results.json").unlink()
-    shown = page([collect(own_run)])
+    shown = render_page([collect(own_run)])
     assert "No results yet" in shown
     assert _sections(shown) == ["curves", "record"]
 
@@ -202,7 +202,7 @@ def test_a_run_that_grows_shows_the_seeds_it_has(tmp_path: Path, stored_run: Pat
     found = collect(copy)
     assert found.summary["seeds"] == [0]
     assert found.rows["kd"]["scores"]["nll"]["std"] is None
-    assert "One seed" in page([found])
+    assert "One seed" in render_page([found])
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_a_run_that_grows_shows_the_seeds_it_has(tmp_path: Path, stored_run: Pat
 def test_a_broken_run_is_named_and_leaves_no_page(own_run: Path, file: str, text: str) -> None:
     (own_run / file).write_text(text)
     with pytest.raises(EnfoldError, match=r"run/|recipe\.yaml|'.*run'") as told:
-        page([collect(own_run)])
+        render_page([collect(own_run)])
     assert len(str(told.value).split(". ")) == 1
 
 
@@ -242,7 +242,7 @@ def test_corruptions_and_ood_detection_have_sections(own_run: Path, monkeypatch:
         summary["rows"][row]["ood"] = {"<noise>": told}
     (own_run / "summary.json").write_text(json.dumps(summary))
     content = collect(own_run)
-    shown = page([content])
+    shown = render_page([content])
     assert list(content.uncertainty.ood) == ["<noise>"]
     assert _sections(shown)[4:6] == ["corruptions", "ood"]
     assert shown.count("by severity.</b>") == 2
@@ -252,7 +252,7 @@ def test_corruptions_and_ood_detection_have_sections(own_run: Path, monkeypatch:
     table = shown[shown.index('id="ood"') : shown.index("<b>Test images and")]
     assert re.findall(r'<tr class="(\w+)">\s*<th scope="row">', table) == ["member", "ensemble", "network"]
     assert "20 images; resized from 6 x 6 to 4 x 4" in table
-    card = model_card(content)
+    card = render_card(content)
     assert "| AUROC by entropy, \\<noise\\> (%) | 87.5 | – | 87.5 | 87.5 |" in card
     assert "other data: only \\<noise\\>" in card
     _are_written_as_files(content, monkeypatch)
@@ -271,7 +271,7 @@ def _are_written_as_files(content: Content, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(uncertainty_blocks, "write_figure", write)
     found, folder = content.uncertainty, content.folder / uncertainty_blocks.FOLDER
-    written = uncertainty_blocks.uncertainty_figures(content, folder)
+    written = uncertainty_blocks.draw_uncertainty(content, folder)
     listed = json.loads((folder / "figures.json").read_text())["figures"]
     names = [entry["file"].removesuffix(".svg") for entry in listed]
     assert names[:6] == [f"{kind}-{metric}" for kind in ("corruptions", "severities") for metric in METRICS]
@@ -285,7 +285,7 @@ def _are_written_as_files(content: Content, monkeypatch: pytest.MonkeyPatch) -> 
     assert auroc(*found.ood["<noise>"]["kd"]) == pytest.approx(float(torch.trapezoid(true, false)))
     assert listed_blocks(content) == [], "a page draws these figures itself"
     with pytest.raises(EnfoldError, match="need predictions"):
-        uncertainty_blocks.uncertainty_figures(dataclasses.replace(content, uncertainty=None, seeds=()), folder)
+        uncertainty_blocks.draw_uncertainty(dataclasses.replace(content, uncertainty=None, seeds=()), folder)
 
 
 def test_trainings_under_way_show_how_far_they_are_and_how_long_they_take(own_run: Path) -> None:
@@ -297,7 +297,7 @@ def test_trainings_under_way_show_how_far_they_are_and_how_long_they_take(own_ru
     content = collect(own_run)
     training = next(each for each in content.trainings if each.stage == "steps/kd")
     assert (training.seconds, training.epochs, training.done, training.seconds_left) == (None, 3, 2, 2.0)
-    shown = page([content])
+    shown = render_page([content])
     assert "progress" in _sections(shown)
     assert "<td>2 of 3</td>" in shown
     assert "<td>2.0 s</td>" in shown
@@ -328,13 +328,13 @@ def test_listed_figures_are_shown_whoever_drew_them(own_run: Path) -> None:
     (folder / "plane.svg").write_text(svg)
     entry = {"file": "plane.svg", "title": "A plane", "caption": "Low is dark.", "alt": "Three minima in a plane"}
     (folder / "figures.json").write_text(json.dumps({"figures": [entry]}))
-    shown = page([collect(own_run)])
+    shown = render_page([collect(own_run)])
     assert "landscape" in _sections(shown)
     assert 'aria-label="Three minima in a plane"' in shown
     assert "<b>A plane.</b> Low is dark." in shown
     assert "alignment" not in _sections(shown)
     folder.rename(own_run / "alignment")
-    shown = page([collect(own_run)])
+    shown = render_page([collect(own_run)])
     assert _sections(shown)[-2:] == ["alignment", "record"], "the figures of alignment have a section of their own"
     assert "landscape" not in _sections(shown)
 

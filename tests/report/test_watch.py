@@ -103,7 +103,7 @@ def test_who_goes_away_leaves_no_complaint(address: tuple[str, int], capfd: pyte
 def test_a_page_is_made_once_for_each_change(own_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     monkeypatch.setattr("enfold.run.watch.collect", lambda path: made.append(path) or path)
-    monkeypatch.setattr("enfold.run.watch.page", lambda contents, live: f"page {live}")
+    monkeypatch.setattr("enfold.run.watch.render_page", lambda contents, live: f"page {live}")
     live = Live(own_run)
     assert live.page() == live.page() == f"page {stamp(own_run)}"
     assert len(made) == 1

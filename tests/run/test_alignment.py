@@ -85,8 +85,8 @@ def test_settings_points_that_are_added_and_damaged_files(enfold, run: Path, dra
     assert (folder / "matrices.json").read_text() == expected
 
     asked: list[float] = []
-    true = alignment.temperature_point
-    monkeypatch.setattr(alignment, "temperature_point", lambda *given: asked.append(given[-1]) or true(*given))
+    true = alignment.train_at_temperature
+    monkeypatch.setattr(alignment, "train_at_temperature", lambda *given: asked.append(given[-1]) or true(*given))
     for temperatures, members, more in (("2", 3, [2.0]), ("2,3", 3, [3.0]), ("3", 2, [3.0])):
         asked.clear()
         sweep = ("--members", members, "--only", "sweep", "--out", run / "elsewhere", "--temperatures", temperatures)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import enfold as library
-from enfold.report.headline import headline
+from enfold.report.headline import summarize_run
 from enfold.report.table import table_notes
 from enfold.run.collect import collect
 
@@ -256,9 +256,9 @@ def test_a_merge_that_is_a_member_gives_a_warning_and_no_headline(enfold, finish
         assert enfold("drop", finished, label).code == 0
     content = collect(finished)
     assert content.headline is None
-    assert "soup has the weights of a single member" in headline(content).sentence
+    assert "soup has the weights of a single member" in summarize_run(content).sentence
     asked = collect(finished, label="soup")
-    assert f"soup has the weights of member {member}, unchanged." in headline(asked).remarks
+    assert f"soup has the weights of member {member}, unchanged." in summarize_run(asked).remarks
 
 
 def test_a_distillation_that_returned_its_start_is_marked_in_the_table_and_the_card(enfold, finished):

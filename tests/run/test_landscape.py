@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from browser import CHROMIUM, Browser
-from enfold.analysis.diversity_plane import diversity_points
-from enfold.analysis.states import chosen_examples, each, parameters_of, predictions
-from enfold.analysis.trajectory import cosine_matrix
+from enfold.analysis.diversity_plane import compute_diversity
+from enfold.analysis.states import predict_states, sample_indices, select_parameters, unstack_states
+from enfold.analysis.trajectory import compute_cosines
 from enfold.data.ood import noise
 from enfold.errors import EnfoldError
 from enfold.metrics import nll
@@ -84,11 +84,11 @@ def test_every_part_is_computed_and_true_and_can_be_drawn(run: Path, tmp_path: P
     assert {name: part["state"] for name, part in found.items()} == dict.fromkeys(VIEWS, "computed")
     parts = stored_parts(tmp_path / "out")
     members = cell.members()
-    said = predictions(members.member(0), each(members), cell.data, examples=50)
+    said = predict_states(members.member(0), unstack_states(members), cell.data, examples=50)
     arrays = {name: part[1] for name, part in parts.items()}
     assert arrays["similarity"]["member"].tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert arrays["similarity"]["epoch"].tolist() == [0, 1, 2, 3] * 3
-    accuracy, diversity = diversity_points(said.member(0), said.subset([1, 2]))
+    accuracy, diversity = compute_diversity(said.member(0), said.subset([1, 2]))
     torch.testing.assert_close(arrays["diversity"]["independent training/accuracy"], accuracy)
     torch.testing.assert_close(arrays["diversity"]["independent training/diversity"], diversity)
     assert len(arrays["diversity"]["ensemble: batch_ensemble/accuracy"]) == 3
@@ -98,8 +98,8 @@ def test_every_part_is_computed_and_true_and_can_be_drawn(run: Path, tmp_path: P
         assert float(arrays["paths"][f"{path}/loss"][-1]) == pytest.approx(nll(said.member(1)))
     assert "ensemble: batch_ensemble/loss" in arrays["paths"]
     stored = cell.run.read_predictions("average")["test"]
-    asked = chosen_examples(100, 50)
-    of_fold = diversity_points(said.member(0), Predictions(stored.log_probs[:, asked], stored.labels[asked]))
+    asked = sample_indices(100, 50)
+    of_fold = compute_diversity(said.member(0), Predictions(stored.log_probs[:, asked], stored.labels[asked]))
     torch.testing.assert_close(arrays["diversity"]["step: average/diversity"], of_fold[1])
     for kind in SAMPLED:
         within = arrays["sizes"][f"{kind}/within/brier"]
@@ -117,7 +117,7 @@ def test_a_network_whose_units_cannot_be_matched_has_the_other_paths(run, tmp_pa
     def unknown(*_: Any) -> None:
         raise EnfoldError("nothing may be permuted: use another network")
 
-    monkeypatch.setattr(views, "matched", unknown)
+    monkeypatch.setattr(views, "match_to", unknown)
     with pytest.warns(UserWarning, match="the matched path is left out: nothing may be permuted"):
         study(cell_in(run), tmp_path / "out", Asked(only=("paths",), examples=20))
     facts = stored_parts(tmp_path / "out")["paths"][0]["facts"]
@@ -127,7 +127,7 @@ def test_a_network_whose_units_cannot_be_matched_has_the_other_paths(run, tmp_pa
 def _are_at_odds(found: dict[str, torch.Tensor], said: Predictions, members: Any, cell: SeedRun) -> None:
     """Jensen-Shannon: the entropy of the mean minus the mean of entropies, on test data and on noise."""
     noisy = cell.data.replace(test=noise("uniform", cell.data, 50, cell.seed))
-    sets = {"test data": said, "uniform noise": predictions(members.member(0), each(members), noisy)}
+    sets = {"test data": said, "uniform noise": predict_states(members.member(0), unstack_states(members), noisy)}
     for name, asked in sets.items():
         p = asked.log_probs.exp().double()
         entropies = [-torch.special.xlogy(q, q).sum(-1).mean() for q in (p.mean(0), p)]
@@ -182,7 +182,7 @@ def test_what_has_no_time_or_no_trajectory_is_named(enfold, run: Path, tmp_path:
     facts = found["similarity"]["facts"]
     assert facts["cosine_within"] is None, "without a trajectory, members alone are compared"
     members = cell_in(run).members()
-    cosine = cosine_matrix([parameters_of(members.member(0), state) for state in each(members)])
+    cosine = compute_cosines([select_parameters(members.member(0), state) for state in unstack_states(members)])
     assert facts["cosine_between"] == pytest.approx(float(cosine[[0, 0, 1], [1, 2, 2]].mean()))
     assert 0 < facts["disagreement_between"] < 1
     assert list(stored_parts(out)) == ["similarity"]

@@ -352,7 +352,7 @@ def test_a_figure_at_the_smoke_scale_and_again_without_work(studies, tmp_path: P
     content = check_written(tmp_path, "permavg-analyses")
     assert content["verdicts"]["not run"] == 0
     assert "already contains a run: add --resume" in studies(*words).err
-    monkeypatch.setattr("enfold.run.alignment.learned_alignment", None)  # nothing is computed again
+    monkeypatch.setattr("enfold.run.alignment.train_alignment", None)  # nothing is computed again
     again = studies(*words, "--resume", "--json")
     assert again.code == 0, again.err
     assert json.loads(again.out)["claims"] == content["claims"]

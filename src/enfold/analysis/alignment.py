@@ -109,7 +109,7 @@ class SweepPoint:
     failed: str | None = None
 
 
-def require_soft(options: PermutationOptions) -> None:
+def check_soft(options: PermutationOptions) -> None:
     """Raise an error if permAVG does more than align members to the first by soft permutations."""
     beyond = [name for name in ("universe", "gain") if getattr(options, name)]
     if beyond:
@@ -119,11 +119,11 @@ def require_soft(options: PermutationOptions) -> None:
         )
 
 
-def learned_alignment(
+def train_alignment(
     members: Ensemble, data: Data, options: PermutationOptions, *, checkpoint: Path | None = None
 ) -> Aligned:
     """Train permAVG and return the members with its soft permutations; resumes from `checkpoint`."""
-    require_soft(options)
+    check_soft(options)
     if len(distinct_members(members)[0]) < max(members.num_members, 2):
         raise EnfoldError(
             f"members must contain at least 2 different networks, got {members.num_members} of which "
@@ -139,7 +139,9 @@ def learned_alignment(
     return Aligned(members, model.groups, [each.cpu() for each in model.all_matrices()])
 
 
-def given_alignment(members: Ensemble, data: Data, options: PermutationOptions, matrices: Sequence[Tensor]) -> Aligned:
+def restore_alignment(
+    members: Ensemble, data: Data, options: PermutationOptions, matrices: Sequence[Tensor]
+) -> Aligned:
     """Return the members with given matrices, in the order of the groups."""
     members, symmetry = find_groups(members, data, options)
     groups = symmetry.groups
@@ -153,7 +155,7 @@ def given_alignment(members: Ensemble, data: Data, options: PermutationOptions, 
 
 
 @torch.no_grad()
-def row_statistics(before: Sequence[State], after: Sequence[State], groups: Sequence[Group]) -> list[Rows]:
+def compute_row_statistics(before: Sequence[State], after: Sequence[State], groups: Sequence[Group]) -> list[Rows]:
     """Return equations (1) to (3) of every permuted layer, in the order of the network."""
     found = []
     for name, axis, places, hidden in _row_layers(before[0], groups):
@@ -229,7 +231,7 @@ def _pearson(one: Tensor, other: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def matrix_statistics(groups: Sequence[Group], matrices: Sequence[Tensor]) -> list[Matrices]:
+def compute_matrix_statistics(groups: Sequence[Group], matrices: Sequence[Tensor]) -> list[Matrices]:
     """Return softness, condition number and fraction of one-to-one units for the matrices (M - 1, d, d)."""
     return [
         Matrices(
@@ -244,7 +246,7 @@ def matrix_statistics(groups: Sequence[Group], matrices: Sequence[Tensor]) -> li
 
 
 @torch.no_grad()
-def average_scores(members: Ensemble, states: Sequence[State], data: Data) -> Scores:
+def score_average(members: Ensemble, states: Sequence[State], data: Data) -> Scores:
     """Return the scores of the mean of states, with batch-norm statistics estimated again."""
     network = members.network(mean_of(states)).eval()
     reestimate(network, data)
@@ -252,50 +254,50 @@ def average_scores(members: Ensemble, states: Sequence[State], data: Data) -> Sc
     return Scores(accuracy(predictions), nll(predictions))
 
 
-def mean_scores(members: Ensemble, data: Data) -> Scores:
+def score_mean_member(members: Ensemble, data: Data) -> Scores:
     """Return the scores of the mean member on test data."""
     said = predict(members, data.test)
     return Scores(mean_member(accuracy, said), mean_member(nll, said))
 
 
-def naive_averages(members: Ensemble, data: Data) -> dict[int, Scores]:
+def score_naive_averages(members: Ensemble, data: Data) -> dict[int, Scores]:
     """Return the scores of the average of the first k members for k from 2 to M, and of the mean member under 1."""
     states = states_of(members)
-    averages = {k: average_scores(members, states[:k], data) for k in range(2, len(states) + 1)}
-    return {1: mean_scores(members, data), **averages}
+    averages = {k: score_average(members, states[:k], data) for k in range(2, len(states) + 1)}
+    return {1: score_mean_member(members, data), **averages}
 
 
-def temperature_point(members: Ensemble, data: Data, options: PermutationOptions, temperature: float) -> SweepPoint:
+def train_at_temperature(members: Ensemble, data: Data, options: PermutationOptions, temperature: float) -> SweepPoint:
     """Train permAVG at one temperature and return the result."""
     try:
         # the sweep includes ill-conditioned matrices on purpose
         with warnings.catch_warnings(action="ignore"), titled(f"permAVG at temperature {temperature:g}"):
-            return point_of(
-                learned_alignment(members, data, replace(options, temperature=temperature)), data, temperature
+            return score_temperature(
+                train_alignment(members, data, replace(options, temperature=temperature)), data, temperature
             )
     except Singular as error:
         return SweepPoint(temperature, failed=str(error))
 
 
-def point_of(aligned: Aligned, data: Data, temperature: float) -> SweepPoint:
+def score_temperature(aligned: Aligned, data: Data, temperature: float) -> SweepPoint:
     """Return the scores and the softness of an alignment."""
-    scores = average_scores(aligned.members, aligned.states(), data)
-    found = matrix_statistics(aligned.groups, aligned.matrices)
+    scores = score_average(aligned.members, aligned.states(), data)
+    found = compute_matrix_statistics(aligned.groups, aligned.matrices)
     soft = {each.group: sum(each.softness) / len(each.softness) for each in found}
     return SweepPoint(temperature, scores.accuracy, scores.nll, soft)
 
 
-def temperature_sweep(
+def sweep_temperatures(
     members: Ensemble, data: Data, options: PermutationOptions, temperatures: Sequence[float] = TEMPERATURES
 ) -> list[SweepPoint]:
     """Train permAVG at each temperature and return accuracy, NLL and softness."""
-    return [temperature_point(members, data, options, temperature) for temperature in temperatures]
+    return [train_at_temperature(members, data, options, temperature) for temperature in temperatures]
 
 
-def plain(found: Any) -> Any:
+def to_json(found: Any) -> Any:
     """Return dataclasses, also inside lists and dictionaries, as JSON values."""
     if isinstance(found, dict):
-        return {str(key): plain(value) for key, value in found.items()}
+        return {str(key): to_json(value) for key, value in found.items()}
     if isinstance(found, list | tuple):
-        return [plain(each) for each in found]
+        return [to_json(each) for each in found]
     return asdict(found) if hasattr(found, "__dataclass_fields__") else found

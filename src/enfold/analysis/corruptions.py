@@ -31,7 +31,7 @@ MEAN_MEMBER = "mean member"
 ByKind = dict[str, dict[str, dict[str, float]]]  # kind -> severity -> metric -> value
 
 
-def corrupted_scores(
+def score_corruptions(
     models: Mapping[str, nn.Module],
     data: Data,
     kinds: Sequence[str] = STANDARD,
@@ -57,7 +57,7 @@ def corrupted_scores(
     Returns:
         For each model: kind -> severity -> metric -> value.
     """
-    images = images_of(data)
+    images = require_images(data)
     chosen = some(images.labels, examples)
     subset = data.replace(test=images[chosen])
     found: dict[str, ByKind] = {label: {} for label in (*models, *([MEAN_MEMBER] if members_of else []))}
@@ -67,7 +67,7 @@ def corrupted_scores(
                 if folder is None:
                     moved = subset.replace(test=corrupted(subset, kind, severity, seed=seed))
                 else:
-                    moved = subset.replace(test=official(data, folder, kind, severity)[chosen])
+                    moved = subset.replace(test=load_official(data, folder, kind, severity)[chosen])
                 for label, model in models.items():
                     said = predict(model, moved.test)
                     found[label].setdefault(kind, {})[str(severity)] = _scores(said)
@@ -77,13 +77,13 @@ def corrupted_scores(
     return found
 
 
-def mean_scores(by_kind: ByKind) -> dict[str, float]:
+def average_scores_over_kinds(by_kind: ByKind) -> dict[str, float]:
     """Return equation (1) for each metric."""
     cells = [scores for severities in by_kind.values() for scores in severities.values()]
     return {name: fmean(scores[name] for scores in cells) for name in MEASURED}
 
 
-def corruption_error(by_kind: ByKind, reference: ByKind) -> float:
+def compute_mce(by_kind: ByKind, reference: ByKind) -> float:
     """Return equation (2), the mCE, as a fraction: 1 equals the reference model, lower is better.
 
     Raises:
@@ -104,7 +104,7 @@ def corruption_error(by_kind: ByKind, reference: ByKind) -> float:
 
 
 @dataclass(frozen=True)
-class Over:
+class SeedScores:
     """A score over seeds."""
 
     mean: float
@@ -112,24 +112,24 @@ class Over:
     values: tuple[float, ...]
 
 
-def by_kind(seeds: Sequence[ByKind], metric: str = "accuracy") -> dict[str, dict[str, Over]]:
+def summarize_by_kind(seeds: Sequence[ByKind], metric: str = "accuracy") -> dict[str, dict[str, SeedScores]]:
     """Return a metric of one model by kind and severity over seeds; "mean" is the mean over severities."""
     if metric not in MEASURED:
         raise EnfoldError(f"metric must be one of {', '.join(MEASURED)}, got '{metric}': pass one of them")
     if not seeds:
         raise EnfoldError("seeds must contain the scores of at least one seed, got none: pass those of one model")
-    found: dict[str, dict[str, Over]] = {}
+    found: dict[str, dict[str, SeedScores]] = {}
     for kind, severities in seeds[0].items():
         values = {severity: [seed[kind][severity][metric] for seed in seeds] for severity in severities}
         values["mean"] = [fmean(each) for each in zip(*values.values(), strict=True)]
         found[kind] = {
-            severity: Over(fmean(each), stdev(each) if len(each) > 1 else None, tuple(each))
+            severity: SeedScores(fmean(each), stdev(each) if len(each) > 1 else None, tuple(each))
             for severity, each in values.items()
         }
     return found
 
 
-def images_of(data: Data) -> Split:
+def require_images(data: Data) -> Split:
     """Return the test images in memory, or raise an error for other data."""
     if not isinstance(data.test, Split) or not has_examples(data.test) or data.test.inputs.ndim != 4:
         raise EnfoldError(
@@ -139,9 +139,9 @@ def images_of(data: Data) -> Split:
     return data.test
 
 
-def official(data: Data, folder: str | Path, kind: str, severity: int) -> Corrupted:
+def load_official(data: Data, folder: str | Path, kind: str, severity: int) -> Corrupted:
     """Return the official corrupted copies of the test split, which must be that of CIFAR-10 or CIFAR-100."""
-    test = images_of(data)
+    test = require_images(data)
     found = read_cifar_c(folder, kind, severity)
     if found.inputs.shape != test.inputs.shape or not torch.equal(found.labels, test.labels.cpu()):
         raise EnfoldError(

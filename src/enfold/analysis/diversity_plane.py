@@ -36,7 +36,7 @@ class Limits:
     lower: Tensor
 
 
-def diversity_points(base: Predictions, said: Predictions) -> tuple[Tensor, Tensor]:
+def compute_diversity(base: Predictions, said: Predictions) -> tuple[Tensor, Tensor]:
     """Return the accuracy and equation (1) of every network in `said`, two tensors (K,).
 
     Without disagreement (1) is 0; with disagreement and without errors it is infinite.
@@ -46,17 +46,17 @@ def diversity_points(base: Predictions, said: Predictions) -> tuple[Tensor, Tens
             f"base must be one network on the same examples, got {base.num_members} networks and "
             f"{len(base)} and {len(said)} examples: pass predictions.member(k)"
         )
-    differs = disagreement_with(base, said)
+    differs = compute_disagreement(base, said)
     accuracies = per_member(accuracy, said)
     return accuracies, torch.where(differs > 0, differs / (1 - accuracies), 0.0)  # (1)
 
 
-def disagreement_with(base: Predictions, said: Predictions) -> Tensor:
+def compute_disagreement(base: Predictions, said: Predictions) -> Tensor:
     """Return the fraction of examples for which each network predicts another class than the base, (K,)."""
     return (member_log_probs(said).argmax(-1) != member_log_probs(base)[0].argmax(-1)).double().mean(-1)
 
 
-def limits(base_accuracy: float, num_classes: int, *, points: int = 200) -> Limits:
+def compute_limits(base_accuracy: float, num_classes: int, *, points: int = 200) -> Limits:
     """Return equations (2) and (3), divided by 1 - a, from chance to the accuracy of the base."""
     if num_classes < 2 or not 1 / num_classes <= base_accuracy < 1:
         raise EnfoldError(

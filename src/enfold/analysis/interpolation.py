@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from enfold.analysis.states import BatchNorm, answers, mixture, require_batch_norm, to_state
+from enfold.analysis.states import BatchNorm, check_batch_norm, mix_states, predict_in_batches, to_state
 from enfold.data import Data
 from enfold.data.convert import Examples, as_data
 from enfold.data.dataset import PartName
@@ -57,7 +57,7 @@ class Barrier:
 
 
 @torch.no_grad()
-def interpolation(
+def interpolate(
     network: nn.Module,
     first: State | nn.Module,
     second: State | nn.Module,
@@ -91,7 +91,7 @@ def interpolation(
     _check(read_state(network), first, second, points, batch_norm)
     alphas = torch.linspace(0, 1, points, dtype=torch.float64)
     states: Iterator[State]
-    states = (mixture([first, second], torch.stack([alpha, 1 - alpha])) for alpha in alphas)  # (1)
+    states = (mix_states([first, second], torch.stack([alpha, 1 - alpha])) for alpha in alphas)  # (1)
     if repair and batch_norm != "stored":
         raise EnfoldError(
             f"repair=True estimates batch-norm statistics itself, got batch_norm={batch_norm!r}: omit one of them"
@@ -99,7 +99,7 @@ def interpolation(
     if repair:
         states = _repair_states(network, first, second, alphas, states, data)
     loss, correct, examples = [], [], 0
-    for said in answers(network, states, data, part=part, batch_norm=batch_norm):
+    for said in predict_in_batches(network, states, data, part=part, batch_norm=batch_norm):
         loss.append(per_member(nll, said))
         correct.append(per_member(accuracy, said))
         examples = len(said)
@@ -120,12 +120,12 @@ def _repair_states(
         yield read_state(one)
 
 
-def barrier(line: Line) -> dict[str, Barrier]:
+def compute_barriers(line: Line) -> dict[str, Barrier]:
     """Return the barriers (2) of loss and error."""
-    return {"loss": excess(line.alphas, line.loss), "error": excess(line.alphas, 1 - line.accuracy)}
+    return {"loss": compute_barrier(line.alphas, line.loss), "error": compute_barrier(line.alphas, 1 - line.accuracy)}
 
 
-def excess(alphas: Tensor, values: Tensor) -> Barrier:
+def compute_barrier(alphas: Tensor, values: Tensor) -> Barrier:
     """Return equation (2) for any quantity along a line for which lower is better."""
     chord = alphas * values[-1] + (1 - alphas) * values[0]
     over = values - chord  # (2)
@@ -137,7 +137,7 @@ def excess(alphas: Tensor, values: Tensor) -> Barrier:
 def _check(own: State, first: State, second: State, points: int, batch_norm: str) -> None:
     if points < 2:
         raise EnfoldError(f"points must be at least 2, got {points}: the default is 21")
-    require_batch_norm(batch_norm)
+    check_batch_norm(batch_norm)
     for state in (first, second):
         unfit = sorted(own.keys() ^ state.keys()) or [name for name in own if own[name].shape != state[name].shape]
         if unfit:

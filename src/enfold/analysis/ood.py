@@ -25,16 +25,16 @@ Detected = dict[str, dict[str, dict[str, float]]]  # set -> score -> measure -> 
 
 
 @dataclass(frozen=True)
-class Told:
+class Detection:
     """OOD detection results of one model."""
 
     detected: Detected
     scores: Mapping[str, Scores]  # set -> score -> (N,), the test split under "inside"
 
 
-def outside_scores(
+def score_ood(
     models: Mapping[str, nn.Module], data: Data, sets: Sequence[Outside], *, members_of: str | None = None
-) -> tuple[dict[str, Told], Detected | None]:
+) -> tuple[dict[str, Detection], Detected | None]:
     """Return AUROC, AUPR and FPR95 of every model, OOD set and uncertainty score.
 
     Args:
@@ -47,26 +47,26 @@ def outside_scores(
         The results by model, and those of the mean member (or None). Energy and Dempster–Shafer scores are omitted for
         models that return log probabilities.
     """
-    found: dict[str, Told] = {}
+    found: dict[str, Detection] = {}
     mean_member: Detected | None = None
     with progress("OOD sets", len(models) * (len(sets) + 1)) as bar:
         for label, model in models.items():
-            said = {INSIDE: answers(model, data, data.test)}
+            said = {INSIDE: compute_logits(model, data, data.test)}
             bar.advance(1)
             for each in sets:
-                said[each.name] = answers(model, data, each)
+                said[each.name] = compute_logits(model, data, each)
                 bar.advance(1)
-            found[label] = told(said, dirichlet=isinstance(model, Dirichlet))
+            found[label] = detect(said, dirichlet=isinstance(model, Dirichlet))
             if label == members_of:
                 single = [
-                    told({name: each[m : m + 1] for name, each in said.items()}) for m in range(len(said[INSIDE]))
+                    detect({name: each[m : m + 1] for name, each in said.items()}) for m in range(len(said[INSIDE]))
                 ]
-                mean_member = mean_detected([each.detected for each in single])
+                mean_member = average_detections([each.detected for each in single])
     return found, mean_member
 
 
 @torch.inference_mode()
-def answers(model: nn.Module, data: Data, part: Part, batch_size: int = 1024) -> Tensor:
+def compute_logits(model: nn.Module, data: Data, part: Part, batch_size: int = 1024) -> Tensor:
     """Return the logits of every member for every example, (M, N, C), in eval mode, normalized as in `data`."""
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     prepared = data.with_statistics(part) if isinstance(part, Split) else part
@@ -78,7 +78,7 @@ def answers(model: nn.Module, data: Data, part: Part, batch_size: int = 1024) ->
     return torch.cat(found, dim=1)
 
 
-def told(said: Mapping[str, Tensor], *, dirichlet: bool = False) -> Told:
+def detect(said: Mapping[str, Tensor], *, dirichlet: bool = False) -> Detection:
     """Return the results from logits (M, N, C) by set; those of a Dirichlet student are ln α."""
     normalized = is_normalised(said[INSIDE])
     scores = {}
@@ -92,10 +92,10 @@ def told(said: Mapping[str, Tensor], *, dirichlet: bool = False) -> Told:
         for name, each in scores.items()
         if name != INSIDE
     }
-    return Told(detected, scores)
+    return Detection(detected, scores)
 
 
-def mean_detected(each: Sequence[Detected]) -> Detected:
+def average_detections(each: Sequence[Detected]) -> Detected:
     """Return the mean of every measure, for example over single members."""
     return {
         name: {

@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from enfold.analysis.diversity_plane import disagreement_with
-from enfold.analysis.interpolation import Barrier, excess
-from enfold.analysis.states import BatchNorm, each, mixture, parameters_of, predictions, to_state
-from enfold.analysis.trajectory import cosine_matrix
+from enfold.analysis.diversity_plane import compute_disagreement
+from enfold.analysis.interpolation import Barrier, compute_barrier
+from enfold.analysis.states import BatchNorm, mix_states, predict_states, select_parameters, to_state, unstack_states
+from enfold.analysis.trajectory import compute_cosines
 from enfold.data import Data
 from enfold.data.convert import Examples
 from enfold.data.dataset import PartName
@@ -50,7 +50,7 @@ TUNNEL = TrainConfig(
 
 
 @dataclass(frozen=True)
-class Along:
+class PathScores:
     """Scores of networks along a path and their similarity to its two ends."""
 
     t: Tensor  # (T,), from 0, the first network, to 1, the second
@@ -62,19 +62,19 @@ class Along:
     @property
     def barrier(self) -> dict[str, Barrier]:
         """Return the barriers of loss and error."""
-        return {"loss": excess(self.t, self.loss), "error": excess(self.t, 1 - self.accuracy)}
+        return {"loss": compute_barrier(self.t, self.loss), "error": compute_barrier(self.t, 1 - self.accuracy)}
 
 
-def straight(first: State | nn.Module, second: State | nn.Module, points: int = 21) -> list[State]:
+def make_line(first: State | nn.Module, second: State | nn.Module, points: int = 21) -> list[State]:
     """Return the states (1) at evenly spaced t; the ends are the networks themselves."""
     if points < 2:
         raise EnfoldError(f"points must be at least 2, got {points}: the default is 21")
     ends = [to_state(first), to_state(second)]
     t = torch.linspace(0, 1, points, dtype=torch.float64)
-    return [mixture(ends, torch.stack([1 - at, at])) for at in t]  # (1)
+    return [mix_states(ends, torch.stack([1 - at, at])) for at in t]  # (1)
 
 
-def matched(network: nn.Module, first: State, second: State, data: Data, *, seed: int = 0) -> State:
+def match_to(network: nn.Module, first: State, second: State, data: Data, *, seed: int = 0) -> State:
     """Return the second network with its hidden units permuted to match the first; it computes the same function."""
     return match_state(
         first,
@@ -85,7 +85,7 @@ def matched(network: nn.Module, first: State, second: State, data: Data, *, seed
     )
 
 
-def along(
+def score_path(
     network: nn.Module,
     path: Sequence[State],
     data: Data | Examples,
@@ -93,7 +93,7 @@ def along(
     part: PartName = "test",
     examples: int | None = None,
     batch_norm: BatchNorm = "reset",
-) -> Along:
+) -> PathScores:
     """Return scores and similarity of the networks on a path with evenly spaced points.
 
     Args:
@@ -107,15 +107,15 @@ def along(
     Returns:
         Loss, accuracy, disagreement and cosine along the path.
     """
-    said = predictions(network, path, data, part=part, examples=examples, batch_norm=batch_norm)
-    own = [parameters_of(network, state) for state in path]
+    said = predict_states(network, path, data, part=part, examples=examples, batch_norm=batch_norm)
+    own = [select_parameters(network, state) for state in path]
     ends = (0, len(path) - 1)
-    return Along(
+    return PathScores(
         torch.linspace(0, 1, len(path), dtype=torch.float64),
         per_member(nll, said),
         per_member(accuracy, said),
-        torch.stack([disagreement_with(said.member(end), said) for end in ends]),
-        cosine_matrix(own)[list(ends)],
+        torch.stack([compute_disagreement(said.member(end), said) for end in ends]),
+        compute_cosines(own)[list(ends)],
     )
 
 
@@ -125,7 +125,7 @@ class Bezier(nn.Module):
     def __init__(self, network: nn.Module, first: State, second: State) -> None:
         super().__init__()
         self.skeleton = Skeleton(network)
-        middle = mixture([first, second], torch.tensor([0.5, 0.5]))
+        middle = mix_states([first, second], torch.tensor([0.5, 0.5]))
         learned = self.skeleton.trainable
         self.control = Tree(
             {name: nn.Parameter(t.clone()) if name in learned else t.clone() for name, t in middle.items()}
@@ -169,7 +169,7 @@ class Bezier(nn.Module):
         return [{name: tensor.detach() for name, tensor in self.at(t).items()} for t in spaced]
 
 
-def bezier(
+def train_bezier(
     network: nn.Module, first: State, second: State, data: Data, plan: TrainConfig = BEZIER, *, quiet: bool = False
 ) -> Bezier:
     """Train and return a Bézier curve between two networks; the control point is initialized at their mean."""
@@ -184,7 +184,7 @@ class Tunnel(DeepEnsemble):
     def __init__(self, network: nn.Module, first: State, second: State, points: int) -> None:
         if points < 3:
             raise EnfoldError(f"points must be at least 3, got {points}: the default is 11")
-        inner = straight(first, second, points)[1:-1]
+        inner = make_line(first, second, points)[1:-1]
         skeleton = Skeleton(network)
         super().__init__([skeleton.materialise(state) for state in inner])
         learned = self.skeleton.trainable
@@ -214,7 +214,7 @@ class Tunnel(DeepEnsemble):
             held[name].sub_(moved.view(-1, *(1,) * tensor.ndim) * tensor)  # (3)
 
 
-def tunnel(
+def train_tunnel(
     network: nn.Module,
     first: State,
     second: State,
@@ -227,4 +227,4 @@ def tunnel(
     """Train and return the path (3); its ends are the networks themselves."""
     between = Tunnel(network, first, second, points)
     fit(between, data, config=plan, title="tunnel", quiet=quiet)
-    return [dict(first), *each(between), dict(second)]
+    return [dict(first), *unstack_states(between), dict(second)]

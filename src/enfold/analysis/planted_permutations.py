@@ -17,7 +17,14 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from enfold.analysis.alignment import Rows, Scores, average_scores, learned_alignment, matrix_statistics, row_statistics
+from enfold.analysis.alignment import (
+    Rows,
+    Scores,
+    compute_matrix_statistics,
+    compute_row_statistics,
+    score_average,
+    train_alignment,
+)
 from enfold.data import Data, Split
 from enfold.engines.initialization import initialize_member
 from enfold.engines.skeleton import State
@@ -65,7 +72,7 @@ class DifferentPair:
 
 
 @torch.no_grad()
-def planted_pair(
+def make_planted_pair(
     members: Ensemble, data: Data, noise: float, *, seed: int = 0
 ) -> tuple[DeepEnsemble, Symmetry, dict[str, Tensor]]:
     """Return the pair (1) from the first member, its symmetry, and the inverse permutations by group."""
@@ -83,11 +90,11 @@ def planted_pair(
     return pair, symmetry, invert_orders(orders, symmetry)
 
 
-def planted_recovery(
+def recover_planted(
     members: Ensemble, data: Data, options: PermutationOptions, noise: float, *, seed: int = 0
 ) -> Recovery:
     """Return the fraction of a planted permutation that each method recovers at one noise level."""
-    pair, symmetry, wanted = planted_pair(members, data, noise, seed=seed)
+    pair, symmetry, wanted = make_planted_pair(members, data, noise, seed=seed)
     first, second = states_of(pair)
     learned = set(pair.skeleton.parameters)
     found: dict[str, float | None] = {}
@@ -104,7 +111,7 @@ def _recovered_by(
 ) -> float | None:
     try:
         with warnings.catch_warnings(action="ignore"):  # only the positions of the largest entries are used
-            found = learned_alignment(pair, data, options)
+            found = train_alignment(pair, data, options)
     except Singular:
         return None
     orders = {group.name: each[0].argmax(1) for group, each in zip(found.groups, found.matrices, strict=True)}
@@ -117,7 +124,7 @@ def _recovered(orders: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> fl
     return right / sum(len(order) for order in wanted.values())
 
 
-def differently_trained(
+def train_different_pair(
     network: nn.Module | Callable[[], nn.Module], data: Data, plan: TrainConfig, difference: Difference
 ) -> DeepEnsemble:
     """Train two members from scratch on different halves of the classes, or on shifted labels."""
@@ -146,25 +153,25 @@ def _lesson(split: Split, num_classes: int, difference: Difference, index: int) 
     return split[lower if index == 0 else ~lower]
 
 
-def different_pair(
+def align_different_pair(
     members: DeepEnsemble, data: Data, options: PermutationOptions, difference: Difference
 ) -> DifferentPair:
-    """Return scores and statistics of aligning members of `differently_trained`, on all classes and true labels."""
+    """Return scores and statistics of aligning members of `train_different_pair`, on all classes and true labels."""
     first, second = states_of(members)
     _, symmetry = find_mixable(members, data, options.config.seed)
     learned = set(members.skeleton.parameters)
     matched = match_state(first, second, symmetry, seed=options.config.seed, learned=learned)
     said = predict(members, data.test)
     with warnings.catch_warnings(action="ignore"), titled(f"different {difference}, permAVG"):
-        aligned = learned_alignment(members, data, options)
+        aligned = train_alignment(members, data, options)
     states = aligned.states()
-    soft = matrix_statistics(aligned.groups, aligned.matrices)
+    soft = compute_matrix_statistics(aligned.groups, aligned.matrices)
     return DifferentPair(
         difference,
         [accuracy(said.member(index)) for index in range(2)],
-        average_scores(members, [first, second], data),
-        average_scores(members, [first, matched], data),
-        average_scores(members, states, data),
-        row_statistics([first, second], states, aligned.groups),
+        score_average(members, [first, second], data),
+        score_average(members, [first, matched], data),
+        score_average(members, states, data),
+        compute_row_statistics([first, second], states, aligned.groups),
         {each.group: each.softness[0] for each in soft},
     )

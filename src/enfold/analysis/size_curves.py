@@ -25,7 +25,7 @@ SCORES = ("accuracy", "nll", "brier", "ece")
 Curves = dict[str, Tensor]  # score -> (sizes,)
 
 
-def size_curve(
+def compute_size_curve(
     said: Predictions,
     sizes: Sequence[int] | None = None,
     *,
@@ -55,23 +55,23 @@ def size_curve(
     return {name: found[:, column] for column, name in enumerate(scores)}
 
 
-def curves_by_severity(
+def compute_curves_by_severity(
     said: Mapping[int, Sequence[Predictions]], sizes: Sequence[int] | None = None, *, limit: int = 50, seed: int = 0
 ) -> dict[int, Curves]:
-    """Return `size_curve` for each severity (0 is clean), averaged over the kinds of corruption."""
+    """Return `compute_size_curve` for each severity (0 is clean), averaged over the kinds of corruption."""
     found: dict[int, Curves] = {}
     for severity, kinds in said.items():
         if not kinds:
             raise EnfoldError(f"every severity needs predictions, got none for {severity}: omit it, or pass some")
-        curves = [size_curve(each, sizes, limit=limit, seed=seed) for each in kinds]
+        curves = [compute_size_curve(each, sizes, limit=limit, seed=seed) for each in kinds]
         found[severity] = {name: torch.stack([curve[name] for curve in curves]).mean(0) for name in SCORES}
     return found
 
 
-def within_and_over(
+def compare_samples_and_modes(
     modes: Sequence[Predictions], *, limit: int = 50, seed: int = 0, scores: Sequence[str] = SCORES
 ) -> tuple[Curves, Curves]:
     """Return the curves over samples of one mode (mean over modes), and over modes (mean of all their samples)."""
-    inside = [size_curve(mode, limit=limit, seed=seed, scores=scores) for mode in modes]
+    inside = [compute_size_curve(mode, limit=limit, seed=seed, scores=scores) for mode in modes]
     within = {name: torch.stack([curve[name] for curve in inside]).mean(0) for name in scores}
-    return within, size_curve(over_modes(modes), limit=limit, seed=seed, scores=scores)
+    return within, compute_size_curve(over_modes(modes), limit=limit, seed=seed, scores=scores)

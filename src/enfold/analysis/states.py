@@ -29,7 +29,7 @@ AT_ONCE = 16  # networks in one stacked product: more are not faster and need mo
 ROWS = 1024  # batch size
 
 
-def answers(
+def predict_in_batches(
     network: nn.Module,
     states: States,
     data: Data | Examples,
@@ -54,9 +54,9 @@ def answers(
     Yields:
         Predictions with one member per network.
     """
-    require_batch_norm(batch_norm)
+    check_batch_norm(batch_norm)
     data = data if isinstance(data, Data) else as_data(test=data)
-    subset, remaining = some_examples(data, part, examples), iter(to_states(states))
+    subset, remaining = sample_split(data, part, examples), iter(to_states(states))
     if batch_norm == "train":
         subset = _shuffle(subset, part)
     batch: _NetworkBatch | None = None
@@ -115,9 +115,9 @@ class _NetworkBatch:
             raise
 
 
-def predictions(network: nn.Module, states: States, data: Data | Examples, **settings: object) -> Predictions:
-    """Return the predictions of all networks; arguments as for `answers`."""
-    found = list(answers(network, states, data, **settings))  # type: ignore[arg-type]
+def predict_states(network: nn.Module, states: States, data: Data | Examples, **settings: object) -> Predictions:
+    """Return the predictions of all networks; arguments as for `predict_in_batches`."""
+    found = list(predict_in_batches(network, states, data, **settings))  # type: ignore[arg-type]
     if not found:
         raise EnfoldError("states must contain at least 1 network, got none: pass its parameters and buffers")
     return Predictions(torch.cat([said.log_probs for said in found]), found[0].labels)
@@ -130,10 +130,10 @@ def to_state(network: State | nn.Module) -> State:
 
 def to_states(models: States) -> Iterable[State]:
     """Return the states of an ensemble, of networks or of states."""
-    return each(models) if isinstance(models, Ensemble) else (to_state(model) for model in models)
+    return unstack_states(models) if isinstance(models, Ensemble) else (to_state(model) for model in models)
 
 
-def require_batch_norm(batch_norm: str) -> None:
+def check_batch_norm(batch_norm: str) -> None:
     """Raise an error if `batch_norm` is unknown."""
     if batch_norm not in get_args(BatchNorm):
         raise EnfoldError(
@@ -141,7 +141,7 @@ def require_batch_norm(batch_norm: str) -> None:
         )
 
 
-def chosen_examples(total: int, examples: int | None) -> Tensor:
+def sample_indices(total: int, examples: int | None) -> Tensor:
     """Return the indices of all examples in order, or of a random subset with a fixed seed.
 
     The first examples of sorted data could all be of one class.
@@ -151,12 +151,12 @@ def chosen_examples(total: int, examples: int | None) -> Tensor:
     return torch.randperm(total, generator=generator(0, "examples"))[:examples]
 
 
-def some_examples(data: Data, part: PartName, examples: int | None) -> Data:
+def sample_split(data: Data, part: PartName, examples: int | None) -> Data:
     """Return the data with a random subset of one split; a loader is not changed."""
     held = getattr(data, part)
     if not isinstance(held, Split) or examples is None or examples >= len(held):
         return data
-    return data.replace(**{part: held[chosen_examples(len(held), examples)]})
+    return data.replace(**{part: held[sample_indices(len(held), examples)]})
 
 
 def _shuffle(data: Data, part: PartName) -> Data:
@@ -170,19 +170,19 @@ def _shuffle(data: Data, part: PartName) -> Data:
     return data.replace(**{part: held[order]})
 
 
-def parameters_of(network: nn.Module, state: State) -> State:
+def select_parameters(network: nn.Module, state: State) -> State:
     """Return the parameters of a state, without buffers."""
     names = {name for name, _ in network.named_parameters()}
     return {name: tensor for name, tensor in state.items() if name in names}
 
 
-def state_of(network: nn.Module) -> State:
+def copy_state(network: nn.Module) -> State:
     """Return a copy of the parameters and buffers of a network."""
     return {name: tensor.detach().clone() for name, tensor in read_state(network).items()}
 
 
 @torch.no_grad()
-def each(stacked: State | Ensemble) -> list[State]:
+def unstack_states(stacked: State | Ensemble) -> list[State]:
     """Return the states of the networks in a stacked state or an ensemble, as views."""
     held = stacked.expand() if isinstance(stacked, Ensemble) else stacked
     count = len(next(iter(held.values())))
@@ -190,7 +190,7 @@ def each(stacked: State | Ensemble) -> list[State]:
 
 
 @torch.no_grad()
-def mixture(states: Sequence[State], weights: Tensor) -> State:
+def mix_states(states: Sequence[State], weights: Tensor) -> State:
     """Return Σ_k w_k θ_k; integer buffers are those of the first state.
 
     If one weight is 1 and the others are 0, the result is exactly that network.

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from enfold.analysis.states import States, each, mixture, parameters_of, predictions, to_states
+from enfold.analysis.states import States, mix_states, predict_states, select_parameters, to_states, unstack_states
 from enfold.data import Data
 from enfold.data.convert import Examples
 from enfold.data.dataset import PartName
@@ -34,7 +34,7 @@ MapKind = Literal["tsne", "pca"]
 
 
 @dataclass(frozen=True)
-class Visited:
+class TrajectoryStates:
     """K networks of several trainings, ordered by training and epoch."""
 
     states: list[State]
@@ -59,23 +59,25 @@ class Similarity:
         return matrix[i, j][same], matrix[i, j][~same]
 
 
-def visited(trajectory: Trajectory, members: Sequence[int] | None = None, *, start: bool = True) -> Visited:
+def load_trajectory(
+    trajectory: Trajectory, members: Sequence[int] | None = None, *, start: bool = True
+) -> TrajectoryStates:
     """Return the stored networks of trainings; without `start`, without the untrained networks."""
     epochs = [epoch for epoch in trajectory.epochs if epoch or start]
     if not epochs:
         raise EnfoldError(
             f"trajectory must contain epochs, but '{trajectory.folder}' has none: train with  trajectory: true  in the "
-            "recipe, or with fit(..., keep=folder)"
+            "recipe, or with fit(..., trajectory=folder)"
         )
-    by_epoch = [each(trajectory.state(epoch)) for epoch in epochs]
+    by_epoch = [unstack_states(trajectory.state(epoch)) for epoch in epochs]
     chosen = range(len(by_epoch[0])) if members is None else members
     states = [states[member] for member in chosen for states in by_epoch]
     member = torch.tensor(list(chosen)).repeat_interleave(len(epochs))
-    return Visited(states, member, torch.tensor(epochs).repeat(len(chosen)))
+    return TrajectoryStates(states, member, torch.tensor(epochs).repeat(len(chosen)))
 
 
 @torch.no_grad()
-def cosine_matrix(states: Sequence[State]) -> Tensor:
+def compute_cosines(states: Sequence[State]) -> Tensor:
     """Return equation (1) of all pairs, (K, K); a zero vector is orthogonal to all others."""
     if not states:
         raise EnfoldError("states must contain at least 1 network, got none: pass its parameters")
@@ -90,9 +92,9 @@ def cosine_matrix(states: Sequence[State]) -> Tensor:
     return cosine.fill_diagonal_(1.0)
 
 
-def similarity(
+def compute_similarity(
     network: nn.Module,
-    found: Visited | States,
+    found: TrajectoryStates | States,
     data: Data | Examples,
     *,
     part: PartName = "test",
@@ -102,7 +104,7 @@ def similarity(
 
     Args:
         network: The architecture; it is not modified.
-        found: The networks of trainings from `visited`, an ensemble, networks, or states.
+        found: The networks of trainings from `load_trajectory`, an ensemble, networks, or states.
         data: `Data`, or test examples as `enfold.evaluate` takes them.
         part: The split that is predicted.
         examples: The number of examples; None for all.
@@ -110,16 +112,16 @@ def similarity(
     Returns:
         Both matrices and the accuracy of each network.
     """
-    if not isinstance(found, Visited):
+    if not isinstance(found, TrajectoryStates):
         states = list(to_states(found))
-        found = Visited(states, torch.arange(len(states)), torch.zeros(len(states), dtype=torch.long))
-    said = predictions(network, found.states, data, part=part, examples=examples)
-    cosine = cosine_matrix([parameters_of(network, state) for state in found.states])
+        found = TrajectoryStates(states, torch.arange(len(states)), torch.zeros(len(states), dtype=torch.long))
+    said = predict_states(network, found.states, data, part=part, examples=examples)
+    cosine = compute_cosines([select_parameters(network, state) for state in found.states])
     disagreement = disagreement_matrix(said) if len(found.states) > 1 else torch.zeros(1, 1, dtype=torch.float64)  # (2)
     return Similarity(cosine, disagreement, per_member(accuracy, said), found.member, found.epoch)
 
 
-def function_map(said: Predictions, kind: MapKind = "tsne", *, perplexity: float = 30.0, seed: int = 0) -> Tensor:
+def map_predictions(said: Predictions, kind: MapKind = "tsne", *, perplexity: float = 30.0, seed: int = 0) -> Tensor:
     """Return a map of networks by their predictions, (K, 2).
 
     Args:
@@ -155,15 +157,15 @@ def _principal(centred: Tensor, rank: int) -> Tensor:
     return coordinates
 
 
-def averaged(path: Sequence[State], last: int) -> State:
+def average_last(path: Sequence[State], last: int) -> State:
     """Return the mean of the last networks of a training; its batch-norm statistics must be estimated again."""
     if not 1 <= last <= len(path):
         raise EnfoldError(f"last must be between 1 and {len(path)}, got {last}: choose a number in this range")
-    return mixture(path[-last:], torch.full((last,), 1 / last, dtype=torch.float64))
+    return mix_states(path[-last:], torch.full((last,), 1 / last, dtype=torch.float64))
 
 
 @torch.no_grad()
-def sampled(
+def sample_around(
     network: nn.Module, path: Sequence[State], kind: Kind, num_members: int, data: Data, **settings: Any
 ) -> SubspaceSampling:
     """Return members sampled around the result of a training, as `SubspaceSampling` samples them.

@@ -20,8 +20,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from enfold.analysis.diversity_plane import disagreement_with
-from enfold.analysis.states import BatchNorm, answers, mixture, parameters_of, predictions, to_state
+from enfold.analysis.diversity_plane import compute_disagreement
+from enfold.analysis.states import (
+    BatchNorm,
+    mix_states,
+    predict_in_batches,
+    predict_states,
+    select_parameters,
+    to_state,
+)
 from enfold.data import Data
 from enfold.data.convert import Examples
 from enfold.data.dataset import PartName
@@ -45,15 +52,15 @@ class WeightPlane:
     def weights(self, points: Tensor) -> Tensor:
         """Return the mixture weights at points: (P, 2) -> (P, A)."""
         if self.kind == "radial":
-            radial: Tensor = torch.linalg.solve(self.places.T, points.T).T
-            return radial
+            coordinates: Tensor = torch.linalg.solve(self.places.T, points.T).T
+            return coordinates
         sides = self.places[1:] - self.places[0]
         weights = torch.linalg.solve(sides.T, (points - self.places[0]).T).T
         return torch.cat([1 - weights.sum(1, keepdim=True), weights], dim=1)
 
     def state(self, u: float, v: float) -> State:
         """Return the network at one point."""
-        return mixture(self.networks, _exact(self.weights(torch.tensor([[u, v]], dtype=torch.float64))[0]))
+        return mix_states(self.networks, _exact(self.weights(torch.tensor([[u, v]], dtype=torch.float64))[0]))
 
 
 @dataclass(frozen=True)
@@ -68,25 +75,25 @@ class PlaneMap:
     places: Tensor  # (A, 2)
 
 
-def radial(network: nn.Module, first: State | nn.Module, second: State | nn.Module) -> WeightPlane:
+def make_radial_plane(network: nn.Module, first: State | nn.Module, second: State | nn.Module) -> WeightPlane:
     """Return the plane (1) through the origin and two networks, given as networks or states."""
     first, second = to_state(first), to_state(second)
-    inner = _products([parameters_of(network, first), parameters_of(network, second)])
+    inner = _products([select_parameters(network, first), select_parameters(network, second)])
     return WeightPlane("radial", [first, second], _corner(inner))
 
 
-def through(
+def make_plane(
     network: nn.Module, first: State | nn.Module, second: State | nn.Module, third: State | nn.Module
 ) -> WeightPlane:
     """Return the plane (2) through three networks; the first is at (0, 0), the second at (length, 0)."""
     first, second, third = to_state(first), to_state(second), to_state(third)
-    own = [parameters_of(network, state) for state in (first, second, third)]
+    own = [select_parameters(network, state) for state in (first, second, third)]
     sides = [{name: state[name].double() - own[0][name].double() for name in state} for state in own[1:]]
     places = torch.cat([torch.zeros(1, 2, dtype=torch.float64), _corner(_products(sides))])
     return WeightPlane("through", [first, second, third], places)
 
 
-def plane_map(
+def map_plane(
     network: nn.Module,
     plane: WeightPlane,
     data: Data | Examples,
@@ -102,7 +109,7 @@ def plane_map(
 
     Args:
         network: The architecture; it is not modified.
-        plane: From `radial` or `through`.
+        plane: From `make_radial_plane` or `make_plane`.
         data: `Data`, or test examples as `enfold.evaluate` takes them.
         size: Points per side.
         margin: Margin around the networks (and the origin of a radial plane), as a fraction of the larger extent.
@@ -120,12 +127,12 @@ def plane_map(
     points = torch.cartesian_prod(v, u).flip(1)  # (V·U, 2), u runs fastest
     weights = _exact(plane.weights(points))
     options: dict[str, Any] = {"part": part, "examples": examples, "batch_norm": batch_norm}
-    base = predictions(network, plane.networks, data, **options)
-    batches = answers(network, (mixture(plane.networks, weight) for weight in weights), data, **options)
+    base = predict_states(network, plane.networks, data, **options)
+    batches = predict_in_batches(network, (mix_states(plane.networks, weight) for weight in weights), data, **options)
     rows: list[list[Tensor]] = [[], [], []]
     with progress(f"{plane.kind} plane", len(points), quiet=quiet) as bar:
         for said in batches:
-            differs = torch.stack([disagreement_with(base.member(k), said) for k in range(base.num_members)], 1)
+            differs = torch.stack([compute_disagreement(base.member(k), said) for k in range(base.num_members)], 1)
             for row, values in zip(rows, (per_member(nll, said), per_member(accuracy, said), differs), strict=True):
                 row.append(values)
             bar.advance(said.num_members)

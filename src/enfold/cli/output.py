@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 def report(run: RunDirectory, summary: dict[str, Any], as_json: bool) -> None:
     """Write the table and the figure of a summary, and print it."""
     from enfold.io.files import write_text
-    from enfold.report.figure import quality_cost
+    from enfold.report.figure import draw_quality_cost
     from enfold.report.table import LEGEND, markdown_table, table_notes, terminal_table
 
     below = [*table_notes(summary), LEGEND]
     write_text(run.path / "table.md", markdown_table(summary) + "".join(f"\n{line}.\n" for line in below))
     if any(row.get("cost") for row in summary["rows"].values()):
-        draw_figures(lambda: quality_cost(summary, run.path))
+        draw_figures(lambda: draw_quality_cost(summary, run.path))
     _show_warnings(run, summary)
     if as_json:
         print_json(summary)
@@ -57,10 +57,10 @@ def show_members(recipe: Recipe, checkpoints: dict[str, Any]) -> None:
 
 def draw(path: Path) -> None:
     """Draw the figures of calibration, corruptions and OOD detection."""
-    from enfold.report.uncertainty_blocks import FOLDER, uncertainty_figures
+    from enfold.report.uncertainty_blocks import FOLDER, draw_uncertainty
     from enfold.run.collect import collect
 
-    if written := draw_figures(lambda: uncertainty_figures(collect(path), path / FOLDER)):
+    if written := draw_figures(lambda: draw_uncertainty(collect(path), path / FOLDER)):
         say(f"{len(written) // 2} figures as .svg and .png written to {path / FOLDER}", stderr=True)
 
 

@@ -62,7 +62,7 @@ def alignment(
         enfold analyse alignment runs/mine --only rows,line --epochs 5
     """
     from enfold.cli.preflight import check_device, open_trusted
-    from enfold.report.alignment import alignment_figures
+    from enfold.report.alignment import draw_alignment
     from enfold.report.alignment_table import alignment_tables
     from enfold.run.alignment import MATRICES, PARTS, Asked, permutation_options, stored_matrices, study
     from enfold.run.analyses import home
@@ -79,7 +79,7 @@ def alignment(
     with writing(opened.path if out is None else out):
         found = study(chosen, folder, asked, fold)
         matrices = stored_matrices(folder)
-        figures = draw_figures(lambda: alignment_figures(found, matrices, folder))
+        figures = draw_figures(lambda: draw_alignment(found, matrices, folder))
     if as_json:
         print_json({"run": str(opened.path), "seed": chosen.seed, "parts": found, "figures": [str(f) for f in figures]})
         return
@@ -113,8 +113,8 @@ def report(
         enfold report runs/demo --card --label distill
     """
     from enfold.io.files import write_text
-    from enfold.report.card import model_card
-    from enfold.report.page import page
+    from enfold.report.card import render_card
+    from enfold.report.page import render_page
     from enfold.run.collect import collect
 
     if label is not None and not card:
@@ -124,11 +124,11 @@ def report(
             raise EnfoldError(f"a model card is about one run, got {len(runs)}: give one")
         file = out or runs[0] / "MODEL_CARD.md"
         _check_suffix(file, "a model card", (".md",))
-        write_text(file, model_card(collect(runs[0], label=label)))
+        write_text(file, render_card(collect(runs[0], label=label)))
     else:
         file = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
         _check_suffix(file, "a report", (".html", ".htm"))
-        write_text(file, page([collect(run) for run in runs]))
+        write_text(file, render_page([collect(run) for run in runs]))
     say(f"written to {file}")
 
 
@@ -180,7 +180,7 @@ def landscape(
         enfold analyse landscape runs/mine --minutes 30 --size 61
     """
     from enfold.cli.preflight import check_device, open_trusted
-    from enfold.report.landscape import landscape_figures
+    from enfold.report.landscape import draw_landscape
     from enfold.report.landscape_captions import landscape_table
     from enfold.run.analyses import home
     from enfold.run.execute import find_seed
@@ -194,7 +194,7 @@ def landscape(
     folder = home("landscape", chosen, out)
     with writing(opened.path if out is None else out):
         found = study(chosen, folder, asked)
-        figures = draw_figures(lambda: landscape_figures(stored_parts(folder), folder))
+        figures = draw_figures(lambda: draw_landscape(stored_parts(folder), folder))
     if as_json:
         print_json({"run": str(opened.path), "seed": chosen.seed, "parts": found, "figures": [str(f) for f in figures]})
         return

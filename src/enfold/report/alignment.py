@@ -92,7 +92,7 @@ WORDS = {  # of a figure, in the order of a page: its title, and how to read it
 }
 
 
-def alignment_figures(found: Mapping[str, Part], matrices: Mapping[str, Any], folder: Path) -> list[Path]:
+def draw_alignment(found: Mapping[str, Part], matrices: Mapping[str, Any], folder: Path) -> list[Path]:
     """Every figure that the parts of a study allow, as SVG and PNG; `matrices` are (members - 1, d, d) by group."""
     drawings: dict[str, Callable[[], Any]] = {}
     for name, (part, draw) in DRAWINGS.items():

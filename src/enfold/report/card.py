@@ -11,7 +11,7 @@ from typing import Any
 from enfold.data.corruptions.split import OURS
 from enfold.errors import EnfoldError
 from enfold.report.content import ONE, Content, Headline
-from enfold.report.headline import headline
+from enfold.report.headline import summarize_run
 from enfold.report.sections import format_difference, gain
 from enfold.report.table import corrupted_name, format_latency, format_markdown, format_spread, recipe_steps, row_title
 
@@ -28,7 +28,7 @@ SCORES = (  # title, key of the row, metric, scale, digits
 )
 
 
-def model_card(content: Content) -> str:
+def render_card(content: Content) -> str:
     """Return the model card of the headline's model.
 
     Raises:
@@ -48,13 +48,13 @@ def model_card(content: Content) -> str:
         )
     parts = [
         f"# {_plain(found.label)}, from the run {_plain(content.name)}",
-        _plain(headline(content).sentence),
+        _plain(summarize_run(content).sentence),
         *_recommended(content, found),
         "## Model",
         _describe(content, found),
         "## Quality",
         _scores(content, found),
-        "\n".join(f"- {_plain(remark)}" for remark in headline(content).remarks),
+        "\n".join(f"- {_plain(remark)}" for remark in summarize_run(content).remarks),
         "## Cost",
         _cost(content, found),
         "## Limits",

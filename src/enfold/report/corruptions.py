@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from enfold.analysis.corruptions import ByKind, Over, by_kind
+from enfold.analysis.corruptions import ByKind, SeedScores, summarize_by_kind
 from enfold.errors import EnfoldError, closest
 from enfold.report.figure import FAINT, INK, legend_above, write_figure
 
@@ -36,7 +36,7 @@ def shift_heat_map(
 ) -> list[Path]:
     """Write a heat map of kinds and models as SVG and PNG: means over severities and seeds, darker is worse."""
     chosen = select_models(seeds, models)
-    found = {label: by_kind([seed[label] for seed in seeds], metric) for label in chosen}
+    found = {label: summarize_by_kind([seed[label] for seed in seeds], metric) for label in chosen}
     alt_text = alt or (
         f"Heat map of {TITLES[metric]} on corrupted test images: {len(next(iter(found.values())))} kinds of corruption "
         f"by {len(chosen)} models, mean over severities and {_seeds(seeds)}."
@@ -59,7 +59,7 @@ def severity_boxes(
         raise EnfoldError(
             f"box plots show at most {len(COLOURS)} models, got {len(chosen)}: select some with models=[...]"
         )
-    found = {label: by_kind([seed[label] for seed in seeds], metric) for label in chosen}
+    found = {label: summarize_by_kind([seed[label] for seed in seeds], metric) for label in chosen}
     alt_text = alt or (
         f"Box plots of {TITLES[metric]} by severity of corruption for {', '.join(chosen)}: quartiles and extremes over "
         f"the kinds of corruption, mean over {_seeds(seeds)}."
@@ -80,7 +80,7 @@ def select_models(seeds: Seeds, models: Sequence[str] | None) -> list[str]:
     return list(models) if models else known
 
 
-def draw_heat_map(found: Mapping[str, Mapping[str, Mapping[str, Over]]], metric: str, seeds: int) -> Any:
+def draw_heat_map(found: Mapping[str, Mapping[str, Mapping[str, SeedScores]]], metric: str, seeds: int) -> Any:
     """Return the figure."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -108,7 +108,7 @@ def draw_heat_map(found: Mapping[str, Mapping[str, Mapping[str, Over]]], metric:
     return figure
 
 
-def draw_boxes(found: Mapping[str, Mapping[str, Mapping[str, Over]]], metric: str, seeds: int) -> Any:
+def draw_boxes(found: Mapping[str, Mapping[str, Mapping[str, SeedScores]]], metric: str, seeds: int) -> Any:
     """Return the figure."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

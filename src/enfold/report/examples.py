@@ -35,7 +35,7 @@ def _card(example: Example, found: Examples) -> Card:
         title=f"test example {example.index}, distance {example.distance:.2f}",
         truth=truth,
         alt=f"test example {example.index}, of class {truth}",
-        picture="" if example.image is None else png_address(example.image),
+        picture="" if example.image is None else encode_png(example.image),
         predictions=(
             ("ensemble", _bars(example.first, example, found)),
             (found.label, _bars(example.second, example, found)),
@@ -54,7 +54,7 @@ def _name(found: Examples, index: int) -> str:
     return found.names[index] if index < len(found.names) else f"class {index}"
 
 
-def png_address(image: Tensor) -> str:
+def encode_png(image: Tensor) -> str:
     """Return an image (C, H, W) of bytes as a data URL."""
     try:
         from PIL import Image

@@ -64,7 +64,7 @@ class Point:
     deviation: float
 
 
-def quality_cost(summary: Mapping[str, Any], folder: Path) -> list[Path]:
+def draw_quality_cost(summary: Mapping[str, Any], folder: Path) -> list[Path]:
     """Draw NLL against the FLOPs of one prediction as SVG and PNG; models far off the scale are listed below it.
 
     Args:

@@ -27,7 +27,7 @@ class Words:
     remarks: tuple[str, ...]
 
 
-def headline(content: Content) -> Words:
+def summarize_run(content: Content) -> Words:
     """Return the headline from stored results, or a note that there are none yet."""
     if not content.rows:
         return Words("No results yet. Models and their scores appear here when they have been evaluated.", (), ())

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from enfold.io.files import write_json
 from enfold.report.figure import FAINT, INK, write_figure
-from enfold.report.landscape_captions import CAPTIONS, called
+from enfold.report.landscape_captions import CAPTIONS, group_name
 
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Any]  # tensors or arrays by name
@@ -46,7 +46,7 @@ LOSS = "loss (nats), log scale"
 LOW, HIGH = "cividis", "cividis_r"  # also readable in grey
 
 
-def landscape_figures(parts: Mapping[str, tuple[Facts, Arrays]], folder: Path) -> list[Path]:
+def draw_landscape(parts: Mapping[str, tuple[Facts, Arrays]], folder: Path) -> list[Path]:
     """Write every available figure as SVG and PNG, and list them with caption and alt text in figures.json."""
     written, listed = [], []
     for name, (content, tensors) in parts.items():
@@ -137,7 +137,7 @@ def _hollow(kind: str, colour: str) -> dict[str, Any]:
 
 
 def _group_label(group: str) -> str:
-    return f"{called(group)} samples" if group in SAMPLES else group
+    return f"{group_name(group)} samples" if group in SAMPLES else group
 
 
 def _plot_kind(axes: Any, points: Array, kind: str, colour: str) -> None:
@@ -304,7 +304,9 @@ def draw_sizes(facts: Facts, arrays: Arrays) -> Any:
         style |= {"mfc": "none"} if marker in HOLLOW else {}
         for column, score in enumerate(NAMED):
             scale = 100 if score in PERCENT else 1
-            line = _counted(place["modes"][column], scale * arrays[f"{group}/0/{score}"], **style, label=called(group))
+            line = _counted(
+                place["modes"][column], scale * arrays[f"{group}/0/{score}"], **style, label=group_name(group)
+            )
             handles += line if column == 0 else []
             if group in facts["within"]:
                 _counted(place["samples"][column], scale * arrays[f"{group}/within/{score}"], **style)

@@ -132,8 +132,8 @@ def _sizes(facts: Facts, arrays: Facts, settings: Facts) -> Caption:
     first, last = (float(arrays["original/0/nll"][at]) for at in (0, -1))
     count = len(arrays["original/0/nll"])
     inside = ", ".join(
-        f"{called(name)} {float(arrays[f'{name}/within/nll'][0]):.3f} to {float(arrays[f'{name}/within/nll'][-1]):.3f}"
-        for name in facts["within"]
+        f"{group_name(name)} {float(values[0]):.3f} to {float(values[-1]):.3f}"
+        for name, values in ((name, arrays[f"{name}/within/nll"]) for name in facts["within"])
     )
     below = "Second row: samples of one mode on the same scale, mean over modes. " if facts["within"] else ""
     below += "Last row: by severity of corruption, one mode and all modes. " if len(facts["severities"]) > 1 else ""
@@ -163,13 +163,13 @@ def _outside(facts: Facts, arrays: Facts, settings: Facts) -> Caption:
     }
 
 
-def called(group: str) -> str:
+def group_name(group: str) -> str:
     """Return the name of a group as shown; labels of steps are not changed."""
     return {"pca_random": "pca-random"}.get(group, group)
 
 
 def _list(groups: Iterable[str]) -> str:
-    return ", ".join(map(called, groups))
+    return ", ".join(map(group_name, groups))
 
 
 def _number(value: float | None) -> str:

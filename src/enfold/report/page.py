@@ -13,14 +13,14 @@ from typing import Any
 from enfold.errors import EnfoldError, MissingExtra
 from enfold.report.blocks import Figure, Section
 from enfold.report.content import Content
-from enfold.report.headline import headline
+from enfold.report.headline import summarize_run
 from enfold.report.sections import sections
 from enfold.report.svg import inline_svg
 
 PARTS = ("page.html", "blocks.html", "error.html")
 
 
-def page(contents: Sequence[Content], *, live: str | None = None) -> str:
+def render_page(contents: Sequence[Content], *, live: str | None = None) -> str:
     """Return the HTML page of one run, or of several runs side by side.
 
     Args:
@@ -40,10 +40,10 @@ def page(contents: Sequence[Content], *, live: str | None = None) -> str:
         "page.html",
         live=live,
         title=" · ".join(content.name for content in contents),
-        runs=[(content, headline(content)) for content in contents],
+        runs=[(content, summarize_run(content)) for content in contents],
         sections=found,
         figure=lambda block: figures[id(block)],
-        results=plain({content.name: content.summary for content in contents}),
+        results=to_json({content.name: content.summary for content in contents}),
         versions=contents[0].versions,
     )
 
@@ -61,17 +61,17 @@ def distinguish_names(contents: Sequence[Content]) -> list[Content]:
     ]
 
 
-def error_page(message: str, live: str) -> str:
+def render_error_page(message: str, live: str) -> str:
     """Return the page that is served while the run cannot be read."""
     return _render("error.html", live=live, message=message, title="enfold")
 
 
-def plain(content: Any) -> Any:
+def to_json(content: Any) -> Any:
     """Return the content with None in place of NaN and infinity, which JSON cannot represent."""
     if isinstance(content, dict):
-        return {str(key): plain(value) for key, value in content.items()}
+        return {str(key): to_json(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
-        return [plain(value) for value in content]
+        return [to_json(value) for value in content]
     return None if isinstance(content, float) and not math.isfinite(content) else content
 
 

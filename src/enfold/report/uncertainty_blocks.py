@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from enfold.analysis.corruptions import by_kind
+from enfold.analysis.corruptions import summarize_by_kind
 from enfold.data.corruptions.split import OURS
 from enfold.errors import EnfoldError
 from enfold.io.files import write_json
@@ -49,7 +49,7 @@ class Drawing:
         return Figure(self.title, self.caption, self.alt, svg, paper=self.paper, small=self.small)
 
 
-def uncertainty_figures(content: Content, folder: Path) -> list[Path]:
+def draw_uncertainty(content: Content, folder: Path) -> list[Path]:
     """Write the figures of calibration, selective prediction, corruptions and OOD detection as SVG and PNG.
 
     Args:
@@ -168,7 +168,7 @@ def _corruptions(content: Content, by_kinds: Sequence[str], by_severity: Sequenc
     named = [ONE, "ensemble", *([content.headline.label, content.headline.control] if content.headline else [])]
     compared = [label for label in named if label in known][: len(COLOURS)] or known[:4]
     for metric in by_kinds:
-        found = {label: by_kind([seed[label] for seed in seeds], metric) for label in known}
+        found = {label: summarize_by_kind([seed[label] for seed in seeds], metric) for label in known}
         yield Drawing(
             f"corruptions-{metric}",
             title="By kind of corruption",
@@ -188,7 +188,7 @@ def _corruptions(content: Content, by_kinds: Sequence[str], by_severity: Sequenc
 
 
 def _severities(seeds: list[Any], labels: list[str], metric: str) -> Drawing:
-    found = {label: by_kind([seed[label] for seed in seeds], metric) for label in labels}
+    found = {label: summarize_by_kind([seed[label] for seed in seeds], metric) for label in labels}
     better, moves = ("Higher", "falls") if metric == "accuracy" else ("Lower", "rises")
     return Drawing(
         f"severities-{metric}",

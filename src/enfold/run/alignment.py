@@ -22,20 +22,20 @@ from enfold.analysis.alignment import (
     TEMPERATURES,
     Aligned,
     Scores,
-    average_scores,
-    given_alignment,
-    learned_alignment,
-    matrix_statistics,
-    mean_scores,
-    naive_averages,
-    plain,
-    point_of,
-    require_soft,
-    row_statistics,
-    temperature_point,
+    check_soft,
+    compute_matrix_statistics,
+    compute_row_statistics,
+    restore_alignment,
+    score_average,
+    score_mean_member,
+    score_naive_averages,
+    score_temperature,
+    to_json,
+    train_alignment,
+    train_at_temperature,
 )
-from enfold.analysis.interpolation import barrier, interpolation
-from enfold.analysis.planted_permutations import NOISES, different_pair, differently_trained, planted_recovery
+from enfold.analysis.interpolation import compute_barriers, interpolate
+from enfold.analysis.planted_permutations import NOISES, align_different_pair, recover_planted, train_different_pair
 from enfold.data import Data, Split
 from enfold.engines.skeleton import State
 from enfold.ensembles.deep_ensemble import DeepEnsemble
@@ -118,7 +118,7 @@ def permutation_options(
             "omit it"
         )
     permutations = PermutationOptions(**options, config=config)
-    require_soft(permutations)
+    check_soft(permutations)
     return permutations
 
 
@@ -193,11 +193,11 @@ class _Study:
         file = self.folder / MATRICES
         settings, matrices = _read_matrices(file)
         if matrices and settings == self.settings:
-            return given_alignment(self.members, self.data, self.fold, list(matrices.values()))
+            return restore_alignment(self.members, self.data, self.fold, list(matrices.values()))
         digest = hashlib.sha256(json.dumps(self.settings).encode()).hexdigest()[:12]
         checkpoint = self.folder / f"learned-{digest}.checkpoint.safetensors"  # one of other settings is of no use
         with titled(f"permAVG at temperature {self.fold.temperature:g}"):
-            found = learned_alignment(self.members, self.data, self.fold, checkpoint=checkpoint)
+            found = train_alignment(self.members, self.data, self.fold, checkpoint=checkpoint)
         values = {
             f"{k:03d} {g.name}": m.contiguous()
             for k, (g, m) in enumerate(zip(found.groups, found.matrices, strict=True))
@@ -213,13 +213,13 @@ class _Study:
 
         def make() -> Any:
             states = states_of(self.members)
-            return row_statistics(states, self.aligned.states(), self.aligned.groups)
+            return compute_row_statistics(states, self.aligned.states(), self.aligned.groups)
 
         return self._part("rows", {}, make)
 
     def matrices(self) -> Any:
         """How soft the matrices are."""
-        return self._part("matrices", {}, lambda: matrix_statistics(self.aligned.groups, self.aligned.matrices))
+        return self._part("matrices", {}, lambda: compute_matrix_statistics(self.aligned.groups, self.aligned.matrices))
 
     def line(self) -> Any:
         """Between members 1 and 2 as they are, matched by weights, aligned by permAVG; by treatment of statistics."""
@@ -241,8 +241,8 @@ class _Study:
 
     def _line(self, network: nn.Module, first: State, second: State, mode: Any) -> dict[str, Any]:
         how = {"repair": True} if mode == "repair" else {"batch_norm": mode}
-        found = interpolation(network, first, second, self.data, points=self.asked.points, **how)
-        return {**found.as_dict(), "barrier": plain(barrier(found))}
+        found = interpolate(network, first, second, self.data, points=self.asked.points, **how)
+        return {**found.as_dict(), "barrier": to_json(compute_barriers(found))}
 
     def averages(self) -> Any:
         """Averages of weights beside the mean member and the ensemble of those that are aligned."""
@@ -252,11 +252,11 @@ class _Study:
             counts = range(2, self.everyone.num_members + 1)
             said = predict(self.members, self.data.test).mean()
             return {
-                "naive": naive_averages(self.everyone, self.data),
-                "weight matching": {k: average_scores(self.everyone, matched[:k], self.data) for k in counts},
-                "permAVG": {self.asked.members: average_scores(self.members, self.aligned.states(), self.data)},
+                "naive": score_naive_averages(self.everyone, self.data),
+                "weight matching": {k: score_average(self.everyone, matched[:k], self.data) for k in counts},
+                "permAVG": {self.asked.members: score_average(self.members, self.aligned.states(), self.data)},
                 "ensemble": {self.asked.members: Scores(accuracy(said), nll(said))},
-                "mean member": {self.asked.members: mean_scores(self.members, self.data)},
+                "mean member": {self.asked.members: score_mean_member(self.members, self.data)},
             }
 
         return self._part("averages", {"all": self.run.recipe.members}, make)
@@ -266,8 +266,8 @@ class _Study:
 
         def one(temperature: float) -> Any:
             if temperature == self.fold.temperature:
-                return point_of(self.aligned, self.data, temperature)
-            return temperature_point(self.members, self.data, self.fold, temperature)
+                return score_temperature(self.aligned, self.data, temperature)
+            return train_at_temperature(self.members, self.data, self.fold, temperature)
 
         return self._points("sweep", "temperature", self.asked.temperatures, one)
 
@@ -275,7 +275,7 @@ class _Study:
         """Planted permutations with growing noise."""
 
         def one(noise: float) -> Any:
-            return planted_recovery(self.members, self.data, self.fold, noise, seed=self.run.seed)
+            return recover_planted(self.members, self.data, self.fold, noise, seed=self.run.seed)
 
         return self._points("planted", "noise", self.asked.noises, one)
 
@@ -284,8 +284,8 @@ class _Study:
         plan = self.run.recipe.members_config(self.run.seed, self.run.device)
 
         def make(difference: Any) -> Any:
-            pair = differently_trained(self.run.make_network, self.data, plan, difference)
-            return different_pair(pair, self.data, self.fold, difference)
+            pair = train_different_pair(self.run.make_network, self.data, plan, difference)
+            return align_different_pair(pair, self.data, self.fold, difference)
 
         return self._points(
             "different", "difference", ("classes", "labels"), make, {"plan": json.loads(json.dumps(asdict(plan)))}
@@ -295,7 +295,7 @@ class _Study:
         settings = self._settings(name, more)
         stored = self._stored(name, settings)
         if stored is None:
-            stored = plain(make())
+            stored = to_json(make())
             self._write(name, settings, stored)
         return stored
 
@@ -307,7 +307,7 @@ class _Study:
         stored: list[Any] = self._stored(name, settings) or []
         for value in values:
             if all(each[key] != value for each in stored):
-                stored.append(plain(make(value)))
+                stored.append(to_json(make(value)))
                 self._write(name, settings, stored)
         return [each for value in values for each in stored if each[key] == value]
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from enfold.analysis.states import AT_ONCE, answers
+from enfold.analysis.states import AT_ONCE, predict_in_batches
 from enfold.errors import EnfoldError, closest
 from enfold.io.files import atomic_path, write_json
 from enfold.progress import progress
@@ -135,7 +135,7 @@ def _minutes(seconds: float) -> str:
 
 def _pace(scene: Scene) -> float:
     """Seconds in which one network is asked about one example, measured once the engine for them is chosen."""
-    asked = answers(scene.network, [scene.states[0]] * (3 * AT_ONCE), scene.data, examples=scene.examples)
+    asked = predict_in_batches(scene.network, [scene.states[0]] * (3 * AT_ONCE), scene.data, examples=scene.examples)
     said = next(asked)
     started = time.monotonic()
     networks = sum(each.num_members for each in asked)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from enfold.analysis.corruptions import ByKind, corrupted_scores, corruption_error, mean_scores, official
+from enfold.analysis.corruptions import ByKind, average_scores_over_kinds, compute_mce, load_official, score_corruptions
 from enfold.cost import measure
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
@@ -22,7 +22,7 @@ from enfold.metrics.recovered import beyond_noise, gain_interval
 from enfold.run.seed_run import SeedRun, example_input
 from enfold.run.steps import start_notice
 from enfold.run.uncertainty import dirichlet_uncertainties, mean_uncertainty, ood_rows, uncertainty_row
-from enfold.train.diversity import alike
+from enfold.train.diversity import describe_similarity
 
 ONE = "mean member"  # the row of one network, the reference of gains and costs
 Results = dict[str, dict[str, Any]]  # row name -> its scores, gain recovered and cost
@@ -100,7 +100,7 @@ def _gain_is_noise(members: Predictions) -> bool:
 def _diversity(predictions: Mapping[str, Predictions], model: nn.Module, notice: str | None = None) -> dict[str, Any]:
     """The diversity of a model's members, the scores of one of them, and warnings."""
     test = predictions["test"]
-    notices = [notice, getattr(model, "notice", None), alike(predictions["validation"])]
+    notices = [notice, getattr(model, "notice", None), describe_similarity(predictions["validation"])]
     warning = "; ".join(each for each in notices if each)
     warnings = {"warning": warning} if warning else {}
     if test.num_members < 2:
@@ -177,13 +177,13 @@ def _corrupted(run: SeedRun, models: Mapping[str, nn.Module]) -> dict[str, dict[
     left_out = {"folder"} if spec.folder is None else None
     table: dict[str, Any] = {"spec": spec.model_dump(mode="json", exclude=left_out), "rows": {}}
     if spec.folder is not None:
-        table["source"] = official(run.data, spec.folder, spec.names[0], spec.severities[0]).source
+        table["source"] = load_official(run.data, spec.folder, spec.names[0], spec.severities[0]).source
     if (run.run.path / "corrupted.json").is_file():
         stored = run.run.read_json("corrupted.json")
         table = stored if stored["spec"] == table["spec"] else table
     missing = {label: model for label, model in models.items() if label not in table["rows"]}
     if missing:
-        found = corrupted_scores(
+        found = score_corruptions(
             missing,
             run.data,
             spec.names,
@@ -202,8 +202,8 @@ def _corrupted(run: SeedRun, models: Mapping[str, nn.Module]) -> dict[str, dict[
 def _under_shift(found: ByKind, one: ByKind) -> dict[str, float]:
     """The mean scores, and the corruption error relative to one network if that makes errors of every kind."""
     wrong = all(any(each["accuracy"] < 1 for each in severities.values()) for severities in one.values())
-    relative = {"corruption_error": corruption_error(found, one)} if wrong else {}
-    return mean_scores(found) | relative
+    relative = {"corruption_error": compute_mce(found, one)} if wrong else {}
+    return average_scores_over_kinds(found) | relative
 
 
 def _costs(run: SeedRun, models: Mapping[str, nn.Module]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from enfold.analysis.corruptions import images_of, official
+from enfold.analysis.corruptions import load_official, require_images
 from enfold.data import Data, Split, corrupt
 from enfold.data import load as load_data
 from enfold.data.content import content
@@ -105,11 +105,11 @@ class SeedRun:
     def _check_corruptions(self, spec: CorruptionSpec) -> None:
         """Refuse inputs that are no images, and official files that are missing or of other data."""
         if spec.folder is None:
-            corrupt(images_of(self.data)[:1].inputs, spec.names[0], 1)
+            corrupt(require_images(self.data)[:1].inputs, spec.names[0], 1)
             return
         there = cifar_c_kinds(spec.folder)
         for kind in (spec.names[0], *[kind for kind in spec.names if kind not in there][:1]):
-            official(self.data, spec.folder, kind, 1)
+            load_official(self.data, spec.folder, kind, 1)
 
     def check_network(self, what: str, make: Callable[[], nn.Module]) -> None:
         """Run two inputs through a network and check the shape of its outputs."""
@@ -253,7 +253,7 @@ class SeedRun:
             title = f"seed {self.seed}: {self.recipe.members} members"
             config = self.recipe.members_config(self.seed, self.device)
             keep = self.trajectory() if self.recipe.trajectory else None
-            history = fit(members, self.data, config=config, checkpoint=checkpoint, title=title, keep=keep)
+            history = fit(members, self.data, config=config, checkpoint=checkpoint, title=title, trajectory=keep)
             self.run.write_json("members/history.json", history.as_dict())
             return members
 

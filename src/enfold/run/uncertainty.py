@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from enfold.analysis.ood import Told, answers, outside_scores
+from enfold.analysis.ood import Detection, compute_logits, score_ood
 from enfold.distill.dirichlet import Dirichlet
 from enfold.ensemble import Ensemble
 from enfold.io.files import atomic_path
@@ -47,7 +47,7 @@ def dirichlet_uncertainties(run: SeedRun, model: nn.Module) -> Uncertainty | Non
     """Return the uncertainty of a Dirichlet student, which is more than its mean prediction; None for other models."""
     if not isinstance(model, Dirichlet) or isinstance(model.network, Ensemble):
         return None
-    return of_concentrations(concentrations(answers(model.to(run.device), run.data, run.data.test)[0]))
+    return of_concentrations(concentrations(compute_logits(model.to(run.device), run.data, run.data.test)[0]))
 
 
 def mean_uncertainty(members: Predictions) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def ood_rows(run: SeedRun, models: Mapping[str, nn.Module]) -> dict[str, Any]:
     missing = {label: model.to(run.device) for label, model in models.items() if label not in table["rows"]}
     if missing:
         members_of = "ensemble" if "ensemble" in missing else None
-        found, mean_member = outside_scores(missing, run.data, run.ood_sets, members_of=members_of)
+        found, mean_member = score_ood(missing, run.data, run.ood_sets, members_of=members_of)
         for label, result in found.items():
             _write_scores(run, label, result)
             table["rows"][label] = result.detected
@@ -87,7 +87,7 @@ def ood_rows(run: SeedRun, models: Mapping[str, nn.Module]) -> dict[str, Any]:
     }
 
 
-def _write_scores(run: SeedRun, label: str, result: Told) -> None:
+def _write_scores(run: SeedRun, label: str, result: Detection) -> None:
     tensors = {
         f"{name}/{score}": values.to(torch.float32).contiguous()
         for name, scores in result.scores.items()

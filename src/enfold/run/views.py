@@ -14,12 +14,35 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from enfold.analysis.diversity_plane import diversity_points, limits
-from enfold.analysis.paths import BEZIER, TUNNEL, Along, along, bezier, matched, straight, tunnel
-from enfold.analysis.size_curves import curves_by_severity, within_and_over
-from enfold.analysis.states import chosen_examples, each, parameters_of, predictions, some_examples, state_of
-from enfold.analysis.trajectory import Visited, averaged, function_map, sampled, similarity, visited
-from enfold.analysis.weight_planes import plane_map, radial, through
+from enfold.analysis.diversity_plane import compute_diversity, compute_limits
+from enfold.analysis.paths import (
+    BEZIER,
+    TUNNEL,
+    PathScores,
+    make_line,
+    match_to,
+    score_path,
+    train_bezier,
+    train_tunnel,
+)
+from enfold.analysis.size_curves import compare_samples_and_modes, compute_curves_by_severity
+from enfold.analysis.states import (
+    copy_state,
+    predict_states,
+    sample_indices,
+    sample_split,
+    select_parameters,
+    unstack_states,
+)
+from enfold.analysis.trajectory import (
+    TrajectoryStates,
+    average_last,
+    compute_similarity,
+    load_trajectory,
+    map_predictions,
+    sample_around,
+)
+from enfold.analysis.weight_planes import make_plane, make_radial_plane, map_plane
 from enfold.arguments import arguments_of
 from enfold.data import Data, Split, corrupted
 from enfold.data.dataset import length
@@ -75,7 +98,7 @@ class Scene:
     @cached_property
     def states(self) -> list[State]:
         """The members one by one."""
-        return each(self.members)
+        return unstack_states(self.members)
 
     @cached_property
     def trajectory(self) -> Trajectory:
@@ -97,8 +120,8 @@ class Scene:
     @cached_property
     def few(self) -> Data:
         """Enough to measure batch-norm statistics on, and to see whether a sample is any good."""
-        few = some_examples(self.data, "val", self.examples)
-        return some_examples(few, "train", CALIBRATION)
+        few = sample_split(self.data, "val", self.examples)
+        return sample_split(few, "train", CALIBRATION)
 
     @cached_property
     def last(self) -> int:
@@ -113,9 +136,9 @@ class Scene:
 
     def averaged(self, member: int) -> State:
         """The mean of those, with batch-norm statistics of its own."""
-        network = self.members.network(averaged(self.path(member), self.last))
+        network = self.members.network(average_last(self.path(member), self.last))
         reestimate(network, self.few)
-        return state_of(network)
+        return copy_state(network)
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -126,21 +149,21 @@ class Scene:
         """Samples around a member."""
         # Axes as long as training's own spread: the published unit axes are meant for one size of network.
         chosen = {"tries": TRIES, "seed": self.run.seed + member, "scaled": True, **settings}
-        return each(sampled(self.network, self.path(member), kind, self.samples, self.few, **chosen))
+        return unstack_states(sample_around(self.network, self.path(member), kind, self.samples, self.few, **chosen))
 
     def ask(self, states: list[State], data: Data | None = None, **settings: Any) -> Predictions:
         """What networks say about some examples of the test part."""
-        return predictions(self.network, states, data or self.data, examples=self.examples, **settings)
+        return predict_states(self.network, states, data or self.data, examples=self.examples, **settings)
 
 
 def look_alike(scene: Scene) -> Found:
     """Cosine and disagreement within trainings and between them."""
     if scene.trajectory.epochs:
-        seen = visited(scene.trajectory)
+        seen = load_trajectory(scene.trajectory)
     else:
         count = len(scene.states)
-        seen = Visited(scene.states, torch.arange(count), torch.full((count,), -1))
-    found = similarity(scene.network, seen, scene.data, examples=scene.examples)
+        seen = TrajectoryStates(scene.states, torch.arange(count), torch.full((count,), -1))
+    found = compute_similarity(scene.network, seen, scene.data, examples=scene.examples)
     facts: dict[str, Any] = {"trajectory": bool(scene.trajectory.epochs)}
     late = seen.epoch >= (seen.epoch.max() / 2 if scene.trajectory.epochs else -1)
     for name in ("cosine", "disagreement"):
@@ -154,19 +177,19 @@ def look_alike(scene: Scene) -> Found:
 
 def map_functions(scene: Scene) -> Found:
     """Predictions along trainings, of samples around their ends and of averaged weights, on two maps."""
-    seen = visited(scene.trajectory, start=False)  # untrained networks are far from all others
+    seen = load_trajectory(scene.trajectory, start=False)  # untrained networks are far from all others
     states, member, epoch = list(seen.states), seen.member.tolist(), seen.epoch.tolist()
     names, kind = ["training", "averaged", *scene.kinds], [0] * len(states)
     for index in range(len(scene.states)):
         groups = {"averaged": [scene.averaged(index)]}
-        groups |= {each: scene.drawn(index, each) for each in scene.kinds}
+        groups |= {name: scene.drawn(index, name) for name in scene.kinds}
         for name, group in groups.items():
             states += group
             kind += [names.index(name)] * len(group)
             member += [index] * len(group)
             epoch += [-1] * len(group)
     said = scene.ask(states)
-    arrays = {"pca": function_map(said, "pca"), "tsne": function_map(said, "tsne", seed=scene.run.seed)}
+    arrays = {"pca": map_predictions(said, "pca"), "tsne": map_predictions(said, "tsne", seed=scene.run.seed)}
     told = {"member": torch.tensor(member), "epoch": torch.tensor(epoch), "kind": torch.tensor(kind)}
     return Found({**arrays, **told}, {"kinds": names, "last": scene.last})
 
@@ -176,7 +199,7 @@ def diversity_plane(scene: Scene) -> Found:
     said = scene.ask(scene.states)
     base = said.member(0)
     groups = {"independent training": said.subset(range(1, said.num_members))} if said.num_members > 1 else {}
-    norm = float(torch.stack([t.norm() for t in parameters_of(scene.network, scene.states[0]).values()]).norm())
+    norm = float(torch.stack([t.norm() for t in select_parameters(scene.network, scene.states[0]).values()]).norm())
     # 70 is published for a network whose weights are about as long, and nothing for pca_random.
     far = {**PLOT, "random": norm, "pca_random": PLOT["pca"]}
     for kind in scene.kinds:
@@ -187,13 +210,13 @@ def diversity_plane(scene: Scene) -> Found:
         stored = scene.run.run.read_predictions(step.label)
         if stored is not None:
             every = stored["test"]
-            few = chosen_examples(len(every), scene.examples)
+            few = sample_indices(len(every), scene.examples)
             prefix = "ensemble" if step.family == "ensemble" else "step"
             groups[f"{prefix}: {step.label}"] = Predictions(every.log_probs[:, few], every.labels[few])
     arrays: Arrays = {}
     for name, each_said in groups.items():
-        arrays[f"{name}/accuracy"], arrays[f"{name}/diversity"] = diversity_points(base, each_said)
-    bounds = limits(accuracy(base), base.num_classes)
+        arrays[f"{name}/accuracy"], arrays[f"{name}/diversity"] = compute_diversity(base, each_said)
+    bounds = compute_limits(accuracy(base), base.num_classes)
     arrays |= {f"limits/{name}": tensor for name, tensor in vars(bounds).items()}
     return Found(arrays, {"groups": list(groups), "base_accuracy": accuracy(base), "num_classes": base.num_classes})
 
@@ -203,25 +226,25 @@ def walk(scene: Scene) -> Found:
     first, second = scene.states[:2]
     asking: dict[str, Any] = {"examples": scene.examples}
     asked = scene.few.replace(test=scene.data.test)
-    found: dict[str, Along] = {"straight": along(scene.network, straight(first, second), asked, **asking)}
+    found: dict[str, PathScores] = {"straight": score_path(scene.network, make_line(first, second), asked, **asking)}
     try:
-        other = matched(scene.network, first, second, scene.data)
-        found["matched"] = along(scene.network, straight(first, other), asked, **asking)
+        other = match_to(scene.network, first, second, scene.data)
+        found["matched"] = score_path(scene.network, make_line(first, other), asked, **asking)
     except EnfoldError as problem:
         warnings.warn(f"the matched path is left out: {problem}", stacklevel=2)
     plan = {"seed": scene.run.seed, "device": scene.run.device}
-    curve = bezier(scene.network, first, second, scene.data, BEZIER.replace(**plan))
-    found["bezier"] = along(scene.network, curve.path(), asked, **asking)
-    relaxed = tunnel(scene.network, first, second, scene.data, TUNNEL.replace(**plan))
-    found["tunnel"] = along(scene.network, relaxed, asked, **asking)
+    curve = train_bezier(scene.network, first, second, scene.data, BEZIER.replace(**plan))
+    found["bezier"] = score_path(scene.network, curve.path(), asked, **asking)
+    relaxed = train_tunnel(scene.network, first, second, scene.data, TUNNEL.replace(**plan))
+    found["tunnel"] = score_path(scene.network, relaxed, asked, **asking)
     for spec in scene.run.recipe.steps_of(scene.run.seed):
         if spec.family != "ensemble" or not scene.run.run.is_done("steps", spec.label):
             continue
         shared = scene.run.step(spec, scene.members)
         if isinstance(shared, Ensemble) and shared.is_expandable and shared.num_members > 1:
-            one, other = each(shared)[:2]
-            found[f"ensemble: {spec.label}"] = along(
-                shared.member(0), straight(one, other), asked, batch_norm="train", **asking
+            one, other = unstack_states(shared)[:2]
+            found[f"ensemble: {spec.label}"] = score_path(
+                shared.member(0), make_line(one, other), asked, batch_norm="train", **asking
             )
     arrays = {f"{name}/{key}": tensor for name, path in found.items() for key, tensor in vars(path).items()}
     barriers = {name: {key: vars(value) for key, value in path.barrier.items()} for name, path in found.items()}
@@ -230,16 +253,16 @@ def walk(scene: Scene) -> Found:
 
 def radial_plane(scene: Scene) -> Found:
     """Loss, accuracy and disagreement on the plane through the origin and the first two members."""
-    return _mapped(scene, radial(scene.network, *scene.states[:2]))
+    return _mapped(scene, make_radial_plane(scene.network, *scene.states[:2]))
 
 
 def plane_of_three(scene: Scene) -> Found:
     """The same on the plane through the first three members."""
-    return _mapped(scene, through(scene.network, *scene.states[:3]))
+    return _mapped(scene, make_plane(scene.network, *scene.states[:3]))
 
 
 def _mapped(scene: Scene, plane: Any) -> Found:
-    found = plane_map(scene.network, plane, scene.data, size=scene.size, examples=scene.examples)
+    found = map_plane(scene.network, plane, scene.data, size=scene.size, examples=scene.examples)
     return Found(vars(found).copy(), {"kind": plane.kind, "size": scene.size})
 
 
@@ -256,11 +279,11 @@ def size_curves(scene: Scene) -> Found:
                 asked = [scene.ask(mode, part) for mode in states]
                 said[name].setdefault(severity, []).append(over_modes(asked))
                 if severity == 0 and len(states[0]) > 1:
-                    within, _ = within_and_over(asked, limit=SUBSETS)
+                    within, _ = compare_samples_and_modes(asked, limit=SUBSETS)
                     arrays |= {f"{name}/within/{score}": values for score, values in within.items()}
                     facts["within"].append(name)
     for name, by_severity in said.items():
-        for severity, curves in curves_by_severity(by_severity, limit=SUBSETS).items():
+        for severity, curves in compute_curves_by_severity(by_severity, limit=SUBSETS).items():
             arrays |= {f"{name}/{severity}/{score}": values for score, values in curves.items()}
     return Found(arrays, facts)
 
@@ -280,7 +303,7 @@ def _shifted(scene: Scene) -> dict[int, list[Data]]:
     test, spec = scene.data.test, scene.run.recipe.corruptions
     if not isinstance(test, Split) or test.inputs.ndim != 4 or min(test.inputs.shape[-2:]) < 8:
         return {}
-    few = some_examples(scene.data, "test", scene.examples)
+    few = sample_split(scene.data, "test", scene.examples)
     kinds = SHIFTED if spec is None else spec.names[:3]
     return {
         severity: [few.replace(test=corrupted(few, kind, severity, seed=scene.run.seed)) for kind in kinds]
@@ -295,7 +318,7 @@ def at_odds(scene: Scene) -> Found:
     """
     sets = {"test data": [scene.data]}
     sets |= {f"corrupted, severity {severity}": parts for severity, parts in _shifted(scene).items()}
-    sets |= {each.name: [scene.data.replace(test=each)] for each in _outside(scene)}
+    sets |= {one.name: [scene.data.replace(test=one)] for one in _outside(scene)}
     count = min(len(scene.states), scene.samples)
     arrays: Arrays = {}
     groups = {"independent trainings": [scene.states]}
@@ -303,7 +326,7 @@ def at_odds(scene: Scene) -> Found:
     for name, modes in groups.items():
         for where, parts in sets.items():
             said = [scene.ask(mode, part) for part in parts for mode in modes]
-            found = [over_subsets(_divergence, each, count, limit=SUBSETS) for each in said]
+            found = [over_subsets(_divergence, one, count, limit=SUBSETS) for one in said]
             arrays[f"{name}/{where}"] = torch.tensor(found, dtype=torch.float64).mean()
     return Found(arrays, {"groups": list(groups), "sets": list(sets), "networks": count})
 
@@ -315,7 +338,7 @@ def _divergence(said: Predictions) -> float:
 def _outside(scene: Scene) -> list[Outside]:
     """The recipe's sets from outside, or noise where it names none and inputs are images."""
     if scene.run.ood_sets:
-        return [each[chosen_examples(len(each), scene.examples)] for each in scene.run.ood_sets]
+        return [one[sample_indices(len(one), scene.examples)] for one in scene.run.ood_sets]
     try:
         return [noise("uniform", scene.data, scene.examples, scene.run.seed)]
     except EnfoldError:

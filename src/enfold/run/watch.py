@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from enfold.errors import EnfoldError
-from enfold.report.page import error_page, page
+from enfold.report.page import render_error_page, render_page
 from enfold.run.collect import collect
 from enfold.run.directory import RunDirectory
 
@@ -57,9 +57,9 @@ class Live:
             now = self.stamp()
             if self._made[0] != now:
                 try:
-                    made = page([collect(self._path)], live=now)
+                    made = render_page([collect(self._path)], live=now)
                 except EnfoldError as error:
-                    made = error_page(str(error), now)
+                    made = render_error_page(str(error), now)
                 self._made = now, made
             return self._made[1]
 

@@ -1,4 +1,4 @@
-"""Samples around one network are drawn and measured once, however often they are asked."""
+"""Samples around one network are drawn and measured once, for any number of predictions."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from enfold.analysis.corruptions import corrupted_scores
+from enfold.analysis.corruptions import score_corruptions
 from enfold.data import Data, Split
 from enfold.ensembles.common import sampled
 from enfold.ensembles.swag import SWAG
@@ -46,7 +46,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return counts
 
 
-def test_clean_and_corrupted_data_are_asked_of_the_same_samples(counted: dict[str, int], tmp_path: Path) -> None:
+def test_clean_and_corrupted_data_are_predicted_by_the_same_samples(counted: dict[str, int], tmp_path: Path) -> None:
     data = Data(images(24), images(8), images(10), 2, (3, 16, 16))
     plan = TrainConfig(epochs=6, batch_size=8, optimizer="sgd", lr=0.1)
     trained = fitted(SWAG(network(), MEMBERS, rank=2, scale=20.0), data, plan)
@@ -56,5 +56,5 @@ def test_clean_and_corrupted_data_are_asked_of_the_same_samples(counted: dict[st
         model = trained if drawn == 1 else load(tmp_path / "swag.safetensors", network)
         for part in ("val", "test"):
             predict(model, getattr(data, part))
-        corrupted_scores({"swag": model}, data, ("gaussian_noise", "contrast"), (1, 3, 5))
+        score_corruptions({"swag": model}, data, ("gaussian_noise", "contrast"), (1, 3, 5))
         assert counted == {"drawn": drawn * MEMBERS, "measured": MEMBERS}, "what is stored is drawn again, not measured"
