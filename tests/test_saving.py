@@ -134,7 +134,7 @@ def test_a_network_with_extra_state_trains_and_is_loaded_from_checkpoints(tmp_pa
     torch.testing.assert_close(members(torch.ones(2, 4))[0], network(torch.ones(2, 4)))
 
 
-def test_precision_is_kept(members, tmp_path):
+def test_precision_is_preserved(members, tmp_path):
     for dtype in (torch.float64, torch.bfloat16):
         members.to(dtype)
         found = load(save(members, tmp_path / "m.safetensors", about=ABOUT))
@@ -168,7 +168,7 @@ def test_saving_again_replaces_both_files(members, stored):
     assert (load(stored).expand()["head.bias"] == 7).all()
 
 
-def test_nothing_is_written_if_it_cannot_be_written_whole(members, tmp_path):
+def test_nothing_is_written_if_it_cannot_be_written_completely(members, tmp_path):
     with pytest.raises(EnfoldError, match=r"path must end in \.safetensors, got '.*model\.pt'"):
         save(members, tmp_path / "model.pt")
     for about in ({"data": torch.zeros(2)}, {"self": set()}):

@@ -112,7 +112,7 @@ def test_the_published_count():
     assert parameters(BatchEnsemble(WideResNet(28, 10, 10), 4)) == 36_557_548
 
 
-def test_ensemble_batch_norm_keeps_members_apart_in_train_mode():
+def test_ensemble_batch_norm_separates_members_in_train_mode():
     network = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
     own = BatchEnsemble(network, 2, batch_norm="own").train()
     assert own.own.state()["1.running_mean"].shape == (2, 6)
@@ -311,7 +311,7 @@ class Recurrent(nn.Module):
         return self.head(self.gru(inputs)[0][:, -1])
 
 
-def test_the_share_of_the_network_that_is_scaled_is_told():
+def test_the_fraction_of_the_network_that_is_scaled_is_shown():
     network = Recurrent()
     count = sum(parameter.numel() for parameter in network.parameters())
     with pytest.warns(PartialCoverageWarning, match=r"'gru\.weight_hh_l0'"):
@@ -320,9 +320,9 @@ def test_the_share_of_the_network_that_is_scaled_is_told():
     assert members.coverage() == pytest.approx(coverage)
     assert f"{100 * coverage:.3g} %" in repr(members)
     assert "gru" in members.notice, "for tables"
-    whole = BatchEnsemble(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), 3)
-    assert whole.coverage() == 1
-    assert "100 %" in repr(whole)
+    complete = BatchEnsemble(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), 3)
+    assert complete.coverage() == 1
+    assert "100 %" in repr(complete)
     BatchEnsemble(network, 3, include=("head",))  # which the user chose
     assert MultiHead(network, 3).coverage() == pytest.approx(coverage), "which is what it is for"
 

@@ -247,9 +247,9 @@ def test_training_reaches_members_that_answer(name):
     assert parameters(build(network)) <= max(M, gathered) * parameters(network)
     plan = TrainConfig(epochs=30, batch_size=32, lr=0.02, select="last")
     members = fitted(build(network), data, plan)
-    said = predict(members, data.test)
-    assert accuracy(said) > 0.6, "chance is 0.25"
-    assert nll(said) < 1.2, "chance is 1.39"
+    found = predict(members, data.test)
+    assert accuracy(found) > 0.6, "chance is 0.25"
+    assert nll(found) < 1.2, "chance is 1.39"
 
 
 def test_no_members_and_tied_parameters_are_refused(name):

@@ -106,7 +106,7 @@ def test_a_plain_tensor_that_differs_between_networks_is_carried():
     torch.testing.assert_close(DeepEnsemble(networks)(vectors(4)), torch.stack([net(vectors(4)) for net in networks]))
 
 
-def test_networks_that_have_run_and_kept_activations_make_an_ensemble():
+def test_networks_with_stored_activations_make_an_ensemble():
     networks = population("kept_activations")
     for index, network in enumerate(networks):
         network(vectors(3 + index)).sum().backward()
@@ -217,7 +217,7 @@ def test_a_copy_made_after_running_is_run_by_its_own_engine(engine):
 
 
 class Shifted(Ensemble):
-    """A sharing scheme in its shortest form: one network and an offset a member."""
+    """A minimal method: one network, and an offset per member."""
 
     def __init__(self, network, num_members):
         super().__init__(network, num_members)

@@ -1,4 +1,4 @@
-"""FGE: the paper's triangle, members at its low points, a start that leaves room for them, and resuming."""
+"""FGE: the paper's triangle, members at its low points, a start that leaves enough epochs, and resuming."""
 
 from functools import partial
 
@@ -91,14 +91,14 @@ def test_training_resumes_with_the_members_and_what_is_saved_is_loaded(tmp_path)
         if epoch.epoch == 5:
             raise Stop
 
-    whole = fitted(build(network()), DATA, plan)
+    complete = fitted(build(network()), DATA, plan)
     with pytest.raises(Stop):
         fit(build(network()), DATA, config=plan, checkpoint=file, on_epoch=stop, quiet=True)
     resumed = fitted(build(network()), DATA, plan, checkpoint=file)
-    torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
-    enfold.save(whole, tmp_path / "model.safetensors")
+    torch.testing.assert_close(resumed.state_dict(), complete.state_dict(), rtol=0, atol=0)
+    enfold.save(complete, tmp_path / "model.safetensors")
     loaded = enfold.load(tmp_path / "model.safetensors", network())
-    torch.testing.assert_close(loaded(DATA.test.inputs), whole(DATA.test.inputs), rtol=0, atol=0)
+    torch.testing.assert_close(loaded(DATA.test.inputs), complete(DATA.test.inputs), rtol=0, atol=0)
 
 
 def test_a_plan_without_cycles_gives_the_last_epochs():

@@ -73,7 +73,7 @@ def test_starts():
     torch.testing.assert_close(around.eval()(inputs), network.eval()(inputs).expand(4, 5, 3))
 
 
-def test_the_gain_sets_how_far_apart_members_start():
+def test_the_gain_sets_the_initial_distance_of_members():
     torch.manual_seed(0)
     network, inputs = small().eval(), torch.randn(32, 4)
     starts = [FiLMEnsemble(network, 4, init="around", gain=gain) for gain in (0.05, 0.2, 0.8)]

@@ -28,7 +28,7 @@ def test_without_noise_all_heads_agree_with_the_trained_one():
     torch.testing.assert_close(members(data.test.inputs), network(data.test.inputs).expand(5, 32, 3), rtol=0, atol=1e-6)
 
 
-def test_noise_sets_heads_apart_and_leaves_the_body():
+def test_noise_makes_heads_differ_and_does_not_change_the_body():
     network = ResNet(width=4, depth=8)
     members = HydraEnsemble(network, 3, split="groups.2", noise=0.05)
     state = network.state_dict()

@@ -82,7 +82,7 @@ def test_picks_weigh_the_mean(engine):
 
 
 def test_a_network_runs_once_however_often_it_counts_and_not_at_all_if_it_was_not_picked():
-    members, _ = picked([1, 3])  # with room for three
+    members, _ = picked([1, 3])  # of at most three
     members.set_engine("loop")(torch.randn(2, 4))  # its first call tries the engine
     calls = []
     members.skeleton.network.register_forward_hook(lambda *ignored: calls.append(1))
@@ -119,11 +119,11 @@ def searched(chunk):
 
 
 def test_candidates_do_not_depend_on_the_chunks():
-    whole, apart = searched(5), searched(2)
-    assert [each.num_members for each in apart[1]] == [2, 2, 1]
-    together = torch.cat([each.log_probs for each in apart[1]])
-    torch.testing.assert_close(together, whole[1][0].log_probs, rtol=1e-3, atol=1e-4)
-    assert len(apart[0].networks) == 5
+    complete, separate = searched(5), searched(2)
+    assert [each.num_members for each in separate[1]] == [2, 2, 1]
+    together = torch.cat([each.log_probs for each in separate[1]])
+    torch.testing.assert_close(together, complete[1][0].log_probs, rtol=1e-3, atol=1e-4)
+    assert len(separate[0].networks) == 5
 
 
 def test_without_stratification_members_are_the_candidates_that_were_picked():
@@ -210,7 +210,7 @@ def test_bad_inputs():
         fitted(SMALL(network()), DATA.replace(val=[]), PLAN)
 
 
-def test_fewer_different_networks_than_asked_for_are_told_of(tmp_path):
+def test_fewer_different_networks_than_num_members_give_a_warning(tmp_path):
     with pytest.warns(FewerCandidatesWarning, match="selected [123] different networks? instead of 4"):
         members = fitted(HyperDeepEnsemble(network(), 4, candidates=4, stratify=False, goal="accuracy"), DATA, PLAN)
     enfold.save(members, tmp_path / "members.safetensors")

@@ -285,9 +285,9 @@ def test_injection_into_convolutions(channels):
     model, seen = MCDropout(network, 3, inject=0.5, channels=channels), []
     model.module[1].register_forward_pre_hook(lambda module, args: seen.append(args[0] == 0))
     model(torch.randn(6, 2, 4, 4))
-    whole = seen[-1].flatten(2).float().mean(2)  # (3 * 6, channels): how much of a channel is gone
-    assert whole.shape == (18, 8)
-    assert (set(whole.unique().tolist()) == {0.0, 1.0}) == channels
+    complete = seen[-1].flatten(2).float().mean(2)  # (3 * 6, channels): how much of a channel is gone
+    assert complete.shape == (18, 8)
+    assert (set(complete.unique().tolist()) == {0.0, 1.0}) == channels
 
 
 def test_injection_into_a_residual_network():
@@ -304,9 +304,9 @@ def test_injection_into_a_residual_network():
 def test_samples_in_groups_are_the_same(monkeypatch):
     torch.manual_seed(0)
     network, inputs = MLP(6, [8, 8], 3, dropout=0.5).eval(), torch.randn(7, 6)
-    whole = MCDropout(network, 5)(inputs)
+    complete = MCDropout(network, 5)(inputs)
     monkeypatch.setattr("enfold.ensembles.mc_dropout.MOST_UNITS", 2 * 7 * 8)
-    torch.testing.assert_close(MCDropout(network, 5)(inputs), whole)
+    torch.testing.assert_close(MCDropout(network, 5)(inputs), complete)
 
 
 def test_what_comes_before_the_first_dropout_runs_once():
@@ -328,7 +328,7 @@ def test_gradients_pass_through_the_samples():
     assert model(inputs[:0]).shape == (3, 0, 3)
 
 
-def test_a_network_without_dropout_is_told_how_to_get_it():
+def test_a_network_without_dropout_is_refused_with_a_remedy():
     with pytest.raises(EnfoldError, match=r"MLP has none: .*inject=0\.1"):
         MCDropout(MLP(6, [8], 3)).eval()(torch.randn(5, 6))
     with pytest.raises(EnfoldError, match="MLP has none"):  # before it is trained

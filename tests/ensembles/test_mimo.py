@@ -123,7 +123,7 @@ def test_groups_hold_the_same_channels_of_all_slots():
     rho=st.floats(0, 1),
     seed=st.integers(0, 99),
 )
-def test_every_member_sees_every_example_as_often_as_asked(size, members, repetition, rho, seed):
+def test_every_member_sees_every_example_batch_repetition_times(size, members, repetition, rho, seed):
     torch.manual_seed(seed)
     rows = MIMOLoss(members, repetition, rho).rows(size)
     assert rows.shape == (members, repetition * size)
@@ -136,8 +136,8 @@ def test_input_repetition_of_one_and_of_none():
     torch.manual_seed(0)
     same = MIMOLoss(3, 2, 1.0).rows(20)
     assert (same == same[0]).all()
-    apart = MIMOLoss(3, 2, 0.0).rows(20)
-    shared = [(apart[a] == apart[b]).float().mean() for a, b in ((0, 1), (0, 2), (1, 2))]
+    separate = MIMOLoss(3, 2, 0.0).rows(20)
+    shared = [(separate[a] == separate[b]).float().mean() for a, b in ((0, 1), (0, 2), (1, 2))]
     assert max(shared) < 0.3
 
 

@@ -75,7 +75,7 @@ def test_a_users_skeleton_is_not_taken_for_ours():
     assert network.training
 
 
-def test_weight_decay_is_for_weights_where_it_is_asked_for():
+def test_weight_decay_may_be_limited_to_weights():
     members = DeepEnsemble(population("batch_norm_1d"))
     (group,) = members.param_groups(0.1)
     assert (len(group["params"]), group["weight_decay"], group["member_axis"]) == (8, 0.1, True)

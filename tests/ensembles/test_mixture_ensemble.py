@@ -1,4 +1,4 @@
-"""MixtureEnsemble: an ordinary network as the limit, budgets kept to the parameter, and what members have in common."""
+"""MixtureEnsemble: an ordinary network as the limit, exact budgets, and what members have in common."""
 
 from functools import partial
 
@@ -70,7 +70,7 @@ def test_it_trains_as_the_network_where_coefficients_are_fixed():
         torch.testing.assert_close(dict(member.state_dict()), dict(network.state_dict()), rtol=1e-4, atol=1e-5)
 
 
-def test_the_networks_weights_survive_and_spread_sets_members_apart():
+def test_weights_of_the_network_are_preserved_and_spread_makes_members_differ():
     network = resnet()
     near = MixtureEnsemble(network, 3, budget=1.5, init="network", spread=0.01).expand()
     name = "groups.1.0.conv2.weight"
@@ -109,7 +109,7 @@ def test_the_published_account_puts_what_members_own_on_top(budget):
     )
 
 
-def test_an_absolute_budget_is_a_whole_number():
+def test_an_absolute_budget_is_an_integer():
     network = resnet(20, width=16)
     members = MixtureEnsemble(network, 2, budget=100_000)
     assert members.requested == 100_000 >= members.actual
@@ -122,7 +122,7 @@ def test_an_absolute_budget_is_a_whole_number():
     ("budget", "templates"),
     [
         (1.0, [7, 7, 7]),
-        (15_000_000, [3, 3, 2]),  # 2.5 templates of each: the two smaller banks have room for a third
+        (15_000_000, [3, 3, 2]),  # 2.5 templates of each: a third fits into the two smaller banks
         (120_000_000, [25, 25, 24]),  # 24.3
     ],
 )
@@ -184,7 +184,7 @@ def test_a_shape_that_occurs_once_is_one_tensor_for_all_members():
     assert not any(name.endswith("weight") for name in thin.shared.state())
 
 
-def test_members_that_take_other_templates_share_none_while_there_are_some():
+def test_disjoint_members_have_no_template_in_common_while_there_are_enough():
     network = towers()
     members = MixtureEnsemble(network, 2, budget=5.0, max_templates=2, assignment="disjoint_greedy")
     used = [set(used_of(members)[k].flatten().tolist()) for k in range(2)]
@@ -207,8 +207,8 @@ def test_shared_templates_are_the_same_for_all_members():
 def test_members_with_equal_coefficients_and_norms_are_equal(budget):
     members = MixtureEnsemble(resnet(width=8), 3, budget=budget).train()
     inputs = torch.randn(4, 3, 8, 8)
-    apart = members(inputs)
-    assert (apart[0] - apart[1]).abs().max() > 1e-3
+    separate = members(inputs)
+    assert (separate[0] - separate[1]).abs().max() > 1e-3
     with torch.no_grad():
         for alpha in members.mixture.coefficients:
             alpha.copy_(alpha[:1].expand_as(alpha).clone())

@@ -70,7 +70,7 @@ def test_averaging_equal_checkpoints_changes_nothing():
     torch.testing.assert_close(model.expand(), before)
 
 
-def test_the_last_epochs_are_averaged_also_where_the_best_was_asked_for():
+def test_the_last_epochs_are_averaged_also_with_select_best():
     chosen, last = MultiSWA(MLP(4, [8], 3), 2, start=0.0), MultiSWA(MLP(4, [8], 3), 2, start=0.0)
     last.load_state_dict(chosen.state_dict())
     plan = PLAN.replace(lr=0.3, epochs=8)
@@ -89,15 +89,15 @@ def test_training_resumes_with_the_means_and_what_is_saved_is_loaded(tmp_path):
         if epoch.epoch == 3:
             raise Stop
 
-    whole = fitted(build(normed()), DATA, PLAN)
+    complete = fitted(build(normed()), DATA, PLAN)
     with pytest.raises(Stop):
         fit(build(normed()), DATA, config=PLAN, checkpoint=file, on_epoch=stop, quiet=True)
     resumed = fitted(build(normed()), DATA, PLAN, checkpoint=file)
-    torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
-    enfold.save(whole, tmp_path / "model.safetensors")
+    torch.testing.assert_close(resumed.state_dict(), complete.state_dict(), rtol=0, atol=0)
+    enfold.save(complete, tmp_path / "model.safetensors")
     loaded = enfold.load(tmp_path / "model.safetensors", normed())
-    torch.testing.assert_close(loaded(DATA.test.inputs), whole(DATA.test.inputs), rtol=0, atol=0)
-    assert loaded.options() == whole.options()
+    torch.testing.assert_close(loaded(DATA.test.inputs), complete(DATA.test.inputs), rtol=0, atol=0)
+    assert loaded.options() == complete.options()
     assert build.keywords.items() <= loaded.options().items()
 
 

@@ -81,7 +81,7 @@ def test_one_member_of_the_same_width_is_a_fresh_network_like_the_source():
     assert not torch.equal(packed.member(0).conv.weight, network.conv.weight)
 
 
-def test_members_start_apart_from_seeds_of_their_own():
+def test_members_are_initialised_with_different_seeds():
     network = MLP(6, [8], 3)
     inputs = torch.randn(5, 6)
     first, again, other = (PackedEnsemble(network, 4, seed=seed)(inputs) for seed in (0, 0, 1))
@@ -120,7 +120,7 @@ def test_bad_settings_and_networks_are_refused():
 
 
 @pytest.mark.parametrize(("members", "alpha"), [(4, 2.0), (2, 4.0)])
-def test_a_parameter_that_is_as_long_as_a_layer_is_wide_is_told_of(members, alpha):
+def test_a_parameter_as_long_as_a_hidden_width_is_refused(members, alpha):
     """Its first axis is the tokens, of which there happen to be as many as hidden units."""
     network = Apply(lambda net, x: net.b((net.a(x).transpose(1, 2) @ net.mix).mean(2)), a=nn.Linear(6, 8),
                     b=nn.Linear(8, 4), mix=nn.Parameter(torch.randn(8, 3)))  # fmt: skip

@@ -18,14 +18,14 @@ from enfold.train import TrainConfig, fit
 from enfold.train.optimize import Optimizer
 from fitting import any_network, fitted
 
-alike = pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")
+similar = pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")
 
 
 def normed() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
 
 
-def apart(**settings):
+def distinct_members(**settings):
     """Members that differ in all they have."""
     members = PAPA(normed(), 4, start="own", **settings)
     generator = torch.Generator().manual_seed(0)
@@ -42,7 +42,7 @@ def values(members):
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_a_pull_moves_weights_and_statistics_and_keeps_their_mean(engine):
-    members = apart(engine=engine)
+    members = distinct_members(engine=engine)
     before = values(members)
     members.pull(0.75)
     for name, tensor in values(members).items():
@@ -55,7 +55,7 @@ def test_a_pull_moves_weights_and_statistics_and_keeps_their_mean(engine):
 
 
 def test_keeping_nothing_makes_all_equal_and_everything_changes_nothing():
-    members = apart()
+    members = distinct_members()
     before = values(members)
     members.pull(1.0)
     torch.testing.assert_close(values(members), before, rtol=0, atol=0)
@@ -65,16 +65,16 @@ def test_keeping_nothing_makes_all_equal_and_everything_changes_nothing():
 
 
 def test_pairs_are_means_of_two_members():
-    members = apart(kind="pairs")
+    members = distinct_members(kind="pairs")
     before = members.expand()["0.weight"].detach().clone()
     members.pair(1)
     for tensor in members.expand()["0.weight"]:
         means = [(before[i] + before[j]) / 2 for i in range(4) for j in range(i)]
         assert any(torch.allclose(tensor, mean) for mean in means)
-    again = apart(kind="pairs")
+    again = distinct_members(kind="pairs")
     again.pair(1)
     torch.testing.assert_close(again.expand()["0.weight"], members.expand()["0.weight"])
-    other = apart(kind="pairs")
+    other = distinct_members(kind="pairs")
     other.pair(2)
     assert not torch.allclose(other.expand()["0.weight"], members.expand()["0.weight"])
 
@@ -83,7 +83,7 @@ def test_when_members_are_pulled():
     def steps(**settings):
         found = []
         for step in range(1, 13):
-            members = apart(**settings)
+            members = distinct_members(**settings)
             before = values(members)
             members.on_step_end(step, Optimizer(members, TrainConfig()))
             found += [step] if not torch.equal(before["0.weight"], members.expand()["0.weight"]) else []
@@ -92,7 +92,7 @@ def test_when_members_are_pulled():
     def epochs(**settings):
         found = []
         for epoch in range(1, 12):
-            members = apart(**settings)
+            members = distinct_members(**settings)
             before = values(members)
             members.on_epoch_end(epoch, TrainConfig(epochs=11))
             found += [epoch] if not torch.equal(before["0.weight"], members.expand()["0.weight"]) else []
@@ -156,7 +156,7 @@ def accuracy(network: nn.Module, data: Data) -> float:
 
 @cache
 def independent() -> tuple[Data, nn.Module, TrainConfig, DeepEnsemble]:
-    """Members that were trained apart, to compare with."""
+    """Members that were trained independently, for comparison."""
     torch.manual_seed(0)
     data, network = quadrants(), MLP(2, [16, 16], 2)
     plan = TrainConfig(epochs=12, batch_size=32, lr=0.01, weight_decay=0.0, select="last")
@@ -175,7 +175,7 @@ def test_the_average_is_a_network_where_that_of_independent_members_is_not(setti
     assert accuracy(average(together, data), data) > 0.95
 
 
-@alike
+@similar
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 @pytest.mark.parametrize("kind", ["gradual", "pairs"])
 def test_training_resumes_to_the_same_bits_and_is_stored(tmp_path, engine, kind):
@@ -183,7 +183,7 @@ def test_training_resumes_to_the_same_bits_and_is_stored(tmp_path, engine, kind)
     data, network = three_clouds(64, 16, 8), normed()
     build = partial(PAPA, num_members=3, kind=kind, every_steps=2, every_epochs=2, engine=engine)
     plan = TrainConfig(epochs=4, batch_size=16, lr=0.02)
-    whole = fitted(build(network), data, plan)
+    complete = fitted(build(network), data, plan)
     stopped = build(network)
     adapted = build(any_network()).configure(plan)
 
@@ -194,7 +194,7 @@ def test_training_resumes_to_the_same_bits_and_is_stored(tmp_path, engine, kind)
     with pytest.raises(KeyboardInterrupt):
         fit(stopped, data, config=adapted, checkpoint=tmp_path / "state", on_epoch=stop, quiet=True)
     resumed = fitted(build(network), data, plan, checkpoint=tmp_path / "state")
-    torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(resumed.state_dict(), complete.state_dict(), rtol=0, atol=0)
     loaded = enfold.load(enfold.save(resumed, tmp_path / "members.safetensors"), network)
     torch.testing.assert_close(loaded(data.test.inputs), resumed(data.test.inputs), rtol=0, atol=0)
     assert loaded.options() == resumed.options()

@@ -67,12 +67,12 @@ def test_fit_trains_as_the_method_says():
     assert not torch.equal(kept[1], kept[2])
     seen = []
     slots = MIMO(MLP(4, [8], 3), 2, batch_repetition=1)
-    slots.register_forward_pre_hook(lambda *_: seen.append("all slots alike") if slots.training else None)
+    slots.register_forward_pre_hook(lambda *_: seen.append("equal slots") if slots.training else None)
     fit(slots, DATA, config=PLAN, quiet=True)
     assert not seen, "training gives each slot its own inputs"
 
 
-def test_a_second_training_begins_anew():
+def test_a_second_training_starts_again():
     model = SubspaceSampling(MLP(4, [8], 3), 3, kind="gaussian", checkpoints=4)
     fit(model, DATA, config=PLAN, quiet=True)
     fit(model, DATA, config=PLAN.replace(epochs=2), quiet=True)
@@ -98,7 +98,7 @@ def test_mimo_gives_a_network_inputs_that_it_can_view():
     assert model(torch.randn(5, 1, 4, 4)).shape == (3, 5, 3)
 
 
-def test_what_is_drawn_anew_is_trained_also_in_a_frozen_network():
+def test_new_parameters_are_trained_in_a_frozen_network():
     frozen = normed().requires_grad_(False)
     assert isinstance(copy_network(frozen)[0].weight, nn.Parameter)
     assert FiLMEnsemble(frozen, 2).own.state()["1.weight"].requires_grad

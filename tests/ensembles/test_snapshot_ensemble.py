@@ -1,4 +1,4 @@
-"""Snapshot ensembles: the paper's learning rate, what is kept when, and resuming with what was gathered."""
+"""Snapshot ensembles: the paper's learning rate, which epochs are stored, and resuming."""
 
 import math
 from functools import partial
@@ -73,15 +73,15 @@ def test_training_resumes_with_the_snapshots_and_what_is_saved_is_loaded(tmp_pat
         if epoch.epoch == 2:
             raise Stop
 
-    whole = fitted(build(network()), DATA, PLAN)
+    complete = fitted(build(network()), DATA, PLAN)
     with pytest.raises(Stop):
         fit(build(network()), DATA, config=PLAN, checkpoint=file, on_epoch=stop, quiet=True)
     resumed = fitted(build(network()), DATA, PLAN, checkpoint=file)
-    torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
-    enfold.save(whole, tmp_path / "model.safetensors")
+    torch.testing.assert_close(resumed.state_dict(), complete.state_dict(), rtol=0, atol=0)
+    enfold.save(complete, tmp_path / "model.safetensors")
     loaded = enfold.load(tmp_path / "model.safetensors", network())
-    torch.testing.assert_close(loaded(DATA.test.inputs), whole(DATA.test.inputs), rtol=0, atol=0)
-    assert sum(t.numel() for t in whole.snapshots.parameters()) == 0, "members that are stored are not trained"
+    torch.testing.assert_close(loaded(DATA.test.inputs), complete(DATA.test.inputs), rtol=0, atol=0)
+    assert sum(t.numel() for t in complete.snapshots.parameters()) == 0, "members that are stored are not trained"
 
 
 def test_the_plan_is_changed_where_it_must_be():

@@ -77,7 +77,7 @@ def test_random_samples_lie_at_their_distance_in_their_own_directions():
     assert fixed.distance.tolist() == [3.0] * 4
 
 
-def test_samples_are_drawn_anew_until_they_are_accurate_enough():
+def test_samples_are_drawn_again_until_they_are_accurate_enough():
     model = trained("random", plan=PLAN.replace(epochs=20), num_members=8, scale=8.0, threshold=0.6)
     chosen, distances = model.attempt.tolist(), model.distance.tolist()
     scores = []  # of every try of every sample
@@ -155,7 +155,7 @@ def test_pca_samples_lie_in_the_span_of_the_axes(kind):
     torch.testing.assert_close(offsets @ axes.T @ axes, offsets, rtol=1e-3, atol=1e-4)
 
 
-def test_pca_is_not_scaled_by_the_deviation_unless_asked():
+def test_pca_is_scaled_by_the_deviation_only_with_scaled():
     settings = {"num_members": 300, "rank": 2, "checkpoints": 6, "data": UNVALIDATED}
     for scaled, wanted in ((False, np.ones(2)), (True, None)):
         model = trained("pca", scaled=scaled, **settings)
@@ -193,16 +193,16 @@ def test_training_resumes_to_the_same_members_and_what_is_saved_is_loaded(kind, 
         if epoch.epoch == 3:
             raise Stop
 
-    whole = fitted(build(network()), DATA, PLAN)
+    complete = fitted(build(network()), DATA, PLAN)
     with pytest.raises(Stop):
         fit(build(network()), DATA, config=plan, checkpoint=file, on_epoch=stop, quiet=True)
     resumed = fitted(build(network()), DATA, PLAN, checkpoint=file)
-    torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
-    enfold.save(whole, tmp_path / "model.safetensors")
+    torch.testing.assert_close(resumed.state_dict(), complete.state_dict(), rtol=0, atol=0)
+    enfold.save(complete, tmp_path / "model.safetensors")
     loaded = enfold.load(tmp_path / "model.safetensors", network())
-    torch.testing.assert_close(loaded.expand(), whole.expand(), rtol=0, atol=0)
+    torch.testing.assert_close(loaded.expand(), complete.expand(), rtol=0, atol=0)
     inputs = DATA.test.inputs
-    torch.testing.assert_close(loaded(inputs), whole(inputs), rtol=0, atol=0)
+    torch.testing.assert_close(loaded(inputs), complete(inputs), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -150,7 +150,7 @@ def test_the_plan():
 
 def test_resumed_to_the_same_bits(tmp_path):
     build, file = partial(SWA, start=0.3), tmp_path / "training.safetensors"
-    whole, _ = trained(build)
+    complete, _ = trained(build)
 
     def stop(record) -> None:
         if record.epoch == 3:
@@ -160,7 +160,7 @@ def test_resumed_to_the_same_bits(tmp_path):
         fit(build(normed()), DATA, config=PLAN, checkpoint=file, on_epoch=stop, quiet=True)
     again, seen = trained(build, checkpoint=file)
     assert len(seen) == 2
-    assert all(torch.equal(tensor, whole.state_dict()[name]) for name, tensor in again.state_dict().items())
+    assert all(torch.equal(tensor, complete.state_dict()[name]) for name, tensor in again.state_dict().items())
 
 
 def test_saved_and_loaded(tmp_path):

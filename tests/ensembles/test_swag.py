@@ -178,9 +178,9 @@ def test_members_are_drawn_once_and_again_when_the_moments_change(monkeypatch):
 
 def test_resumed_to_the_same_bits(tmp_path):
     build, file = partial(SWAG, num_members=3, rank=3, start=0.2, scale=2.0), tmp_path / "training.safetensors"
-    whole, cut, again = (build(normed()) for _ in range(3))
+    complete, cut, again = (build(normed()) for _ in range(3))
     plan = build(any_network()).configure(PLAN)
-    fit(whole, DATA, config=plan, quiet=True)
+    fit(complete, DATA, config=plan, quiet=True)
 
     def stop(record) -> None:
         if record.epoch == 5:
@@ -189,9 +189,9 @@ def test_resumed_to_the_same_bits(tmp_path):
     with pytest.raises(Interrupted):
         fit(cut, DATA, config=plan, checkpoint=file, on_epoch=stop, quiet=True)
     fit(again, DATA, config=plan, checkpoint=file, quiet=True)
-    assert all(torch.equal(tensor, whole.state_dict()[name]) for name, tensor in again.state_dict().items())
+    assert all(torch.equal(tensor, complete.state_dict()[name]) for name, tensor in again.state_dict().items())
     assert int(again.count) == 7
-    assert torch.equal(again(DATA.test.inputs), whole(DATA.test.inputs))
+    assert torch.equal(again(DATA.test.inputs), complete(DATA.test.inputs))
 
 
 def test_what_is_refused():

@@ -121,7 +121,7 @@ def test_the_winner_alone_is_trained_on_an_example():
         assert not loser.any(), name
 
 
-def test_a_share_of_one_m_th_is_all():
+def test_a_minimum_weight_of_one_m_th_trains_all_branches_equally():
     members, batch = TreeNet(MLP(4, [8, 8], 3), 4), example_batch()
     smoothing = (0.0, 0.1, 0.2, 0.3)
     everyone = CrossEntropy(smoothing)(members, batch)
@@ -203,7 +203,7 @@ def test_training_resumes_to_the_same_bits(tmp_path):
     )
     build = partial(TreeNet, num_members=2, split="3.hidden.0", choice="best", warmup_epochs=2, minimum_weight=0.1)
     plan = build(network).configure(TrainConfig(epochs=4, batch_size=16))
-    whole = fitted(build(network), data, plan)
+    complete = fitted(build(network), data, plan)
 
     class Stop(Exception):
         pass
@@ -223,7 +223,7 @@ def test_training_resumes_to_the_same_bits(tmp_path):
             quiet=True,
         )
     again = fitted(build(network), data, plan, checkpoint=tmp_path / "fit")
-    for name, tensor in whole.state_dict().items():
+    for name, tensor in complete.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name]), name
 
 

@@ -21,7 +21,7 @@ from enfold.train.optimize import Optimizer
 from fitting import any_network, fitted
 
 
-def apart(**fields):
+def distinct_members(**fields):
     """Members that differ in all parameters."""
     members = WASH(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)), 4, **fields)
     generator = torch.Generator().manual_seed(0)
@@ -41,7 +41,7 @@ def shuffled(members, step=1, plan=None):
 @settings(max_examples=30)
 @given(probability=st.floats(0, 1), step=st.integers(1, 1000), engine=st.sampled_from(["loop", "stacked"]))
 def test_a_shuffle_keeps_the_values_of_each_weight_over_members(probability, step, engine):
-    before, after = shuffled(apart(probability=probability, schedule="constant", engine=engine), step)
+    before, after = shuffled(distinct_members(probability=probability, schedule="constant", engine=engine), step)
     for name, tensor in after.items():
         torch.testing.assert_close(tensor.sort(dim=0).values, before[name].sort(dim=0).values, rtol=0, atol=0)
         if tensor.is_floating_point():
@@ -77,7 +77,7 @@ def test_schedules_and_frozen_parameters():
 
 def test_draws_depend_on_the_seed_and_the_step_but_not_on_the_engine():
     def after(step, **fields):
-        return shuffled(apart(probability=0.3, **fields), step)[1]["0.weight"]
+        return shuffled(distinct_members(probability=0.3, **fields), step)[1]["0.weight"]
 
     torch.testing.assert_close(after(1), after(1), rtol=0, atol=0)
     torch.testing.assert_close(after(1, engine="loop"), after(1, engine="stacked"), rtol=0, atol=0)
@@ -89,7 +89,7 @@ def test_draws_depend_on_the_seed_and_the_step_but_not_on_the_engine():
 @pytest.mark.parametrize("rate", [0.01, (0.01, 0.02, 0.03, 0.04)])
 @pytest.mark.parametrize("together", [True, False])
 def test_the_optimizers_memory_goes_with_its_weight(optimizer, rate, together):
-    members = apart(probability=0.5, optimizer_state=together)
+    members = distinct_members(probability=0.5, optimizer_state=together)
     trained = Optimizer(members, TrainConfig(optimizer=optimizer, lr=rate))
     parameter = members.tree.state()["0.weight"]
     members.train()(torch.randn(8, 6)).square().sum().backward()
@@ -108,7 +108,7 @@ def test_the_optimizers_memory_goes_with_its_weight(optimizer, rate, together):
 
 
 def test_one_member_and_no_probability_change_nothing():
-    before, after = shuffled(apart(probability=0.0))
+    before, after = shuffled(distinct_members(probability=0.0))
     torch.testing.assert_close(after, before, rtol=0, atol=0)
     alone = WASH(nn.Linear(4, 3), 1, probability=1.0)
     before, after = shuffled(alone)
@@ -162,7 +162,7 @@ def test_training_resumes_to_the_same_bits_and_is_stored(tmp_path, engine):
     data, network = three_clouds(64, 16, 8), MLP(4, [8, 8], 3)
     build = partial(WASH, num_members=3, probability=0.1, optimizer_state=True, engine=engine)
     plan = TrainConfig(epochs=4, batch_size=16, lr=0.02)
-    whole = fitted(build(network), data, plan)
+    complete = fitted(build(network), data, plan)
 
     def stop(record):
         if record.epoch == 1:
@@ -172,7 +172,7 @@ def test_training_resumes_to_the_same_bits_and_is_stored(tmp_path, engine):
     with pytest.raises(KeyboardInterrupt):
         fit(build(network), data, config=plan, checkpoint=state, on_epoch=stop, quiet=True)
     resumed = fitted(build(network), data, plan, checkpoint=state)
-    torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(resumed.state_dict(), complete.state_dict(), rtol=0, atol=0)
     loaded = enfold.load(enfold.save(resumed, tmp_path / "members.safetensors"), network)
     torch.testing.assert_close(loaded(data.test.inputs), resumed(data.test.inputs), rtol=0, atol=0)
     assert loaded.options() == resumed.options()

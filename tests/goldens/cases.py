@@ -38,8 +38,8 @@ class Case:
                 self.compute(found)
             except adapter.Refusal as error:
                 found["refusal"] = adapter.refusal_name(error)
-        told = sorted({name for each in caught if (name := adapter.warning_name(each.category))})
-        return {**summarize(flattened(found)), **({"warnings": told} if told else {})}
+        names = sorted({name for each in caught if (name := adapter.warning_name(each.category))})
+        return {**summarize(flattened(found)), **({"warnings": names} if names else {})}
 
 
 def ensemble(key: str, kind: str, found: Found) -> None:
@@ -226,7 +226,7 @@ TRAINING: dict[str, dict[str, Any]] = {
 # by more than a quarter of its tolerance (`python -m tests.goldens.record --spread`).
 WIDER: dict[str, tuple[float, str]] = {}
 SLOW = ("data/digits",)  # beginnings of names
-PRECISE = 1e-7  # of float64 metrics: what nine digits hold, with room
+PRECISE = 1e-7  # of float64 metrics: what nine digits represent, with a margin
 
 
 def computations() -> Iterator[Computation]:

@@ -59,7 +59,7 @@ class Deviation:
     where: str
     expected: Any
     found: Any
-    relative: float  # to the scale of the tensor; infinite where shapes, types, names or whole numbers differ
+    relative: float  # to the scale of the tensor; infinite where shapes, types, names or integers differ
 
     def __str__(self) -> str:
         return f"{self.where}: expected {self.expected}, found {self.found} (relative deviation {self.relative:.1e})"

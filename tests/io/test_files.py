@@ -1,4 +1,4 @@
-"""Files are whole or absent; seeds are the same everywhere."""
+"""Files are complete or absent; seeds are the same everywhere."""
 
 import errno
 import hashlib
@@ -108,7 +108,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_old_file(tmp_path, monkeypat
     assert names(tmp_path) == ["file.txt"]
 
 
-def test_a_full_disk_is_told_from_what_safetensors_says(tmp_path):
+def test_a_full_disk_is_recognised_in_the_error_of_safetensors(tmp_path):
     with pytest.raises(WriteError, match="No space left") as refused, atomic_path(tmp_path / "file"):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
     assert refused.value.errno == errno.ENOSPC

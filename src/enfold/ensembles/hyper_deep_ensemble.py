@@ -44,7 +44,7 @@ from enfold.errors import EnfoldError, level_outside
 from enfold.metrics.greedy import Goal, greedy_selection
 from enfold.seeds import generator
 from enfold.train import History, TrainConfig
-from enfold.train.diversity import warn_if_alike
+from enfold.train.diversity import warn_if_similar
 
 
 @checked
@@ -153,5 +153,5 @@ class HyperDeepEnsemble(WeightedEnsemble):
             pool.clear()
         if self.notice:
             warnings.warn(self.notice, FewerCandidatesWarning, stacklevel=level_outside())
-        warn_if_alike(self, data)
+        warn_if_similar(self, data)
         return pool.history

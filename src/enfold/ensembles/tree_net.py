@@ -84,7 +84,8 @@ class TreeNet(BranchedEnsemble):
             raise EnfoldError(f"split and branch exclude each other, got '{split}' and {branch}: leave one out")
         if minimum_weight > 1 / num_members:
             raise EnfoldError(
-                f"minimum_weight must be at most 1 / num_members, got {minimum_weight} for {num_members} members: lower it"
+                f"minimum_weight must be at most 1 / num_members, got {minimum_weight} for {num_members} members: "
+                "lower minimum_weight"
             )
         if branch:
             own = pattern_names(network, branch)

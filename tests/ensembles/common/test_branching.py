@@ -61,7 +61,7 @@ def test_a_split_without_parameters_behind_it():
         TreeNet(nn.Flatten(), 2)
 
 
-def test_ties_across_the_split_are_refused_and_others_are_kept():
+def test_ties_across_the_split_are_refused_and_others_remain():
     network = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
     network[2].weight = network[0].weight
     with pytest.raises(EnfoldError, match=r"'2\.weight' is tied to '0\.weight' across it"):

@@ -37,7 +37,7 @@ def problems(draw, **settings):
 
 
 def stored(groups: list[Group], terms: Terms, layout: Layout) -> int:
-    """Counted anew: templates, ordinary layers, what is fixed, and coefficients if they count."""
+    """Counted independently: templates, ordinary layers, what is fixed, and coefficients if they count."""
     mixed = {mix.group for mix in layout.mixes}
     templates = layout.blob or sum(mix.templates * mix.group.size for mix in layout.mixes)
     ordinary = sum(each.total for each in groups if each not in mixed)

@@ -54,9 +54,9 @@ def test_all_weights_of_a_group_are_one_product():
 
 
 @settings(max_examples=25)
-@given(a=st.floats(-3, 3), b=st.floats(-3, 3), whole=st.booleans())
-def test_weights_are_linear_in_the_coefficients(a, b, whole):
-    mixture = blob(15) if whole else banks()
+@given(a=st.floats(-3, 3), b=st.floats(-3, 3), complete=st.booleans())
+def test_weights_are_linear_in_the_coefficients(a, b, complete):
+    mixture = blob(15) if complete else banks()
     source = torch.Generator().manual_seed(0)
     first = [torch.randn(each.shape, generator=source) for each in mixture.coefficients]
     second = [torch.randn(each.shape, generator=source) for each in mixture.coefficients]

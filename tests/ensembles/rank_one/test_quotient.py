@@ -27,7 +27,7 @@ def away_from_zero(seed, *shape):
 
 
 def scaled(weight, seed):
-    """weight ∘ (s r^T), the taps sharing r and s."""
+    """weight ∘ (s r^T), with r and s common to all taps."""
     s, r = away_from_zero(seed, weight.shape[0]), away_from_zero(seed + 1, weight.shape[1])
     return weight * torch.outer(s, r).view(*weight.shape[:2], *(1,) * (weight.ndim - 2))
 
@@ -64,7 +64,7 @@ def test_random_weights_have_a_large_defect(seed, shape):
     assert max(hadamard_rank_defect(a, b, balanced=True), hadamard_rank_defect(b, a, balanced=True)) > 0.01
 
 
-def test_taps_share_their_factors():
+def test_taps_have_their_factors_in_common():
     weight = away_from_zero(0, 4, 3, 5)
     by_tap = weight * torch.linspace(1, 2, 5)  # of rank one for each tap, and as a matrix (out, in * taps)
     assert hadamard_rank_defect(by_tap, weight) > 0.1
@@ -85,7 +85,7 @@ def test_equal_taps_count_as_one(seed):
 
 @relaxed
 @given(seed=SEEDS, rows=st.integers(2, 6), columns=st.integers(2, 6), kept=st.floats(0.0, 1.0), taps=SIZES)
-def test_weights_that_are_zero_in_both_say_nothing(seed, rows, columns, kept, taps):
+def test_weights_that_are_zero_in_both_are_left_out(seed, rows, columns, kept, taps):
     weight = normal(seed, rows, columns, taps)
     source = torch.Generator().manual_seed(seed)
     weight = weight * (torch.rand(weight.shape, generator=source) < kept)
@@ -105,9 +105,10 @@ def test_what_is_left_of_a_weight_with_zeros_still_counts():
     other[3, 3] *= 2
     assert hadamard_rank_defect(other, weight) > 0.01
     # The first two rows and columns hang together by nothing: any size between them will do.
-    apart = torch.block_diag(away_from_zero(1, 2, 2), away_from_zero(2, 2, 2))
+    separate = torch.block_diag(away_from_zero(1, 2, 2), away_from_zero(2, 2, 2))
     assert (
-        hadamard_rank_defect(scaled(apart, 3) * torch.block_diag(torch.ones(2, 2), 7 * torch.ones(2, 2)), apart) < 1e-9
+        hadamard_rank_defect(scaled(separate, 3) * torch.block_diag(torch.ones(2, 2), 7 * torch.ones(2, 2)), separate)
+        < 1e-9
     )
 
 

@@ -99,7 +99,7 @@ def test_one_member_is_a_batch_ensemble():
     assert found.layers[0].pair is None
 
 
-def test_what_a_batch_ensemble_would_share_is_named():
+def test_tensors_that_a_batch_ensemble_has_in_common_are_named():
     torch.manual_seed(0)
     network = ViT((3, 8, 8), 4, width=8, depth=1, heads=2)
     networks = BatchEnsemble(network, 2).networks()
