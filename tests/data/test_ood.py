@@ -1,4 +1,4 @@
-"""Sets from outside: brought to size, channels and type by known rules, description in words; noise; held-out classes."""
+"""OOD sets: size, channels and type are converted by known rules with a description; noise; excluded classes."""
 
 import numpy as np
 import pytest

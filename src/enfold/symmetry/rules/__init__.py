@@ -1,4 +1,4 @@
-"""Rules: how each operation of PyTorch labels the axes of what it returns. Importing this package registers them."""
+"""Rules of PyTorch operations: how each labels the axes of its results. Importing this package registers them."""
 
 from enfold.symmetry.rules import contraction, elementwise, indexing, layout, square_matrices
 

@@ -1,4 +1,4 @@
-"""Rules of operations that contract axes or norm them: matrix products, distances, convolutions, norms, attention."""
+"""Rules of operations that contract or normalize axes: matrix products, distances, convolutions, norms, attention."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from enfold.symmetry.tracer import NOWHERE, AxisTracer, Value, any_data, rule
 
 @rule("mm", "bmm", "matmul")
 def product(tracer: AxisTracer, left: Value, right: Value, **_: object) -> Value:
-    """(..., n, k) x (..., k, m): k is permuted alike in both and goes."""
+    """Unify and remove k in (..., n, k) x (..., k, m)."""
     tracer.unify(left.terms[-1], right.terms[-2])
     lead = [tracer.unify(a, b) for a, b in zip_longest(left.terms[-3::-1], right.terms[-3::-1], fillvalue=ONE)][::-1]
     _consume(tracer, left, right)
@@ -24,7 +24,7 @@ def product(tracer: AxisTracer, left: Value, right: Value, **_: object) -> Value
 
 
 def _consume(tracer: AxisTracer, left: Value, right: Value) -> None:
-    """Of two factors, the weight consumes what the other produces."""
+    """Mark the axis with which a weight consumes units of the other factor."""
     if left.data and right.data:
         return
     weight, axis = (left, left.ndim - 1) if right.data else (right, right.ndim - 2)
@@ -37,26 +37,26 @@ def _consume(tracer: AxisTracer, left: Value, right: Value) -> None:
 
 @rule("addmm", "baddbmm", "_sparse_addmm")
 def add_product(tracer: AxisTracer, bias: Value, left: Value, right: Value, **_: object) -> Value:
-    """A product and a sum."""
+    """Add a bias to a matrix product."""
     return pointwise(tracer, bias, product(tracer, left, right))
 
 
 @rule("addbmm")
 def add_products(tracer: AxisTracer, bias: Value, left: Value, right: Value, **_: object) -> Value:
-    """A sum of products."""
+    """Add a bias to a sum of matrix products."""
     found = product(tracer, left, right)
     return pointwise(tracer, bias, Value(found.terms[1:], found.origins[1:], found.data))
 
 
 @rule("_cdist_forward", "_euclidean_dist", "cdist")
 def distances(tracer: AxisTracer, left: Value, right: Value, *_: object) -> Value:
-    """(..., n, k) and (..., m, k): k is permuted alike in both and goes, as in a product."""
+    """Unify and remove k in (..., n, k) and (..., m, k)."""
     return product(tracer, left, transpose(tracer, right, -2, -1))
 
 
 @rule("_pdist_forward")
 def pair_distances(tracer: AxisTracer, x: Value, *_: object) -> Value:
-    """Pairs of rows are numbered; columns may be in any order."""
+    """Fix the rows, whose pairs are enumerated; the result is invariant to permutations of columns."""
     tracer.labels.fix(x.terms[0], tracer.why)
     tracer.mark_produced(x)
     return tracer.new(tracer.why, tracer.sizes)
@@ -66,7 +66,7 @@ def pair_distances(tracer: AxisTracer, x: Value, *_: object) -> Value:
 def trilinear(
     tracer: AxisTracer, first: Value, second: Value, third: Value, *axes: Sequence[int], unroll_dim: int = 1
 ) -> Value:
-    """Three factors that are given the axes that they lack; some of all are summed over, where weights consume."""
+    """Unify the axes of three factors after inserting missing ones; weights consume units along summed axes."""
     values = []
     for value, lacking in zip((first, second, third), axes, strict=False):
         for dim in sorted(lacking):
@@ -80,13 +80,13 @@ def trilinear(
             tracer.mark_produced(value, [axis for axis in range(ndim) if axis not in summed])
             for axis in summed:
                 tracer.mark_consumed(value, axis)
-    kept = tuple(term for axis, term in enumerate(terms) if axis not in summed)
-    return Value(kept, (NOWHERE,) * len(kept), any_data(values))
+    rest = tuple(term for axis, term in enumerate(terms) if axis not in summed)
+    return Value(rest, (NOWHERE,) * len(rest), any_data(values))
 
 
 @rule("mv", "dot", "vdot")
 def vector_product(tracer: AxisTracer, left: Value, right: Value) -> Value:
-    """A matrix or vector and a vector."""
+    """Unify and remove the last axis of a matrix or vector times a vector."""
     tracer.unify(left.terms[-1], right.terms[0])
     weight = right if left.data else left
     if not (left.data and right.data):
@@ -98,19 +98,19 @@ def vector_product(tracer: AxisTracer, left: Value, right: Value) -> Value:
 
 @rule("addmv")
 def add_vector_product(tracer: AxisTracer, bias: Value, matrix: Value, vector: Value, **_: object) -> Value:
-    """A product with a vector and a sum."""
+    """Add a bias to a matrix-vector product."""
     return pointwise(tracer, bias, vector_product(tracer, matrix, vector))
 
 
 @rule("addr")
 def add_outer(tracer: AxisTracer, bias: Value, rows: Value, columns: Value, **_: object) -> Value:
-    """Every product of two vectors' values, and a sum."""
+    """Add a bias to an outer product."""
     return pointwise(tracer, bias, unsqueeze(tracer, rows, 1), columns)
 
 
 @rule("linear")
 def linear(tracer: AxisTracer, x: Value, weight: Value, bias: Value | None = None) -> Value:
-    """A weight (out, in) on the last axis."""
+    """Replace the last axis by the outputs of a weight (out, in)."""
     tracer.unify(x.terms[-1], weight.terms[1])
     tracer.mark_consumed(weight, 1)
     tracer.mark_produced(weight, [0])
@@ -132,11 +132,11 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Value:
-    """Channels are contracted group by group; the places of a kernel are fixed, and those it moves over."""
+    """Contract the channels of each group; kernel positions and spatial axes are fixed."""
     space, spatial = tracer.labels, weight.ndim - 2
     channels, outputs = x.terms[-spatial - 1], weight.terms[1 if transposed else 0]
     for axis in range(2, weight.ndim):
-        space.fix(weight.terms[axis], "they are the places of a kernel")
+        space.fix(weight.terms[axis], "they are positions of a kernel")
     if groups == 1:
         tracer.unify(channels, weight.terms[0 if transposed else 1])
     else:
@@ -163,7 +163,7 @@ def convolution(
 def _group_channels(
     tracer: AxisTracer, channels: Term, weight: Value, groups: int, transposed: bool
 ) -> tuple[Term, Term]:
-    """Groups are permuted as wholes, and channels inside them."""
+    """Unify channels as groups of channels: groups are permuted, and channels within groups."""
     space = tracer.labels
     number, inner = space.free(groups), space.free(space.size(channels) // groups)
     tracer.unify(space.merge([number, inner]), channels)
@@ -178,7 +178,7 @@ def _group_channels(
 
 @rule("native_batch_norm", "_native_batch_norm_legit_no_training", "_native_batch_norm_legit", "cudnn_batch_norm")
 def batch_norm(tracer: AxisTracer, x: Value, *others: object) -> tuple[Value, ...]:
-    """Scale, shift and statistics go with the channels."""
+    """Unify scale, shift and statistics with the channels."""
     for other in others:
         if isinstance(other, Value):
             tracer.unify(x.terms[1], other.terms[0])
@@ -189,7 +189,7 @@ def batch_norm(tracer: AxisTracer, x: Value, *others: object) -> tuple[Value, ..
 
 @rule("native_layer_norm", "_fused_rms_norm", "rms_norm", "layer_norm")
 def layer_norm(tracer: AxisTracer, x: Value, sizes: Sequence[int], *others: object) -> tuple[Value, ...] | Value:
-    """Scale and shift go with the axes that are normed."""
+    """Unify scale and shift with the normalized axes."""
     tracer.mark_mixed(x, range(-len(sizes), 0))
     for other in others:
         if isinstance(other, Value):
@@ -214,7 +214,7 @@ def group_norm(
     groups: int,
     eps: float,
 ) -> tuple[Value, ...]:
-    """Groups are permuted as wholes, and channels inside them."""
+    """Unify channels as groups of channels: groups are permuted, and channels within groups."""
     channels = tracer.labels.merge([tracer.labels.free(groups), tracer.labels.free(c // groups)])
     tracer.unify(channels, x.terms[1])
     for other in (weight, bias):
@@ -235,7 +235,7 @@ def attention(
     attn_mask: Value | None = None,
     **_: object,
 ) -> Values:
-    """Queries and keys are contracted inside a head, values and weights over the tokens; a mask has all their axes."""
+    """Contract queries and keys within heads, and attention weights and values over tokens; unify a mask with both."""
     tracer.fix(list(rest), tracer.why)
     tracer.unify(query.terms[-1], key.terms[-1])
     tracer.unify(key.terms[-2], value.terms[-2])
@@ -254,7 +254,7 @@ def attention(
 
 
 def _unify_heads(tracer: AxisTracer, queries: Term, keys: Term) -> Term:
-    """Heads of queries; where there are fewer of keys, each is shared by neighbours."""
+    """Unify heads of queries and keys; with fewer heads of keys, adjacent queries use the same one."""
     few, many = tracer.labels.size(keys), tracer.labels.size(queries)
     if few in (1, many) or many % few:
         return tracer.unify(queries, keys)

@@ -1,7 +1,7 @@
-"""Rules of operations that take values from numbered places or put them there: indices, embedding, gather, scatter.
+"""Rules of operations that read or write at indices: index, embedding, gather, scatter.
 
-Numbers that come from an axis of units (the largest of them, the nearest of some rows) go with the units: what they
-number elsewhere is permuted alike. What other numbers choose from is fixed.
+Indices that refer to an axis of units (such as an argmax) are permuted with the units, and so is every axis that they
+index. Axes that are indexed by other values are fixed.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from collections.abc import Sequence
 from enfold.symmetry.labels import Term
 from enfold.symmetry.tracer import NOWHERE, AxisTracer, TensorAxis, Value, any_data, rule
 
+INDEXED = "the inputs of the network index them"
+
 
 @rule("index")
 def index_axes(tracer: AxisTracer, x: Value, indices: Sequence[Value | None]) -> Value:
-    """Axes that are indexed go with what numbers them, or are fixed; the others stay, if those were neighbours."""
+    """Unify indexed axes with the units of their index, or fix them; fix all if they are not adjacent."""
     given = [index for index in indices if index is not None]
     chosen = [axis for axis, index in enumerate(indices) if index is not None]
-    alone = len(given) == 1 and given[0].numbers is not None
-    if not alone:
+    is_single = len(given) == 1 and given[0].numbers is not None
+    if not is_single:
         tracer.fix(given, tracer.why)
     for axis, index in zip(chosen, given, strict=True):
         tracer.follow_index(index, x.terms[axis])
@@ -28,7 +30,7 @@ def index_axes(tracer: AxisTracer, x: Value, indices: Sequence[Value | None]) ->
     new = len(tracer.sizes) - (x.ndim - len(chosen))
     first, behind = chosen[0], chosen[-1] + 1
     made = tuple(tracer.labels.fixed(size, tracer.why) for size in tracer.sizes[first : first + new])
-    if alone:
+    if is_single:
         made = given[0].terms
     terms = (*x.terms[:first], *made, *x.terms[behind:])
     origins: tuple[frozenset[TensorAxis], ...] = (*x.origins[:first], *((NOWHERE,) * len(made)), *x.origins[behind:])
@@ -40,13 +42,13 @@ def index_axes(tracer: AxisTracer, x: Value, indices: Sequence[Value | None]) ->
 
 @rule("index_select")
 def index_select(tracer: AxisTracer, x: Value, dim: int, index: Value) -> Value:
-    """OrderTracker of one axis."""
+    """Index one axis, as `index_axes`."""
     return index_axes(tracer, x, [None] * (dim % x.ndim) + [index])
 
 
 @rule("gather")
 def gather(tracer: AxisTracer, x: Value, dim: int, index: Value, **_: object) -> Value:
-    """Of each place of the other axes, numbered places of one axis."""
+    """Unify the gathered axis with the units of the index, and the other axes with those of the index."""
     dim %= x.ndim
     tracer.follow_index(index, x.terms[dim])
     terms = [
@@ -60,7 +62,7 @@ def gather(tracer: AxisTracer, x: Value, dim: int, index: Value, **_: object) ->
 def scatter(
     tracer: AxisTracer, x: Value, dim: int, index: Value, source: object = None, *_: object, **__: object
 ) -> Value:
-    """Values put at numbered places of one axis; along the others all are permuted alike."""
+    """Unify the written axis with the units of the index, and the other axes of all arguments."""
     dim %= x.ndim
     tracer.follow_index(index, x.terms[dim])
     others = [index, source] if isinstance(source, Value) else [index]
@@ -76,7 +78,7 @@ def scatter(
 
 
 def _unify_same_size(tracer: AxisTracer, one: Term, other: Term) -> Term:
-    """OrderTracker with the same number; where there are fewer of one, these are the first."""
+    """Unify two axes of the same size; fix both if their sizes differ, as the shorter covers the first entries."""
     if tracer.labels.size(one) != tracer.labels.size(other):
         tracer.labels.fix(one, tracer.why)
         tracer.labels.fix(other, tracer.why)
@@ -86,7 +88,7 @@ def _unify_same_size(tracer: AxisTracer, one: Term, other: Term) -> Term:
 
 @rule("index_add", "index_copy", "index_reduce")
 def index_write(tracer: AxisTracer, x: Value, dim: int, index: Value, source: Value, *_: object, **__: object) -> Value:
-    """Values put at numbered places of one axis, which is fixed; along the others both are permuted alike."""
+    """Fix the written axis and unify the other axes of both tensors."""
     tracer.fix(index, tracer.why)
     for axis, (one, other) in enumerate(zip(x.terms, source.terms, strict=True)):
         if axis == dim % x.ndim:
@@ -101,9 +103,9 @@ def index_write(tracer: AxisTracer, x: Value, dim: int, index: Value, source: Va
 
 @rule("embedding")
 def embedding(tracer: AxisTracer, weight: Value, indices: Value, *_: object) -> Value:
-    """Rows are numbered by the input, or by other units; columns are units."""
+    """Fix the rows if the inputs index them, or unify them with the units of the index; columns are units."""
     if indices.numbers is None:
-        tracer.labels.fix(weight.terms[0], "the network's inputs number them")
+        tracer.labels.fix(weight.terms[0], INDEXED)
     else:
         tracer.follow_index(indices, weight.terms[0])
     tracer.mark_produced(weight)
@@ -113,15 +115,15 @@ def embedding(tracer: AxisTracer, weight: Value, indices: Value, *_: object) -> 
 
 @rule("embedding_renorm")
 def renorm(tracer: AxisTracer, weight: Value, indices: Value, *_: object) -> Value:
-    """Rows that the input numbers are scaled by their norm."""
-    tracer.labels.fix(weight.terms[0], "the network's inputs number them")
+    """Fix the rows, which the inputs index."""
+    tracer.labels.fix(weight.terms[0], INDEXED)
     return weight
 
 
 @rule("_embedding_bag_forward_only", "_embedding_bag", "embedding_bag")
 def embedding_bag(tracer: AxisTracer, weight: Value, indices: Value, *rest: object) -> tuple[Value, ...]:
-    """Rows are numbered by the input; columns are units."""
-    tracer.labels.fix(weight.terms[0], "the network's inputs number them")
+    """Fix the rows, which the inputs index; columns are units."""
+    tracer.labels.fix(weight.terms[0], INDEXED)
     tracer.fix([indices, *rest], tracer.why)
     tracer.mark_produced(weight)
     sizes = tracer.all_sizes

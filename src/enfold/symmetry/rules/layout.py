@@ -12,12 +12,12 @@ from enfold.symmetry.tracer import NOWHERE, AxisTracer, TensorAxis, Value, Value
 
 @rule("view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten", "view_copy", "_reshape_copy")
 def reshape(tracer: AxisTracer, x: Value, *_: object) -> Value:
-    """The axes that the operation gives."""
+    """Label the axes of the reshaped result."""
     return reshape_to(tracer, x, tracer.sizes)
 
 
 def reshape_to(tracer: AxisTracer, x: Value, wanted_sizes: Sequence[int]) -> Value:
-    """Neighbouring axes are merged until they have as many places as some of the new ones."""
+    """Return the value with other sizes: merge adjacent axes until their size matches, then split them."""
     terms: list[Term] = []
     origins: list[frozenset[TensorAxis]] = []
     old = [(term, origin) for term, origin in zip(x.terms, x.origins, strict=True) if tracer.labels.size(term) != 1]
@@ -49,13 +49,13 @@ def _without_ones(sizes: list[int]) -> list[int]:
 
 @rule("permute", "permute_copy")
 def permute(tracer: AxisTracer, x: Value, dims: Sequence[int]) -> Value:
-    """Axes in another order."""
+    """Reorder the axes."""
     return Value(tuple(x.terms[dim] for dim in dims), tuple(x.origins[dim] for dim in dims), x.data)
 
 
 @rule("transpose", "transpose_copy", "t", "swapaxes")
 def transpose(tracer: AxisTracer, x: Value, first: int = 0, second: int = 1) -> Value:
-    """Two axes exchanged."""
+    """Exchange two axes."""
     order = list(range(x.ndim))
     if x.ndim > 1:
         order[first], order[second] = order[second], order[first]
@@ -64,14 +64,14 @@ def transpose(tracer: AxisTracer, x: Value, first: int = 0, second: int = 1) -> 
 
 @rule("unsqueeze", "unsqueeze_copy")
 def unsqueeze(tracer: AxisTracer, x: Value, dim: int) -> Value:
-    """An axis of one place."""
+    """Insert an axis of size 1."""
     at = dim % (x.ndim + 1)
     return Value((*x.terms[:at], ONE, *x.terms[at:]), (*x.origins[:at], NOWHERE, *x.origins[at:]), x.data)
 
 
 @rule("squeeze", "squeeze_copy")
 def squeeze(tracer: AxisTracer, x: Value, *_: object) -> Value:
-    """Axes of one place left out: those that the result lacks."""
+    """Remove the axes of size 1 that the result lacks."""
     left, keep = list(tracer.sizes), []
     for axis, term in enumerate(x.terms):
         size = tracer.labels.size(term)
@@ -89,7 +89,7 @@ def _is_squeezed(axis: int, x: Value, args: Sequence[object]) -> bool:
 
 @rule("expand", "expand_copy", "broadcast_to")
 def expand(tracer: AxisTracer, x: Value, *_: object, **__: object) -> Value:
-    """Along a new axis all values are the same, so it may be permuted at will."""
+    """Label expanded axes as free: their entries are equal, so that any permutation is a symmetry."""
     sizes = tracer.sizes
     lead = len(sizes) - x.ndim
     terms, origins = [ONE] * lead + list(x.terms), [NOWHERE] * lead + list(x.origins)
@@ -101,7 +101,7 @@ def expand(tracer: AxisTracer, x: Value, *_: object, **__: object) -> Value:
 
 @rule("as_strided")
 def as_strided(tracer: AxisTracer, x: Value, sizes: Sequence[int], strides: Sequence[int], *_: object) -> Values:
-    """Axes stay if they are given the steps that they have, as pooling does to say how its result lies in memory."""
+    """Return the value unchanged if sizes and strides are unchanged, as in pooling; otherwise fix all axes."""
     before = tuple(tracer.labels.size(term) for term in x.terms)
     if tuple(sizes) == before and all(n == 1 or a == b for n, a, b in zip(sizes, strides, tracer.strides, strict=True)):
         return x
@@ -110,7 +110,7 @@ def as_strided(tracer: AxisTracer, x: Value, sizes: Sequence[int], strides: Sequ
 
 @rule("repeat")
 def repeat(tracer: AxisTracer, x: Value, times: Sequence[int]) -> Value:
-    """An axis behind itself."""
+    """Concatenate an axis with itself."""
     lead = len(times) - x.ndim
     terms, origins = [ONE] * lead + list(x.terms), [NOWHERE] * lead + list(x.origins)
     found = [tracer.labels.free(n) if tracer.labels.size(t) == 1 else t * n for t, n in zip(terms, times, strict=True)]
@@ -121,7 +121,7 @@ def repeat(tracer: AxisTracer, x: Value, times: Sequence[int]) -> Value:
 def slice_(
     tracer: AxisTracer, x: Value, dim: int = 0, start: int | None = 0, end: int | None = None, step: int = 1
 ) -> Value:
-    """A part of an axis is cut off; of every second place and the like, pairs are permuted as wholes."""
+    """Cut an axis; with a step, blocks of `step` entries are permuted as units."""
     term, dim = x.terms[dim], dim % x.ndim
     size, new = tracer.labels.size(term), tracer.sizes[dim]
     if size == new:
@@ -140,20 +140,20 @@ def slice_(
 
 @rule("view_as_real", "view_as_real_copy")
 def as_real(tracer: AxisTracer, x: Value) -> Value:
-    """Real and imaginary parts beside each other along a new axis."""
+    """Add a fixed axis for real and imaginary parts."""
     return Value((*x.terms, tracer.labels.fixed(2, tracer.why)), (*x.origins, NOWHERE), x.data)
 
 
 @rule("view_as_complex", "view_as_complex_copy")
 def as_complex(tracer: AxisTracer, x: Value) -> Value:
-    """Two places of the last axis are one number."""
+    """Remove the fixed last axis of real and imaginary parts."""
     tracer.labels.fix(x.terms[-1], tracer.why)
     return Value(x.terms[:-1], x.origins[:-1], x.data)
 
 
 @rule("select", "select_copy")
 def select(tracer: AxisTracer, x: Value, dim: int, index: int) -> Value:
-    """One place of an axis; the axis goes."""
+    """Remove an axis by selecting one entry."""
     dim %= x.ndim
     terms = tracer.labels.at(x.terms, dim, index % tracer.labels.size(x.terms[dim]), tracer.why)
     return Value(tuple(terms), x.origins[:dim] + x.origins[dim + 1 :], x.data)
@@ -161,17 +161,17 @@ def select(tracer: AxisTracer, x: Value, dim: int, index: int) -> Value:
 
 @rule("unbind", "unbind_copy")
 def unbind(tracer: AxisTracer, x: Value, dim: int = 0) -> tuple[Value, ...]:
-    """All places of an axis, one by one."""
+    """Select every entry of an axis."""
     return tuple(select(tracer, x, dim, index) for index in range(tracer.labels.size(x.terms[dim])))
 
 
 @rule("split_with_sizes", "split", "chunk", "tensor_split", "split_with_sizes_copy", "split_copy")
 @rule("unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes")
 def split(tracer: AxisTracer, x: Value, _: object = None, dim: int = 0) -> tuple[Value, ...]:
-    """An axis cut into pieces."""
+    """Cut an axis into parts."""
     dim %= x.ndim
     sizes = [shape[dim] for shape in tracer.all_sizes]
-    if set(sizes) == {1}:  # told apart like places that are selected
+    if set(sizes) == {1}:  # distinguished like selected entries
         return tuple(unsqueeze(tracer, select(tracer, x, dim, index), dim) for index in range(len(sizes)))
     parts = tracer.labels.cut(x.terms[dim], sizes, tracer.why)
     return tuple(Value((*x.terms[:dim], part, *x.terms[dim + 1 :]), x.origins, x.data) for part in parts)
@@ -179,7 +179,7 @@ def split(tracer: AxisTracer, x: Value, _: object = None, dim: int = 0) -> tuple
 
 @rule("glu")
 def glu(tracer: AxisTracer, x: Value, dim: int = -1) -> Value:
-    """Half of an axis, times a gate of the other half."""
+    """Unify the two halves of an axis, one of which gates the other."""
     dim %= x.ndim
     halves = tracer.labels.cut(x.terms[dim], [tracer.sizes[dim]] * 2, tracer.why)
     return pointwise(
@@ -189,7 +189,7 @@ def glu(tracer: AxisTracer, x: Value, dim: int = -1) -> Value:
 
 @rule("cat", "concat")
 def cat(tracer: AxisTracer, values: Sequence[Value], dim: int = 0) -> Value:
-    """One axis behind the other; the other axes are the same, if it is used: last states of layers often are not."""
+    """Concatenate one axis; unifying the other axes is deferred until the result is used, which it may never be."""
     values = [value for value in values if value.ndim == len(tracer.sizes)]
     first, dim = values[0], dim % values[0].ndim
     others = [axis for axis in range(first.ndim) if axis != dim]
@@ -208,13 +208,13 @@ def cat(tracer: AxisTracer, values: Sequence[Value], dim: int = 0) -> Value:
 
 @rule("stack")
 def stack(tracer: AxisTracer, values: Sequence[Value], dim: int = 0) -> Value:
-    """Values beside each other along a new axis."""
+    """Concatenate values along a new axis."""
     return cat(tracer, [unsqueeze(tracer, value, dim) for value in values], dim % (values[0].ndim + 1))
 
 
 @rule("constant_pad_nd")
 def pad(tracer: AxisTracer, x: Value, widths: Sequence[int], *_: object) -> Value:
-    """Constants before and behind; all are the same, so they may be permuted among themselves."""
+    """Concatenate free axes for the padding, whose entries are equal."""
     terms = list(x.terms)
     for index in range(len(widths) // 2):
         axis, before, behind = x.ndim - 1 - index, widths[2 * index], widths[2 * index + 1]
@@ -229,8 +229,7 @@ def pad(tracer: AxisTracer, x: Value, widths: Sequence[int], *_: object) -> Valu
 
 @rule("copy", "fill", "zero", "slice_scatter", "select_scatter")
 def write(tracer: AxisTracer, x: Value, source: object = None, *args: int) -> Value:
-    """Values written over others: what is written and where it is written are permuted alike."""
-
+    """Unify the written values with the axes they are written to."""
     name = tracer.name
     if not isinstance(source, Value):
         return x
@@ -247,7 +246,7 @@ def write(tracer: AxisTracer, x: Value, source: object = None, *args: int) -> Va
 
 
 def slice_like(tracer: AxisTracer, x: Value, args: Sequence[int | None]) -> Value:
-    """The part that a scattered slice is written to."""
+    """Return the part of the value that `slice_scatter` writes to."""
     given = [*args, *(0, 0, None, 1)[len(args) :]]
     dim, step = given[0] or 0, given[3] or 1
     size = tracer.labels.size(x.terms[dim])
@@ -265,7 +264,7 @@ def _sizes(tracer: AxisTracer, x: Value) -> tuple[int, ...]:
 
 @rule("pixel_shuffle")
 def pixel_shuffle(tracer: AxisTracer, x: Value, factor: int) -> Value:
-    """Blocks of channels become the pixels of one."""
+    """Rearrange blocks of channels into the pixels of one channel."""
     *lead, channels, height, width = _sizes(tracer, x)
     parts = reshape_to(tracer, x, [*lead, channels // factor**2, factor, factor, height, width])
     n = len(lead)
@@ -274,7 +273,7 @@ def pixel_shuffle(tracer: AxisTracer, x: Value, factor: int) -> Value:
 
 @rule("pixel_unshuffle")
 def pixel_unshuffle(tracer: AxisTracer, x: Value, factor: int) -> Value:
-    """The pixels of a channel become a block of channels."""
+    """Rearrange the pixels of a channel into a block of channels."""
     *lead, channels, height, width = _sizes(tracer, x)
     parts = reshape_to(tracer, x, [*lead, channels, height // factor, factor, width // factor, factor])
     n = len(lead)
@@ -283,7 +282,7 @@ def pixel_unshuffle(tracer: AxisTracer, x: Value, factor: int) -> Value:
 
 @rule("channel_shuffle", "native_channel_shuffle")
 def channel_shuffle(tracer: AxisTracer, x: Value, groups: int) -> Value:
-    """The first channels of all groups, then the second ones."""
+    """Transpose groups and the channels within them."""
     batch, channels, *rest = _sizes(tracer, x)
     parts = reshape_to(tracer, x, [batch, groups, channels // groups, *rest])
     return reshape_to(tracer, permute(tracer, parts, [0, 2, 1, *range(3, parts.ndim)]), tracer.sizes)
@@ -291,7 +290,7 @@ def channel_shuffle(tracer: AxisTracer, x: Value, groups: int) -> Value:
 
 @rule("im2col")
 def im2col(tracer: AxisTracer, x: Value, kernel: Sequence[int], *_: object) -> Value:
-    """Each channel becomes a block of the places of a kernel, and the places it moves over are fixed."""
+    """Expand each channel to a block of kernel positions; spatial axes are fixed."""
     for term in x.terms[-2:]:
         tracer.labels.fix(term, tracer.why)
     block = tracer.labels.merge([x.terms[-3], tracer.labels.fixed(prod(kernel), tracer.why)])
@@ -302,7 +301,7 @@ def im2col(tracer: AxisTracer, x: Value, kernel: Sequence[int], *_: object) -> V
 
 @rule("col2im")
 def col2im(tracer: AxisTracer, x: Value, output: Sequence[int], kernel: Sequence[int], *_: object) -> Value:
-    """Blocks of the places of a kernel become channels."""
+    """Reduce blocks of kernel positions to channels; spatial axes are fixed."""
     *lead, channels, patches = _sizes(tracer, x)
     parts = reshape_to(tracer, x, [*lead, channels // prod(kernel), prod(kernel), patches])
     for term in parts.terms[-2:]:
@@ -314,7 +313,7 @@ def col2im(tracer: AxisTracer, x: Value, output: Sequence[int], kernel: Sequence
 
 @rule("unfold", "unfold_copy")
 def unfold(tracer: AxisTracer, x: Value, dim: int, size: int, step: int) -> Value:
-    """Windows along one axis, which is fixed; their places are a new axis."""
+    """Fix an axis of windows and add a fixed axis of positions in a window."""
     dim %= x.ndim
     tracer.labels.fix(x.terms[dim], tracer.why)
     windows, places = (tracer.labels.fixed(number, tracer.why) for number in (tracer.sizes[dim], size))

@@ -1,4 +1,4 @@
-"""Rules of operations on square matrices, whose rows and columns are often the same units: diagonals, inverses."""
+"""Rules of operations on square matrices, whose rows and columns often index the same units: diagonals, inverses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enfold.symmetry.tracer import NOWHERE, AxisTracer, Value, Values, rule
 
 @rule("eye")
 def eye(tracer: AxisTracer, *_: object, **__: object) -> Value:
-    """Rows and columns are permuted alike."""
+    """Label rows and columns with the same permutation."""
     if tracer.sizes[0] != tracer.sizes[1]:
         return tracer.new(tracer.why, tracer.sizes, data=False)
     return Value((tracer.labels.free(tracer.sizes[0]),) * 2, (NOWHERE,) * 2, data=False)
@@ -15,7 +15,7 @@ def eye(tracer: AxisTracer, *_: object, **__: object) -> Value:
 
 @rule("diagonal", "diagonal_copy")
 def diagonal(tracer: AxisTracer, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
-    """Two axes are seen as one."""
+    """Unify two axes into one."""
     axes = [dim1 % x.ndim, dim2 % x.ndim]
     one, other = (x.terms[axis] for axis in axes)
     if offset or tracer.labels.size(one) != tracer.labels.size(other):
@@ -23,14 +23,14 @@ def diagonal(tracer: AxisTracer, x: Value, offset: int = 0, dim1: int = 0, dim2:
         one = tracer.labels.fixed(tracer.sizes[-1], tracer.why)
     else:
         tracer.unify(one, other)
-    kept = [axis for axis in range(x.ndim) if axis not in axes]
+    rest = [axis for axis in range(x.ndim) if axis not in axes]
     origin = x.origins[axes[0]] | x.origins[axes[1]]
-    return Value((*(x.terms[axis] for axis in kept), one), (*(x.origins[axis] for axis in kept), origin), x.data)
+    return Value((*(x.terms[axis] for axis in rest), one), (*(x.origins[axis] for axis in rest), origin), x.data)
 
 
 @rule("diag_embed")
 def diag_embed(tracer: AxisTracer, x: Value, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Value:
-    """One axis becomes two, with zeros between."""
+    """Duplicate one axis; the other entries are zero."""
     term, origin = x.terms[-1], x.origins[-1]
     if offset:
         tracer.labels.fix(term, tracer.why)
@@ -44,7 +44,7 @@ def diag_embed(tracer: AxisTracer, x: Value, offset: int = 0, dim1: int = -2, di
 
 @rule("trace", "_linalg_det", "_linalg_slogdet")
 def matrix_scalar(tracer: AxisTracer, x: Value) -> Values:
-    """A number of each matrix, if its rows and columns are permuted alike."""
+    """Unify rows and columns, which leaves the scalar of each matrix invariant."""
     _mark_square(tracer, x)
     tracer.unify(x.terms[-2], x.terms[-1])
     found = Value(x.terms[:-2], (NOWHERE,) * (x.ndim - 2), x.data)
@@ -56,7 +56,7 @@ def matrix_scalar(tracer: AxisTracer, x: Value) -> Values:
 
 @rule("linalg_matrix_exp")
 def matrix_exp(tracer: AxisTracer, x: Value) -> Value:
-    """Rows and columns are permuted alike."""
+    """Unify rows and columns."""
     _mark_square(tracer, x)
     tracer.unify(x.terms[-2], x.terms[-1])
     return Value(x.terms, (NOWHERE,) * x.ndim, x.data)
@@ -64,7 +64,7 @@ def matrix_exp(tracer: AxisTracer, x: Value) -> Value:
 
 @rule("linalg_inv_ex")
 def inverse(tracer: AxisTracer, x: Value, **_: object) -> Values:
-    """Columns become rows."""
+    """Exchange the labels of rows and columns."""
     _mark_square(tracer, x)
     found = Value((*x.terms[:-2], x.terms[-1], x.terms[-2]), (NOWHERE,) * x.ndim, x.data)
     return found, tracer.new(tracer.why, tracer.all_sizes[1])
@@ -72,7 +72,7 @@ def inverse(tracer: AxisTracer, x: Value, **_: object) -> Values:
 
 @rule("_linalg_solve_ex")
 def solve(tracer: AxisTracer, x: Value, y: Value, *, left: bool = True, **_: object) -> Values:
-    """An inverse times the right side."""
+    """Label the result as the inverse times the right-hand side."""
     if not left or y.ndim != x.ndim:
         return tracer.fix_all(x, y)
     _mark_square(tracer, x)
@@ -84,7 +84,7 @@ def solve(tracer: AxisTracer, x: Value, y: Value, *, left: bool = True, **_: obj
 
 
 def _mark_square(tracer: AxisTracer, x: Value) -> None:
-    """All rows and columns are needed for each value."""
+    """Mark rows and columns as mixed: every result depends on all of them."""
     tracer.mark_mixed(x, [-1])
     tracer.mark_mixed(x, [-2])
     tracer.mark_produced(x)
