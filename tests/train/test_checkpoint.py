@@ -132,8 +132,8 @@ def changed(split: Split, part: str) -> Split:
 @pytest.mark.parametrize(
     ("another", "says"),
     [
-        (lambda data: (data, PLAN.replace(seed=1), CrossEntropy()), r"plan.seed \(0, now 1\)"),
-        (lambda data: (data, PLAN.replace(epochs=9), CrossEntropy()), r"plan.epochs \(3, now 9\)"),
+        (lambda data: (data, PLAN.replace(seed=1), CrossEntropy()), r"config.seed \(0, now 1\)"),
+        (lambda data: (data, PLAN.replace(epochs=9), CrossEntropy()), r"config.epochs \(3, now 9\)"),
         (lambda data: (data, PLAN, CrossEntropy(0.2)), "loss"),
         (lambda data: (data, PLAN, lambda model, batch: CrossEntropy()(model, batch)), "loss"),
         (lambda data: (data.replace(train=data.train[:40]), PLAN, CrossEntropy()), "training inputs, training labels"),

@@ -11,7 +11,7 @@ from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.metrics.predictions import Predictions
 from enfold.networks import MLP
 from enfold.train import TrainConfig, fit
-from enfold.train.diversity import LowDiversityWarning, alike
+from enfold.train.diversity import LowDiversityWarning, describe_similarity
 
 
 @pytest.fixture
@@ -39,16 +39,18 @@ def test_members_of_a_deep_ensemble_are_not(data):
 def test_one_member_or_one_pair_far_apart_is_no_matter():
     labels = torch.tensor([0, 1, 0, 1])
     first = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.6, 0.4]]).log()
-    assert alike(Predictions(first[None], labels)) is None
-    assert "nearly identical" in alike(Predictions(torch.stack([first, first]), labels))
-    assert alike(Predictions(torch.stack([first, first.flip(1)]), labels)) is None
+    assert describe_similarity(Predictions(first[None], labels)) is None
+    assert "nearly identical" in describe_similarity(Predictions(torch.stack([first, first]), labels))
+    assert describe_similarity(Predictions(torch.stack([first, first.flip(1)]), labels)) is None
     close = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.99, 0.01]]).log()
-    assert alike(Predictions(torch.stack([first, close]), labels)) is None, "same classes, other probabilities"
+    assert describe_similarity(Predictions(torch.stack([first, close]), labels)) is None, (
+        "same classes, other probabilities"
+    )
 
 
 def test_agreement_on_a_solved_problem_says_little():
     labels = torch.tensor([0, 1, 0, 1])
     first = torch.tensor([[0.99, 0.01], [0.01, 0.99], [0.99, 0.01], [0.01, 0.99]]).log()
     second = torch.tensor([[0.98, 0.02], [0.02, 0.98], [0.98, 0.02], [0.02, 0.98]]).log()
-    assert alike(Predictions(torch.stack([first, second]), labels)) is None
-    assert alike(Predictions(torch.stack([first, first]), labels)) is not None
+    assert describe_similarity(Predictions(torch.stack([first, second]), labels)) is None
+    assert describe_similarity(Predictions(torch.stack([first, first]), labels)) is not None

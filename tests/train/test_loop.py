@@ -273,7 +273,7 @@ def test_without_a_length_the_rate_is_set_by_the_epoch(data, make):
 
 
 def test_a_generator_is_used_up_after_an_epoch(data, make):
-    with pytest.raises(EnfoldError, match=r"got none in epoch 2: pass a DataLoader or a list, not a generator"):
+    with pytest.raises(EnfoldError, match="got none in epoch 2"):
         fit(seeded(make["mlp"]), data.replace(train=iter(batches(data.train))), config=SGD, quiet=True)
 
 
@@ -306,7 +306,7 @@ class Explosive(nn.Module):
 def test_a_loss_that_is_not_finite_stops_with_epoch_and_batch(data, tmp_path):
     """Four batches an epoch: the seventh is the third of epoch 2."""
     file = tmp_path / "training.safetensors"
-    with pytest.raises(NonFiniteLoss, match=r"is nan for member 0 in epoch 2, batch 3: .*state after epoch 1 is kept"):
+    with pytest.raises(NonFiniteLoss, match=r"nan for member 0 in epoch 2, batch 3: .*state after epoch 1"):
         fit(seeded(lambda: Explosive(6)), data, config=PLAN, checkpoint=file, quiet=True)
     network = seeded(lambda: Explosive(100))
     history = fit(network, data, config=PLAN, checkpoint=file, quiet=True)
@@ -318,7 +318,7 @@ def test_the_member_that_diverged_is_named(data, make):
     members = DeepEnsemble(make["mlp"], 3)
     with torch.no_grad():
         members.expand()["0.weight"][1] = math.inf
-    with pytest.raises(NonFiniteLoss, match=r"for member 1 in epoch 1, batch 1: lower the learning rate"):
+    with pytest.raises(NonFiniteLoss, match=r"for member 1 in epoch 1, batch 1: lower lr"):
         fit(members, data.replace(val=[]), config=PLAN, quiet=True)
 
 

@@ -132,7 +132,7 @@ def test_memory_survives_a_round_trip():
 
 def test_nothing_to_train():
     network = nn.Linear(3, 2).requires_grad_(False)
-    with pytest.raises(EnfoldError, match="must have trainable parameters"):
+    with pytest.raises(EnfoldError, match="trainable parameters"):
         Optimizer(network, SGD)
 
 

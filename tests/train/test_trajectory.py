@@ -31,7 +31,7 @@ def test_the_start_every_second_epoch_and_the_last_are_kept(tmp_path: Path) -> N
         model,
         data,
         config=plan,
-        keep=kept,
+        trajectory=kept,
         on_epoch=lambda _: seen.append({n: t.clone() for n, t in model.expand().items()}),
     )
     assert kept.epochs == [0, 2, 4, 5]
@@ -44,21 +44,28 @@ def test_the_start_every_second_epoch_and_the_last_are_kept(tmp_path: Path) -> N
 
 
 def test_a_single_network_has_a_member_axis_too(tmp_path: Path) -> None:
-    fit(network(), three_clouds(40, 10, 10), config=PLAN.replace(epochs=1), keep=tmp_path)
+    fit(network(), three_clouds(40, 10, 10), config=PLAN.replace(epochs=1), trajectory=tmp_path)
     assert Trajectory(tmp_path).state(1)["0.weight"].shape == (1, 5, 4)
 
 
 def test_a_stopped_training_goes_on_with_its_trajectory(tmp_path: Path) -> None:
     data = three_clouds(40, 10, 10)
-    fit(members(), data, config=PLAN, keep=tmp_path / "whole")
+    fit(members(), data, config=PLAN, trajectory=tmp_path / "whole")
 
     def stop(record: object) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fit(members(), data, config=PLAN, keep=tmp_path / "parts", checkpoint=tmp_path / "c.safetensors", on_epoch=stop)
+        fit(
+            members(),
+            data,
+            config=PLAN,
+            trajectory=tmp_path / "parts",
+            checkpoint=tmp_path / "c.safetensors",
+            on_epoch=stop,
+        )
     assert Trajectory(tmp_path / "parts").epochs == [0, 1]
-    fit(members(), data, config=PLAN, keep=tmp_path / "parts", checkpoint=tmp_path / "c.safetensors")
+    fit(members(), data, config=PLAN, trajectory=tmp_path / "parts", checkpoint=tmp_path / "c.safetensors")
     whole, parts = Trajectory(tmp_path / "whole"), Trajectory(tmp_path / "parts")
     assert parts.epochs == whole.epochs == [0, 1, 2, 3, 4]
     for epoch in whole.epochs:
@@ -67,10 +74,10 @@ def test_a_stopped_training_goes_on_with_its_trajectory(tmp_path: Path) -> None:
 
 def test_another_trainings_folder_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     data = three_clouds(40, 10, 10)
-    fit(members(), data, config=PLAN, keep=tmp_path)
+    fit(members(), data, config=PLAN, trajectory=tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(EnfoldError, match="seed"):
-        fit(members(), data, config=PLAN.replace(seed=3), keep=tmp_path)
+        fit(members(), data, config=PLAN.replace(seed=3), trajectory=tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 

@@ -143,7 +143,7 @@ def distill(
             on_epoch=on_epoch,
             title=title,
             quiet=quiet,
-            judged=loss.evaluated_model,
+            evaluated_model=loss.evaluated_model,
         )
     remedy = "lower the learning rate, train for more epochs, or take the last epoch with TrainConfig(select='last')"
     warn_if_unchanged(history, type(loss).__name__, start, remedy)

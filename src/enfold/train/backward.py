@@ -1,8 +1,7 @@
 """Compute the gradients of all members' losses, member by member where members run one after the other.
 
-The losses are summed, so their gradients can be computed one member at a time: only one member's activations are then
-in
-memory, which is also faster on a CPU.
+The losses are summed, so their gradients can be computed one member at a time: only one member's activations are
+then in memory, which is also faster on a CPU.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def backward(
     precision: AbstractContextManager[object] | None = None,
     scaler: torch.amp.GradScaler | None = None,
     noise: Sequence[int] = (),
-    moment: StepContext | None = None,
+    context: StepContext | None = None,
 ) -> Tensor:
     """Add the gradients of the summed losses to the parameters' gradients and return the loss of each member, (M,).
 
@@ -51,12 +50,12 @@ def backward(
         precision: Autocast context.
         scaler: Gradient scaler for float16.
         noise: Seeds of each member's random layers, such as dropout; members that run together use the first.
-        moment: The position in the training, for objectives that prepare batches.
+        context: The position in the training, for objectives that prepare batches.
     """
     prepare = getattr(objective, "for_batch", None)  # isinstance of a protocol takes longer than a small layer
     if prepare is not None:
         with precision or nullcontext():
-            objective = prepare(model, batch, moment or StepContext())
+            objective = prepare(model, batch, context or StepContext())
 
     def losses_of(part: nn.Module, own: Objective, seen: Batch, index: int) -> Tensor:
         if noise:
@@ -79,7 +78,7 @@ def _member_by_member(model: Ensemble, batch: Batch, objective: Separable, losse
     for index in range(model.num_members):
         view = MemberView(model.code(index), gradients.leaves(index))
         found.append(losses_of(view, objective.member(index), batch.member(index), index))
-        gradients.keep(index)
+        gradients.store(index)
     gradients.apply()
     return torch.cat(found)
 
@@ -105,7 +104,7 @@ class Gradients:
         }
         return {**{name: tensor[index] for name, tensor in self.state.items()}, **self.current}
 
-    def keep(self, index: int) -> None:
+    def store(self, index: int) -> None:
         """Store the member's gradients beside those of the others."""
         for name, leaf in self.current.items():
             if leaf.grad is None:

@@ -22,11 +22,11 @@ class Descent:
     """Parameters optimised according to a `TrainConfig`; an interrupted run resumes to the same bits."""
 
     def __init__(
-        self, parameters: nn.ParameterList, plan: TrainConfig, identity: Identity, checkpoint: Path | None
+        self, parameters: nn.ParameterList, config: TrainConfig, identity: Identity, checkpoint: Path | None
     ) -> None:
-        self.parameters, self.plan, self.identity, self.checkpoint = parameters, plan, identity, checkpoint
-        self.optimizer, self.scaler = Optimizer(parameters, plan), torch.amp.GradScaler(enabled=False)
-        self.selection, self.history = Selection(parameters, plan.patience), History()
+        self.parameters, self.config, self.identity, self.checkpoint = parameters, config, identity, checkpoint
+        self.optimizer, self.scaler = Optimizer(parameters, config), torch.amp.GradScaler(enabled=False)
+        self.selection, self.history = Selection(parameters, config.patience), History()
         self.bar: ProgressBar = Silent()
         self.steps = 0  # of this epoch
         if checkpoint is not None and checkpoint.exists():
@@ -36,28 +36,27 @@ class Descent:
     def epochs(self, loss: Callable[[], float], steps: int | None, title: str, of: str = "") -> Iterator[int]:
         """Yield the remaining epochs; the caller makes its `steps` in each.
 
-        `loss` is evaluated after every epoch; finally the parameters with the lowest value are restored, which may be
-        the
-        initial ones.
+        `loss` is evaluated after every epoch; finally the parameters with the lowest value, which may be the initial
+        ones, are restored.
         """
         done = len(self.history.epochs)
         if not done:
             self.selection.update(0, [loss()])
-        total = None if steps is None else steps * self.plan.epochs
+        total = None if steps is None else steps * self.config.epochs
         with progress(title, total, done=(steps or 0) * done) as self.bar:
-            for epoch in range(done, self.plan.epochs):
+            for epoch in range(done, self.config.epochs):
                 if self.selection.finished(epoch):
-                    self.bar.advance((steps or 0) * (self.plan.epochs - epoch))
+                    self.bar.advance((steps or 0) * (self.config.epochs - epoch))
                     self.bar.say(
                         f"{of}loss not below {self.selection.nll[0]:.4f} since epoch {self.selection.epoch[0]}"
                     )
                     break
                 started, self.steps = time.perf_counter(), 0
                 yield epoch
-                self._keep(epoch, loss(), started)
+                self._record(epoch, loss(), started)
                 lowest = self.selection.nll[0]
                 now = self.history.epochs[-1].train_loss[0]
-                self.bar.say(f"{of}epoch {epoch + 1}/{self.plan.epochs}  loss {now:.4f}  lowest {lowest:.4f}")
+                self.bar.say(f"{of}epoch {epoch + 1}/{self.config.epochs}  loss {now:.4f}  lowest {lowest:.4f}")
         self.selection.apply()
 
     def step(self, slopes: Sequence[Tensor]) -> None:
@@ -68,7 +67,7 @@ class Descent:
         self.steps += 1
         self.bar.advance(1)
 
-    def _keep(self, epoch: int, loss: float, started: float) -> None:
+    def _record(self, epoch: int, loss: float, started: float) -> None:
         rate = self.optimizer.inner.param_groups[0]["lr"]
         seconds = time.perf_counter() - started
         self.history.epochs.append(Epoch(epoch, [loss], [], [], None, rate, seconds, self.steps))

@@ -26,7 +26,7 @@ class LowDiversityWarning(UserWarning):
     """Members are nearly identical functions."""
 
 
-def alike(p: Predictions) -> str | None:
+def describe_similarity(p: Predictions) -> str | None:
     """Return a message if members are nearly identical: they rarely disagree and their distributions are close."""
     if p.num_members < 2:
         return None
@@ -41,7 +41,7 @@ def alike(p: Predictions) -> str | None:
     )
 
 
-def warn_if_alike(model: nn.Module, data: Data) -> None:
+def warn_if_similar(model: nn.Module, data: Data) -> None:
     """Check the members on validation examples, or on training examples if there are none."""
     if not isinstance(model, Ensemble) or model.num_members < 2:
         return
@@ -50,7 +50,7 @@ def warn_if_alike(model: nn.Module, data: Data) -> None:
             return
         data = dataclasses.replace(data, val=data.train[torch.arange(min(len(data.train), SOME))])
     try:
-        found = alike(predict(model, data.val))
+        found = describe_similarity(predict(model, data.val))
     except UnsupportedOutput:  # a custom objective may train other kinds of outputs
         return
     if found:

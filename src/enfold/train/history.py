@@ -11,7 +11,7 @@ from enfold.errors import UnchangedWarning, level_outside
 
 
 @runtime_checkable
-class Telling(Protocol):
+class HasFigures(Protocol):
     """A model that reports metrics of its own after every epoch."""
 
     def figures(self) -> dict[str, float]:

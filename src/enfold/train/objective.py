@@ -46,7 +46,7 @@ class StepContext:
 class ByBatch(Protocol):
     """An objective that prepares each batch first, so that what all members need is computed once."""
 
-    def for_batch(self, model: nn.Module, batch: Batch, moment: StepContext, /) -> Objective:
+    def for_batch(self, model: nn.Module, batch: Batch, context: StepContext, /) -> Objective:
         """Return the objective for this batch."""
 
 

@@ -1,4 +1,4 @@
-"""One optimizer for M members: torch's own, on stacked parameters, or on each member's slice where settings differ."""
+"""The optimizer of M members: PyTorch's, on stacked parameters, or on each member's slice if settings differ."""
 
 from __future__ import annotations
 
@@ -20,38 +20,46 @@ def trained_members(model: nn.Module) -> int:
 
 
 class Optimizer:
-    """The optimizer of a model; parameters with a member axis are clipped, and may have settings, by member."""
+    """The optimizer of a model; gradients with a member axis are clipped for each member.
 
-    def __init__(self, model: nn.Module, plan: TrainConfig) -> None:
-        self.plan = plan
+    Args:
+        model: A network or an ensemble.
+        config: Settings of the training.
+
+    Raises:
+        EnfoldError: If the model has no trainable parameters, or settings of each member do not fit the model.
+    """
+
+    def __init__(self, model: nn.Module, config: TrainConfig) -> None:
+        self.config = config
         self.num_members = trained_members(model)
-        self.groups = param_groups(model, plan)
+        self.groups = param_groups(model, config)
         self.slices: list[tuple[Tensor, list[Tensor]]] = []
-        self.inner = self._make(self._sliced() if plan.varies else self.groups)
+        self.inner = self._make(self._member_groups() if config.varies else self.groups)
         everything = (parameter for group in self.inner.param_groups for parameter in group["params"])
-        self.names = {id(parameter): str(index) for index, parameter in enumerate(everything)}  # in a stored state
+        self.names = {id(parameter): str(index) for index, parameter in enumerate(everything)}  # names in a saved state
 
     def _make(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        plan = self.plan
+        config = self.config
         rates = [{**group, "lr": group.get("lr", 1.0) * group.get("lr_scale", 1.0)} for group in groups]
         base = [{**group, "base_lr": group["lr"]} for group in rates]
-        if plan.optimizer == "sgd":
-            nesterov = plan.nesterov and plan.momentum > 0
-            return torch.optim.SGD(base, momentum=plan.momentum, nesterov=nesterov)
-        kind = torch.optim.AdamW if plan.optimizer == "adamw" else torch.optim.Adam
+        if config.optimizer == "sgd":
+            nesterov = config.nesterov and config.momentum > 0
+            return torch.optim.SGD(base, momentum=config.momentum, nesterov=nesterov)
+        kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
         half = all(parameter.dtype == torch.float16 for group in groups for parameter in group["params"])
-        return kind(base, betas=plan.betas, eps=1e-4 if half else 1e-8)  # 1e-8 is 0 in float16
+        return kind(base, betas=config.betas, eps=1e-4 if half else 1e-8)  # 1e-8 is 0 in float16
 
-    def _sliced(self) -> list[dict[str, Any]]:
-        """One group a member: leaves that share storage with the stacked parameters' slices."""
-        rates = self.plan.per_member("lr", self.num_members)
-        decays = self.plan.per_member("weight_decay", self.num_members)
+    def _member_groups(self) -> list[dict[str, Any]]:
+        """Return one group per member, whose leaves are views of the slices of stacked parameters."""
+        rates = self.config.per_member("lr", self.num_members)
+        decays = self.config.per_member("weight_decay", self.num_members)
         by_member: list[dict[str, Any]] = []
         for group in self.groups:
             if not group["member_axis"] and self.num_members > 1:
                 raise EnfoldError(
-                    "lr and weight_decay must be numbers unless members own all parameters, got a common parameter: "
-                    "use one value for all, or a DeepEnsemble"
+                    "lr and weight_decay must be numbers if members have parameters in common, got one value per "
+                    "member: use one value for all, or a DeepEnsemble"
                 )
             decayed, scale = group["weight_decay"] > 0, group.get("lr_scale", 1.0)
             views = [_leaves(parameter, self.num_members) for parameter in group["params"]]
@@ -59,18 +67,24 @@ class Optimizer:
             for index in range(self.num_members):
                 own = [leaves[index] for leaves in views]
                 decay = decays[index] if decayed else 0.0
-                kept: dict[str, Any] = {
+                options: dict[str, Any] = {
                     key: group[key] for key in ("grad_scale", "decay_to", "towards") if key in group
                 }
-                by_member.append({**kept, "params": own, "lr": rates[index], "lr_scale": scale, "weight_decay": decay})
+                by_member.append(
+                    {**options, "params": own, "lr": rates[index], "lr_scale": scale, "weight_decay": decay}
+                )
         return by_member
 
     def step(self, rate_factor: float, scaler: torch.amp.GradScaler) -> None:
-        """Clip, update with the learning rates multiplied by `rate_factor`, and clear the gradients.
+        """Clip the gradients, update the parameters and clear the gradients.
 
-        What a member did not use is left as it is, as torch leaves a parameter without a gradient.
+        Slices that a member did not use are unchanged, as parameters without a gradient are in PyTorch.
+
+        Args:
+            rate_factor: Factor on the learning rates.
+            scaler: Gradient scaler of mixed precision.
         """
-        used = self._used()
+        used = self._find_used()
         for stacked, leaves in self.slices:
             grads = [None] * len(leaves) if stacked.grad is None else _slices(stacked.grad, len(leaves))
             for leaf, grad, wanted in zip(leaves, grads, used.get(id(stacked), [True] * len(leaves)), strict=True):
@@ -78,15 +92,15 @@ class Optimizer:
         for group in self.inner.param_groups:
             group["lr"] = group["base_lr"] * rate_factor
         scaler.unscale_(self.inner) if scaler.is_enabled() else None
-        self._declared()
-        if self.plan.clip_norm is not None:
-            self._clip(self.plan.clip_norm)
-        scaler.step(self.inner)  # without scaling this is self.inner.step()
+        self._apply_group_options()
+        if self.config.clip_norm is not None:
+            self._clip(self.config.clip_norm)
+        scaler.step(self.inner)  # self.inner.step() if scaling is disabled
         scaler.update()
         self.clear()
 
-    def _used(self) -> dict[int, list[bool]]:
-        """Which members used a parameter, of those that some did not; these are stepped slice by slice from now on."""
+    def _find_used(self) -> dict[int, list[bool]]:
+        """Return which members used a parameter, for those that some did not use; these are split from now on."""
         found: dict[int, list[bool]] = {}
         for group in self.groups:
             for parameter in group["params"]:
@@ -97,13 +111,13 @@ class Optimizer:
         return found
 
     def _split(self, parameter: Tensor) -> None:
-        """Put a parameter's slices in its place, each with its own part of the memory and its own count of steps."""
+        """Replace a parameter by its slices, each with its own optimizer state and step count."""
         if any(stacked is parameter for stacked, _ in self.slices):
             return
         leaves = _leaves(parameter, len(parameter))
         self.slices.append((parameter, leaves))
         for group in self.inner.param_groups:
-            group["params"] = [each for held in group["params"] for each in (leaves if held is parameter else [held])]
+            group["params"] = [each for old in group["params"] for each in (leaves if old is parameter else [old])]
         name, memory = self.names.pop(id(parameter)), self.inner.state.pop(parameter, {})
         for index, leaf in enumerate(leaves):
             self.names[id(leaf)] = f"{name}/{index}"
@@ -115,8 +129,8 @@ class Optimizer:
             }
 
     @torch.no_grad()
-    def _declared(self) -> None:
-        """Scale gradients, and decay to another value than 0, where a group declares it."""
+    def _apply_group_options(self) -> None:
+        """Scale gradients and decay to values other than 0, as groups specify."""
         for group in self.inner.param_groups:
             scale, target = group.get("grad_scale", 1.0), group.get("decay_to")
             for parameter in group["params"]:
@@ -124,13 +138,13 @@ class Optimizer:
                     parameter.grad.mul_(scale)
                 if target is None or not group["towards"] or parameter.grad is None:
                     continue
-                if self.plan.optimizer == "adamw":
+                if self.config.optimizer == "adamw":
                     parameter.lerp_(torch.full_like(parameter, target), group["lr"] * group["towards"])
                 else:
                     parameter.grad.add_(parameter - target, alpha=group["towards"])
 
     def clear(self) -> None:
-        """Forget the gradients, and who gave them."""
+        """Clear the gradients and the records of the members that used them."""
         for group in self.groups:
             for parameter in group["params"]:
                 parameter.grad = None
@@ -148,7 +162,7 @@ class Optimizer:
                 grad.mul_(factors.view(-1, *(1,) * (grad.ndim - 1)))
 
     def state(self) -> dict[str, Tensor]:
-        """The optimizer's memory by position, of a slice also the member, and name."""
+        """Return the state of the optimizer by parameter index (and member, for slices) and name."""
         return {
             f"{self.names[id(parameter)]}.{name}": torch.as_tensor(value)
             for parameter, values in self.inner.state.items()
@@ -157,7 +171,7 @@ class Optimizer:
         }
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Put the memory back, laid out as the parameters are."""
+        """Restore the state of `state()`, in the memory format of the parameters."""
         split = {key.split("/")[0] for key in state if "/" in key}
         for parameter in [each for group in self.inner.param_groups for each in group["params"]]:
             if self.names[id(parameter)] in split:
@@ -187,32 +201,40 @@ def _leaves(parameter: Tensor, num_members: int) -> list[Tensor]:
     return [part.requires_grad_() for part in _slices(parameter.detach(), num_members)]
 
 
-def _scaled(group: dict[str, Any], plan: TrainConfig) -> dict[str, Any]:
-    """`step_scale` as a factor on gradients, or on the learning rate where an optimizer undoes factors on gradients."""
+def _apply_step_scale(group: dict[str, Any], config: TrainConfig) -> dict[str, Any]:
+    """Return the group with `step_scale` as a factor on gradients, or on the learning rate of Adam and AdamW."""
     scale = group.get("step_scale", 1.0)
-    if plan.optimizer == "sgd":
+    if config.optimizer == "sgd":
         return {**group, "grad_scale": scale * group.get("grad_scale", 1.0)}
     slowed = {**group, "lr_scale": scale * group.get("lr_scale", 1.0)}
     return {**slowed, "towards": group["towards"] / scale} if scale and "towards" in group else slowed
 
 
-def param_groups(model: nn.Module, plan: TrainConfig) -> list[dict[str, Any]]:
-    """What a model declares, or for a plain network: its parameters, decayed or not as the plan says."""
-    decay = max(plan.per_member("weight_decay", trained_members(model)))  # above 0 if any member's is
-    rate = plan.per_member("lr", trained_members(model))[0]
+def param_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:
+    """Return the parameter groups of a model: those an ensemble specifies, or those of a network by weight decay.
+
+    Args:
+        model: A network or an ensemble.
+        config: Settings of the training.
+
+    Raises:
+        EnfoldError: If there are no trainable parameters.
+    """
+    decay = max(config.per_member("weight_decay", trained_members(model)))  # positive if any member's is
+    rate = config.per_member("lr", trained_members(model))[0]
     if isinstance(model, Ensemble):
-        declared = model.param_groups(decay, plan.decay)
+        declared = model.param_groups(decay, config.decay)
     else:
         named = [(parameter, parameter.ndim) for parameter in model.parameters()]
-        declared = decay_groups(named, decay, plan.decay)
+        declared = decay_groups(named, decay, config.decay)
     groups = []
     for group in declared:
         trainable = [parameter for parameter in group["params"] if parameter.requires_grad]
         if trainable:
-            if "decay_to" in group:  # torch decays to 0 only
+            if "decay_to" in group:  # PyTorch decays to 0 only
                 group = {**group, "towards": group["weight_decay"], "weight_decay": 0.0}
-            group = _scaled(group, plan)
+            group = _apply_step_scale(group, config)
             groups.append({"member_axis": False, "lr": rate, **group, "params": trainable})
     if not groups:
-        raise EnfoldError("a model must have trainable parameters to be trained, got none: set requires_grad")
+        raise EnfoldError("model must have trainable parameters, got none: set requires_grad=True")
     return groups

@@ -27,9 +27,9 @@ FILE = re.compile(r"epoch-(\d+)\.safetensors")
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A folder for ``fit(..., keep=Trajectory(folder))``: the start, every n-th epoch, and the last one are stored.
+    """A folder for ``fit(..., trajectory=Trajectory(folder))`` with the start, every n-th epoch and the last one.
 
-    >>> Trajectory("somewhere", every=2).is_kept(3, epochs=3)
+    >>> Trajectory("somewhere", every=2).includes(3, epochs=3)
     True
 
     Args:
@@ -54,7 +54,7 @@ class Trajectory:
         found = (FILE.fullmatch(path.name) for path in Path(self.folder).glob("epoch-*.safetensors"))
         return sorted(int(match.group(1)) for match in found if match)
 
-    def is_kept(self, epoch: int, epochs: int) -> bool:
+    def includes(self, epoch: int, epochs: int) -> bool:
         """Return whether the networks after this epoch are stored."""
         return epoch % self.every == 0 or epoch == epochs
 
@@ -62,19 +62,19 @@ class Trajectory:
         """Refuse a model without separate networks, and a folder with the trajectory of another training."""
         if isinstance(model, Ensemble) and not model.is_expandable:
             raise EnfoldError(
-                f"keep needs a model with separate networks, got a {type(model).__name__}: leave keep out"
+                f"trajectory needs a model with separate networks, got a {type(model).__name__}: leave trajectory out"
             )
         for epoch in self.epochs[:1]:
             with _opened(self.file(epoch)) as file:
                 changed = differences(json.loads((file.metadata() or {}).get("identity", "{}")), identity)
             if changed:
                 raise EnfoldError(
-                    f"keep must be a folder of the same training, but '{self.folder}' was written with different "
+                    f"trajectory must be a folder of the same training, but '{self.folder}' was written with different "
                     f"{', '.join(changed)}: restore these, delete the folder, or choose another"
                 )
 
     @torch.no_grad()
-    def keep(self, model: nn.Module, epoch: int, identity: Identity) -> None:
+    def store(self, model: nn.Module, epoch: int, identity: Identity) -> None:
         """Write the networks after this many epochs, each tensor stacked as (M, *shape)."""
         if isinstance(model, Ensemble):
             state = {name: tensor[: model.trained_members] for name, tensor in model.expand().items()}
