@@ -17,7 +17,7 @@ from enfold.engines.outputs import require_classes
 from enfold.engines.runner import MemberView, network_logits
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
-from enfold.metrics import METRICS, calibrated, fit_temperature, gain_recovered, gibbs_nll, nll, per_member
+from enfold.metrics import METRICS, evaluate_calibrated, fit_temperature, gain_recovered, gibbs_nll, nll, per_member
 from enfold.metrics.predictions import Predictions
 
 
@@ -77,7 +77,7 @@ def score(test: Predictions, validation: Predictions | None = None) -> dict[str,
     if validation is not None:
         scores["temperature"] = fit_temperature(validation)
         for name in ("nll", "ece", "brier"):
-            scores[f"c{name}"] = calibrated(METRICS[name].function, test, validation)
+            scores[f"c{name}"] = evaluate_calibrated(METRICS[name].function, test, validation)
     return scores
 
 

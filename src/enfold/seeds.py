@@ -59,7 +59,7 @@ def generator(seed: int, *purpose: str | int) -> torch.Generator:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def seed_scope(seed: int) -> Iterator[None]:
     """Make random draws inside the block depend on the seed only, also if other threads draw at the same time.
 
     The global random state is restored after the block.

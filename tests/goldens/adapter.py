@@ -569,7 +569,7 @@ def calibration(validation: Any, test: Any) -> dict[str, Any]:
     }
     return {
         "temperature": metrics.fit_temperature(validation),
-        "calibrated_nll": metrics.calibrated(metrics.nll, test, validation),
+        "calibrated_nll": metrics.evaluate_calibrated(metrics.nll, test, validation),
         **{name: scaler.fit(validation)(test).log_probs for name, scaler in scalers.items()},
     }
 

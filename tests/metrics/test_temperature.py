@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
 from enfold.errors import EnfoldError
-from enfold.metrics import accuracy, apply_temperature, brier, calibrated, ece, fit_temperature, nll
+from enfold.metrics import accuracy, apply_temperature, brier, ece, evaluate_calibrated, fit_temperature, nll
 from enfold.metrics.predictions import Predictions
 from enfold.metrics.temperature import HOTTEST
 
@@ -118,9 +118,9 @@ def test_calibrated_metrics_use_the_validation_temperature():
     validation, test = sampled(seed=0, temperature=4.0), sampled(seed=1, temperature=4.0)
     at_fitted = apply_temperature(test, fit_temperature(validation))
     for metric in (nll, ece, brier):
-        assert calibrated(metric, test, validation) == metric(at_fitted)
-        assert calibrated(metric, test, validation) < metric(test)
-    assert calibrated(accuracy, test, validation) == accuracy(test)
+        assert evaluate_calibrated(metric, test, validation) == metric(at_fitted)
+        assert evaluate_calibrated(metric, test, validation) < metric(test)
+    assert evaluate_calibrated(accuracy, test, validation) == accuracy(test)
 
 
 def test_validation_must_not_be_test():
@@ -136,13 +136,13 @@ def test_validation_must_not_be_test():
         Predictions(p.log_probs[:, 20:50], p.labels[20:50].clone()),
     ):
         with pytest.raises(EnfoldError, match="validation"):
-            calibrated(nll, p, same)
-    assert math.isfinite(calibrated(nll, halves[0], halves[1]))  # disjoint slices of one tensor
+            evaluate_calibrated(nll, p, same)
+    assert math.isfinite(evaluate_calibrated(nll, halves[0], halves[1]))  # disjoint slices of one tensor
 
 
 def test_validation_must_come_from_the_same_ensemble():
     with pytest.raises(EnfoldError, match="members and classes"):
-        calibrated(nll, sampled(M=2), sampled(M=3, seed=1))
+        evaluate_calibrated(nll, sampled(M=2), sampled(M=3, seed=1))
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.inf, math.nan])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from enfold.errors import EnfoldError
-from enfold.metrics import accuracy, calibrated, mean_member, nll, normalised_disagreement
+from enfold.metrics import accuracy, evaluate_calibrated, mean_member, nll, normalised_disagreement
 from enfold.metrics.predictions import Predictions
 from enfold.run import RunDirectory, parse_recipe
 from studies.claims import evaluate_run, parse_claims, read_claims
@@ -99,8 +99,8 @@ def test_calibrated_metrics_are_those_at_the_temperature_of_the_validation_data(
     for label in ("ensemble", "low"):
         run.write_predictions(label, {"test": test, "validation": validation})
     claim = evaluate_run(run, run.recipe(), parse_claims(text), replicates=20)["claims"][0]
-    each = [calibrated(nll, test.member(k), validation.member(k)) for k in range(3)]
-    assert claim["first"]["ours"]["mean"] == pytest.approx(calibrated(nll, test, validation))
+    each = [evaluate_calibrated(nll, test.member(k), validation.member(k)) for k in range(3)]
+    assert claim["first"]["ours"]["mean"] == pytest.approx(evaluate_calibrated(nll, test, validation))
     assert claim["second"]["ours"]["mean"] == pytest.approx(sum(each) / 3)
     assert claim["verdict"] == "held"
 

@@ -17,7 +17,7 @@ from statistics import fmean, stdev
 import torch
 from torch import nn
 
-from enfold.data import Corrupted, Data, Split, corrupted, read_cifar_c
+from enfold.data import Corrupted, Data, Split, corrupt_split, read_cifar_c
 from enfold.data.corruptions import SEVERITIES, STANDARD
 from enfold.data.dataset import has_examples, some
 from enfold.errors import EnfoldError
@@ -65,7 +65,7 @@ def score_corruptions(
         for kind in kinds:
             for severity in severities:
                 if folder is None:
-                    moved = subset.replace(test=corrupted(subset, kind, severity, seed=seed))
+                    moved = subset.replace(test=corrupt_split(subset, kind, severity, seed=seed))
                 else:
                     moved = subset.replace(test=load_official(data, folder, kind, severity)[chosen])
                 for label, model in models.items():

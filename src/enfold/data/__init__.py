@@ -1,7 +1,7 @@
 """Data: sources, splits, batches and augmentation."""
 
 from enfold.data.augment import augmentation
-from enfold.data.corruptions import Corrupted, corrupt, corrupted, read_cifar_c
+from enfold.data.corruptions import Corrupted, corrupt, corrupt_split, read_cifar_c
 from enfold.data.dataset import Data, Split
 from enfold.data.sources import catalogue, check, fetch, load
 
@@ -13,7 +13,7 @@ __all__ = [
     "catalogue",
     "check",
     "corrupt",
-    "corrupted",
+    "corrupt_split",
     "fetch",
     "load",
     "read_cifar_c",

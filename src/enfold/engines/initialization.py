@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from enfold.engines.copying import copy_network
 from enfold.errors import EnfoldError, InitialisationWarning, level_outside
-from enfold.seeds import derive, seeded
+from enfold.seeds import derive, seed_scope
 
 FRESH, TRAINED = 2.0, 8.0  # ratios of standard deviations, to that of the layer's initialisation, that are normal
 ENOUGH = 32  # values for an estimate of a standard deviation
@@ -28,7 +28,7 @@ def initialize_member(
         trained: Whether the network is trained; None: see `reinitialise`.
     """
     own = derive(seed, "init", index)
-    with seeded(own):
+    with seed_scope(own):
         made = reinitialise(copy_network(network), trained) if isinstance(network, nn.Module) else call_factory(network)
     return made, own
 

@@ -44,7 +44,7 @@ from enfold.ensembles.common.surgery import (
     widths_of,
 )
 from enfold.errors import EnfoldError
-from enfold.seeds import derive, seeded
+from enfold.seeds import derive, seed_scope
 from enfold.train import TrainConfig
 from enfold.train.objective import CrossEntropy
 
@@ -113,7 +113,7 @@ class MIMO(Ensemble):
             inward *= self.num_members if name == first else 1
             outward *= self.num_members if name == last else 1
             wide: Any = resize_layer(layer, inward, outward, getattr(layer, "groups", 1), name=name)
-            with seeded(derive(self.seed, "mimo", name)):
+            with seed_scope(derive(self.seed, "mimo", name)):
                 wide.reset_parameters()
             layers[name] = wide.requires_grad_()  # new values have to be trained, also in a frozen network
         return layers

@@ -23,7 +23,7 @@ from enfold.metrics.calibration import (
     reliability,
     tace,
 )
-from enfold.metrics.calibrators import Calibrated, MatrixScaler, TemperatureScaler, VectorScaler
+from enfold.metrics.calibrators import Calibrator, MatrixScaler, TemperatureScaler, VectorScaler
 from enfold.metrics.diversity import (
     agreement,
     bregman_variance,
@@ -65,7 +65,7 @@ from enfold.metrics.selective import (
     selective,
 )
 from enfold.metrics.subsets import over_modes, over_subsets
-from enfold.metrics.temperature import apply_temperature, calibrated, fit_temperature
+from enfold.metrics.temperature import apply_temperature, evaluate_calibrated, fit_temperature
 from enfold.metrics.theory import (
     Ambiguity,
     BiasVarianceCovariance,
@@ -123,7 +123,7 @@ __all__ = [
     "METRICS",
     "Ambiguity",
     "BiasVarianceCovariance",
-    "Calibrated",
+    "Calibrator",
     "Difference",
     "FewExamplesWarning",
     "MatrixScaler",
@@ -148,7 +148,6 @@ __all__ = [
     "bias_variance_covariance",
     "bregman_variance",
     "brier",
-    "calibrated",
     "cka",
     "classwise_ece",
     "cosine_similarity",
@@ -161,6 +160,7 @@ __all__ = [
     "draw_counts",
     "ece",
     "error_correlation",
+    "evaluate_calibrated",
     "example_brier",
     "example_correct",
     "example_nll",

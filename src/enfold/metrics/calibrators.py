@@ -39,7 +39,7 @@ STEPS = 500  # maximum number of L-BFGS iterations; about 30 are typical
 
 
 @dataclass(frozen=True)
-class Calibrated:
+class Calibrator:
     """A fitted calibrator. Call it with predictions on other examples than those it was fitted on."""
 
     weight: Tensor  # (1 or M, C, C): W of (3), diagonal in (1) and (2)
@@ -87,7 +87,7 @@ class TemperatureScaler:
 
     fit_on: FitOn = "ensemble"
 
-    def fit(self, validation: Predictions) -> Calibrated:
+    def fit(self, validation: Predictions) -> Calibrator:
         """Return the calibrator whose temperature has the lowest NLL on these predictions."""
         labels = class_labels(validation)
         maps = []
@@ -95,7 +95,7 @@ class TemperatureScaler:
             found = fit_temperature(Predictions(one[None], labels))
             maps.append(torch.eye(validation.num_classes, dtype=torch.float64) / found)
         weight = torch.stack(maps)
-        return Calibrated(weight, torch.zeros(weight.shape[:2], dtype=torch.float64), self.fit_on, validation)
+        return Calibrator(weight, torch.zeros(weight.shape[:2], dtype=torch.float64), self.fit_on, validation)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class VectorScaler:
 
     diagonal: ClassVar[bool] = True
 
-    def fit(self, validation: Predictions) -> Calibrated:
+    def fit(self, validation: Predictions) -> Calibrator:
         """Return the calibrator whose map has the lowest NLL plus penalty on these predictions.
 
         Raises:
@@ -123,7 +123,7 @@ class VectorScaler:
         labels = class_labels(validation)
         maps = [_fit_map(one, labels, self.penalty, self.diagonal) for one in _map_inputs(validation, self.fit_on)]
         weight, bias = (torch.stack(each) for each in zip(*maps, strict=True))
-        return Calibrated(weight, bias, self.fit_on, validation)
+        return Calibrator(weight, bias, self.fit_on, validation)
 
 
 @dataclass(frozen=True)

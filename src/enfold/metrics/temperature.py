@@ -62,7 +62,7 @@ def apply_temperature(p: Predictions, temperature: float) -> Predictions:
     return Predictions.from_logits(ensemble_log_probs(p) / temperature, p.labels.cpu())
 
 
-def calibrated(metric: Callable[[Predictions], float], test: Predictions, validation: Predictions) -> float:
+def evaluate_calibrated(metric: Callable[[Predictions], float], test: Predictions, validation: Predictions) -> float:
     """Return a metric of the test predictions at the temperature fitted on the validation predictions.
 
     With `nll`, `ece` and `brier` these are the calibrated cNLL, cECE and cBrier.

@@ -44,7 +44,7 @@ from enfold.analysis.trajectory import (
 )
 from enfold.analysis.weight_planes import make_plane, make_radial_plane, map_plane
 from enfold.arguments import arguments_of
-from enfold.data import Data, Split, corrupted
+from enfold.data import Data, Split, corrupt_split
 from enfold.data.dataset import length
 from enfold.data.ood import Outside, noise
 from enfold.engines.skeleton import State
@@ -306,7 +306,7 @@ def _shifted(scene: Scene) -> dict[int, list[Data]]:
     few = sample_split(scene.data, "test", scene.examples)
     kinds = SHIFTED if spec is None else spec.names[:3]
     return {
-        severity: [few.replace(test=corrupted(few, kind, severity, seed=scene.run.seed)) for kind in kinds]
+        severity: [few.replace(test=corrupt_split(few, kind, severity, seed=scene.run.seed)) for kind in kinds]
         for severity in (1, 3, 5)
     }
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from enfold.data import corrupted, load
+from enfold.data import corrupt_split, load
 from enfold.data.corruptions import KINDS
 from enfold.evaluate import predict
 from enfold.train import TrainConfig, fit
@@ -50,7 +50,7 @@ def fall(before, after):
 def test_accuracy_falls(trained, clothes_data, clean, kind):
     """Of three seeds the least fall is 2.4 from clean, 2.6 from severity 1, and -0.9 of the weak kinds."""
     mild, severe = (
-        right(trained, clothes_data.replace(test=corrupted(clothes_data, kind, severity))) for severity in (1, 5)
+        right(trained, clothes_data.replace(test=corrupt_split(clothes_data, kind, severity))) for severity in (1, 5)
     )
     assert clean.mean() > 0.8
     if kind in WEAK:
@@ -64,4 +64,4 @@ def test_accuracy_falls(trained, clothes_data, clean, kind):
 
 
 def test_grey_images_have_no_colour_to_saturate(trained, clothes_data, clean):
-    assert torch.equal(right(trained, clothes_data.replace(test=corrupted(clothes_data, "saturate", 5))), clean)
+    assert torch.equal(right(trained, clothes_data.replace(test=corrupt_split(clothes_data, "saturate", 5))), clean)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enfold.data import Data, Split
-from enfold.data.corruptions import KINDS, SEVERITIES, STANDARD, Corrupted, corrupt, corrupted, corruptions, suite
+from enfold.data.corruptions import KINDS, SEVERITIES, STANDARD, Corrupted, corrupt, corrupt_split, corruptions, suite
 from enfold.errors import EnfoldError
 
 RANDOM = {*KINDS} - {
@@ -117,7 +117,7 @@ def test_all_kinds_and_severities_one_after_the_other(scenes, monkeypatch):
 def test_a_part_of_the_data(clothes):
     labels = torch.arange(100) % 10
     data = Data(Split(clothes, labels), Split(clothes[:10], labels[:10]), Split(clothes, labels), 10, (1, 28, 28))
-    split = corrupted(data, "frost", 3, seed=5)
+    split = corrupt_split(data, "frost", 3, seed=5)
     assert isinstance(split, Split)
     assert (split.source, split.kind, split.severity) == ("corrupted", "frost", 3)
     assert split.name == "corrupted frost 3 (generated texture)"
@@ -128,8 +128,8 @@ def test_a_part_of_the_data(clothes):
     part = split[2:4]
     assert isinstance(part, Corrupted)
     assert (len(part), part.name) == (2, split.name)
-    assert len(corrupted(data, "fog", 1, part="val")) == 10
-    assert corrupted(data, "fog", 1).name == "corrupted fog 1"
+    assert len(corrupt_split(data, "fog", 1, part="val")) == 10
+    assert corrupt_split(data, "fog", 1).name == "corrupted fog 1"
 
 
 def test_no_images():
@@ -168,9 +168,9 @@ def test_mistakes_with_data(clothes):
     split = Split(clothes, torch.zeros(100, dtype=torch.int64))
     data = Data(split, split, [(clothes, split.labels)], 10, (1, 28, 28))
     with pytest.raises(EnfoldError, match=r"part .*'tset'"):
-        corrupted(data, "fog", 1, part="tset")
+        corrupt_split(data, "fog", 1, part="tset")
     with pytest.raises(EnfoldError, match=r"test split .*list"):
-        corrupted(data, "fog", 1)
+        corrupt_split(data, "fog", 1)
 
 
 @given(st.integers(8, 40), st.integers(8, 40), st.sampled_from(KINDS), st.sampled_from(SEVERITIES))

@@ -7,7 +7,7 @@ the differences.
 
 from enfold.data.corruptions.cifar_c import cifar_c_kinds, read_cifar_c
 from enfold.data.corruptions.split import Corrupted
-from enfold.data.corruptions.suite import KINDS, SEVERITIES, STANDARD, corrupt, corrupted, corruptions
+from enfold.data.corruptions.suite import KINDS, SEVERITIES, STANDARD, corrupt, corrupt_split, corruptions
 
 __all__ = [
     "KINDS",
@@ -16,7 +16,7 @@ __all__ = [
     "Corrupted",
     "cifar_c_kinds",
     "corrupt",
-    "corrupted",
+    "corrupt_split",
     "corruptions",
     "read_cifar_c",
 ]

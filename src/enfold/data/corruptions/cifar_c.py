@@ -55,7 +55,7 @@ def _open(path: Path, one: tuple[int, ...], folder: Path) -> Array:
         there = ", ".join(cifar_c_kinds(folder)) or "no kind of corruption"
         raise EnfoldError(
             f"{path} must exist to read CIFAR-10-C or CIFAR-100-C, got a folder with {there}: extract the official "
-            "archive there, or create corrupted images with enfold.data.corrupted"
+            "archive there, or create corrupted images with enfold.data.corrupt_split"
         )
     with parsing(path, "a complete .npy file of plain bytes", "extract the official archive again"):
         array = np.load(path, mmap_mode="r", allow_pickle=False)

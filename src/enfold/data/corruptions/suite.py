@@ -99,7 +99,7 @@ def corruptions(
     return ((kind, severity, corrupt(images, kind, severity, seed=seed)) for kind in kinds for severity in severities)
 
 
-def corrupted(data: Data, kind: str, severity: int, part: str = "test", seed: int = 0) -> Corrupted:
+def corrupt_split(data: Data, kind: str, severity: int, part: str = "test", seed: int = 0) -> Corrupted:
     """Return a corrupted copy of a split, which can be used in its place.
 
     Args:
