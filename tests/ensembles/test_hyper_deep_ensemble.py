@@ -177,7 +177,7 @@ def test_a_checkpoint_of_another_search_is_refused(tmp_path):
     checkpoint = tmp_path / "members.ckpt"
     fitted(SMALL(network()), DATA, PLAN.replace(epochs=1), checkpoint=checkpoint)
     other = partial(HyperDeepEnsemble, num_members=3, candidates=5, chunk=5, seed=1)
-    with pytest.raises(EnfoldError, match="initial weights, loss, plan"):
+    with pytest.raises(EnfoldError, match="checkpoint must belong to the same training"):
         fitted(other(network()), DATA, PLAN.replace(epochs=1), checkpoint=checkpoint)
 
 
