@@ -108,7 +108,7 @@ def test_every_part_is_computed_and_true_and_can_be_drawn(run: Path, tmp_path: P
     assert parts["map"][0]["facts"]["kinds"] == ["training", "averaged", *SAMPLED]
     assert arrays["map"]["kind"].bincount().tolist() == [9, 3, *[24] * len(SAMPLED)], "epochs, means, samples of three"
     assert set(SAMPLED) <= set(parts["diversity"][0]["facts"]["groups"])
-    _are_at_odds(arrays["outside"], said, members, cell)
+    _are_at_odds(arrays["ood"], said, members, cell)
     for name, (content, tensors) in parts.items():
         _can_be_drawn(name, content, {key: np.asarray(tensor) for key, tensor in tensors.items()})
 

@@ -372,5 +372,5 @@ DRAWINGS: dict[str, Callable[[Facts, Arrays], Any]] = {
     "radial": draw_plane,
     "three": draw_plane,
     "sizes": draw_sizes,
-    "outside": draw_ood,
+    "ood": draw_ood,
 }

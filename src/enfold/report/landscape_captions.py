@@ -38,7 +38,7 @@ def _summarize(name: str, facts: Facts) -> str:
         return "loss barriers (nats): " + ", ".join(f"{path} {height:.3f}" for path, height in heights.items())
     if name == "diversity":
         return f"base {100 * facts['base_accuracy']:.1f} %, {len(facts['groups'])} groups"
-    if name == "outside":
+    if name == "ood":
         return f"{facts['networks']} networks of {len(facts['groups'])} groups on {', '.join(facts['sets'])}"
     if name == "map":
         return f"samples: {_list(kind for kind in facts['kinds'] if kind != 'training')}"
@@ -150,7 +150,7 @@ def _sizes(facts: Facts, arrays: Facts, settings: Facts) -> Caption:
     }
 
 
-def _outside(facts: Facts, arrays: Facts, settings: Facts) -> Caption:
+def _ood(facts: Facts, arrays: Facts, settings: Facts) -> Caption:
     first = facts["groups"][0]
     result = "; ".join(f"{where}: {float(arrays[f'{first}/{where}']):.3f}" for where in facts["sets"])
     return {
@@ -192,5 +192,5 @@ CAPTIONS: dict[str, Callable[[Facts, Facts, Facts], Caption]] = {
     "radial": _plane,
     "three": _plane,
     "sizes": _sizes,
-    "outside": _outside,
+    "ood": _ood,
 }

@@ -67,7 +67,7 @@ def ood_histograms(
 ) -> list[Path]:
     """Write histograms of one score on test images (first) and OOD images (second), one panel per name."""
     _require(scores)
-    alt_text = alt or f"Histograms of {score} on test images and on images from outside: {', '.join(scores)}."
+    alt_text = alt or f"Histograms of {score} on test images and on out-of-distribution images: {', '.join(scores)}."
     return write_figure(lambda: draw_histograms(scores, score), folder, name, "the histograms", alt_text)
 
 

@@ -312,13 +312,13 @@ def _shifted(scene: Scene) -> dict[int, list[Data]]:
 
 
 def at_odds(scene: Scene) -> Found:
-    """How far as many networks are at odds, on test data, corrupted data and data from outside.
+    """How far as many networks are at odds, on test data, corrupted data and OOD data.
 
     The Jensen-Shannon divergence H[p̄] - (1/k) Σ_k H[p_k], mean over examples, over all k of a group and over modes.
     """
     sets = {"test data": [scene.data]}
     sets |= {f"corrupted, severity {severity}": parts for severity, parts in _shifted(scene).items()}
-    sets |= {one.name: [scene.data.replace(test=one)] for one in _outside(scene)}
+    sets |= {one.name: [scene.data.replace(test=one)] for one in _ood_sets(scene)}
     count = min(len(scene.states), scene.samples)
     arrays: Arrays = {}
     groups = {"independent trainings": [scene.states]}
@@ -335,8 +335,8 @@ def _divergence(said: Predictions) -> float:
     return float(decomposition(said).epistemic.mean())
 
 
-def _outside(scene: Scene) -> list[Outside]:
-    """The recipe's sets from outside, or noise where it names none and inputs are images."""
+def _ood_sets(scene: Scene) -> list[Outside]:
+    """Return the OOD sets of the recipe, or noise if it names none and inputs are images."""
     if scene.run.ood_sets:
         return [one[sample_indices(len(one), scene.examples)] for one in scene.run.ood_sets]
     try:
@@ -393,7 +393,7 @@ VIEWS: dict[str, View] = {
         lambda s: 10 * len(s.states) * (len(s.kinds) * s.samples + 2) * s.examples + _drawing(s),
         of_samples=True,
     ),
-    "outside": View(
+    "ood": View(
         at_odds,
         lambda s: 11 * len(s.states) * (len(s.kinds) * s.samples + 1) * s.examples + _drawing(s),
         of_samples=True,
