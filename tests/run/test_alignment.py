@@ -55,7 +55,7 @@ def test_all_parts_are_computed_kept_and_drawn_and_once_is_enough(enfold, run: P
     kept = {name: len(each) for name, each in alignment.stored_matrices(folder).items()}
     assert kept == {"hidden.0": 1, "hidden.1": 1}
 
-    for name in ("learned_alignment", "planted_recovery", "differently_trained", "interpolation", "naive_averages"):
+    for name in ("train_alignment", "recover_planted", "train_different_pair", "interpolate", "score_naive_averages"):
         monkeypatch.setattr(alignment, name, None)  # nothing is computed again
     before = {file.name: file.read_bytes() for file in folder.glob("*.json")}
     again = enfold("analyse", "alignment", run, *QUICK, "--json")
