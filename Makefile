@@ -12,7 +12,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $(READY)
 
-demo: $(READY) ## train 4 members, fold them, evaluate everything, write runs/demo
+demo: $(READY) ## train 4 members, distill and merge them, evaluate everything, write runs/demo
 	rm -rf runs/demo
 	$(BIN)/enfold demo runs/demo
 
@@ -22,7 +22,7 @@ test: $(READY) ## the tests, in about four minutes on two cores
 slow: $(READY) ## the tests that train longer
 	$(BIN)/python -m pytest -m slow
 
-goldens: $(READY) ## record again what every method computes, in tests/goldens; read the diff before you commit it
+goldens: $(READY) ## record the values of every method again, in tests/goldens; read the diff before you commit it
 	$(BIN)/python -m tests.goldens.record
 	$(BIN)/python -m tests.goldens.record demo
 
@@ -65,8 +65,8 @@ $(ZOO): pyproject.toml constraints.txt tools/zoo/requirements.txt
 		--requirement tools/zoo/requirements.txt
 	touch $(ZOO)
 
-zoo: $(ZOO) ## networks of thirty packages with everything that enfold does, in about an hour
+zoo: $(ZOO) ## test enfold with networks of thirty packages, in about an hour
 	OMP_NUM_THREADS=1 .venv-zoo/bin/python -m tools.zoo
 
-clean: ## remove what these targets made
+clean: ## remove the environments and runs of these targets
 	rm -rf .venv .venv-zoo runs

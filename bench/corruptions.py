@@ -1,4 +1,4 @@
-"""How long 1,000 images of 32 x 32 x 3 take through each corruption at severity 3; results/bench-corruptions.json.
+"""Time of each corruption at severity 3 for 1,000 images of 32 x 32 x 3; writes results/bench-corruptions.json.
 
 CPU seconds with one thread, which other work on the machine hardly changes, and wall-clock seconds with two, which are
 left out with --cpu. Where the package imagecorruptions is installed, 200 of the images go through the standard kinds by

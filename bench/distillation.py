@@ -1,6 +1,6 @@
-"""What a step of distillation costs, as ratios to plain training steps: LatentBE, knowledge distillation, TDiv-SDiv.
+"""Cost of a step of distillation, as ratios to plain training steps: LatentBE, knowledge distillation, TDiv-SDiv.
 
-The teachers' targets are cached (where inputs never change), or computed in every step ("asked"). Writes
+Teacher logits are cached (where inputs never change), or computed in every step ("live"). Writes
 results/bench-distillation.json.
 """
 
@@ -82,7 +82,7 @@ def latent() -> dict[str, Table]:
         cases: Cases = {
             "python loop": training_step(PythonLoop(make, M), batch.inputs, batch.labels),
             "LatentBE, cached": student_step(LatentBE(), make, data, batch, cached=True),
-            "LatentBE, asked": student_step(LatentBE(), make, data, batch, cached=False),
+            "LatentBE, live": student_step(LatentBE(), make, data, batch, cached=False),
         }
         if name != "mlp":
             own = LatentBE(batch_norm="shared")
@@ -100,7 +100,7 @@ def knowledge_distillation() -> dict[str, Table]:
         cases: Cases = {
             "one network": training_step(make(), batch.inputs, batch.labels),
             "distill, cached": student_step(KD(), make, data, batch, cached=True),
-            "distill, asked": student_step(KD(), make, data, batch, cached=False),
+            "distill, live": student_step(KD(), make, data, batch, cached=False),
         }
         tables[f"distill, {name}, batch {size}"] = measured(f"distill, {name}, batch {size}", cases)
     return tables

@@ -1,7 +1,7 @@
-"""What a 41 x 41 map of the demo's MLP costs: stacked networks beside a loop over them, and the whole map in seconds.
+"""Cost of a 41 x 41 map of the demo's MLP: stacked networks beside a loop over them, and the complete map in seconds.
 
-Writes results/bench-landscape.json. Networks are 784-256-128-10 on fashion-mini; ratios are of 160 networks asked about
-500 test examples, mixing their weights included, the whole map of 1,681.
+Writes results/bench-landscape.json. Networks are 784-256-128-10 on fashion-mini. Ratios are of 160 networks on 500 test
+examples, including the mixing of their weights; the complete map has 1,681 networks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
         for _ in predict_in_batches(net, states, data, examples=EXAMPLES[0]):
             pass
 
-    table = ratios({"a loop, by hand": loop, "answers": stacked})
+    table = ratios({"Python loop": loop, "predict_in_batches": stacked})
     show(f"{NETWORKS} networks, {EXAMPLES[0]} examples", table)
     seconds = {}
     for examples in EXAMPLES:

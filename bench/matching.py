@@ -1,4 +1,4 @@
-"""How long matching the units of two networks by weights takes, beside the rebasin package where it is installed.
+"""Time to match the units of two networks by weights, beside the rebasin package where it is installed.
 
 Writes results/bench-matching.json. Two unrelated MLPs 784-512-256-128-10, and two ResNet-20. Both sides find out
 what may be permuted, which enfold also proves, then match; or they match alone. The distance afterwards says how well.
@@ -122,7 +122,7 @@ def large() -> None:
 
 
 def forwards(unused: int) -> int:
-    """How often `symmetries` runs a ResNet-50 that holds so many layers beside those that it calls."""
+    """Return how often `symmetries` runs a ResNet-50 with a number of unused layers."""
     calls = []
 
     class Counted(ResNet50):

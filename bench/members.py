@@ -1,4 +1,4 @@
-"""How much M members cost, as ratios to one plain network in its default memory format.
+"""Cost of M members, as ratios to one network in its default memory format.
 
 Writes results/bench-members.json and a figure.
 """

@@ -1,4 +1,4 @@
-"""How much a step of permAVG costs beside Algorithm 1 of the thesis, written out, for MLPs 784-512-256-128-10.
+"""Cost of a step of permAVG beside Algorithm 1 of the thesis, implemented literally, for MLPs 784-512-256-128-10.
 
 Writes results/bench-merging.json. Forward, backward and Adam's step at the published rate of 0.1, so that costs move as
 in training; batch 128. "Algorithm 1" is in its fastest literal form: exp instead of log, autograd through all
