@@ -212,8 +212,8 @@ def test_cells_show_units_spreads_and_intervals() -> None:
         ("statement: a twin is worse, ", "", r"'claims\.3\.statement' is missing: add it"),
         (
             "statement: a twin is worse, ",
-            "statment: x, statement: y, ",
-            "no key 'statment', did you mean 'statement'.*the keys are statement",
+            "statements: x, statement: y, ",
+            "no key 'statements', did you mean 'statement'.*the keys are statement",
         ),
         ("source: {paper", "sources: {paper", "missing|no key"),
         (
