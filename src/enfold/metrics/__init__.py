@@ -5,10 +5,6 @@ Rates and calibration errors are fractions; where a metric's unit is "%", a tabl
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
-
 from enfold.metrics.bands import ReliabilityBand, reliability_band
 from enfold.metrics.bootstrap import Difference, draw_counts, metric_value, paired_difference, replicates
 from enfold.metrics.calibration import (
@@ -39,8 +35,9 @@ from enfold.metrics.diversity import (
     pairwise_kl,
     q_statistic,
 )
+from enfold.metrics.metric import Metric
 from enfold.metrics.ood import aupr, auroc, detection, fpr95, ood_score, ood_scores, roc
-from enfold.metrics.predictions import Predictions
+from enfold.metrics.predictions import Predictions, RowPredictions
 from enfold.metrics.recovered import beyond_noise, gain_interval, gain_recovered, paired_bootstrap
 from enfold.metrics.scores import (
     accuracy,
@@ -84,27 +81,6 @@ from enfold.metrics.uncertainty import (
 )
 from enfold.metrics.vote import majority_vote, vote_accuracy
 
-
-@dataclass(frozen=True)
-class Metric:
-    """A scalar metric of an ensemble, with what tables and reports need to display it."""
-
-    name: str
-    function: Callable[[Predictions], float]
-    unit: Literal["%", "nats", ""]
-    higher_is_better: bool
-    description: str
-
-    def __call__(self, p: Predictions) -> float:
-        """Return the metric of these predictions."""
-        return self.function(p)
-
-    @property
-    def scale(self) -> float:
-        """The factor that converts a value to the metric's unit."""
-        return 100.0 if self.unit == "%" else 1.0
-
-
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
@@ -119,8 +95,18 @@ METRICS: dict[str, Metric] = {
     )
 }
 
+TABLES: dict[type[RowPredictions], dict[str, Metric]] = {Predictions: METRICS}
+"""The metrics of each kind of predictions."""
+
+
+def metrics_for(p: RowPredictions) -> dict[str, Metric]:
+    """Return the metrics of these predictions by name."""
+    return next(TABLES[kind] for kind in type(p).__mro__ if kind in TABLES)
+
+
 __all__ = [
     "METRICS",
+    "TABLES",
     "Ambiguity",
     "BiasVarianceCovariance",
     "Calibrator",
@@ -131,6 +117,7 @@ __all__ = [
     "Reliability",
     "ReliabilityBand",
     "RiskCoverage",
+    "RowPredictions",
     "TemperatureScaler",
     "Uncertainty",
     "UncertaintyCorrelation",
@@ -180,6 +167,7 @@ __all__ = [
     "mce",
     "mean_member",
     "metric_value",
+    "metrics_for",
     "misclassification_auroc",
     "nll",
     "normalised_disagreement",
