@@ -81,7 +81,7 @@ class Dirichlet(nn.Module):
         return asdict(dirichlet_uncertainty(self.concentrations(inputs)))
 
     def _logits(self, inputs: Any) -> Tensor:
-        return get_logits(self.network, call_network(self.network, inputs))
+        return get_logits(call_network(self.network, inputs), self.network)
 
     def extra_repr(self) -> str:
         """Return the text in the parentheses of print."""

@@ -33,11 +33,12 @@ def set_output(model: nn.Module, function: Callable[[Any], Tensor]) -> None:
         vars(network)[OUTPUT] = function
 
 
-def get_logits(network: Any, output: Any) -> Tensor:
+def get_logits(output: Any, network: Any = None) -> Tensor:
     """Return the tensor that is trained and predicted from the output of a network.
 
     It is the output itself, the only element of a tuple, or the entry `logits` of an object or dictionary, unless
-    `set_output` gave another function. Other entries are neither returned nor trained; one warning names them.
+    `set_output` gave another function for the network. Other entries are neither returned nor trained; one warning
+    names them.
 
     Raises:
         EnfoldError: If there is no such tensor.

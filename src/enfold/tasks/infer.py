@@ -62,6 +62,11 @@ def infer_task(outputs: Tensor, targets: Any, *, own: bool = False) -> Task:
         if is_float:
             return Regression().resolve(outputs, targets, own=own)
         raise _open(out, wanted, targets, "numbers or classes")
+    if is_flat and not is_float and len(wanted) == 2 and wanted[1] > 1 and bool((targets.sum(-1) == 1).all()):
+        raise EnfoldError(
+            f"targets of shape {wanted} with one 1 in every row may be one-hot labels of a class or several labels: "
+            'pass targets.argmax(1) as targets, or task="multilabel"'
+        )
     if is_flat and not is_float:
         return Binary() if len(wanted) == 1 or wanted[1:] == (1,) else Multilabel()
     raise _open(out, wanted, targets, "labels of classes or numbers" if is_flat else "")
