@@ -17,7 +17,7 @@ from enfold.data.unpack import Unpack
 from enfold.engines.inputs import call_protected, refuse_shape
 from enfold.engines.modes import eval_mode
 from enfold.engines.runner import MemberView, network_logits
-from enfold.ensemble import Ensemble
+from enfold.ensemble import Ensemble, called_network
 from enfold.errors import EnfoldError
 from enfold.metrics import METRICS, evaluate_calibrated, fit_temperature, gain_recovered, gibbs_nll, nll, per_member
 from enfold.metrics.predictions import Predictions
@@ -59,7 +59,7 @@ def predict(
     Returns:
         The input of the metrics of the task: `metrics.Predictions` for classes.
     """
-    part = as_split(examples, "test", batch_size, unpack=unpack, model=model)
+    part = as_split(examples, "test", batch_size, unpack=unpack, network=called_network(model))
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     known = as_task(task if task is not None else getattr(model, "task", None))
     values: list[Tensor] = []

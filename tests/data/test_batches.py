@@ -166,7 +166,7 @@ def test_evaluation_keeps_the_order_whatever_the_chunks(size):
     data = pictures()
     chunks = list(evaluation_batches(data.train, size))
     assert [len(labels) for _, labels, _ in chunks] == [min(size, 12 - start) for start in range(0, 12, size)]
-    torch.testing.assert_close(torch.cat([inputs for inputs, _ in chunks]), data.prepare(data.train.inputs))
+    torch.testing.assert_close(torch.cat([inputs for inputs, _, _ in chunks]), data.prepare(data.train.inputs))
     assert torch.equal(torch.cat([labels for _, labels, _ in chunks]), data.train.labels)
 
 

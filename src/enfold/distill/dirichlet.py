@@ -101,6 +101,10 @@ class DirichletEnsemble(Dirichlet, Ensemble):
         Ensemble.__init__(self, [], ensemble.num_members)
         self.ensemble, self.offset, self.training = ensemble, offset, ensemble.training
 
+    def called_networks(self) -> list[nn.Module]:
+        """Return the networks of the ensemble."""
+        return self.ensemble.called_networks()
+
     def member(self, index: int) -> nn.Module:
         """Return a copy of one member, read as a Dirichlet distribution."""
         return Dirichlet(self.ensemble.member(index), self.offset)

@@ -157,6 +157,10 @@ class MIMO(Ensemble):
         """The class of the network."""
         return type(self.module).__name__
 
+    def called_networks(self) -> list[nn.Module]:
+        """Return the network."""
+        return [self.module]
+
     def member(self, index: int) -> nn.Module:
         """Raise an error: members do not exist as networks."""
         raise EnfoldError(

@@ -76,6 +76,10 @@ class MixedEnsemble(Ensemble):
         """The classes of the networks."""
         return ", ".join(dict.fromkeys(type(network).__name__ for network in self.members))
 
+    def called_networks(self) -> list[nn.Module]:
+        """Return the networks."""
+        return list(self.members)
+
     def member(self, index: int) -> nn.Module:
         """Return network `index` itself."""
         return self.members[self._index(index)]
