@@ -96,7 +96,7 @@ def known_task(task: Task) -> Task | None:
     return None if isinstance(found, Inferred) or found == Classification() else found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Inferred(Task):
     """The task that follows from the first batch for which it is resolved.
 
@@ -113,6 +113,10 @@ class Inferred(Task):
         if not self.found:
             self.found.append(infer_task(outputs, targets, own=own))
         return self.found[0].resolve(outputs, targets, own=own)
+
+    def __repr__(self) -> str:
+        """The same as of the argument from which it was made, because checkpoints store the settings of a loss."""
+        return "None"
 
     def rows(self, outputs: Tensor) -> Tensor:
         """Raise an error: `resolve` returns the task to use."""
