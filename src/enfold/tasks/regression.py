@@ -104,8 +104,8 @@ class Regression(Task):
                 f'quantiles must be given for head="quantiles" and for no other, got quantiles={self.quantiles} and '
                 f'head="{self.head}": pass for example Regression(quantiles=(0.05, 0.5, 0.95))'
             )
-        levels = self.quantiles or (0.5,)
-        if list(levels) != sorted(set(levels)) or not 0 < levels[0] <= levels[-1] < 1:
+        levels = (0.5,) if self.quantiles is None else self.quantiles
+        if not levels or list(levels) != sorted(set(levels)) or not 0 < levels[0] <= levels[-1] < 1:
             raise EnfoldError(
                 f"quantiles must be increasing levels between 0 and 1, got {levels}: pass for example (0.05, 0.5, 0.95)"
             )
