@@ -136,8 +136,8 @@ def test_crps_is_the_integral_of_the_squared_distance_of_the_distributions(M):
     p = gaussians(M, N=6, epistemic=True)
     for n, found in enumerate(example_crps(p).tolist()):
         below, y = mixture_cdf(p, n), float(p.targets[n])
-        left = integrate.quad(lambda t: below(t) ** 2, -15, y, limit=200)[0]
-        right = integrate.quad(lambda t: (1 - below(t)) ** 2, y, 15, limit=200)[0]
+        left = integrate.quad(lambda t, below=below: below(t) ** 2, -15, y, limit=200)[0]
+        right = integrate.quad(lambda t, below=below: (1 - below(t)) ** 2, y, 15, limit=200)[0]
         assert found == pytest.approx(left + right, rel=1e-5)
 
 
@@ -173,7 +173,8 @@ def test_quantiles_of_mixtures_are_roots_of_the_distribution(M):
         found = mixture_quantile(p, level)
         for n, value in enumerate(found.tolist()):
             below = mixture_cdf(p, n)
-            assert value == pytest.approx(optimize.brentq(lambda t: below(t) - level, -20, 20, xtol=1e-13), abs=1e-9)
+            root = optimize.brentq(lambda t, below=below, level=level: below(t) - level, -20, 20, xtol=1e-13)
+            assert value == pytest.approx(root, abs=1e-9)
         torch.testing.assert_close(probability_below(p, found), torch.full_like(found, level))
 
 

@@ -15,6 +15,7 @@ from enfold.metrics import (
     class_iou,
     confusion,
     dice,
+    distributions,
     mean_iou,
     metrics_for,
     segmentation,
@@ -68,3 +69,10 @@ def test_dense_predictions_have_all_metrics_of_classes_and_the_overlap():
     for one in (p.mean(), p.member(0), p.subset([0, 2])):
         assert isinstance(one, DensePredictions)
     assert mean_iou(p.mean()) == pytest.approx(mean_iou(p))
+
+
+def test_blocks_of_rows_do_not_change_a_metric(monkeypatch):
+    p = dense()
+    expected = {name: metric(p) for name, metric in metrics_for(p).items()}
+    monkeypatch.setattr(distributions, "AT_ONCE", 400)
+    assert {name: metric(p) for name, metric in metrics_for(p).items()} == pytest.approx(expected, rel=1e-14)

@@ -282,21 +282,25 @@ class Regression(Task):
     # Formulas
 
     def loss(self, rows: Rows, smoothing: float | Sequence[float] = 0.0) -> Tensor:
-        """Return the loss of each member, equation (1) to (4)."""
+        """Return the loss of each member, (M,): the weighted mean of equation (1) to (4)."""
+        return rows.mean(self.row_losses(rows, smoothing))
+
+    def row_losses(self, rows: Rows, smoothing: float | Sequence[float] = 0.0) -> Tensor:
+        """Return the loss of each row, equation (1) to (4): (M, N)."""
         if bool(torch.as_tensor(smoothing).any()):
             raise EnfoldError(f'label_smoothing must be 0 for task="regression", got {smoothing}: leave it out')
         values, error = rows.values, rows.targets - rows.values[..., 0]
         if self.quantiles is not None:
             levels = values.new_tensor(self.quantiles)
             error = rows.targets[..., None] - values
-            return rows.mean(torch.maximum(levels * error, (levels - 1) * error).mean(-1))  # (4)
+            return torch.maximum(levels * error, (levels - 1) * error).mean(-1)  # (4)
         if self.head in ("point", None):
-            return rows.mean(error.square())  # (1)
+            return error.square()  # (1)
         log_variance = torch.logsumexp(values[..., 1:], dim=-1)  # (3)
         losses = (log_variance + error.square() * (-log_variance).exp() + math.log(2 * math.pi)) / 2
         if self.beta:
             losses = losses * (self.beta * log_variance).exp().detach()
-        return rows.mean(losses)  # (2)
+        return losses  # (2)
 
     def _moments(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return mean, aleatoric and epistemic variance of every member: (..., K) -> three (...)."""
