@@ -114,6 +114,10 @@ class Predictions(RowPredictions):
     def __len__(self) -> int:
         return self.labels.shape[0]
 
+    def known(self) -> Predictions:
+        """Return the rows that have a label: all, except those of labels that are unknown."""
+        return self
+
     def mean(self) -> Self:
         """Return the ensemble as one predictor (M = 1): the mean of the members' probabilities."""
         return replace(self, log_probs=mean_log_probs(self.log_probs)[None])

@@ -76,6 +76,20 @@ def evaluate_scaled(
     Raises:
         EnfoldError: If the predictions have different members or kinds, or are of the same examples.
     """
+    require_other_targets(test, validation)
+    return metric(apply_scale(test, fit_scale(validation)))
+
+
+def require_other_targets(test: RegressionPredictions, validation: RegressionPredictions) -> None:
+    """Check that two predictions are those of the same members for other examples.
+
+    Args:
+        test: Predictions on test data.
+        validation: Predictions on validation data.
+
+    Raises:
+        EnfoldError: If the predictions have different members or kinds, or are of the same examples.
+    """
     if type(test) is not type(validation) or test.num_members != validation.num_members:
         raise EnfoldError(
             "test and validation must be predictions of the same members, got "
@@ -87,7 +101,6 @@ def evaluate_scaled(
             "validation must hold other examples than test, got the same predictions: pass predictions on held-out "
             "validation data"
         )
-    return metric(apply_scale(test, fit_scale(validation)))
 
 
 def _scale_of(targets: Tensor) -> float:
