@@ -64,7 +64,7 @@ def student_step(
     if (objective.teacher.targets is None) == cached:
         raise TypeError("targets are cached where inputs never change")
     optimizer = torch.optim.SGD([p for p in student.parameters() if p.requires_grad], lr=1e-3, momentum=0.9)
-    seen = batch if cached else Batch(batch.inputs, batch.labels)  # augmented examples have no index
+    seen = batch if cached else Batch(batch.inputs, batch.targets)  # augmented examples have no index
 
     def step() -> None:
         optimizer.zero_grad()
@@ -80,7 +80,7 @@ def latent() -> dict[str, Table]:
     for name, (make, shape, size) in NETWORKS.items():
         data, batch = one_batch(shape, size)
         cases: Cases = {
-            "python loop": training_step(PythonLoop(make, M), batch.inputs, batch.labels),
+            "python loop": training_step(PythonLoop(make, M), batch.inputs, batch.targets),
             "LatentBE, cached": student_step(LatentBE(), make, data, batch, cached=True),
             "LatentBE, live": student_step(LatentBE(), make, data, batch, cached=False),
         }
@@ -98,7 +98,7 @@ def knowledge_distillation() -> dict[str, Table]:
     for name, (make, shape, size) in NETWORKS.items():
         data, batch = one_batch(shape, size)
         cases: Cases = {
-            "one network": training_step(make(), batch.inputs, batch.labels),
+            "one network": training_step(make(), batch.inputs, batch.targets),
             "distill, cached": student_step(KD(), make, data, batch, cached=True),
             "distill, live": student_step(KD(), make, data, batch, cached=False),
         }

@@ -29,7 +29,7 @@ from enfold.merge.common.states import states_of
 from enfold.networks import MLP
 from enfold.saving import versions
 from enfold.symmetry import symmetries
-from enfold.train import CrossEntropy
+from enfold.train import cross_entropy
 from enfold.train.backward import backward
 from timing import BATCH, Table, show
 
@@ -156,7 +156,7 @@ class _Whole:
     """Cross-entropy of the model as it is."""
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
-        return CrossEntropy().of_logits(model(batch.inputs), batch)
+        return cross_entropy().of_outputs(model(batch.inputs), batch)
 
 
 def differences(case: Case) -> dict[str, dict[str, float]]:

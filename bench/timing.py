@@ -21,7 +21,7 @@ from enfold.ensemble import Ensemble
 from enfold.io.files import write_json
 from enfold.networks import MLP
 from enfold.saving import versions
-from enfold.train import CrossEntropy, Objective
+from enfold.train import cross_entropy, Objective
 from enfold.train.backward import backward
 
 BATCH = 128
@@ -54,7 +54,7 @@ def training_step(
     With `own`, inputs and labels carry a member axis.
     """
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3, momentum=0.9)
-    batch, minimised = Batch(inputs, labels, own), objective or CrossEntropy()
+    batch, minimised = Batch(inputs, labels, own), objective or cross_entropy()
     model.train()
 
     def step() -> None:

@@ -5,24 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from enfold.data.convert import Examples, as_data, as_split, require
 from enfold.data.dataset import Data, evaluation_batches, has_examples
+from enfold.data.tree import to_device
+from enfold.data.unpack import Unpack
 from enfold.engines.inputs import call_protected, refuse_shape
 from enfold.engines.modes import eval_mode
-from enfold.engines.outputs import require_classes
 from enfold.engines.runner import MemberView, network_logits
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
 from enfold.metrics import TABLES, calibrated_scores, gain_recovered, metrics_for, per_member
 from enfold.metrics.predictions import Predictions, RowPredictions
+from enfold.tasks import Rows, TaskLike, as_task
 
 
-def member_logits(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Return the logits of every member, (M, B, C); a single network is M = 1. The inputs are left unchanged."""
+def member_logits(model: nn.Module, inputs: Any) -> Tensor:
+    """Return the outputs of every member, (M, B, ...); a single network is M = 1. The inputs are left unchanged."""
     outputs: Tensor
     if isinstance(model, Ensemble):
         converted = model.convert_inputs(inputs)
@@ -35,35 +39,50 @@ def member_logits(model: nn.Module, inputs: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def predict(model: nn.Module, examples: Examples, batch_size: int = 1024) -> Predictions:
+def predict(
+    model: nn.Module,
+    examples: Examples,
+    batch_size: int = 1024,
+    *,
+    task: TaskLike = None,
+    unpack: Unpack | None = None,
+) -> Any:
     """Return the predictions of every member for every example, in eval mode.
 
     Args:
         model: A network or an ensemble.
-        examples: Labelled examples: a DataLoader, a Dataset, a pair (inputs, labels), or a data set of
+        examples: Examples with targets: a DataLoader, a Dataset, a pair (inputs, targets), or a data set of
             `enfold.data.load`, of which the test split is used.
         batch_size: Examples per forward pass, where `examples` is no loader; about 1,000 are fastest.
+        task: What the outputs mean; None for the task that an ensemble was trained for, or to infer it.
+        unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
+
+    Returns:
+        The input of the metrics of the task: `metrics.Predictions` for classes.
     """
-    part = as_split(examples, "test", batch_size)
+    part = as_split(examples, "test", batch_size, unpack=unpack, model=model)
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
-    log_probs: list[Tensor] = []
-    labels: list[Tensor] = []
+    known = as_task(task if task is not None else getattr(model, "task", None))
+    values: list[Tensor] = []
+    targets: list[Tensor] = []
     with eval_mode(model):
-        for inputs, batch_labels in evaluation_batches(part, batch_size):
+        for inputs, batch_targets, _ in evaluation_batches(part, batch_size):
             try:
-                logits = require_classes(member_logits(model, inputs.to(device)), "an evaluation").float()
+                outputs = member_logits(model, to_device(inputs, device)).float()
             except Exception as error:
-                if not labels:
+                if not values:
                     refuse_shape(model, inputs, error)
                 raise
-            log_probs.append(torch.log_softmax(logits, dim=-1).cpu())
-            labels.append(batch_labels.cpu())
-    if not labels:
+            known = known.resolve(outputs, batch_targets)
+            rows = known.flatten(outputs, to_device(batch_targets, device))
+            values.append(rows.values.cpu())
+            targets.append(rows.targets.cpu())
+    if not values:
         raise EnfoldError(
             "there must be examples to predict, got none: "
             "pass a DataLoader, a list or tensors, not a generator that is used up"
         )
-    return Predictions(torch.cat(log_probs, dim=1), torch.cat(labels))
+    return known.predictions(Rows(torch.cat(values, dim=1), torch.cat(targets)))
 
 
 def score(test: RowPredictions, validation: RowPredictions | None = None) -> dict[str, float]:
@@ -146,27 +165,34 @@ def evaluate(
     *,
     reference: nn.Module | None = None,
     name: str | None = None,
+    task: TaskLike = None,
+    unpack: Unpack | None = None,
 ) -> Row:
     """Score a model on test examples.
 
     Args:
         model: A network or an ensemble.
-        test: Test examples: a DataLoader, a Dataset, a pair (inputs, labels), or a data set of `enfold.data.load`.
+        test: Test examples: a DataLoader, a Dataset, a pair (inputs, targets), or a data set of `enfold.data.load`.
         val: Validation examples, on which a temperature or a scale is fitted for the calibrated scores (`cnll`).
         reference: The ensemble that the model was made from; the row then has the gain recovered.
         name: The name of the row; the default is the class of the model.
+        task: What the outputs mean; None for the task that an ensemble was trained for, or to infer it. A reference
+            that was trained for a task has that one.
+        unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Returns:
         All scores, and the fraction of the ensemble's gain in the criterion that the model recovers.
     """
     require(test, "test", "evaluate")
-    data = as_data(test, val) if isinstance(test, Data) else as_data(None, val, test)
-    own = predict(model, data.test)
-    validation = predict(model, data.val) if has_examples(data.val) else None
+    read = partial(as_data, unpack=unpack, model=model)
+    data = read(test, val) if isinstance(test, Data) else read(None, val, test)
+    own = predict(model, data.test, task=task)
+    validation = predict(model, data.val, task=task) if has_examples(data.val) else None
     scores = score(own, validation)
     gain = None
     if reference is not None:
-        gain = _gain(scores, predict(reference, data.test), own.criterion)
+        known = getattr(reference, "task", None)
+        gain = _gain(scores, predict(reference, data.test, task=task if known is None else known), own.criterion)
     return Row(name or type(model).__name__, scores, gain, own.headline)
 
 

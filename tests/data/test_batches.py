@@ -52,7 +52,7 @@ def test_every_example_once_an_epoch(count, size, members):
     for batch in found:
         assert batch.own == (members is not None)
         assert torch.equal(batch.inputs[..., 0].long(), batch.indices)
-        assert torch.equal(batch.labels, batch.indices % 3)
+        assert torch.equal(batch.targets, batch.indices % 3)
 
 
 def test_own_orders_differ_and_a_shared_one_is_for_all():
@@ -60,7 +60,7 @@ def test_own_orders_differ_and_a_shared_one_is_for_all():
     assert len({tuple(row) for row in own.tolist()}) == 3
     shared = epoch(Order(4), numbered())
     assert [batch.indices.ndim for batch in shared] == [1, 1, 1]
-    assert [len(batch.labels) for batch in shared] == [4, 4, 2]
+    assert [len(batch.targets) for batch in shared] == [4, 4, 2]
 
 
 def test_an_order_depends_on_seed_member_and_epoch_alone():
@@ -122,7 +122,7 @@ def test_a_loader_is_taken_as_it_is():
     order = Order(99, range(2))
     found = epoch(order, numbered().replace(train=loader))
     assert order.steps(loader) == 3
-    assert [len(batch.labels) for batch in found] == [4, 4, 2]
+    assert [len(batch.targets) for batch in found] == [4, 4, 2]
     assert all(not batch.own and batch.indices is None and batch.augmented for batch in found)
     assert torch.equal(torch.cat([batch.inputs for batch in found]), split.inputs)
 
@@ -187,16 +187,16 @@ def test_a_batch_moves_to_a_device():
 
 def test_a_last_batch_of_one_is_left_out():
     data = Data(Split(torch.zeros(9, 2), torch.zeros(9, dtype=torch.int64)), [], [], 2, (2,))
-    sizes = [len(batch.labels) for batch in Order(batch_size=4).batches(data, epoch=0)]
+    sizes = [len(batch.targets) for batch in Order(batch_size=4).batches(data, epoch=0)]
     assert sizes == [4, 4]
     assert Order(batch_size=4).steps(data.train) == 2
-    assert [len(batch.labels) for batch in Order(batch_size=9).batches(data, epoch=0)] == [9]
+    assert [len(batch.targets) for batch in Order(batch_size=9).batches(data, epoch=0)] == [9]
 
 
 @pytest.mark.parametrize(("sizes", "used"), [([4, 4, 1], [4, 4]), ([4, 1, 3], [4, 3]), ([1, 1], [1, 1]), ([1], [1])])
 def test_a_loaders_batch_of_one_behind_larger_ones_is_left_out(sizes, used):
     loader = [(torch.zeros(size, 2), torch.zeros(size, dtype=torch.int64)) for size in sizes]
-    assert [len(batch.labels) for batch in epoch(Order(), numbered().replace(train=loader))] == used
+    assert [len(batch.targets) for batch in epoch(Order(), numbered().replace(train=loader))] == used
 
 
 def test_labels_and_inputs_are_checked_when_data_is_made():
@@ -211,7 +211,7 @@ def test_a_split_batch_is_divided_among_the_members():
     data = Data(*(Split(torch.arange(22.0)[:, None], torch.zeros(22).long()) for _ in range(3)), 2, (1,))
     whole = list(Order(8, seed=3).batches(data, 1))
     parts = list(Order(8, range(3), seed=3, split=True).batches(data, 1))
-    assert [tuple(batch.labels.shape) for batch in parts] == [(3, 2), (3, 2), (3, 2)]
+    assert [tuple(batch.targets.shape) for batch in parts] == [(3, 2), (3, 2), (3, 2)]
     for one, all_of_it in zip(parts, whole, strict=True):
         assert one.own
         assert one.inputs.flatten().tolist() == all_of_it.inputs.flatten()[:6].tolist()

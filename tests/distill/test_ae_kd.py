@@ -140,7 +140,7 @@ def test_labels_and_teachers_have_weights_of_their_own(members, data):
     found = DistillationObjective(method, teacher)(student, batch)
     logits = student(batch.inputs)[None]
     soft = method.loss(logits, teacher(batch), 0.0)
-    torch.testing.assert_close(found, 0.3 * F.cross_entropy(logits[0], batch.labels) + 0.7 * soft)
+    torch.testing.assert_close(found, 0.3 * F.cross_entropy(logits[0], batch.targets) + 0.7 * soft)
 
 
 @pytest.mark.parametrize("kind", ["plain", "normed"])

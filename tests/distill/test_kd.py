@@ -26,7 +26,7 @@ from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError, UnchangedWarning
 from enfold.evaluate import best_member, predict
 from enfold.metrics import nll, per_member
-from enfold.train import CrossEntropy, TrainConfig
+from enfold.train import TrainConfig, cross_entropy
 from students import best
 
 prop = settings(deadline=None, derandomize=True, max_examples=30)
@@ -342,7 +342,7 @@ def test_the_cross_entropy_of_the_plan_is_used(members, data):
     batch = next(Order(16).batches(data, 0))
     teacher = teacher_of(members.eval(), data, 1.0, "mean_logits", is_constant=True)
     mixed = lessons(teacher, 0.25, 1.0, 0.3)(student, batch)
-    soft, hard = lessons(teacher, 1.0, 1.0)(student, batch), CrossEntropy(0.3)(student, batch)
+    soft, hard = lessons(teacher, 1.0, 1.0)(student, batch), cross_entropy(0.3)(student, batch)
     torch.testing.assert_close(mixed, 0.25 * soft + 0.75 * hard)
 
 

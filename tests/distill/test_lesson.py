@@ -14,7 +14,7 @@ from enfold.ensemble import Ensemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
-from enfold.train import CrossEntropy, TrainConfig
+from enfold.train import TrainConfig, cross_entropy
 from enfold.train.objective import StepContext
 from students import best
 
@@ -44,7 +44,7 @@ def test_smoothing_a_student(fitted):
     objective = DistillationObjective(loss, lambda batch: as_target(target), None, SMOOTHING)
     found = objective(Table(logits), BATCH)
     soft = 0.3 * loss.loss(logits, as_target(target), 0.0)
-    hard = torch.cat([CrossEntropy(each).of_logits(logits[k : k + 1], BATCH) for k, each in enumerate(SMOOTHING)])
+    hard = torch.cat([cross_entropy(each).of_outputs(logits[k : k + 1], BATCH) for k, each in enumerate(SMOOTHING)])
     torch.testing.assert_close(found, soft + 0.7 * hard)
     prepared = objective.for_batch(Table(logits), BATCH, StepContext())
     if isinstance(prepared, SeparableBatchLoss):

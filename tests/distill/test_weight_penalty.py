@@ -16,7 +16,7 @@ from enfold.errors import EnfoldError
 from enfold.networks import MLP
 from enfold.train import TrainConfig, fit
 from enfold.train.backward import Separable
-from enfold.train.objective import CrossEntropy
+from enfold.train.objective import cross_entropy
 
 
 def no_loss(model, batch):
@@ -53,8 +53,8 @@ def test_a_tie_worked_by_hand():
 
 def test_it_is_added_to_each_members_own_loss():
     teacher, student = DeepEnsemble([constant(1.0), constant(2.0)]), DeepEnsemble([constant(1.5), constant(0.0)])
-    plain = CrossEntropy()(student, BATCH)
-    penalised = WeightPenalty(CrossEntropy(), teacher, 0.01)(student, BATCH)
+    plain = cross_entropy()(student, BATCH)
+    penalised = WeightPenalty(cross_entropy(), teacher, 0.01)(student, BATCH)
     torch.testing.assert_close(penalised - plain, torch.tensor([0.015, 0.24]))
 
 
@@ -63,7 +63,7 @@ def test_strength_zero_trains_to_the_same_bits():
     teacher = DeepEnsemble(MLP(6, [8], 3), 2)
     network, data, plan = MLP(6, [8], 3), small_data(), TrainConfig(epochs=2, batch_size=16, select="last")
     trained = []
-    for objective in (CrossEntropy(), WeightPenalty(CrossEntropy(), teacher, 0.0)):
+    for objective in (cross_entropy(), WeightPenalty(cross_entropy(), teacher, 0.0)):
         model = BatchEnsemble(network, 2)
         fit(model, data, config=plan, objective=objective, quiet=True)
         trained.append(model.state_dict())
@@ -89,7 +89,7 @@ def test_training_draws_a_student_to_its_teacher():
     plan = TrainConfig(epochs=5, batch_size=16, lr=0.01, select="last")
     left = {}
     for strength in (0.0, 1.0):
-        penalised = WeightPenalty(CrossEntropy(), teacher, strength)
+        penalised = WeightPenalty(cross_entropy(), teacher, strength)
         model = BatchEnsemble(MLP(6, [8], 3), 2, init="ones")
         fit(model, data, config=plan, objective=penalised, quiet=True)
         left[strength] = float(penalised.distances(model).detach().sum())
@@ -98,7 +98,7 @@ def test_training_draws_a_student_to_its_teacher():
 
 def test_it_sees_the_whole_model_also_where_members_are_looped():
     teacher = DeepEnsemble(MLP(6, [8], 3), 2)
-    penalised = WeightPenalty(CrossEntropy(), teacher, 0.1)
+    penalised = WeightPenalty(cross_entropy(), teacher, 0.1)
     assert not isinstance(penalised, Separable)
     model = DeepEnsemble(MLP(6, [8], 3), 2, seed=1, engine="loop")
     before = penalised.distances(model).detach()
@@ -111,14 +111,14 @@ def test_it_sees_the_whole_model_also_where_members_are_looped():
 def test_training_goes_on_with_the_same_teacher_only(tmp_path):
     data, network = small_data(), MLP(6, [8], 3)
     one, other = (DeepEnsemble(network, 2, seed=seed) for seed in (0, 1))
-    assert repr(WeightPenalty(CrossEntropy(), one, 0.1)) == repr(WeightPenalty(CrossEntropy(), copy.deepcopy(one), 0.1))
-    assert repr(WeightPenalty(CrossEntropy(), one, 0.1)) != repr(WeightPenalty(CrossEntropy(), other, 0.1))
+    assert repr(WeightPenalty(cross_entropy(), one, 0.1)) == repr(WeightPenalty(cross_entropy(), copy.deepcopy(one), 0.1))
+    assert repr(WeightPenalty(cross_entropy(), one, 0.1)) != repr(WeightPenalty(cross_entropy(), other, 0.1))
     plan = TrainConfig(epochs=1, batch_size=16, select="last")
     fit(
         BatchEnsemble(network, 2),
         data,
         config=plan,
-        objective=WeightPenalty(CrossEntropy(), one, 0.1),
+        objective=WeightPenalty(cross_entropy(), one, 0.1),
         checkpoint=tmp_path / "c",
         quiet=True,
     )
@@ -127,7 +127,7 @@ def test_training_goes_on_with_the_same_teacher_only(tmp_path):
             BatchEnsemble(network, 2),
             data,
             config=plan,
-            objective=WeightPenalty(CrossEntropy(), other, 0.1),
+            objective=WeightPenalty(cross_entropy(), other, 0.1),
             checkpoint=tmp_path / "c",
             quiet=True,
         )

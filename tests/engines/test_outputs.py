@@ -11,7 +11,7 @@ from torch import nn
 
 from enfold import Data, DeepEnsemble, MixedEnsemble, Split, TrainConfig, evaluate, fit, predict
 from enfold.errors import DroppedOutputWarning, EnfoldError
-from enfold.train.objective import batch_logits
+from enfold.train.objective import batch_outputs
 
 NETWORKS = {
     "dense": (lambda: nn.Conv2d(1, 3, 3, padding=1), (1, 8, 8)),
@@ -53,7 +53,7 @@ def test_an_objective_of_the_users_own_may_take_one_output():
         members,
         data_of(shape).replace(val=[]),
         config=TrainConfig(epochs=1),
-        objective=lambda model, batch: batch_logits(model, batch).square().mean((1, 2)),
+        objective=lambda model, batch: batch_outputs(model, batch).square().mean((1, 2)),
         quiet=True,
     )
     assert len(history.epochs) == 1

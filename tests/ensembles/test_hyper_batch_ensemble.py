@@ -23,7 +23,7 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.metrics import nll
 from enfold.networks import MLP
-from enfold.train import CrossEntropy, TrainConfig, fit
+from enfold.train import TrainConfig, cross_entropy, fit
 from fitting import any_network, fitted
 
 DATA = three_clouds(96, 64, 60)
@@ -199,12 +199,12 @@ def test_the_objective_adds_the_penalty_of_a_biased_shared_weight():
         batch = Batch(torch.randn(5, 4), torch.randint(3, (5,)))
         torch.manual_seed(1)
         members.num_examples = 10
-        losses = Penalised(CrossEntropy())(members, batch)
+        losses = Penalised(cross_entropy())(members, batch)
         torch.manual_seed(1)
         values = members.distribution.draw(5).mean(1)  # (M, H): without embedding the penalty is linear in λ
         weight, own = members.shared.state()["weight"], members.expand()["bias"]
         penalty = values[:, 0] * weight.square().sum() + values[:, 1] * own.square().sum(1)
-        plain = torch.stack([F.cross_entropy(logits, batch.labels) for logits in members(batch.inputs)])
+        plain = torch.stack([F.cross_entropy(logits, batch.targets) for logits in members(batch.inputs)])
         torch.testing.assert_close(losses, plain + penalty / 10)
 
 

@@ -174,7 +174,7 @@ def test_the_loss_is_the_sum_over_heads_of_means_with_the_plans_smoothing():
         rows = losses.rows(10)
         logits = model.forward_each(batch.inputs[rows])
         each = smoothing if isinstance(smoothing, tuple) else [smoothing] * 3
-        expected = [F.cross_entropy(logits[m], batch.labels[rows[m]], label_smoothing=each[m]) for m in range(3)]
+        expected = [F.cross_entropy(logits[m], batch.targets[rows[m]], label_smoothing=each[m]) for m in range(3)]
         torch.testing.assert_close(found, torch.stack(expected))
     with pytest.raises(EnfoldError, match=r"label_smoothing .*got 2"):
         build(any_network()).objective(TrainConfig(label_smoothing=(0.1, 0.2)))

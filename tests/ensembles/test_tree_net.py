@@ -18,7 +18,7 @@ from enfold.ensembles.tree_net import BestBranch, TreeNet
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.networks import MLP, ResNet
-from enfold.train import CrossEntropy, TrainConfig, fit
+from enfold.train import TrainConfig, cross_entropy, fit
 from fitting import any_network, fitted
 from specimens import Residual
 
@@ -104,7 +104,7 @@ def test_the_winner_alone_is_trained_on_an_example():
     members, batch = TreeNet(MLP(4, [8, 8], 3), 3, choice="best", warmup_epochs=0), example_batch()
     losses = torch.stack(
         [
-            F.cross_entropy(logits, batch.labels, reduction="none", label_smoothing=0.1)
+            F.cross_entropy(logits, batch.targets, reduction="none", label_smoothing=0.1)
             for logits in members(batch.inputs)
         ]
     )
@@ -124,7 +124,7 @@ def test_the_winner_alone_is_trained_on_an_example():
 def test_a_minimum_weight_of_one_m_th_trains_all_branches_equally():
     members, batch = TreeNet(MLP(4, [8, 8], 3), 4), example_batch()
     smoothing = (0.0, 0.1, 0.2, 0.3)
-    everyone = CrossEntropy(smoothing)(members, batch)
+    everyone = cross_entropy(smoothing)(members, batch)
     torch.testing.assert_close(BestBranch(0.25, 0, smoothing)(members, batch), everyone)
     mixed = BestBranch(0.05, 0, smoothing)(members, batch)
     winner_alone = BestBranch(0.0, 0, smoothing)(members, batch)
@@ -134,7 +134,7 @@ def test_a_minimum_weight_of_one_m_th_trains_all_branches_equally():
 def test_all_branches_are_trained_while_warming_up():
     members, batch = TreeNet(MLP(4, [8, 8], 3), 3, choice="best", warmup_epochs=2), example_batch()
     objective = members.objective(TrainConfig())
-    everyone = CrossEntropy()(members, batch)
+    everyone = cross_entropy()(members, batch)
     for epoch in (1, 2):
         torch.testing.assert_close(objective(members, batch), everyone)
         members.on_epoch_end(epoch, TrainConfig())

@@ -98,8 +98,8 @@ def fit(model: nn.Module, **settings: Any) -> dict[str, Any]:
     """Train a model in place; return the losses and scores that were recorded, by epoch."""
     history = enfold.fit(model, data(), config=config(**settings), quiet=True)
     losses = [torch.tensor(epoch.train_loss, dtype=torch.float64) for epoch in history.epochs]
-    scores = [torch.tensor(epoch.validation_nll, dtype=torch.float64) for epoch in history.epochs]
-    return {"loss": torch.stack(losses), "validation_nll": torch.stack(scores), "chosen": list(history.chosen)}
+    scores = [torch.tensor(epoch.validation_loss, dtype=torch.float64) for epoch in history.epochs]
+    return {"loss": torch.stack(losses), "validation_loss": torch.stack(scores), "chosen": list(history.chosen)}
 
 
 def outputs(model: nn.Module, inputs: Tensor | None = None) -> Tensor:

@@ -27,7 +27,7 @@ from enfold.merge.common.states import UnalignedWarning, mean_of, states_of
 from enfold.networks import MLP
 from enfold.progress import titled
 from enfold.symmetry import permute, symmetries
-from enfold.train import CrossEntropy, TrainConfig, fit
+from enfold.train import TrainConfig, cross_entropy, fit
 from enfold.train.objective import StepContext
 
 SHORT = TrainConfig(epochs=2, batch_size=16, optimizer="adam", lr=0.1, weight_decay=0.0, select="last")
@@ -203,7 +203,7 @@ def test_temperature_and_weights_follow_the_training(members, data):
     inputs = data.test.inputs
     torch.testing.assert_close(model(inputs), model.eval()(inputs))  # nothing is drawn yet
     model.train()
-    steps = AnnealedObjective(CrossEntropy(), "", 3, (1.0, 0.1), "dirichlet")
+    steps = AnnealedObjective(cross_entropy(), "", 3, (1.0, 0.1), "dirichlet")
     drawn = []
     for progress in (0.0, 0.5, 1.0):
         steps.for_batch(model, None, StepContext(int(10 * progress), progress))

@@ -273,7 +273,7 @@ def test_a_distillation_that_returned_its_start_is_marked_in_the_table_and_the_c
     assert "| kept (unchanged) |" in table
     history = json.loads((finished / "histories/steps/kept.json").read_text())
     assert history["chosen"] == [0]
-    assert history["start"]["validation_nll"][0] <= min(epoch["validation_nll"][0] for epoch in history["epochs"])
+    assert history["start"]["validation_loss"][0] <= min(epoch["validation_loss"][0] for epoch in history["epochs"])
     assert enfold("report", "--card", finished, "--label", "kept").code == 0
     card = (finished / "MODEL_CARD.md").read_text()
     assert "| test data | kept (unchanged) |" in card

@@ -10,7 +10,7 @@ from enfold.data.batches import Batch, Order
 from enfold.ensemble import MemberView
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
-from enfold.train import CrossEntropy
+from enfold.train import cross_entropy
 from enfold.train.backward import Separable, backward
 
 
@@ -24,7 +24,7 @@ def gradients(model: nn.Module) -> list[torch.Tensor]:
 def test_one_by_one_as_all_at_once(data, images, make, network, own, smoothing):
     data = images if network == "convolutional" else data
     batch = next(Order(16, range(3) if own else None).batches(data, 0))
-    objective = CrossEntropy(smoothing)
+    objective = cross_entropy(smoothing)
     one_by_one, at_once = (DeepEnsemble(make[network], 3, engine="loop") for _ in range(2))
     losses = backward(one_by_one, batch, objective)
     expected = objective(at_once, batch)
@@ -56,10 +56,10 @@ def test_an_objective_over_all_members_is_not_split(data, make):
 def test_gradients_are_scaled_and_added(data, make):
     members = DeepEnsemble(make["mlp"], 2, engine="loop")
     batch = next(Order(16, range(2)).batches(data, 0))
-    backward(members, batch, CrossEntropy())
+    backward(members, batch, cross_entropy())
     once = gradients(members)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    backward(members, batch, CrossEntropy(), torch.autocast("cpu", enabled=False), scaler)
+    backward(members, batch, cross_entropy(), torch.autocast("cpu", enabled=False), scaler)
     for found, single in zip(gradients(members), once, strict=True):
         torch.testing.assert_close(found, 5 * single)
 
@@ -79,11 +79,11 @@ def test_efficient_ensembles_that_are_looped_get_the_gradients_of_all_at_once(ow
     members = BatchEnsemble(network, num_members=3, batch_norm=batch_norm, engine="loop").train()
     inputs = torch.randn(*((3,) if own else ()), 5, 3, 4, 4, dtype=torch.float64)
     batch = Batch(inputs, torch.randint(3, (3, 5) if own else (5,)), own)
-    losses = backward(members, batch, CrossEntropy())
+    losses = backward(members, batch, cross_entropy())
     found = gradients(members)
     statistics = [buffer.clone() for buffer in members.buffers()]
     twin = BatchEnsemble(network, num_members=3, batch_norm=batch_norm, engine="loop").train()
-    whole = CrossEntropy()(twin, batch)
+    whole = cross_entropy()(twin, batch)
     whole.sum().backward()
     torch.testing.assert_close(losses, whole.detach())
     torch.testing.assert_close(found, gradients(twin))

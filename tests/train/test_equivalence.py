@@ -10,7 +10,7 @@ from enfold.data import Split
 from enfold.data.batches import Batch, Order
 from enfold.data.dataset import pixels
 from enfold.ensembles.deep_ensemble import DeepEnsemble
-from enfold.train import CrossEntropy, TrainConfig, fit
+from enfold.train import TrainConfig, cross_entropy, fit
 
 PLAN = TrainConfig(epochs=2, batch_size=16, select="last", clip_norm=None, weight_decay=1e-3)
 SGD = PLAN.replace(optimizer="sgd", lr=0.1, warmup_epochs=1.0)
@@ -158,9 +158,9 @@ def test_losses_are_summed_over_members(data, make):
     """A member's gradient in the ensemble is its gradient alone, not an M-th of it."""
     members = DeepEnsemble(make["mlp"], 4, engine="loop")
     batch = next(Order(16, range(4)).batches(data, 0))
-    CrossEntropy()(members, batch).sum().backward()
+    cross_entropy()(members, batch).sum().backward()
     for index in range(4):
         network = members.member(index)
-        CrossEntropy()(network, Batch(batch.inputs[index], batch.labels[index])).sum().backward()
+        cross_entropy()(network, Batch(batch.inputs[index], batch.targets[index])).sum().backward()
         for stacked, own in zip(members.parameters(), network.parameters(), strict=True):
             torch.testing.assert_close(stacked.grad[index], own.grad)

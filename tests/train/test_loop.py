@@ -18,7 +18,7 @@ from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
 from enfold.metrics import accuracy, nll, per_member
-from enfold.train import CrossEntropy, History, TrainConfig, fit
+from enfold.train import History, TrainConfig, cross_entropy, fit
 from enfold.train.checkpoint import stored_history
 
 PLAN = TrainConfig(epochs=3, batch_size=16, lr=0.05)
@@ -79,9 +79,9 @@ def test_what_is_recorded(data, make):
     history = fit(members, data, config=SGD.replace(lr=0.05), quiet=True)
     last, found = history.epochs[-1], predict(members, data.val)
     assert [record.epoch for record in history.epochs] == [0, 1, 2]
-    assert last.validation_nll == pytest.approx(per_member(nll, found).tolist())
-    assert last.validation_accuracy == pytest.approx(per_member(accuracy, found).tolist())
-    assert last.ensemble_nll == pytest.approx(nll(found))
+    assert last.validation_loss == pytest.approx(per_member(nll, found).tolist())
+    assert last.validation_score == pytest.approx(per_member(accuracy, found).tolist())
+    assert last.ensemble_loss == pytest.approx(nll(found))
     assert last.lr == 0.05
     assert history.chosen == []  # select="last"
 
@@ -106,12 +106,12 @@ def test_the_loss_of_an_epoch_is_the_mean_over_its_examples(data, make):
     assert history.epochs[0].train_loss == pytest.approx([float(expected)], rel=1e-6)
 
 
-def test_the_epoch_with_the_lowest_validation_nll_is_kept(data, make):
+def test_the_epoch_with_the_lowest_validation_loss_is_kept(data, make):
     plan = SGD.replace(epochs=8, lr=1.0, select="best")
     members = DeepEnsemble(make["mlp"], 3)
     start = per_member(nll, predict(members, data.val)).tolist()
     history = fit(members, data, config=plan, quiet=True)
-    curves = list(zip(start, *(record.validation_nll for record in history.epochs), strict=True))
+    curves = list(zip(start, *(record.validation_loss for record in history.epochs), strict=True))
     assert history.chosen == [curve.index(min(curve)) for curve in curves]
     assert len(set(history.chosen)) > 1, "choose a plan whose members are best in different epochs"
     kept = per_member(nll, predict(members, data.val)).tolist()
@@ -133,7 +133,7 @@ def test_the_last_epoch_is_kept_if_asked_or_if_there_is_nothing_to_choose_by(dat
     fit(last, data, config=plan, quiet=True)
     history = fit(blind, data.replace(val=[]), config=plan.replace(select="best"), quiet=True)
     assert history.chosen == []
-    assert history.epochs[0].validation_nll == []
+    assert history.epochs[0].validation_loss == []
     assert states_equal(last, blind)
 
 
@@ -219,7 +219,7 @@ def test_any_iterable_is_a_part(data, make, kind, members):
     history = fit(model, data.replace(train=train, val=validation), config=SGD, quiet=True)
     fit(reference, data.replace(train=batches(data.train)), config=SGD, quiet=True)
     assert states_equal(model, reference)
-    assert len(history.epochs[0].validation_nll) == (members or 1)
+    assert len(history.epochs[0].validation_loss) == (members or 1)
 
 
 def ones_and(data: Data, size: int) -> Data:
@@ -250,7 +250,7 @@ def test_labels_of_another_integer_type(data, make):
     history = fit(network, data.replace(train=train, val=train), config=SGD, quiet=True)
     fit(reference, data.replace(train=batches(data.train)), config=SGD, quiet=True)
     assert states_equal(network, reference)
-    assert math.isfinite(history.epochs[0].validation_nll[0])
+    assert math.isfinite(history.epochs[0].validation_loss[0])
 
 
 def test_a_shuffling_loader_is_repeated_by_the_seed(data, make):
@@ -371,7 +371,7 @@ def test_an_objective_of_ones_own(data, make):
     before = Quiet()(members, batch)
     fit(members, data, config=SGD, objective=Quiet(), quiet=True)
     assert (Quiet()(members, batch) < 0.2 * before).all()
-    assert CrossEntropy()(members, batch).mean().item() == pytest.approx(math.log(4), rel=0.05)
+    assert cross_entropy()(members, batch).mean().item() == pytest.approx(math.log(4), rel=0.05)
 
 
 def test_the_start_is_epoch_0_of_the_history(data, tmp_path):
@@ -379,7 +379,7 @@ def test_the_start_is_epoch_0_of_the_history(data, tmp_path):
     before = per_member(nll, predict(members, data.val)).tolist()
     file = tmp_path / "checkpoint.safetensors"
     history = fit(members, data, config=TrainConfig(epochs=2, batch_size=16, lr=100.0), checkpoint=file, quiet=True)
-    assert history.start.validation_nll == before
+    assert history.start.validation_loss == before
     assert (history.chosen, history.unchanged) == ([0, 0], [0, 1])
     assert len(history.epochs) == 2
     stored = stored_history(file)

@@ -12,7 +12,7 @@ from enfold.data.batches import Batch
 from enfold.ensembles.mimo import MIMO
 from enfold.errors import EnfoldError
 from enfold.merge import soup, straight_through
-from enfold.train.objective import batch_logits
+from enfold.train.objective import batch_outputs
 
 PLAN = TrainConfig(epochs=2, batch_size=16, lr=1e-2)
 INPUTS = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
@@ -36,9 +36,9 @@ def test_an_objective_of_the_users_own_sees_the_targets_as_they_are(kind):
     targets, seen = (torch.tanh(INPUTS[:, 0]) * 10).to(kind), []
 
     def squares(model: nn.Module, batch: Batch) -> torch.Tensor:
-        seen.append(batch.labels)
-        outputs = batch_logits(model, batch)[..., 0]
-        return (outputs - batch.labels.to(outputs)).square().mean(1)
+        seen.append(batch.targets)
+        outputs = batch_outputs(model, batch)[..., 0]
+        return (outputs - batch.targets.to(outputs)).square().mean(1)
 
     fit(
         two_members(),

@@ -15,7 +15,7 @@ from enfold import Data, DeepEnsemble, Split, TrainConfig, fit
 from enfold.data.batches import Batch
 from enfold.ensembles.lora_ensemble import LoRAEnsemble
 from enfold.errors import UnusedParameterWarning
-from enfold.train.objective import batch_logits
+from enfold.train.objective import batch_outputs
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*nearly identical")
 OPTIMIZERS = {
@@ -40,8 +40,8 @@ class Exits(nn.Module):
 
 def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
     """An objective of the user's own, by which all members are run in one pass."""
-    logits = batch_logits(model, batch)
-    labels = batch.labels if batch.own else batch.labels.expand(len(logits), -1)
+    logits = batch_outputs(model, batch)
+    labels = batch.targets if batch.own else batch.targets.expand(len(logits), -1)
     return torch.stack([F.cross_entropy(own, each) for own, each in zip(logits, labels, strict=True)])
 
 
@@ -99,7 +99,7 @@ def trained_by_hand(network: nn.Module, data: Data, settings: TrainConfig) -> se
     for epoch in range(settings.epochs):
         for batch in Order(settings.batch_size).batches(data, epoch):
             optimizer.zero_grad()
-            F.cross_entropy(network(batch.inputs), batch.labels).backward()
+            F.cross_entropy(network(batch.inputs), batch.targets).backward()
             seen.add(network.b.weight.grad is None)
             optimizer.step()
     return seen

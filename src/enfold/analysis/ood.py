@@ -73,7 +73,7 @@ def compute_logits(model: nn.Module, data: Data, part: Part, batch_size: int = 1
     with eval_mode(model):
         found = [
             member_logits(model, inputs.to(device)).float().cpu()
-            for inputs, _ in evaluation_batches(prepared, batch_size)
+            for inputs, _, _ in evaluation_batches(prepared, batch_size)
         ]
     return torch.cat(found, dim=1)
 

@@ -148,7 +148,7 @@ def train_different_pair(
 
 def _lesson(split: Split, num_classes: int, difference: Difference, index: int) -> Split:
     if difference == "labels":
-        return replace(split, labels=(split.labels + index) % num_classes)
+        return replace(split, targets=(split.labels + index) % num_classes)
     lower = split.labels < (num_classes + 1) // 2
     return split[lower if index == 0 else ~lower]
 

@@ -217,7 +217,7 @@ def _predict(batch: _NetworkBatch, data: Data, part: PartName, batch_norm: Batch
         if batch_norm == "train":
             for layer in batch.norms:
                 layer.train()
-        for inputs, batch_labels in evaluation_batches(getattr(data, part), ROWS):
+        for inputs, batch_labels, _ in evaluation_batches(getattr(data, part), ROWS):
             log_probs.append(torch.log_softmax(batch(inputs.to(device, copy=True)).float(), dim=-1).cpu())
             labels.append(batch_labels.cpu())
     if not labels:

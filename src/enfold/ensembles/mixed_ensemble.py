@@ -8,12 +8,14 @@ It predicts, and teaches in a distillation; it cannot be merged, as its members 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from enfold.arguments import checked
+from enfold.data.tree import clone
+from enfold.engines.call import call_network, pack_inputs
 from enfold.engines.inputs import in_type_of
 from enfold.engines.outputs import get_logits
 from enfold.engines.skeleton import State
@@ -42,25 +44,30 @@ class MixedEnsemble(Ensemble):
         super().__init__([], len(networks))
         self.members = nn.ModuleList(networks)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return the logits of every network for the same inputs: (B, ...) -> (M, B, C)."""
-        return self.forward_each(inputs.expand(self.num_members, *inputs.shape))
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the outputs of every network for the same inputs: (B, ...) -> (M, B, ...)."""
+        inputs = pack_inputs(args, kwargs)
+        return self._run_networks([inputs] * self.num_members)
 
     def forward_each(self, inputs: Tensor) -> Tensor:
-        """Return the logits of each network for its own inputs: (M, B, ...) -> (M, B, C)."""
+        """Return the outputs of each network for its own inputs: (M, B, ...) -> (M, B, ...)."""
+        return self._run_networks(list(inputs))
+
+    def _run_networks(self, inputs: Sequence[Any]) -> Tensor:
         # The inputs are copied, as a network may write to them.
         outputs = [
-            get_logits(network(in_type_of(network, own.clone())))
+            get_logits(network, call_network(network, in_type_of(network, clone(own))))
             for network, own in zip(self.members, inputs, strict=True)
         ]
-        classes = sorted({output.shape[-1] for output in outputs})
-        if len(classes) > 1:
+        shapes = sorted({tuple(output.shape[1:]) for output in outputs})
+        if len(shapes) > 1:
             raise EnfoldError(
-                f"all networks must have the same number of classes, got {classes}: train them on the same labels"
+                f"all networks must have outputs of one shape, such as the same number of classes, got {shapes}: train "
+                "them on the same targets"
             )
         return torch.stack(outputs)
 
-    def convert_inputs(self, inputs: Tensor) -> Tensor:
+    def convert_inputs(self, inputs: Any) -> Any:
         """Return the inputs unchanged: every network may have a type of its own."""
         return inputs
 

@@ -200,7 +200,7 @@ def learn_weights(ensemble: Ensemble, data: Data, epochs: int = 5, lr: float = 0
     skeleton = ensemble.skeleton
     with eval_mode(skeleton.network):
         for _ in range(epochs):
-            for inputs, labels in evaluation_batches(data.val, batch_size):
+            for inputs, labels, _ in evaluation_batches(data.val, batch_size):
                 with torch.enable_grad(), skeleton.use_values(_mix(ensemble, stacked, raw.softmax(0))) as network:
                     logits = at_least_float32(member_logits(network, inputs.to(device))[0])
                     classes = class_labels(labels, logits.shape[-1], "val")

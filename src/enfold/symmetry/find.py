@@ -61,9 +61,9 @@ def symmetries(network: nn.Module, example: Tensor, *, seed: int = 0, logits_onl
         return replace(found, note=_decisions(tracer), deciding=tuple(tracer.decisions))
 
 
-def _logits(_: nn.Module, __: object, output: object) -> object:
+def _logits(network: nn.Module, _: object, output: object) -> object:
     """Reduce the output to its logits."""
-    return get_logits(output)
+    return get_logits(network, output)
 
 
 def _running(skeleton: Skeleton, state: State, example: Tensor) -> Tensor:

@@ -152,13 +152,17 @@ class Task(ABC):
         return None
 
     @abstractmethod
+    def row_losses(self, rows: Rows, smoothing: float | Sequence[float] = 0.0) -> Tensor:
+        """Return the loss of each row, without its weight: (M, N)."""
+
     def loss(self, rows: Rows, smoothing: float | Sequence[float] = 0.0) -> Tensor:
-        """Return the loss of each member, (M,).
+        """Return the loss of each member, (M,): the weighted mean of the losses of its rows.
 
         Args:
             rows: Outputs and targets.
             smoothing: Label smoothing, for all members or one value per member; for tasks with classes.
         """
+        return rows.mean(self.row_losses(rows, smoothing))
 
     @abstractmethod
     def predict(self, outputs: Tensor) -> Prediction:
@@ -215,6 +219,18 @@ class Task(ABC):
             None if rows.weights is None else rows.weights[chosen],
             chosen,
         )
+
+    # Distillation
+
+    def for_outputs(self, outputs: Tensor, targets: Any, *, own: bool = False) -> Task:
+        """Return the task of a student of a teacher with this task, from the shapes of a first batch.
+
+        Args:
+            outputs: Outputs of the student, (S, B, ...).
+            targets: Targets (B, ...), or (S, B, ...) if `own`.
+            own: Whether students have batches of their own.
+        """
+        return self.resolve(outputs, targets, own=own)
 
     # Distillation of tasks without classes
 

@@ -138,21 +138,27 @@ class Classification(Task):
 
     def loss(self, rows: Rows, smoothing: float | Sequence[float] = 0.0) -> Tensor:
         """Return equation (2)."""
+        if rows.weights is not None:
+            return super().loss(rows, smoothing)
+        # Means first: the cross-entropy with the uniform distribution then needs one number for each member.
         log_probs = torch.log_softmax(rows.values, dim=-1)
-        members, size, num_classes = log_probs.shape
-        target = rows.targets.expand(members, size).reshape(-1)
-        try:
-            nll = F.nll_loss(log_probs.flatten(0, 1), target, reduction="none").view(members, size)
-        except IndexError:  # targets of tensors in memory are compared with the outputs only here
-            self.check(target, num_classes)
-            raise
-        own = rows.mean(nll)
-        factor = torch.as_tensor(smoothing, dtype=nll.dtype, device=nll.device)
+        own, factor = self._nll(log_probs, rows.targets).mean(1), _factor(smoothing, log_probs)
+        return own if not bool(factor.any()) else (1 - factor) * own + factor * -log_probs.mean(dim=(1, 2))
+
+    def row_losses(self, rows: Rows, smoothing: float | Sequence[float] = 0.0) -> Tensor:
+        """Return the term of each row in the sum of equation (2)."""
+        log_probs = torch.log_softmax(rows.values, dim=-1)
+        own, factor = self._nll(log_probs, rows.targets), _factor(smoothing, log_probs)
         if not bool(factor.any()):
             return own
-        # The mean over rows first, as without weights the cross-entropy with the uniform distribution needs no rows.
-        uniform = -(log_probs.mean(dim=(1, 2)) if rows.weights is None else rows.mean(log_probs.mean(-1)))
-        return (1 - factor) * own + factor * uniform
+        factor = factor[:, None] if factor.ndim else factor
+        return (1 - factor) * own - factor * log_probs.mean(-1)
+
+    def _nll(self, log_probs: Tensor, targets: Tensor) -> Tensor:
+        """Return -log p(y), (M, N)."""
+        members, size, _ = log_probs.shape
+        target = targets.expand(members, size).reshape(-1)
+        return F.nll_loss(log_probs.flatten(0, 1), target, reduction="none").view(members, size)
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Return probabilities in the shape of the outputs, and entropies of every prediction."""
@@ -174,6 +180,10 @@ class Classification(Task):
         """Return log-probabilities and labels; `class_axis` is that of outputs with positions."""
         kind = Predictions if self.class_axis is None else DensePredictions
         return kind(torch.log_softmax(rows.values.float(), dim=-1).cpu(), rows.targets.cpu())
+
+
+def _factor(smoothing: float | Sequence[float], like: Tensor) -> Tensor:
+    return torch.as_tensor(smoothing, dtype=like.dtype, device=like.device)
 
 
 def _without(shape: Sequence[int], axis: int) -> tuple[int, ...]:

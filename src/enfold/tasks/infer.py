@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -93,15 +93,34 @@ def _open(out: tuple[int, ...], wanted: tuple[int, ...], targets: Tensor, readin
     )
 
 
+def current_task(task: Task) -> Task:
+    """Return a task that was named, or the one that was inferred; `task` itself if there was no batch yet."""
+    return task.found[0] if isinstance(task, Inferred) and task.found else task
+
+
+def known_task(task: Task) -> Task | None:
+    """Return a task that was named, or inferred from a batch; None if it is unknown or logits of classes."""
+    found = current_task(task)
+    return None if isinstance(found, Inferred) or found == Classification() else found
+
+
 @dataclass(frozen=True)
 class Inferred(Task):
-    """The task that follows from the first batch."""
+    """The task that follows from the first batch for which it is resolved.
+
+    Args:
+        found: The task, after the first batch.
+    """
+
+    found: list[Task] = field(default_factory=list, repr=False)
 
     name: ClassVar[str] = "inferred"
 
     def resolve(self, outputs: Tensor, targets: Any, *, own: bool = False) -> Task:
         """Return the inferred task."""
-        return infer_task(outputs, targets, own=own)
+        if not self.found:
+            self.found.append(infer_task(outputs, targets, own=own))
+        return self.found[0].resolve(outputs, targets, own=own)
 
     def rows(self, outputs: Tensor) -> Tensor:
         """Raise an error: `resolve` returns the task to use."""
@@ -111,7 +130,7 @@ class Inferred(Task):
         """Raise an error: `resolve` returns the task to use."""
         raise TypeError("resolve() returns the task to use")
 
-    def loss(self, rows: Rows, smoothing: Any = 0.0) -> Tensor:
+    def row_losses(self, rows: Rows, smoothing: Any = 0.0) -> Tensor:
         """Raise an error: `resolve` returns the task to use."""
         raise TypeError("resolve() returns the task to use")
 

@@ -8,6 +8,7 @@ Labels are independent: a row is the two logits [0, z_l] of one label of one exa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -125,9 +126,9 @@ class Multilabel(Classification):
         """Return the weights of absent and present labels."""
         return super().row_weights(targets.clamp(min=0))
 
-    def loss(self, rows: Rows, smoothing: Any = 0.0) -> Tensor:
-        """Return equation (2); label smoothing moves targets towards 1/2."""
-        return super().loss(replace(rows, targets=rows.targets.clamp(min=0)), smoothing)
+    def row_losses(self, rows: Rows, smoothing: float | Sequence[float] = 0.0) -> Tensor:
+        """Return the loss of each label in equation (2); label smoothing moves targets towards 1/2."""
+        return super().row_losses(replace(rows, targets=rows.targets.clamp(min=0)), smoothing)
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Return the probability of every label, in the shape of the outputs, and the entropy of each."""

@@ -281,10 +281,6 @@ class Regression(Task):
 
     # Formulas
 
-    def loss(self, rows: Rows, smoothing: float | Sequence[float] = 0.0) -> Tensor:
-        """Return the loss of each member, (M,): the weighted mean of equation (1) to (4)."""
-        return rows.mean(self.row_losses(rows, smoothing))
-
     def row_losses(self, rows: Rows, smoothing: float | Sequence[float] = 0.0) -> Tensor:
         """Return the loss of each row, equation (1) to (4): (M, N)."""
         if bool(torch.as_tensor(smoothing).any()):

@@ -21,7 +21,7 @@ from enfold.data.batches import Batch
 from enfold.engines.parameters import Tree
 from enfold.engines.skeleton import State
 from enfold.seeds import generator
-from enfold.train import CrossEntropy
+from enfold.train import TaskLoss
 
 BETAS = (0.9, 0.999)  # Adam's, with the usual epsilon
 EPSILON = 1e-8
@@ -166,14 +166,14 @@ class Penalties(nn.Module):
 
 @dataclass(frozen=True)
 class Penalised:
-    """An objective: the cross-entropy at one λ per member, and the expected penalty."""
+    """An objective: the loss of the task at one λ per member, and the expected penalty."""
 
-    cross_entropy: CrossEntropy
+    loss: TaskLoss
 
     def __call__(self, model: Any, batch: Batch) -> Tensor:
         """Return the loss of each member, (M,)."""
-        values = model.distribution.draw(batch.labels.shape[-1])  # (M, B, H)
+        values = model.distribution.draw(len(batch))  # (M, B, H)
         with model.distribution.at(values[:, 0]):
-            losses = self.cross_entropy(model, batch)
+            losses = self.loss(model, batch)
         total: Tensor = losses + model.penalty(values) / model.num_examples  # divided by N
         return total

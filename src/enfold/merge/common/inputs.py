@@ -137,7 +137,7 @@ def require_one_function(ensemble: Ensemble, data: Data, method: str, example: T
     split = next((split for split in (data.val, data.train) if has_examples(split)), None)
     if split is not None and not isinstance(split, Iterator):  # an iterator would lose the batch
         with torch.random.fork_rng(devices=[]):
-            example, _ = next(iter(evaluation_batches(split, EXAMPLES)))
+            example = next(iter(evaluation_batches(split, EXAMPLES))).inputs
     if example is None:
         return
     device = next(iter(ensemble.expand().values())).device
