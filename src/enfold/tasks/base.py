@@ -106,8 +106,11 @@ class Task(ABC):
     """The name of the task for `task=`."""
     is_categorical: ClassVar[bool] = True
     """Whether a row has the logits of K classes, for which categorical distillation and metrics are defined."""
-    criterion: ClassVar[str] = "nll"
-    """The metric by which models are compared, lower is better."""
+
+    @property
+    def criterion(self) -> str:
+        """The metric by which models are compared, lower is better."""
+        return "nll"
 
     def resolve(self, outputs: Tensor, targets: Any, *, own: bool = False) -> Task:
         """Return the task with everything that follows from the shapes of a first batch.
@@ -202,7 +205,8 @@ class Task(ABC):
             return rows
         if bool(ignored.all()):
             raise EnfoldError(
-                "a batch must have a target that is not ignored, got none: drop such batches, or check ignore_index"
+                "a batch must have a target that is not ignored, got none: drop such batches, or check the options of "
+                f"task='{self.name}' for ignored targets"
             )
         if own:  # the number of rows differs between members, so rows get the weight 0
             weights = torch.ones_like(ignored, dtype=rows.values.dtype) if rows.weights is None else rows.weights

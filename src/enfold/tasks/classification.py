@@ -20,7 +20,7 @@ from enfold.arguments import checked
 from enfold.data.dataset import class_labels
 from enfold.errors import EnfoldError, UnsupportedOutput
 from enfold.metrics.distributions import entropy
-from enfold.metrics.predictions import Predictions, mean_log_probs
+from enfold.metrics.predictions import DensePredictions, Predictions, mean_log_probs
 from enfold.tasks.base import Prediction, Rows, Task
 
 IGNORED = -100  # as in torch.nn.functional.cross_entropy
@@ -50,7 +50,9 @@ class Classification(Task):
 
     def resolve(self, outputs: Tensor, targets: Any, *, own: bool = False) -> Classification:
         """Return the task with the axis of the classes."""
-        if outputs.ndim <= 3 or self.class_axis is not None or not isinstance(targets, Tensor):
+        if outputs.ndim <= 3:
+            return replace(self, class_axis=None)
+        if self.class_axis is not None or not isinstance(targets, Tensor):
             return self
         wanted = tuple(targets.shape[1:] if own else targets.shape)  # (B, ...)
         axes = [axis for axis in (1, -1) if _without(outputs.shape[1:], axis) == wanted]
@@ -160,21 +162,24 @@ class Classification(Task):
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Return probabilities in the shape of the outputs, and entropies of every prediction."""
-        logits = self._logits(outputs)
-        axis = -1 if outputs.ndim <= 3 else self._axis(outputs)
+        axis = self._axis(outputs)
+        return self._predict(self._logits(outputs), axis if axis < 0 else axis - 1)
+
+    def _predict(self, logits: Tensor, class_axis: int) -> Prediction:
+        """Return the prediction of logits (M, B, ..., C), with the classes at `class_axis` of one network."""
         members = torch.log_softmax(logits.float(), dim=-1)
         mean = mean_log_probs(members)
         total = entropy(mean).clamp(min=0.0)
         aleatoric = entropy(members).mean(0)
         epistemic = (total - aleatoric).clamp(min=0.0)
-        class_axis = axis if axis < 0 else axis - 1
-        probs = mean.exp().movedim(-1, class_axis) if class_axis != -1 else mean.exp()
-        each = members.exp().movedim(-1, axis) if axis != -1 else members.exp()
+        probs = mean.exp().movedim(-1, class_axis)
+        each = members.exp().movedim(-1, class_axis if class_axis < 0 else class_axis + 1)
         return Prediction(probs, each, total, aleatoric, epistemic, class_axis)
 
     def predictions(self, rows: Rows) -> Predictions:
-        """Return log-probabilities and labels."""
-        return Predictions(torch.log_softmax(rows.values.float(), dim=-1).cpu(), rows.targets.cpu())
+        """Return log-probabilities and labels; `class_axis` is that of outputs with positions."""
+        kind = Predictions if self.class_axis is None else DensePredictions
+        return kind(torch.log_softmax(rows.values.float(), dim=-1).cpu(), rows.targets.cpu())
 
 
 def _factor(smoothing: float | Sequence[float], like: Tensor) -> Tensor:

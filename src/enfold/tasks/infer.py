@@ -9,8 +9,8 @@ from torch import Tensor
 
 from enfold.errors import EnfoldError, UnsupportedOutput
 from enfold.tasks.base import Prediction, Rows, Task
-from enfold.tasks.binary import Binary
-from enfold.tasks.classification import Classification
+from enfold.tasks.binary import Binary, is_same
+from enfold.tasks.classification import IGNORED, Classification
 from enfold.tasks.multilabel import Multilabel
 from enfold.tasks.regression import Regression
 
@@ -54,26 +54,38 @@ def infer_task(outputs: Tensor, targets: Any, *, own: bool = False) -> Task:
             "with unpack="
         )
     out, wanted = tuple(outputs.shape[1:]), tuple(targets.shape[1:] if own else targets.shape)
-    is_float = targets.is_floating_point()
-    is_flat = wanted in (out, out[:-1] if out[-1:] == (1,) else out)  # one output per target
-    if not is_float and len(out) >= 2 and not is_flat and (out[:1] + out[2:] == wanted or out[:-1] == wanted):
-        return Classification().resolve(outputs, targets, own=own)
-    if is_flat and not _is_zero_or_one(targets):
-        if is_float:
-            return Regression().resolve(outputs, targets, own=own)
-        raise _open(out, wanted, targets, "numbers or classes")
-    if is_flat and not is_float and len(wanted) == 2 and wanted[1] > 1 and bool((targets.sum(-1) == 1).all()):
+    task: Task | None = None
+    if targets.is_floating_point():
+        is_number = is_same(out, wanted) and not _is_zero_or_one(targets) and not _is_distribution(targets)
+        task = Regression() if is_number else None
+    elif is_same(out, wanted):  # one output per target
+        is_single = _is_zero_or_one(targets) and (len(wanted) == 1 or out != wanted or 1 in wanted[1:])
+        task = Binary() if is_single else Multilabel() if _is_zero_or_one(targets) and len(out) == 2 else None
+    elif len(out) >= 2 and (out[:1] + out[2:] == wanted or out[:-1] == wanted):
+        task = Classification()
+    if isinstance(task, Multilabel) and out[1] > 1 and bool((targets.sum(-1) == 1).all()):
         raise EnfoldError(
-            f"targets of shape {wanted} with one 1 in every row may be one-hot labels of a class or several labels: "
-            'pass targets.argmax(1) as targets, or task="multilabel"'
+            f"targets of shape {wanted} with a single 1 in every row may be one-hot labels of a class or several "
+            'labels: pass targets.argmax(1) as targets, or task="multilabel"'
         )
-    if is_flat and not is_float:
-        return Binary() if len(wanted) == 1 or wanted[1:] == (1,) else Multilabel()
-    raise _open(out, wanted, targets, "labels of classes or numbers" if is_flat else "")
+    if task is None:
+        raise _open(out, wanted, targets, _READINGS[targets.is_floating_point()] if is_same(out, wanted) else "")
+    return task.resolve(outputs, targets, own=own)
+
+
+_READINGS = ("classes or numbers", "labels or probabilities of classes, or numbers")  # of integers, of floats
+_OF_ONE = 1e-3  # rounding errors of a sum of probabilities
 
 
 def _is_zero_or_one(values: Tensor) -> bool:
-    return bool(((values == 0) | (values == 1)).all())
+    return bool(((values == 0) | (values == 1) | (values == IGNORED)).all())
+
+
+def _is_distribution(values: Tensor) -> bool:
+    """Return whether these may be probabilities of several classes."""
+    if values.ndim < 2 or values.shape[-1] < 2 or bool((values < 0).any()):
+        return False
+    return bool(((values.sum(-1) - 1).abs() < _OF_ONE).all())
 
 
 def _open(out: tuple[int, ...], wanted: tuple[int, ...], targets: Tensor, reading: str) -> EnfoldError:
@@ -81,7 +93,8 @@ def _open(out: tuple[int, ...], wanted: tuple[int, ...], targets: Tensor, readin
     what = f", which may be {reading}" if reading else ""
     return UnsupportedOutput(
         f"the task must be named for outputs of shape {out} and targets of shape {wanted} and type "
-        f"{str(targets.dtype).removeprefix('torch.')}{what}: pass {CHOICES}, or a task with its options"
+        f"{str(targets.dtype).removeprefix('torch.')}{what}: pass {CHOICES}, or a task with its options such as "
+        'task=Regression(head="gaussian")'
     )
 
 
