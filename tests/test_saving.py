@@ -46,6 +46,7 @@ def test_the_manifest_says_what_the_values_are(members, stored):
         "seeds": list(members.seeds),
         "options": members.options(),
         "fingerprint": None,
+        "task": None,
         "separate": False,
         "versions": versions(),
         "sha256": sha256(stored),

@@ -42,7 +42,7 @@ def task_to_dict(task: Task | None) -> dict[str, Any] | None:
     """Return a task as plain values for JSON."""
     if task is None:
         return None
-    options = {each.name: getattr(task, each.name) for each in fields(task)}  # type: ignore[arg-type]
+    options = {each.name: getattr(task, each.name) for each in fields(task)}
     return {"name": task.name, "options": options}
 
 

@@ -14,7 +14,7 @@ from enfold.ensemble import Ensemble
 from enfold.errors import UnsupportedOutput, level_outside
 from enfold.evaluate import predict
 from enfold.metrics import accuracy, disagreement, pairwise_kl, per_member
-from enfold.metrics.predictions import Predictions
+from enfold.metrics.predictions import Predictions, RowPredictions
 
 ALIKE = 0.1  # disagreement relative to a member's error rate; deep ensembles have about 0.9, BatchEnsemble 0.4
 CLOSE = 0.01  # nats of pairwise KL
@@ -26,9 +26,12 @@ class LowDiversityWarning(UserWarning):
     """Members are nearly identical functions."""
 
 
-def describe_similarity(p: Predictions) -> str | None:
-    """Return a message if members are nearly identical: they rarely disagree and their distributions are close."""
-    if p.num_members < 2:
+def describe_similarity(p: RowPredictions) -> str | None:
+    """Return a message if members are nearly identical: they rarely disagree and their distributions are close.
+
+    Predictions of numbers are not compared: the variance of the members' means is part of each prediction.
+    """
+    if p.num_members < 2 or not isinstance(p, Predictions):
         return None
     error = 1 - float(per_member(accuracy, p).mean())
     differ, nats = disagreement(p), pairwise_kl(p)
