@@ -169,7 +169,7 @@ def test_with_batch_norm_in_train_mode_it_would_be_another_result():
     network = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)).eval()
     model, inputs = MCDropout(network, 2), 5 + torch.randn(7, 6)
     hidden = network[1](network[0](inputs))
-    keep = Streams(0).keep(0, 2, hidden.shape, 1 << 15)
+    keep = Streams(0).draw_masks(0, 2, hidden.shape, 1 << 15)
     torch.testing.assert_close(model(inputs), network[3](2 * hidden * keep))
     assert int(model.module[1].num_batches_tracked) == 0
 
@@ -198,7 +198,7 @@ def test_the_mean_of_many_samples_of_a_linear_layer_is_its_output():
 @given(rate=st.floats(0.0, 0.999), seed=st.integers(0, 1000))
 def test_masks_keep_as_many_units_as_the_rate_says(rate, seed):
     kept = round((1 - rate) * 65536)
-    keep = Streams(seed).keep(0, 2, (101, 203), kept)  # an odd number of units
+    keep = Streams(seed).draw_masks(0, 2, (101, 203), kept)  # an odd number of units
     assert keep.shape == (2, 101, 203)
     assert set(keep.unique().tolist()) <= {0, 1}
     spread = (rate * (1 - rate) / keep.numel()) ** 0.5

@@ -101,7 +101,7 @@ def test_a_float64_matrix_whose_inverse_is_rounding_is_refused_though_no_pivot_i
 def test_a_matrix_that_is_not_finite_is_not_called_singular(odd):
     matrix = torch.eye(3)
     matrix[1, 2] = odd
-    with pytest.raises(EnfoldError, match=f"must be finite, but that of 'fc' holds {odd}: lower the learning rate"):
+    with pytest.raises(EnfoldError, match=f"must be finite, but that of 'fc' contains {odd}: lower the learning rate"):
         divide(torch.ones(1, 3), matrix, "that of 'fc'")
 
 

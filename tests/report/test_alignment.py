@@ -209,14 +209,14 @@ def test_figures_of_any_number_of_groups_are_readable(blocks: int) -> None:
     assert shown == {0: 1, 1: 4}.get(blocks, 5)
     told = drawn["matrices"].axes[-1].get_xlabel()
     less = drawn["rows"].get_supxlabel()
-    assert less == (f"left out: {len(rows) - 60} layers between these, all in rows.json" if len(rows) > 60 else "")
+    assert less == (f"omitted: {len(rows) - 60} layers between these, all in rows.json" if len(rows) > 60 else "")
     edges = [axes.get_position() for axes in drawn["rows"].axes]
     assert all(right.x0 - left.x1 < 0.05 for left, right in pairwise(edges)), "panels stand side by side"
     if blocks == 24:
-        assert "left out: 20 layers between these and 48 kinds of blocks" in told.replace("\n", " ")
+        assert "omitted: 20 layers between these and 48 kinds of blocks" in told.replace("\n", " ")
         assert len(labels) == 25, "the whole layers"
     else:
-        assert ("left out" in told) is (blocks == 4)
+        assert ("omitted" in told) is (blocks == 4)
 
 
 def test_lines_say_whose_batch_norm_statistics_they_have(tmp_path: Path, drawn: list[str]) -> None:
@@ -265,7 +265,7 @@ def test_tables_have_a_cell_for_every_column_and_say_what_failed() -> None:
     by_title = {title.split(",")[0]: rows for title, _, rows in cells}
     sweep = study_cells({"sweep": [{**SWEEP[0], "softness": dict.fromkeys(_transformer(24), 0.5)}]})[0]
     assert len(sweep[1]) == 7
-    assert sweep[0].endswith("on test data; softness left out: 21 layers between these and 48 kinds of blocks and of "
+    assert sweep[0].endswith("on test data; softness omitted: 21 layers between these and 48 kinds of blocks and of "
                              "units inside them, all in sweep.json")  # fmt: skip
     assert by_title["permAVG by temperature"][2] == ["10", "singular", "-", "-"]
     assert by_title["interpolation"][0][:5] == ["naive", "stored", "60.00", "60.00", "90.00"]

@@ -132,14 +132,14 @@ def test_singular_is_what_became_singular(enfold, run: Path, drawn) -> None:
 
 
 WRONG = [
-    (("--members", 4), "2 to 3 of the run's members"),
-    (("--only", "row"), "no part 'row'"),
+    (("--members", 4), "--members must be from 2 to 3"),
+    (("--only", "row"), "no section 'row'"),
     (("--temperatures", "1;2"), "commas"),
     (("--temperatures", "1,-2"), "above 0, got -2"),
     (("--temperature", 0), "temperature"),
     (("--noises", "-1"), "0 or more, got -1"),
-    (("--examples", 1), "2 examples or more"),
-    (("--points", 1), "two ends"),
+    (("--examples", 1), "--examples must be at least 2"),
+    (("--points", 1), "--points must be at least 2"),
     (("--set", "colour=red"), "colour"),
     (("--set", "train.colour=red"), "no training setting 'colour'"),
     (("--set", "train.epochs=2.5"), "the command line: 'epochs' of train must be an integer, got '2.5'"),

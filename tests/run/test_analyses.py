@@ -60,7 +60,9 @@ def test_a_folder_of_another_seed_is_refused_and_left_as_it_is(enfold, run: Path
     kept = files_in(out)
     done = enfold("analyse", verb, run, *ASKED[verb], "--out", out, "--seed", 2)
     assert done.code == 2
-    assert f"holds the {verb} of one seed, but '{out}' has that of seed 4, got seed 2" in " ".join(done.err.split())
+    assert f"must contain the {verb} of one seed, but '{out}' has that of seed 4, got seed 2" in " ".join(
+        done.err.split()
+    )
     assert files_in(out) == kept
     assert not (run / "seed-2" / verb).exists()
 
@@ -70,7 +72,7 @@ def test_seeds_that_are_not_there_and_files_for_folders_are_named(enfold, run: P
     (tmp_path / "file").write_text("")
     for flags, says in (
         (("--seed", 7), "--seed must be one of the run's seeds, 4, 2, got 7"),
-        (("--out", tmp_path / "file"), "an analysis needs a folder, got the file"),
+        (("--out", tmp_path / "file"), "--out must be a folder, got the file"),
     ):
         done = enfold("analyse", verb, run, *flags)
         assert done.code == 2

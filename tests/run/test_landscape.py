@@ -21,11 +21,11 @@ from enfold.metrics import nll
 from enfold.metrics.predictions import Predictions
 from enfold.report.landscape import DRAWINGS
 from enfold.report.landscape_captions import CAPTIONS
-from enfold.run import RunDirectory, parse_recipe, views
+from enfold.run import RunDirectory, landscape_parts, parse_recipe
 from enfold.run.execute import execute, seed_runs
-from enfold.run.landscape import Asked, stored_parts, study
+from enfold.run.landscape import LandscapeOptions, stored_parts, study
+from enfold.run.landscape_parts import LANDSCAPE_PARTS, SAMPLED
 from enfold.run.seed_run import SeedRun
-from enfold.run.views import SAMPLED, VIEWS
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
@@ -78,10 +78,10 @@ def test_a_recipe_keeps_the_members_trajectory(finished: Path) -> None:
 
 
 def test_every_part_is_computed_and_true_and_can_be_drawn(run: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(views, "SUBSETS", 3)  # all of the three members, few of their samples
+    monkeypatch.setattr(landscape_parts, "SUBSETS", 3)  # all of the three members, few of their samples
     cell = cell_in(run)
-    found = study(cell, tmp_path / "out", Asked(examples=50, size=3))
-    assert {name: part["state"] for name, part in found.items()} == dict.fromkeys(VIEWS, "computed")
+    found = study(cell, tmp_path / "out", LandscapeOptions(examples=50, size=3))
+    assert {name: part["state"] for name, part in found.items()} == dict.fromkeys(LANDSCAPE_PARTS, "computed")
     parts = stored_parts(tmp_path / "out")
     members = cell.members()
     said = predict_states(members.member(0), unstack_states(members), cell.data, examples=50)
@@ -117,9 +117,9 @@ def test_a_network_whose_units_cannot_be_matched_has_the_other_paths(run, tmp_pa
     def unknown(*_: Any) -> None:
         raise EnfoldError("nothing may be permuted: use another network")
 
-    monkeypatch.setattr(views, "match_to", unknown)
-    with pytest.warns(UserWarning, match="the matched path is left out: nothing may be permuted"):
-        study(cell_in(run), tmp_path / "out", Asked(only=("paths",), examples=20))
+    monkeypatch.setattr(landscape_parts, "match_to", unknown)
+    with pytest.warns(UserWarning, match="the matched path is omitted: nothing may be permuted"):
+        study(cell_in(run), tmp_path / "out", LandscapeOptions(only=("paths",), examples=20))
     facts = stored_parts(tmp_path / "out")["paths"][0]["facts"]
     assert facts["paths"] == ["straight", "bezier", "tunnel", "ensemble: batch_ensemble"]
 
@@ -161,10 +161,10 @@ def test_the_verb_writes_figures_with_words_and_computes_nothing_twice(enfold, r
         assert len(entry["alt"]) > 50
     before = (folder / "similarity.safetensors").stat().st_mtime_ns
     again = enfold("analyse", "landscape", run, *asked)
-    assert {part["state"] for part in json.loads(again.out)["parts"].values()} == {"there"}
+    assert {part["state"] for part in json.loads(again.out)["parts"].values()} == {"stored"}
     assert (folder / "similarity.safetensors").stat().st_mtime_ns == before
     for size in (3, 4):
-        finer = study(cell_in(run), folder, Asked(("radial",), examples=50, size=size))
+        finer = study(cell_in(run), folder, LandscapeOptions(("radial",), examples=50, size=size))
         assert finer["radial"]["state"] == "computed"
         assert load_file(folder / "radial.safetensors")["loss"].shape == (size, size)
 
@@ -178,7 +178,7 @@ def test_what_has_no_time_or_no_trajectory_is_named(enfold, run: Path, tmp_path:
     assert "raise --minutes" in " ".join(done.out.split())
     assert not list(out.glob("*.safetensors"))
     assert not (run / "landscape").exists()
-    found = study(cell_in(run), out, Asked(("similarity",), examples=50))
+    found = study(cell_in(run), out, LandscapeOptions(("similarity",), examples=50))
     facts = found["similarity"]["facts"]
     assert facts["cosine_within"] is None, "without a trajectory, members alone are compared"
     members = cell_in(run).members()
@@ -189,13 +189,13 @@ def test_what_has_no_time_or_no_trajectory_is_named(enfold, run: Path, tmp_path:
 
 
 def test_more_models_make_the_parts_that_show_them_anew(run: Path) -> None:
-    asked, out = Asked(("diversity", "similarity"), examples=50), run / "landscape"
+    asked, out = LandscapeOptions(("diversity", "similarity"), examples=50), run / "landscape"
     said = run / "predictions/average.safetensors"
     said.rename(run / "kept")
     assert {part["state"] for part in study(cell_in(run), out, asked).values()} == {"computed"}
     (run / "kept").rename(said)
     found = study(cell_in(run), out, asked)
-    assert {name: part["state"] for name, part in found.items()} == {"diversity": "computed", "similarity": "there"}
+    assert {name: part["state"] for name, part in found.items()} == {"diversity": "computed", "similarity": "stored"}
     assert "step: average" in found["diversity"]["facts"]["groups"]
 
 
@@ -204,7 +204,7 @@ def test_more_models_make_the_parts_that_show_them_anew(run: Path) -> None:
     [("similarity.safetensors", "damaged"), ("similarity.json", "{}"), ("similarity.json", "[1]")],
 )
 def test_a_damaged_part_is_named(enfold, run: Path, file: str, text: str) -> None:
-    study(cell_in(run), run / "landscape", Asked(("similarity",), examples=50))
+    study(cell_in(run), run / "landscape", LandscapeOptions(("similarity",), examples=50))
     (run / "landscape" / file).write_text(text)
     done = enfold("analyse", "landscape", run, *CLOSENESS, "--only", "similarity")
     assert done.code == 2
@@ -213,15 +213,15 @@ def test_a_damaged_part_is_named(enfold, run: Path, file: str, text: str) -> Non
 
 
 def test_what_a_part_cannot_do_with_these_networks_is_named_and_the_others_are_made(run: Path, monkeypatch) -> None:
-    monkeypatch.setattr(views, "accuracy", lambda said: 1.0)  # a base network that never errs
-    found = study(cell_in(run), run / "landscape", Asked(("diversity", "similarity"), examples=50))
-    assert {name: part["state"] for name, part in found.items()} == {"diversity": "left out", "similarity": "computed"}
+    monkeypatch.setattr(landscape_parts, "accuracy", lambda said: 1.0)  # a base network that never errs
+    found = study(cell_in(run), run / "landscape", LandscapeOptions(("diversity", "similarity"), examples=50))
+    assert {name: part["state"] for name, part in found.items()} == {"diversity": "skipped", "similarity": "computed"}
     assert "base_accuracy" in found["diversity"]["reason"]
     assert list(stored_parts(run / "landscape")) == ["similarity"]
 
 
 def test_parts_of_an_older_format_are_made_anew(run: Path) -> None:
-    asked, folder = Asked(("similarity",), examples=50), run / "landscape"
+    asked, folder = LandscapeOptions(("similarity",), examples=50), run / "landscape"
     study(cell_in(run), folder, asked)
     content = json.loads((folder / "similarity.json").read_text())
     content["settings"]["format"] -= 1
@@ -232,21 +232,21 @@ def test_parts_of_an_older_format_are_made_anew(run: Path) -> None:
 
 def test_parts_of_other_members_are_made_anew(run: Path, tmp_path: Path) -> None:
     """As of another run, whose folder was the same."""
-    asked = Asked(only=("similarity",), examples=50)
+    asked = LandscapeOptions(only=("similarity",), examples=50)
     assert study(cell_in(run), tmp_path / "out", asked)["similarity"]["state"] == "computed"
-    assert study(cell_in(run), tmp_path / "out", asked)["similarity"]["state"] == "there"
+    assert study(cell_in(run), tmp_path / "out", asked)["similarity"]["state"] == "stored"
     cell = cell_in(run)
     vars(cell)["members_digest"] = "0" * 64
     assert study(cell, tmp_path / "out", asked)["similarity"]["state"] == "computed"
 
 
 def test_parts_with_samples_are_made_anew_where_there_are_more_kinds(run: Path, monkeypatch) -> None:
-    asked, folder = Asked(("diversity", "similarity"), examples=50), run / "landscape"
-    monkeypatch.setattr(views, "SAMPLED", SAMPLED[:-1])
+    asked, folder = LandscapeOptions(("diversity", "similarity"), examples=50), run / "landscape"
+    monkeypatch.setattr(landscape_parts, "SAMPLED", SAMPLED[:-1])
     study(cell_in(run), folder, asked)
     monkeypatch.undo()
     found = study(cell_in(run), folder, asked)
-    assert {name: part["state"] for name, part in found.items()} == {"diversity": "computed", "similarity": "there"}
+    assert {name: part["state"] for name, part in found.items()} == {"diversity": "computed", "similarity": "stored"}
     assert "pca_random" in found["diversity"]["facts"]["groups"]
 
 
@@ -267,7 +267,7 @@ def test_landscape_and_alignment_stand_in_one_page(enfold, run: Path) -> None:
             browser.size(width, 900)
             browser.open((run / "report.html").as_uri())
             assert browser.ask("document.documentElement.scrollWidth") <= width
-        for section, count in (("landscape", len(VIEWS)), ("alignment", 8)):
+        for section, count in (("landscape", len(LANDSCAPE_PARTS)), ("alignment", 8)):
             figures = browser.ask(
                 f"[...document.querySelectorAll('#{section} figure')].map(f => [f.querySelector('figcaption')"
                 ".textContent.length, f.querySelector('svg[role=img]').ariaLabel.length, "

@@ -179,9 +179,9 @@ def test_a_writer_gives_signs_of_life(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(EnfoldError, match="can be written"), writing(tmp_path / "file"):
+    with pytest.raises(EnfoldError, match="writable folder"), writing(tmp_path / "file"):
         pass
     (tmp_path / FILE).symlink_to(tmp_path / "file")
-    with pytest.raises(EnfoldError, match="can be written"), writing(tmp_path):
+    with pytest.raises(EnfoldError, match="writable folder"), writing(tmp_path):
         pass
     assert (tmp_path / "file").read_text() == ""

@@ -15,7 +15,7 @@ from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.merge import align
 from enfold.merge.common.states import UnalignedWarning
 from enfold.symmetry import Symmetry, permute, symmetries
-from enfold.symmetry.find import ALIKE, CHANGED
+from enfold.symmetry.find import CHANGED, SINGLE_ORDER
 from enfold.symmetry.tracer import AxisTracer
 from enfold.symmetry.verify import Verifier
 
@@ -116,13 +116,17 @@ def test_units_with_one_order_in_all_blocks_are_named(forward, named):
     parts = {"up": nn.Parameter(torch.randn(3, 4, 5)), "down": nn.Parameter(torch.randn(3, 5, 6))}
     network = Calls(forward, first=nn.Linear(4, 6), head=nn.Linear(6, 2), **parts)
     symmetry = found_in(network, torch.randn(2, 4))
-    assert {f"{fixed.name}[{fixed.axis}]" for fixed in symmetry.fixed if fixed.reason == ALIKE} == named
+    assert {f"{fixed.name}[{fixed.axis}]" for fixed in symmetry.fixed if fixed.reason == SINGLE_ORDER} == named
 
 
 def test_heads_that_lie_across_their_units_are_named():
     symmetry = found_in(attending(heads_across), torch.randn(2, 5, 3))
     assert sorted(group.size for group in symmetry.groups) == [2, 4, 4]
-    assert {fixed.name for fixed in symmetry.fixed if fixed.reason == ALIKE} >= {"q.weight", "v.weight", "out.weight"}
+    assert {fixed.name for fixed in symmetry.fixed if fixed.reason == SINGLE_ORDER} >= {
+        "q.weight",
+        "v.weight",
+        "out.weight",
+    }
 
 
 @pytest.mark.parametrize("mix", [lambda x: x.softmax(1), lambda x: F.layer_norm(x.mT, [2]).mT], ids=["softmax", "norm"])

@@ -30,7 +30,7 @@ class Selected:
 
     @property
     def counts(self) -> dict[int, int]:
-        """How often each candidate was picked, in the order of first picks."""
+        """The number of times each candidate was selected, in the order of first selections."""
         return dict(Counter(self.picks))
 
     @property

@@ -49,7 +49,18 @@ class RunDirectory:
         beside: Path | None = None,
         trust_code: bool = False,
     ) -> RunDirectory:
-        """A new run, or with `resume` the same one again; another run's directory is refused."""
+        """Return a new run, or with `resume` the existing one.
+
+        Args:
+            path: The directory.
+            recipe: The recipe of the run.
+            resume: Continue the run in the directory; its recipe must be the same.
+            beside: The folder of the recipe's file.
+            trust_code: Run code that the recipe names.
+
+        Raises:
+            EnfoldError: If the directory contains another run, or other files.
+        """
         run = cls(path, beside, trust_code=trust_code)
         with run.writing():
             run.prepare()
@@ -78,7 +89,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path, *, trust_code: bool = False) -> RunDirectory:
-        """An existing run."""
+        """Return an existing run."""
         run = cls(path, trust_code=trust_code)
         if not run.manifest_file.is_file() or not run.recipe_file.is_file():
             raise EnfoldError(f"a run directory holds run.json and recipe.yaml, but '{path}' does not: check the path")
@@ -117,7 +128,7 @@ class RunDirectory:
             raise EnfoldError(f"a run's folder must stay while it is written, but '{self.home}' is gone: start again")
 
     def writing(self) -> AbstractContextManager[None]:
-        """Inside the block no other process writes to the run; where one does already, this one is refused."""
+        """Return a context in which no other process writes to the run; raise an error if one does already."""
         return writing(self.home)
 
     @property
@@ -130,11 +141,11 @@ class RunDirectory:
         return [*made_in, Path(), *([self.beside] if self.beside else []), self.home]
 
     def context(self) -> AbstractContextManager[None]:
-        """Where data and code that the recipe names are looked for; code is imported only if the run is trusted."""
+        """Return a context that finds the recipe's data and code; code is imported only if the run is trusted."""
         return looking_in(self.places, trusted=self.trust_code)
 
     def code(self, recipe: Recipe) -> list[str]:
-        """The references to code in this recipe and in the run's own, which is the one that a resumed run follows."""
+        """Return the references to code in this recipe and in the stored one, which a resumed run follows."""
         recipes = [recipe, *([self.recipe()] if self.recipe_file.is_file() else [])]
         return list(dict.fromkeys(reference for each in recipes for reference in each.code_references()))
 
@@ -158,11 +169,11 @@ class RunDirectory:
 
     @property
     def manifest_file(self) -> Path:
-        """What wrote the run."""
+        """The versions that wrote the run."""
         return self.path / "run.json"
 
     def recipe(self) -> Recipe:
-        """The run's recipe."""
+        """Return the run's recipe."""
         return parse_recipe(read_text(self.recipe_file), str(self.recipe_file))
 
     def write_recipe(self, recipe: Recipe) -> None:
@@ -174,11 +185,11 @@ class RunDirectory:
         return RunDirectory(self.path / f"seed-{seed}", self.beside, self.home, trust_code=self.trust_code)
 
     def model_file(self, kind: str, label: str) -> Path:
-        """Where a model's weights are."""
+        """Return the file of a model's weights."""
         return self.path / kind / f"{label}.safetensors"
 
     def checkpoint_file(self, kind: str, label: str) -> Path:
-        """Where a training that is under way keeps its state."""
+        """Return the file of the state of a training in progress."""
         return self.path / kind / f"{label}.checkpoint.safetensors"
 
     def remove_checkpoints(self, kind: str, label: str) -> None:
@@ -189,12 +200,12 @@ class RunDirectory:
                 file.unlink()
 
     def is_done(self, kind: str, label: str) -> bool:
-        """Whether a model is finished: its manifest is written last; `SeedRun.is_done` also compares its settings."""
+        """Return whether a model has a manifest (written last); `SeedRun.is_done` also compares its settings."""
         file = self.model_file(kind, label)
         return file.is_file() and file.with_suffix(".json").is_file()
 
     def made_from(self, kind: str, label: str) -> Identity:
-        """What a finished model was made from, as its manifest has it; nothing where that cannot be read."""
+        """Return the identity of a finished model from its manifest; empty if the manifest cannot be read."""
         try:
             manifest = json.loads(self.model_file(kind, label).with_suffix(".json").read_text(encoding="utf-8"))
             return dict(manifest["about"]["made_from"])
@@ -247,7 +258,7 @@ class RunDirectory:
         return {part: Predictions(tensors[f"{part}/log_probs"], tensors[f"{part}/labels"]) for part in parts}
 
     def log(self, event: str, **details: Any) -> None:
-        """One more line in the run's log."""
+        """Add a line to the run's log."""
         record = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": event, **details}
         self.require_folder()
         append_line(self.path / "log.jsonl", json.dumps(record, ensure_ascii=False))
@@ -262,5 +273,5 @@ def relative(place: Path, start: Path) -> str:
 
 
 def _is_leftover(file: Path) -> bool:
-    """Of a run that was killed while its manifest was being written, or its lock."""
+    """Return whether a file is the lock or was left by a run that was killed while it wrote its manifest."""
     return file.name == LOCK or (file.name.startswith(".run.json.") and file.name.endswith(".part"))

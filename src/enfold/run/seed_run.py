@@ -129,7 +129,7 @@ class SeedRun:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What is stored with every model."""
+        """Information that is stored with every model."""
         return {
             "network": self.recipe.network,
             "shape": list(self.data.shape),
@@ -227,7 +227,7 @@ class SeedRun:
         return model.eval()
 
     def _load_checkpoints(self) -> tuple[DeepEnsemble, dict[str, list[str]]] | None:
-        """Members from the files that the recipe names, in order of name, and the names of the files."""
+        """Return members from the files that the recipe names, in order of name, and the names of the files."""
         if self.recipe.checkpoints is None:
             return None
         with self.run.context():
@@ -292,7 +292,13 @@ class SeedRun:
         return self.recipe.controls(self.seed, self.device)
 
     def control(self, label: str, config: TrainConfig, members: DeepEnsemble) -> nn.Module:
-        """Return a member that is trained as long as the steps with this control."""
+        """Return a member that is trained as long as the steps with this control.
+
+        Args:
+            label: The name of the control.
+            config: The training settings.
+            members: The trained members.
+        """
 
         def make(checkpoint: Path) -> nn.Module:
             title = f"seed {self.seed}: {label}"
@@ -332,7 +338,7 @@ class SeedRun:
 
 
 def _changes(config: TrainConfig) -> dict[str, Any]:
-    """The settings that differ from the defaults; the device is not one of them."""
+    """Return the settings that differ from the defaults, except the device."""
     usual = dataclasses.asdict(TrainConfig())
     return {key: value for key, value in dataclasses.asdict(config).items() if value != usual[key] and key != "device"}
 
