@@ -12,7 +12,7 @@ from enfold import EnfoldError
 from tools.zoo import runner
 from tools.zoo.case import Case, Wrong, difference
 from tools.zoo.checks import CHECKS
-from tools.zoo.entry import Foreign, vectors
+from tools.zoo.entry import Entry, vectors
 from tools.zoo.page import PAGE, page
 
 
@@ -20,7 +20,7 @@ def network(_: int) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 5))
 
 
-ENTRY = Foreign("a network", "by hand", network, vectors(4))
+ENTRY = Entry("a network", "by hand", network, vectors(4))
 
 
 def refuse(_: Case) -> None:
@@ -61,7 +61,7 @@ def test_a_network_whose_package_is_missing_is_said_once(monkeypatch):
     def missing(_: int) -> nn.Module:
         raise ModuleNotFoundError("No module named 'elsewhere'")
 
-    found = runner.tried(Foreign("missing", "elsewhere", missing, vectors(4)), list(CHECKS))
+    found = runner.tried(Entry("missing", "elsewhere", missing, vectors(4)), list(CHECKS))
     assert {name: result["outcome"] for name, result in found.items()} == {"network": "missing"}
 
 
