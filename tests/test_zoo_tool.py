@@ -1,4 +1,4 @@
-"""The tool that tries foreign networks: what goes wrong is seen, whatever way it goes wrong."""
+"""The compatibility tool: every kind of failure is an outcome."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def be_wrong(case: Case) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a process that is forked while threads are there
-def test_every_way_to_fail_is_an_outcome_and_the_rest_is_still_tried(monkeypatch):
+def test_every_failure_is_an_outcome_and_the_other_checks_run(monkeypatch):
     checks = {
         "fine": lambda case: case.compare(case.references, case.references, "outputs"),
         "refused": refuse,
@@ -57,7 +57,7 @@ def test_every_way_to_fail_is_an_outcome_and_the_rest_is_still_tried(monkeypatch
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_network_whose_package_is_missing_is_said_once(monkeypatch):
+def test_a_missing_package_is_one_outcome(monkeypatch):
     def missing(_: int) -> nn.Module:
         raise ModuleNotFoundError("No module named 'elsewhere'")
 
@@ -65,7 +65,7 @@ def test_a_network_whose_package_is_missing_is_said_once(monkeypatch):
     assert {name: result["outcome"] for name, result in found.items()} == {"network": "missing"}
 
 
-def test_members_are_built_alike_and_dropout_is_seen():
+def test_members_are_reproducible_and_dropout_is_detected():
     case = Case(ENTRY)
     first, again, other = (case.build(index).state_dict() for index in (0, 0, 1))
     assert all(torch.equal(first[name], again[name]) for name in first)

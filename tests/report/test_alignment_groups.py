@@ -27,7 +27,7 @@ HEADS = {
 }
 
 
-def test_units_inside_the_heads_of_a_layer_are_one_kind() -> None:
+def test_units_inside_the_heads_of_a_layer_form_one_kind() -> None:
     told = ["embed (8)", "a, blocks of 4 (2)", "a (2 × 4)", "v (2 × 4)", "linear (16)", "layer 1 (5)"]
     kinds = kinds_of(HEADS)
     assert [str(kind) for kind in kinds] == told
@@ -35,7 +35,7 @@ def test_units_inside_the_heads_of_a_layer_are_one_kind() -> None:
     assert kinds[2].mean({"a": 0.25, "a from 4": 0.75}) == 0.5
 
 
-def test_groups_that_the_symmetry_names_alike_are_all_kept() -> None:
+def test_groups_with_similar_names_are_all_retained() -> None:
     for name in KNOWN:
         groups = {group.name: group.size for group in symmetry_of(name)}
         kinds = kinds_of(groups)
@@ -43,7 +43,7 @@ def test_groups_that_the_symmetry_names_alike_are_all_kept() -> None:
         assert all(groups[each] == kind.units for kind in kinds for each in kind.groups), name
 
 
-def test_of_too_many_kinds_whole_layers_are_shown_and_the_others_told() -> None:
+def test_complete_layers_are_shown_first_and_the_others_listed() -> None:
     kinds = kinds_of(HEADS)
     assert select_kinds(kinds, 6) == kinds
     assert describe_omitted(kinds, kinds, "x.json") == ""
@@ -57,11 +57,11 @@ def test_of_too_many_kinds_whole_layers_are_shown_and_the_others_told() -> None:
 
 
 @pytest.mark.parametrize(("count", "most", "kept"), [(3, 5, [0, 1, 2]), (9, 3, [0, 4, 8]), (7, 1, [0]), (2, 0, [])])
-def test_evenly_is_from_the_first_to_the_last(count, most, kept) -> None:
+def test_selection_is_even_from_first_to_last(count, most, kept) -> None:
     assert select_evenly(range(count), most) == kept
 
 
-def test_a_number_is_called_a_layer_and_a_long_name_keeps_its_end() -> None:
+def test_layer_names() -> None:
     assert layer_name("3") == "layer 3"
     assert layer_name("hidden.0") == "hidden.0"
     assert short("hidden.0") == "hidden.0"

@@ -1,4 +1,4 @@
-"""`enfold landscape` on a small run: arrays, figures, what is kept, what is left out, and wrong asks."""
+"""`enfold analyse landscape` on a small run: arrays, figures, stored and skipped parts, and refused options."""
 
 import json
 import re
@@ -46,7 +46,7 @@ CLOSENESS = ("--examples", 50, "--size", 3)
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three members with their trajectory, a share and a fold, on four classes of 4 x 4 images."""
+    """A run of three members with their trajectory, an ensemble step and a merge, on four classes of 4 x 4 images."""
     folder, rng = tmp_path_factory.mktemp("landscape"), np.random.default_rng(0)
     labels, centres = rng.integers(4, size=400), rng.integers(0, 200, size=(4, 1, 4, 4))
     images = (centres[labels] + rng.integers(0, 55, size=(400, 1, 4, 4))).astype(np.uint8)
@@ -67,7 +67,7 @@ def cell_in(run: Path) -> SeedRun:
     return seed_runs(opened, opened.recipe())[0]
 
 
-def test_a_recipe_keeps_the_members_trajectory(finished: Path) -> None:
+def test_a_recipe_stores_the_trajectory(finished: Path) -> None:
     cell = cell_in(finished)
     assert cell.trajectory().epochs == [0, 1, 2, 3]
     for text, every in (("trajectory: true", 1), ("trajectory: {every: 4}", 4)):
@@ -77,7 +77,7 @@ def test_a_recipe_keeps_the_members_trajectory(finished: Path) -> None:
     assert parse_recipe("trajectory: false").trajectory is None
 
 
-def test_every_part_is_computed_and_true_and_can_be_drawn(run: Path, tmp_path: Path, monkeypatch) -> None:
+def test_every_part_is_computed_and_drawn(run: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(landscape_parts, "SUBSETS", 3)  # all of the three members, few of their samples
     cell = cell_in(run)
     found = study(cell, tmp_path / "out", LandscapeOptions(examples=50, size=3))
@@ -146,7 +146,7 @@ def _can_be_drawn(name: str, content: dict[str, Any], arrays: dict[str, Any]) ->
     assert "up to 50 test examples" in words["caption"]
 
 
-def test_the_verb_writes_figures_with_words_and_computes_nothing_twice(enfold, run: Path) -> None:
+def test_the_command_writes_figures_and_computes_parts_once(enfold, run: Path) -> None:
     asked = (*CLOSENESS, "--only", "similarity", "--json")
     done = enfold("analyse", "landscape", run, *asked)
     assert done.code == 0, done.err
@@ -169,7 +169,7 @@ def test_the_verb_writes_figures_with_words_and_computes_nothing_twice(enfold, r
         assert load_file(folder / "radial.safetensors")["loss"].shape == (size, size)
 
 
-def test_what_has_no_time_or_no_trajectory_is_named(enfold, run: Path, tmp_path: Path) -> None:
+def test_parts_without_time_or_trajectory_are_skipped_with_a_reason(enfold, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "elsewhere"
     shutil.rmtree(run / "trajectory")
     done = enfold("analyse", "landscape", run, *CLOSENESS, "--minutes", 0, "--out", out, "--only", "map,radial")
@@ -188,7 +188,7 @@ def test_what_has_no_time_or_no_trajectory_is_named(enfold, run: Path, tmp_path:
     assert list(stored_parts(out)) == ["similarity"]
 
 
-def test_more_models_make_the_parts_that_show_them_anew(run: Path) -> None:
+def test_new_models_recompute_the_parts_that_show_them(run: Path) -> None:
     asked, out = LandscapeOptions(("diversity", "similarity"), examples=50), run / "landscape"
     said = run / "predictions/average.safetensors"
     said.rename(run / "kept")
@@ -203,7 +203,7 @@ def test_more_models_make_the_parts_that_show_them_anew(run: Path) -> None:
     ("file", "text"),
     [("similarity.safetensors", "damaged"), ("similarity.json", "{}"), ("similarity.json", "[1]")],
 )
-def test_a_damaged_part_is_named(enfold, run: Path, file: str, text: str) -> None:
+def test_a_damaged_part_is_an_error(enfold, run: Path, file: str, text: str) -> None:
     study(cell_in(run), run / "landscape", LandscapeOptions(("similarity",), examples=50))
     (run / "landscape" / file).write_text(text)
     done = enfold("analyse", "landscape", run, *CLOSENESS, "--only", "similarity")
@@ -212,7 +212,7 @@ def test_a_damaged_part_is_named(enfold, run: Path, file: str, text: str) -> Non
     assert "delete similarity.json there" in " ".join(done.err.split())
 
 
-def test_what_a_part_cannot_do_with_these_networks_is_named_and_the_others_are_made(run: Path, monkeypatch) -> None:
+def test_a_failing_part_is_skipped_with_a_reason(run: Path, monkeypatch) -> None:
     monkeypatch.setattr(landscape_parts, "accuracy", lambda said: 1.0)  # a base network that never errs
     found = study(cell_in(run), run / "landscape", LandscapeOptions(("diversity", "similarity"), examples=50))
     assert {name: part["state"] for name, part in found.items()} == {"diversity": "skipped", "similarity": "computed"}
@@ -220,7 +220,7 @@ def test_what_a_part_cannot_do_with_these_networks_is_named_and_the_others_are_m
     assert list(stored_parts(run / "landscape")) == ["similarity"]
 
 
-def test_parts_of_an_older_format_are_made_anew(run: Path) -> None:
+def test_parts_of_an_older_format_are_recomputed(run: Path) -> None:
     asked, folder = LandscapeOptions(("similarity",), examples=50), run / "landscape"
     study(cell_in(run), folder, asked)
     content = json.loads((folder / "similarity.json").read_text())
@@ -230,7 +230,7 @@ def test_parts_of_an_older_format_are_made_anew(run: Path) -> None:
     assert study(cell_in(run), folder, asked)["similarity"]["state"] == "computed"
 
 
-def test_parts_of_other_members_are_made_anew(run: Path, tmp_path: Path) -> None:
+def test_parts_of_other_members_are_recomputed(run: Path, tmp_path: Path) -> None:
     """As of another run, whose folder was the same."""
     asked = LandscapeOptions(only=("similarity",), examples=50)
     assert study(cell_in(run), tmp_path / "out", asked)["similarity"]["state"] == "computed"
@@ -240,7 +240,7 @@ def test_parts_of_other_members_are_made_anew(run: Path, tmp_path: Path) -> None
     assert study(cell, tmp_path / "out", asked)["similarity"]["state"] == "computed"
 
 
-def test_parts_with_samples_are_made_anew_where_there_are_more_kinds(run: Path, monkeypatch) -> None:
+def test_parts_with_samples_are_recomputed_for_new_kinds(run: Path, monkeypatch) -> None:
     asked, folder = LandscapeOptions(("diversity", "similarity"), examples=50), run / "landscape"
     monkeypatch.setattr(landscape_parts, "SAMPLED", SAMPLED[:-1])
     study(cell_in(run), folder, asked)
@@ -251,8 +251,8 @@ def test_parts_with_samples_are_made_anew_where_there_are_more_kinds(run: Path, 
 
 
 @pytest.mark.slow
-def test_landscape_and_alignment_stand_in_one_page(enfold, run: Path) -> None:
-    """Real figures of both in a real browser: each in its section, with words, and nothing is asked for."""
+def test_landscape_and_alignment_are_on_one_page(enfold, run: Path) -> None:
+    """Real figures of both in a browser: each in its section, with captions and without external requests."""
     done = enfold("analyse", "landscape", run, *CLOSENESS)
     assert done.code == 0, done.err
     few = ("--epochs", 1, "--temperatures", "1,5", "--noises", "0,1", "--points", 3)
@@ -281,7 +281,7 @@ def test_landscape_and_alignment_stand_in_one_page(enfold, run: Path) -> None:
         browser.close()
 
 
-def test_wrong_asks_are_named(enfold, finished: Path) -> None:
+def test_invalid_options_are_refused(enfold, finished: Path) -> None:
     for arguments, says in (
         (("--only", "radiall"), "got 'radiall', did you mean 'radial': choose among them"),
         (("--seed", 7), "must be one of the run's seeds, 0, got 7"),

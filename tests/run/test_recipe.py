@@ -123,7 +123,7 @@ def test_wrong_overrides(override: str) -> None:
         ("sizes.0=2", "but sizes is an empty list: set sizes itself"),
     ],
 )
-def test_an_override_that_has_no_place_is_told_another(override: str, remedy: str) -> None:
+def test_an_invalid_override_suggests_another(override: str, remedy: str) -> None:
     text = (
         "name: run\nmembers: 4\nnetwork: mlp\ndata: digits\nood: [mnist]\nsizes: []\n"
         "steps: [average, {method: kd, perturb: ods}]\n"
