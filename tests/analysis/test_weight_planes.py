@@ -1,4 +1,4 @@
-"""Planes of weights hold their networks to the bit, and their maps what the networks there say."""
+"""Planes of weights contain their networks exactly, and maps contain their scores."""
 
 import pytest
 import torch

@@ -34,7 +34,7 @@ def pack(files):
 
 
 def test_files_are_found_under_root_the_variable_and_the_cache(mnist, tiny, tmp_path, monkeypatch, server):
-    for place in ("root", "variable", "cache/enfold"):
+    for place in ("given", "variable", "cache/enfold"):
         tiny.write(tmp_path / place / "mnist", tiny.idx(), ".gz" if place == "variable" else "")
     assert load("mnist").source == f"mnist from {tmp_path}/cache/enfold/mnist"
     monkeypatch.setenv("ENFOLD_DATA", str(tmp_path / "variable"))

@@ -257,7 +257,7 @@ def test_corruptions_and_ood_detection_have_sections(own_run: Path, monkeypatch:
     assert "other data: only \\<noise\\>" in card
     _are_written_as_files(content, monkeypatch)
     (own_run / "ood/kd.safetensors").write_text("damaged")
-    with pytest.raises(EnfoldError, match=r"kd\.safetensors' must hold scores"):
+    with pytest.raises(EnfoldError, match=r"kd\.safetensors' must contain scores"):
         collect(own_run)
 
 

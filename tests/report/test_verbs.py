@@ -49,11 +49,11 @@ def test_a_report_of_a_broken_run_is_refused(enfold, own_run: Path) -> None:
     ("words", "told"),
     [
         (("report", "RUN", "--out", "page.txt"), ".html file, got 'page.txt'"),
-        (("report", "nothing"), "a run directory holds run.json"),
+        (("report", "nothing"), "a run directory must contain run.json"),
         (("report", "RUN", "--card", "--out", "card.html"), ".md file, got 'card.html'"),
         (("report", "RUN", "--card", "--label", "dk"), "got 'dk'"),
         (("report", "RUN", "--label", "kd"), "--card"),
-        (("watch", "nothing"), "a run directory holds run.json"),
+        (("watch", "nothing"), "a run directory must contain run.json"),
     ],
 )
 def test_invalid_calls_are_one_line(enfold, own_run: Path, words: tuple[str, ...], told: str) -> None:

@@ -102,7 +102,7 @@ def test_invalid_orders_are_refused():
     network = MLP(5, [4], 3)
     symmetry = symmetries(network, torch.zeros(2, 5))
     state, group = network.state_dict(), symmetry.groups[0]
-    with pytest.raises(EnfoldError, match="must hold each of 0 to 3 once"):
+    with pytest.raises(EnfoldError, match="must contain each of 0 to 3 once"):
         permuted(state, group, torch.tensor([0, 0, 1, 2]))
     with pytest.raises(EnfoldError, match=r"got \(3,\) values"):
         permute(state, symmetry, {"hidden.0": torch.arange(3)})
@@ -110,7 +110,7 @@ def test_invalid_orders_are_refused():
         permute(state, symmetry, {"head": torch.arange(3)})
     with pytest.raises(EnfoldError, match=r"values of torch.float32: use"):
         permuted(state, group, torch.arange(4.0))
-    with pytest.raises(EnfoldError, match=r"'hidden.0.weight' is \(3, 5\) and axis 0 must hold 4"):
+    with pytest.raises(EnfoldError, match=r"'hidden.0.weight' is \(3, 5\) and axis 0 must contain 4"):
         permuted(MLP(5, [3], 3).state_dict(), group, torch.arange(4))
     with pytest.raises(EnfoldError, match=r"must be 4 x 4, got \(3, 3\)"):
         soft(state, group, torch.eye(3), torch.eye(3))

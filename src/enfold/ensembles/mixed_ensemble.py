@@ -35,7 +35,7 @@ class MixedEnsemble(Ensemble):
     def __init__(self, networks: Sequence[nn.Module]) -> None:
         networks = list(networks)
         if not networks:
-            raise EnfoldError("networks must hold at least 1 network, got none: pass a list of networks")
+            raise EnfoldError("networks must contain at least 1 network, got none: pass a list of networks")
         for network in networks:
             if isinstance(network, Ensemble):
                 raise EnfoldError(

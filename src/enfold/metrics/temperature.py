@@ -82,7 +82,7 @@ def evaluate_calibrated(metric: Callable[[Predictions], float], test: Prediction
         )
     if has_same_examples(test, validation):
         raise EnfoldError(
-            "validation must hold other examples than test, got the same predictions: pass predictions on held-out "
+            "validation must contain other examples than test, got the same predictions: pass predictions on held-out "
             "validation data"
         )
     return metric(apply_temperature(test, fit_temperature(validation)))

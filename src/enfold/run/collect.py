@@ -97,7 +97,9 @@ def _seed(run: SeedRun, labels: list[str]) -> Seed:
         stored = run.run.read_predictions(label)
         file = run.run.path / "predictions" / f"{label}.safetensors"
         if stored is None and file.exists():
-            raise EnfoldError(f"'{file}' must hold predictions, but it is damaged: delete it and run  enfold evaluate")
+            raise EnfoldError(
+                f"'{file}' must contain predictions, but it is damaged: delete it and run  enfold evaluate"
+            )
         if stored is not None:
             predictions[label] = stored
     kept = {

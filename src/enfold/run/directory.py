@@ -76,7 +76,7 @@ class RunDirectory:
             write_json(self.manifest_file, manifest)
         elif not resume:
             raise EnfoldError(
-                f"'{self.path}' already holds a run: add --resume to go on with it, or choose another folder"
+                f"'{self.path}' already contains a run: add --resume to continue it, or choose another folder"
             )
         else:
             self.require_format()
@@ -92,7 +92,9 @@ class RunDirectory:
         """Return an existing run."""
         run = cls(path, trust_code=trust_code)
         if not run.manifest_file.is_file() or not run.recipe_file.is_file():
-            raise EnfoldError(f"a run directory holds run.json and recipe.yaml, but '{path}' does not: check the path")
+            raise EnfoldError(
+                f"a run directory must contain run.json and recipe.yaml, but '{path}' does not: check the path"
+            )
         run.require_format()
         return run
 
@@ -119,13 +121,15 @@ class RunDirectory:
         for file in sorted(self.path.rglob("*")):
             if file.is_symlink() and file.is_dir():
                 raise EnfoldError(
-                    f"a run's folders must lie in it, but '{file}' is a symbolic link: put the folder in its place"
+                    f"a run must not contain symbolic links to folders, but '{file}' is one: replace it by a folder"
                 )
 
     def require_folder(self) -> None:
         """Refuse to go on with a run whose folder was removed."""
         if not (self.home / "run.json").is_file():
-            raise EnfoldError(f"a run's folder must stay while it is written, but '{self.home}' is gone: start again")
+            raise EnfoldError(
+                f"a run's folder must exist while it is written, but '{self.home}' was removed: start again"
+            )
 
     def writing(self) -> AbstractContextManager[None]:
         """Return a context in which no other process writes to the run; raise an error if one does already."""

@@ -174,6 +174,6 @@ def _stored(folder: Path, name: str) -> tuple[dict[str, Any], Arrays] | None:
         return (content, load_file(arrays)) if content["settings"]["format"] == FORMAT else None
     except (SafetensorError, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         raise EnfoldError(
-            f"'{folder}' must hold parts of a landscape as enfold writes them, but '{name}' cannot be read ({error}): "
+            f"'{folder}' must contain parts of a landscape written by enfold, but '{name}' cannot be read ({error}): "
             f"delete {facts.name} there, and draw it again"
         ) from error

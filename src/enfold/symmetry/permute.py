@@ -60,7 +60,7 @@ def _require_order(group: Group, order: Tensor) -> None:
     places = torch.arange(group.size)
     if order.is_floating_point() or order.shape != (group.size,) or not torch.equal(order.cpu().sort().values, places):
         raise EnfoldError(
-            f"an order of the group '{group.name}' must hold each of 0 to {group.size - 1} once, got "
+            f"an order of the group '{group.name}' must contain each of 0 to {group.size - 1} once, got "
             f"{tuple(order.shape)} values of {order.dtype}: use torch.randperm({group.size}) or the like"
         )
 
@@ -126,12 +126,12 @@ def _present(state: Mapping[str, Tensor], group: Group) -> Iterator[Axis]:
             if any(other >= len(shape) or end > shape[other] for other, end in ends.items()):
                 raise EnfoldError(
                     f"a state must have the shapes of the network whose symmetry it is, but '{axis.name}' is {shape} "
-                    f"and axis {axis.axis} must hold {axis.offset + axis.length}: find its own network's symmetries"
+                    f"and axis {axis.axis} must contain {axis.offset + axis.length}: find its own network's symmetries"
                 )
             yield axis
         elif axis.tied_to is None:
             raise EnfoldError(
-                f"a state must hold every tensor of the group '{group.name}', but '{axis.name}' is missing: pass all "
+                f"a state must contain every tensor of the group '{group.name}', but '{axis.name}' is missing: pass all "
                 "parameters and buffers of the network"
             )
 
