@@ -30,7 +30,7 @@ class Case:
     note: str = ""  # why the tolerance is wider
 
     def run(self) -> dict[str, Any]:
-        """Return the summary of the results; a refusal ends the computation and is recorded by its type, like warnings."""
+        """Return the summary of the results; a refusal is recorded by its type and ends the computation."""
         found: Found = {}
         with adapter.exactly_seeded(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -50,7 +50,8 @@ def _outside(seed: Seed, labels: Sequence[str]) -> Mapping[str, Mapping[str, tup
                 kept = {name: stored.get_tensor(name) for name in stored.keys() if name.endswith(f"/{SCORE}")}  # noqa: SIM118
         except SafetensorError as error:
             raise EnfoldError(
-                f"'{file}' must contain scores, but it is damaged ({error}): delete it and ood.json, run  enfold evaluate"
+                f"'{file}' must contain scores, but it is damaged ({error}): delete it and ood.json, and run  "
+                "enfold evaluate"
             ) from error
         for name, values in kept.items():
             outside = name.removesuffix(f"/{SCORE}")

@@ -131,7 +131,7 @@ def _present(state: Mapping[str, Tensor], group: Group) -> Iterator[Axis]:
             yield axis
         elif axis.tied_to is None:
             raise EnfoldError(
-                f"a state must contain every tensor of the group '{group.name}', but '{axis.name}' is missing: pass all "
+                f"a state must contain all tensors of the group '{group.name}', but '{axis.name}' is missing: pass all "
                 "parameters and buffers of the network"
             )
 
