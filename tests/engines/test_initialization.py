@@ -128,7 +128,7 @@ def spreads(members: DeepEnsemble) -> dict[str, list[float]]:
     return {name: tensor.flatten(1).std(1).tolist() for name, tensor in members.expand().items() if tensor.ndim > 1}
 
 
-def test_a_factorys_initialisation_is_preserved():
+def test_initialisation_by_a_factory_is_preserved():
     found = spreads(DeepEnsemble(Packaged, 3))
     assert found["embedding.weight"] == pytest.approx([0.02] * 3, rel=0.2)
     assert found["inner.weight"] == pytest.approx([0.02] * 3, rel=0.2)

@@ -36,8 +36,8 @@ class RunDirectory:
         self, path: Path, beside: Path | None = None, home: Path | None = None, *, trust_code: bool = False
     ) -> None:
         self.path, self.home = path, home or path
-        self.beside = beside  # the folder of the recipe's file
-        self.trust_code = trust_code  # whether code that its recipe names may run
+        self.beside = beside  # folder of the recipe's file
+        self.trust_code = trust_code  # whether code named by its recipe may run
 
     @classmethod
     def create(
@@ -80,7 +80,7 @@ class RunDirectory:
             )
         else:
             self.require_format()
-        if not self.recipe_file.exists():  # a run is one from its manifest on, wherever it was stopped
+        if not self.recipe_file.exists():  # the folder is a run as soon as its manifest exists
             self.write_recipe(recipe)
         elif not self.recipe().extends(recipe):
             raise EnfoldError(
@@ -99,7 +99,7 @@ class RunDirectory:
         return run
 
     def require_format(self) -> None:
-        """Refuse a run that another version of enfold wrote in another layout.
+        """Raise an error for a run with another format of the run directory.
 
         Raises:
             EnfoldError: With the version that wrote the run.
@@ -116,7 +116,7 @@ class RunDirectory:
             )
 
     def prepare(self) -> None:
-        """Make a run ready to be written: remove what killed processes left, refuse folders that lead out of it."""
+        """Prepare a run for writing: remove files of killed processes, refuse symbolic links to folders."""
         remove_stale_parts(self.path)
         for file in sorted(self.path.rglob("*")):
             if file.is_symlink() and file.is_dir():
@@ -125,7 +125,7 @@ class RunDirectory:
                 )
 
     def require_folder(self) -> None:
-        """Refuse to go on with a run whose folder was removed."""
+        """Raise an error if the folder of the run was removed."""
         if not (self.home / "run.json").is_file():
             raise EnfoldError(
                 f"a run's folder must exist while it is written, but '{self.home}' was removed: start again"
@@ -137,9 +137,9 @@ class RunDirectory:
 
     @property
     def places(self) -> list[Path]:
-        """Where files that the recipe names are looked for: where the run was made, the current folder, and the run's.
+        """Return the folders in which files named by the recipe are searched: original, current and run folder.
 
-        Of a recipe's file, its own folder counts as where it was made. Kept relative to the run, as both may be moved.
+        The original folder of a recipe's file is its own. Paths are stored relative to the run, as both may be moved.
         """
         made_in = [Path(os.path.normpath(self.home / each)) for each in self._manifest().get("made_in", ())]
         return [*made_in, Path(), *([self.beside] if self.beside else []), self.home]
@@ -154,7 +154,7 @@ class RunDirectory:
         return list(dict.fromkeys(reference for each in recipes for reference in each.code_references()))
 
     def require_trust(self, recipe: Recipe) -> None:
-        """Refuse a recipe that names code, here or in the run's own, unless the run is trusted."""
+        """Raise an error if this recipe or the stored one names code and the run is not trusted."""
         references = self.code(recipe)
         if references and not self.trust_code:
             with self.context():
@@ -163,7 +163,7 @@ class RunDirectory:
     def _manifest(self) -> dict[str, Any]:
         try:
             return dict(json.loads((self.home / "run.json").read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError, RecursionError):  # not made yet, or of no use here
+        except (OSError, ValueError, TypeError, RecursionError):  # missing or damaged
             return {}
 
     @property
@@ -181,7 +181,7 @@ class RunDirectory:
         return parse_recipe(read_text(self.recipe_file), str(self.recipe_file))
 
     def write_recipe(self, recipe: Recipe) -> None:
-        """Replace the recipe, as when a fold is added."""
+        """Replace the recipe, for example when a step is added."""
         write_text(self.recipe_file, recipe.as_yaml())
 
     def of_seed(self, seed: int) -> RunDirectory:
@@ -197,7 +197,7 @@ class RunDirectory:
         return self.path / kind / f"{label}.checkpoint.safetensors"
 
     def remove_checkpoints(self, kind: str, label: str) -> None:
-        """Remove that, and those of trainings that go before it; in a run that is read-only they stay."""
+        """Remove the training checkpoints of a model and its stages; those of a read-only run remain."""
         last = self.checkpoint_file(kind, label)
         for file in last.parent.glob(f"{last.stem}*{last.suffix}"):
             with suppress(OSError):
@@ -217,7 +217,7 @@ class RunDirectory:
             return {}
 
     def discard(self, kind: str, label: str) -> None:
-        """Remove a model, and before it all that is made from it."""
+        """Remove a model, after all files derived from it."""
         model = self.model_file(kind, label)
         derived = [self.path / folder / f"{label}.safetensors" for folder in ("predictions", "ood")]
         history = self.path / "histories" / kind / f"{label}.json"
@@ -256,7 +256,7 @@ class RunDirectory:
             return None
         try:
             tensors: dict[str, torch.Tensor] = load_file(path)
-        except SafetensorError:  # damaged: they are computed again
+        except SafetensorError:  # damaged: computed again
             return None
         parts = {key.split("/")[0] for key in tensors}
         return {part: Predictions(tensors[f"{part}/log_probs"], tensors[f"{part}/labels"]) for part in parts}

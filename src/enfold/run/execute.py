@@ -162,7 +162,7 @@ def add_step(run: RunDirectory, spec: dict[str, Any], *, device: str = "cpu") ->
     wanted[0].check_step(added)
     wanted[0].members()  # problems of members and data are not those of the step: refused before anything is written
     for each in wanted:
-        if each.run.is_done("steps", added.label):  # from a run that was stopped, or an earlier recipe
+        if each.run.is_done("steps", added.label):  # left by a stopped run or an earlier recipe
             each.require_same("steps", added.label)
     _replace_recipe(run, recipe, extended)
     for each in wanted:
@@ -232,7 +232,7 @@ def _replace_recipe(run: RunDirectory, before: Recipe, after: Recipe) -> None:
     for old, new in zip(seed_runs(run, before), seed_runs(run, after), strict=True):
         retained = new.wanted()
         for stage, spec in old.wanted().items():
-            if retained.get(stage) != spec:  # also a control that has another's number now
+            if retained.get(stage) != spec:  # also a control with a changed number
                 remove_model(old, *stage)
     run.write_recipe(after)
 

@@ -126,7 +126,7 @@ def _equal_member(row: Mapping[str, Any], model: nn.Module, members: nn.Module) 
         return {}
     for index in range(members.num_members):
         if all(torch.equal(tensor, known[name][index]) for name, tensor in own.items()):
-            if "unchanged" in row:  # with a warning of its own
+            if "unchanged" in row:  # has a separate warning
                 return {"member": index}
             message = f"its weights are those of member {index}"
             return {"member": index, "warning": "; ".join([message, *filter(None, [row.get("warning")])])}

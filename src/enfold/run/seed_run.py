@@ -91,7 +91,7 @@ class SeedRun:
         if self.recipe.corruptions is not None:
             self._check_corruptions(self.recipe.corruptions)
         _check_splits(self.data)
-        _ = self.ood_sets  # refuses sets that cannot be adapted
+        _ = self.ood_sets  # raises an error for sets that cannot be converted
         with progress("checking steps", len(self.recipe.steps), quiet=len(self.recipe.steps) < 3) as bar:
             for step in self.recipe.steps:
                 self.check_step(step)
@@ -103,7 +103,7 @@ class SeedRun:
             check_step(self, step)
 
     def _check_corruptions(self, spec: CorruptionSpec) -> None:
-        """Refuse inputs that are no images, and official files that are missing or of other data."""
+        """Raise an error for inputs other than images, and for missing official files or files of other data."""
         if spec.folder is None:
             corrupt(require_images(self.data)[:1].inputs, spec.names[0], 1)
             return
@@ -120,7 +120,7 @@ class SeedRun:
                 shape = tuple(member_logits(make().eval(), inputs).shape[1:])
         except EnfoldError:
             raise
-        except Exception as error:  # the user's own code: anything may be raised
+        except Exception as error:  # user code may raise any exception
             raise EnfoldError(
                 f"{what} must {rule}, but it fails with {describe_error(error)}: fix the network"
             ) from error
@@ -174,7 +174,7 @@ class SeedRun:
         return self.run.is_done(kind, label) and not self._changed(kind, label, self.settings(kind, label))
 
     def require_same(self, kind: str, label: str) -> None:
-        """Refuse a stored model that was made with other settings, data or members."""
+        """Raise an error for a stored model with other settings, data or members."""
         changed = self._changed(kind, label, self.made_from(kind, label))
         if changed:
             raise EnfoldError(
@@ -217,11 +217,11 @@ class SeedRun:
         self.run.require_folder()
         details = dict(details or {})
         history = stored_history(checkpoint)
-        if history is not None and kind != "members":  # that of the members is written by their stage
+        if history is not None and kind != "members":  # the history of the members is written by their stage
             self.run.write_json(f"histories/{kind}/{label}.json", history.as_dict())
             details["unchanged"] = bool(history.unchanged)
         about = {**self.about, **details, "made_from": self.made_from(kind, label)}
-        save(model, file, about=about)  # last: the stage is done then
+        save(model, file, about=about)  # last, because it marks the stage as done
         self.run.remove_checkpoints(kind, label)
         self.run.log("finished", stage=f"{kind}/{label}", seed=self.seed, seconds=time.perf_counter() - started)
         return model.eval()
@@ -323,7 +323,7 @@ class SeedRun:
         """Return the members, controls and steps of the recipe; missing ones are made.
 
         Args:
-            without: Labels that are left out.
+            without: Labels to omit.
         """
         members = self.members()
         found: dict[str, nn.Module] = {"ensemble": members}
@@ -344,7 +344,7 @@ def _changes(config: TrainConfig) -> dict[str, Any]:
 
 
 def _check_splits(data: Data) -> None:
-    """Refuse a validation split that is the test split: models are selected and calibrated on it."""
+    """Raise an error if the validation split is the test split: models are selected and calibrated on it."""
     validation, test = data.val, data.test
     same = validation is test
     if isinstance(validation, Split) and isinstance(test, Split) and len(validation) == len(test):

@@ -26,7 +26,7 @@ class Dumper(yaml.SafeDumper):
 
 for each in (Loader, Dumper):
     each.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+.0123456789"))
-for _first, _resolvers in Loader.yaml_implicit_resolvers.items():  # nothing here is a date: 2024-02-30 is a text
+for _first, _resolvers in Loader.yaml_implicit_resolvers.items():  # dates are text: 2024-02-30 is no date
     _resolvers[:] = [(tag, pattern) for tag, pattern in _resolvers if tag != "tag:yaml.org,2002:timestamp"]
 
 
@@ -49,8 +49,8 @@ def _require_modest(text: str) -> None:
     """Raise an error for texts that are deeply nested, or whose references repeat content until it fills the memory."""
     if len(text) > LARGEST:
         raise yaml.YAMLError(f"it must have at most {LARGEST:,} characters, got more: shorten it")
-    values: dict[str, int] = {}  # that each anchor stands for
-    inside: list[tuple[str | None, int]] = []  # the collections around an event, each with the values before it
+    values: dict[str, int] = {}  # number of values of each anchor
+    inside: list[tuple[str | None, int]] = []  # enclosing collections, each with the number of preceding values
     total = 0
     for event in yaml.parse(text, Loader=Loader):
         if isinstance(event, yaml.CollectionEndEvent):
