@@ -49,7 +49,7 @@ def test_no_optional_package_is_imported():
     assert [name for name in (*OPTIONAL, *LATER) if name in modules] == []
 
 
-def test_it_works_where_no_optional_package_is_installed():
+def test_enfold_works_without_optional_packages():
     code = (
         "import sys\n"
         f"sys.modules.update(dict.fromkeys({OPTIONAL!r}))\n"  # None makes an import fail
@@ -59,7 +59,7 @@ def test_it_works_where_no_optional_package_is_installed():
     assert run(code).strip() == "[]"
 
 
-def test_every_public_name_is_there():
+def test_every_public_name_exists():
     import enfold
 
     missing = [name for name in enfold.__all__ if not hasattr(enfold, name)]
@@ -68,7 +68,7 @@ def test_every_public_name_is_there():
     assert not hasattr(enfold, "nothing_of_this_name")
 
 
-def test_data_of_the_users_own_is_built_from_public_names():
+def test_user_data_can_be_built_from_public_names():
     """As an error says that asks for it."""
     import torch
 
