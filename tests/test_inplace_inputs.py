@@ -108,11 +108,13 @@ def test_a_teacher_does_not_change_what_its_student_is_given(data, augment):
 
 
 def test_merges_and_controls_leave_data_as_they_are(data):
+    before = [inputs.clone() for inputs in values(data)]
     members = DeepEnsemble([Copies() for _ in range(2)])
     average(members, data)
     train_control(members, data, config=PLAN)
     writes = DeepEnsemble([Normalises() for _ in range(2)])
     average(writes, data)
+    assert all(torch.equal(one, other) for one, other in zip(values(data), before, strict=True))
 
 
 def test_networks_along_a_path_are_asked_about_the_same_data(data):

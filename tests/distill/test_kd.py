@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -364,5 +365,10 @@ def test_an_ensemble_and_an_init_that_stay_as_they_started_are_reported(members,
 
 
 def test_nothing_is_said_of_the_last_epoch_or_of_a_student_that_was_not_trained(members, data):
-    distill(members, data, config=PLAN.replace(epochs=0))
-    distill(members, data, config=RUINOUS.replace(select="last", lr=0.1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnchangedWarning)
+        untrained = distill(members, data, config=PLAN.replace(epochs=0))
+        trained = distill(members, data, config=RUINOUS.replace(select="last", lr=0.1))
+    start = best(members, data)
+    assert all(torch.equal(*each) for each in zip(untrained.parameters(), start.parameters(), strict=True))
+    assert not all(torch.equal(*each) for each in zip(trained.parameters(), start.parameters(), strict=True))

@@ -125,7 +125,7 @@ def test_a_child_does_not_keep_the_lock(tmp_path):
             os.read(reading, 1)
             os._exit(0)
     with writing(tmp_path):
-        pass
+        assert json.loads((tmp_path / FILE).read_text())["pid"] == os.getpid()
     os.close(reading)
     os.close(written)
     os.waitpid(child, 0)
@@ -164,7 +164,8 @@ def test_who_is_gone(tmp_path, monkeypatch, changes, age, kernel, gone):
 def test_a_file_that_was_cut_off_is_nobodys(tmp_path, text):
     (tmp_path / FILE).write_text(text)
     with writing(tmp_path):
-        pass
+        assert json.loads((tmp_path / FILE).read_text())["pid"] == os.getpid()
+    assert not (tmp_path / FILE).exists()
 
 
 def test_a_writer_gives_signs_of_life(tmp_path, monkeypatch):

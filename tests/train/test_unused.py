@@ -166,6 +166,7 @@ def test_nobody_is_warned_where_all_is_used_or_losses_are_taken_one_by_one(data)
         for _ in range(2):
             for logits in members(data.train.inputs):
                 logits.square().mean().backward(retain_graph=True)
+    assert all(parameter.grad is not None for parameter in members.parameters())
 
 
 def test_what_members_of_an_efficient_ensemble_own_is_left_as_well(networks, data):
