@@ -205,7 +205,7 @@ def test_copies_whose_heads_and_what_is_inside_them_are_in_other_orders_average_
     ],
     ids=lambda fold: f"{fold.func.__name__} {fold.keywords}",
 )
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_units_whose_samples_are_in_other_orders_average_back(fold, seed):
     """What mixes the tokens of a mixer sees one sample a channel."""
     members, network, data = planted("mixing", 2 if fold.func is straight_through else 3, seed)
