@@ -108,11 +108,13 @@ def test_a_teacher_does_not_change_the_inputs_of_its_student(data, augment):
 
 
 def test_merges_and_controls_do_not_modify_data(data):
+    before = [inputs.clone() for inputs in values(data)]
     members = DeepEnsemble([Copies() for _ in range(2)])
     average(members, data)
     train_control(members, data, config=PLAN)
     writes = DeepEnsemble([Normalises() for _ in range(2)])
     average(writes, data)
+    assert all(torch.equal(one, other) for one, other in zip(values(data), before, strict=True))
 
 
 def test_networks_along_a_path_have_the_same_inputs(data):

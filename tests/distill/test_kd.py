@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -364,5 +365,10 @@ def test_unchanged_ensembles_and_inits_give_a_warning(members, data):
 
 
 def test_untrained_students_and_last_epochs_give_no_warning(members, data):
-    distill(members, data, config=PLAN.replace(epochs=0))
-    distill(members, data, config=RUINOUS.replace(select="last", lr=0.1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnchangedWarning)
+        untrained = distill(members, data, config=PLAN.replace(epochs=0))
+        trained = distill(members, data, config=RUINOUS.replace(select="last", lr=0.1))
+    start = best(members, data)
+    assert all(torch.equal(*each) for each in zip(untrained.parameters(), start.parameters(), strict=True))
+    assert not all(torch.equal(*each) for each in zip(trained.parameters(), start.parameters(), strict=True))

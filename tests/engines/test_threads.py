@@ -78,7 +78,7 @@ def test_every_engine(make, engine, calls):
 
 @pytest.mark.parametrize("calls", CALLS)
 @pytest.mark.parametrize("name", sorted(methods("ensemble")))
-@pytest.mark.parametrize("make", [dense, convolutional])
+@pytest.mark.parametrize("make", [pytest.param(dense, marks=pytest.mark.slow), convolutional])
 def test_every_method(make, name, calls):
     model = methods("ensemble")[name].target(make()).eval()
     assert wrong_answers(model, calls, make) == []

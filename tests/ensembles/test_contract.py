@@ -64,6 +64,7 @@ NETWORKS = {
     "words": (Words, lambda: torch.randint(20, (6, 5))),
     "rtdl": (foreign, lambda: torch.randn(6, 12)),
 }
+SLOW = ("mlp", "bare", "cnn", "vit")  # their kinds of layers are in others; goldens have every method on mlp, cnn, vit
 KINDS = ("batch norm", "convolutions", "words")  # one of each kind of layer, for what the architecture hardly touches
 METHODS = sorted(methods("ensemble"))
 M = 3
@@ -118,7 +119,7 @@ def looped(model: nn.Module) -> nn.Module:
     return model.set_engine("loop")
 
 
-@pytest.fixture(params=NETWORKS)
+@pytest.fixture(params=[pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in NETWORKS])
 def network_name(request):
     return request.param
 
@@ -160,7 +161,7 @@ def test_forward_is_the_loop_over_members(name, case):
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked", "vmap"])
-@pytest.mark.parametrize("network_name", ["batch norm", "cnn"])
+@pytest.mark.parametrize("network_name", ["batch norm", pytest.param("cnn", marks=pytest.mark.slow)])
 def test_every_engine_equals_the_members(name, case, engine):
     network, inputs = case
     members = ready(name, network, inputs)

@@ -41,7 +41,7 @@ def test_copies_are_found_from_their_own_orders_by_steps_of_the_best_length():
     assert_back(c2m3(members, data, init="identity", repair="none"), network, data)
 
 
-@pytest.mark.parametrize("name", ["deep", "attending", "experts"])
+@pytest.mark.parametrize("name", ["deep", pytest.param("attending", marks=pytest.mark.slow), "experts"])
 def test_each_step_has_the_best_length(name, monkeypatch):
     ways, true = [], _Universe.gradient
 

@@ -158,7 +158,7 @@ def kinds(data):
     yield lambda split: [(split.inputs, split.labels)]
 
 
-@both
+@pytest.mark.parametrize("members", [pytest.param("plain", marks=pytest.mark.slow), "normed"], indirect=True)
 @every_merge
 def test_any_kind_of_examples(name, members, data):
     expected = merged(name, members, data) if name not in TRAINING else None

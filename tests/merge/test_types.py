@@ -39,7 +39,7 @@ TYPES = {torch.float16: 5e-3, torch.bfloat16: 5e-2, torch.float64: 1e-4}  # what
 
 
 @pytest.mark.filterwarnings("ignore::enfold.merge.soup.SingleModelWarning", "ignore::enfold.errors.UnchangedWarning")
-@pytest.mark.parametrize("members", ["plain", "normed"], indirect=True)
+@pytest.mark.parametrize("members", [pytest.param("plain", marks=pytest.mark.slow), "normed"], indirect=True)
 @pytest.mark.parametrize("kind", TYPES, ids=str)
 @pytest.mark.parametrize("name", FOLDS)
 def test_merges_preserve_the_data_type(members, data, name, kind):

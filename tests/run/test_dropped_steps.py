@@ -30,7 +30,14 @@ def rows(run: Path) -> list[str]:
     return list(json.loads((run / "summary.json").read_text())["rows"])
 
 
-@pytest.mark.parametrize("verb", [("merge", "average", "--label", "other"), ("train", "bagging"), ("evaluate",)])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("merge", "average", "--label", "other"),
+        pytest.param(("train", "bagging"), marks=pytest.mark.slow),
+        ("evaluate",),
+    ],
+)
 def test_an_interrupted_step_does_not_block_others(enfold, finished, interrupted, verb):
     interrupted(2, "distill", finished, *SLOW)
     done = enfold(verb[0], finished, *verb[1:])

@@ -270,12 +270,11 @@ def test_user_text_is_printed_literally(enfold, finished, text):
     results = json.loads((finished / "results.json").read_text())
     results["rows"]["average"]["warning"] = text
     (finished / "results.json").write_text(json.dumps(results))
-    for words in (("evaluate", finished), ("evaluate", finished, "--json")):
-        done = enfold(*words)
+    shown, as_json = enfold("evaluate", finished), enfold("evaluate", finished, "--json")
+    for done in (shown, as_json):
         assert "Traceback" not in done.err
         assert not set("\x1b\x07\x9b\r\u202e") & set(done.out + done.err)
-    shown = enfold("evaluate", finished).out
-    assert text in shown if text.isascii() and text.isprintable() else "\\u" in shown
+    assert text in shown.out if text.isascii() and text.isprintable() else "\\u" in shown.out
 
 
 def test_doctor_shows_the_complete_install_command(enfold, monkeypatch):

@@ -125,7 +125,7 @@ def test_a_forked_child_does_not_hold_the_lock(tmp_path):
             os.read(reading, 1)
             os._exit(0)
     with writing(tmp_path):
-        pass
+        assert json.loads((tmp_path / FILE).read_text())["pid"] == os.getpid()
     os.close(reading)
     os.close(written)
     os.waitpid(child, 0)
@@ -164,7 +164,8 @@ def test_detection_of_ended_processes(tmp_path, monkeypatch, changes, age, kerne
 def test_a_truncated_lock_file_has_no_holder(tmp_path, text):
     (tmp_path / FILE).write_text(text)
     with writing(tmp_path):
-        pass
+        assert json.loads((tmp_path / FILE).read_text())["pid"] == os.getpid()
+    assert not (tmp_path / FILE).exists()
 
 
 def test_a_writer_gives_signs_of_life(tmp_path, monkeypatch):

@@ -166,6 +166,7 @@ def test_no_warning_if_all_parameters_are_used(data):
         for _ in range(2):
             for logits in members(data.train.inputs):
                 logits.square().mean().backward(retain_graph=True)
+    assert all(parameter.grad is not None for parameter in members.parameters())
 
 
 def test_unused_parameters_of_efficient_ensembles_are_unchanged(networks, data):
