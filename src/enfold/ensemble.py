@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,7 +14,7 @@ from enfold.engines.base import EngineName
 from enfold.engines.call import pack_inputs
 from enfold.engines.inputs import in_type_of
 from enfold.engines.modes import ensure_eval_mode
-from enfold.engines.outputs import require_classes
+from enfold.engines.outputs import require_classes, set_output
 from enfold.engines.parameters import Decay, decay_groups
 from enfold.engines.runner import MemberView, Runner
 from enfold.engines.skeleton import State
@@ -30,6 +30,16 @@ if TYPE_CHECKING:
     from enfold.train.optimize import Optimizer
 
 __all__ = ["Ensemble", "MemberView", "Prediction"]
+
+
+def called_network(model: nn.Module) -> nn.Module:
+    """Return a network itself, or the first network that an ensemble calls."""
+    return next(iter(model.called_networks()), model) if isinstance(model, Ensemble) else model
+
+
+def set_model_output(model: nn.Module, function: Callable[[Any], Tensor]) -> None:
+    """Set the function that selects the output of a network, or of the networks of an ensemble."""
+    model.set_output(function) if isinstance(model, Ensemble) else set_output(model, function)
 
 
 class Ensemble(Runner):
@@ -101,6 +111,20 @@ class Ensemble(Runner):
     def convert_inputs(self, inputs: Any) -> Any:
         """Return floating-point inputs in the type of the parameters."""
         return in_type_of(self, inputs)
+
+    def called_networks(self) -> list[nn.Module]:
+        """Return the networks that the ensemble calls in its forward pass."""
+        return [code.network for code in self.codes]
+
+    def set_output(self, function: Callable[[Any], Tensor]) -> Self:
+        """Set the function that selects the output that is trained and predicted from what the networks return.
+
+        Args:
+            function: Function from what a network returns to a tensor (B, ...).
+        """
+        for network in self.called_networks():
+            set_output(network, function)
+        return self
 
     # Members
 

@@ -18,7 +18,7 @@ from enfold.data.unpack import Unpack
 from enfold.engines.inputs import call_protected, refuse_shape
 from enfold.engines.modes import eval_mode
 from enfold.engines.runner import MemberView, network_logits
-from enfold.ensemble import Ensemble
+from enfold.ensemble import Ensemble, called_network
 from enfold.errors import EnfoldError
 from enfold.metrics import TABLES, calibrated_scores, gain_recovered, metrics_for, per_member
 from enfold.metrics.predictions import Predictions, RowPredictions
@@ -60,7 +60,7 @@ def predict(
     Returns:
         The input of the metrics of the task: `metrics.Predictions` for classes.
     """
-    part = as_split(examples, "test", batch_size, unpack=unpack, model=model)
+    part = as_split(examples, "test", batch_size, unpack=unpack, network=called_network(model))
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     known = as_task(task if task is not None else getattr(model, "task", None))
     values: list[Tensor] = []
@@ -184,7 +184,7 @@ def evaluate(
         All scores, and the fraction of the ensemble's gain in the criterion that the model recovers.
     """
     require(test, "test", "evaluate")
-    read = partial(as_data, unpack=unpack, model=model)
+    read = partial(as_data, unpack=unpack, network=called_network(model))
     data = read(test, val) if isinstance(test, Data) else read(None, val, test)
     own = predict(model, data.test, task=task)
     validation = predict(model, data.val, task=task) if has_examples(data.val) else None

@@ -156,7 +156,7 @@ def test_what_cannot_be_trained_on():
         epoch(Order(augment=("rotate",)), pictures())
     with pytest.raises(EnfoldError, match="augment needs"):
         epoch(Order(augment=("flip",)), numbered())
-    with pytest.raises(EnfoldError, match="one label per input"):
+    with pytest.raises(EnfoldError, match="one target per input"):
         Split(torch.zeros(3, 2), torch.zeros(2))
 
 
@@ -165,9 +165,9 @@ def test_what_cannot_be_trained_on():
 def test_evaluation_keeps_the_order_whatever_the_chunks(size):
     data = pictures()
     chunks = list(evaluation_batches(data.train, size))
-    assert [len(labels) for _, labels in chunks] == [min(size, 12 - start) for start in range(0, 12, size)]
-    torch.testing.assert_close(torch.cat([inputs for inputs, _ in chunks]), data.prepare(data.train.inputs))
-    assert torch.equal(torch.cat([labels for _, labels in chunks]), data.train.labels)
+    assert [len(labels) for _, labels, _ in chunks] == [min(size, 12 - start) for start in range(0, 12, size)]
+    torch.testing.assert_close(torch.cat([inputs for inputs, _, _ in chunks]), data.prepare(data.train.inputs))
+    assert torch.equal(torch.cat([labels for _, labels, _ in chunks]), data.train.labels)
 
 
 def test_preparing_leaves_what_is_no_picture_alone():
@@ -180,7 +180,7 @@ def test_preparing_leaves_what_is_no_picture_alone():
 def test_a_batch_moves_to_a_device():
     batch = epoch(Order(4, range(2)), numbered())[0]
     moved = batch.to("meta")
-    assert (moved.inputs.device.type, moved.labels.device.type) == ("meta", "meta")
+    assert (moved.inputs.device.type, moved.targets.device.type) == ("meta", "meta")
     assert moved.own
     assert torch.equal(moved.indices, batch.indices)
 

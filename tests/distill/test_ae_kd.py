@@ -15,7 +15,7 @@ from enfold.data.batches import Batch, Order
 from enfold.distill import distill
 from enfold.distill.cached import CachedTeacher
 from enfold.distill.losses.ae_kd import AEKD
-from enfold.distill.losses.common.features import logits_and_features, teacher_features
+from enfold.distill.losses.common.features import outputs_and_features, teacher_features
 from enfold.distill.losses.kd import KD
 from enfold.distill.objective import DistillationObjective
 from enfold.distill.teacher import Teacher
@@ -155,11 +155,11 @@ def test_features_are_what_the_layer_returns(networks, data, kind, inplace):
 
     members = DeepEnsemble([Hidden() for _ in range(3)]).eval()
     batch = Batch(data.train.inputs[:5], data.train.labels[:5])
-    logits, features = logits_and_features(members, batch, "inner")
+    logits, features = outputs_and_features(members, batch, "inner")
     torch.testing.assert_close(logits, members(batch.inputs))
     for index, member in enumerate(members):
         torch.testing.assert_close(features[index], member.inner(batch.inputs))
-        torch.testing.assert_close(logits_and_features(member, batch, "inner")[1][0], features[index])
+        torch.testing.assert_close(outputs_and_features(member, batch, "inner")[1][0], features[index])
         assert not member.inner._forward_hooks
     asked = teacher_features(Teacher(MixedEnsemble(members.networks()), data), batch.inputs, "inner")
     torch.testing.assert_close(asked, features)
@@ -203,11 +203,11 @@ def test_features_come_closer_by_their_loss(members, data, size, snapshot):
     loss = AEKD(hard=0.0, alpha=0.0, feature="inner", tolerance=0.25, beta=5.0)
     start = {"init": "random"} if size is None else {"student": BatchEnsemble(fresh(members), size)}
     batch = Batch(data.train.inputs, data.train.labels)
-    wanted = logits_and_features(members[:].eval(), batch, "inner")[1].mean(0).detach()
+    wanted = outputs_and_features(members[:].eval(), batch, "inner")[1].mean(0).detach()
 
     def distance(epochs: int) -> float:
         student = distill(members, data, loss=loss, config=plan, epochs=epochs, **start).eval()
-        return float((logits_and_features(student, batch, "inner")[1].detach() - wanted).square().mean())
+        return float((outputs_and_features(student, batch, "inner")[1].detach() - wanted).square().mean())
 
     assert distance(25) < 0.5 * distance(0)
     assert unchanged()

@@ -27,7 +27,7 @@ from enfold.errors import EnfoldError, UnchangedWarning
 from enfold.evaluate import best_member, predict
 from enfold.metrics import nll, per_member
 from enfold.train import TrainConfig, cross_entropy
-from students import best
+from students import FixedTeacher, best
 
 prop = settings(deadline=None, derandomize=True, max_examples=30)
 REDUCTIONS = ("mean_softened_probs", "mean_probs_then_soften", "mean_logits")
@@ -58,7 +58,7 @@ def teacher_of(members, data: Data, temperature: float = 1.0, reduction: str = "
 def loss_of(student: Tensor, target: Tensor, labels: Tensor, alpha: float, temperature: float, smoothing: float = 0.0):
     """The loss and its gradient in the logits, for a teacher that answers `target` = log p_t(τ)."""
     table = Table(student)
-    objective = lessons(lambda batch: as_target(target), alpha, temperature, smoothing)
+    objective = lessons(FixedTeacher(as_target(target)), alpha, temperature, smoothing)
     losses = objective(table, Batch(torch.zeros(len(labels), 1, dtype=student.dtype), labels))
     losses.sum().backward()
     return losses.detach(), table.logits.grad
@@ -154,7 +154,7 @@ def test_each_student_has_its_own_loss():
         def forward(self, inputs: Tensor) -> Tensor:
             return students
 
-    together = lessons(lambda batch: as_target(target), 0.7, 2.0)(Three(), Batch(torch.zeros(5, 1), LABELS))
+    together = lessons(FixedTeacher(as_target(target)), 0.7, 2.0)(Three(), Batch(torch.zeros(5, 1), LABELS))
     alone = [loss_of(student, target, LABELS, 0.7, 2.0)[0][0] for student in students]
     torch.testing.assert_close(together, torch.stack(alone))
 
@@ -186,8 +186,8 @@ def test_a_cached_and_an_uncached_teacher_make_one_student(members, data, monkey
 
 
 def uncached(make):
-    def init(self, models, data, target, *, is_constant, folder):
-        make(self, models, data, target, is_constant=False)
+    def init(self, models, data, target, *, is_constant, folder, task):
+        make(self, models, data, target, is_constant=False, task=task)
 
     return init
 

@@ -33,7 +33,7 @@ def test_forward_mean_and_evaluation_refuse_them(name, kind):
     members = kind([make() for _ in range(3)])
     with pytest.raises(EnfoldError, match="classes"):
         members.forward_mean(torch.randn(4, *shape))
-    with pytest.raises(EnfoldError, match="classes"):
+    with pytest.raises(EnfoldError, match="task"):
         evaluate(members, data_of(shape))
     assert members(torch.randn(4, *shape)).shape[:2] == (3, 4), "the members' own outputs are there"
 
@@ -42,7 +42,7 @@ def test_forward_mean_and_evaluation_refuse_them(name, kind):
 def test_so_does_training_by_cross_entropy(name):
     make, shape = NETWORKS[name]
     members = DeepEnsemble([make() for _ in range(2)])
-    with pytest.raises(EnfoldError, match="classes"):
+    with pytest.raises(EnfoldError, match="task"):
         fit(members, data_of(shape).replace(val=[]), config=TrainConfig(epochs=1), quiet=True)
 
 

@@ -99,7 +99,7 @@ def fit(model: nn.Module, **settings: Any) -> dict[str, Any]:
     history = enfold.fit(model, data(), config=config(**settings), quiet=True)
     losses = [torch.tensor(epoch.train_loss, dtype=torch.float64) for epoch in history.epochs]
     scores = [torch.tensor(epoch.validation_loss, dtype=torch.float64) for epoch in history.epochs]
-    return {"loss": torch.stack(losses), "validation_loss": torch.stack(scores), "chosen": list(history.chosen)}
+    return {"loss": torch.stack(losses), "validation_nll": torch.stack(scores), "chosen": list(history.chosen)}
 
 
 def outputs(model: nn.Module, inputs: Tensor | None = None) -> Tensor:

@@ -11,7 +11,7 @@ from enfold.data.batches import Batch
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.train import cross_entropy
-from enfold.train.objective import batch_labels, batch_outputs
+from enfold.train.objective import batch_outputs
 
 
 @pytest.fixture
@@ -61,7 +61,6 @@ def test_logits_of_every_kind_of_model():
     torch.testing.assert_close(batch_outputs(networks[0], alone), expected[:1])
     each = torch.stack([network(x) for network, x in zip(networks, inputs, strict=True)])
     torch.testing.assert_close(batch_outputs(DeepEnsemble(networks), own), each)
-    assert batch_labels(shared, 2).shape == batch_labels(own, 2).shape == (2, 6)
 
 
 @pytest.mark.parametrize("own", [False, True])

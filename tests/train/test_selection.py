@@ -86,8 +86,8 @@ def test_record_and_restore():
     run(first, [[5, 4, 6], [5, 4, 3]])
     second = Selection(counter(2), patience=1)
     second.restore(first.record(), first.state)
-    assert second.record() == first.record() == {"nll": [4, 3], "epoch": [1, 2]}
-    assert Selection(counter(), None).record() == {"nll": [None], "epoch": [0]}
+    assert second.record() == first.record() == {"best": [4, 3], "epoch": [1, 2]}
+    assert Selection(counter(), None).record() == {"best": [None], "epoch": [0]}
     fresh = Selection(counter(), None)
     fresh.restore(fresh.record(), {})
-    assert fresh.nll == [float("inf")]
+    assert fresh.best == [float("inf")]

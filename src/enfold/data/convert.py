@@ -31,7 +31,7 @@ def as_data(
     *,
     batch_size: int = 128,
     unpack: Unpack | None = None,
-    model: nn.Module | None = None,
+    network: nn.Module | None = None,
 ) -> Data:
     """Convert training, validation and test examples to one `Data`.
 
@@ -42,7 +42,7 @@ def as_data(
         batch_size: Batch size for a Dataset, which is wrapped in a DataLoader.
         unpack: Function that splits a batch of a loader into (inputs, target) or (inputs, target, weights); None for
             the usual structures of batches.
-        model: The network or ensemble that gets the inputs, by which batches of three elements are understood.
+        network: The network that gets the inputs, by which batches of three elements are understood.
 
     Returns:
         The splits, with the shape of the inputs inferred from one batch.
@@ -50,7 +50,7 @@ def as_data(
     Raises:
         EnfoldError: If an argument is of another kind, or its batches have no inputs and target.
     """
-    read = Reader(batch_size, unpack, count_model_inputs(model))
+    read = Reader(batch_size, unpack, None if network is None else count_inputs(network))
     given: dict[str, Any] = {"val": val, "test": test}
     if isinstance(train, Data):
         changes = {name: read.split(each, name) for name, each in given.items() if each is not None}
@@ -60,16 +60,6 @@ def as_data(
     splits["train"] = EMPTY if train is None else read.split(train, "train")
     shape = next((_shape(splits[name]) for name in ("train", "val", "test") if splits[name] is not EMPTY), ())
     return Data(**splits, num_classes=None, shape=shape)
-
-
-def count_model_inputs(model: nn.Module | None) -> int | None:
-    """Return how many inputs a network, or the networks of an ensemble, need; None if unknown."""
-    if model is None:
-        return None
-    networks = [code.network for code in getattr(model, "codes", ())] or [
-        getattr(model, "module", None) or next(iter(getattr(model, "members", ())), None) or model
-    ]
-    return count_inputs(networks[0])
 
 
 def require(examples: object, name: str, needed_by: str) -> None:
@@ -84,7 +74,7 @@ def as_split(
     batch_size: int = 128,
     *,
     unpack: Unpack | None = None,
-    model: nn.Module | None = None,
+    network: nn.Module | None = None,
 ) -> Part:
     """Convert one argument to tensors in memory or to an iterable of batches.
 
@@ -93,7 +83,7 @@ def as_split(
         name: Its name in error messages: "train", "val" or "test".
         batch_size: Batch size for a Dataset.
         unpack: Function that splits a batch; None for the usual structures.
-        model: The network or ensemble that gets the inputs.
+        network: The network that gets the inputs.
 
     Returns:
         A `Split` for tensors and arrays, otherwise a loader.
@@ -101,7 +91,7 @@ def as_split(
     Raises:
         EnfoldError: If it is of another kind, or its first batch has no inputs and target.
     """
-    return Reader(batch_size, unpack, count_model_inputs(model)).split(examples, name)
+    return Reader(batch_size, unpack, None if network is None else count_inputs(network)).split(examples, name)
 
 
 class Reader:

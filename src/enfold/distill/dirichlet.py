@@ -81,7 +81,7 @@ class Dirichlet(nn.Module):
         return asdict(dirichlet_uncertainty(self.concentrations(inputs)))
 
     def _logits(self, inputs: Any) -> Tensor:
-        return get_logits(self.network, call_network(self.network, inputs))
+        return get_logits(call_network(self.network, inputs), self.network)
 
     def extra_repr(self) -> str:
         """Return the text in the parentheses of print."""
@@ -100,6 +100,10 @@ class DirichletEnsemble(Dirichlet, Ensemble):
         check_value("offset", offset, Annotated[float, Field(ge=0, allow_inf_nan=False)])
         Ensemble.__init__(self, [], ensemble.num_members)
         self.ensemble, self.offset, self.training = ensemble, offset, ensemble.training
+
+    def called_networks(self) -> list[nn.Module]:
+        """Return the networks of the ensemble."""
+        return self.ensemble.called_networks()
 
     def member(self, index: int) -> nn.Module:
         """Return a copy of one member, read as a Dirichlet distribution."""

@@ -25,8 +25,7 @@ from enfold.distill.weight_penalty import WeightPenalty
 from enfold.engines.copying import copy_network
 from enfold.engines.initialization import initialize_member
 from enfold.engines.modes import eval_mode, refuse_inference_mode
-from enfold.engines.outputs import set_output
-from enfold.ensemble import Ensemble
+from enfold.ensemble import Ensemble, called_network, set_model_output
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 from enfold.io.files import part_file
@@ -106,10 +105,10 @@ def distill(
     models = as_teacher(teacher)
     config = loss.configure((config or TrainConfig()).update(settings))
     config = config.replace(task=as_task(config.task or getattr(models, "task", None)))
-    data = as_data(train, val, batch_size=config.batch_size, unpack=unpack, model=_called(models, init))
+    data = as_data(train, val, batch_size=config.batch_size, unpack=unpack, network=_called_network(models, init))
     if outputs is not None and isinstance(models, nn.Module):
         models = copy_network(models)
-        set_output(models, outputs)
+        set_model_output(models, outputs)
     title = title or f"distill ({type(loss).__name__})"
 
     # Which network learns, and from which weights
@@ -132,7 +131,7 @@ def distill(
         )
     model = loss.build_student(network, count_members(models), config)
     if outputs is not None:
-        set_output(model, outputs)
+        set_model_output(model, outputs)
 
     # What it learns: each batch gives targets, which the objective compares with the student
     if trained_members(model) > 1 and config.order == "own":
@@ -198,9 +197,11 @@ def make_objective(
     return DistillationObjective(loss, source, perturb, config.label_smoothing)
 
 
-def _called(models: nn.Module | CachedTeacher, init: object) -> nn.Module | None:
-    """Return a model whose forward pass shows how many inputs there are."""
-    return models if isinstance(models, nn.Module) else init if isinstance(init, nn.Module) else None
+def _called_network(models: nn.Module | CachedTeacher, init: object) -> nn.Module | None:
+    """Return a network whose forward pass shows how many inputs there are."""
+    if isinstance(models, nn.Module):
+        return called_network(models)
+    return init if isinstance(init, nn.Module) else None
 
 
 def _check_arguments(

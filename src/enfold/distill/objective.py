@@ -51,7 +51,7 @@ class DistillationObjective:
         labelled = seen if self.perturb is not None and self.perturb.replaces_batch else batch
         kind = SeparableBatchLoss if self.loss.is_separable else BatchLoss
         extra = self.loss.extra_target(self.teacher, seen)
-        target, task, chosen = self.teacher.lesson(seen, generator)
+        target, task, chosen = self.teacher.batch_targets(seen, generator)
         return kind(
             self.loss, labelled, seen, target, extra, context.progress, self.label_smoothing, task, chosen, mixture
         )

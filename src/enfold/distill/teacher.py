@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,20 @@ Target = Callable[[Tensor], Tensor]
 FEW = 256  # examples from which a task is inferred
 LARGE = 1 << 28  # bytes of logits above which they are read from disk instead of being held in memory
 CHUNK = 1024  # examples: networks run fastest on about a thousand
+
+
+class BatchTargets(NamedTuple):
+    """What is learned about a batch.
+
+    Args:
+        target: Targets (..., N, K), or (..., S, N, K) if each of S students has its own batch.
+        task: The task of the teacher.
+        chosen: Indices of the rows of the batch that are learned; None for all.
+    """
+
+    target: Tensor
+    task: Task
+    chosen: Tensor | None = None
 
 
 class Teacher:
@@ -70,26 +84,23 @@ class Teacher:
 
     def __call__(self, batch: Batch) -> Tensor:
         """Return the targets (..., N, K), or (..., S, N, K) if each of S students has its own batch."""
-        return self.lesson(batch)[0]
+        return self.batch_targets(batch).target
 
-    def lesson(self, batch: Batch, generator: torch.Generator | None = None) -> tuple[Tensor, Task, Tensor | None]:
-        """Return the targets of a batch, the task, and the indices of the rows that are learned.
+    def batch_targets(self, batch: Batch, generator: torch.Generator | None = None) -> BatchTargets:
+        """Return what is learned about a batch.
 
         Args:
             batch: The examples.
             generator: Generator of the choice of positions, for tasks with `positions`.
-
-        Returns:
-            Targets (..., N, K), or (..., S, N, K) if each of S students has its own batch; the task of the teacher; and
-            indices of the rows of a batch, None for all.
         """
         device = device_of(batch.inputs)
         if self.targets is not None and batch.indices is not None:
-            return _rows(self.targets, batch.indices.cpu()).to(device), current_task(self.task), None
+            found = _rows(self.targets, batch.indices.cpu())
+            return BatchTargets(found.to(device), current_task(self.task))
         if self.mapped is not None and batch.indices is not None:
             found = self.target(self.mapped[:, batch.indices.cpu().flatten()])
             found = found.view(*found.shape[:-2], *batch.indices.shape, -1)
-            return found.to(device), current_task(self.task), None
+            return BatchTargets(found.to(device), current_task(self.task))
         students = len(batch.inputs) if batch.own else 1
         inputs, targets = (each.flatten(0, 1) if batch.own else each for each in (batch.inputs, batch.targets))
         outputs = self.logits(inputs)
@@ -104,7 +115,7 @@ class Teacher:
         found = self.target(values if chosen is None else values[:, chosen.to(values.device)])
         if batch.own:
             found = found.view(*found.shape[:-2], students, -1, found.shape[-1])
-        return found.to(device), task, None if chosen is None else chosen.to(device)
+        return BatchTargets(found.to(device), task, None if chosen is None else chosen.to(device))
 
     @torch.no_grad()
     def logits(self, inputs: Any) -> Tensor:

@@ -74,10 +74,10 @@ class Loop:
             own = self.prepare(inputs[index] if each else inputs) if common is None else common
             with self.code(index).use_values({name: tensors[index] for name, tensors in slices.items()}) as network:
                 if fusions is None:
-                    outputs.append(get_logits(network, call_network(network, own)))
+                    outputs.append(get_logits(call_network(network, own), network))
                     continue
                 with fuse_all(fusions):
-                    outputs.append(torch.cat([get_logits(network, network(rows)) for rows in own.split(PIECE)]))
+                    outputs.append(torch.cat([get_logits(network(rows), network) for rows in own.split(PIECE)]))
         return torch.stack(outputs)
 
     def slice(self, name: str, tensor: Tensor) -> Sequence[Tensor]:

@@ -67,7 +67,7 @@ class Merged:
         rows = inputs.flatten(0, 1) if each else repeat_examples(inputs, num_members)
         first = {name: tensor[0] for name, tensor in state.items()}
         with self.skeleton.use_values(first) as network, self._split_layers(state, num_members):
-            outputs = get_logits(network, call_network(network, arrange_images(rows, self.channels_last)))
+            outputs = get_logits(call_network(network, arrange_images(rows, self.channels_last)), network)
         if len(outputs) != count_examples(rows):
             raise CannotRun("it does not give one output per example")
         return unmerge(outputs, num_members)

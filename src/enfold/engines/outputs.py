@@ -18,26 +18,25 @@ _WARNED: set[tuple[str, ...]] = set()  # the kinds of outputs for which a warnin
 OUTPUT = "enfold_output"  # the attribute of a network with the function given to `set_output`
 
 
-def set_output(model: nn.Module, function: Callable[[Any], Tensor]) -> None:
+def set_output(network: nn.Module, function: Callable[[Any], Tensor]) -> None:
     """Set the function that selects the output that is trained and predicted from what a network returns.
 
     It is needed for networks that return neither a tensor, nor a tuple of one tensor, nor an object or dictionary with
     `logits`. Copies of the network keep it.
 
     Args:
-        model: A network or an ensemble.
+        network: The network.
         function: Function from what the network returns to a tensor (B, ...).
     """
-    networks = [model, *model.children(), *(code.network for code in getattr(model, "codes", ()))]
-    for network in networks:
-        vars(network)[OUTPUT] = function
+    vars(network)[OUTPUT] = function
 
 
-def get_logits(network: Any, output: Any) -> Tensor:
+def get_logits(output: Any, network: Any = None) -> Tensor:
     """Return the tensor that is trained and predicted from the output of a network.
 
     It is the output itself, the only element of a tuple, or the entry `logits` of an object or dictionary, unless
-    `set_output` gave another function. Other entries are neither returned nor trained; one warning names them.
+    `set_output` gave another function for the network. Other entries are neither returned nor trained; one warning
+    names them.
 
     Raises:
         EnfoldError: If there is no such tensor.

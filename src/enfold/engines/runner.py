@@ -31,7 +31,7 @@ def network_logits(network: nn.Module, inputs: Any) -> Tensor:
     converted = arrange_for(network, in_type_of(network, inputs))
     # Of inputs of another structure some tensors may be the given ones.
     is_given = converted is inputs or not isinstance(inputs, Tensor)
-    return get_logits(network, call_protected(network, converted) if is_given else network(converted))[None]
+    return get_logits(call_protected(network, converted) if is_given else network(converted), network)[None]
 
 
 class MemberView(nn.Module):

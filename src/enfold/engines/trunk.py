@@ -70,7 +70,7 @@ class OneTrunk:
 
     def _run_member(self, values: State, inputs: Any) -> Tensor:
         with self.skeleton.use_values(values) as network, _watch_reads(self.owned, self.record):
-            return get_logits(network, call_network(network, inputs))
+            return get_logits(call_network(network, inputs), network)
 
     @contextmanager
     def _replace_forwards(self) -> Iterator[None]:
@@ -101,7 +101,7 @@ class OneByOne(Loop):
             if index:
                 values |= self.own_statistics(state, values)
             with self.code(index).use_values(values) as network:
-                outputs.append(get_logits(network, call_network(network, self.prepare(inputs))))
+                outputs.append(get_logits(call_network(network, self.prepare(inputs)), network))
         return torch.stack(outputs)
 
     def own_statistics(self, state: State, values: State) -> State:

@@ -168,7 +168,7 @@ def find_recomputation(code: Skeleton, state: Mapping[str, Tensor], inputs: Any)
         try:
             with twin.use_values(values) as network:
                 few = first_examples(inputs, EXAMPLES)
-                outputs = get_logits(network, call_network(network, clone(detach(inputs if few is None else few))))
+                outputs = get_logits(call_network(network, clone(detach(inputs if few is None else few))), network)
         except Exception:  # the network does not accept so few rows
             return
         code.is_reentrant = any(_is_reentrant(node) for node in _walk_graph(outputs))
@@ -331,7 +331,7 @@ class _Comparison:
             network.get_submodule(path)._buffers[key] = None
         seed_rng(device_of(self.rows))
         with torch.no_grad():
-            return get_logits(network, call_network(network.eval(), clone(self.rows)))
+            return get_logits(call_network(network.eval(), clone(self.rows)), network)
 
     def _run_forward(self, network: nn.Module, state: State, training: bool) -> tuple[Tensor, Result]:
         """Run a network with this state on the examples; return its outputs, with a graph in train mode."""
@@ -339,7 +339,7 @@ class _Comparison:
         seed_rng(device_of(self.rows))
         with torch.set_grad_enabled(training):
             output, writes_inputs = call_and_watch(network, self.rows)
-            outputs, after = get_logits(network, output), read_state(network)
+            outputs, after = get_logits(output, network), read_state(network)
         tensors = {OUTPUTS: outputs.detach()}
         tensors |= {f"the buffer '{name}'": after[name].detach().clone() for name in self.codes[0].buffers}
         written = {name for name in self.codes[0].parameters if after[name]._version != versions[name]}

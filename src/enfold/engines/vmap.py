@@ -23,7 +23,7 @@ class Vmap:
 
         def run_one(values: State, own: Any) -> Tensor:
             with self.skeleton.use_values(values, again=False) as network:
-                return get_logits(network, call_network(network, own))
+                return get_logits(call_network(network, own), network)
 
         if not each:
             return torch.vmap(lambda values: run_one(values, inputs), randomness="different")(state)

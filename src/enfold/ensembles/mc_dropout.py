@@ -101,6 +101,10 @@ class MCDropout(Ensemble):
         """The class of the network."""
         return type(self.module).__name__
 
+    def called_networks(self) -> list[nn.Module]:
+        """Return the network."""
+        return [self.module]
+
     def member(self, index: int) -> nn.Module:
         """Raise an error: members do not exist as networks."""
         raise EnfoldError(
@@ -122,7 +126,7 @@ class MCDropout(Ensemble):
         if self.training and not self.has_dropout and self._way is None and not is_empty:
             self._way = self._choose_way(inputs)  # raises an error for a network without dropout before it is trained
         if self.training or is_empty:
-            outputs = get_logits(self.module, call_network(self.module, arrange_for(self.module, clone(inputs))))[None]
+            outputs = get_logits(call_network(self.module, arrange_for(self.module, clone(inputs))), self.module)[None]
             return outputs if self.training else outputs.expand(self.num_members, *outputs.shape[1:])
         drawn: Tensor = self.samples(inputs)
         return drawn
@@ -160,7 +164,7 @@ class MCDropout(Ensemble):
             seen = clone(inputs) if late or count == 1 else repeat_examples(inputs, count)
             drops = Dropping(streams, self._axes, first, count, late=late, per_example=self.per_example)
             with drops:
-                logits = get_logits(network, call_network(network, arrange_for(network, seen)))
+                logits = get_logits(call_network(network, arrange_for(network, seen)), network)
             if drops.late:  # nothing was dropped
                 logits = logits.repeat(count, *(1,) * (logits.ndim - 1))
             outputs.append(logits.unflatten(0, (count, len(logits) // count)))

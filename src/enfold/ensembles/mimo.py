@@ -130,7 +130,7 @@ class MIMO(Ensemble):
 
     def forward_each(self, inputs: Tensor) -> Tensor:
         """Return the outputs for different inputs in each slot: (M, B, ...) -> (M, B, ...)."""
-        outputs = get_logits(self.module, self._outputs(self._join(inputs), tuple(inputs.shape[2:])))
+        outputs = get_logits(self._outputs(self._join(inputs), tuple(inputs.shape[2:])), self.module)
         axis = outputs.ndim - 1 if self.ends_linear else 1  # of the channels of the last layer
         if outputs.ndim < 2 or outputs.shape[axis] % self.num_members:
             raise EnfoldError(
@@ -156,6 +156,10 @@ class MIMO(Ensemble):
     def network_name(self) -> str:
         """The class of the network."""
         return type(self.module).__name__
+
+    def called_networks(self) -> list[nn.Module]:
+        """Return the network."""
+        return [self.module]
 
     def member(self, index: int) -> nn.Module:
         """Raise an error: members do not exist as networks."""

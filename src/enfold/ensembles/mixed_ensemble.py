@@ -56,7 +56,7 @@ class MixedEnsemble(Ensemble):
     def _run_networks(self, inputs: Sequence[Any]) -> Tensor:
         # The inputs are copied, as a network may write to them.
         outputs = [
-            get_logits(network, call_network(network, in_type_of(network, clone(own))))
+            get_logits(call_network(network, in_type_of(network, clone(own))), network)
             for network, own in zip(self.members, inputs, strict=True)
         ]
         shapes = sorted({tuple(output.shape[1:]) for output in outputs})
@@ -75,6 +75,10 @@ class MixedEnsemble(Ensemble):
     def network_name(self) -> str:
         """The classes of the networks."""
         return ", ".join(dict.fromkeys(type(network).__name__ for network in self.members))
+
+    def called_networks(self) -> list[nn.Module]:
+        """Return the networks."""
+        return list(self.members)
 
     def member(self, index: int) -> nn.Module:
         """Return network `index` itself."""

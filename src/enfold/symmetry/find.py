@@ -63,7 +63,7 @@ def symmetries(network: nn.Module, example: Tensor, *, seed: int = 0, logits_onl
 
 def _logits(network: nn.Module, _: object, output: object) -> object:
     """Reduce the output to its logits."""
-    return get_logits(network, output)
+    return get_logits(output, network)
 
 
 def _running(skeleton: Skeleton, state: State, example: Tensor) -> Tensor:

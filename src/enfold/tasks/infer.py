@@ -63,6 +63,11 @@ def infer_task(outputs: Tensor, targets: Any, *, own: bool = False) -> Task:
         task = Binary() if is_single else Multilabel() if _is_zero_or_one(targets) and len(out) == 2 else None
     elif len(out) >= 2 and (out[:1] + out[2:] == wanted or out[:-1] == wanted):
         task = Classification()
+    if isinstance(task, Multilabel) and bool((targets.sum(-1) == 1).all()):
+        raise EnfoldError(
+            f"targets of shape {wanted} with one 1 in every row may be one-hot labels of a class or several labels: "
+            'pass targets.argmax(-1) as targets, or task="multilabel"'
+        )
     if task is None:
         raise _open(out, wanted, targets, _READINGS[targets.is_floating_point()] if is_same(out, wanted) else "")
     return task.resolve(outputs, targets, own=own)

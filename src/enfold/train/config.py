@@ -138,10 +138,10 @@ class TrainConfig:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
     def changes(self) -> dict[str, Any]:
-        """Return the fields with another value than the default, as plain values by name."""
+        """Return the fields with another value than the default, and the seed, as plain values by name."""
         usual = TrainConfig()
         found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        changed = {name: value for name, value in found.items() if value != getattr(usual, name)}
+        changed = {name: value for name, value in found.items() if name == "seed" or value != getattr(usual, name)}
         if isinstance(self.task, Inferred):
             del changed["task"]
         return {name: repr(value) if isinstance(value, Task) else value for name, value in changed.items()}

@@ -23,8 +23,7 @@ from enfold.data.dataset import Split, has_examples
 from enfold.data.unpack import Unpack
 from enfold.engines.inputs import refuse_shape
 from enfold.engines.modes import refuse_inference_mode
-from enfold.engines.outputs import set_output
-from enfold.ensemble import Ensemble
+from enfold.ensemble import Ensemble, called_network, set_model_output
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
 from enfold.io.checkpoints import require_tensors
@@ -102,9 +101,9 @@ def fit(
     require(train, "train", "fit")
     config = as_config(config).update(settings)
     config = config.replace(task=as_task(config.task))
-    data = as_data(train, val, batch_size=config.batch_size, unpack=unpack, model=model)
+    data = as_data(train, val, batch_size=config.batch_size, unpack=unpack, network=called_network(model))
     if outputs is not None:
-        set_output(model, outputs)
+        set_model_output(model, outputs)
     file = Path(checkpoint) if checkpoint else None
     if isinstance(model, Ensemble):
         config = model.configure(config)
