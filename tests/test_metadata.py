@@ -3,6 +3,7 @@
 import ast
 import sys
 import tomllib
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -40,6 +41,7 @@ def imported(tree: ast.AST, *, lazily: bool) -> set[str]:
     return found
 
 
+@cache
 def distributions(*, lazily: bool) -> set[str]:
     """Of all imports that neither Python nor enfold itself brings."""
     found: set[str] = set()

@@ -111,10 +111,9 @@ def test_it_sees_the_whole_model_also_where_members_are_looped():
 def test_training_goes_on_with_the_same_teacher_only(tmp_path):
     data, network = small_data(), MLP(6, [8], 3)
     one, other = (DeepEnsemble(network, 2, seed=seed) for seed in (0, 1))
-    assert repr(WeightPenalty(cross_entropy(), one, 0.1)) == repr(
-        WeightPenalty(cross_entropy(), copy.deepcopy(one), 0.1)
-    )
-    assert repr(WeightPenalty(cross_entropy(), one, 0.1)) != repr(WeightPenalty(cross_entropy(), other, 0.1))
+    first, again, another = (WeightPenalty(cross_entropy(), each, 0.1) for each in (one, copy.deepcopy(one), other))
+    assert repr(first) == repr(again)
+    assert repr(first) != repr(another)
     plan = TrainConfig(epochs=1, batch_size=16, select="last")
     fit(
         BatchEnsemble(network, 2),

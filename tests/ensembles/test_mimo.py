@@ -273,9 +273,11 @@ def test_bad_networks_and_inputs_are_refused():
     unsqueezed = Apply(lambda net, x: net.b(net.a(x[:, None]).mean((2, 3))), a=nn.Conv2d(1, 4, 3), b=nn.Linear(4, 2))
     with pytest.raises(EnfoldError, match=r"inputs .*got inputs of shape \(8, 8\)"):
         MIMO(unsqueezed)(torch.randn(2, 8, 8))
-    dense = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(12, 4, 1))
-    with pytest.raises(EnfoldError, match=r"\(B, 3 C\), got \(2, 4, 6, 6\)"):
-        MIMO(dense, last="1")(torch.randn(2, 3, 8, 8))
+    other_last = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(12, 4, 1))
+    with pytest.raises(EnfoldError, match=r"3 C channels, got \(2, 4, 6, 6\)"):
+        MIMO(other_last, last="1")(torch.randn(2, 3, 8, 8))
+    with pytest.raises(EnfoldError, match="one tensor"):
+        MIMO(any_network())({"x": torch.randn(2, 6)})
 
 
 def test_inputs_that_the_widened_network_does_not_take_are_named():

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,7 @@ def _lines(values: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(f" {json.dumps(name)}: {json.dumps(each)}" for name, each in values.items()) + "\n}"
 
 
+@cache
 def read(area: str) -> dict[str, Any]:
     """Return the recorded values of one area by case."""
     found: dict[str, Any] = json.loads((FOLDER / f"{area}.json").read_text(encoding="utf-8"))

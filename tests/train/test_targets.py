@@ -83,7 +83,7 @@ def refused() -> dict[str, object]:
 @pytest.mark.parametrize("value", [0.5, -100, -1, 3])
 def test_what_is_no_class_is_refused(name, value):
     targets = CLASSES.float() + value if isinstance(value, float) else torch.where(CLASSES == 0, value, CLASSES)
-    with pytest.raises(EnfoldError, match="labels|targets"):
+    with pytest.raises(EnfoldError, match=r"labels|targets"):
         refused()[name](of_loaders(targets))
 
 

@@ -130,7 +130,11 @@ class Reader:
         loader = examples.loader if isinstance(examples, Batches) else examples
         batches = Batches(loader, self.unpack or getattr(examples, "unpack", None), self.num_inputs)
         if not isinstance(loader, Iterator):  # reading from a generator would lose the batch
-            _check_batch(first_batch(batches), name)
+            try:
+                batch = first_batch(batches)
+            except EnfoldError as error:
+                raise EnfoldError(f"{name}: {error}") from error
+            _check_batch(batch, name)
         return batches
 
     def is_needed(self, examples: Any) -> bool:

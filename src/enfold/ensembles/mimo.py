@@ -203,7 +203,7 @@ class MIMOLoss:
     num_members: int
     batch_repetition: int
     input_repetition: float
-    loss: TaskLoss
+    loss: TaskLoss = TaskLoss()  # noqa: RUF009 - a frozen dataclass
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return (2) before the sum over members, (M,)."""

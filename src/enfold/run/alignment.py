@@ -49,7 +49,7 @@ from enfold.metrics import accuracy, nll
 from enfold.progress import progress, titled
 from enfold.registry import find_method, suggest
 from enfold.run.override import apply_override
-from enfold.run.recipe import as_tuple
+from enfold.run.recipe import as_tuple, train_config_adapter
 from enfold.run.recipe_errors import Place, describe_error
 from enfold.run.seed_run import SeedRun
 from enfold.seeds import generator
@@ -134,7 +134,7 @@ def _train_config(changes: Any, epochs: int | None, place: Place) -> TrainConfig
         raise EnfoldError(f"there is no training setting '{unknown}'{near}: see TrainConfig")
     values = {key: as_tuple(value) for key, value in own.items()}
     try:
-        return TypeAdapter(TrainConfig).validate_python({**vars(PUBLISHED), **values})
+        return train_config_adapter().validate_python({**vars(PUBLISHED), **values})
     except ValidationError as error:
         raise describe_error(error, place, TrainConfig, ("train",)) from error
 

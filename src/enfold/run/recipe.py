@@ -9,6 +9,7 @@ import dataclasses
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -331,6 +332,12 @@ def make_recipe(content: Mapping[str, Any], where: str, lines: Mapping[tuple[Any
     return recipe
 
 
+@cache
+def train_config_adapter() -> TypeAdapter[TrainConfig]:
+    """Return the validator of training settings, which is built once: that takes longer than to read a recipe."""
+    return TypeAdapter(TrainConfig)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Checks:
     """Checks of a recipe beyond its types; errors have the line."""
@@ -348,7 +355,7 @@ class _Checks:
             if key not in known:
                 raise EnfoldError(f"{at}: there is no training setting '{key}'{suggest(key, known)}")
         try:
-            config = TypeAdapter(TrainConfig).validate_python({key: as_tuple(value) for key, value in settings.items()})
+            config = train_config_adapter().validate_python({key: as_tuple(value) for key, value in settings.items()})
             for key, value in settings.items():
                 if isinstance(value, str) and not isinstance(getattr(config, key), str):
                     raise EnfoldError(f"'{key}' of train must be a number, got the text {value!r}: remove the quotes")

@@ -63,10 +63,10 @@ def infer_task(outputs: Tensor, targets: Any, *, own: bool = False) -> Task:
         task = Binary() if is_single else Multilabel() if _is_zero_or_one(targets) and len(out) == 2 else None
     elif len(out) >= 2 and (out[:1] + out[2:] == wanted or out[:-1] == wanted):
         task = Classification()
-    if isinstance(task, Multilabel) and bool((targets.sum(-1) == 1).all()):
+    if isinstance(task, Multilabel) and out[1] > 1 and bool((targets.sum(-1) == 1).all()):
         raise EnfoldError(
-            f"targets of shape {wanted} with one 1 in every row may be one-hot labels of a class or several labels: "
-            'pass targets.argmax(-1) as targets, or task="multilabel"'
+            f"targets of shape {wanted} with a single 1 in every row may be one-hot labels of a class or several "
+            'labels: pass targets.argmax(1) as targets, or task="multilabel"'
         )
     if task is None:
         raise _open(out, wanted, targets, _READINGS[targets.is_floating_point()] if is_same(out, wanted) else "")
@@ -109,7 +109,7 @@ def known_task(task: Task) -> Task | None:
     return None if isinstance(found, Inferred) or found == Classification() else found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Inferred(Task):
     """The task that follows from the first batch for which it is resolved.
 
@@ -126,6 +126,10 @@ class Inferred(Task):
         if not self.found:
             self.found.append(infer_task(outputs, targets, own=own))
         return self.found[0].resolve(outputs, targets, own=own)
+
+    def __repr__(self) -> str:
+        """The same as of the argument from which it was made, because checkpoints store the settings of a loss."""
+        return "None"
 
     def rows(self, outputs: Tensor) -> Tensor:
         """Raise an error: `resolve` returns the task to use."""
