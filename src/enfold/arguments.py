@@ -42,6 +42,8 @@ INPUTS = frozenset(
         "on_epoch",
         "quiet",
         "title",
+        "unpack",
+        "outputs",
     ]
 )
 """Parameters that are no options of a method: networks, data, and how the call is carried out."""

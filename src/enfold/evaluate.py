@@ -176,8 +176,8 @@ def evaluate(
         val: Validation examples, on which a temperature or a scale is fitted for the calibrated scores (`cnll`).
         reference: The ensemble that the model was made from; the row then has the gain recovered.
         name: The name of the row; the default is the class of the model.
-        task: What the outputs mean; None for the task that an ensemble was trained for, or to infer it. A reference
-            that was trained for a task has that one.
+        task: What the outputs mean; None for the task that the model or the reference was trained for, or to infer it.
+            A reference that was trained for a task has that one.
         unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Returns:
@@ -186,6 +186,8 @@ def evaluate(
     require(test, "test", "evaluate")
     read = partial(as_data, unpack=unpack, network=called_network(model))
     data = read(test, val) if isinstance(test, Data) else read(None, val, test)
+    if task is None and getattr(model, "task", None) is None:
+        task = getattr(reference, "task", None)
     own = predict(model, data.test, task=task)
     validation = predict(model, data.val, task=task) if has_examples(data.val) else None
     scores = score(own, validation)
@@ -209,7 +211,7 @@ def _gain(scores: Mapping[str, float], reference: RowPredictions, criterion: str
     return gain_recovered(scores[shared[0]], members, table[shared[0]](reference), higher_is_better=False)
 
 
-def best_member(members: nn.Module, data: Data) -> int:
+def best_member(members: nn.Module, data: Data, task: TaskLike = None) -> int:
     """Return the index of the member with the lowest criterion, NLL for classes, on validation examples."""
-    found = predict(members, data.val)
+    found = predict(members, data.val, task=task)
     return int(per_member(metrics_for(found)[found.criterion], found).argmin())

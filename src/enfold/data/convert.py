@@ -110,15 +110,14 @@ class Reader:
         """Return a `Split`, or the batches of a loader."""
         if isinstance(examples, Data):
             examples = getattr(examples, name)
-        if isinstance(examples, Split):
-            return examples
         if isinstance(examples, TensorDataset) and len(examples.tensors) == 2:
             examples = examples.tensors
         if _is_columns(examples):
-            found = _from_columns(examples, name)
-            if isinstance(found, Split):
-                return found
-            examples = found
+            examples = _from_columns(examples, name)
+        return examples if isinstance(examples, Split) else self.batches(examples, name)
+
+    def batches(self, examples: Any, name: str) -> Part:
+        """Return the batches of a loader or of a Dataset."""
         if isinstance(examples, Dataset):
             shuffle = name == "train" and not isinstance(examples, IterableDataset)
             examples = DataLoader(examples, batch_size=self.batch_size, shuffle=shuffle)

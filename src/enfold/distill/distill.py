@@ -112,7 +112,7 @@ def distill(
     title = title or f"distill ({type(loss).__name__})"
 
     # Which network learns, and from which weights
-    network, start = _initial_network(models, data, student, init or loss.default_init, config.seed)
+    network, start = _initial_network(models, data, student, init or loss.default_init, config)
     is_ready = isinstance(init, nn.Module) or isinstance(network, Ensemble)
     first_stage = None if is_ready else loss.pretrain(config)
     if first_stage is not None:
@@ -240,18 +240,20 @@ def _check_arguments(
 
 
 def _initial_network(
-    models: nn.Module | CachedTeacher, data: Data, student: Student | None, init: Init | None, seed: int
+    models: nn.Module | CachedTeacher, data: Data, student: Student | None, init: Init | None, config: TrainConfig
 ) -> tuple[nn.Module, str]:
     """Return the network or ensemble that training starts from, and its name in warnings."""
     if isinstance(student, Ensemble):
         return copy_network(student), "the ensemble passed as student"
     if student is not None:
-        return initialize_member(student, seed, -1)[0], "a network with random weights"
+        return initialize_member(student, config.seed, -1)[0], "a network with random weights"
     if isinstance(init, nn.Module):
         return copy_network(init), "the network passed as init"
     if init == "random":
-        return initialize_member(first_member(models), seed, -1, trained=True)[0], "a network with random weights"
-    member, index = starting_member(models, data)
+        return initialize_member(first_member(models), config.seed, -1, trained=True)[
+            0
+        ], "a network with random weights"
+    member, index = starting_member(models, data, config.task)
     return member, f"member {index}"
 
 

@@ -294,11 +294,11 @@ def first_member(models: nn.Module | CachedTeacher) -> nn.Module:
     return models.member(0) if isinstance(models, Ensemble) else copy_network(models)
 
 
-def starting_member(models: nn.Module | CachedTeacher, data: Data) -> tuple[nn.Module, int]:
+def starting_member(models: nn.Module | CachedTeacher, data: Data, task: TaskLike = None) -> tuple[nn.Module, int]:
     """Return a copy of the best member on validation data, of member 0 without them, and its index."""
     if not isinstance(models, Ensemble) or not models.is_expandable or not has_examples(data.val):
         return first_member(models), 0
-    index = best_member(models, data)
+    index = best_member(models, data, task)
     return models.member(index), index
 
 

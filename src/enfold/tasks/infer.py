@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
+from enfold.arguments import check_arguments
 from enfold.errors import EnfoldError, UnsupportedOutput
 from enfold.tasks.base import Prediction, Rows, Task
 from enfold.tasks.binary import Binary, is_same
@@ -35,6 +36,30 @@ def as_task(task: TaskLike) -> Task:
     if task not in TASKS:
         raise EnfoldError(f"task must be one of {', '.join(TASKS)}, a Task or None, got {task!r}: change task")
     return TASKS[task]()
+
+
+def task_to_dict(task: Task | None) -> dict[str, Any] | None:
+    """Return a task as plain values for JSON."""
+    if task is None:
+        return None
+    options = {each.name: getattr(task, each.name) for each in fields(task)}  # type: ignore[arg-type]
+    return {"name": task.name, "options": options}
+
+
+def task_from_dict(content: dict[str, Any] | None) -> Task | None:
+    """Invert `task_to_dict`.
+
+    Raises:
+        EnfoldError: If there is no task of that name, or an option is invalid.
+    """
+    if content is None:
+        return None
+    if content.get("name") not in TASKS or not isinstance(content.get("options"), dict):
+        raise EnfoldError(
+            f"task must be one of {', '.join(TASKS)} with its options, got {content!r}: set ensemble.task after loading"
+        )
+    kind = TASKS[content["name"]]
+    return kind(**check_arguments(kind, content["options"]))
 
 
 def infer_task(outputs: Tensor, targets: Any, *, own: bool = False) -> Task:
