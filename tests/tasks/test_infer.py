@@ -73,6 +73,13 @@ def test_what_is_left_open_names_shapes_and_choices(out, targets):
     assert str(targets.dtype).removeprefix("torch.") in message
 
 
+@pytest.mark.parametrize("kind", [torch.int64, torch.bool], ids=str)
+def test_one_hot_labels_are_left_open(kind):
+    targets = torch.eye(3)[torch.tensor([0, 1, 2, 2, 0, 1])].to(kind)
+    with pytest.raises(EnfoldError, match=r'one-hot.*argmax.*task="multilabel"'):
+        as_task(None).resolve(torch.zeros(2, 6, 3), targets)
+
+
 def test_nan_targets_are_refused_by_name():
     outputs, targets = torch.zeros(2, 6), torch.randn(6)
     targets[3] = torch.nan
