@@ -42,7 +42,7 @@ def task_to_dict(task: Task | None) -> dict[str, Any] | None:
     """Return a task as plain values for JSON."""
     if task is None:
         return None
-    options = {each.name: getattr(task, each.name) for each in fields(task)}  # type: ignore[arg-type]
+    options = {each.name: getattr(task, each.name) for each in fields(task)}
     return {"name": task.name, "options": options}
 
 
@@ -175,3 +175,21 @@ class Inferred(Task):
     def predictions(self, rows: Rows) -> Any:
         """Raise an error: `resolve` returns the task to use."""
         raise TypeError("resolve() returns the task to use")
+
+
+@dataclass(frozen=True)
+class StudentTask(Inferred):
+    """The task of a student of a teacher, which follows from the student's outputs for the first batch.
+
+    Args:
+        found: The task, after the first batch.
+        teacher: The task of the teacher.
+    """
+
+    teacher: Task = field(default_factory=Classification)
+
+    def resolve(self, outputs: Tensor, targets: Any, *, own: bool = False) -> Task:
+        """Return the task of the student."""
+        if not self.found:
+            self.found.append(current_task(self.teacher).for_outputs(outputs, targets, own=own))
+        return self.found[0].resolve(outputs, targets, own=own)
