@@ -26,6 +26,7 @@ from enfold.train import History, TrainConfig, fit
 
 if TYPE_CHECKING:
     from enfold import merge
+    from enfold.compress import compress
     from enfold.distill.cached import CachedTeacher
     from enfold.distill.control import train_control
     from enfold.distill.dirichlet import Dirichlet, DirichletEnsemble
@@ -134,6 +135,7 @@ __all__ = [
     "TreeNet",
     "UnchangedWarning",
     "WeightPenalty",
+    "compress",
     "data",
     "distill",
     "evaluate",
@@ -204,7 +206,7 @@ _LAZY = {
     "symmetries": "enfold.symmetry",
     "train_control": "enfold.distill.control",
 }
-_PACKAGES = ("distill", "merge")  # callable: enfold.distill(...)
+_PACKAGES = ("compress", "distill", "merge")  # callable: enfold.distill(...)
 
 
 def __getattr__(name: str) -> Any:
