@@ -277,8 +277,8 @@ class Ensemble(Runner):
         return tensor
 
     def __repr__(self) -> str:
-        """One line: stacked parameters have no layers of their own to show."""
-        return f"{type(self).__name__}({self.extra_repr()})"
+        """One line for members with stacked parameters, which have no layers of their own to show."""
+        return f"{type(self).__name__}({self.extra_repr()})" if self.is_expandable else super().__repr__()
 
     def extra_repr(self) -> str:
         """Return the summary that print(ensemble) shows."""

@@ -140,8 +140,8 @@ class Reader:
                 if not str(error).startswith("default_collate"):
                     raise
                 raise EnfoldError(
-                    f"the examples of {name} must be tensors, numbers, or dicts or tuples of them to become batches, got "
-                    f"another type ({error}): pass a loader that makes the batches, such as "
+                    f"the examples of {name} must be tensors, numbers, or dicts or tuples of them, got another type "
+                    f"({error}): pass a loader that makes the batches, such as "
                     "torch_geometric.loader.DataLoader for graphs, or a DataLoader with collate_fn"
                 ) from error
             _check_batch(batch, name)
