@@ -11,13 +11,13 @@ from scipy.ndimage import gaussian_filter, zoom
 
 import enfold
 
-SIZE, DIGITS = 32, 4  # pixels; the digits 0 to 3 are the classes 1 to 4, the texture is the class 0
+SIZE, DIGITS = 24, 4  # pixels; the digits 0 to 3 are the classes 1 to 4, the texture is the class 0
 
 
 def make_scenes(number: int, split: str = "train", seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Place two handwritten digits on a random texture.
 
-    The digits are those of the split "train" or "test" of the digits that ship with enfold, at 8 to 20 pixels and with
+    The digits are those of the split "train" or "test" of the digits that ship with enfold, at 10 to 16 pixels and with
     random contrast. The texture is smoothed noise plus a wave. Digits may overlap: the second one is in front. Pixels
     between ink and paper, where the class is arbitrary, have the target -100.
     """
@@ -32,20 +32,21 @@ def make_scenes(number: int, split: str = "train", seed: int = 0) -> tuple[torch
         angle, phase = rng.uniform(0, 2 * np.pi, 2)
         wave = np.sin((np.cos(angle) * rows + np.sin(angle) * columns) * rng.uniform(0.4, 1.2) + phase)
         noise = gaussian_filter(rng.normal(size=(SIZE, SIZE)), rng.uniform(0.5, 1.5))
-        scene += 0.3 * wave + 0.5 * noise / noise.std()
+        scene += 0.2 * wave + 0.3 * noise / noise.std()
         for index in rng.integers(len(images), size=2):
-            side = rng.integers(8, 21)
+            side = rng.integers(10, 17)
             ink = zoom(images[index], side / 8, order=1)
             top, left = rng.integers(0, SIZE - side + 1, 2)
             place = np.s_[top : top + side, left : left + side]
-            scene[place] += rng.uniform(0.8, 1.6) * ink
+            scene[place] += rng.uniform(1.0, 2.0) * ink
             target[place] = np.where(ink > 0.5, labels[index] + 1, np.where(ink > 0.3, -100, target[place]))
     return torch.from_numpy(scenes), torch.from_numpy(targets)
 
 
 def make_net() -> torch.nn.Module:
-    """Return a small U-Net with residual units."""
-    return UNet(spatial_dims=2, in_channels=1, out_channels=DIGITS + 1, channels=(8, 16, 32), strides=(2, 2))
+    """Return a small U-Net with residual units and batch norm."""
+    size = {"channels": (8, 16, 32), "strides": (2, 2), "num_res_units": 1, "norm": "batch"}
+    return UNet(spatial_dims=2, in_channels=1, out_channels=DIGITS + 1, **size)
 
 
 def main() -> None:
