@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from enfold import data, metrics, networks
+from enfold.calibrate import Calibrated, Threshold, calibrate, threshold
 from enfold.cost import Cost, measure
 from enfold.data import Data, Split
 from enfold.engines.skeleton import State
@@ -88,6 +89,7 @@ __all__ = [
     "Bagging",
     "BatchEnsemble",
     "CachedTeacher",
+    "Calibrated",
     "ConfODS",
     "Cost",
     "CutMix",
@@ -130,10 +132,12 @@ __all__ = [
     "SubspaceSampling",
     "Symmetry",
     "TDivSDiv",
+    "Threshold",
     "TrainConfig",
     "TreeNet",
     "UnchangedWarning",
     "WeightPenalty",
+    "calibrate",
     "data",
     "distill",
     "evaluate",
@@ -150,6 +154,7 @@ __all__ = [
     "save",
     "score",
     "symmetries",
+    "threshold",
     "train_control",
 ]
 

@@ -178,6 +178,24 @@ class Inferred(Task):
 
 
 @dataclass(frozen=True)
+class FirstBatchTask(Inferred):
+    """A task with everything that follows from the shapes of the first batch, such as the axis of the classes.
+
+    Args:
+        found: The task, after the first batch.
+        given: The task before it.
+    """
+
+    given: Task = field(default_factory=Classification)
+
+    def resolve(self, outputs: Tensor, targets: Any, *, own: bool = False) -> Task:
+        """Return the task."""
+        if not self.found:
+            self.found.append(self.given.resolve(outputs, targets, own=own))
+        return self.found[0].resolve(outputs, targets, own=own)
+
+
+@dataclass(frozen=True)
 class StudentTask(Inferred):
     """The task of a student of a teacher, which follows from the student's outputs for the first batch.
 
