@@ -1,10 +1,12 @@
 """One thread for all tests: two threads on a busy machine are slower and make timings erratic."""
 
 import gc
+import os
 import sys
 from functools import cache
 from pathlib import Path
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; processes that tests start have it too
 import torch
 import typer.main
 from hypothesis import settings

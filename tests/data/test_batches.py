@@ -1,4 +1,4 @@
-"""Batches: what is drawn depends on the seed, the member and the epoch alone."""
+"""Batches: random choices depend on the seed, the member and the epoch only."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_own_orders_differ_and_a_shared_one_is_for_all():
     assert [len(batch.targets) for batch in shared] == [4, 4, 2]
 
 
-def test_an_order_depends_on_seed_member_and_epoch_alone():
+def test_an_order_depends_on_seed_member_and_epoch_only():
     data = numbered(30)
     three = indices(epoch(Order(8, range(3)), data, 5))
     assert torch.equal(three[:2], indices(epoch(Order(8, range(2)), data, 5)))
@@ -72,7 +72,7 @@ def test_an_order_depends_on_seed_member_and_epoch_alone():
     assert not torch.equal(three, indices(epoch(Order(8, range(3), seed=1), data, 5)))
 
 
-def test_bagging_leaves_out_about_a_third():
+def test_bagging_omits_about_a_third():
     """A point is drawn at least once with probability 1 - (1 - 1/N)^N, about 0.632."""
     size = 10_000
     rows = indices(epoch(Order(size, range(4), bootstrap=True), numbered(size)))
@@ -116,7 +116,7 @@ class Stream(IterableDataset):
         return iter([(torch.zeros(2), 0)] * 5)
 
 
-def test_a_loader_is_taken_as_it_is():
+def test_a_loader_is_used_unchanged():
     split = numbered().train
     loader = DataLoader(TensorDataset(split.inputs, split.labels), 4)
     order = Order(99, range(2))
@@ -145,7 +145,7 @@ def test_lengths():
     assert [has_examples(part) for part in (numbered().train, iter([]), [], None)] == [True, True, False, False]
 
 
-def test_what_cannot_be_trained_on():
+def test_invalid_training_data():
     with pytest.raises(EnfoldError, match=r"bootstrap .*got a loader"):
         epoch(Order(bootstrap=True), numbered().replace(train=[]))
     with pytest.raises(EnfoldError, match=r"train .*got none in epoch 1"):
@@ -162,7 +162,7 @@ def test_what_cannot_be_trained_on():
 
 @prop
 @given(size=st.integers(1, 15))
-def test_evaluation_keeps_the_order_whatever_the_chunks(size):
+def test_evaluation_preserves_the_order_for_any_chunk_size(size):
     data = pictures()
     chunks = list(evaluation_batches(data.train, size))
     assert [len(labels) for _, labels, _ in chunks] == [min(size, 12 - start) for start in range(0, 12, size)]
@@ -170,7 +170,7 @@ def test_evaluation_keeps_the_order_whatever_the_chunks(size):
     assert torch.equal(torch.cat([labels for _, labels, _ in chunks]), data.train.labels)
 
 
-def test_preparing_leaves_what_is_no_picture_alone():
+def test_preparation_does_not_change_inputs_other_than_images():
     data = numbered()
     assert data.prepare(data.train.inputs) is data.train.inputs
     again = data.prepare(data.train.inputs)
@@ -185,7 +185,7 @@ def test_a_batch_moves_to_a_device():
     assert torch.equal(moved.indices, batch.indices)
 
 
-def test_a_last_batch_of_one_is_left_out():
+def test_a_last_batch_of_one_is_omitted():
     data = Data(Split(torch.zeros(9, 2), torch.zeros(9, dtype=torch.int64)), [], [], 2, (2,))
     sizes = [len(batch.targets) for batch in Order(batch_size=4).batches(data, epoch=0)]
     assert sizes == [4, 4]
@@ -194,7 +194,7 @@ def test_a_last_batch_of_one_is_left_out():
 
 
 @pytest.mark.parametrize(("sizes", "used"), [([4, 4, 1], [4, 4]), ([4, 1, 3], [4, 3]), ([1, 1], [1, 1]), ([1], [1])])
-def test_a_loaders_batch_of_one_behind_larger_ones_is_left_out(sizes, used):
+def test_a_batch_of_one_after_larger_batches_is_omitted(sizes, used):
     loader = [(torch.zeros(size, 2), torch.zeros(size, dtype=torch.int64)) for size in sizes]
     assert [len(batch.targets) for batch in epoch(Order(), numbered().replace(train=loader))] == used
 

@@ -61,7 +61,7 @@ def test_every_kind_trains_and_is_evaluated(kind):
 
 
 @pytest.mark.parametrize("kind", ["tensors", "arrays", "split", "tensor data set"])
-def test_what_is_in_memory_trains_to_the_same_bits(kind):
+def test_data_in_memory_train_to_the_same_bits(kind):
     models = []
     for given in (KINDS["split"], KINDS[kind]):
         models.append(network())
@@ -69,7 +69,7 @@ def test_what_is_in_memory_trains_to_the_same_bits(kind):
     assert torch.equal(models[0].weight, models[1].weight)
 
 
-def test_a_built_in_set_is_the_same_whole_and_by_its_splits():
+def test_a_data_set_and_its_splits_train_equally():
     raw = torch.randint(0, 256, (40, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     split = Split(raw, LABELS)
     data = Data(split, split[:20], split[10:], 2, (1, 4, 4), mean=(0.4,), std=(0.2,))
@@ -83,7 +83,7 @@ def test_a_built_in_set_is_the_same_whole_and_by_its_splits():
     torch.testing.assert_close(data.test.prepare(raw[:1]), (raw[:1] / 255 - 0.4) / 0.2)
 
 
-def test_looking_at_a_loader_leaves_the_random_state_alone():
+def test_inspecting_a_loader_preserves_the_random_state():
     state = torch.random.get_rng_state()
     as_data(DataLoader(TensorDataset(INPUTS, LABELS), batch_size=16, shuffle=True))
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -142,6 +142,6 @@ def test_labels_beyond_the_outputs_are_refused(given):
             call()
 
 
-def test_a_setting_that_is_not_there_names_the_nearest():
+def test_an_unknown_setting_suggests_the_nearest():
     with pytest.raises(EnfoldError, match="no setting 'epoch', did you mean 'epochs'"):
         fit(network(), (INPUTS, LABELS), epoch=1)

@@ -23,7 +23,7 @@ SMOOTHING = (0.0, 0.1, 0.4)
 
 
 class Table(Ensemble):
-    """Students whose logits are given, whatever the inputs."""
+    """Students with given logits for any inputs."""
 
     def __init__(self, logits: Tensor) -> None:
         super().__init__([], len(logits))

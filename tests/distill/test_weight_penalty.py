@@ -38,7 +38,7 @@ def small_data():
     return Data(Split(inputs, labels), Split(inputs[:0], labels[:0]), Split(inputs, labels), 3, (6,))
 
 
-def test_a_tie_worked_by_hand():
+def test_a_weight_penalty_by_hand():
     teacher, student = DeepEnsemble([constant(1.0), constant(2.0)]), DeepEnsemble([constant(1.5), constant(0.0)])
     torch.testing.assert_close(WeightPenalty(no_loss, teacher, 1.0)(student, BATCH), torch.tensor([6 * 0.25, 6 * 4.0]))
     torch.testing.assert_close(WeightPenalty(no_loss, teacher, 0.1, "mean")(student, BATCH), torch.tensor([0.025, 0.4]))
@@ -70,7 +70,7 @@ def test_strength_zero_trains_to_the_same_bits():
     torch.testing.assert_close(dict(trained[1]), dict(trained[0]), rtol=0, atol=0)
 
 
-def test_there_is_no_pull_at_a_representable_ensemble():
+def test_the_penalty_is_zero_at_a_representable_ensemble():
     torch.manual_seed(0)
     teacher = BatchEnsemble(nn.Sequential(nn.Conv1d(4, 6, 3, groups=2), nn.Flatten(), nn.Linear(6, 3)), 3)
     student = copy.deepcopy(teacher)
@@ -84,7 +84,7 @@ def test_there_is_no_pull_at_a_representable_ensemble():
 
 
 @pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")
-def test_training_draws_a_student_to_its_teacher():
+def test_training_moves_a_student_towards_its_teacher():
     data, teacher = small_data(), DeepEnsemble(MLP(6, [8], 3), 2)
     plan = TrainConfig(epochs=5, batch_size=16, lr=0.01, select="last")
     left = {}
@@ -96,7 +96,7 @@ def test_training_draws_a_student_to_its_teacher():
     assert left[1.0] < 0.9 * left[0.0]
 
 
-def test_it_sees_the_whole_model_also_where_members_are_looped():
+def test_the_penalty_covers_the_model_when_members_are_looped():
     teacher = DeepEnsemble(MLP(6, [8], 3), 2)
     penalised = WeightPenalty(cross_entropy(), teacher, 0.1)
     assert not isinstance(penalised, Separable)
@@ -108,7 +108,7 @@ def test_it_sees_the_whole_model_also_where_members_are_looped():
     assert (penalised.distances(model).detach() != before).all()
 
 
-def test_training_goes_on_with_the_same_teacher_only(tmp_path):
+def test_training_resumes_with_the_same_teacher_only(tmp_path):
     data, network = small_data(), MLP(6, [8], 3)
     one, other = (DeepEnsemble(network, 2, seed=seed) for seed in (0, 1))
     first, again, another = (WeightPenalty(cross_entropy(), each, 0.1) for each in (one, copy.deepcopy(one), other))
@@ -142,7 +142,7 @@ def test_the_teacher_may_change_afterwards():
     torch.testing.assert_close(penalised(student, BATCH), torch.tensor([6.0]))
 
 
-def test_bad_inputs_are_refused():
+def test_invalid_inputs_are_refused():
     teacher = DeepEnsemble([constant(1.0), constant(2.0)])
     with pytest.raises(EnfoldError, match=r"strength .* got -1"):
         WeightPenalty(no_loss, teacher, -1)

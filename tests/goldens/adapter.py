@@ -1,4 +1,4 @@
-"""The only file of the goldens that uses enfold: what is called what, and how it is called.
+"""The only file of the goldens that uses enfold: maps stable names to classes, functions and calls.
 
 Keys are the field's names of methods and never change; a renaming or a new signature is followed here.
 """

@@ -49,7 +49,7 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def rounded(value: float) -> float | str:
-    """Nine significant digits; JSON has no other way to hold what is not finite than text."""
+    """Nine significant digits; values that are not finite are text in JSON."""
     return float(f"{value:.9g}") if math.isfinite(value) else str(value)
 
 

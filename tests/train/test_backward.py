@@ -1,4 +1,4 @@
-"""Gradients taken member by member are those of the sum of all losses."""
+"""Gradients member by member equal those of the sum of all losses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def gradients(model: nn.Module) -> list[torch.Tensor]:
 @pytest.mark.parametrize("network", ["mlp", "normed", "convolutional"])
 @pytest.mark.parametrize("own", [True, False], ids=["own", "shared"])
 @pytest.mark.parametrize("smoothing", [0, [0.0, 0.3, 0.5]])
-def test_one_by_one_as_all_at_once(data, images, make, network, own, smoothing):
+def test_members_one_by_one_equal_all_together(data, images, make, network, own, smoothing):
     data = images if network == "convolutional" else data
     batch = next(Order(16, range(3) if own else None).batches(data, 0))
     objective = cross_entropy(smoothing)
@@ -73,7 +73,7 @@ def test_a_view_of_one_member(data, make):
 
 @pytest.mark.parametrize("batch_norm", ["shared", "own"])
 @pytest.mark.parametrize("own", [True, False])
-def test_efficient_ensembles_that_are_looped_get_the_gradients_of_all_at_once(own, batch_norm):
+def test_looped_efficient_ensembles_get_joint_gradients(own, batch_norm):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)).double()
     members = BatchEnsemble(network, num_members=3, batch_norm=batch_norm, engine="loop").train()

@@ -1,4 +1,4 @@
-"""A training that was interrupted goes on to the same bits, and never from another one's checkpoint."""
+"""An interrupted training resumes to the same bits, and only from its own checkpoint."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_resumed_to_the_same_bits(data, make, tmp_path, plan, members):
     assert_same_bits(again, whole)
 
 
-def test_an_interrupted_model_goes_on_in_the_same_process(data, make, tmp_path):
+def test_an_interrupted_model_resumes_in_the_same_process(data, make, tmp_path):
     """As in a notebook: the model is half trained when it is given again."""
     whole, cut, file = made(make, 2), made(make, 2), tmp_path / "training.safetensors"
     fit(whole, data, config=PLAN, quiet=True)
@@ -166,14 +166,14 @@ def test_a_checkpoint_of_other_initial_weights_is_refused(data, make, tmp_path):
         fit(DeepEnsemble(make["mlp"], 2, seed=9), data, config=PLAN, checkpoint=file, quiet=True)
 
 
-def test_the_same_data_elsewhere_go_on(data, make, tmp_path):
+def test_equal_data_in_another_object_resume(data, make, tmp_path):
     file = tmp_path / "training.safetensors"
     fit(made(make, 2), data, config=PLAN, checkpoint=file, quiet=True)
     moved = data.replace(source="elsewhere", train=Split(data.train.inputs.clone(), data.train.labels.clone()))
     assert len(fit(made(make, 2), moved, config=PLAN, checkpoint=file, quiet=True).epochs) == 3
 
 
-def test_data_that_were_changed_in_place_are_noticed(data, make, tmp_path):
+def test_in_place_changes_of_data_are_detected(data, make, tmp_path):
     file = tmp_path / "training.safetensors"
     fit(made(make, 2), data, config=PLAN, checkpoint=file, quiet=True)
     data.train.inputs[3] += 1
@@ -182,7 +182,7 @@ def test_data_that_were_changed_in_place_are_noticed(data, make, tmp_path):
 
 
 class Squares(Dataset):
-    """Examples that are made when they are asked for."""
+    """Examples that are created on request."""
 
     def __init__(self, power: float, noise: bool = False) -> None:
         self.power, self.noise = power, noise
@@ -222,7 +222,7 @@ def test_a_checkpoint_of_another_number_of_members_is_refused(data, make, tmp_pa
 
 
 @pytest.mark.parametrize("keep", [0, 5, 200, -10])
-def test_a_broken_file_is_named(data, make, tmp_path, keep):
+def test_a_broken_file_is_reported(data, make, tmp_path, keep):
     file = tmp_path / "training.safetensors"
     fit(made(make, None), data, config=PLAN, checkpoint=file, quiet=True)
     file.write_bytes(file.read_bytes()[:keep])

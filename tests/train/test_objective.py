@@ -25,7 +25,7 @@ def labels() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, [0.0, 0.2, 0.9]])
-def test_as_torch_has_it_for_each_members_own_batch(logits, labels, smoothing):
+def test_cross_entropy_equals_torch_for_separate_batches(logits, labels, smoothing):
     found = cross_entropy(smoothing).of_outputs(logits, Batch(torch.empty(0), labels, own=True))
     amounts = smoothing if isinstance(smoothing, list) else [smoothing] * 3
     for index, amount in enumerate(amounts):
@@ -33,7 +33,7 @@ def test_as_torch_has_it_for_each_members_own_batch(logits, labels, smoothing):
         torch.testing.assert_close(found[index], expected)
 
 
-def test_as_torch_has_it_for_one_batch_for_all(logits, labels):
+def test_cross_entropy_equals_torch_for_a_common_batch(logits, labels):
     found = cross_entropy(0.1).of_outputs(logits, Batch(torch.empty(0), labels[0]))
     expected = [F.cross_entropy(one, labels[0], label_smoothing=0.1) for one in logits]
     torch.testing.assert_close(found, torch.stack(expected))

@@ -1,4 +1,4 @@
-"""Targets of a loader: classes are checked, and whatever an objective of the user's own needs is passed on as it is."""
+"""Targets of a loader: classes are checked, and a user objective gets the targets unmodified."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def two_members() -> DeepEnsemble:
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.int32, torch.int64])
-def test_an_objective_of_the_users_own_sees_the_targets_as_they_are(kind):
+def test_a_user_objective_gets_unmodified_targets(kind):
     targets, seen = (torch.tanh(INPUTS[:, 0]) * 10).to(kind), []
 
     def squares(model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -52,7 +52,7 @@ def test_an_objective_of_the_users_own_sees_the_targets_as_they_are(kind):
 
 
 @pytest.mark.parametrize("kind", [torch.uint8, torch.int16, torch.int32])
-def test_classes_may_be_whole_numbers_of_any_width(kind):
+def test_classes_may_have_any_integer_type(kind):
     members, others = two_members(), two_members()
     fit(members, of_loaders(CLASSES), config=PLAN, quiet=True)
     fit(others, of_loaders(CLASSES.to(kind)), config=PLAN, quiet=True)
@@ -81,7 +81,7 @@ def refused() -> dict[str, object]:
 
 @pytest.mark.parametrize("name", refused())
 @pytest.mark.parametrize("value", [0.5, -100, -1, 3])
-def test_what_is_no_class_is_refused(name, value):
+def test_invalid_classes_are_refused(name, value):
     targets = CLASSES.float() + value if isinstance(value, float) else torch.where(CLASSES == 0, value, CLASSES)
     with pytest.raises(EnfoldError, match=r"labels|targets"):
         refused()[name](of_loaders(targets))
@@ -96,6 +96,6 @@ def test_a_split_refuses_floats_and_one_hot_rows():
         Data(Split(INPUTS, torch.full((64,), -100)), [], [], 3, (6,))
 
 
-def test_predict_refuses_targets_that_are_no_classes():
+def test_predict_refuses_invalid_classes():
     with pytest.raises(EnfoldError, match=r"targets.*float32"):
         predict(two_members(), of_loaders(CLASSES.float()).test)

@@ -9,7 +9,7 @@ M. Havasi, R. Jenatton, S. Fort, J. Z. Liu, J. Snoek, B. Lakshminarayanan, A. M.
 Subnetworks for Robust Prediction, ICLR 2021, arXiv:2010.06610.
 
 A training step costs b times that of one network, a prediction about as much as one network's. Members do not exist as
-networks, so none can be taken out. Too many members for the width of the network make all of them worse.
+networks, so none can be extracted. Too many members for the width of the network make all of them worse.
 
 All but the first and the last layer keep the values of the network. Those two are drawn again by `reset_parameters`,
 because equal slots would stay equal; for M = 1 they keep their values, too.

@@ -2,7 +2,10 @@
 
     p(y | x) = 1/M Σ_m softmax(f_m(x)),      f_m: any classifiers of the same classes                        (1)
 
-It predicts, and teaches in a distillation; it cannot be merged, as its members have no parameters in common.
+It predicts and can teach in a distillation. It cannot be merged, because its members have different parameters.
+
+Differs from the paper: does not apply; (1) is the deep ensemble of B. Lakshminarayanan et al., arXiv:1612.01474, for
+members of different architectures.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ class MixedEnsemble(Ensemble):
     def __init__(self, networks: Sequence[nn.Module]) -> None:
         networks = list(networks)
         if not networks:
-            raise EnfoldError("networks must hold at least 1 network, got none: pass a list of networks")
+            raise EnfoldError("networks must contain at least 1 network, got none: pass a list of networks")
         for network in networks:
             if isinstance(network, Ensemble):
                 raise EnfoldError(

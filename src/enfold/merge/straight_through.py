@@ -108,7 +108,18 @@ def match_members(
     batch_size: int,
     seed: int,
 ) -> list[State]:
-    """Return each member in the order of equation (4)."""
+    """Return each member in the order of equation (4).
+
+    Args:
+        alignment: The members and their groups of units.
+        reference: The member whose order the others are matched to.
+        epochs: The maximum number of epochs.
+        patience: Epochs without a lower loss after which the training ends.
+        lr: The learning rate.
+        momentum: The momentum.
+        batch_size: The number of examples in a batch.
+        seed: The seed.
+    """
     states, ensemble, checkpoint = alignment.states, alignment.ensemble, alignment.checkpoint
     target = states[require_reference(reference, len(states))]
     config = TrainConfig(epochs, batch_size, "sgd", lr, momentum, seed=seed)

@@ -101,7 +101,7 @@ def require_other_examples(test: Predictions, validation: Predictions) -> None:
         )
     if has_same_examples(test, validation):
         raise EnfoldError(
-            "validation must hold other examples than test, got the same predictions: pass predictions on held-out "
+            "validation must contain other examples than test, got the same predictions: pass predictions on held-out "
             "validation data"
         )
 

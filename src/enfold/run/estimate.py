@@ -109,7 +109,7 @@ def _step_seconds(model: nn.Module, run: SeedRun, config: TrainConfig, objective
 
 
 def _step_bytes(members: DeepEnsemble, run: SeedRun, config: TrainConfig) -> int:
-    """Activations and temporary buffers of one step at its peak."""
+    """Return the bytes of activations and temporary buffers at the peak of one step."""
     order = Order(config.batch_size, range(members.num_members), augment=config.augment)
     batch = next(order.batches(run.data, epoch=0)).to(config.device)
     return peak_memory(lambda: backward(members, batch, cross_entropy()), config.device) or 0

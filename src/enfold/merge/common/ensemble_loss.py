@@ -52,7 +52,7 @@ class EnsembleLoss:
         with ensure_eval_mode(self.ensemble):
             logits = member_logits(self.ensemble, inputs.to(device))
         if not bool(torch.isfinite(logits).all()):
-            raise EnfoldError("outputs of the members must be finite, got NaN or infinity: leave out diverged members")
+            raise EnfoldError("outputs of the members must be finite, got NaN or infinity: remove diverged members")
         logits = logits.float() if logits.dtype == torch.bfloat16 else logits
         log_probs = mean_log_probs(torch.log_softmax(logits, dim=-1))
         probs = log_probs.exp()
@@ -62,8 +62,14 @@ class EnsembleLoss:
         """Return the loss, (1,)."""
         return self.for_batch(model, batch, StepContext())(model, batch)
 
-    def for_batch(self, model: nn.Module, batch: Batch, moment: StepContext) -> _BatchLoss:
-        """Return the loss of one batch, for which the ensemble is run once."""
+    def for_batch(self, model: nn.Module, batch: Batch, context: StepContext) -> _BatchLoss:
+        """Return the loss of one batch, for which the ensemble is run once.
+
+        Args:
+            model: The model.
+            batch: The batch.
+            context: The position in the training.
+        """
         if self.targets is not None and batch.indices is not None:
             indices = batch.indices.cpu().flatten()
             target = self.targets.index_select(0, indices)
@@ -72,7 +78,7 @@ class EnsembleLoss:
         return _BatchLoss(target.to(batch.targets.device), self.alpha, self.label_smoothing)
 
     def __repr__(self) -> str:
-        """The same in another process, as a checkpoint belongs to one ensemble."""
+        """Return the same text in every process, because it identifies the loss in checkpoints."""
         return f"EnsembleLoss({self.alpha}, {digest(self.ensemble.expand().values())[:16]})"
 
 

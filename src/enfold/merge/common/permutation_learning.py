@@ -1,4 +1,4 @@
-"""Learning the soft permutations of permAVG, in one training or by adding members one after the other."""
+"""Learn the soft permutations of permAVG, in one training or by adding members one after the other."""
 
 from __future__ import annotations
 
@@ -76,7 +76,16 @@ def learn_permutations(
     checkpoint: str | Path | None = None,
     quiet: bool = False,
 ) -> SoftAverage | None:
-    """Return the members of `find_groups` with learned soft permutations, or None if there is nothing to learn."""
+    """Return the members of `find_groups` with learned soft permutations, or None if there is nothing to learn.
+
+    Args:
+        ensemble: The ensemble.
+        data: The data.
+        symmetry: The groups of units.
+        options: The options of permAVG.
+        checkpoint: File of the training checkpoint, from which an interrupted training continues.
+        quiet: Show no progress bar.
+    """
     states, counts = distinct_members(ensemble)
     if not symmetry.groups or len(states) == 1:  # members that differ in statistics only
         return None
