@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from enfold import data, metrics, networks
+from enfold.calibrate import Calibrated, Threshold, calibrate, threshold
 from enfold.cost import Cost, measure
 from enfold.data import Data, Split
 from enfold.engines.skeleton import State
@@ -89,6 +90,7 @@ __all__ = [
     "Bagging",
     "BatchEnsemble",
     "CachedTeacher",
+    "Calibrated",
     "ConfODS",
     "Cost",
     "CutMix",
@@ -131,10 +133,12 @@ __all__ = [
     "SubspaceSampling",
     "Symmetry",
     "TDivSDiv",
+    "Threshold",
     "TrainConfig",
     "TreeNet",
     "UnchangedWarning",
     "WeightPenalty",
+    "calibrate",
     "compress",
     "data",
     "distill",
@@ -152,6 +156,7 @@ __all__ = [
     "save",
     "score",
     "symmetries",
+    "threshold",
     "train_control",
 ]
 

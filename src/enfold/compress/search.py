@@ -30,7 +30,7 @@ from enfold.evaluate import predict
 from enfold.io.files import atomic_path, digest
 from enfold.metrics import gain_recovered, metrics_for
 from enfold.metrics.predictions import RowPredictions
-from enfold.tasks import Task, TaskLike, as_task, current_task
+from enfold.tasks import Task, TaskLike, current_task, first_batch_task
 from enfold.train import TrainConfig
 from enfold.train.config import as_config
 from enfold.train.history import Epoch
@@ -98,7 +98,7 @@ def compress(
     members = _as_members(models, network)
     if outputs is not None:
         set_model_output(members, outputs)
-    task = as_task(task or settings_given.task or members.task)
+    task = first_batch_task(task or settings_given.task or members.task)
     data = as_data(train, val, batch_size=settings_given.batch_size, unpack=unpack, network=called_network(members))
     if not has_examples(data.val):
         raise EnfoldError("compress chooses on validation examples, got none: pass val=")
