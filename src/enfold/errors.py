@@ -67,6 +67,10 @@ class WrongShape(EnfoldError, RuntimeError):
     """The network does not accept inputs of this shape."""
 
 
+class UnsuitableNetwork(EnfoldError):
+    """The network does not have what a method needs, such as a kind of layer; other networks are accepted."""
+
+
 class UnsupportedOutput(EnfoldError):
     """The outputs are not logits of at least two classes with one row per example."""
 

@@ -32,7 +32,7 @@ from enfold.arguments import checked
 from enfold.engines.base import EngineName
 from enfold.ensembles.common.efficient import EfficientEnsemble, refuse_ties
 from enfold.ensembles.common.options import NonNegative
-from enfold.errors import EnfoldError
+from enfold.errors import UnsuitableNetwork
 from enfold.seeds import generator
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -65,7 +65,7 @@ class FiLMEnsemble(EfficientEnsemble):
         norms = {f"{name}." if name else "": norm for name, norm in network.named_modules() if isinstance(norm, NORMS)}
         affine = [f"{prefix}{key}" for prefix, norm in norms.items() for key, _ in norm.named_parameters(recurse=False)]
         if not affine:
-            raise EnfoldError(
+            raise UnsuitableNetwork(
                 "network must have norm layers with affine parameters (batch, layer, group, instance or RMS norm), but "
                 f"this {type(network).__name__} has none: add norm layers, or use BatchEnsemble"
             )

@@ -18,7 +18,7 @@ from enfold.engines.layout import find_owners, stack
 from enfold.engines.parameters import Decay, Tree, decay_groups
 from enfold.engines.skeleton import State, read_state
 from enfold.ensemble import Ensemble
-from enfold.errors import EnfoldError, PartialCoverageWarning, level_outside
+from enfold.errors import EnfoldError, PartialCoverageWarning, UnsuitableNetwork, level_outside
 from enfold.train.batch_norm import TRACKING, reestimate
 
 NormChoice = Literal["own", "shared", "joint"]
@@ -210,7 +210,7 @@ def select_layers(
     }
     if not chosen:
         known = ", ".join(kind.__name__ for kind in kinds)
-        raise EnfoldError(
+        raise UnsuitableNetwork(
             f"network must contain a layer of a supported kind ({known}), got none: change the network or the patterns"
         )
     for name, module in chosen.items():
