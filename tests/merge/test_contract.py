@@ -20,7 +20,7 @@ from enfold.train import TrainConfig
 
 MERGES = {name: each.target for name, each in methods("merge").items() if "network" not in each.inputs}  # of members
 PARAMETERS = {name: inspect.signature(each).parameters for name, each in MERGES.items()}
-DATA = {name: next((key for key in ("val", "train") if key in known), None) for name, known in PARAMETERS.items()}
+DATA = {name: next((key for key in known if key in ("train", "val")), None) for name, known in PARAMETERS.items()}
 CONFIG = TrainConfig(epochs=2, batch_size=16, lr=0.01, select="last")
 BRIEF = {  # of merges that train
     name: {"config": CONFIG} if "config" in known else {"epochs": 2}
