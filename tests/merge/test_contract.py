@@ -56,9 +56,11 @@ def test_every_option_is_documented(name):
     assert inspect.getmodule(inspect.unwrap(function)).__doc__.splitlines()[0].endswith(".")
     assert all(argument.help for argument in arguments_of(function).values())
     assert "Args:" in function.__doc__
+    parameters = inspect.signature(function).parameters.values()
+    required = [each.name for each in parameters if each.default is each.empty and each.kind is not each.VAR_KEYWORD]
     if name != "align":
         with pytest.raises((TypeError, EnfoldError), match="nonsense"):
-            function(*[None] * ("network" in inspect.signature(function).parameters), None, nonsense=1)
+            function(**dict.fromkeys(required), nonsense=1)
 
 
 @both
