@@ -35,6 +35,10 @@ class MissingExtra(EnfoldError, ImportError):
         super().__init__(f"{purpose} needs the package '{package}': install it with  pip install 'enfold[{extra}]'")
 
 
+class UserCodeError(EnfoldError):
+    """Code of the user raised an exception in a run; the message names its line."""
+
+
 class WriteError(EnfoldError):
     """A file could not be written: the disk is full, or the folder is read-only, protected or gone."""
 

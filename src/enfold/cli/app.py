@@ -16,7 +16,7 @@ import typer
 
 from enfold.cli import run_commands, view_commands
 from enfold.cli.options import say
-from enfold.errors import EnfoldError, WriteError
+from enfold.errors import EnfoldError, UserCodeError, WriteError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -72,12 +72,12 @@ app.add_typer(view_commands.analyse, name="analyse")
 
 
 def main() -> None:
-    """The entry point: an error is one line on stderr, with exit code 2 for the user's and 1 for the machine's."""
+    """The entry point: an error is one line on stderr, with exit code 2 for what was given and 1 for what failed."""
     with _stopped_by_signals() as received:
         try:
             app()
         except EnfoldError as error:
-            _leave(" ".join(str(error).split()), 1 if isinstance(error, WriteError) else 2)
+            _leave(" ".join(str(error).split()), 1 if isinstance(error, WriteError | UserCodeError) else 2)
         except (KeyboardInterrupt, SystemExit) as stopped:
             if isinstance(stopped, SystemExit) and stopped.code != STOPPED + signal.SIGINT and not received:
                 raise
