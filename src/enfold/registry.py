@@ -148,7 +148,7 @@ def find_method(kind: str, name: str) -> Method:
     Raises:
         EnfoldError: If there is no method of that name and kind, or the code is not trusted.
     """
-    if is_reference(name):
+    if _is_code(name):
         method = load_method(name)
         if method.kind != kind:
             raise EnfoldError(
@@ -174,7 +174,7 @@ def find_any(name: str, kinds: Iterable[str] = PACKAGES) -> list[Method]:
     Raises:
         EnfoldError: If there is none.
     """
-    if is_reference(name):
+    if _is_code(name):
         return [load_method(name)]
     key = name.replace("-", "_")
     found = [methods(kind)[key] for kind in kinds if key in methods(kind)]
@@ -182,6 +182,11 @@ def find_any(name: str, kinds: Iterable[str] = PACKAGES) -> list[Method]:
         known = list(dict.fromkeys(each for kind in kinds for each in methods(kind)))
         raise EnfoldError(f"there is no method '{name}'{suggest(key, known)}: choose one of {', '.join(known)}")
     return found
+
+
+def _is_code(name: str) -> bool:
+    """Return whether a name is a reference to user code, or a file, which lacks the name of an object."""
+    return is_reference(name) or name.endswith(".py")
 
 
 def load_method(reference: str) -> Method:
@@ -292,7 +297,11 @@ def _installed() -> Iterator[tuple[str, Any]]:
 def _header(target: Any, own: bool) -> str:
     """The docstring of a method's file, or its own without the section of arguments; either if the other is missing."""
     module = inspect.getmodule(inspect.unwrap(target))
-    documents = [module.__doc__ if module else None, inspect.getdoc(target) if "__doc__" in vars(target) else None]
+    generated = f"{target.__name__}("  # by dataclasses
+    documents = [
+        module.__doc__ if module else None,
+        None if str(target.__doc__).startswith(generated) else target.__doc__,
+    ]
     document = inspect.cleandoc(next(filter(None, documents[::-1] if own else documents), ""))
     return re.split(r"\n\s*(?:Args|Returns|Raises):", document)[0]
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from enfold.cli import run_commands, view_commands
+from enfold.cli.help import command_with_methods
 from enfold.cli.options import say
 from enfold.errors import EnfoldError, UserCodeError, WriteError
 
@@ -66,8 +67,10 @@ VERBS = (
     view_commands.data,
     view_commands.doctor,
 )
+METHODS_OF = {"train": "ensemble", "distill": "distill", "merge": "merge"}
 for _verb in VERBS:
-    app.command()(_verb)
+    _kind = METHODS_OF.get(_verb.__name__)
+    app.command(cls=None if _kind is None else command_with_methods(_kind))(_verb)
 app.add_typer(view_commands.analyse, name="analyse")
 
 

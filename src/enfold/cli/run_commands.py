@@ -93,7 +93,7 @@ def run(
 def train(
     out: Annotated[Path, typer.Argument(metavar="RUN", help="A new run directory; with METHOD an existing run.")],
     method: Annotated[
-        str | None, typer.Argument(help="An ensemble method to add to RUN; `enfold methods` lists them.")
+        str | None, typer.Argument(help="An ensemble method to add to RUN; METHOD --help shows its options.")
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="A name (see `enfold data`), a path, or module:function. [fashion-mini]")
@@ -109,7 +109,11 @@ def train(
     label: Label = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A value of the recipe: train.epochs=5; with METHOD an option of it: rank=2."),
+        typer.Option(
+            "--set",
+            help="A value of the recipe: train.epochs=5; with METHOD an option of it: rank=2. `enfold methods train` "
+            "lists the training settings.",
+        ),
     ] = None,
     seeds: Seeds = None,
     device: Device = "cpu",
@@ -314,7 +318,7 @@ def _add(
     given_by = {apply_override(content, change): f"--set {change}" for change in overrides or ()}
     check_device(device)
     if trust_code:
-        show_code(opened, code_in(content))
+        show_code(opened, [each for each in code_in(content) if each not in opened.code(recipe)])
     with opened.writing():
         recipe = add_step(opened, content, device=device, overrides=given_by)
         report(opened, execute(opened, recipe, device=device, only=[content["label"]]), as_json)

@@ -16,6 +16,8 @@ parameters of the network and are for training from scratch. (4) starts around t
 Differs from the paper: any norm layer with affine parameters is modulated, also layer and group norms; (4) is ours; the
 public code has a = gain (6 / (M + c))^(1/2), by which a member would depend on M; members see the data in their own
 order, where the public code gives all of them one batch (order="shared" in the training configuration).
+
+Members differ in norm layers only, by design: there is no warning about it, and print(ensemble) shows the fraction.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from enfold.errors import EnfoldError, UserCodeError, closest
 
 INSTALLED = tuple(path for name, path in sysconfig.get_paths().items() if name.endswith("lib"))
 OTHERS = ("<frozen", *INSTALLED)  # locations of code that nobody here edits
+PREFIX = "enfold_usercode_"  # of the names of modules that are loaded from files
 ENFOLD = f"{Path(__file__).parent.parent}{os.sep}"
 
 
@@ -205,7 +206,7 @@ def _from_file(path: Path) -> ModuleType:
     path = path.resolve()
     # The name depends on path and content, so that the same file gives the same classes and an edited one new classes.
     digest = hashlib.sha256(str(path).encode() + b"\0" + path.read_bytes()).hexdigest()[:12]
-    name = f"enfold_usercode_{path.stem}_{digest}"
+    name = f"{PREFIX}{path.stem}_{digest}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)

@@ -118,7 +118,10 @@ def require_options(method: Method, options: Mapping[str, Any]) -> None:
     given = options if method.kind in ("distill", "perturb") else fill_options(method, options, USUAL_MEMBERS, 0)
     for name, argument in method.arguments.items():
         if argument.default is REQUIRED and name not in given:
-            raise EnfoldError(f"'{method.name}' needs a value for '{name}' ({argument.type_name}): add {name}: VALUE")
+            raise EnfoldError(
+                f"'{method.name}' needs a value for '{name}' ({argument.type_name}), got none: add {name}: VALUE to "
+                f"the step, or --set {name}=VALUE"
+            )
 
 
 def make_perturbation(spec: str | Mapping[str, Any] | None) -> Any:

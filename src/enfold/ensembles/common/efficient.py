@@ -100,7 +100,12 @@ class EfficientEnsemble(Ensemble):
         return sum(sizes[name] for name in self.differing & sizes.keys()) / max(1, sum(sizes.values()))
 
     def warn_if_low_coverage(self) -> None:
-        """Warn, and set `notice` for tables, if members differ in less than half of the network's parameters."""
+        """Warn, and set `notice` for tables, if members differ in less than half of the network's parameters.
+
+        Constructors of methods that are meant to differ in most layers call it last, when all options are stored.
+        Methods whose members have few parameters of their own by design (heads, norm layers, low-rank adapters) do not:
+        the coverage is in their `repr`.
+        """
         coverage = self.coverage()
         options = self.options()
         is_chosen = options.get("include") or options.get("exclude")  # by the user
