@@ -77,7 +77,7 @@ def _manifest(model: nn.Module) -> dict[str, Any]:
         kind = {
             "kind": "ensemble",
             "method": type(model).__name__,
-            "defined_in": defined_in(type(model)),
+            **({} if type(model).__name__ in ensembles.__all__ else {"defined_in": defined_in(type(model))}),
             "options": model.options(),
             "class": model.network_name,
             "num_members": model.num_members,
