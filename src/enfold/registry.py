@@ -54,7 +54,7 @@ STEP_KEYS = frozenset(
 """The keys of a step of a recipe, which are no options of its method."""
 
 GIVEN: dict[str, frozenset[str]] = {
-    "ensemble": frozenset(["network"]),
+    "ensemble": frozenset(["network", "networks"]),
     "distill": frozenset(),
     "merge": frozenset(
         ["models", "network", "train", "val", "example", "config", "checkpoint", "cache", "quiet", "title"]

@@ -378,8 +378,7 @@ class _Checks:
         except ValidationError as error:
             raise describe_error(error, self.place, TrainConfig, path) from error
         except (EnfoldError, TypeError) as error:
-            named = [key for key in settings if re.search(rf"\b{key}\b", str(error))]
-            raise RecipeError(f"{self.place.at((*path, *named[:1]))}: {error}") from error
+            raise RecipeError(f"{self.place.of_message(path, str(error))}: {error}") from error
 
     def family(self, step: StepSpec, path: tuple[Any, ...]) -> StepSpec:
         """Return the step with its family."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,12 @@ class Place:
             path = path[:-1]
         return f"{self.where}, line {self.lines[path]}" if path else self.where
 
+    def of_message(self, path: tuple[Any, ...], message: str) -> str:
+        """Return the place of the first key below a path that a message names; of the path itself if it names none."""
+        keys = {each[len(path)] for each in (*self.lines, *self.overrides) if each[: len(path)] == path != each}
+        named = next((word for word in re.findall(r"\w+", message) if word in keys), None)
+        return self.at(path if named is None else (*path, named))
+
     def owner(self, path: tuple[Any, ...]) -> str:
         """Return "of step 'x'" for a key of a step, "of data" or "of train" for keys of these; else ""."""
         if path[:1] == ("data",) and len(path) > 1:
@@ -84,7 +91,7 @@ def describe_error(
     if first["type"] == "extra_forbidden":
         return RecipeError(f"{at}: {_unknown(str(path[-1]), first, schema)}")
     if not first["loc"]:  # of a check over several fields
-        return RecipeError(f"{at}: {_message(first)}")
+        return RecipeError(f"{place.of_message(path, _message(first))}: {_message(first)}")
     path, item = _key(path, place)
     owner = place.owner(path)
     what = f"{item}'{path[-1]}'{f' {owner}' if owner else ''}"
