@@ -21,7 +21,8 @@ from typing import Any
 
 from enfold.errors import EnfoldError, UserCodeError, closest
 
-INSTALLED = tuple(path for name, path in sysconfig.get_paths().items() if name.endswith("lib"))
+LIBRARIES = [path for name, path in sysconfig.get_paths().items() if name.endswith("lib")]
+INSTALLED = (*LIBRARIES, *(str(Path(path).resolve()) for path in LIBRARIES))  # an environment may be a symbolic link
 OTHERS = ("<frozen", *INSTALLED)  # locations of code that nobody here edits
 PREFIX = "enfold_usercode_"  # of the names of modules that are loaded from files
 ENFOLD = f"{Path(__file__).parent.parent}{os.sep}"
