@@ -123,7 +123,7 @@ def test_exceptions_of_user_code_are_reported_with_the_line(here):
     ):
         fail()
     refuse.__globals__["E"] = EnfoldError("as it is")
-    with pytest.raises(EnfoldError, match="^as it is$"), reporting("this"):
+    with pytest.raises(EnfoldError, match=r"^as it is$"), reporting("this"):
         refuse()
     refuse.__globals__["E"] = MemoryError("as it is")
     with pytest.raises(MemoryError), reporting("this", always=True):
