@@ -46,7 +46,7 @@ USES: dict[str, tuple[str, str]] = {
     "merge": ("enfold merge RUN NAME", "or a step of a recipe"),
     "perturb": ("perturb: NAME", "in a distillation step"),
 }
-"""How a method of each kind is used: what is written, and where else."""
+"""Use of a method of each kind on the command line and in a recipe: what is written, and where else."""
 
 STEP_KEYS = frozenset(
     ["method", "label", "family", "network", "init", "teacher", "student", "perturb", "train", "first", "seeds"]
@@ -295,7 +295,7 @@ def _installed() -> Iterator[tuple[str, Any]]:
 
 
 def _header(target: Any, own: bool) -> str:
-    """The docstring of a method's file, or its own without the section of arguments; either if the other is missing."""
+    """Return the docstring of a method's file, or its own, without the section of arguments."""
     module = inspect.getmodule(inspect.unwrap(target))
     generated = f"{target.__name__}("  # by dataclasses
     documents = [

@@ -31,6 +31,7 @@ from enfold.io.checkpoints import require_tensors, with_ties
 from enfold.io.files import atomic_path, parsing, sha256
 from enfold.io.usercode import PREFIX
 from enfold.networks import factory
+from enfold.tasks.infer import task_from_dict, task_to_dict
 
 FORMAT = 2
 FEWEST = 4096  # options up to this value are accepted for files of any size
@@ -84,6 +85,7 @@ def _manifest(model: nn.Module) -> dict[str, Any]:
             "seeds": list(model.seeds or ()) if isinstance(model, DeepEnsemble) else [],
             "separate": _is_separate(model),
             "fingerprint": compute_fingerprint(model) if model.is_expandable else None,
+            "task": task_to_dict(model.task),
         }
     return {"format": FORMAT, **kind, "versions": versions()}
 
@@ -164,6 +166,7 @@ def _make_ensemble(network: nn.Module | list[nn.Module], manifest: dict[str, Any
     model = kind.from_options(several, options)
     if isinstance(model, DeepEnsemble):
         model.seeds = tuple(manifest["seeds"]) or None
+    model.task = task_from_dict(manifest.get("task"))
     return model
 
 

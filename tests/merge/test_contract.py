@@ -65,7 +65,7 @@ def test_every_option_is_documented(name):
 
 @both
 @every_merge
-def test_the_users_own_class_and_keys(name, members, data):
+def test_the_result_has_the_class_and_keys_of_the_members(name, members, data):
     network, original = merged(name, members, data), members.member(0)
     assert type(network) is type(original)
     assert {n: t.shape for n, t in network.state_dict().items()} == {
@@ -81,7 +81,7 @@ def test_the_users_own_class_and_keys(name, members, data):
 
 @both
 @every_merge
-def test_members_are_left_untouched(name, members, data, snapshot):
+def test_members_are_not_modified(name, members, data, snapshot):
     unchanged = snapshot(members)
     network = merged(name, members, data)
     with torch.no_grad():
@@ -91,7 +91,7 @@ def test_members_are_left_untouched(name, members, data, snapshot):
 
 
 @every_merge
-def test_a_list_of_networks_is_merged_like_an_ensemble_and_left_untouched(name, members, data, snapshot):
+def test_a_list_of_networks_is_merged_like_an_ensemble(name, members, data, snapshot):
     networks = members.networks()
     unchanged = [snapshot(network) for network in networks]
     assert states_equal(merged(name, networks, data), merged(name, members, data))
@@ -135,7 +135,7 @@ def test_different_architectures_are_refused_by_name(name, networks, data):
 
 @every_merge
 @pytest.mark.parametrize("models", [None, [], "networks", 3, [1, 2], nn.Linear(4, 3)], ids=str)
-def test_what_is_no_ensemble_is_refused(name, models, data):
+def test_other_types_are_refused(name, models, data):
     with pytest.raises(EnfoldError, match="models"):
         merged(name, models, data)
 
@@ -165,7 +165,7 @@ def kinds(data):
     yield lambda split: [(split.inputs, split.labels)]
 
 
-@both
+@pytest.mark.parametrize("members", [pytest.param("plain", marks=pytest.mark.slow), "normed"], indirect=True)
 @with_data
 def test_any_kind_of_examples(name, members, data):
     expected = merged(name, members, data) if name not in BRIEF else None
@@ -187,7 +187,7 @@ def test_training_examples_are_needed_by_name(name, members):
 
 @with_data
 @pytest.mark.parametrize("train", [3, "mnist", np.zeros((4, 4)), (1, 2, 3)], ids=str)
-def test_what_is_no_data_is_refused_at_the_call(name, members, train):
+def test_invalid_data_are_refused(name, members, train):
     with pytest.raises(EnfoldError, match=DATA[name]):
         merged(name, members, train)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import torch
@@ -114,14 +114,34 @@ class Predictions(RowPredictions):
     def __len__(self) -> int:
         return self.labels.shape[0]
 
-    def mean(self) -> Predictions:
+    def known(self) -> Predictions:
+        """Return the rows that have a label: all, except those of labels that are unknown."""
+        return self
+
+    def mean(self) -> Self:
         """Return the ensemble as one predictor (M = 1): the mean of the members' probabilities."""
-        return Predictions(mean_log_probs(self.log_probs)[None], self.labels)
+        return replace(self, log_probs=mean_log_probs(self.log_probs)[None])
 
-    def member(self, index: int) -> Predictions:
+    def member(self, index: int) -> Self:
         """Return the predictions of one member (M = 1)."""
-        return Predictions(self.log_probs[index][None], self.labels)
+        return replace(self, log_probs=self.log_probs[index][None])
 
-    def subset(self, members: Sequence[int]) -> Predictions:
+    def subset(self, members: Sequence[int]) -> Self:
         """Return the predictions of these members."""
-        return Predictions(self.log_probs[list(members)], self.labels)
+        return replace(self, log_probs=self.log_probs[list(members)])
+
+
+@dataclass(frozen=True)
+class DensePredictions(Predictions):
+    """Log-probabilities of M members for N labelled positions, such as pixels or tokens, which are not ignored.
+
+    Args:
+        log_probs: Log-probabilities (M, N, C).
+        labels: Class indices (N,).
+
+    Raises:
+        EnfoldError: If the shapes do not fit or a row is not normalized.
+    """
+
+    headline: ClassVar[tuple[str, ...]] = ("accuracy", "miou", "nll", "ece")
+    score: ClassVar[str] = "miou"

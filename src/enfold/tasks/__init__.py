@@ -2,6 +2,17 @@
 
 from enfold.tasks.base import Prediction, Rows, Task
 from enfold.tasks.classification import Classification
-from enfold.tasks.infer import TaskLike, as_task
+from enfold.tasks.infer import Inferred, TaskLike, TaskName, as_task, current_task, known_task
 
-__all__ = ["Classification", "Prediction", "Rows", "Task", "TaskLike", "as_task"]
+__all__ = [
+    "Classification",
+    "Inferred",
+    "Prediction",
+    "Rows",
+    "Task",
+    "TaskLike",
+    "TaskName",
+    "as_task",
+    "current_task",
+    "known_task",
+]

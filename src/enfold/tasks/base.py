@@ -106,8 +106,11 @@ class Task(ABC):
     """The name of the task for `task=`."""
     is_categorical: ClassVar[bool] = True
     """Whether a row has the logits of K classes, for which categorical distillation and metrics are defined."""
-    criterion: ClassVar[str] = "nll"
-    """The metric by which models are compared, lower is better."""
+
+    @property
+    def criterion(self) -> str:
+        """The metric by which models are compared, lower is better."""
+        return "nll"
 
     def resolve(self, outputs: Tensor, targets: Any, *, own: bool = False) -> Task:
         """Return the task with everything that follows from the shapes of a first batch.
@@ -149,13 +152,17 @@ class Task(ABC):
         return None
 
     @abstractmethod
+    def row_losses(self, rows: Rows, smoothing: float | Sequence[float] = 0.0) -> Tensor:
+        """Return the loss of each row, without its weight: (M, N)."""
+
     def loss(self, rows: Rows, smoothing: float | Sequence[float] = 0.0) -> Tensor:
-        """Return the loss of each member, (M,).
+        """Return the loss of each member, (M,): the weighted mean of the losses of its rows.
 
         Args:
             rows: Outputs and targets.
             smoothing: Label smoothing, for all members or one value per member; for tasks with classes.
         """
+        return rows.mean(self.row_losses(rows, smoothing))
 
     @abstractmethod
     def predict(self, outputs: Tensor) -> Prediction:
@@ -198,7 +205,8 @@ class Task(ABC):
             return rows
         if bool(ignored.all()):
             raise EnfoldError(
-                "a batch must have a target that is not ignored, got none: drop such batches, or check ignore_index"
+                "a batch must have a target that is not ignored, got none: drop such batches, or check the options of "
+                f"task='{self.name}' for ignored targets"
             )
         if own:  # the number of rows differs between members, so rows get the weight 0
             weights = torch.ones_like(ignored, dtype=rows.values.dtype) if rows.weights is None else rows.weights
@@ -211,6 +219,18 @@ class Task(ABC):
             None if rows.weights is None else rows.weights[chosen],
             chosen,
         )
+
+    # Distillation
+
+    def for_outputs(self, outputs: Tensor, targets: Any, *, own: bool = False) -> Task:
+        """Return the task of a student of a teacher with this task, from the shapes of a first batch.
+
+        Args:
+            outputs: Outputs of the student, (S, B, ...).
+            targets: Targets (B, ...), or (S, B, ...) if `own`.
+            own: Whether students have batches of their own.
+        """
+        return self.resolve(outputs, targets, own=own)
 
     # Distillation of tasks without classes
 

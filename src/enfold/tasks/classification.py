@@ -20,7 +20,7 @@ from enfold.arguments import checked
 from enfold.data.dataset import class_labels
 from enfold.errors import EnfoldError, UnsupportedOutput
 from enfold.metrics.distributions import entropy
-from enfold.metrics.predictions import Predictions, mean_log_probs
+from enfold.metrics.predictions import DensePredictions, Predictions, mean_log_probs
 from enfold.tasks.base import Prediction, Rows, Task
 
 IGNORED = -100  # as in torch.nn.functional.cross_entropy
@@ -50,7 +50,9 @@ class Classification(Task):
 
     def resolve(self, outputs: Tensor, targets: Any, *, own: bool = False) -> Classification:
         """Return the task with the axis of the classes."""
-        if outputs.ndim <= 3 or self.class_axis is not None or not isinstance(targets, Tensor):
+        if outputs.ndim <= 3:
+            return replace(self, class_axis=None)
+        if self.class_axis is not None or not isinstance(targets, Tensor):
             return self
         wanted = tuple(targets.shape[1:] if own else targets.shape)  # (B, ...)
         axes = [axis for axis in (1, -1) if _without(outputs.shape[1:], axis) == wanted]
@@ -136,39 +138,52 @@ class Classification(Task):
 
     def loss(self, rows: Rows, smoothing: float | Sequence[float] = 0.0) -> Tensor:
         """Return equation (2)."""
+        if rows.weights is not None:
+            return super().loss(rows, smoothing)
+        # Means first: the cross-entropy with the uniform distribution then needs one number for each member.
         log_probs = torch.log_softmax(rows.values, dim=-1)
-        members, size, num_classes = log_probs.shape
-        target = rows.targets.expand(members, size).reshape(-1)
-        try:
-            nll = F.nll_loss(log_probs.flatten(0, 1), target, reduction="none").view(members, size)
-        except IndexError:  # targets of tensors in memory are compared with the outputs only here
-            self.check(target, num_classes)
-            raise
-        own = rows.mean(nll)
-        factor = torch.as_tensor(smoothing, dtype=nll.dtype, device=nll.device)
+        own, factor = self._nll(log_probs, rows.targets).mean(1), _factor(smoothing, log_probs)
+        return own if not bool(factor.any()) else (1 - factor) * own + factor * -log_probs.mean(dim=(1, 2))
+
+    def row_losses(self, rows: Rows, smoothing: float | Sequence[float] = 0.0) -> Tensor:
+        """Return the term of each row in the sum of equation (2)."""
+        log_probs = torch.log_softmax(rows.values, dim=-1)
+        own, factor = self._nll(log_probs, rows.targets), _factor(smoothing, log_probs)
         if not bool(factor.any()):
             return own
-        # The mean over rows first, as without weights the cross-entropy with the uniform distribution needs no rows.
-        uniform = -(log_probs.mean(dim=(1, 2)) if rows.weights is None else rows.mean(log_probs.mean(-1)))
-        return (1 - factor) * own + factor * uniform
+        factor = factor[:, None] if factor.ndim else factor
+        return (1 - factor) * own - factor * log_probs.mean(-1)
+
+    def _nll(self, log_probs: Tensor, targets: Tensor) -> Tensor:
+        """Return -log p(y), (M, N)."""
+        members, size, _ = log_probs.shape
+        target = targets.expand(members, size).reshape(-1)
+        return F.nll_loss(log_probs.flatten(0, 1), target, reduction="none").view(members, size)
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Return probabilities in the shape of the outputs, and entropies of every prediction."""
-        logits = self._logits(outputs)
-        axis = -1 if outputs.ndim <= 3 else self._axis(outputs)
+        axis = self._axis(outputs)
+        return self._predict(self._logits(outputs), axis if axis < 0 else axis - 1)
+
+    def _predict(self, logits: Tensor, class_axis: int) -> Prediction:
+        """Return the prediction of logits (M, B, ..., C), with the classes at `class_axis` of one network."""
         members = torch.log_softmax(logits.float(), dim=-1)
         mean = mean_log_probs(members)
         total = entropy(mean).clamp(min=0.0)
         aleatoric = entropy(members).mean(0)
         epistemic = (total - aleatoric).clamp(min=0.0)
-        class_axis = axis if axis < 0 else axis - 1
-        probs = mean.exp().movedim(-1, class_axis) if class_axis != -1 else mean.exp()
-        each = members.exp().movedim(-1, axis) if axis != -1 else members.exp()
+        probs = mean.exp().movedim(-1, class_axis)
+        each = members.exp().movedim(-1, class_axis if class_axis < 0 else class_axis + 1)
         return Prediction(probs, each, total, aleatoric, epistemic, class_axis)
 
     def predictions(self, rows: Rows) -> Predictions:
-        """Return log-probabilities and labels."""
-        return Predictions(torch.log_softmax(rows.values.float(), dim=-1).cpu(), rows.targets.cpu())
+        """Return log-probabilities and labels; `class_axis` is that of outputs with positions."""
+        kind = Predictions if self.class_axis is None else DensePredictions
+        return kind(torch.log_softmax(rows.values.float(), dim=-1).cpu(), rows.targets.cpu())
+
+
+def _factor(smoothing: float | Sequence[float], like: Tensor) -> Tensor:
+    return torch.as_tensor(smoothing, dtype=like.dtype, device=like.device)
 
 
 def _without(shape: Sequence[int], axis: int) -> tuple[int, ...]:

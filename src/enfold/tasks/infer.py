@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
+from enfold.arguments import check_arguments
 from enfold.errors import EnfoldError, UnsupportedOutput
 from enfold.tasks.base import Prediction, Rows, Task
-from enfold.tasks.binary import Binary
-from enfold.tasks.classification import Classification
+from enfold.tasks.binary import Binary, is_same
+from enfold.tasks.classification import IGNORED, Classification
 from enfold.tasks.multilabel import Multilabel
 from enfold.tasks.regression import Regression
 
@@ -37,6 +38,30 @@ def as_task(task: TaskLike) -> Task:
     return TASKS[task]()
 
 
+def task_to_dict(task: Task | None) -> dict[str, Any] | None:
+    """Return a task as plain values for JSON."""
+    if task is None:
+        return None
+    options = {each.name: getattr(task, each.name) for each in fields(task)}
+    return {"name": task.name, "options": options}
+
+
+def task_from_dict(content: dict[str, Any] | None) -> Task | None:
+    """Invert `task_to_dict`.
+
+    Raises:
+        EnfoldError: If there is no task of that name, or an option is invalid.
+    """
+    if content is None:
+        return None
+    if content.get("name") not in TASKS or not isinstance(content.get("options"), dict):
+        raise EnfoldError(
+            f"task must be one of {', '.join(TASKS)} with its options, got {content!r}: set ensemble.task after loading"
+        )
+    kind = TASKS[content["name"]]
+    return kind(**check_arguments(kind, content["options"]))
+
+
 def infer_task(outputs: Tensor, targets: Any, *, own: bool = False) -> Task:
     """Return the task that follows from the shapes and types of a batch.
 
@@ -54,21 +79,38 @@ def infer_task(outputs: Tensor, targets: Any, *, own: bool = False) -> Task:
             "with unpack="
         )
     out, wanted = tuple(outputs.shape[1:]), tuple(targets.shape[1:] if own else targets.shape)
-    is_float = targets.is_floating_point()
-    is_flat = wanted in (out, out[:-1] if out[-1:] == (1,) else out)  # one output per target
-    if not is_float and len(out) >= 2 and not is_flat and (out[:1] + out[2:] == wanted or out[:-1] == wanted):
-        return Classification().resolve(outputs, targets, own=own)
-    if is_flat and not _is_zero_or_one(targets):
-        if is_float:
-            return Regression().resolve(outputs, targets, own=own)
-        raise _open(out, wanted, targets, "numbers or classes")
-    if is_flat and not is_float:
-        return Binary() if len(wanted) == 1 or wanted[1:] == (1,) else Multilabel()
-    raise _open(out, wanted, targets, "labels of classes or numbers" if is_flat else "")
+    task: Task | None = None
+    if targets.is_floating_point():
+        is_number = is_same(out, wanted) and not _is_zero_or_one(targets) and not _is_distribution(targets)
+        task = Regression() if is_number else None
+    elif is_same(out, wanted):  # one output per target
+        is_single = _is_zero_or_one(targets) and (len(wanted) == 1 or out != wanted or 1 in wanted[1:])
+        task = Binary() if is_single else Multilabel() if _is_zero_or_one(targets) and len(out) == 2 else None
+    elif len(out) >= 2 and (out[:1] + out[2:] == wanted or out[:-1] == wanted):
+        task = Classification()
+    if isinstance(task, Multilabel) and out[1] > 1 and bool((targets.sum(-1) == 1).all()):
+        raise EnfoldError(
+            f"targets of shape {wanted} with a single 1 in every row may be one-hot labels of a class or several "
+            'labels: pass targets.argmax(1) as targets, or task="multilabel"'
+        )
+    if task is None:
+        raise _open(out, wanted, targets, _READINGS[targets.is_floating_point()] if is_same(out, wanted) else "")
+    return task.resolve(outputs, targets, own=own)
+
+
+_READINGS = ("classes or numbers", "labels or probabilities of classes, or numbers")  # of integers, of floats
+_OF_ONE = 1e-3  # rounding errors of a sum of probabilities
 
 
 def _is_zero_or_one(values: Tensor) -> bool:
-    return bool(((values == 0) | (values == 1)).all())
+    return bool(((values == 0) | (values == 1) | (values == IGNORED)).all())
+
+
+def _is_distribution(values: Tensor) -> bool:
+    """Return whether these may be probabilities of several classes."""
+    if values.ndim < 2 or values.shape[-1] < 2 or bool((values < 0).any()):
+        return False
+    return bool(((values.sum(-1) - 1).abs() < _OF_ONE).all())
 
 
 def _open(out: tuple[int, ...], wanted: tuple[int, ...], targets: Tensor, reading: str) -> EnfoldError:
@@ -76,19 +118,43 @@ def _open(out: tuple[int, ...], wanted: tuple[int, ...], targets: Tensor, readin
     what = f", which may be {reading}" if reading else ""
     return UnsupportedOutput(
         f"the task must be named for outputs of shape {out} and targets of shape {wanted} and type "
-        f"{str(targets.dtype).removeprefix('torch.')}{what}: pass {CHOICES}, or a task with its options"
+        f"{str(targets.dtype).removeprefix('torch.')}{what}: pass {CHOICES}, or a task with its options such as "
+        'task=Regression(head="gaussian")'
     )
 
 
-@dataclass(frozen=True)
+def current_task(task: Task) -> Task:
+    """Return a task that was named, or the one that was inferred; `task` itself if there was no batch yet."""
+    return task.found[0] if isinstance(task, Inferred) and task.found else task
+
+
+def known_task(task: Task) -> Task | None:
+    """Return a task that was named, or inferred from a batch; None if it is unknown or logits of classes."""
+    found = current_task(task)
+    return None if isinstance(found, Inferred) or found == Classification() else found
+
+
+@dataclass(frozen=True, repr=False)
 class Inferred(Task):
-    """The task that follows from the first batch."""
+    """The task that follows from the first batch for which it is resolved.
+
+    Args:
+        found: The task, after the first batch.
+    """
+
+    found: list[Task] = field(default_factory=list, repr=False)
 
     name: ClassVar[str] = "inferred"
 
     def resolve(self, outputs: Tensor, targets: Any, *, own: bool = False) -> Task:
         """Return the inferred task."""
-        return infer_task(outputs, targets, own=own)
+        if not self.found:
+            self.found.append(infer_task(outputs, targets, own=own))
+        return self.found[0].resolve(outputs, targets, own=own)
+
+    def __repr__(self) -> str:
+        """The same as of the argument from which it was made, because checkpoints store the settings of a loss."""
+        return "None"
 
     def rows(self, outputs: Tensor) -> Tensor:
         """Raise an error: `resolve` returns the task to use."""
@@ -98,7 +164,7 @@ class Inferred(Task):
         """Raise an error: `resolve` returns the task to use."""
         raise TypeError("resolve() returns the task to use")
 
-    def loss(self, rows: Rows, smoothing: Any = 0.0) -> Tensor:
+    def row_losses(self, rows: Rows, smoothing: Any = 0.0) -> Tensor:
         """Raise an error: `resolve` returns the task to use."""
         raise TypeError("resolve() returns the task to use")
 
