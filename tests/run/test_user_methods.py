@@ -195,7 +195,7 @@ def test_all_code_is_listed_before_any_of_it_is_imported(enfold, mine, recipe_fi
 def test_a_report_does_not_import_a_perturbation(enfold, finished, tmp_path):
     (finished / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     recipe = finished / "recipe.yaml"
-    steps = [{"method": "kd", "label": "one", "family": "distill", "perturb": "evil.py:Evil"}]
+    steps = [{"method": "kd", "label": "one", "family": "distill", "perturb": f"{finished}/evil.py:Evil"}]
     recipe.write_text(yaml.safe_dump({**yaml.safe_load(recipe.read_text()), "steps": steps}))
     enfold("report", finished)
     assert not (tmp_path / "ran").exists()
