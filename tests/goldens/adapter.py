@@ -331,7 +331,7 @@ MERGES: dict[str, Callable[[Any], nn.Module]] = {
         models, data(), likeness="second_moment", watch="outputs"
     ),
     "c2m3": lambda models: merging.c2m3(models, data(), iterations=30),
-    "c2m3+uniform": lambda models: merging.c2m3(models, data(), init="uniform", iterations=30),
+    "c2m3+uniform": lambda models: merging.c2m3(models, data(), start="uniform", iterations=30),
     "cca_merge": lambda models: merging.cca_merge(models, data()),
     "merge_many": lambda models: merging.merge_many(models, data()),
     "ot_fusion": lambda models: merging.ot_fusion(models, data()),

@@ -1,4 +1,4 @@
-"""What every merge of the registry keeps to with batch norms, repairs, and a single member."""
+"""What every merge with the option `repair` keeps to with batch norms, repairs, and a single member."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from enfold import merge
 from enfold.engines.skeleton import read_state
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.merge import repair
 from enfold.merge.common.states import states_of
+from enfold.registry import methods
 from enfold.symmetry import match_state, symmetries
 from enfold.train import TrainConfig
 from planted import convolutional, drawn, pixels
 
 PLAN = TrainConfig(epochs=1, batch_size=32, optimizer="adam", weight_decay=0.0, select="last")
-OTHERS = ("align", "repair", "soup_weights")  # functions that do not make a network from members
-MERGES = {name: getattr(merge, name) for name in merge.__all__ if name not in OTHERS}
+MERGES = {name: each.target for name, each in methods("merge").items() if "repair" in each.arguments}
 BRIEF = {"perm_avg": {"config": PLAN, "matched": 12.0}, "straight_through": {"epochs": 2}, "soup": {"kind": "uniform"}}
 DATA = pixels()
 NORM, HIDDEN = "1", ("0", "4")  # the batch norm, and the convolutions, of which it follows the first and undoes repairs
