@@ -1,5 +1,6 @@
 """The contract of ensembles, over the registry and a zoo of networks: a new method is tested without a change here."""
 
+import copy
 from functools import partial
 
 import pytest
@@ -87,6 +88,7 @@ JOINT = (
     "swa",
 )  # methods whose members are made together, so that M are not the first of M + 1
 TIES_WELCOME = ("mc_dropout", "swa", "swag")  # methods that change no weight of a layer, so that tied ones stay tied
+TRAINED: dict[tuple[object, ...], nn.Module] = {}  # by all that `case` and the number of members determine
 TRAINING = TrainConfig(epochs=6, batch_size=4, lr=0.01, select="last")
 
 pytestmark = [
@@ -110,7 +112,10 @@ def ready(name: str, network: nn.Module, inputs: Tensor, num_members: int = M) -
     build = method_of(name, num_members)
     model = build(network)
     if isinstance(model, SampledEnsemble):
-        model = fitted(build(network), data_of(inputs), TRAINING)
+        case = (name, num_members, str(network), inputs.shape)
+        if case not in TRAINED:
+            TRAINED[case] = fitted(model, data_of(inputs), TRAINING)
+        model = copy.deepcopy(TRAINED[case])
     return model.eval()
 
 
