@@ -1,6 +1,8 @@
 # Each target sets up what it needs. PYTHON is any Python from 3.11 on.
 PYTHON ?= python3
 BIN := .venv/bin
+# Compiled tests are kept: to compile them again takes every process of pytest five seconds.
+unexport PYTHONDONTWRITEBYTECODE
 READY := .venv/.ready
 
 .PHONY: help demo test slow smoke results check bench zoo goldens readme install-check clean

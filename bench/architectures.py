@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 def conv_norm(inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
-    """A convolution that keeps the side divided by the stride, and batch norm."""
+    """Return a convolution with batch norm; the side of the image is divided by the stride."""
     conv = nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=False)
     return [conv, nn.BatchNorm2d(outputs)]
 

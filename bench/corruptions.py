@@ -41,20 +41,20 @@ Times = dict[str, list[float]]  # side -> seconds of each round
 
 
 def smooth_images() -> Tensor:
-    """Bytes that vary slowly over the image, as in photographs: (1000, 3, 32, 32)."""
+    """Return bytes that vary slowly over the image, as in photographs: (1000, 3, 32, 32)."""
     coarse = torch.rand(IMAGES, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     return F.interpolate(coarse, (32, 32), mode="bilinear").mul(255).byte()
 
 
 def elapsed(call: Callable[[], object], clock: Callable[[], float]) -> float:
-    """Seconds of one call."""
+    """Return the seconds of one call."""
     start = clock()
     call()
     return clock() - start
 
 
 def seconds(images: Tensor, clock: Callable[[], float], threads: int) -> dict[str, float]:
-    """The median over rounds for each kind, after one call that fills the caches."""
+    """Return the median over rounds for each kind, after one call that fills the caches."""
     torch.set_num_threads(threads)
     found = {}
     for kind in KINDS:
@@ -65,7 +65,7 @@ def seconds(images: Tensor, clock: Callable[[], float], threads: int) -> dict[st
 
 
 def rival() -> Callable[[np.ndarray, str], object] | str:
-    """The corruption of one image (H, W, 3) by the package, or why there is none."""
+    """Return a function that corrupts one image (H, W, 3) with the package, or why there is none."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it imports names that SciPy and setuptools give up
@@ -77,7 +77,7 @@ def rival() -> Callable[[np.ndarray, str], object] | str:
 
 
 def beside(images: Tensor, theirs: Callable[[np.ndarray, str], object]) -> dict[str, Any]:
-    """CPU seconds of both sides for the standard kinds that work with the package, and its time over ours."""
+    """Measure CPU seconds of enfold and the package for the standard kinds, and their ratio."""
     torch.set_num_threads(1)
     np.random.seed(0)  # the package draws from this one
     arrays = list(images.permute(0, 2, 3, 1).contiguous().numpy())
@@ -105,7 +105,7 @@ def beside(images: Tensor, theirs: Callable[[np.ndarray, str], object]) -> dict[
 
 
 def both(images: Tensor, arrays: list[np.ndarray], kind: str, theirs: Callable[[np.ndarray, str], object]) -> Times:
-    """One kind by both, the one after the other in every round."""
+    """Measure one kind with enfold and the package, alternately in every round."""
     corrupt(images[:10], kind, SEVERITY)
     found: Times = {"enfold": [], RIVAL: []}
     for _ in range(RIVAL_ROUNDS):
@@ -115,14 +115,14 @@ def both(images: Tensor, arrays: list[np.ndarray], kind: str, theirs: Callable[[
 
 
 def compared(times: Times) -> dict[str, float]:
-    """Medians, and the ratio within rounds: median, least and most."""
+    """Return medians, and the ratio within rounds: median, minimum and maximum."""
     within = [their / own for own, their in zip(times["enfold"], times[RIVAL], strict=True)]
     medians = {f"{side} seconds": statistics.median(found) for side, found in times.items()}
     return {**medians, "times": round_ratio(times[RIVAL], times["enfold"]), "least": min(within), "most": max(within)}
 
 
-def told(comparison: dict[str, Any] | str) -> None:
-    """The comparison on the screen."""
+def print_comparison(comparison: dict[str, Any] | str) -> None:
+    """Print the comparison."""
     if isinstance(comparison, str):
         print(comparison)
         return
@@ -133,7 +133,7 @@ def told(comparison: dict[str, Any] | str) -> None:
 
 
 def main() -> None:
-    """Both clocks, the package beside, and the record."""
+    """Measure with both clocks, compare with the package, and write the record."""
     images = smooth_images()
     clocks = {"cpu_seconds_one_thread": seconds(images, time.process_time, 1)}
     if "--cpu" not in sys.argv:
@@ -144,7 +144,7 @@ def main() -> None:
         print(f"{kind:18} " + ", ".join(f"{name} {times[kind]:.3f}" for name, times in clocks.items()))
     theirs = rival()
     comparison = theirs if isinstance(theirs, str) else beside(images[:RIVAL_IMAGES], theirs)
-    told(comparison)
+    print_comparison(comparison)
     if "--quick" in sys.argv:
         return
     record = {

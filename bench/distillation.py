@@ -40,7 +40,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
 
 
 def one_batch(shape: tuple[int, ...], size: int) -> tuple[Data, Batch]:
-    """Pixels, and all of them as one batch."""
+    """Return pixels, and all of them as one batch."""
     split = Split(torch.rand(size, *shape), torch.randint(10, (size,)))
     channels = (0.5,) * shape[0] if len(shape) == 3 else None
     data = Data(split, split, split, 10, shape, mean=channels, std=channels)
@@ -56,7 +56,7 @@ def student_step(
     cached: bool,
     perturb: Perturbation | None = None,
 ) -> Callable[[], object]:
-    """A step of a student: targets, forward, backward, SGD with momentum."""
+    """Run a step of a student: targets, forward, backward, SGD with momentum."""
     teachers = DeepEnsemble(make, M).eval()
     config = TrainConfig(optimizer="sgd", augment=() if cached or perturb else ("flip",))
     student = loss.build_student(make(), M, config).train()
@@ -64,23 +64,23 @@ def student_step(
     if (objective.teacher.targets is None) == cached:
         raise TypeError("targets are cached where inputs never change")
     optimizer = torch.optim.SGD([p for p in student.parameters() if p.requires_grad], lr=1e-3, momentum=0.9)
-    seen = batch if cached else Batch(batch.inputs, batch.labels)  # augmented examples have no index
+    used = batch if cached else Batch(batch.inputs, batch.targets)  # augmented examples have no index
 
     def step() -> None:
         optimizer.zero_grad()
-        backward(student, seen, objective, context=StepContext())
+        backward(student, used, objective, context=StepContext())
         optimizer.step()
 
     return step
 
 
 def latent() -> dict[str, Table]:
-    """LatentBE at M = 4, beside a Python loop over four plain networks, each with a training step of its own."""
+    """Measure LatentBE at M = 4 and a Python loop over four plain networks with one training step each."""
     tables: dict[str, Table] = {}
     for name, (make, shape, size) in NETWORKS.items():
         data, batch = one_batch(shape, size)
         cases: Cases = {
-            "python loop": training_step(PythonLoop(make, M), batch.inputs, batch.labels),
+            "python loop": training_step(PythonLoop(make, M), batch.inputs, batch.targets),
             "LatentBE, cached": student_step(LatentBE(), make, data, batch, cached=True),
             "LatentBE, live": student_step(LatentBE(), make, data, batch, cached=False),
         }
@@ -93,12 +93,12 @@ def latent() -> dict[str, Table]:
 
 
 def knowledge_distillation() -> dict[str, Table]:
-    """One student of four teachers, beside a training step of one plain network."""
+    """Measure one student of four teachers and a training step of one plain network."""
     tables: dict[str, Table] = {}
     for name, (make, shape, size) in NETWORKS.items():
         data, batch = one_batch(shape, size)
         cases: Cases = {
-            "one network": training_step(make(), batch.inputs, batch.labels),
+            "one network": training_step(make(), batch.inputs, batch.targets),
             "distill, cached": student_step(KD(), make, data, batch, cached=True),
             "distill, live": student_step(KD(), make, data, batch, cached=False),
         }
@@ -107,14 +107,14 @@ def knowledge_distillation() -> dict[str, Table]:
 
 
 def measured(title: str, cases: Cases) -> Table:
-    """The ratios to the first case, shown."""
+    """Return the ratios to the first case, and print them."""
     table = ratios(cases)
     show(title, table)
     return table
 
 
 def main() -> None:
-    """All tables and the record."""
+    """Measure all tables and write the record."""
     warnings.filterwarnings("ignore", message="There is a performance drop")
     torch.manual_seed(0)
     torch.set_num_threads(2)

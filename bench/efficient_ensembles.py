@@ -50,13 +50,13 @@ OMITTED = {"hydra_ensemble"}  # the same network as multi_head
 
 
 def dropout_mlp() -> nn.Module:
-    """784-256-256-10 with dropout after each activation."""
+    """Return an MLP 784-256-256-10 with dropout after each activation."""
     layers = [nn.Linear(784, 256), nn.ReLU(), nn.Dropout(0.1), nn.Linear(256, 256), nn.ReLU(), nn.Dropout(0.1)]
     return nn.Sequential(*layers, nn.Linear(256, 10))
 
 
 def wide_resnet() -> nn.Module:
-    """WideResNet-16-2."""
+    """Return a WideResNet-16-2."""
     return WideResNet(depth=16, widen_factor=2)
 
 

@@ -37,12 +37,12 @@ RESULT = Path(__file__).parent.parent / "results" / "bench-matching.json"
 LARGE = RESULT.with_stem("bench-matching-large")
 WIDTHS = (512, 256, 128)
 ROUNDS = 7
-ALONE = ", matching alone"  # what may be permuted is known
+ALONE = ", matching alone"  # the symmetry is given
 Way = Callable[[nn.Module, nn.Module, Tensor], nn.Module]
 
 
 def ours(one: nn.Module, other: nn.Module, example: Tensor, symmetry: Symmetry | None = None) -> nn.Module:
-    """The other network in the order of the one."""
+    """Return the second network in the order of the first, by enfold."""
     symmetry = symmetry or symmetries(one, example)
     learned = {name for name, _ in one.named_parameters()}
     matched = copy.deepcopy(other)
@@ -51,12 +51,12 @@ def ours(one: nn.Module, other: nn.Module, example: Tensor, symmetry: Symmetry |
 
 
 def theirs(one: nn.Module, other: nn.Module, example: Tensor) -> nn.Module:
-    """The same by the package."""
+    """Return the second network in the order of the first, by the package."""
     return _ready(one, other, example)()
 
 
 def _ready(one: nn.Module, other: nn.Module, example: Tensor) -> Callable[[], nn.Module]:
-    """The package's matching, with what may be permuted found already."""
+    """Return the matching of the package, with the permutable axes already found."""
     from rebasin import PermutationCoordinateDescent  # type: ignore[import-not-found]
 
     matched = copy.deepcopy(other)
@@ -71,13 +71,13 @@ def _ready(one: nn.Module, other: nn.Module, example: Tensor) -> Callable[[], nn
 
 @torch.no_grad()
 def distance(one: nn.Module, other: nn.Module) -> float:
-    """Euclidean, of all weights."""
+    """Return the Euclidean distance of all weights."""
     pairs = zip(one.parameters(), other.parameters(), strict=True)
     return float(torch.stack([(a - b).square().sum() for a, b in pairs]).sum().sqrt())
 
 
 def measured(make: Callable[[], nn.Module], example: Tensor) -> dict[str, dict[str, float]]:
-    """Seconds, how many times as long the package takes for the same, and the distance that is left."""
+    """Measure seconds, the ratio of the package to enfold, and the remaining distance."""
     one, other = make().eval(), make().eval()
     known = symmetries(one, example)
     ways: dict[str, Way] = {"enfold": ours, f"enfold{ALONE}": partial(ours, symmetry=known)}
@@ -98,7 +98,7 @@ def measured(make: Callable[[], nn.Module], example: Tensor) -> dict[str, dict[s
 
 
 def large() -> None:
-    """Merges of large networks, and their record."""
+    """Merge large networks and write their record."""
     torch.manual_seed(0)
     inputs, labels = torch.randn(64, 3, 64, 64), torch.arange(64) % 10
     data = Data(Split(inputs, labels), Split(inputs, labels), Split(inputs, labels), num_classes=10, shape=(3, 64, 64))
@@ -137,7 +137,7 @@ def forwards(unused: int) -> int:
 
 
 def main() -> None:
-    """Both pairs and the record."""
+    """Measure both pairs and write the record."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     tables = {

@@ -25,12 +25,12 @@ GROWTH = (1, 2, 4, 8, 16, 32)
 
 
 def tiny_mlp() -> nn.Module:
-    """32-64-64-10."""
+    """Return an MLP 32-64-64-10."""
     return MLP(32, [64, 64], 10)
 
 
 def four_members() -> dict[str, Any]:
-    """Training step, inference at batch 128 and at batch 1, of 4 members by each engine."""
+    """Measure training step, inference at batch 128 and at batch 1 of 4 members with each engine."""
     tables: dict[str, Any] = {}
     for name, make, shape, engines in (
         ("mlp", mlp, (784,), ("auto", "stacked", "loop", "vmap")),
@@ -59,7 +59,7 @@ def _model(label: str, make: Callable[[], nn.Module], num_members: int = 4) -> n
 
 
 def growth() -> dict[str, Any]:
-    """A training step for growing M."""
+    """Measure a training step for growing M."""
     tables: dict[str, Any] = {}
     for name, make, width in (("784-256-256-10", mlp, 784), ("32-64-64-10", tiny_mlp, 32)):
         inputs, labels = torch.randn(BATCH, width), torch.randint(10, (BATCH,))
@@ -73,7 +73,7 @@ def growth() -> dict[str, Any]:
 
 
 def figure(tables: Mapping[str, Any]) -> None:
-    """How the cost grows with M, as SVG."""
+    """Draw the cost by M as SVG."""
     import matplotlib.pyplot as plt
 
     from enfold.report.figure import STYLE
@@ -99,7 +99,7 @@ def figure(tables: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """All tables, the figure, and the record."""
+    """Measure all tables, draw the figure and write the record."""
     import warnings
 
     warnings.filterwarnings("ignore", message="There is a performance drop")  # vmap's own, about pooling

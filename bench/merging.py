@@ -29,7 +29,7 @@ from enfold.merge.common.states import states_of
 from enfold.networks import MLP
 from enfold.saving import versions
 from enfold.symmetry import symmetries
-from enfold.train import CrossEntropy
+from enfold.train import cross_entropy
 from enfold.train.backward import backward
 from timing import BATCH, Table, show
 
@@ -39,7 +39,7 @@ WIDTHS = (512, 256, 128)
 RATE = 0.1  # of Adam, as published
 PRINTED = "Algorithm 1, as printed"
 ROUNDED = "Algorithm 1 in float32"  # which its inverses round
-MOVED = 5  # steps before differences are looked at
+MOVED = 5  # steps before differences are measured
 FORMS = {
     "100 iterations": Balance(100),
     "at most 100, tolerance 1e-8": Balance(100, 1e-8),  # as by default
@@ -48,7 +48,7 @@ FORMS = {
 
 
 def costs_of(count: int, regime: str) -> list[list[Tensor]]:
-    """Costs for all members but the first, layer by layer."""
+    """Return costs for all members but the first, layer by layer."""
     source = torch.Generator().manual_seed(0)
 
     def cost(size: int) -> Tensor:
@@ -69,7 +69,7 @@ def doubly_stochastic(cost: Tensor) -> Tensor:
 
 
 def algorithm_one(networks: list[list[nn.Linear]], costs: list[list[Tensor]], inputs: Tensor, once: bool) -> Tensor:
-    """Algorithm 1; with `once`, each matrix is made once a step."""
+    """Run Algorithm 1; with `once`, each matrix is computed once per step."""
     made: dict[tuple[int, int], Tensor] = {}
 
     def matrix(n: int, layer: int) -> Tensor:
@@ -101,11 +101,11 @@ class Case:
         self.inputs, self.labels = torch.randn(BATCH, 784), torch.randint(10, (BATCH,))
 
     def scores(self) -> list[Tensor]:
-        """The costs, (members, d, d) by layer."""
+        """Return the costs, (members, d, d) by layer."""
         return [torch.stack([own[k].detach() for own in self.costs]) for k in range(len(WIDTHS))]
 
     def literal(self, once: bool) -> Step:
-        """A step of Algorithm 1."""
+        """Return a function that runs a step of Algorithm 1."""
 
         def step() -> tuple[Tensor, list[Tensor]]:
             logits = algorithm_one(self.linears, costs, self.inputs, once)
@@ -121,7 +121,7 @@ class Case:
         return step
 
     def exactly(self) -> tuple[Tensor, list[Tensor]]:
-        """What a step of Algorithm 1 gives in float64."""
+        """Return the result of a step of Algorithm 1 in float64."""
         twin = copy.deepcopy(self)
         twin.linears = [[layer.double() for layer in layers] for layers in twin.linears]
         twin.costs = [[cost.detach().double() for cost in own] for own in self.costs]
@@ -129,7 +129,7 @@ class Case:
         return twin.literal(once=True)()
 
     def ours(self, balance: Balance) -> tuple[SoftAverage, Step]:
-        """A step of permAVG, and the model that it moves."""
+        """Return a step of permAVG, and the model that it trains."""
         members, count = DeepEnsemble(self.networks), len(self.networks)
         groups = symmetries(self.networks[0], self.inputs[:2]).groups
         scores = self.scores()
@@ -156,11 +156,11 @@ class _Whole:
     """Cross-entropy of the model as it is."""
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
-        return CrossEntropy().of_logits(model(batch.inputs), batch)
+        return cross_entropy().of_outputs(model(batch.inputs), batch)
 
 
 def differences(case: Case) -> dict[str, dict[str, float]]:
-    """How far logits and gradients are from Algorithm 1's in float64, relative to the largest of them."""
+    """Return the errors of logits and gradients relative to Algorithm 1 in float64 and its largest value."""
     found = {}
     for name, balance in FORMS.items():
         model, step = case.ours(balance)
@@ -184,7 +184,7 @@ def _apart(own: tuple[Tensor, list[Tensor]], exact: tuple[Tensor, list[Tensor]])
 
 
 def ratios(cases: dict[str, Step], rounds: int, clock: Callable[[], float]) -> Table:
-    """Medians, over rounds, of how many times Algorithm 1 as printed takes, and of the milliseconds."""
+    """Return medians over rounds of the time of Algorithm 1 as printed relative to each case, and milliseconds."""
     times = time_rounds(cases, rounds, warmup=1, clock=clock, shortest=0.0)
     printed, found = times[PRINTED], {}
     for name, samples in times.items():
@@ -201,7 +201,7 @@ def ratios(cases: dict[str, Step], rounds: int, clock: Callable[[], float]) -> T
 def tables(
     counts: tuple[int, ...], rounds: int, clock: Callable[[], float]
 ) -> tuple[dict[str, Table], dict[str, object]]:
-    """How many times faster than Algorithm 1 as printed, and differences."""
+    """Print the speed relative to Algorithm 1 as printed, and the differences."""
     times: dict[str, Table] = {}
     errors: dict[str, object] = {}
     for regime in ("at the start", "near a permutation"):
@@ -217,7 +217,7 @@ def tables(
 
 
 def main() -> None:
-    """All tables and the record; `--quick` is N = 2 alone, unwritten; `--cpu` is CPU time of one thread, two rounds."""
+    """Measure all tables and write the record; `--quick`: only N = 2, not written; `--cpu`: one thread, two rounds."""
     torch.manual_seed(0)
     quick, cpu = "--quick" in sys.argv, "--cpu" in sys.argv
     torch.set_num_threads(1 if cpu else 2)

@@ -21,7 +21,7 @@ from enfold.ensemble import Ensemble
 from enfold.io.files import write_json
 from enfold.networks import MLP
 from enfold.saving import versions
-from enfold.train import CrossEntropy, Objective
+from enfold.train import Objective, cross_entropy
 from enfold.train.backward import backward
 
 BATCH = 128
@@ -32,12 +32,12 @@ Table = dict[str, dict[str, float]]
 
 
 def mlp() -> nn.Module:
-    """784-256-256-10."""
+    """Return an MLP 784-256-256-10."""
     return MLP(784, [256, 256], 10)
 
 
 def cnn() -> nn.Module:
-    """Three convolutions with batch norm on 32 x 32."""
+    """Return three convolutions with batch norm for 32 x 32 images."""
 
     def block(inputs: int, outputs: int) -> list[nn.Module]:
         return [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU(), nn.MaxPool2d(2)]
@@ -49,12 +49,12 @@ def cnn() -> nn.Module:
 def training_step(
     model: nn.Module, inputs: Tensor, labels: Tensor, *, own: bool = False, objective: Objective | None = None
 ) -> Callable[[], object]:
-    """Forward, cross-entropy, backward, SGD with momentum: what `fit` does for members, plain PyTorch for the rest.
+    """Return a training step: forward, cross-entropy, backward, SGD with momentum; that of `fit` for members.
 
     With `own`, inputs and labels carry a member axis.
     """
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3, momentum=0.9)
-    batch, minimised = Batch(inputs, labels, own), objective or CrossEntropy()
+    batch, minimised = Batch(inputs, labels, own), objective or cross_entropy()
     model.train()
 
     def step() -> None:
@@ -74,7 +74,7 @@ def training_step(
 
 
 def inference(model: nn.Module, inputs: Tensor) -> Callable[[], object]:
-    """One forward pass in eval mode."""
+    """Return a forward pass in eval mode."""
     model.eval()
 
     def call() -> None:
@@ -85,12 +85,12 @@ def inference(model: nn.Module, inputs: Tensor) -> Callable[[], object]:
 
 
 def ratios(cases: Mapping[str, Callable[[], object]], rounds: int = ROUNDS) -> Table:
-    """Median and quartiles, over rounds, of each case's time divided by the first case's in the same round."""
+    """Return median and quartiles, over rounds, of each case's time divided by the first case's in the same round."""
     return table_of(time_rounds(cases, rounds, shortest=SAMPLE))
 
 
 def table_of(times: Mapping[str, Sequence[float]]) -> Table:
-    """The same from seconds by case, round by round."""
+    """Return the same from seconds by case, round by round."""
     first = times[next(iter(times))]
     found = {}
     for name, samples in times.items():
@@ -117,7 +117,7 @@ class FactorsByHand(nn.Module):
         self.bias = nn.ParameterList(torch.zeros(num_members, 1, size) for _, size in widths)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(M, B, C)."""
+        """Return the logits, (M, B, C)."""
         hidden = inputs
         for index, (layer, r, s, bias) in enumerate(zip(self.layers, self.r, self.s, self.bias, strict=True)):
             hidden = layer((torch.relu(hidden) if index else hidden) * r) * s + bias
@@ -125,25 +125,25 @@ class FactorsByHand(nn.Module):
 
 
 class PythonLoop(nn.Module):
-    """What one would write: a list of networks, called one after the other."""
+    """A list of networks that are called one after the other."""
 
     def __init__(self, make: Callable[[], nn.Module], num_members: int) -> None:
         super().__init__()
         self.networks = nn.ModuleList(make() for _ in range(num_members))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(M, B, C)."""
+        """Return the logits, (M, B, C)."""
         return torch.stack([network(inputs) for network in self.networks])
 
 
 def show(title: str, table: Table) -> None:
-    """One line a table."""
+    """Print one line per table."""
     cells = [f"{name} {row['median']:.2f} [{row['lower']:.2f}, {row['upper']:.2f}]" for name, row in table.items()]
     print(f"{title}: " + "   ".join(cells), flush=True)
 
 
 def write_record(name: str, tables: Mapping[str, Table], **more: object) -> None:
-    """results/bench-NAME.json: the tables with what they depend on."""
+    """Write results/bench-NAME.json: the tables and the conditions of the measurement."""
     about = {"command": "make bench", "date": time.strftime("%Y-%m-%d"), "threads": torch.get_num_threads()}
     results = Path(__file__).parent.parent / "results"
     write_json(results / f"bench-{name}.json", {**about, **more, "versions": versions(), "tables": dict(tables)})

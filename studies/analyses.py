@@ -41,19 +41,19 @@ def draw_analysis(name: str, seed_run: SeedRun, results: Tree) -> list[Path]:
 
 
 def _alignment(seed_run: SeedRun, folder: Path, settings: dict[str, Any]) -> Tree:
-    """`epochs` and `change` are options of permAVG, all others of the analysis."""
+    """Run the analysis; `epochs` and `change` are options of permAVG, all others of the analysis."""
     from enfold.run import alignment
 
     own = {key: settings.pop(key, None) for key in ("epochs", "change")}
     changes = [f"{key}={value}" for key, value in (own["change"] or {}).items()]
     options = alignment.permutation_options(seed_run, 1.0, own["epochs"], changes)
-    return alignment.study(seed_run, folder, alignment.Asked(**settings), options)
+    return alignment.study(seed_run, folder, alignment.AlignmentOptions(**settings), options)
 
 
 def _landscape(seed_run: SeedRun, folder: Path, settings: dict[str, Any]) -> Tree:
     from enfold.run import landscape
 
-    landscape.study(seed_run, folder, landscape.Asked(**{"minutes": MINUTES, **settings}))
+    landscape.study(seed_run, folder, landscape.LandscapeOptions(**{"minutes": MINUTES, **settings}))
     parts = landscape.stored_parts(folder)
     return {name: {**content["facts"], **_nest(arrays)} for name, (content, arrays) in parts.items()}
 

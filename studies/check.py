@@ -53,7 +53,7 @@ def check_statements() -> Iterator[str]:
 
 
 def _check_tuned(run: str, rows: dict[str, Any]) -> Iterator[str]:
-    """Tuned permAVG does not get worse with more members, and is better than a member and than its controls."""
+    """Check that tuned permAVG does not decrease with more members, and exceeds a member and its controls."""
 
     def ours(label: str, metric: str) -> float:
         mean: float = rows[f"{run}/{label}"][metric]["ours"]["mean"]

@@ -111,7 +111,7 @@ def parse_as(kind: type[Kind], text: str, where: str) -> Kind:
 
 
 def _expand_runs(claim: Claim) -> list[Claim]:
-    """One claim for each of its runs."""
+    """Return one claim for each of its runs."""
     if not claim.runs:
         return [claim]
     return [
@@ -225,7 +225,7 @@ def _evaluate(
 
 
 def _difference(first: Row, second: Row, metric: str, replicates: int, level: float, seed: int) -> Difference:
-    """Bootstrap over seeds and examples where predictions are stored, else Student's interval over seeds."""
+    """Return the bootstrap over seeds and examples if predictions are stored, else Student's interval over seeds."""
     if first.predictions is None or second.predictions is None:
         return _over_seeds(first.values, second.values, level)
     return paired_difference(
@@ -240,7 +240,7 @@ def _difference(first: Row, second: Row, metric: str, replicates: int, level: fl
 
 
 def _over_seeds(first: Sequence[float], second: Sequence[float], level: float) -> Difference:
-    """Student's interval; with one seed its bounds are infinite."""
+    """Return Student's interval; with one seed its bounds are infinite."""
     if len(first) != len(second):
         raise EnfoldError(
             f"both rows must have the same seeds, got {len(first)} and {len(second)}: run both with the same seeds"
@@ -309,7 +309,7 @@ def _check_row(claims: Claims, row: str, where: str) -> None:
 
 
 def _explain(error: ValidationError, where: str, kind: type[Claims]) -> EnfoldError:
-    """The first problem as one sentence with key, value and remedy."""
+    """Return the first problem as one sentence with key, value and remedy."""
     first = error.errors()[0]
     *path, last = first["loc"]
     if first["type"] == "extra_forbidden":

@@ -124,7 +124,7 @@ def evaluate_existing(run: RunDirectory, name: str) -> dict[str, Any]:
 
 
 def _runs_of(definition: Definition, recipe_name: str, name: str) -> list[str]:
-    """The run with that recipe name, or the only one of the laptop scale, and those it substitutes."""
+    """Return the run with that recipe name, or the only one of the laptop scale, and those it substitutes."""
     substitutes = definition.scales["laptop"].substitutes
     made = {run: f"{run}-{spec.recipe}" for run, spec in definition.runs.items() if run not in substitutes}
     chosen = [run for run in made if made[run] == recipe_name] or list(made)
@@ -171,7 +171,7 @@ def _contents(name: str, scale: str) -> dict[str, dict[str, Any]]:
 def _select_steps(
     steps: list[dict[str, Any]], labels: tuple[str, ...] | None, patterns: tuple[str, ...]
 ) -> list[dict[str, Any]]:
-    """The steps with these labels and patterns, and the earlier steps that they start from."""
+    """Return the steps with these labels and patterns, and the earlier steps that they start from."""
     selected: set[str] = set()
     for step in reversed(steps):
         label = step["label"]

@@ -119,7 +119,7 @@ class Evidence:
         return Row(values, seeds, predictions, name.of_mean_member)
 
     def _seed_runs(self, name: RowName) -> list[SeedRun]:
-        """The seeds for which the recipe makes the row."""
+        """Return the seeds for which the recipe has the row."""
         run = self._runs[name.run]
         restricted = {step.label: step.seeds for step in run[0].recipe.steps if step.seeds is not None} if run else {}
         return [seed_run for seed_run in run if seed_run.seed in restricted.get(name.file, (seed_run.seed,))]

@@ -51,7 +51,7 @@ def join_records(parts: Sequence[Record]) -> Record:
 
 
 def _changes(part: Record, index: int, source: dict[str, int]) -> Iterator[str]:
-    """Changes of the runs that are taken from a part."""
+    """Return the changes of the runs that are read from a part."""
     for change in part["changes"]:
         what, _, names = change.partition(OF)
         runs = [run for run in (names.split(", ") if names else part["runs"]) if source[run] == index]

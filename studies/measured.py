@@ -35,7 +35,7 @@ SPEED = {  # four members: table and case
 TASKS = ("mlp, train", "mlp, infer", "cnn, train", "cnn, infer")
 
 
-def foreign_table(content: Content) -> str:
+def third_party_table(content: Content) -> str:
     """Return one line for each network."""
     heads = ["network", "package", "other fixed axes", "parameters", "groups", "permuted (%)", "difference", "s"]
     lines = [heads]
@@ -102,7 +102,7 @@ def _quartiles(found: Content | None) -> str:
 
 
 def _kinds(fixed: Mapping[str, int]) -> str:
-    """Reasons that are specific to a network, without the names of its modules."""
+    """Return the reasons that are specific to a network, without the names of its modules."""
     kinds: dict[str, int] = {}
     for reason, count in fixed.items():
         kind = re.sub(r" in ('[^']*'|the network itself)", "", reason).removeprefix("of ")

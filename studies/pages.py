@@ -6,7 +6,7 @@ A page in docs/ or studies/ marks where a table belongs:
 <!-- results permavg-table -->        a study: notes, rows beside the published values, claims
 <!-- rows cifar10-ensembles -->       the models of a run
 <!-- ood cifar10-ood -->              the models of a run on corrupted and on out-of-distribution data
-<!-- clipping | merging | scaling | foreign | speed | severities NAME -->   single measurements
+<!-- clipping | merging | scaling | third-party | speed | severities NAME -->   single measurements
 
 A mark ends with <!-- end -->. NAME.json is a file in results/ or in studies/PAPER/results/.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 from enfold.errors import EnfoldError
 from studies.definition import list_names, results_file
 from studies.markdown import METRICS, Content, format_metric, format_spread, make_table, metric_format
-from studies.measured import clipping_table, foreign_table, merging_table, speed_table
+from studies.measured import clipping_table, merging_table, speed_table, third_party_table
 from studies.ood.severity import severity_table
 from studies.permavg import grid
 from studies.rows import COLUMNS, OOD_COLUMNS, OOD_SCORES, OOD_TITLES, RUN_TITLES, TITLES, Column
@@ -125,7 +125,7 @@ def study_rows(content: Content) -> str:
 
 
 def _title(row: Content) -> str:
-    """A published row has its published name, one of ours its title."""
+    """Return the published name of a published row, and the title of any other row."""
     label = row["label"].rpartition("/")[2]
     name: str = TITLES.get(label, label) if "/" in row["row"] else row["row"]
     return name
@@ -162,7 +162,7 @@ def _network(network: str | Content) -> str:
 MEASUREMENTS: dict[str, Callable[[Content], str]] = {
     "results": study_section,
     "clipping": clipping_table,
-    "foreign": foreign_table,
+    "third-party": third_party_table,
     "ood": ood_tables,
     "merging": merging_table,
     "scaling": grid.scaling_table,

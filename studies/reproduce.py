@@ -173,7 +173,7 @@ def _check(recipes: Mapping[str, Recipe], out: Path, options: Options) -> dict[s
 def _analyse(
     definition: Definition, scale: Scale, runs: Mapping[str, Sequence[SeedRun]], out: Path
 ) -> tuple[dict[str, list[Tree]], list[str]]:
-    """The results of the analysis for every run and seed, and the files of its figures."""
+    """Return the results of the analysis for every run and seed, and the files of its figures."""
     results: dict[str, list[Tree]] = {}
     if definition.analysis is None:
         return results, []
@@ -187,7 +187,7 @@ def _analyse(
 def _draw(
     analysis: str, runs: Mapping[str, Sequence[SeedRun]], results: Mapping[str, list[Tree]], out: Path
 ) -> list[str]:
-    """Figures of the first seed of each run; none without matplotlib."""
+    """Draw figures of the first seed of each run; none without matplotlib."""
     try:
         drawn = [
             path
@@ -200,7 +200,7 @@ def _draw(
 
 
 def _evidence(made: Mapping[str, Sequence[SeedRun]], analyses: Mapping[str, list[Tree]], scale: Scale) -> Evidence:
-    """All runs by name; substituted runs are read from the run that is used instead."""
+    """Return all runs by name; substituted runs are read from the run that is used instead."""
     first = next(iter(made))
     substituted = {name: made[other] for name, other in scale.substitutes.items() if other in made}
     runs = {**made, "": made[first], **substituted}
@@ -220,7 +220,7 @@ def _describe(run: RunDirectory, recipe: Recipe, out: Path) -> dict[str, Any]:
 
 
 def _rows(definition: Definition, recipes: Mapping[str, Recipe], evidence: Evidence) -> list[dict[str, Any]]:
-    """Every row that is published or made, with the published value and ours for each metric."""
+    """Return every published or computed row, with both values for each metric."""
     of_models = (claim.metric for claim in definition.claims if not RowName.parse(definition.label(claim.first)).path)
     metrics = list(dict.fromkeys((*(key for values in definition.published.values() for key in values), *of_models)))
     named = (*definition.rows, *definition.published, *claimed_rows(definition))
@@ -247,7 +247,7 @@ def _ours(evidence: Evidence, label: str, metric: str) -> dict[str, Any] | None:
 
 
 def _other_rows(definition: Definition, recipes: Mapping[str, Recipe]) -> Iterator[str]:
-    """One network, controls and steps that the definition does not name."""
+    """Return one network, controls and steps that the definition does not name."""
     named_rows = (*definition.rows, *definition.published, *claimed_rows(definition))
     names = [RowName.parse(definition.label(row)) for row in named_rows]
     named = {MEAN_MEMBER if each.of_mean_member and each.file == "ensemble" else each.file for each in names}

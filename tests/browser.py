@@ -11,7 +11,7 @@ FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 
 
 class Browser:
-    """One page in one browser; what it asks of a network and what it complains of are kept."""
+    """One page in one browser; its requests and messages are recorded."""
 
     def __init__(self) -> None:
         self._playwright = sync_playwright().start()
@@ -34,7 +34,7 @@ class Browser:
         self.complaints.append(error.message)
 
     def open(self, address: str) -> None:
-        """Load a page to its end; what was asked and said before is forgotten."""
+        """Load a page completely, and clear the recorded requests and messages."""
         self.requests.clear()
         self.complaints.clear()
         self.page.goto(address, wait_until="load")

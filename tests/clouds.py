@@ -6,7 +6,7 @@ from enfold.data import Data, Split
 
 
 def three_clouds(*counts: int) -> Data:
-    """Three noisy classes in four dimensions: so many examples to train, validate and test."""
+    """Three noisy classes in four dimensions, with given numbers of training, validation and test examples."""
     generator = torch.Generator().manual_seed(0)
 
     def part(count: int) -> Split:

@@ -101,7 +101,7 @@ class Routed(nn.Module):
 
 
 class Sharing(nn.Module):
-    """Four heads of queries, of which two share one of keys and values."""
+    """Four heads of queries, of which pairs have common keys and values."""
 
     def __init__(self) -> None:
         super().__init__()

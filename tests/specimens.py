@@ -1,4 +1,4 @@
-"""What a specimen of the zoo is: a network, its inputs, and what is true of it."""
+"""Specimens of the zoo: a network, its inputs, and its properties."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Inputs = Callable[[int], Tensor]
 
 @dataclass(frozen=True)
 class Specimen:
-    """A network, the inputs it takes, and what is true of it."""
+    """A network, its inputs, and its properties."""
 
     name: str
     make: Callable[[], nn.Module]

@@ -82,7 +82,7 @@ def test_arguments_are_read_from_signature_and_docstring():
     assert [found[name].type_name for name in ("count", "rate")] == ["int >= 1", "float > 0 | None"]
 
 
-def test_networks_and_data_are_no_options():
+def test_networks_and_data_are_not_options():
     assert list(arguments_of(mix)) == ["weights"]
     assert describe_arguments(mix.__doc__ and "Return.\n\nArgs:\n    a: b\n    **c: d\n\nReturns:\n    e: f") == {
         "a": "b",
@@ -112,7 +112,7 @@ def test_defaults_are_accepted(method):
     assert method.check(defaults) == defaults
 
 
-def test_methods_with_a_number_of_members_of_their_own():
+def test_methods_with_a_published_number_of_members():
     own = {name for name, method in methods("ensemble").items() if has_own_number(method)}
     assert own == {"mimo", "snapshot_ensemble", "subspace_sampling", "swa", "swag"}
 
@@ -200,7 +200,7 @@ def test_messages_name_the_argument_the_rule_and_the_value(hint, value, message)
     assert str(refused.value) == message
 
 
-def test_types_that_are_no_plain_values_are_left_to_the_method():
+def test_other_types_are_validated_by_the_method():
     for hint in (object, np.ndarray, Any, list[int]):
         assert check_value("x", NETWORKS, hint) is NETWORKS
 

@@ -1,4 +1,4 @@
-"""Counts against closed forms; times with a clock that only moves when told to."""
+"""Counts against closed forms; times with a fake clock."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_parameters_can_be_counted_without_memory() -> None:
         assert cost.parameters(MediumCNN()) == 971_146
 
 
-def test_bytes_hold_buffers_and_half_precision_but_not_what_is_not_stored() -> None:
+def test_bytes_include_buffers_and_half_precision() -> None:
     network = nn.BatchNorm1d(6)  # weight, bias, mean, variance, and a counter of 8 bytes
     assert cost.stored_bytes(network) == 4 * 6 * 4 + 8
     network.register_buffer("scratch", torch.zeros(100), persistent=False)
@@ -110,7 +110,7 @@ def test_bytes_hold_buffers_and_half_precision_but_not_what_is_not_stored() -> N
 
 @settings(max_examples=25, deadline=None)
 @given(sizes=st.lists(st.integers(1, 20), min_size=2, max_size=5), batch=st.integers(1, 5))
-def test_flops_of_an_mlp_are_two_a_weight(sizes: list[int], batch: int) -> None:
+def test_flops_of_an_mlp_are_two_per_weight(sizes: list[int], batch: int) -> None:
     network = MLP(sizes[0], sizes[1:-1], sizes[-1])
     expected = sum(2 * a * b for a, b in pairwise(sizes))
     assert cost.flops(network, torch.zeros(batch, sizes[0])) == expected
@@ -143,7 +143,7 @@ def test_flops_of_torchs_own_attention_and_lstm() -> None:
     assert cost.flops(lstm, torch.zeros(2, tokens, 3)) == tokens * 2 * 4 * 5 * (3 + 5)
 
 
-def test_flops_ignore_what_happens_once_and_leave_the_mode_alone() -> None:
+def test_flops_ignore_initial_work_and_preserve_the_mode() -> None:
     class Lazy(nn.Linear):
         calls = 0
 
@@ -188,7 +188,7 @@ def test_short_calls_are_repeated_until_a_sample_lasts_two_milliseconds(seconds:
     assert len(calls) == finding + 3 * repeats
 
 
-def test_a_call_that_takes_no_time_ends() -> None:
+def test_a_call_without_duration_ends() -> None:
     assert cost.time_rounds({"call": lambda: None}, rounds=1, warmup=0, clock=lambda: 0.0) == {"call": [0.0]}
 
 
@@ -226,7 +226,7 @@ def test_no_rounds_are_refused(rounds: int, warmup: int) -> None:
 # Memory
 
 
-def test_peak_memory_is_the_most_that_lived_at_once() -> None:
+def test_peak_memory_is_the_maximum_allocated() -> None:
     def call() -> Tensor:
         first = torch.empty(1000)  # 4,000 bytes live
         second = torch.empty(500)  # 6,000
@@ -238,7 +238,7 @@ def test_peak_memory_is_the_most_that_lived_at_once() -> None:
     assert cost.peak_memory(call) == 6_000
 
 
-def test_peak_memory_counts_outputs_but_not_what_was_there_before() -> None:
+def test_peak_memory_counts_outputs_but_not_earlier_tensors() -> None:
     layer, inputs = nn.Linear(100, 50, bias=False), torch.zeros(8, 100)
     with torch.inference_mode():
         assert cost.peak_memory(lambda: layer(inputs)) == 8 * 50 * 4
@@ -251,7 +251,7 @@ def test_peak_memory_counts_buffers_inside_an_operation() -> None:
     assert found >= 4_000
 
 
-def test_peak_memory_of_a_device_that_does_not_tell() -> None:
+def test_peak_memory_of_an_unsupported_device() -> None:
     assert cost.peak_memory(lambda: None, "meta") is None
 
 
@@ -271,7 +271,7 @@ def costs() -> tuple[dict[str, nn.Module], dict[str, cost.Cost]]:
     return models, cost.measure(models, "one", torch.zeros(3, 2, 2), batch_sizes=(1, 16), rounds=2, warmup=1)
 
 
-def test_two_networks_cost_twice_one(costs: tuple[dict[str, nn.Module], dict[str, cost.Cost]]) -> None:
+def test_two_networks_cost_twice_as_much(costs: tuple[dict[str, nn.Module], dict[str, cost.Cost]]) -> None:
     one, two = costs[1]["one"], costs[1]["two"]
     weights = 12 * 8 + 8 + 8 * 4 + 4
     assert (one.parameters, one.trainable, one.bytes) == (weights, weights, 4 * weights)

@@ -1,4 +1,4 @@
-"""Evaluation: one pass, whatever the chunks, the kind of model or the kind of part."""
+"""Evaluation in one pass for any chunk size, model and split."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_chunks_do_not_change_what_is_predicted(members, data, kind, size):
 
 
 @pytest.mark.parametrize("kind", ["network", "stacked", "mixed"])
-def test_the_mode_is_put_back_and_nothing_is_changed(members, data, kind):
+def test_the_mode_is_restored_and_models_are_unchanged(members, data, kind):
     model = models(members)[kind].train()
     parts = list(model.modules())
     parts[-1].training = False  # a part that someone froze
@@ -77,7 +77,7 @@ def test_the_mode_is_put_back_and_nothing_is_changed(members, data, kind):
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_the_mode_is_put_back_if_prediction_fails(members, data):
+def test_the_mode_is_restored_if_prediction_fails(members, data):
     members.train()
     with pytest.raises(RuntimeError):
         predict(members, data.replace(test=Split(torch.zeros(3, 9), torch.zeros(3, dtype=torch.long))).test)
@@ -85,7 +85,7 @@ def test_the_mode_is_put_back_if_prediction_fails(members, data):
     assert members.skeleton.network.training
 
 
-def test_any_iterable_is_a_part(members, data):
+def test_any_iterable_is_a_split(members, data):
     expected = predict(members, data.test).log_probs
     split = data.test
     batches = list(zip(split.inputs.split(8), split.labels.split(8), strict=True))
@@ -114,7 +114,7 @@ def test_logits_of_a_network_that_returns_more_than_a_tensor():
 
 
 @pytest.mark.parametrize("part", ["val", "test"])
-def test_nothing_to_predict(members, data, part):
+def test_empty_splits_are_refused(members, data, part):
     with pytest.raises(EnfoldError, match=r"there must be examples to predict.*not a generator that is used up"):
         predict(members, getattr(data.replace(**{part: iter(())}), part))
     with pytest.raises(EnfoldError, match="there must be examples to predict"):
@@ -140,7 +140,7 @@ def test_the_mean_members_scores(members, data):
 
 
 def test_the_gain_recovered(members, data):
-    """0 for a mean member, 1 for the ensemble itself, in between for what is in between."""
+    """0 for a mean member, 1 for the ensemble, and values in between."""
     ensemble = evaluate(members, data, reference=members)
     assert ensemble.gain_recovered == pytest.approx(1.0)
     gains = [evaluate(network, data, reference=members).gain_recovered for network in members.networks()]
@@ -165,7 +165,7 @@ def test_a_row_reads_as_a_line(members, data):
     assert (shown_gain(0.456), shown_gain(-0.1), shown_gain(math.inf)) == ("46 %", "-10 %", "-")
 
 
-def test_without_a_validation_part_there_is_no_temperature(members, data):
+def test_without_a_validation_split_there_is_no_temperature(members, data):
     row = evaluate(members, data.replace(val=[]))
     assert "temperature" not in row.scores
     assert row.scores["nll"] == pytest.approx(evaluate(members, data).scores["nll"])
@@ -180,14 +180,14 @@ def test_inputs_are_given_in_the_type_of_the_model(members, data, kind, model):
     torch.testing.assert_close(found, expected, rtol=0, atol=3e-2 if kind == torch.bfloat16 else 5e-3)
 
 
-def test_networks_of_several_types_are_each_given_their_own(members, data):
+def test_members_of_different_types_get_their_own_inputs(members, data):
     networks = members.networks()
     expected = predict(MixedEnsemble(networks), data.test).log_probs
     networks[0].half(), networks[1].double()
     torch.testing.assert_close(predict(MixedEnsemble(networks), data.test).log_probs, expected, rtol=0, atol=5e-3)
 
 
-def test_whole_numbers_and_networks_without_parameters_are_left_alone():
+def test_integers_and_networks_without_parameters_are_unchanged():
     words, inputs = torch.randint(9, (5, 2)), torch.randn(5, 3, dtype=torch.float64)
     embedding = nn.Sequential(nn.Embedding(9, 4), nn.Flatten()).half()
     assert torch.equal(member_logits(embedding, words)[0], embedding(words))

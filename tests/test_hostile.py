@@ -133,12 +133,12 @@ LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     ],
     ids=range(10),
 )
-def test_recipes_that_cost_much(text):
+def test_expensive_recipes_are_refused(text):
     with pytest.raises(EnfoldError):
         parse_recipe(text)
 
 
-def test_recipes_may_repeat_themselves():
+def test_recipes_may_use_references():
     recipe = parse_recipe("train: &plan {epochs: 2}\nsteps: [{method: kd, train: *plan}]\n")
     assert recipe.steps[0].train == {"epochs": 2}
 
@@ -150,7 +150,7 @@ def test_recipes_do_not_search_the_file_system(tmp_path, pattern):
         read_recipe(tmp_path / "r.yaml")
 
 
-def test_patterns_find_files_and_give_up_in_large_folders(tmp_path, monkeypatch):
+def test_patterns_find_files_and_stop_in_large_folders(tmp_path, monkeypatch):
     for name in ("a/x.pt", "a/b/y.pt", "z.pt", ".hidden/h.pt", "[1].pt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()

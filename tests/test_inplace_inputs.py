@@ -86,7 +86,7 @@ def test_evaluating_twice_gives_the_same(data):
     torch.testing.assert_close(rows, predict(copies, data.train).log_probs)
 
 
-def test_training_distilling_and_measuring_statistics_give_what_they_give_without_it(data):
+def test_in_place_networks_give_equal_results(data):
     found = []
     for network in pair():
         fit(network, data, config=PLAN, quiet=True)
@@ -96,7 +96,7 @@ def test_training_distilling_and_measuring_statistics_give_what_they_give_withou
 
 
 @pytest.mark.parametrize("augment", [(), "perturb"], ids=["cached", "asked anew"])
-def test_a_teacher_does_not_change_what_its_student_is_given(data, augment):
+def test_a_teacher_does_not_change_the_inputs_of_its_student(data, augment):
     perturb = ODS() if augment else None
     found = []
     for kind in range(2):
@@ -107,21 +107,23 @@ def test_a_teacher_does_not_change_what_its_student_is_given(data, augment):
     assert all(torch.allclose(found[0][name], found[1][name], atol=1e-6) for name in found[0])
 
 
-def test_merges_and_controls_leave_data_as_they_are(data):
+def test_merges_and_controls_do_not_modify_data(data):
+    before = [inputs.clone() for inputs in values(data)]
     members = DeepEnsemble([Copies() for _ in range(2)])
     average(members, data)
     train_control(members, data, config=PLAN)
     writes = DeepEnsemble([Normalises() for _ in range(2)])
     average(writes, data)
+    assert all(torch.equal(one, other) for one, other in zip(values(data), before, strict=True))
 
 
-def test_networks_along_a_path_are_asked_about_the_same_data(data):
+def test_networks_along_a_path_have_the_same_inputs(data):
     writes, copies = pair()
     found = [predict_states(model, [copy_state(model)] * 3, data).log_probs for model in (writes, copies)]
     torch.testing.assert_close(found[0], found[1])
 
 
-def test_members_are_trained_as_they_are_without_it(data):
+def test_members_are_trained_like_single_networks(data):
     writes, copies = zip(*(pair() for _ in range(2)), strict=True)
     found = []
     for networks in (writes, copies):
@@ -131,7 +133,7 @@ def test_members_are_trained_as_they_are_without_it(data):
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
-def test_examples_stay_as_they_are():
+def test_examples_are_not_modified():
     example, (writes, copies) = torch.rand(2, 6), pair()
     before = example.clone()
     found = [symmetries(model, example) for model in (writes, copies)]

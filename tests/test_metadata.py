@@ -1,8 +1,9 @@
-"""What is imported is declared: always by all, or in an extra and only where it is used."""
+"""Imports are declared: as dependencies, or in an extra if they are local imports."""
 
 import ast
 import sys
 import tomllib
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -40,6 +41,7 @@ def imported(tree: ast.AST, *, lazily: bool) -> set[str]:
     return found
 
 
+@cache
 def distributions(*, lazily: bool) -> set[str]:
     """Of all imports that neither Python nor enfold itself brings."""
     found: set[str] = set()
@@ -49,16 +51,16 @@ def distributions(*, lazily: bool) -> set[str]:
     return {known.get(name, [name])[0].lower() for name in found - set(sys.stdlib_module_names) - {"enfold"}}
 
 
-def test_what_every_module_imports_is_a_dependency():
+def test_module_imports_are_dependencies():
     assert distributions(lazily=False) <= names(PROJECT["dependencies"])
 
 
-def test_what_is_imported_where_it_is_used_is_a_dependency_or_in_an_extra():
+def test_local_imports_are_dependencies_or_extras():
     declared = names(PROJECT["dependencies"]).union(*map(names, EXTRAS.values()))
     assert distributions(lazily=True) <= declared
 
 
-def test_nothing_is_declared_that_is_not_imported():
+def test_all_declared_dependencies_are_imported():
     declared = names(PROJECT["dependencies"]).union(*map(names, EXTRAS.values()))
     assert declared <= distributions(lazily=False) | distributions(lazily=True)
 

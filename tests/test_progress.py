@@ -1,4 +1,4 @@
-"""Progress is written to stderr: lines in a log, a bar on a terminal, nothing if asked for quiet."""
+"""Progress on stderr: lines in a log, a bar on a terminal, nothing with `quiet`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def clock(monkeypatch):
     return now
 
 
-def test_a_line_tells_share_figures_and_time_left(clock, capsys):
+def test_a_line_shows_progress_figures_and_remaining_time(clock, capsys):
     lines = Lines("training", 100)
     clock[0] += 10
     lines.advance(25)
@@ -28,7 +28,7 @@ def test_a_line_tells_share_figures_and_time_left(clock, capsys):
     assert capsys.readouterr().err == "training  25 %  loss 0.5  30 s left\n"
 
 
-def test_time_left_is_by_what_was_done_now(clock, capsys):
+def test_remaining_time_ignores_earlier_work(clock, capsys):
     """Resumed at 50 of 100 and 25 more in 10 s: 10 s for the last 25."""
     lines = Lines("training", 100, done=50)
     clock[0] += 10
@@ -41,7 +41,7 @@ def test_time_left_is_by_what_was_done_now(clock, capsys):
     assert second == "training  75 %  loss 0.5  20 s left"
 
 
-def test_not_more_than_a_line_in_five_seconds_but_always_the_last(clock, capsys):
+def test_at_most_one_line_in_five_seconds(clock, capsys):
     lines = Lines("training", 5)
     for step in range(1, 6):
         lines.advance(1)
@@ -50,7 +50,7 @@ def test_not_more_than_a_line_in_five_seconds_but_always_the_last(clock, capsys)
     assert capsys.readouterr().err.splitlines() == ["training  60 %  step 3  4 s left", "training 100 %  step 5"]
 
 
-def test_without_a_total_there_is_no_share(clock, capsys):
+def test_without_a_total_there_is_no_percentage(clock, capsys):
     lines = Lines("training", None)
     lines.advance(3)
     clock[0] += 6
@@ -68,7 +68,7 @@ def test_inside_a_block_the_title_is_that_of_the_block(clock, capsys):
     assert capsys.readouterr().err == "seed 0: kd 100 %  done\ndistill (fresh) 100 %  done\n"
 
 
-def test_a_part_is_said_after_the_title_of_the_block_and_after_its_own(clock, capsys):
+def test_parts_follow_titles(clock, capsys):
     for block in (titled("seed 0: merge"), nullcontext()):
         with block, part("member 3 is added"), progress("perm_avg", 1) as bar:
             bar.advance(1)
@@ -79,7 +79,7 @@ def test_a_part_is_said_after_the_title_of_the_block_and_after_its_own(clock, ca
     ]
 
 
-def test_quiet_says_nothing(capsys):
+def test_quiet_prints_nothing(capsys):
     with progress("training", 3, quiet=True) as bar:
         assert isinstance(bar, Silent)
         bar.advance(1)
@@ -87,7 +87,7 @@ def test_quiet_says_nothing(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_lines_elsewhere_than_on_a_terminal(capsys):
+def test_lines_without_a_terminal(capsys):
     with progress("training", 3, done=1) as bar:
         assert isinstance(bar, Lines)
         assert (bar.done, bar.total) == (1, 3)

@@ -155,7 +155,7 @@ def test_a_method_of_the_user_in_a_recipe_needs_trust(tmp_path, small_recipe, mo
     assert call(monkeypatch, "train", out, f"{tmp_path / 'mine.py'}:my_merge", "--trust-code") == 2, "another kind"
 
 
-def test_a_reference_that_is_no_method_is_refused(tmp_path) -> None:
+def test_invalid_references_are_refused(tmp_path) -> None:
     (tmp_path / "mine.py").write_text("value = 3\ndef function(x): return x\n")
     with looking_in([tmp_path], trusted=True):
         for name in ("value", "function", "nothing"):

@@ -35,7 +35,7 @@ def rewrite(path, **changes):
     beside.write_text(json.dumps({key: value for key, value in manifest.items() if value is not None}))
 
 
-def test_the_manifest_says_what_the_values_are(members, stored):
+def test_the_manifest_describes_the_values(members, stored):
     manifest = json.loads(stored.with_suffix(".json").read_text())
     assert manifest == {
         "format": FORMAT,
@@ -46,6 +46,7 @@ def test_the_manifest_says_what_the_values_are(members, stored):
         "seeds": list(members.seeds),
         "options": members.options(),
         "fingerprint": None,
+        "task": None,
         "separate": False,
         "versions": versions(),
         "sha256": sha256(stored),
@@ -74,7 +75,7 @@ def test_every_spec_of_a_reference_network_is_enough(spec, tmp_path):
     torch.testing.assert_close(load(path)(inputs), network(inputs))
 
 
-def test_a_folded_network_is_loaded_without_enfold(tmp_path):
+def test_a_distilled_network_is_loaded_without_enfold(tmp_path):
     for name in ("residual", "tied"):
         network = population(name, 1)[0].eval()
         path = save(network, tmp_path / f"{name}.safetensors")
@@ -153,7 +154,7 @@ def test_a_network_in_another_memory_layout_is_saved(tmp_path):
     torch.testing.assert_close(found(vectors(3)), network(vectors(3)))
 
 
-def test_the_network_given_for_loading_is_left_untouched(members, stored):
+def test_the_network_given_for_loading_is_not_modified(members, stored):
     network = MLP(6, (5,), 3)
     before = network.head.weight.detach().clone()
     found = load(stored, network)
@@ -212,7 +213,7 @@ def test_values_that_were_changed_are_refused(stored):
         '{"format": [1]',
     ],
 )
-def test_a_manifest_that_is_none_is_refused(text, stored):
+def test_invalid_manifests_are_refused(text, stored):
     stored.with_suffix(".json").write_text(text, encoding="utf-8")
     with pytest.raises(
         EnfoldError, match=r"must be a manifest written by enfold, but it cannot be read .*save it again"
@@ -220,7 +221,7 @@ def test_a_manifest_that_is_none_is_refused(text, stored):
         load(stored)
 
 
-def test_a_manifest_that_is_no_text_is_refused(stored):
+def test_binary_manifests_are_refused(stored):
     stored.with_suffix(".json").write_bytes(b"\xff\xfe\x00{")
     with pytest.raises(EnfoldError, match="must be a manifest written by enfold"):
         load(stored)
@@ -249,12 +250,12 @@ def test_another_format_is_refused(stored):
         (lambda: nn.Linear(6, 3), "tree"),
     ],
 )
-def test_values_of_another_network_are_refused(network, name, stored):
+def test_tensors_of_another_network_are_refused(network, name, stored):
     with pytest.raises(EnfoldError, match=rf"network must have .*but '({name}).*pass the MLP"):
         load(stored, network)
 
 
-def test_a_smaller_network_does_not_swallow_part_of_a_larger_one(tmp_path):
+def test_a_smaller_network_does_not_load_part_of_a_larger_one(tmp_path):
     path = save(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), tmp_path / "two.safetensors")
     with pytest.raises(EnfoldError, match=r"network must have .*but '1"):
         load(path, nn.Sequential(nn.Linear(3, 3)))

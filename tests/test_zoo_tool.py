@@ -1,4 +1,4 @@
-"""The tool that tries foreign networks: what goes wrong is seen, whatever way it goes wrong."""
+"""The compatibility tool: every kind of failure is an outcome."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from enfold import EnfoldError
 from tools.zoo import runner
 from tools.zoo.case import Case, Wrong, difference
 from tools.zoo.checks import CHECKS
-from tools.zoo.entry import Foreign, vectors
+from tools.zoo.entry import Entry, vectors
 from tools.zoo.page import PAGE, page
 
 
@@ -20,7 +20,7 @@ def network(_: int) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 5))
 
 
-ENTRY = Foreign("a network", "by hand", network, vectors(4))
+ENTRY = Entry("a network", "by hand", network, vectors(4))
 
 
 def refuse(_: Case) -> None:
@@ -32,7 +32,7 @@ def be_wrong(case: Case) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a process that is forked while threads are there
-def test_every_way_to_fail_is_an_outcome_and_the_rest_is_still_tried(monkeypatch):
+def test_every_failure_is_an_outcome_and_the_other_checks_run(monkeypatch):
     checks = {
         "fine": lambda case: case.compare(case.references, case.references, "outputs"),
         "refused": refuse,
@@ -57,15 +57,15 @@ def test_every_way_to_fail_is_an_outcome_and_the_rest_is_still_tried(monkeypatch
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_network_whose_package_is_missing_is_said_once(monkeypatch):
+def test_a_missing_package_is_one_outcome(monkeypatch):
     def missing(_: int) -> nn.Module:
         raise ModuleNotFoundError("No module named 'elsewhere'")
 
-    found = runner.tried(Foreign("missing", "elsewhere", missing, vectors(4)), list(CHECKS))
+    found = runner.tried(Entry("missing", "elsewhere", missing, vectors(4)), list(CHECKS))
     assert {name: result["outcome"] for name, result in found.items()} == {"network": "missing"}
 
 
-def test_members_are_built_alike_and_dropout_is_seen():
+def test_members_are_reproducible_and_dropout_is_detected():
     case = Case(ENTRY)
     first, again, other = (case.build(index).state_dict() for index in (0, 0, 1))
     assert all(torch.equal(first[name], again[name]) for name in first)

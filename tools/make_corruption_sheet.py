@@ -21,18 +21,18 @@ GAP = 2  # pixels between images
 
 
 def sheet(images: Tensor, kinds: tuple[str, ...], seed: int) -> Tensor:
-    """One row a kind, for each image its severities 0 (untouched) to 5: (H, W, 3) bytes."""
+    """Return one row per kind; for each image its severities 0 (clean) to 5: (H, W, 3) bytes."""
     rows = []
     for kind in kinds:
-        spoiled = torch.stack([images, *(corrupt(images, kind, severity, seed=seed) for severity in SEVERITIES)], 1)
-        cells = torch.nn.functional.pad(spoiled, (0, GAP, 0, GAP), value=255)  # (B, 6, 3, H, W)
+        corrupted = torch.stack([images, *(corrupt(images, kind, severity, seed=seed) for severity in SEVERITIES)], 1)
+        cells = torch.nn.functional.pad(corrupted, (0, GAP, 0, GAP), value=255)  # (B, 6, 3, H, W)
         blocks = torch.nn.functional.pad(cells.permute(0, 2, 3, 1, 4).flatten(3), (0, 2 * GAP), value=255)
         rows.append(blocks.permute(1, 2, 0, 3).flatten(2))  # (3, H, B·6·W)
     return torch.cat(rows, 1).permute(1, 2, 0)
 
 
 def draw(images: Tensor, kinds: tuple[str, ...], seed: int, path: Path) -> None:
-    """The sheet with the names of the kinds and the numbers of the severities."""
+    """Draw the sheet with the names of the kinds and the numbers of the severities."""
     try:
         import matplotlib
 

@@ -22,7 +22,7 @@ SEED = 20170825  # the day Fashion-MNIST was published
 
 
 def select(folder: Path, seed: int) -> dict[str, Split]:
-    """Training and validation part out of the official training part, test part out of the official test part."""
+    """Select training and validation split from the official training data, and the test split from the test data."""
     if problems := FASHION_MNIST.problems(folder):
         raise SystemExit(problems[0])
     official_train, official_test = FASHION_MNIST.reader(folder)
@@ -34,7 +34,7 @@ def select(folder: Path, seed: int) -> dict[str, Split]:
 
 
 def write(parts: dict[str, Split], path: Path) -> None:
-    """One .npz, images column by column, which packs smaller than row by row."""
+    """Write one .npz, with images column by column, which compresses better than row by row."""
     with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for part, split in parts.items():
             columns = split.inputs[:, 0].transpose(1, 2).contiguous().numpy()
@@ -46,7 +46,7 @@ def write(parts: dict[str, Split], path: Path) -> None:
 
 
 def main() -> None:
-    """Build the file and print what the module must know of it."""
+    """Build the file and print the constants of the module."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="with the four IDX files of Fashion-MNIST, plain or gzipped")
     parser.add_argument("--output", type=Path, default=FILE)

@@ -208,7 +208,7 @@ _PACKAGES = ("distill", "merge")  # callable: enfold.distill(...)
 
 
 def __getattr__(name: str) -> Any:
-    """Methods are imported when they are first asked for: `import enfold` stays as quick as `import torch`."""
+    """Import a method when it is first used, so that `import enfold` is as fast as `import torch`."""
     if name in _PACKAGES:
         return import_module(f"enfold.{name}")
     if name in _LAZY:

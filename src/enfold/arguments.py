@@ -42,6 +42,8 @@ INPUTS = frozenset(
         "on_epoch",
         "quiet",
         "title",
+        "unpack",
+        "outputs",
     ]
 )
 """Parameters that are no options of a method: networks, data, and how the call is carried out."""
@@ -149,7 +151,7 @@ NOUNS: dict[Any, tuple[str, str]] = {
 
 
 def _describe_entries(parts: tuple[Any, ...]) -> str:
-    """What the entries of a tuple must be."""
+    """Return what the entries of a tuple must be."""
     if parts[-1] is Ellipsis:
         return describe_rule(parts[0], plural=True)
     if all(part == parts[0] for part in parts):
@@ -158,12 +160,12 @@ def _describe_entries(parts: tuple[Any, ...]) -> str:
 
 
 def _choices(hint: Any) -> list[str]:
-    """The values of a `Literal` type as text."""
+    """Return the values of a `Literal` type as text."""
     return [f'"{value}"' if isinstance(value, str) else str(value) for value in get_args(hint)]
 
 
 def _limits(metadata: tuple[Any, ...]) -> list[str]:
-    """The limits of an annotated type, such as `>= 1`."""
+    """Return the limits of an annotated type, such as `>= 1`."""
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "multiple_of": "and a multiple of"}
     limits = [
         f"{sign} {getattr(rule, name)}"
@@ -175,12 +177,12 @@ def _limits(metadata: tuple[Any, ...]) -> list[str]:
 
 
 def _is_finite(metadata: tuple[Any, ...]) -> bool:
-    """Whether an annotated type refuses infinity and NaN."""
+    """Return whether an annotated type refuses infinity and NaN."""
     return any(getattr(rule, "allow_inf_nan", True) is False for rule in _rules(metadata))
 
 
 def _rules(metadata: tuple[Any, ...]) -> list[Any]:
-    """The constraints in the metadata of an annotated type; those of pydantic's `Field` are inside it."""
+    """Return the constraints in the metadata of an annotated type, including those inside pydantic's `Field`."""
     return [rule for each in metadata for rule in getattr(each, "metadata", [each])]
 
 
@@ -276,7 +278,7 @@ def _hints(target: Callable[..., Any]) -> dict[str, Any]:
 
 @functools.cache
 def _adapter(hint: Any) -> TypeAdapter[Any] | None:
-    """The check of a type; None for types that are not plain values, which a method checks itself."""
+    """Return the validator of a type; None for types that are not plain values, which a method checks itself."""
     plain = (int, float, bool, str, NoneType)
     if not all(part in plain or get_origin(part) is Literal for part in _parts(hint)):
         return None
@@ -284,7 +286,7 @@ def _adapter(hint: Any) -> TypeAdapter[Any] | None:
 
 
 def _parts(hint: Any) -> list[Any]:
-    """The plain types that a hint is made of."""
+    """Return the plain types that a hint consists of."""
     origin = get_origin(hint)
     if origin is Annotated:
         return _parts(get_args(hint)[0])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,15 +11,16 @@ from torch import Tensor, nn
 
 from enfold.arguments import arguments_of
 from enfold.engines.base import EngineName
+from enfold.engines.call import pack_inputs
 from enfold.engines.inputs import in_type_of
 from enfold.engines.modes import ensure_eval_mode
-from enfold.engines.outputs import require_classes
+from enfold.engines.outputs import require_classes, set_output
 from enfold.engines.parameters import Decay, decay_groups
 from enfold.engines.runner import MemberView, Runner
 from enfold.engines.skeleton import State
 from enfold.errors import EnfoldError
-from enfold.metrics.distributions import entropy
 from enfold.metrics.predictions import mean_log_probs
+from enfold.tasks import Prediction, Task, as_task
 
 if TYPE_CHECKING:
     from enfold.data import Data
@@ -32,26 +32,14 @@ if TYPE_CHECKING:
 __all__ = ["Ensemble", "MemberView", "Prediction"]
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """Predictions of an ensemble for a batch.
+def called_network(model: nn.Module) -> nn.Module:
+    """Return a network itself, or the first network that an ensemble calls."""
+    return next(iter(model.called_networks()), model) if isinstance(model, Ensemble) else model
 
-    Args:
-        mean: Mean of the members' probabilities, (B, C).
-        members: Probabilities of every member, (M, B, C).
-        entropy: Entropy of the mean in nats, (B,): the total uncertainty.
-        mutual_information: Entropy of the mean minus the mean entropy of the members, (B,): the epistemic uncertainty.
-    """
 
-    mean: Tensor
-    members: Tensor
-    entropy: Tensor
-    mutual_information: Tensor
-
-    @property
-    def classes(self) -> Tensor:
-        """The most probable class of every example, (B,)."""
-        return self.mean.argmax(-1)
+def set_model_output(model: nn.Module, function: Callable[[Any], Tensor]) -> None:
+    """Set the function that selects the output of a network, or of the networks of an ensemble."""
+    model.set_output(function) if isinstance(model, Ensemble) else set_output(model, function)
 
 
 class Ensemble(Runner):
@@ -69,6 +57,8 @@ class Ensemble(Runner):
     """
 
     notice: str = ""  # a remark about the members for tables and reports
+    task: Task | None = None
+    """What the outputs mean; `fit` sets it, and `predict` uses it. None: logits of classes, (M, B, C)."""
 
     def __init__(self, network: nn.Module | Sequence[nn.Module], num_members: int, engine: EngineName = "auto") -> None:
         if num_members < 1:
@@ -77,12 +67,16 @@ class Ensemble(Runner):
 
     # Prediction
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return the logits of every member for the same inputs: (B, ...) -> (M, B, C)."""
-        return self._run(inputs, each=False)
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the outputs of every member for the same inputs: (B, ...) -> (M, B, ...).
+
+        It is called as the network is: with one tensor, several inputs, or keywords. A tuple or dictionary that a
+        loader yielded may also be passed as it is.
+        """
+        return self._run(pack_inputs(args, kwargs), each=False)
 
     def forward_each(self, inputs: Tensor) -> Tensor:
-        """Return the logits of each member for its own inputs: (M, B, ...) -> (M, B, C)."""
+        """Return the outputs of each member for its own inputs: (M, B, ...) -> (M, B, ...)."""
         if inputs.shape[0] != self.num_members:
             raise EnfoldError(
                 f"inputs must hold one batch per member, got {inputs.shape[0]} batches for {self.num_members} members: "
@@ -90,32 +84,47 @@ class Ensemble(Runner):
             )
         return self._run(inputs, each=True)
 
-    def forward_mean(self, inputs: Tensor) -> Tensor:
+    def forward_mean(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the log of the members' mean probability, (B, C), in place of the logits of a single network.
 
         Raises:
             UnsupportedOutput: If the outputs are not (M, B, C) with at least two classes.
         """
-        return mean_log_probs(torch.log_softmax(require_classes(self(inputs), "forward_mean"), dim=-1))
+        outputs = require_classes(self(*args, **kwargs), "forward_mean")
+        return mean_log_probs(torch.log_softmax(outputs, dim=-1))
 
     @torch.no_grad()
-    def predict(self, inputs: Tensor) -> Prediction:
+    def predict(self, *args: Any, **kwargs: Any) -> Prediction:
         """Return the mean prediction, the members' predictions and their uncertainty, in eval mode.
 
         Args:
-            inputs: A batch, (B, ...), on the device of the ensemble.
+            *args: A batch, on the device of the ensemble, as the network takes it.
+            **kwargs: The same by keyword.
+
+        Returns:
+            The prediction. What outputs mean is `task`, which `fit` sets; without it they are logits of classes.
         """
         with ensure_eval_mode(self):
-            logits = require_classes(self(self.convert_inputs(inputs)), "predict")
-        members = torch.log_softmax(logits.float(), dim=-1)
-        mean = mean_log_probs(members)
-        total = entropy(mean).clamp(min=0.0)
-        epistemic = (total - entropy(members).mean(0)).clamp(min=0.0)
-        return Prediction(mean.exp(), members.exp(), total, epistemic)
+            outputs = self(self.convert_inputs(pack_inputs(args, kwargs)))
+        return as_task(self.task).predict(outputs)
 
-    def convert_inputs(self, inputs: Tensor) -> Tensor:
+    def convert_inputs(self, inputs: Any) -> Any:
         """Return floating-point inputs in the type of the parameters."""
         return in_type_of(self, inputs)
+
+    def called_networks(self) -> list[nn.Module]:
+        """Return the networks that the ensemble calls in its forward pass."""
+        return [code.network for code in self.codes]
+
+    def set_output(self, function: Callable[[Any], Tensor]) -> Self:
+        """Set the function that selects the output that is trained and predicted from what the networks return.
+
+        Args:
+            function: Function from what a network returns to a tensor (B, ...).
+        """
+        for network in self.called_networks():
+            set_output(network, function)
+        return self
 
     # Members
 

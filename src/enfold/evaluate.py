@@ -5,24 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from enfold.data.convert import Examples, as_data, as_split, require
 from enfold.data.dataset import Data, evaluation_batches, has_examples
+from enfold.data.tree import to_device
+from enfold.data.unpack import Unpack
 from enfold.engines.inputs import call_protected, refuse_shape
 from enfold.engines.modes import eval_mode
-from enfold.engines.outputs import require_classes
 from enfold.engines.runner import MemberView, network_logits
-from enfold.ensemble import Ensemble
+from enfold.ensemble import Ensemble, called_network
 from enfold.errors import EnfoldError
-from enfold.metrics import METRICS, evaluate_calibrated, fit_temperature, gain_recovered, gibbs_nll, nll, per_member
-from enfold.metrics.predictions import Predictions
+from enfold.metrics import TABLES, calibrated_scores, gain_recovered, metrics_for, per_member
+from enfold.metrics.predictions import Predictions, RowPredictions
+from enfold.tasks import Rows, TaskLike, as_task
 
 
-def member_logits(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Return the logits of every member, (M, B, C); a single network is M = 1. The inputs are left unchanged."""
+def member_logits(model: nn.Module, inputs: Any) -> Tensor:
+    """Return the outputs of every member, (M, B, ...); a single network is M = 1. The inputs are left unchanged."""
     outputs: Tensor
     if isinstance(model, Ensemble):
         converted = model.convert_inputs(inputs)
@@ -35,53 +39,65 @@ def member_logits(model: nn.Module, inputs: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def predict(model: nn.Module, examples: Examples, batch_size: int = 1024) -> Predictions:
+def predict(
+    model: nn.Module,
+    examples: Examples,
+    batch_size: int = 1024,
+    *,
+    task: TaskLike = None,
+    unpack: Unpack | None = None,
+) -> Any:
     """Return the predictions of every member for every example, in eval mode.
 
     Args:
         model: A network or an ensemble.
-        examples: Labelled examples: a DataLoader, a Dataset, a pair (inputs, labels), or a data set of
+        examples: Examples with targets: a DataLoader, a Dataset, a pair (inputs, targets), or a data set of
             `enfold.data.load`, of which the test split is used.
         batch_size: Examples per forward pass, where `examples` is no loader; about 1,000 are fastest.
+        task: What the outputs mean; None for the task that an ensemble was trained for, or to infer it.
+        unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
+
+    Returns:
+        The input of the metrics of the task: `metrics.Predictions` for classes.
     """
-    part = as_split(examples, "test", batch_size)
+    part = as_split(examples, "test", batch_size, unpack=unpack, network=called_network(model))
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
-    log_probs: list[Tensor] = []
-    labels: list[Tensor] = []
+    known = as_task(task if task is not None else getattr(model, "task", None))
+    values: list[Tensor] = []
+    targets: list[Tensor] = []
     with eval_mode(model):
-        for inputs, batch_labels in evaluation_batches(part, batch_size):
+        for inputs, batch_targets, _ in evaluation_batches(part, batch_size):
             try:
-                logits = require_classes(member_logits(model, inputs.to(device)), "an evaluation").float()
+                outputs = member_logits(model, to_device(inputs, device)).float()
             except Exception as error:
-                if not labels:
+                if not values:
                     refuse_shape(model, inputs, error)
                 raise
-            log_probs.append(torch.log_softmax(logits, dim=-1).cpu())
-            labels.append(batch_labels.cpu())
-    if not labels:
+            known = known.resolve(outputs, batch_targets)
+            rows = known.flatten(outputs, to_device(batch_targets, device))
+            values.append(rows.values.cpu())
+            targets.append(rows.targets.cpu())
+    if not values:
         raise EnfoldError(
             "there must be examples to predict, got none: "
             "pass a DataLoader, a list or tensors, not a generator that is used up"
         )
-    return Predictions(torch.cat(log_probs, dim=1), torch.cat(labels))
+    return known.predictions(Rows(torch.cat(values, dim=1), torch.cat(targets)))
 
 
-def score(test: Predictions, validation: Predictions | None = None) -> dict[str, float]:
+def score(test: RowPredictions, validation: RowPredictions | None = None) -> dict[str, float]:
     """Compute every metric of the mean prediction.
 
     Args:
         test: Predictions on test examples.
-        validation: Predictions on validation examples; adds the metrics at the temperature fitted there.
+        validation: Predictions on validation examples; adds the metrics at the temperature, or the scale of a
+            regression, fitted there.
     """
-    scores = {name: metric.function(test) for name, metric in METRICS.items()}
-    if validation is not None:
-        scores["temperature"] = fit_temperature(validation)
-        for name in ("nll", "ece", "brier"):
-            scores[f"c{name}"] = evaluate_calibrated(METRICS[name].function, test, validation)
-    return scores
+    scores = {name: metric(test) for name, metric in metrics_for(test).items()}
+    return scores if validation is None else scores | calibrated_scores(test, validation)
 
 
-def mean_member_score(test: Predictions, validation: Predictions | None = None) -> dict[str, float]:
+def mean_member_score(test: RowPredictions, validation: RowPredictions | None = None) -> dict[str, float]:
     """Compute the mean over members of each member's own scores."""
     rows = []
     for index in range(test.num_members):
@@ -89,9 +105,21 @@ def mean_member_score(test: Predictions, validation: Predictions | None = None) 
     return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
 
 
-def recovered(one: Mapping[str, float], mean_member: Mapping[str, float], ensemble: Mapping[str, float]) -> float:
-    """Return the fraction of the ensemble's NLL gain that a network recovers: 0 is the mean member, 1 the ensemble."""
-    return gain_recovered(one["nll"], mean_member["nll"], ensemble["nll"], higher_is_better=False)
+def recovered(
+    one: Mapping[str, float],
+    mean_member: Mapping[str, float],
+    ensemble: Mapping[str, float],
+    criterion: str = "nll",
+) -> float:
+    """Return the fraction of the ensemble's gain that a network recovers: 0 is the mean member, 1 the ensemble.
+
+    Args:
+        one: Scores of the network.
+        mean_member: Mean scores of the members.
+        ensemble: Scores of the ensemble.
+        criterion: The metric, lower is better.
+    """
+    return gain_recovered(one[criterion], mean_member[criterion], ensemble[criterion], higher_is_better=False)
 
 
 @dataclass(frozen=True)
@@ -101,15 +129,17 @@ class Row:
     Args:
         name: Name of the model.
         scores: Values by metric.
-        gain_recovered: Fraction of the ensemble's gain in NLL; None without a reference.
+        gain_recovered: Fraction of the ensemble's gain in the criterion, NLL for classes; None without a reference.
+        headline: The metrics that are printed.
     """
 
     name: str
     scores: dict[str, float]
     gain_recovered: float | None = None
+    headline: tuple[str, ...] = Predictions.headline
 
     def __str__(self) -> str:
-        parts = [f"{name} {shown(name, self.scores[name])}" for name in ("accuracy", "nll", "ece", "brier")]
+        parts = [f"{name} {shown(name, self.scores[name])}" for name in self.headline]
         if self.gain_recovered is not None:
             parts.append(f"gain recovered {shown_gain(self.gain_recovered)}")
         return f"{self.name}: " + "  ".join(parts)
@@ -117,8 +147,10 @@ class Row:
 
 def shown(name: str, value: float) -> str:
     """Format a score with its unit."""
-    metric = METRICS[name]
-    return f"{100 * value:.2f} %" if metric.unit == "%" else f"{value:.4f}"
+    return f"{100 * value:.2f} %" if _UNITS[name] == "%" else f"{value:.4f}"
+
+
+_UNITS = {name: metric.unit for table in TABLES.values() for name, metric in table.items()}
 
 
 def shown_gain(gain: float) -> str:
@@ -133,31 +165,53 @@ def evaluate(
     *,
     reference: nn.Module | None = None,
     name: str | None = None,
+    task: TaskLike = None,
+    unpack: Unpack | None = None,
 ) -> Row:
     """Score a model on test examples.
 
     Args:
         model: A network or an ensemble.
-        test: Test examples: a DataLoader, a Dataset, a pair (inputs, labels), or a data set of `enfold.data.load`.
-        val: Validation examples, on which a temperature is fitted for the calibrated scores (`cnll`, `cece`).
+        test: Test examples: a DataLoader, a Dataset, a pair (inputs, targets), or a data set of `enfold.data.load`.
+        val: Validation examples, on which a temperature or a scale is fitted for the calibrated scores (`cnll`).
         reference: The ensemble that the model was made from; the row then has the gain recovered.
         name: The name of the row; the default is the class of the model.
+        task: What the outputs mean; None for the task that the model or the reference was trained for, or to infer it.
+            A reference that was trained for a task has that one.
+        unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Returns:
-        All scores, and the fraction of the ensemble's gain in NLL that the model recovers.
+        All scores, and the fraction of the ensemble's gain in the criterion that the model recovers.
     """
     require(test, "test", "evaluate")
-    data = as_data(test, val) if isinstance(test, Data) else as_data(None, val, test)
-    own = predict(model, data.test)
-    validation = predict(model, data.val) if has_examples(data.val) else None
+    read = partial(as_data, unpack=unpack, network=called_network(model))
+    data = read(test, val) if isinstance(test, Data) else read(None, val, test)
+    if task is None and getattr(model, "task", None) is None:
+        task = getattr(reference, "task", None)
+    own = predict(model, data.test, task=task)
+    validation = predict(model, data.val, task=task) if has_examples(data.val) else None
     scores = score(own, validation)
     gain = None
     if reference is not None:
-        theirs = predict(reference, data.test)
-        gain = gain_recovered(scores["nll"], gibbs_nll(theirs), nll(theirs), higher_is_better=False)
-    return Row(name or type(model).__name__, scores, gain)
+        known = getattr(reference, "task", None)
+        gain = _gain(scores, predict(reference, data.test, task=task if known is None else known), own.criterion)
+    return Row(name or type(model).__name__, scores, gain, own.headline)
 
 
-def best_member(members: nn.Module, data: Data) -> int:
-    """Return the index of the member with the lowest NLL on validation examples."""
-    return int(per_member(nll, predict(members, data.val)).argmin())
+def _gain(scores: Mapping[str, float], reference: RowPredictions, criterion: str) -> float:
+    """Return the gain recovered in the first criterion that both have: a point prediction has no likelihood."""
+    table = metrics_for(reference)
+    shared = [name for name in (reference.criterion, criterion, "mse") if name in table and name in scores]
+    if not shared:
+        raise EnfoldError(
+            f"reference must be an ensemble for the same task, got predictions with the metrics {', '.join(table)}: "
+            "pass the ensemble that the model was made from"
+        )
+    members = table[f"gibbs_{shared[0]}"](reference)
+    return gain_recovered(scores[shared[0]], members, table[shared[0]](reference), higher_is_better=False)
+
+
+def best_member(members: nn.Module, data: Data, task: TaskLike = None) -> int:
+    """Return the index of the member with the lowest criterion, NLL for classes, on validation examples."""
+    found = predict(members, data.val, task=task)
+    return int(per_member(metrics_for(found)[found.criterion], found).argmin())

@@ -44,7 +44,7 @@ USES: dict[str, str] = {
     "merge": "enfold merge RUN NAME, or a step of a recipe",
     "perturb": "perturb: NAME in a distillation step",
 }
-"""How a method of each kind is used on the command line and in a recipe."""
+"""Use of a method of each kind on the command line and in a recipe."""
 
 GROUP = "enfold.methods"
 NOT_METHODS = frozenset(["deep_ensemble", "mixed_ensemble", "align"])
@@ -205,7 +205,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 
 def _target_of(module: ModuleType, kind: str, name: str) -> Any:
-    """The class or function of a file that has the file's name; underscores and case do not count."""
+    """Return the class or function that has the name of its file, without regard to underscores and case."""
     wanted = name.replace("_", "")
     for public, value in vars(module).items():
         own = getattr(value, "__module__", None) == module.__name__
@@ -229,7 +229,7 @@ def _installed() -> Iterator[tuple[str, Any]]:
 
 
 def _header(target: Any) -> str:
-    """The docstring of a method's file; its own docstring if the file has none."""
+    """Return the docstring of a method's file; its own docstring if the file has none."""
     module = inspect.getmodule(target)
     return inspect.cleandoc((module.__doc__ if module else None) or inspect.getdoc(target) or "")
 

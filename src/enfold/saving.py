@@ -29,6 +29,7 @@ from enfold.errors import EnfoldError
 from enfold.io.checkpoints import require_tensors, with_ties
 from enfold.io.files import atomic_path, parsing, sha256
 from enfold.networks import factory
+from enfold.tasks.infer import task_from_dict, task_to_dict
 
 FORMAT = 2
 FEWEST = 4096  # options up to this value are accepted for files of any size
@@ -81,6 +82,7 @@ def _manifest(model: nn.Module) -> dict[str, Any]:
             "seeds": list(model.seeds or ()) if isinstance(model, DeepEnsemble) else [],
             "separate": _is_separate(model),
             "fingerprint": compute_fingerprint(model) if model.is_expandable else None,
+            "task": task_to_dict(model.task),
         }
     return {"format": FORMAT, **kind, "versions": versions()}
 
@@ -161,6 +163,7 @@ def _make_ensemble(network: nn.Module | list[nn.Module], manifest: dict[str, Any
     model = kind.from_options(several, options)
     if isinstance(model, DeepEnsemble):
         model.seeds = tuple(manifest["seeds"]) or None
+    model.task = task_from_dict(manifest.get("task"))
     return model
 
 

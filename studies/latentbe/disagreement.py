@@ -53,7 +53,7 @@ def measure_mechanism(
     labels: list[Tensor] = []
     device = next((tensor.device for tensor in student.parameters()), torch.device("cpu"))
     with eval_mode(teachers, student):
-        for number, (inputs, classes) in enumerate(evaluation_batches(getattr(data, part), batch_size)):
+        for number, (inputs, classes, _) in enumerate(evaluation_batches(getattr(data, part), batch_size)):
             inputs = inputs.to(device)
             moved = perturb(inputs, data, teachers, student, generator(seed, "mechanism", number))
             for where, seen in (("clean", inputs), ("perturbed", moved)):

@@ -76,7 +76,7 @@ def grid_claims(content: Content) -> str:
 
 
 def _grids(content: Content) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """Data set, kind of members, and their runs with the number of layers of each."""
+    """Return data set, kind of members, and their runs with the number of layers of each."""
     grids: dict[tuple[str, str], dict[str, str]] = {}
     for run in content["runs"]:
         kind = "-brief" if run.endswith("-brief") else ""

@@ -1,4 +1,4 @@
-"""Rows, softness, averages and sweeps where the answer is known by hand, and pairs in which it was planted."""
+"""Rows, softness, averages and sweeps with known results, and planted pairs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def groups_of(members: DeepEnsemble, data: Data):
     return symmetries(members.member(0), data.train.inputs[:2]).groups
 
 
-def test_equal_members_have_no_distance_and_a_correlation_of_one() -> None:
+def test_equal_members_have_distance_zero_and_correlation_one() -> None:
     members, data = random_members("convolutional", 1)
     states = states_of(members) * 3
     for row in compute_row_statistics(states, states, groups_of(members, data)):
@@ -65,7 +65,7 @@ def test_equal_members_have_no_distance_and_a_correlation_of_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["deep", "convolutional", "residual"])
-def test_a_shuffled_copy_is_far_away_before_and_equal_after_matching(name: str) -> None:
+def test_permuted_copy_is_distant_before_and_equal_after_matching(name: str) -> None:
     members, _, data = planted(name, 2)
     first, second = states_of(members)
     symmetry = symmetries(members.member(0), data.train.inputs[:2])
@@ -80,7 +80,7 @@ def test_a_shuffled_copy_is_far_away_before_and_equal_after_matching(name: str) 
         assert row.correlation.after == pytest.approx(1)
 
 
-def test_rows_are_what_numpy_and_scipy_say_and_pairs_are_averaged() -> None:
+def test_row_statistics_agree_with_numpy_and_scipy() -> None:
     members, data = random_members("shallow", 3)
     states = states_of(members)
     found, head = compute_row_statistics(states, states, groups_of(members, data))
@@ -113,7 +113,7 @@ OUTPUTS = [
 
 
 @pytest.mark.parametrize(("name", "layer", "axis", "rows"), OUTPUTS)
-def test_a_row_is_what_comes_into_one_output_also_of_heads_and_gates(name, layer, axis, rows) -> None:
+def test_rows_are_the_incoming_weights_of_an_output(name, layer, axis, rows) -> None:
     network, _ = made(name)
     states = [
         {key: tensor + shift * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0))
@@ -130,7 +130,7 @@ def test_a_row_is_what_comes_into_one_output_also_of_heads_and_gates(name, layer
     )
 
 
-def test_rows_that_no_group_makes_are_left_out() -> None:
+def test_rows_without_a_group_are_omitted() -> None:
     group = Group("units", 2, (Axis("w", 0, 2, offset=1), Axis("w", 0, 2, offset=4), Axis("v", 1, 2, "consumes")))
     weights = {"w": torch.arange(14.0).reshape(7, 2), "v": torch.ones(3, 2)}
     found, head = compute_row_statistics([weights] * 2, [weights] * 2, [group])
@@ -138,7 +138,7 @@ def test_rows_that_no_group_makes_are_left_out() -> None:
     assert (found.units, head.units, head.hidden) == (4, 3, False)
 
 
-def test_rows_without_variance_correlate_with_equal_ones_alone() -> None:
+def test_rows_without_variance_correlate_with_equal_rows_only() -> None:
     members, data = random_members("shallow", 1)
     state = states_of(members)[0]
     still = {**state, "hidden.0.weight": torch.zeros_like(state["hidden.0.weight"])}
@@ -146,7 +146,7 @@ def test_rows_without_variance_correlate_with_equal_ones_alone() -> None:
         assert compute_row_statistics(pair, pair, groups_of(members, data))[0].correlation.after == expected
 
 
-def test_softness_is_zero_of_a_permutation_and_one_of_the_uniform_matrix() -> None:
+def test_softness_is_zero_for_a_permutation_and_one_for_the_uniform_matrix() -> None:
     members, data = random_members("shallow", 2)
     (group,) = groups_of(members, data)
     d = group.size
@@ -158,7 +158,7 @@ def test_softness_is_zero_of_a_permutation_and_one_of_the_uniform_matrix() -> No
     assert found.one_to_one[1] == pytest.approx(1 / d)
 
 
-def test_learned_states_average_to_what_the_fold_gives_and_are_found_again_from_their_matrices() -> None:
+def test_learned_states_average_to_the_merge_and_are_restored_from_their_matrices() -> None:
     members, data = random_members("deep", 3)
     found = train_alignment(members, data, SHORT)
     assert [tuple(each.shape) for each in found.matrices] == [(2, 12, 12), (2, 10, 10), (2, 8, 8)]
@@ -215,14 +215,14 @@ def test_a_sweep_goes_from_hard_to_soft_and_is_plain_data() -> None:
     assert json.loads(json.dumps(to_json(found)))[1]["temperature"] == 1.0
 
 
-def test_a_temperature_with_singular_matrices_is_told_as_failed() -> None:
+def test_a_temperature_with_singular_matrices_is_reported_as_failed() -> None:
     members, data = random_members("shallow", 2)
     (found,) = sweep_temperatures(members, data, PermutationOptions(config=PUBLISHED.replace(epochs=0)), (1e9,))
     assert found.accuracy is None
     assert "singular" in str(found.failed)
 
 
-def test_what_is_wrong_is_no_singular_matrix() -> None:
+def test_other_errors_are_not_reported_as_singular() -> None:
     members, data = random_members("shallow", 2)
     beyond = PermutationOptions(config=PUBLISHED.replace(epochs=0), universe=True)
     with pytest.raises(EnfoldError, match="universe"):
@@ -233,7 +233,7 @@ def test_what_is_wrong_is_no_singular_matrix() -> None:
     assert recover_planted(members, data, hot, 0.0).recovered["permAVG"] is None
 
 
-def test_the_planted_pair_is_one_function_until_there_is_noise() -> None:
+def test_the_planted_pair_computes_one_function_without_noise() -> None:
     members, data = random_members("convolutional", 1)
     for noise, same in ((0.0, True), (1.0, False)):
         pair, symmetry, wanted = make_planted_pair(members, data, noise, seed=3)
@@ -258,7 +258,7 @@ def test_planted_noise_is_in_units_of_each_tensors_deviation() -> None:
 
 
 @pytest.mark.parametrize("name", ["vit", "attention", "group norm", "separable", "rotary"])
-def test_what_was_planted_inside_blocks_is_undone_too(name: str) -> None:
+def test_permutations_inside_blocks_are_inverted(name: str) -> None:
     network, inputs = made(name)
     part = Split(inputs, torch.zeros(len(inputs), dtype=torch.long))
     members, data = DeepEnsemble([network]), Data(part, part, part, 3, tuple(inputs.shape[1:]))
@@ -274,7 +274,7 @@ def test_a_planted_permutation_is_found_inside_heads() -> None:
     assert found["weight matching"] == found["permAVG, matched"] == 1
 
 
-def test_a_planted_permutation_is_found_without_noise_and_lost_in_it() -> None:
+def test_a_planted_permutation_is_found_without_noise_only() -> None:
     make, shape = NETWORKS["shallow"]
     members, data = DeepEnsemble([drawn(make, 0)]), pixels(shape)
     clean, lost = (recover_planted(members, data, SHORT, noise) for noise in (0.0, 100.0))
@@ -291,7 +291,7 @@ def two_sided(count: int) -> Split:
     return Split(torch.eye(4)[labels] * 3 + 0.3 * torch.randn(count, 4, generator=rng), labels)
 
 
-def test_members_taught_different_things_know_their_own_part() -> None:
+def test_members_of_different_tasks_are_accurate_on_their_own_classes() -> None:
     data = Data(two_sided(256), two_sided(64), two_sided(128), 4, (4,))
     plan = TrainConfig(epochs=8, batch_size=32, lr=0.02)
     pairs = {kind: train_different_pair(lambda: MLP(4, [12], 4), data, plan, kind) for kind in ("classes", "labels")}

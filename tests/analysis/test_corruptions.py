@@ -47,7 +47,7 @@ class Template(nn.Module):
         return -self.scale * torch.cdist(images.flatten(1), self.bars).square()
 
 
-def test_a_row_is_what_its_corrupted_pictures_give(pictures):
+def test_a_row_contains_the_scores_of_its_corrupted_images(pictures):
     model = Template().eval()
     found = score_corruptions({"one": model}, pictures, ["contrast", "gaussian_noise"], [1, 5], seed=3)["one"]
     moved = Split(corrupt(pictures.test.inputs, "contrast", 5, seed=3), pictures.test.labels)
@@ -59,7 +59,7 @@ def test_a_row_is_what_its_corrupted_pictures_give(pictures):
     assert average_scores_over_kinds(found)["nll"] == pytest.approx(sum(cells) / 4)
 
 
-def test_the_mean_member_is_each_member_alone(pictures):
+def test_the_mean_member_is_the_mean_over_single_members(pictures):
     members = DeepEnsemble([Template(0.2), Template(1.0)]).eval()
     found = score_corruptions({"two": members}, pictures, ["fog"], [3], members_of="two", examples=40)
     alone = [
@@ -71,7 +71,7 @@ def test_the_mean_member_is_each_member_alone(pictures):
     assert found["two"]["fog"]["3"]["nll"] < mean
 
 
-def test_some_examples_are_of_every_class(pictures):
+def test_subsets_contain_every_class(pictures):
     order = pictures.test.labels.argsort(stable=True)
     by_class = pictures.replace(test=pictures.test[order])
     found = score_corruptions({"one": Template()}, by_class, ["contrast"], [5], examples=40)["one"]["contrast"]["5"]
@@ -80,7 +80,7 @@ def test_some_examples_are_of_every_class(pictures):
     assert found["nll"] == pytest.approx(nll(said))
 
 
-def test_what_is_no_image_is_refused():
+def test_inputs_other_than_images_are_refused():
     split = Split(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))
     with pytest.raises(EnfoldError, match="images in memory"):
         require_images(Data(split, split, split, 2, (3,)))

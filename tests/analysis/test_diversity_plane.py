@@ -34,7 +34,7 @@ def test_points_by_hand() -> None:
 
 
 @given(st.integers(2, 50), st.floats(1e-6, 1), st.floats(0, 1))  # nearer to chance, limit (3) is rounding over rounding
-def test_the_upper_limit_lies_above_the_lower(classes: int, base: float, along: float) -> None:
+def test_the_upper_limit_is_above_the_lower(classes: int, base: float, along: float) -> None:
     base = 1 / classes + (0.999 - 1 / classes) * base
     a = torch.tensor([1 / classes + along * (base - 1 / classes)], dtype=torch.float64)
     assert float(independent(a, base, classes)) >= float(flipped(a, base, classes)) - 1e-9
@@ -49,7 +49,7 @@ def test_at_chance_independent_networks_differ_by_chance(classes: int) -> None:
     torch.testing.assert_close(flipped(chance, 0.7, classes), expected)
 
 
-def test_limits_are_what_simulated_networks_reach() -> None:
+def test_limits_agree_with_simulated_networks() -> None:
     rng, n, classes, base, a = torch.Generator().manual_seed(0), 200_000, 5, 0.8, 0.6
     labels = torch.zeros(n, dtype=torch.long)
 

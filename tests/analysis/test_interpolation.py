@@ -73,7 +73,7 @@ def test_a_matched_copy_is_at_the_end_of_a_flat_line_and_an_unmatched_one_is_not
     assert abs(naive.area) > 1e-3
 
 
-def test_batch_norm_is_stored_measured_again_or_that_of_the_batch() -> None:
+def test_batch_norm_modes() -> None:
     members, data = two("convolutional")
     first, second = states_of(members)
     middle = {name: torch.lerp(t, second[name], 0.5) if t.is_floating_point() else t for name, t in first.items()}
@@ -93,7 +93,7 @@ def test_batch_norm_is_stored_measured_again_or_that_of_the_batch() -> None:
     torch.testing.assert_close(states_of(members)[0], first, rtol=0, atol=0)
 
 
-def test_statistics_of_a_batch_do_not_tell_its_class_in_sorted_data() -> None:
+def test_batch_statistics_do_not_reveal_the_class_in_sorted_data() -> None:
     members, data = two("convolutional")
     test = Split(torch.cat([data.test.inputs] * 60), torch.cat([data.test.labels] * 60))  # more than one batch
     order = test.labels.argsort()
@@ -103,7 +103,7 @@ def test_statistics_of_a_batch_do_not_tell_its_class_in_sorted_data() -> None:
 
 
 @pytest.mark.parametrize("name", ["deep", "convolutional"])
-def test_a_repaired_line_has_its_ends_and_in_the_middle_the_repaired_average(name: str) -> None:
+def test_a_repaired_line_contains_the_ends_and_the_repaired_average(name: str) -> None:
     members, data = two(name)
     first, second = states_of(members)
     line = line_of(members, data, points=5, repair=True)
@@ -131,7 +131,7 @@ def test_the_barrier_of_a_parabola() -> None:
     assert below.area == pytest.approx(-1 / 6, abs=1e-4)
 
 
-def test_the_barrier_of_error_is_that_of_accuracy_upside_down() -> None:
+def test_the_barrier_of_the_error_is_the_negative_barrier_of_the_accuracy() -> None:
     values = torch.tensor([0.9, 0.6, 0.8], dtype=torch.float64)
     alphas = torch.linspace(0, 1, 3, dtype=torch.float64)
     found = compute_barriers(Line(alphas, 1 - values, values, values))
@@ -143,7 +143,7 @@ def test_the_barrier_of_error_is_that_of_accuracy_upside_down() -> None:
     ("change", "message"),
     [({"points": 1}, "points"), ({"batch_norm": "other"}, "'other'")],
 )
-def test_what_makes_no_line_is_refused(change: dict[str, object], message: str) -> None:
+def test_invalid_lines_are_refused(change: dict[str, object], message: str) -> None:
     members, data = two("deep")
     with pytest.raises(EnfoldError, match=message):
         line_of(members, data, **change)

@@ -51,7 +51,7 @@ def test_scores_are_those_of_the_prepared_images(bars):
     assert found["one"].detected["uniform noise"]["energy"]["auroc"] > 0.99  # far from every bar
 
 
-def test_members_and_their_mean_alone(bars):
+def test_members_and_their_mean(bars):
     networks = [Nearest(0.02), Nearest(0.1)]
     sets = [noise("uniform", bars, 30), outside(Split(torch.zeros(9, 3, 5, 5), torch.arange(9)), bars, "black")]
     found, mean_member = score_ood({"two": DeepEnsemble(networks)}, bars, sets, members_of="two")
@@ -71,7 +71,7 @@ def test_log_probabilities_have_no_energy_and_a_dirichlet_student_has_its_own(ba
     assert {"mutual_information", "epkl", "rmi", "energy"} <= set(found["student"].detected["gaussian noise"])
 
 
-def test_a_student_that_is_a_share_is_read_as_members(bars):
+def test_an_ensemble_student_is_evaluated_as_members(bars):
     logits = compute_logits(DeepEnsemble([Nearest(), Nearest(0.2)]), bars, bars.test)
     assert logits.shape == (2, 80, 4)
     both = detect({INSIDE: logits, "away": logits.flip(1)}, dirichlet=True)

@@ -50,7 +50,7 @@ def test_a_straight_path_has_its_ends_and_its_middle(ends) -> None:
         make_line(*ends, points=1)
 
 
-def test_a_curve_has_its_ends_to_the_bit_and_its_equation_between(ends) -> None:
+def test_a_curve_contains_its_ends_exactly_and_follows_its_equation(ends) -> None:
     curve = Bezier(network(), *ends)
     with torch.no_grad():
         for tensor in curve.control.parameters():
@@ -68,7 +68,7 @@ def test_a_new_curve_is_the_straight_line(ends) -> None:
         torch.testing.assert_close(bent, line)
 
 
-def test_training_bends_the_curve_below_the_line_and_leaves_the_ends(ends) -> None:
+def test_training_moves_the_curve_below_the_line_and_preserves_the_ends(ends) -> None:
     data, before = three_clouds(120, 60, 60), [{n: t.clone() for n, t in end.items()} for end in ends]
     curve = train_bezier(network(), *ends, data, BEZIER.replace(epochs=15, batch_size=32, lr=0.03), quiet=True)
     torch.testing.assert_close(ends, before, rtol=0, atol=0)
@@ -98,7 +98,7 @@ def test_relaxation_keeps_the_coordinate_along_the_line(ends) -> None:
     assert moved > 0.1, "but across the line points move"
 
 
-def test_a_tunnel_lies_below_the_line(ends) -> None:
+def test_a_tunnel_is_below_the_line(ends) -> None:
     data = three_clouds(120, 60, 60)
     path = train_tunnel(network(), *ends, data, TUNNEL.replace(epochs=6, batch_size=32), points=5, quiet=True)
     torch.testing.assert_close(path[0], ends[0], rtol=0, atol=0)
@@ -125,7 +125,7 @@ def test_along_gives_scores_and_similarity_to_both_ends(ends) -> None:
     assert found.barrier["loss"].height == pytest.approx(max(rise, 0.0))
 
 
-def test_a_permuted_copy_is_matched_back(ends) -> None:
+def test_a_permuted_copy_is_matched(ends) -> None:
     order = torch.tensor([3, 1, 0, 2, 7, 6, 5, 4])
     other = {
         "0.weight": ends[0]["0.weight"][order],
@@ -136,7 +136,7 @@ def test_a_permuted_copy_is_matched_back(ends) -> None:
     torch.testing.assert_close(match_to(network(), ends[0], other, three_clouds(20, 5, 5)), ends[0], rtol=0, atol=0)
 
 
-def test_batch_norm_of_a_path_is_measured_or_taken_from_the_batch() -> None:
+def test_batch_norm_statistics_of_a_path() -> None:
     data, members = three_clouds(120, 60, 60), DeepEnsemble(normed, 2, seed=0)
     fit(members, data, config=PLAN.replace(epochs=3), quiet=True)
     first, second = (copy_state(members.member(k)) for k in range(2))

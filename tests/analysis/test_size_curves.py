@@ -1,4 +1,4 @@
-"""Ensemble-size curves end at the ensemble, begin at the mean member, and average over subsets and kinds."""
+"""Ensemble-size curves from the mean member to the ensemble, averaged over subsets and kinds."""
 
 from itertools import combinations
 
@@ -23,7 +23,7 @@ def said(seed: int, members: int = 4) -> Predictions:
     return Predictions.from_logits(hints + torch.randn(members, 40, 3, generator=rng), labels)
 
 
-def test_a_curve_begins_at_the_mean_member_and_ends_at_the_ensemble() -> None:
+def test_a_curve_starts_at_the_mean_member_and_ends_at_the_ensemble() -> None:
     p = said(0)
     curve = compute_size_curve(p)
     assert set(curve) == set(SCORES)

@@ -1,4 +1,4 @@
-"""Many networks say what each says alone, about examples of all classes, whatever the order of the data."""
+"""Batched predictions of many networks equal single predictions, on examples of all classes."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def by_class(data: Data) -> Data:
     return data.replace(test=test[test.labels.argsort(stable=True)])
 
 
-def test_some_examples_of_sorted_data_are_of_all_classes() -> None:
+def test_subsets_of_sorted_data_contain_all_classes() -> None:
     few = sample_split(by_class(three_clouds(10, 10, 300)), "test", 30).test
     assert isinstance(few, Split)
     assert few.labels.bincount(minlength=3).min() >= 4
@@ -45,14 +45,14 @@ def test_the_same_examples_are_chosen_again_and_none_twice() -> None:
         assert sample_indices(50, enough).tolist() == list(range(50)), "all, in their order"
 
 
-def test_loaders_and_few_examples_are_taken_whole() -> None:
+def test_loaders_and_small_splits_are_used_completely() -> None:
     data = three_clouds(10, 10, 30)
     assert sample_split(data, "test", 30) is data
     loader = data.replace(test=[(data.test.inputs, data.test.labels)])
     assert sample_split(loader, "test", 5) is loader
 
 
-def test_statistics_of_batches_do_not_tell_the_class_in_sorted_data(ends) -> None:
+def test_batch_statistics_do_not_reveal_the_class_in_sorted_data(ends) -> None:
     data = three_clouds(10, 10, 2 * ROWS)
     paths = [score_path(normed(), make_line(*ends, 3), each, batch_norm="train") for each in (data, by_class(data))]
     torch.testing.assert_close(paths[0].loss, paths[1].loss, rtol=1e-2, atol=0)
@@ -61,13 +61,13 @@ def test_statistics_of_batches_do_not_tell_the_class_in_sorted_data(ends) -> Non
     torch.testing.assert_close(maps[0].loss, maps[1].loss, rtol=1e-2, atol=0)
 
 
-def test_one_example_alone_in_the_last_batch_is_left_out(ends) -> None:
+def test_a_last_batch_with_one_example_is_omitted(ends) -> None:
     data = three_clouds(10, 10, ROWS + 1)
     assert bool(torch.isfinite(score_path(normed(), make_line(*ends, 3), data, batch_norm="train").loss).all())
 
 
 @pytest.mark.parametrize(("count", "engine"), [(3, "loop"), (4, "auto"), (10, "auto")])
-def test_an_engine_is_chosen_once_for_all_and_each_network_says_what_it_says_alone(
+def test_one_engine_is_chosen_and_predictions_equal_those_of_single_networks(
     monkeypatch: pytest.MonkeyPatch, count: int, engine: str
 ) -> None:
     chosen: list[tuple[str, int]] = []
@@ -89,7 +89,7 @@ def test_an_engine_is_chosen_once_for_all_and_each_network_says_what_it_says_alo
     torch.testing.assert_close(said, alone)
 
 
-def test_statistics_are_measured_of_every_network_also_of_the_last_few() -> None:
+def test_statistics_are_measured_for_every_network() -> None:
     torch.manual_seed(0)
     networks, data = [normed() for _ in range(5)], three_clouds(90, 10, 30)
     said = predict_states(networks[0], map(copy_state, networks), data, batch_norm="reset", at_once=3)

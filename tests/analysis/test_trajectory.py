@@ -1,4 +1,4 @@
-"""Similarity of networks in weights and in answers, maps of predictions, and samples around a training's end."""
+"""Similarity of networks in weights and predictions, maps of predictions, and samples around a network."""
 
 from pathlib import Path
 
@@ -71,7 +71,7 @@ def test_disagreement_is_a_metric(seed: int) -> None:
     assert bool((d[:, None, :] <= d[:, :, None] + d[None, :, :] + 1e-12).all()), "the triangle inequality"
 
 
-def test_similarity_of_what_was_visited(kept: Trajectory) -> None:
+def test_similarity_along_a_trajectory(kept: Trajectory) -> None:
     data, found = three_clouds(60, 20, 30), load_trajectory(kept, start=False)
     assert found.member.tolist() == [0] * 4 + [1] * 4
     assert found.epoch.tolist() == [1, 2, 3, 4] * 2
@@ -91,7 +91,7 @@ def test_similarity_of_what_was_visited(kept: Trajectory) -> None:
     assert within.min() > between.max(), "one training stays nearer to itself than to another"
 
 
-def test_a_map_keeps_distances_where_two_axes_hold_them() -> None:
+def test_a_map_preserves_distances_in_two_dimensions() -> None:
     rng = torch.Generator().manual_seed(0)
     plane = torch.randn(6, 2, generator=rng, dtype=torch.float64)
     base, axes = torch.full((2, 3), 1 / 3, dtype=torch.float64), 0.02 * torch.eye(2, dtype=torch.float64)
@@ -113,7 +113,7 @@ def test_tsne_keeps_two_clusters_apart() -> None:
     assert apart[:6, 6:].min() > max(apart[:6, :6].max(), apart[6:, 6:].max())
 
 
-def test_wrong_maps_are_named() -> None:
+def test_invalid_maps_are_refused() -> None:
     said = Predictions.from_logits(torch.zeros(2, 4, 3), torch.zeros(4, dtype=torch.long))
     with pytest.raises(EnfoldError, match="at least 3 networks, got 2"):
         map_predictions(said)
@@ -121,7 +121,7 @@ def test_wrong_maps_are_named() -> None:
         map_predictions(said, "umap")  # type: ignore[arg-type]
 
 
-def test_an_empty_trajectory_says_how_to_get_one(tmp_path: Path) -> None:
+def test_an_empty_trajectory_gives_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(EnfoldError, match="trajectory: true"):
         load_trajectory(Trajectory(tmp_path))
 
@@ -136,7 +136,7 @@ def test_weights_are_averaged_over_the_last(kept: Trajectory) -> None:
 
 
 @pytest.mark.parametrize("kind", ["random", "dropout", "gaussian", "pca"])
-def test_samples_without_spread_are_their_centre(kept: Trajectory, kind) -> None:
+def test_samples_without_variance_equal_their_centre(kept: Trajectory, kind) -> None:
     data, path = three_clouds(60, 20, 30), kept.of_member(0)[1:]
     members = sample_around(network(), path, kind, 3, data, scale=0.0)
     centre = path[-1] if kind in ("random", "dropout") else average_last(path, len(path))
@@ -149,7 +149,7 @@ def flattened(states: list[dict[str, torch.Tensor]]) -> torch.Tensor:
     return torch.stack([torch.cat([state[n].flatten() for n in ("0.weight", "3.weight")]) for state in states]).double()
 
 
-def test_samples_lie_where_their_kind_says(kept: Trajectory) -> None:
+def test_samples_have_the_distribution_of_their_kind(kept: Trajectory) -> None:
     data, path = three_clouds(60, 20, 30), kept.of_member(1)[1:]
     for kind, own in (("pca", path), ("pca_random", path[-1:])):  # which asks for no spread of training's
         flat = flattened(unstack_states(sample_around(network(), own, kind, 5, data, rank=2)))
@@ -161,7 +161,7 @@ def test_samples_lie_where_their_kind_says(kept: Trajectory) -> None:
         sample_around(network(), path[-1:], "gaussian", 2, data)
 
 
-def test_many_networks_say_what_each_says_alone(kept: Trajectory) -> None:
+def test_batched_predictions_equal_those_of_single_networks(kept: Trajectory) -> None:
     data, states = three_clouds(60, 20, 30), kept.of_member(0)
     together = predict_states(network(), states, data, examples=10, at_once=2)
     assert together.log_probs.shape == (5, 10, 3)
@@ -175,7 +175,7 @@ def test_many_networks_say_what_each_says_alone(kept: Trajectory) -> None:
         torch.testing.assert_close(together.log_probs[index], expected)
 
 
-def test_batch_norm_is_stored_taken_from_the_batch_or_measured(kept: Trajectory) -> None:
+def test_batch_norm_modes(kept: Trajectory) -> None:
     data, state = three_clouds(60, 20, 30), kept.of_member(0)[-1]
     wrong = {**state, "1.running_mean": state["1.running_mean"] + 3}
     stored, batch, reset = (

@@ -1,4 +1,4 @@
-"""Planes of weights hold their networks to the bit, and their maps what the networks there say."""
+"""Planes of weights contain their networks exactly, and maps contain their scores."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def flat(state: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.cat([tensor.flatten() for tensor in state.values()]).double()
 
 
-def test_planes_hold_their_networks_to_the_bit(states) -> None:
+def test_planes_contain_their_networks_exactly(states) -> None:
     for plane in (make_radial_plane(network(), *states[:2]), make_plane(network(), *states)):
         for (u, v), state in zip(plane.places.tolist(), plane.networks, strict=True):
             torch.testing.assert_close(plane.state(u, v), state, rtol=0, atol=0)
@@ -47,7 +47,7 @@ def test_coordinates_are_lengths(states) -> None:
     torch.testing.assert_close(far.norm().item(), 13**0.5, rtol=1e-5, atol=0)
 
 
-def test_a_map_says_what_the_networks_there_say(states) -> None:
+def test_a_map_contains_the_scores_of_its_networks(states) -> None:
     data, plane = three_clouds(20, 10, 40), make_plane(network(), *states)
     found = map_plane(network(), plane, data, size=4, examples=30, quiet=True)
     assert found.loss.shape == found.accuracy.shape == (4, 4)
@@ -65,7 +65,7 @@ def test_a_map_says_what_the_networks_there_say(states) -> None:
             assert float(found.disagreement[index, row, column]) == pytest.approx(float(apart))
 
 
-def test_a_map_holds_all_networks_and_a_radial_one_the_origin(states) -> None:
+def test_a_map_contains_all_networks_and_a_radial_map_the_origin(states) -> None:
     data, plane = three_clouds(20, 10, 20), make_radial_plane(network(), *states[:2])
     found = map_plane(network(), plane, data, size=3, margin=0.1, quiet=True)
     for place in (*plane.places, torch.zeros(2)):

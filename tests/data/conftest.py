@@ -1,4 +1,4 @@
-"""Tiny data sets in the official formats, and a web server on this computer that can be told to misbehave."""
+"""Tiny data sets in the official formats, and a local web server with configurable faults."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TRAIN, TEST = 60, 20
 
 @pytest.fixture(autouse=True)
 def _no_data_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What lies in the cache of whoever runs the tests must not matter."""
+    """Isolate tests from the user's cache."""
     monkeypatch.delenv("ENFOLD_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -82,7 +82,7 @@ def tar_bytes(members: dict[str, bytes]) -> bytes:
 
 
 class Server:
-    """Serves `files`; `cut` drops connections after so many bytes, `ranges` may be switched off."""
+    """Serve `files`; `cut` drops connections after a number of bytes, `ranges` may be disabled."""
 
     def __init__(self, address: str) -> None:
         self.address = address

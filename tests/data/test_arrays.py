@@ -39,7 +39,7 @@ def test_channels_are_moved_not_reinterpreted():
 
 
 @pytest.mark.parametrize("array", [np.zeros(5), np.zeros((5, 2), dtype="U3"), np.zeros((5, 2), dtype=complex)])
-def test_refuses_what_are_not_rows_of_numbers(array):
+def test_refuses_inputs_that_are_not_numeric_arrays(array):
     with pytest.raises(EnfoldError, match="one row per example"):
         as_inputs(array, "x")
 
@@ -50,7 +50,7 @@ def test_labels_of_whole_numbers(array):
 
 
 @pytest.mark.parametrize("array", [np.eye(3), np.array([0.5, 1.0]), np.array([np.nan, 1.0]), np.array(["cat", "dog"])])
-def test_refuses_labels_that_are_not(array):
+def test_refuses_labels_that_are_not_integers(array):
     with pytest.raises(EnfoldError, match="y must be one integer"):
         as_labels(array, "y")
 
@@ -76,7 +76,7 @@ def test_refuses_inputs_that_are_not_finite_and_names_the_first(value):
         check_split(Split(inputs, torch.zeros(3000, dtype=torch.long)), 3, "here")
 
 
-def test_refuses_an_empty_part():
+def test_refuses_an_empty_split():
     with pytest.raises(EnfoldError, match="at least one example"):
         check_split(Split(torch.zeros(0, 2), torch.zeros(0, dtype=torch.long)), 3, "here")
 

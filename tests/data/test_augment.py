@@ -36,7 +36,7 @@ def test_pad_crop_uses_every_offset_about_equally_and_independently():
     assert 55 < counts.min() <= counts.max() < 145  # 100 ± 10 for each of the 9 x 9 offsets
 
 
-def test_pad_crop_leaves_its_input_alone():
+def test_pad_crop_does_not_modify_its_input():
     batch = images()
     before = batch.clone()
     shifted = pad_crop(batch, seeded())
@@ -46,7 +46,7 @@ def test_pad_crop_leaves_its_input_alone():
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_flip_mirrors_about_half_of_the_images_whole(dtype):
+def test_flip_mirrors_about_half_of_the_images(dtype):
     batch = images(batch=1000, dtype=dtype)
     flipped = flip(batch, seeded())
     mirrored = (flipped == batch.flip(-1)).flatten(1).all(1)
@@ -82,6 +82,6 @@ def test_an_unknown_name_lists_the_known():
 
 
 @pytest.mark.parametrize("name", list(AUGMENTATIONS))
-def test_refuses_what_are_not_images(name):
+def test_refuses_inputs_other_than_images(name):
     with pytest.raises(EnfoldError, match=r"augment .*\(4, 10\)"):
         AUGMENTATIONS[name](torch.zeros(4, 10), seeded())

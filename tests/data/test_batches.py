@@ -1,4 +1,4 @@
-"""Batches: what is drawn depends on the seed, the member and the epoch alone."""
+"""Batches: random choices depend on the seed, the member and the epoch only."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_every_example_once_an_epoch(count, size, members):
     for batch in found:
         assert batch.own == (members is not None)
         assert torch.equal(batch.inputs[..., 0].long(), batch.indices)
-        assert torch.equal(batch.labels, batch.indices % 3)
+        assert torch.equal(batch.targets, batch.indices % 3)
 
 
 def test_own_orders_differ_and_a_shared_one_is_for_all():
@@ -60,10 +60,10 @@ def test_own_orders_differ_and_a_shared_one_is_for_all():
     assert len({tuple(row) for row in own.tolist()}) == 3
     shared = epoch(Order(4), numbered())
     assert [batch.indices.ndim for batch in shared] == [1, 1, 1]
-    assert [len(batch.labels) for batch in shared] == [4, 4, 2]
+    assert [len(batch.targets) for batch in shared] == [4, 4, 2]
 
 
-def test_an_order_depends_on_seed_member_and_epoch_alone():
+def test_an_order_depends_on_seed_member_and_epoch_only():
     data = numbered(30)
     three = indices(epoch(Order(8, range(3)), data, 5))
     assert torch.equal(three[:2], indices(epoch(Order(8, range(2)), data, 5)))
@@ -72,7 +72,7 @@ def test_an_order_depends_on_seed_member_and_epoch_alone():
     assert not torch.equal(three, indices(epoch(Order(8, range(3), seed=1), data, 5)))
 
 
-def test_bagging_leaves_out_about_a_third():
+def test_bagging_omits_about_a_third():
     """A point is drawn at least once with probability 1 - (1 - 1/N)^N, about 0.632."""
     size = 10_000
     rows = indices(epoch(Order(size, range(4), bootstrap=True), numbered(size)))
@@ -116,13 +116,13 @@ class Stream(IterableDataset):
         return iter([(torch.zeros(2), 0)] * 5)
 
 
-def test_a_loader_is_taken_as_it_is():
+def test_a_loader_is_used_unchanged():
     split = numbered().train
     loader = DataLoader(TensorDataset(split.inputs, split.labels), 4)
     order = Order(99, range(2))
     found = epoch(order, numbered().replace(train=loader))
     assert order.steps(loader) == 3
-    assert [len(batch.labels) for batch in found] == [4, 4, 2]
+    assert [len(batch.targets) for batch in found] == [4, 4, 2]
     assert all(not batch.own and batch.indices is None and batch.augmented for batch in found)
     assert torch.equal(torch.cat([batch.inputs for batch in found]), split.inputs)
 
@@ -145,7 +145,7 @@ def test_lengths():
     assert [has_examples(part) for part in (numbered().train, iter([]), [], None)] == [True, True, False, False]
 
 
-def test_what_cannot_be_trained_on():
+def test_invalid_training_data():
     with pytest.raises(EnfoldError, match=r"bootstrap .*got a loader"):
         epoch(Order(bootstrap=True), numbered().replace(train=[]))
     with pytest.raises(EnfoldError, match=r"train .*got none in epoch 1"):
@@ -156,21 +156,21 @@ def test_what_cannot_be_trained_on():
         epoch(Order(augment=("rotate",)), pictures())
     with pytest.raises(EnfoldError, match="augment needs"):
         epoch(Order(augment=("flip",)), numbered())
-    with pytest.raises(EnfoldError, match="one label per input"):
+    with pytest.raises(EnfoldError, match="one target per input"):
         Split(torch.zeros(3, 2), torch.zeros(2))
 
 
 @prop
 @given(size=st.integers(1, 15))
-def test_evaluation_keeps_the_order_whatever_the_chunks(size):
+def test_evaluation_preserves_the_order_for_any_chunk_size(size):
     data = pictures()
     chunks = list(evaluation_batches(data.train, size))
-    assert [len(labels) for _, labels in chunks] == [min(size, 12 - start) for start in range(0, 12, size)]
-    torch.testing.assert_close(torch.cat([inputs for inputs, _ in chunks]), data.prepare(data.train.inputs))
-    assert torch.equal(torch.cat([labels for _, labels in chunks]), data.train.labels)
+    assert [len(labels) for _, labels, _ in chunks] == [min(size, 12 - start) for start in range(0, 12, size)]
+    torch.testing.assert_close(torch.cat([inputs for inputs, _, _ in chunks]), data.prepare(data.train.inputs))
+    assert torch.equal(torch.cat([labels for _, labels, _ in chunks]), data.train.labels)
 
 
-def test_preparing_leaves_what_is_no_picture_alone():
+def test_preparation_does_not_change_inputs_other_than_images():
     data = numbered()
     assert data.prepare(data.train.inputs) is data.train.inputs
     again = data.prepare(data.train.inputs)
@@ -180,23 +180,23 @@ def test_preparing_leaves_what_is_no_picture_alone():
 def test_a_batch_moves_to_a_device():
     batch = epoch(Order(4, range(2)), numbered())[0]
     moved = batch.to("meta")
-    assert (moved.inputs.device.type, moved.labels.device.type) == ("meta", "meta")
+    assert (moved.inputs.device.type, moved.targets.device.type) == ("meta", "meta")
     assert moved.own
     assert torch.equal(moved.indices, batch.indices)
 
 
-def test_a_last_batch_of_one_is_left_out():
+def test_a_last_batch_of_one_is_omitted():
     data = Data(Split(torch.zeros(9, 2), torch.zeros(9, dtype=torch.int64)), [], [], 2, (2,))
-    sizes = [len(batch.labels) for batch in Order(batch_size=4).batches(data, epoch=0)]
+    sizes = [len(batch.targets) for batch in Order(batch_size=4).batches(data, epoch=0)]
     assert sizes == [4, 4]
     assert Order(batch_size=4).steps(data.train) == 2
-    assert [len(batch.labels) for batch in Order(batch_size=9).batches(data, epoch=0)] == [9]
+    assert [len(batch.targets) for batch in Order(batch_size=9).batches(data, epoch=0)] == [9]
 
 
 @pytest.mark.parametrize(("sizes", "used"), [([4, 4, 1], [4, 4]), ([4, 1, 3], [4, 3]), ([1, 1], [1, 1]), ([1], [1])])
-def test_a_loaders_batch_of_one_behind_larger_ones_is_left_out(sizes, used):
+def test_a_batch_of_one_after_larger_batches_is_omitted(sizes, used):
     loader = [(torch.zeros(size, 2), torch.zeros(size, dtype=torch.int64)) for size in sizes]
-    assert [len(batch.labels) for batch in epoch(Order(), numbered().replace(train=loader))] == used
+    assert [len(batch.targets) for batch in epoch(Order(), numbered().replace(train=loader))] == used
 
 
 def test_labels_and_inputs_are_checked_when_data_is_made():
@@ -211,7 +211,7 @@ def test_a_split_batch_is_divided_among_the_members():
     data = Data(*(Split(torch.arange(22.0)[:, None], torch.zeros(22).long()) for _ in range(3)), 2, (1,))
     whole = list(Order(8, seed=3).batches(data, 1))
     parts = list(Order(8, range(3), seed=3, split=True).batches(data, 1))
-    assert [tuple(batch.labels.shape) for batch in parts] == [(3, 2), (3, 2), (3, 2)]
+    assert [tuple(batch.targets.shape) for batch in parts] == [(3, 2), (3, 2), (3, 2)]
     for one, all_of_it in zip(parts, whole, strict=True):
         assert one.own
         assert one.inputs.flatten().tolist() == all_of_it.inputs.flatten()[:6].tolist()

@@ -61,7 +61,7 @@ def with_claimed_size(path, name, size):
     return path
 
 
-def test_an_array_that_nobody_needs_is_not_read(tmp_path):
+def test_unused_arrays_are_not_read(tmp_path):
     path = archive(tmp_path / "a.npz", other=header((1 << 60,)))
     assert load(path).num_classes == 4
 
@@ -81,7 +81,7 @@ def test_an_array_that_nobody_needs_is_not_read(tmp_path):
         b"",
     ],
 )
-def test_headers_that_say_what_is_not_there(tmp_path, inputs):
+def test_headers_that_do_not_match_the_file(tmp_path, inputs):
     with pytest.raises(EnfoldError, match=r"a\.npz|inputs"):
         load(archive(tmp_path / "a.npz", inputs=inputs))
 
@@ -124,13 +124,13 @@ def bomb(path, start, megabytes):
     return path
 
 
-def test_a_gzipped_file_of_more_than_its_header_says(tmp_path):
+def test_gzipped_files_larger_than_their_header(tmp_path):
     start = bytes((0, 0, 8, 3)) + struct.pack(">III", 600, 28, 28)
     with pytest.raises(EnfoldError, match="got more"):
         idx.read_idx(bomb(tmp_path / "images.gz", start, 150), axes=3)
 
 
-def test_a_gzipped_file_that_says_that_it_is_huge(tmp_path):
+def test_gzipped_files_with_a_huge_declared_size(tmp_path):
     start = bytes((0, 0, 8, 3)) + struct.pack(">III", 1 << 20, 1 << 10, 1 << 10)
     with pytest.raises(EnfoldError, match="100 times its size"):
         idx.read_idx(bomb(tmp_path / "images.gz", start, 150), axes=3)
@@ -146,7 +146,7 @@ def png(width, height):
 
 
 @pytest.mark.parametrize(("side", "memory", "says"), [(60_000, None, "image"), (9_400, 1000, "memory")])
-def test_images_that_say_that_they_are_huge(tmp_path, side, memory, says, monkeypatch):
+def test_images_with_a_huge_declared_size(tmp_path, side, memory, says, monkeypatch):
     for name in ("a", "b"):
         (tmp_path / "images" / name).mkdir(parents=True)
         (tmp_path / "images" / name / "0.png").write_bytes(png(side, side))
@@ -156,19 +156,19 @@ def test_images_that_say_that_they_are_huge(tmp_path, side, memory, says, monkey
         load(tmp_path / "images")
 
 
-def test_downloads_are_of_secure_addresses():
+def test_downloads_use_https_only():
     for source in (MNIST, FASHION_MNIST, CIFAR10, CIFAR100):
         assert all(remote.url.startswith("https://") for remote in source.remotes)
 
 
 @pytest.mark.parametrize("url", ["http://example.org/f.gz", "file:///etc/passwd", "ftp://example.org/f.gz"])
-def test_other_addresses_are_not_asked(tmp_path, url, monkeypatch):
+def test_other_addresses_are_not_contacted(tmp_path, url, monkeypatch):
     monkeypatch.setattr(socket, "create_connection", lambda *given: pytest.fail("asked"))
     with pytest.raises(EnfoldError, match="https only"):
         download(Remote(url, "0" * 32, 10), tmp_path / "f.gz", "do it by hand")
 
 
-def test_a_server_that_never_ends_is_cut_off(server, tmp_path, monkeypatch):
+def test_an_endless_response_is_cut_off(server, tmp_path, monkeypatch):
     server.files["f.gz"] = bytes(5 << 20)
     received, found = [], module.file_md5
     monkeypatch.setattr(module, "file_md5", lambda path: (received.append(path.stat().st_size), found(path))[1])

@@ -18,7 +18,7 @@ def test_reads_channels_first_and_joins_the_batches(tmp_path, tiny, suffix):
     torch.testing.assert_close(test.labels, torch.arange(20) % 10)
 
 
-def test_of_two_labels_the_fine_one_counts(tmp_path, tiny):
+def test_fine_labels_are_used(tmp_path, tiny):
     (tmp_path / "train.bin").write_bytes(tiny.cifar_bytes(12, label_bytes=2))
     split = cifar.read_records(tmp_path / "train.bin", 2)
     torch.testing.assert_close(split.labels, torch.arange(12) % 10)
@@ -26,13 +26,13 @@ def test_of_two_labels_the_fine_one_counts(tmp_path, tiny):
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"x" * 3072, b"x" * 3074])
-def test_refuses_records_that_are_not_whole(tmp_path, content):
+def test_refuses_incomplete_records(tmp_path, content):
     (tmp_path / "batch.bin").write_bytes(content)
     with pytest.raises(EnfoldError, match=f"records of 3073 bytes, got {len(content)} bytes"):
         cifar.read_records(tmp_path / "batch.bin", 1)
 
 
-def test_only_the_named_files_leave_the_archive(tmp_path, tiny):
+def test_only_the_listed_files_are_extracted(tmp_path, tiny):
     archive = tmp_path / "place" / "cifar-10-binary.tar.gz"
     archive.parent.mkdir()
     archive.write_bytes(tiny.cifar_archive())

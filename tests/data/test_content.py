@@ -1,4 +1,4 @@
-"""The content of data: what is covered, and that reading it changes nothing."""
+"""Identity of data: what it covers, and that reading does not change the data."""
 
 import random
 
@@ -19,7 +19,7 @@ def data_of(train: object) -> Data:
 
 
 class Drawn(Dataset):
-    """Examples with noise of three generators, or of one that nobody can rewind."""
+    """Examples with noise of three generators, or of one without a state that can be restored."""
 
     def __init__(self, rewound: bool = True) -> None:
         self.own, self.calls = None if rewound else np.random.default_rng(), 0
@@ -57,12 +57,12 @@ def test_reading_a_loader_changes_no_generator():
     ],
     ids=["not the same again", "workers", "stream", "generator", "objects"],
 )
-def test_what_is_not_covered_is_told_by_its_source_and_length(part):
+def test_loaders_are_identified_by_source_and_length(part):
     found = content(data_of(part))
     assert (found["training examples"], found["training source"]) == (None, "in memory")
 
 
-def test_workers_are_not_started_and_their_examples_not_read_here():
+def test_workers_are_not_started():
     """A data set may open its file where it is first read, which must be in the worker."""
     examples = Drawn()
     content(data_of(DataLoader(examples, 5, num_workers=2)))
@@ -78,7 +78,7 @@ def test_a_split_is_digested_once(monkeypatch):
     assert (split.digests[0], split.digests[1]) == (first[0], digest([split.labels]))
 
 
-def test_digests_are_those_of_the_values_alone(monkeypatch):
+def test_digests_depend_on_values_only(monkeypatch):
     tensor = torch.arange(60, dtype=torch.float32).view(3, 4, 5)
     first = digest([tensor])
     monkeypatch.setattr("enfold.io.files.CHUNK", 7)

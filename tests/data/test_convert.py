@@ -53,7 +53,7 @@ def network():
 def test_every_kind_trains_and_is_evaluated(kind):
     model = network()
     history = fit(model, KINDS[kind], KINDS[kind], epochs=3, lr=0.1, batch_size=16, quiet=True)
-    assert len(history.epochs[-1].validation_nll) == 1
+    assert len(history.epochs[-1].validation_loss) == 1
     expected = predict(model, (INPUTS, LABELS))
     torch.testing.assert_close(predict(model, KINDS[kind]).log_probs, expected.log_probs)
     assert evaluate(model, KINDS[kind]).scores["nll"] < 0.6
@@ -61,7 +61,7 @@ def test_every_kind_trains_and_is_evaluated(kind):
 
 
 @pytest.mark.parametrize("kind", ["tensors", "arrays", "split", "tensor data set"])
-def test_what_is_in_memory_trains_to_the_same_bits(kind):
+def test_data_in_memory_train_to_the_same_bits(kind):
     models = []
     for given in (KINDS["split"], KINDS[kind]):
         models.append(network())
@@ -69,7 +69,7 @@ def test_what_is_in_memory_trains_to_the_same_bits(kind):
     assert torch.equal(models[0].weight, models[1].weight)
 
 
-def test_a_built_in_set_is_the_same_whole_and_by_its_splits():
+def test_a_data_set_and_its_splits_train_equally():
     raw = torch.randint(0, 256, (40, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     split = Split(raw, LABELS)
     data = Data(split, split[:20], split[10:], 2, (1, 4, 4), mean=(0.4,), std=(0.2,))
@@ -83,7 +83,7 @@ def test_a_built_in_set_is_the_same_whole_and_by_its_splits():
     torch.testing.assert_close(data.test.prepare(raw[:1]), (raw[:1] / 255 - 0.4) / 0.2)
 
 
-def test_looking_at_a_loader_leaves_the_random_state_alone():
+def test_inspecting_a_loader_preserves_the_random_state():
     state = torch.random.get_rng_state()
     as_data(DataLoader(TensorDataset(INPUTS, LABELS), batch_size=16, shuffle=True))
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -93,21 +93,22 @@ WRONG = {
     "None": (None, "None"),
     "data frame": (DataFrame(), "got a DataFrame.*to_numpy"),
     "data frame in a pair": ((DataFrame(), LABELS), "inputs .*got a DataFrame.*to_numpy"),
-    "three tensors": ((INPUTS, LABELS, LABELS), "pair .inputs, labels., got 3"),
+    "three tensors": ((INPUTS, LABELS, LABELS), "batch of 3 elements .*unpack="),
     "name": ("cifar10", r"enfold.data.load\('cifar10'\)"),
     "inputs only": (INPUTS, "got a Tensor"),
     "dict": ({"x": INPUTS}, "got a dict"),
     "number": (3, "got a int"),
-    "float labels": ((INPUTS, LABELS.float()), "labels"),
-    "text labels": ((INPUTS.numpy(), np.array(["a"] * 40)), "labels"),
-    "list labels": ((INPUTS, LABELS.tolist()), "labels .*got a list"),
-    "one-hot labels": ((INPUTS, nn.functional.one_hot(LABELS)), "labels .*argmax"),
-    "negative labels": ((INPUTS, LABELS - 100), "labels .*from 0"),
-    "too few labels": ((INPUTS, LABELS[:5]), "labels"),
-    "batches of three": ([(INPUTS, LABELS, LABELS)], "batch of (train|test) must be a pair"),
-    "dict batches": ([{"x": INPUTS}], "batch of (train|test) must be a pair .*got a dict"),
-    "text batches": ([("a", LABELS)], "inputs of a batch of (train|test) must be a tensor, got a str"),
-    "uneven batches": ([(INPUTS, LABELS[:5])], "batch of (train|test) must have one label per input"),
+    "float labels": ((INPUTS, LABELS.float()), "task must be named"),
+    "text labels": ((INPUTS.numpy(), np.array(["a"] * 40)), "targets"),
+    "list labels": ((INPUTS, LABELS.tolist()), "targets .*got a list"),
+    "one-hot labels": ((INPUTS, nn.functional.one_hot(LABELS)), "argmax"),
+    "negative labels": ((INPUTS, LABELS - 100), "between 0 and"),
+    "too few labels": ((INPUTS, LABELS[:5]), "targets"),
+    "batches of three": ([(INPUTS, LABELS, LABELS)], "batch of 3 elements .*unpack="),
+    "batches without target": ([{"x": INPUTS}], "must have a target, got a dict"),
+    "inputs without target": ([INPUTS], "pair .inputs, targets., got 1 element"),
+    "text batches": ([("a", LABELS)], "inputs of a batch of (train|test) must be tensors, got a str"),
+    "uneven batches": ([(INPUTS, LABELS[:5])], "batch of (train|test) must have one target per input"),
 }
 
 
@@ -141,6 +142,6 @@ def test_labels_beyond_the_outputs_are_refused(given):
             call()
 
 
-def test_a_setting_that_is_not_there_names_the_nearest():
+def test_an_unknown_setting_suggests_the_nearest():
     with pytest.raises(EnfoldError, match="no setting 'epoch', did you mean 'epochs'"):
         fit(network(), (INPUTS, LABELS), epoch=1)

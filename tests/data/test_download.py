@@ -31,7 +31,7 @@ def test_the_file_arrives_and_no_part_is_left(server, target, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_an_interrupted_download_goes_on_where_it_stopped(server, target):
+def test_an_interrupted_download_resumes(server, target):
     server.files["file.gz"] = CONTENT
     target.parent.mkdir()
     target.with_name("file.gz.part").write_bytes(CONTENT[:100_000])
@@ -40,7 +40,7 @@ def test_an_interrupted_download_goes_on_where_it_stopped(server, target):
     assert server.requests == [("file.gz", "bytes=100000-")]
 
 
-def test_connections_that_break_off_are_taken_up_again(server, target):
+def test_broken_connections_are_resumed(server, target):
     server.files["file.gz"] = CONTENT
     server.cut = 80_000
     download(remote(server), target, "do it by hand")
@@ -48,7 +48,7 @@ def test_connections_that_break_off_are_taken_up_again(server, target):
     assert [wanted for _, wanted in server.requests] == [None, "bytes=80000-", "bytes=160000-", "bytes=240000-"]
 
 
-def test_a_connection_that_brings_nothing_ends_it_and_keeps_the_part(server, target):
+def test_a_connection_without_data_ends_and_preserves_the_partial_file(server, target):
     server.files["file.gz"] = CONTENT
     server.cut = 0
     target.parent.mkdir()
@@ -58,7 +58,7 @@ def test_a_connection_that_brings_nothing_ends_it_and_keeps_the_part(server, tar
     assert target.with_name("file.gz.part").read_bytes() == CONTENT[:1000]
 
 
-def test_a_server_without_ranges_sends_the_whole_again(server, target):
+def test_a_server_without_ranges_restarts_the_download(server, target):
     server.files["file.gz"] = CONTENT
     server.ranges = False
     target.parent.mkdir()
@@ -67,7 +67,7 @@ def test_a_server_without_ranges_sends_the_whole_again(server, target):
     assert target.read_bytes() == CONTENT
 
 
-def test_a_part_that_is_too_large_is_thrown_away_unasked(server, target):
+def test_a_partial_file_that_is_too_large_is_deleted(server, target):
     server.files["file.gz"] = CONTENT
     target.parent.mkdir()
     target.with_name("file.gz.part").write_bytes(b"?" * (len(CONTENT) + 5))
@@ -77,7 +77,7 @@ def test_a_part_that_is_too_large_is_thrown_away_unasked(server, target):
 
 
 @pytest.mark.parametrize("size", [1000, len(CONTENT)])
-def test_a_part_of_another_file_is_thrown_away(server, target, size):
+def test_a_partial_file_of_another_download_is_deleted(server, target, size):
     server.files["file.gz"] = CONTENT
     target.parent.mkdir()
     target.with_name("file.gz.part").write_bytes(b"?" * size)
@@ -86,7 +86,7 @@ def test_a_part_of_another_file_is_thrown_away(server, target, size):
     assert server.requests == [("file.gz", f"bytes={size}-"), ("file.gz", None)]
 
 
-def test_a_complete_part_needs_no_byte_more(server, target):
+def test_a_complete_partial_file_is_not_downloaded_again(server, target):
     server.files["file.gz"] = CONTENT
     target.parent.mkdir()
     target.with_name("file.gz.part").write_bytes(CONTENT)
@@ -95,7 +95,7 @@ def test_a_complete_part_needs_no_byte_more(server, target):
     assert len(server.requests) == 1
 
 
-def test_a_wrong_checksum_leaves_nothing(server, target):
+def test_a_wrong_checksum_deletes_the_file(server, target):
     server.files["file.gz"] = CONTENT[:-1] + b"!"
     with pytest.raises(EnfoldError, match=r"must have the MD5 .* do it by hand"):
         download(remote(server), target, "do it by hand")
@@ -116,7 +116,7 @@ def test_a_missing_file_on_the_server_is_named(server, target):
     assert len(server.requests) == 1
 
 
-def test_a_server_that_drips_is_given_up(server, target, monkeypatch):
+def test_a_slow_server_times_out(server, target, monkeypatch):
     monkeypatch.setattr(module, "RECONNECTIONS", 3)
     server.files["file.gz"] = CONTENT
     server.cut = 10
@@ -125,7 +125,7 @@ def test_a_server_that_drips_is_given_up(server, target, monkeypatch):
     assert target.with_name("file.gz.part").stat().st_size == 30
 
 
-def test_a_full_disk_is_said_as_it_is(server, target, monkeypatch):
+def test_a_full_disk_is_reported(server, target, monkeypatch):
     server.files["file.gz"] = CONTENT
 
     def full(*arguments):

@@ -15,7 +15,7 @@ def mini():
     return load("fashion-mini")
 
 
-def test_fashion_mini_has_its_sizes_and_all_classes_alike(mini):
+def test_fashion_mini_sizes_and_class_balance(mini):
     assert [torch.bincount(part.labels).tolist() for part in (mini.train, mini.val, mini.test)] == [
         [1000] * 10,
         [200] * 10,
@@ -27,7 +27,7 @@ def test_fashion_mini_has_its_sizes_and_all_classes_alike(mini):
     assert fashion_mini.FILE.stat().st_size <= 7_000_000
 
 
-def test_fashion_mini_images_stand_upright(mini):
+def test_fashion_mini_images_are_upright(mini):
     """Boots have their sole below and trousers are taller than wide: rows and columns were not exchanged."""
     images = mini.train.inputs.float()[:, 0]
     trousers = images[mini.train.labels == mini.names.index("Trouser")].mean(0)
@@ -36,7 +36,7 @@ def test_fashion_mini_images_stand_upright(mini):
     assert boots[14:].sum() > boots[:14].sum()
 
 
-def test_fashion_mini_parts_share_no_image(mini):
+def test_fashion_mini_splits_are_disjoint(mini):
     parts = [{image.numpy().tobytes() for image in part.inputs} for part in (mini.train, mini.val, mini.test)]
     assert len(parts[0] & parts[1]) == len(parts[0] & parts[2]) == len(parts[1] & parts[2]) == 0
 
@@ -67,13 +67,13 @@ def test_a_damaged_file_is_found(monkeypatch, tmp_path):
     assert "install enfold again" in problem
 
 
-def test_the_licence_lies_beside_the_data():
+def test_the_licence_is_included():
     text = fashion_mini.FILE.with_name("fashion_mini.LICENSE.txt").read_text(encoding="utf-8")
     assert "MIT License" in text
     assert "Zalando SE" in text
 
 
-def test_digits_are_all_there_once_and_split_alike_for_every_seed():
+def test_digits_are_complete_and_the_test_split_is_fixed():
     data, again = load("digits"), load("digits", seed=9)
     assert (len(data.train), len(data.val), len(data.test)) == (1197, 200, 400)
     assert data.shape == (1, 8, 8)
@@ -92,7 +92,7 @@ def test_digits_without_scikit_learn(monkeypatch):
     assert "enfold[data]" in check("digits")[0]
 
 
-def test_no_module_of_the_room_imports_an_optional_package_on_import():
+def test_no_data_module_imports_an_optional_package():
     folder = Path(fashion_mini.__file__).parent
     for path in folder.glob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -35,7 +35,7 @@ def test_a_class_per_subfolder(tmp_path):
 
 
 @pytest.mark.parametrize("validation", ["validation", "val"])
-def test_parts_as_subfolders(tmp_path, validation):
+def test_splits_as_subfolders(tmp_path, validation):
     for part, count in (("train", 6), (validation, 2), ("test", 3)):
         fill(tmp_path / part, count=count)
     data = load(tmp_path)
@@ -48,7 +48,7 @@ def test_train_may_be_a_class(tmp_path):
     assert data.names == ("car", "plane", "train")
 
 
-def test_pixels_keep_their_place(tmp_path):
+def test_pixel_positions_are_preserved(tmp_path):
     array = np.arange(4 * 3 * 3, dtype=np.uint8).reshape(4, 3, 3)
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -58,7 +58,7 @@ def test_pixels_keep_their_place(tmp_path):
     torch.testing.assert_close(data.test.inputs[0], torch.from_numpy(array).permute(2, 0, 1))
 
 
-def test_grey_if_all_are_grey_else_colour(tmp_path):
+def test_mixed_folders_are_read_as_colour(tmp_path):
     grey = load(fill(tmp_path / "grey", mode="L"))
     assert grey.shape == (1, 6, 5)
     mixed = fill(tmp_path / "mixed", mode="L")
@@ -66,7 +66,7 @@ def test_grey_if_all_are_grey_else_colour(tmp_path):
     assert load(mixed).shape == (3, 6, 5)
 
 
-def test_files_and_hidden_folders_beside_the_images_are_passed_over(tmp_path):
+def test_other_files_and_hidden_folders_are_ignored(tmp_path):
     fill(tmp_path)
     (tmp_path / ".cache").mkdir()
     (tmp_path / "readme.txt").write_text("pets")
@@ -74,7 +74,7 @@ def test_files_and_hidden_folders_beside_the_images_are_passed_over(tmp_path):
     assert load(tmp_path).names == ("cat", "dog")
 
 
-def test_unequal_sizes_name_the_file_and_size_mends_it(tmp_path):
+def test_unequal_sizes_are_reported_and_size_resolves_them(tmp_path):
     fill(tmp_path)
     save(tmp_path / "dog" / "big.png", (1, 2, 3), size=(9, 11))
     with pytest.raises(EnfoldError, match=r"got 9 x 11 in .*big\.png and 6 x 5 in .*pass size="):
@@ -126,7 +126,7 @@ def test_refuses_less_than_two_classes(tmp_path, classes):
         load(fill(tmp_path, classes))
 
 
-def test_refuses_a_class_that_only_the_test_part_has(tmp_path):
+def test_refuses_a_class_that_only_the_test_split_has(tmp_path):
     fill(tmp_path / "train")
     fill(tmp_path / "test", ("cat", "dog", "emu"))
     with pytest.raises(EnfoldError, match="got 'emu' only in"):

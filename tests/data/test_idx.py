@@ -7,7 +7,7 @@ from enfold.errors import EnfoldError
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_reads_both_parts_plain_or_gzipped(tmp_path, tiny, suffix):
+def test_reads_both_splits_plain_or_gzipped(tmp_path, tiny, suffix):
     train, test = idx.read_idx_folder(tiny.write(tmp_path, tiny.idx(), suffix))
     assert train.inputs.shape == (60, 1, 28, 28)
     assert test.inputs.shape == (20, 1, 28, 28)
@@ -34,7 +34,7 @@ def test_bytes_are_read_in_row_major_order(tmp_path, tiny):
         (lambda content: b"\0\0\x0d\x03" + content[4:], "starts with 00000d03"),
     ],
 )
-def test_refuses_damaged_and_foreign_files(tmp_path, tiny, damage, message):
+def test_refuses_damaged_and_other_files(tmp_path, tiny, damage, message):
     files = tiny.idx()
     tiny.write(tmp_path, {**files, idx.TEST_IMAGES: damage(files[idx.TEST_IMAGES])})
     with pytest.raises(EnfoldError, match=message) as caught:

@@ -37,7 +37,7 @@ def test_keras_arrays(keras, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["validation", "val"])
-def test_its_own_validation_part_is_kept(keras, name):
+def test_a_given_validation_split_is_used(keras, name):
     inputs, labels = arrays(12, 200)
     path = keras(**{f"x_{name}": inputs, f"y_{name}": labels})
     data = load(path)
@@ -53,7 +53,7 @@ def test_names_of_classes(keras):
     assert data.num_classes == 5
 
 
-def test_inputs_and_labels_are_split_three_ways_with_one_test_part_for_all_seeds(tmp_path):
+def test_inputs_and_labels_are_split_with_a_fixed_test_split(tmp_path):
     inputs, labels = np.random.default_rng(0).normal(size=(100, 3)), np.arange(100) % 5
     np.savez(tmp_path / "points.npz", inputs=inputs, labels=labels)
     first, second = load(tmp_path / "points.npz", seed=0), load(tmp_path / "points.npz", seed=1)
@@ -93,7 +93,7 @@ class Evil:
 
 
 @pytest.mark.parametrize("kind", ["objects", "pickle", "text", "truncated", "npy"])
-def test_never_unpickles_and_refuses_what_is_no_archive(keras, tmp_path, capsys, kind):
+def test_never_unpickles_and_refuses_other_files(keras, tmp_path, capsys, kind):
     path = keras()
     whole = path.read_bytes()
     if kind == "objects":

@@ -21,14 +21,14 @@ def data(shape, dtype=torch.uint8, normalised=True):
     return Data(split, split, split, 3, shape, mean=mean, std=std)
 
 
-def test_the_same_form_is_left_as_it_is():
+def test_sets_of_the_same_form_are_unchanged():
     given = images((3, 8, 8), seed=1)
     adapted, description = adapt(given, data((3, 8, 8)))
     assert torch.equal(adapted, given)
     assert description == "normalised with the statistics of the training data"
 
 
-def test_grey_becomes_colour_and_grows():
+def test_grey_images_are_converted_to_colour_and_resized():
     flat = torch.full((2, 1, 28, 28), 100, dtype=torch.uint8)
     adapted, description = adapt(flat, data((3, 32, 32)))
     assert adapted.shape == (2, 3, 32, 32)
@@ -37,7 +37,7 @@ def test_grey_becomes_colour_and_grows():
     assert description.startswith("resized from 28 x 28 to 32 x 32 by bilinear interpolation; grey converted to colour")
 
 
-def test_colour_becomes_grey_by_luma():
+def test_colour_images_are_converted_to_grey_by_luma():
     red = torch.zeros(1, 3, 8, 8)
     red[:, 0] = 1
     adapted, description = adapt(red, data((1, 8, 8), torch.float32))
@@ -45,14 +45,14 @@ def test_colour_becomes_grey_by_luma():
     assert "colour converted to grey, weighted by 0.299, 0.587, 0.114" in description
 
 
-def test_bytes_and_numbers_meet():
+def test_bytes_and_floats_are_converted():
     adapted, _ = adapt(images((1, 8, 8)), data((1, 8, 8), torch.float32))
     torch.testing.assert_close(adapted, images((1, 8, 8), dtype=torch.float32))
     adapted, _ = adapt(images((1, 8, 8), dtype=torch.float32), data((1, 8, 8)))
     assert torch.equal(adapted, images((1, 8, 8)))
 
 
-def test_shrinking_averages_and_other_proportions_are_told():
+def test_shrinking_averages_and_other_aspect_ratios_give_a_note():
     checks = (torch.arange(32)[:, None] + torch.arange(16)) % 2 * 1.0
     adapted, description = adapt(checks.expand(1, 1, 32, 16), data((1, 8, 8), torch.float32))
     assert (adapted[..., 2:6, 2:6] - 0.5).abs().max() < 0.1  # not every fourth pixel, which would be all 0
@@ -60,14 +60,14 @@ def test_shrinking_averages_and_other_proportions_are_told():
     assert "aspect ratio" in description
 
 
-def test_a_set_knows_its_name_and_can_be_cut():
+def test_a_set_has_a_name_and_can_be_sliced():
     made = outside(Split(images((1, 5, 5)), torch.arange(6)), data((1, 8, 8)), "tiny", 4)
     assert isinstance(made[:2], Outside)
     assert (len(made), len(made[:2]), made[:2].name) == (4, 2, "tiny")
     assert "tiny: 4 inputs of shape (1, 8, 8); resized from 5 x 5" in repr(made)
 
 
-def test_some_of_a_set_stand_for_all_of_it():
+def test_subsets_of_a_set_are_representative():
     """The first, unless they lack a class that the others have, as where images come class by class."""
     mixed, by_class = torch.arange(60) % 3, torch.arange(60) // 20
     assert torch.arange(60)[some(mixed, 6)].tolist() == [0, 1, 2, 3, 4, 5]
@@ -84,7 +84,7 @@ def test_some_of_a_set_stand_for_all_of_it():
     assert made.inputs[:, 0, 0, 0].tolist() == [0, 20, 40]
 
 
-def test_noise_has_the_values_it_says():
+def test_noise_has_the_documented_values():
     uniform = noise("uniform", data((1, 16, 16)), 200)
     values = uniform.inputs.double() / 255
     assert uniform.inputs.dtype == torch.uint8
@@ -114,7 +114,7 @@ def test_what_cannot_be_adapted_is_refused(given, into, message):
         adapt(given, into)
 
 
-def test_data_that_is_no_raw_pixels_is_refused():
+def test_data_other_than_raw_pixels_are_refused():
     split = Split(torch.randn(6, 1, 8, 8), torch.arange(6) % 3)
     with pytest.raises(EnfoldError, match="raw pixels"):
         noise("uniform", Data(split, split, split, 3, (1, 8, 8)), 3)
@@ -134,7 +134,7 @@ def four_classes(tmp_path):
     return path
 
 
-def test_excluded_classes_are_in_no_part_and_the_rest_is_numbered_anew(four_classes):
+def test_excluded_classes_are_removed_and_the_others_renumbered(four_classes):
     whole, some = load(four_classes, val_size=12), load(four_classes, val_size=12, exclude_classes=[1])
     assert some.num_classes == 3
     assert len(some.val) == 12
@@ -146,7 +146,7 @@ def test_excluded_classes_are_in_no_part_and_the_rest_is_numbered_anew(four_clas
     assert some.mean != whole.mean  # measured on what is learnt from
 
 
-def test_classes_that_there_are_not_are_refused(four_classes):
+def test_unknown_classes_are_refused(four_classes):
     with pytest.raises(EnfoldError, match=r"exclude_classes .*got 4"):
         load(four_classes, exclude_classes=[4])
     with pytest.raises(EnfoldError, match=r"exclude_classes .*got 1"):

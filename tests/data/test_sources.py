@@ -34,18 +34,18 @@ def pack(files):
 
 
 def test_files_are_found_under_root_the_variable_and_the_cache(mnist, tiny, tmp_path, monkeypatch, server):
-    for place in ("root", "variable", "cache/enfold"):
+    for place in ("given", "variable", "cache/enfold"):
         tiny.write(tmp_path / place / "mnist", tiny.idx(), ".gz" if place == "variable" else "")
     assert load("mnist").source == f"mnist from {tmp_path}/cache/enfold/mnist"
     monkeypatch.setenv("ENFOLD_DATA", str(tmp_path / "variable"))
     assert load("mnist").source == f"mnist from {tmp_path}/variable/mnist"
     monkeypatch.setenv("ENFOLD_DATA", str(tmp_path / "nowhere"))
     assert load("mnist").source == f"mnist from {tmp_path}/cache/enfold/mnist"
-    assert load("mnist", root=tmp_path / "root").source == f"mnist from {tmp_path}/root/mnist"
+    assert load("mnist", root=tmp_path / "given").source == f"mnist from {tmp_path}/given/mnist"
     assert server.requests == []
 
 
-def test_parts_of_an_official_set(mnist, tiny, tmp_path):
+def test_splits_of_an_official_set(mnist, tiny, tmp_path):
     tiny.write(tmp_path / "mnist", tiny.idx())
     data = load("mnist", root=tmp_path, val_size=0.5)
     assert (len(data.train), len(data.val), len(data.test)) == (30, 30, 20)
@@ -57,7 +57,7 @@ def test_parts_of_an_official_set(mnist, tiny, tmp_path):
     assert data.std == pytest.approx([expected.std(correction=0).item()])
 
 
-def test_the_seed_decides_and_the_test_part_stays(mnist, tiny, tmp_path):
+def test_the_seed_determines_the_split_except_the_test_split(mnist, tiny, tmp_path):
     tiny.write(tmp_path / "mnist", tiny.idx())
     first, same, other = (load("mnist", root=tmp_path, val_size=20, train_size=20, seed=seed) for seed in (1, 1, 2))
     for part in ("train", "val"):
@@ -78,14 +78,14 @@ def test_missing_files_are_downloaded_and_present_ones_are_not(mnist, tiny, tmp_
     assert len(server.requests) == 3
 
 
-def test_fetch_goes_to_the_first_place_and_says_where(mnist, tiny, tmp_path, server, monkeypatch):
+def test_fetch_downloads_to_the_first_folder_and_returns_it(mnist, tiny, tmp_path, server, monkeypatch):
     server.files = pack(tiny.idx())
     monkeypatch.setenv("ENFOLD_DATA", str(tmp_path / "mine"))
     assert fetch("mnist") == tmp_path / "mine" / "mnist"
     assert check("mnist") == []
 
 
-def test_without_download_nothing_is_asked_for_and_the_error_says_where_to_put_what(mnist, tmp_path, server):
+def test_without_download_the_error_names_files_and_folder(mnist, tmp_path, server):
     with pytest.raises(EnfoldError, match="mnist must be downloaded") as caught:
         load("mnist", root=tmp_path, download=False)
     assert all(name in str(caught.value) for name in mnist.files)
@@ -107,7 +107,7 @@ def test_an_archive_is_downloaded_unpacked_and_removed(cifar10, tiny, tmp_path, 
     assert check("cifar10", root=tmp_path) == []
 
 
-def test_an_archive_beside_the_folder_is_used_and_kept(cifar10, tmp_path, server):
+def test_an_existing_archive_is_used_and_retained(cifar10, tmp_path, server):
     (tmp_path / "cifar-10-binary.tar.gz").write_bytes(cifar10)
     assert check("cifar10", root=tmp_path) == []
     assert load("cifar10", root=tmp_path).shape == (3, 32, 32)
@@ -116,21 +116,21 @@ def test_an_archive_beside_the_folder_is_used_and_kept(cifar10, tmp_path, server
     assert server.requests == []
 
 
-def test_a_foreign_archive_is_not_unpacked(cifar10, tmp_path):
+def test_an_archive_with_another_checksum_is_not_unpacked(cifar10, tmp_path):
     (tmp_path / "cifar-10-binary.tar.gz").write_bytes(cifar10[:-1])
     with pytest.raises(EnfoldError, match=r"tar\.gz must have the MD5"):
         load("cifar10", root=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["cifar-10-binary.tar.gz"]
 
 
-def test_a_file_cut_between_records_is_noticed(cifar10, tiny, tmp_path):
+def test_truncated_files_are_detected(cifar10, tiny, tmp_path):
     files = tiny.cifar_files()
     tiny.write(tmp_path / "cifar-10-batches-bin", {**files, "data_batch_2.bin": files["data_batch_2.bin"][: 3073 * 29]})
     with pytest.raises(EnfoldError, match=r"training split of cifar10 .*\(60, 3, 32, 32\), got \(59,"):
         load("cifar10", root=tmp_path)
 
 
-def test_labels_of_another_data_set_are_noticed(mnist, tiny, tmp_path):
+def test_labels_of_another_data_set_are_detected(mnist, tiny, tmp_path):
     wrong = tiny.idx_bytes(torch.arange(60).numpy())
     tiny.write(tmp_path / "mnist", {**tiny.idx(), idx.TRAIN_LABELS: wrong})
     with pytest.raises(
@@ -150,7 +150,7 @@ def test_check_finds_a_changed_byte_in_a_gzipped_file(mnist, tiny, tmp_path):
         fetch("mnist", root=tmp_path)
 
 
-def test_check_says_what_is_missing_or_unreadable(mnist, tiny, tmp_path):
+def test_check_reports_missing_and_unreadable_files(mnist, tiny, tmp_path):
     (problem,) = check("mnist", root=tmp_path)
     assert "must be downloaded" in problem
     tiny.write(tmp_path / "mnist", tiny.idx(), ".gz")
@@ -208,7 +208,7 @@ def test_cifar100_reads_the_fine_labels(monkeypatch, tiny, tmp_path):
         (Path("mnist"), "'mnist' must be a file or folder"),
     ],
 )
-def test_wrong_names_and_paths(name, message):
+def test_unknown_names_and_paths(name, message):
     with pytest.raises(EnfoldError, match=message):
         load(name)
 
@@ -256,14 +256,14 @@ def own(tmp_path):
     return f"{tmp_path}/own.py"
 
 
-def test_data_of_the_users_own(own):
+def test_user_data(own):
     data = load(f"{own}:data")
     assert isinstance(data, Data)
     assert data.source == f"{own}:data"
     assert (len(data.train), len(data.val)) == (40, 10)
 
 
-def test_the_users_own_data_can_be_split_again(own):
+def test_user_data_can_be_split_again(own):
     data = load(f"{own}:data", val_size=20, train_size=10)
     assert isinstance(data.train, Split)
     assert (len(data.train), len(data.val), len(data.test)) == (10, 20, 6)
@@ -279,12 +279,12 @@ def test_the_users_own_data_can_be_split_again(own):
         ("nothing", {}, "must define 'nothing'"),
     ],
 )
-def test_the_users_own_data_are_checked(own, name, options, message):
+def test_user_data_are_checked(own, name, options, message):
     with pytest.raises(EnfoldError, match=message):
         load(f"{own}:{name}", **options)
 
 
-def test_a_loader_of_the_users_own_is_left_alone(own):
+def test_a_user_loader_is_unchanged(own):
     data = load(f"{own}:loader")
     assert not isinstance(data.train, Split | DataLoader)
     assert len(data.train) == 1
@@ -310,7 +310,7 @@ def test_the_official_files(name, monkeypatch):
 
 
 @pytest.mark.skipif(not REAL, reason="set ENFOLD_DATA to a folder with the official files")
-def test_fashion_mini_is_a_part_of_the_official_parts(monkeypatch):
+def test_fashion_mini_is_a_subset_of_the_official_data(monkeypatch):
     monkeypatch.setenv("ENFOLD_DATA", REAL)
     source = SOURCES["fashion-mnist"]
     if source.find(None) is None:

@@ -15,7 +15,7 @@ labels_and_size = st.lists(st.integers(0, 5), min_size=2, max_size=60).flatmap(
 
 @prop
 @given(labels_and_size, st.integers(0, 2**40))
-def test_the_two_sides_are_a_partition_of_the_asked_size(case, seed):
+def test_the_two_sides_are_a_partition_of_the_requested_size(case, seed):
     labels, size = case
     rest, held_out = stratified_split(labels, size, seed)
     assert len(held_out) == size
@@ -25,7 +25,7 @@ def test_the_two_sides_are_a_partition_of_the_asked_size(case, seed):
 
 @prop
 @given(labels_and_size, st.integers(0, 2**40))
-def test_no_class_loses_its_last_example_where_that_can_be_helped(case, seed):
+def test_every_class_retains_an_example_if_possible(case, seed):
     labels, size = case
     classes = labels.unique()
     rest, _ = stratified_split(labels, size, seed)
@@ -35,7 +35,7 @@ def test_no_class_loses_its_last_example_where_that_can_be_helped(case, seed):
 
 @prop
 @given(st.lists(st.integers(2, 50), min_size=2, max_size=8), st.data())
-def test_shares_are_within_one_of_exact_proportion_for_classes_large_enough(counts, data):
+def test_class_counts_are_within_one_of_exact_proportion(counts, data):
     size = data.draw(st.integers(1, sum(counts) // 2))
     shares = proportional(counts, size)
     assert sum(shares) == size
@@ -43,7 +43,7 @@ def test_shares_are_within_one_of_exact_proportion_for_classes_large_enough(coun
         assert abs(share - count * size / sum(counts)) < 1
 
 
-def test_shares_by_hand():
+def test_class_counts_by_hand():
     assert proportional([6, 3, 1], 5) == [3, 2, 0]  # quotas 3, 1.5, 0.5: the last one keeps its only example
     assert proportional([10, 10, 10], 10) == [4, 3, 3]
     assert proportional([1, 1, 1], 2) == [1, 1, 0]
@@ -57,7 +57,7 @@ def test_class_counts_agree_with_scikit_learn():
     assert torch.bincount(labels[held_out]).tolist() == torch.bincount(labels[torch.from_numpy(theirs)]).tolist()
 
 
-def test_the_seed_decides():
+def test_the_seed_determines_the_split():
     labels = torch.arange(200) % 10
     first = stratified_split(labels, 50, 3)[1].tolist()
     assert first == stratified_split(labels, 50, 3)[1].tolist()
@@ -86,11 +86,11 @@ def test_sizes_are_numbers_or_fractions():
 
 
 @pytest.mark.parametrize("size", [0, -3, 1.0, 1.5, -0.1, 0.001, True])
-def test_refuses_what_is_neither(size):
+def test_refuses_other_types(size):
     with pytest.raises(EnfoldError, match="it must be a number of examples or a fraction"):
         resolve_size(size, 100, "it")
 
 
-def test_refuses_more_than_there_is():
+def test_refuses_more_than_the_number_of_examples():
     with pytest.raises(EnfoldError, match="it must be at most 100"):
         resolve_size(101, 100, "it")

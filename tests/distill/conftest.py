@@ -1,4 +1,4 @@
-"""Tiny data and members for folds."""
+"""Tiny data and members for distillation."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def data() -> Data:
 
 @pytest.fixture
 def members(request: pytest.FixtureRequest) -> DeepEnsemble:
-    """Four trained members, in train mode, which a fold must leave as it is; "plain" ones where asked for."""
+    """Four trained members in train mode, which distillation must not change; with "plain" layers on request."""
     return trained(getattr(request, "param", "normed"))[:].train()
 
 
 @pytest.fixture
 def snapshot() -> Callable[[nn.Module], Callable[[], bool]]:
-    """Remember a model; what is returned tells whether it is still the same, bit for bit, in the same mode."""
+    """Record a model; the returned function checks that it is unchanged bit for bit, with the same mode."""
 
     def remember(model: nn.Module) -> Callable[[], bool]:
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -15,7 +15,7 @@ from enfold.data.batches import Batch, Order
 from enfold.distill import distill
 from enfold.distill.cached import CachedTeacher
 from enfold.distill.losses.ae_kd import AEKD
-from enfold.distill.losses.common.features import logits_and_features, teacher_features
+from enfold.distill.losses.common.features import outputs_and_features, teacher_features
 from enfold.distill.losses.kd import KD
 from enfold.distill.objective import DistillationObjective
 from enfold.distill.teacher import Teacher
@@ -109,7 +109,7 @@ def test_normalised_gradients_by_hand():
 
 @pytest.mark.parametrize("normalise", [False, True])
 @pytest.mark.parametrize("zeros", [1, 3])
-def test_a_gradient_of_nothing(normalise, zeros):
+def test_zero_gradients(normalise, zeros):
     gradients = logits_of_seed(0, 3, 1, 4)
     gradients[:zeros] = 0.0
     weights = AEKD(normalise=normalise).teacher_weights(gradients)
@@ -118,7 +118,7 @@ def test_a_gradient_of_nothing(normalise, zeros):
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_each_student_has_weights_of_its_own(own):
+def test_each_student_has_its_own_weights(own):
     students = logits_of_seed(0, 3, 5, 4)
     teachers = logits_of_seed(1, 2, 3, 5, 4) if own else logits_of_seed(1, 2, 5, 4)
     method = AEKD()
@@ -130,7 +130,7 @@ def test_each_student_has_weights_of_its_own(own):
         torch.testing.assert_close(together[index : index + 1], alone)
 
 
-def test_labels_and_teachers_have_weights_of_their_own(members, data):
+def test_labels_and_teachers_have_separate_weights(members, data):
     """Equation (4) as an objective: γ CE + α Σ a ℓ."""
     method = AEKD(hard=0.3, alpha=0.7)
     assert AEKD().weights == (1.0, 0.9)
@@ -140,13 +140,13 @@ def test_labels_and_teachers_have_weights_of_their_own(members, data):
     found = DistillationObjective(method, teacher)(student, batch)
     logits = student(batch.inputs)[None]
     soft = method.loss(logits, teacher(batch), 0.0)
-    torch.testing.assert_close(found, 0.3 * F.cross_entropy(logits[0], batch.labels) + 0.7 * soft)
+    torch.testing.assert_close(found, 0.3 * F.cross_entropy(logits[0], batch.targets) + 0.7 * soft)
 
 
 @pytest.mark.parametrize("kind", ["plain", "normed"])
 @pytest.mark.parametrize("inplace", [True, False])
-def test_features_are_what_the_layer_returns(networks, data, kind, inplace):
-    """Of members and of one network alike, also where the next layer works in place."""
+def test_features_are_the_outputs_of_the_layer(networks, data, kind, inplace):
+    """For members and for one network, also if the next layer works in place."""
 
     class Hidden(networks[kind]):
         def forward(self, inputs: Tensor) -> Tensor:
@@ -155,11 +155,11 @@ def test_features_are_what_the_layer_returns(networks, data, kind, inplace):
 
     members = DeepEnsemble([Hidden() for _ in range(3)]).eval()
     batch = Batch(data.train.inputs[:5], data.train.labels[:5])
-    logits, features = logits_and_features(members, batch, "inner")
+    logits, features = outputs_and_features(members, batch, "inner")
     torch.testing.assert_close(logits, members(batch.inputs))
     for index, member in enumerate(members):
         torch.testing.assert_close(features[index], member.inner(batch.inputs))
-        torch.testing.assert_close(logits_and_features(member, batch, "inner")[1][0], features[index])
+        torch.testing.assert_close(outputs_and_features(member, batch, "inner")[1][0], features[index])
         assert not member.inner._forward_hooks
     asked = teacher_features(Teacher(MixedEnsemble(members.networks()), data), batch.inputs, "inner")
     torch.testing.assert_close(asked, features)
@@ -196,18 +196,18 @@ def test_a_hint_is_added_to_the_loss(members, data, order):
 
 @pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")
 @pytest.mark.parametrize("size", [None, 2])
-def test_features_come_closer_by_their_loss(members, data, size, snapshot):
+def test_the_feature_loss_reduces_the_distance(members, data, size, snapshot):
     """A large weight on the features, for one network and for an ensemble."""
     unchanged = snapshot(members)
     plan = PLAN.replace(epochs=25, select="last")
     loss = AEKD(hard=0.0, alpha=0.0, feature="inner", tolerance=0.25, beta=5.0)
     start = {"init": "random"} if size is None else {"student": BatchEnsemble(fresh(members), size)}
     batch = Batch(data.train.inputs, data.train.labels)
-    wanted = logits_and_features(members[:].eval(), batch, "inner")[1].mean(0).detach()
+    wanted = outputs_and_features(members[:].eval(), batch, "inner")[1].mean(0).detach()
 
     def distance(epochs: int) -> float:
         student = distill(members, data, loss=loss, config=plan, epochs=epochs, **start).eval()
-        return float((logits_and_features(student, batch, "inner")[1].detach() - wanted).square().mean())
+        return float((outputs_and_features(student, batch, "inner")[1].detach() - wanted).square().mean())
 
     assert distance(25) < 0.5 * distance(0)
     assert unchanged()
@@ -244,7 +244,7 @@ def test_an_ensemble_learns(members, data):
     assert bool(torch.isfinite(student(data.test.inputs)).all())
 
 
-def test_a_diverged_student_is_told_of_by_its_loss(members, data):
+def test_a_diverged_student_raises_an_error(members, data):
     with pytest.raises(NonFiniteLoss, match="finite"):
         distill(members, data, loss=AEKD(), config=PLAN.replace(optimizer="sgd", lr=1e30, epochs=5))
 
@@ -260,7 +260,7 @@ def test_a_diverged_student_is_told_of_by_its_loss(members, data):
         ({"alpha": 2.0}, "alpha .* got 2.0"),
     ],
 )
-def test_settings_that_cannot_be(settings, message):
+def test_invalid_options(settings, message):
     with pytest.raises(EnfoldError, match=message):
         AEKD(**settings)
 
@@ -271,7 +271,7 @@ def test_a_tolerance_that_leaves_no_weights(members, data):
         distill(members, data, loss=AEKD(tolerance=0.2), config=PLAN)
 
 
-def test_hints_that_cannot_be(members, data, networks):
+def test_invalid_hints(members, data, networks):
     with pytest.raises(EnfoldError, match=r"feature .* got 'iner', did you mean 'inner'"):
         distill(members, data, loss=AEKD(feature="iner"), config=PLAN)
     with pytest.raises(EnfoldError, match=r"feature .* 'inner' gives \(3,\) in the student and \(6,\) in the teachers"):
@@ -284,7 +284,7 @@ def test_hints_that_cannot_be(members, data, networks):
         distill(recorded, data, loss=AEKD(feature="inner"), config=PLAN, student=networks["plain"])
 
 
-def test_a_layer_that_gives_no_features(data):
+def test_layers_without_features_are_refused(data):
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -300,7 +300,7 @@ def test_a_layer_that_gives_no_features(data):
         distill(members, data, loss=AEKD(feature="pair"), config=PLAN)
 
 
-def test_a_share_that_cannot_be_run_one_by_one(data, networks):
+def test_an_ensemble_without_single_members(data, networks):
     members = DeepEnsemble([networks["normed"]() for _ in range(2)])
     with pytest.raises(EnfoldError, match=r"feature .* got a BatchEnsemble"):
         distill(

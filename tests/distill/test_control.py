@@ -26,7 +26,7 @@ def data() -> Data:
 
 @pytest.fixture
 def members(data) -> DeepEnsemble:
-    """Of which member 2 is the best, as it alone is trained."""
+    """Members of which only number 2 is trained and so is the best."""
     made = DeepEnsemble(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), 4)
     networks = made.networks()
     fit(networks[2], data, config=PLAN.replace(epochs=10), quiet=True)
@@ -39,7 +39,7 @@ def test_it_starts_from_the_best_member_on_validation_data(members, data):
     assert torch.equal(network[0].weight, members.member(2)[0].weight)
 
 
-def test_it_is_that_member_trained_on_by_the_plan(members, data):
+def test_the_control_is_the_best_member_trained_further(members, data):
     expected = members.member(2)
     fit(expected, data, config=PLAN, quiet=True)
     network = train_control(members, data, config=PLAN)
@@ -48,14 +48,14 @@ def test_it_is_that_member_trained_on_by_the_plan(members, data):
     assert not torch.equal(network[0].weight, members.member(2)[0].weight)
 
 
-def test_members_are_left_untouched_and_the_test_part_is_not_looked_at(members, data):
+def test_members_and_the_test_split_are_not_used(members, data):
     before = {name: tensor.clone() for name, tensor in members.state_dict().items()}
     network = train_control(members, data.replace(test=iter(())), config=PLAN)
     assert all(torch.equal(before[name], tensor) for name, tensor in members.state_dict().items())
     assert not network.training
 
 
-def test_it_goes_on_from_a_checkpoint(members, data, tmp_path):
+def test_training_resumes_from_a_checkpoint(members, data, tmp_path):
     file = tmp_path / "control.safetensors"
     first = train_control(members, data, config=PLAN, checkpoint=file)
     again = train_control(members, data, config=PLAN, checkpoint=file)
@@ -68,7 +68,7 @@ def test_different_architectures_have_no_control(data):
         train_control(MixedEnsemble([nn.Linear(4, 3)]), data, config=PLAN)
 
 
-def test_a_control_that_returns_its_start_says_so(members, data):
+def test_a_control_that_returns_its_start_gives_a_warning(members, data):
     with pytest.warns(UnchangedWarning, match="member 2"):
         network = train_control(members, data, config=PLAN.replace(lr=50.0))
     assert torch.equal(network[0].weight, members.member(2)[0].weight)

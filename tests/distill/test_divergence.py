@@ -27,7 +27,7 @@ def test_value_and_gradient_are_those_of_torch(dtype, close, seed, temperature, 
     torch.testing.assert_close(gradient, wanted, rtol=close, atol=close)
 
 
-def test_a_class_without_a_chance_teaches_nothing_infinite():
+def test_classes_of_probability_zero_have_finite_gradients():
     target = as_target(torch.tensor([[0.0, -200.0, -torch.inf]]).log_softmax(-1).nan_to_num(neginf=-1e4))
     logits = torch.zeros(1, 1, 3, requires_grad=True)
     loss = divergence(logits, target, 1.0)

@@ -139,7 +139,7 @@ def test_a_student_learns_the_distribution(members, data):
     assert bool((epistemic > 0).all())
 
 
-def test_the_last_epoch_is_kept(members, data):
+def test_the_last_epoch_is_returned(members, data):
     """The start predicts well but never learned the distribution."""
     student = distill(members, data, loss=EnD2(), config=PLAN, lr=1e-6)
     start = distill(members, data, loss=EnD2(), config=PLAN.replace(epochs=0))
@@ -161,7 +161,7 @@ AT_ODDS = ([8.0, 0.0, 0.0], [0.0, 8.0, 0.0])  # sure of different classes
 
 
 @pytest.mark.parametrize("method", [EnD2, ProxyEnD2])
-def test_a_student_far_surer_than_its_teachers_differ_is_told_of(data, method):
+def test_an_overconfident_student_gives_a_warning(data, method):
     """It has no time to leave the logits of the member that it starts from."""
     members = DeepEnsemble([constant(logits) for logits in AT_ODDS])
     hasty = PLAN.replace(epochs=1, lr=1e-9)
@@ -171,7 +171,7 @@ def test_a_student_far_surer_than_its_teachers_differ_is_told_of(data, method):
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_too_sure_is_ten_times_the_precision_of_the_members(data, recorded):
+def test_overconfidence_is_ten_times_the_precision_of_the_members(data, recorded):
     """β_0 = 3 + 2 / (2 · 1/2 Σ_m KL(π̄ || π_m)) by hand, and α_0 just below and above ten times that."""
     teachers = DeepEnsemble([constant(logits) for logits in AT_ODDS]).eval()
     probs = torch.tensor(AT_ODDS, dtype=torch.float64).softmax(-1)

@@ -1,4 +1,4 @@
-"""Hydra by distillation: two steps, heads that start as the first one's, and a body that may be kept."""
+"""Hydra distillation: two stages, heads initialised from the first, and an optionally frozen body."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_copies_without_noise_agree_with_the_hinton_head(members, data: Data):
         torch.testing.assert_close(logits, one(data.test.inputs))
 
 
-def test_each_head_comes_nearer_to_its_own_teacher(members, data: Data):
+def test_each_head_approaches_its_own_teacher(members, data: Data):
     plan = PLAN.replace(epochs=30, select="last")
     heads = distill(members, data, loss=Hydra(first_epochs=5), config=plan)
     said, taught = predict(heads, data.train).log_probs, predict(members, data.train).log_probs
@@ -38,7 +38,7 @@ def test_each_head_comes_nearer_to_its_own_teacher(members, data: Data):
     assert distance.diagonal().mean() < (distance.sum() - distance.trace()) / (distance.numel() - len(distance))
 
 
-def test_a_frozen_body_gives_each_head_a_problem_of_its_own(members, data: Data):
+def test_a_frozen_body_gives_independent_problems(members, data: Data):
     """The body stays, and a head does not depend on what the other heads are taught."""
     config = PLAN.replace(select="last", optimizer="sgd", weight_decay=0.0)
     loss = Hydra(body="frozen", noise=0.2)
@@ -60,7 +60,7 @@ def stop(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_it_goes_on_from_either_step(members, data: Data, tmp_path):
+def test_training_resumes_in_either_stage(members, data: Data, tmp_path):
     file = tmp_path / "hydra.safetensors"
     expected = distill(members, data, loss=Hydra(), config=PLAN).state_dict()
     with pytest.MonkeyPatch.context() as patched:

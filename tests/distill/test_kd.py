@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -26,8 +27,8 @@ from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError, UnchangedWarning
 from enfold.evaluate import best_member, predict
 from enfold.metrics import nll, per_member
-from enfold.train import CrossEntropy, TrainConfig
-from students import best
+from enfold.train import TrainConfig, cross_entropy
+from students import FixedTeacher, best
 
 prop = settings(deadline=None, derandomize=True, max_examples=30)
 REDUCTIONS = ("mean_softened_probs", "mean_probs_then_soften", "mean_logits")
@@ -35,7 +36,7 @@ PLAN = TrainConfig(epochs=3, batch_size=16, lr=0.02, select="last")
 
 
 class Table(nn.Module):
-    """A student whose logits are its parameters, whatever the inputs."""
+    """A student with its parameters as logits for any inputs."""
 
     def __init__(self, logits: Tensor) -> None:
         super().__init__()
@@ -56,9 +57,9 @@ def teacher_of(members, data: Data, temperature: float = 1.0, reduction: str = "
 
 
 def loss_of(student: Tensor, target: Tensor, labels: Tensor, alpha: float, temperature: float, smoothing: float = 0.0):
-    """The loss and its gradient in the logits, for a teacher that answers `target` = log p_t(τ)."""
+    """The loss and its gradient with respect to the logits, for a teacher with `target` = log p_t(τ)."""
     table = Table(student)
-    objective = lessons(lambda batch: as_target(target), alpha, temperature, smoothing)
+    objective = lessons(FixedTeacher(as_target(target)), alpha, temperature, smoothing)
     losses = objective(table, Batch(torch.zeros(len(labels), 1, dtype=student.dtype), labels))
     losses.sum().backward()
     return losses.detach(), table.logits.grad
@@ -82,7 +83,7 @@ def test_alpha_0_is_the_cross_entropy(seed, temperature):
 
 @prop
 @given(seed=st.integers(0, 10**6), temperature=st.floats(0.3, 20))
-def test_a_student_that_is_the_teacher_has_nothing_to_learn(seed, temperature):
+def test_a_student_equal_to_the_teacher_has_zero_loss(seed, temperature):
     student = logits_of_seed(seed, 5, 4)
     target = teacher_log_probs(student[None], temperature, "mean_softened_probs")
     loss, gradient = loss_of(student, target, LABELS, 1.0, temperature)
@@ -120,7 +121,7 @@ def test_equal_teachers_are_one_teacher(seed, temperature, reduction):
 
 @prop
 @given(seed=st.integers(0, 10**6), temperature=st.floats(0.3, 20), reduction=st.sampled_from(REDUCTIONS))
-def test_a_teacher_is_normalised_and_knows_no_order_of_members(seed, temperature, reduction):
+def test_a_teacher_is_normalised_and_invariant_to_the_order_of_members(seed, temperature, reduction):
     logits = logits_of_seed(seed, 3, 5, 4)
     found = teacher_log_probs(logits, temperature, reduction)
     torch.testing.assert_close(found.exp().sum(-1), torch.ones(5, dtype=torch.float64))
@@ -154,13 +155,13 @@ def test_each_student_has_its_own_loss():
         def forward(self, inputs: Tensor) -> Tensor:
             return students
 
-    together = lessons(lambda batch: as_target(target), 0.7, 2.0)(Three(), Batch(torch.zeros(5, 1), LABELS))
+    together = lessons(FixedTeacher(as_target(target)), 0.7, 2.0)(Three(), Batch(torch.zeros(5, 1), LABELS))
     alone = [loss_of(student, target, LABELS, 0.7, 2.0)[0][0] for student in students]
     torch.testing.assert_close(together, torch.stack(alone))
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_a_cached_answer_is_the_answer(members, data, own):
+def test_cached_logits_equal_live_logits(members, data, own):
     members.eval()
     looked_up = teacher_of(members, data, 2.0, "mean_softened_probs", is_constant=True)
     computed = teacher_of(members, data, 2.0, "mean_softened_probs", is_constant=False)
@@ -176,7 +177,7 @@ def test_a_loader_is_never_cached(members, data):
     assert teacher_of(members, data.replace(train=loader), is_constant=True).targets is None
 
 
-def test_a_cached_and_an_uncached_teacher_make_one_student(members, data, monkeypatch):
+def test_cached_and_live_teachers_give_equal_students(members, data, monkeypatch):
     plan = PLAN.replace(optimizer="sgd")  # Adam makes steps of rounding errors before a batch norm
     looked_up = distill(members, data, config=plan)
     monkeypatch.setattr(Teacher, "__init__", uncached(Teacher.__init__))
@@ -186,14 +187,14 @@ def test_a_cached_and_an_uncached_teacher_make_one_student(members, data, monkey
 
 
 def uncached(make):
-    def init(self, models, data, target, *, is_constant, folder):
-        make(self, models, data, target, is_constant=False)
+    def init(self, models, data, target, *, is_constant, folder, task):
+        make(self, models, data, target, is_constant=False, task=task)
 
     return init
 
 
 class Picture(nn.Module):
-    """Counts how often it is asked, and remembers the mode it was in."""
+    """Counts its calls and records its mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,7 +214,7 @@ def pictures() -> Data:
 
 
 @pytest.mark.parametrize("augment", [(), ("pad-crop", "flip")])
-def test_augmented_pictures_are_asked_about_anew(pictures, augment):
+def test_augmented_images_are_not_cached(pictures, augment):
     """One pass over the part if the pictures stay; a pass in each epoch if they move; always in eval mode."""
     teacher = Picture()
     plan = PLAN.replace(epochs=3, augment=augment, select="last")
@@ -225,7 +226,7 @@ def test_augmented_pictures_are_asked_about_anew(pictures, augment):
     assert teacher.training
 
 
-def test_teacher_and_student_see_the_same_augmented_pictures(pictures):
+def test_teacher_and_student_have_the_same_augmented_images(pictures):
     members = DeepEnsemble([Picture()])
     teacher = teacher_of(members, pictures, 1.0, "mean_logits", is_constant=False)
     batch = next(Order(8, range(1), augment=("flip",)).batches(pictures, 0))
@@ -244,8 +245,8 @@ def test_teachers_get_no_gradient(members, data, snapshot):
     assert unchanged()
 
 
-def test_a_student_comes_closer_to_the_ensemble(members, data):
-    """At α = 1 it is the divergence to the ensemble that falls, and labels are not looked at."""
+def test_a_student_approaches_the_ensemble(members, data):
+    """At α = 1 the divergence to the ensemble decreases, and labels are not used."""
     wrong = data.replace(train=Split(data.train.inputs, (data.train.labels + 1) % 3))
     student = distill(members, wrong, config=PLAN.replace(epochs=60, select="last"), init="random")
     ensemble = predict(members, data.train).mean().log_probs[0]
@@ -256,7 +257,7 @@ def test_a_student_comes_closer_to_the_ensemble(members, data):
     assert distances[0] < min(distances[1:])
 
 
-def test_a_fresh_start_is_another_network_than_any_member(members, data):
+def test_a_random_start_differs_from_all_members(members, data):
     fresh = distill(members, data, config=PLAN.replace(epochs=0), init="random")
     from_member = distill(members, data, config=PLAN.replace(epochs=0))
     best = best_member(members, data)
@@ -322,7 +323,7 @@ def test_the_checkpoint_of_other_teachers_is_refused(members, data, tmp_path):
         ({"fit": "mean"}, "fit .* got 'mean'"),
     ],
 )
-def test_settings_that_cannot_be(settings, message):
+def test_invalid_options(settings, message):
     with pytest.raises(EnfoldError, match=message):
         KD(**settings)
 
@@ -342,27 +343,32 @@ def test_the_cross_entropy_of_the_plan_is_used(members, data):
     batch = next(Order(16).batches(data, 0))
     teacher = teacher_of(members.eval(), data, 1.0, "mean_logits", is_constant=True)
     mixed = lessons(teacher, 0.25, 1.0, 0.3)(student, batch)
-    soft, hard = lessons(teacher, 1.0, 1.0)(student, batch), CrossEntropy(0.3)(student, batch)
+    soft, hard = lessons(teacher, 1.0, 1.0)(student, batch), cross_entropy(0.3)(student, batch)
     torch.testing.assert_close(mixed, 0.25 * soft + 0.75 * hard)
 
 
 RUINOUS = PLAN.replace(lr=50.0, select="best")
 
 
-def test_a_student_that_is_its_start_says_so_with_the_members_index(members, data):
+def test_an_unchanged_student_gives_a_warning_with_the_member(members, data):
     with pytest.warns(UnchangedWarning, match=f"member {best_member(members, data)}"):
         student = distill(members, data, config=RUINOUS)
     start = members.member(best_member(members, data))
     assert all(torch.equal(one, other) for one, other in zip(student.parameters(), start.parameters(), strict=True))
 
 
-def test_an_ensemble_and_an_init_that_stay_as_they_started_are_reported(members, data):
+def test_unchanged_ensembles_and_inits_give_a_warning(members, data):
     with pytest.warns(UnchangedWarning, match="student"):
         distill(members, data, config=RUINOUS, student=BatchEnsemble(best(members, data), 2))
     with pytest.warns(UnchangedWarning, match="init"):
         distill(members, data, init=members.member(0), config=RUINOUS)
 
 
-def test_nothing_is_said_of_the_last_epoch_or_of_a_student_that_was_not_trained(members, data):
-    distill(members, data, config=PLAN.replace(epochs=0))
-    distill(members, data, config=RUINOUS.replace(select="last", lr=0.1))
+def test_untrained_students_and_last_epochs_give_no_warning(members, data):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnchangedWarning)
+        untrained = distill(members, data, config=PLAN.replace(epochs=0))
+        trained = distill(members, data, config=RUINOUS.replace(select="last", lr=0.1))
+    start = best(members, data)
+    assert all(torch.equal(*each) for each in zip(untrained.parameters(), start.parameters(), strict=True))
+    assert not all(torch.equal(*each) for each in zip(trained.parameters(), start.parameters(), strict=True))

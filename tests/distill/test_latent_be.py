@@ -1,4 +1,4 @@
-"""LatentBE: its step against one written out, its three folds, and what it returns."""
+"""LatentBE: its step against an explicit one, its three averages, and its result."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_equal_members_have_equal_averages():
 
 
 @pytest.mark.parametrize("how", ["mean_outer", "outer_mean"])
-def test_the_error_of_the_average_is_of_second_order(how):
+def test_the_error_of_the_average_has_second_order(how):
     """Half the spread, a quarter of the difference to the members' mean prediction."""
     torch.manual_seed(0)
     network, inputs = small().eval(), torch.randn(20, 2, 4, 4, dtype=torch.float64)
@@ -212,8 +212,8 @@ def test_one_network_of_the_users_class_from_the_latent_members(members, data, s
 
 
 @normed
-def test_statistics_are_those_of_training_or_measured_anew(members, data):
-    """Measured where members have their own, or where it is asked for."""
+def test_statistics_are_those_of_training_or_measured_again(members, data):
+    """Measured if members have their own, or on request."""
     for choice in ("joint", "shared", "own"):
         latent = distill(members, data, loss=LatentBE(average="none", batch_norm=choice), config=PLAN)
         for wanted in (None, False, True):
@@ -225,7 +225,7 @@ def test_statistics_are_those_of_training_or_measured_anew(members, data):
 
 
 @plain
-def test_without_training_it_is_what_it_starts_from(members, data):
+def test_without_training_the_start_is_returned(members, data):
     equal = DeepEnsemble([members.member(1)] * 4)
     network = distill(equal, data, loss=LatentBE(), init=equal.member(0), config=PLAN.replace(epochs=0))
     for name, parameter in members.member(1).named_parameters():
@@ -235,7 +235,7 @@ def test_without_training_it_is_what_it_starts_from(members, data):
 
 
 @plain
-def test_the_epoch_is_chosen_by_the_folded_network(members, data):
+def test_the_epoch_is_selected_by_the_averaged_network(members, data):
     """With the sum, whose validation NLL falls here while the members' rises, so that they would stay at the start."""
     plan = PLAN.replace(optimizer="sgd", lr=0.5, schedule="constant", select="last", batch_size=40)
     method, start = LatentBE(average="sum"), best(members, data)
@@ -256,7 +256,7 @@ def test_the_epoch_is_chosen_by_the_folded_network(members, data):
 
 
 @plain
-def test_latent_members_part_and_the_network_learns(members, data):
+def test_latent_members_diverge_and_the_network_learns(members, data):
     plan = PLAN.replace(epochs=40, batch_size=40, lr=0.05, select="last")
     latent, network = (
         distill(members, data, loss=LatentBE(average=average), config=plan) for average in ("none", "mean_outer")
@@ -272,7 +272,7 @@ def test_latent_members_part_and_the_network_learns(members, data):
 
 
 @plain
-def test_teachers_that_say_the_same_are_warned_of(members, data):
+def test_equal_teachers_give_a_warning(members, data):
     first, second = members.member(0), members.member(1)
     with pytest.warns(SameTargetsWarning, match="teachers 0 and 1"):
         latent = distill(DeepEnsemble([first] * 3), data, loss=LatentBE(average="none"), config=PLAN)
@@ -285,7 +285,7 @@ def test_teachers_that_say_the_same_are_warned_of(members, data):
         distill(DeepEnsemble([first]), data, loss=LatentBE(), config=PLAN)  # there is nobody to be told apart from
 
 
-def test_a_loader_recorded_answers_and_other_architectures(members, data, networks):
+def test_loaders_cached_teachers_and_other_architectures(members, data, networks):
     loader = data.replace(train=[(data.train.inputs, data.train.labels)])
     assert torch.isfinite(distill(members, loader, loss=LatentBE(), config=PLAN)(data.test.inputs)).all()
     with torch.no_grad():
@@ -296,7 +296,7 @@ def test_a_loader_recorded_answers_and_other_architectures(members, data, networ
     assert type(distill(mixed, data, loss=LatentBE(), config=PLAN, student=networks["plain"])) is networks["plain"]
 
 
-def test_vectors_take_the_steps_of_one_member():
+def test_vectors_have_the_steps_of_a_single_member():
     for optimizer, scale in (("sgd", 5), ("adamw", 1)):
         student = LatentBE().build_student(nn.Linear(4, 3), 5, PLAN.replace(optimizer=optimizer))
         assert student.fast_grad_scale == scale
@@ -324,6 +324,6 @@ def test_the_latent_members_start_equal(members, data, kind):
         distill(members, data, student=kind(members.member(0), 4), loss=LatentBE(), config=PLAN)
 
 
-def test_labels_only_are_warned_of(members, data):
+def test_labels_only_give_a_warning(members, data):
     with pytest.warns(SameTargetsWarning, match="alpha=0"):
         distill(members, data, loss=LatentBE(alpha=0.0), config=PLAN, epochs=0)

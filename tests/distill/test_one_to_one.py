@@ -1,4 +1,4 @@
-"""One-to-one distillation: the pairs of teachers and students, whatever share the students are."""
+"""One-to-one distillation: pairs of teachers and students for any efficient ensemble."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_one_pair_is_knowledge_distillation(seed, temperature):
 
 @prop
 @given(seed=st.integers(0, 10**6), order=st.permutations(range(4)))
-def test_pairs_know_no_order(seed, order):
+def test_the_loss_is_invariant_to_the_order_of_pairs(seed, order):
     method = OneToOne(temperature=3.0)
     students, teachers = logits_of_seed(seed, 4, 5, 3), logits_of_seed(seed + 1, 4, 5, 3)
     losses = method.loss(students, method.target(teachers), 0.0)
@@ -73,7 +73,7 @@ def test_pairs_know_no_order(seed, order):
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_students_one_by_one_learn_what_they_learn_together(own):
+def test_students_are_trained_equally_one_by_one_and_together(own):
     """A target is (T, B, K), or (T, S, B, K) where students have their own batches; K is the classes and 1."""
     method = OneToOne(temperature=2.0)
     students = logits_of_seed(0, 3, 5, 4)
@@ -91,7 +91,7 @@ def test_students_one_by_one_learn_what_they_learn_together(own):
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("remembers", [True, False])
 def test_engines_give_one_gradient(members, data, own, remembers):
-    """Students run one after the other (loop), or all at once (stacked); answers looked up, or computed."""
+    """Students run by the loop or stacked engine; logits cached or computed."""
     method, gradients = OneToOne(alpha=0.6, temperature=2.0), []
     teacher = Teacher(members.eval(), data, method.target, is_constant=remembers)
     batch = next(Order(16, range(4) if own else None).batches(data, 0))
@@ -104,7 +104,7 @@ def test_engines_give_one_gradient(members, data, own, remembers):
 
 
 @alike
-def test_without_a_share_it_is_a_batch_ensemble(members, data, tmp_path):
+def test_the_default_student_is_a_batch_ensemble(members, data, tmp_path):
     student = distill(members, data, loss=OneToOne(), config=PLAN)
     assert type(student) is BatchEnsemble
     assert student.num_members == 4
@@ -125,7 +125,7 @@ def test_any_ensemble_can_learn(members, data, kind):
 
 
 @plain
-def test_each_student_comes_closest_to_its_own_teacher(members, data):
+def test_each_student_is_closest_to_its_own_teacher(members, data):
     plan = PLAN.replace(epochs=60, batch_size=40, lr=0.05, select="last")
     student = distill(
         members,
@@ -139,7 +139,7 @@ def test_each_student_comes_closest_to_its_own_teacher(members, data):
     assert apart.diagonal().mean() < 0.9 * apart[~torch.eye(4, dtype=bool)].mean()
 
 
-def test_recorded_answers_can_teach(members, data, networks):
+def test_cached_teachers_can_teach(members, data, networks):
     with torch.no_grad():
         recorded = CachedTeacher(members.eval()(data.train.inputs))
     kind = type(members.member(0))

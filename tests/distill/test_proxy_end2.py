@@ -198,7 +198,7 @@ def test_a_student_learns_the_distribution(direction, members, data):
     assert bool((predictor.uncertainties(data.test.inputs)["precision"] > 3).all())
 
 
-def test_the_last_epoch_is_kept_and_judged_by_the_mean(members, data):
+def test_the_last_epoch_is_returned_and_evaluated_by_the_mean(members, data):
     method = ProxyEnD2()
     plan = method.configure(PLAN.replace(patience=2))
     assert (plan.select, plan.patience) == ("last", None)

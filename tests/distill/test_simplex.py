@@ -70,7 +70,7 @@ def test_gradients_that_are_nearly_the_same(difference):
 
 @settings(deadline=None, derandomize=True, max_examples=25)
 @given(seed=st.integers(0, 10**6), count=st.integers(2, 8), dimension=st.integers(1, 10), fraction=st.floats(0.05, 1))
-def test_scipy_finds_nothing_better(seed, count, dimension, fraction):
+def test_scipy_finds_no_better_solution(seed, count, dimension, fraction):
     vectors = vectors_of(seed, count, dimension)
     gram, cap = (vectors @ vectors.T).numpy(), capped(count, fraction)
     weights = capped_simplex_weights(torch.from_numpy(gram), cap).numpy()
@@ -132,7 +132,7 @@ def test_the_smallest_cap_makes_weights_equal(count):
 
 
 @pytest.mark.parametrize("gram", [torch.zeros(4, 4), torch.ones(4, 4), 3e7 * torch.ones(4, 4)])
-def test_weights_that_nothing_tells_apart_are_equal(gram):
+def test_undetermined_weights_are_equal(gram):
     torch.testing.assert_close(capped_simplex_weights(gram, 0.6), torch.full((4,), 0.25).double())
 
 
@@ -148,6 +148,6 @@ def test_weights_that_nothing_tells_apart_are_equal(gram):
         (torch.full((2, 2), math.nan), 1.0, "must be finite"),
     ],
 )
-def test_what_cannot_be_solved(gram, cap, message):
+def test_invalid_problems(gram, cap, message):
     with pytest.raises(EnfoldError, match=message):
         capped_simplex_weights(gram, cap)

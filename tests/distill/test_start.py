@@ -38,7 +38,7 @@ def test_a_network_given_as_init_is_copied(members, data, snapshot):
     assert unchanged()
 
 
-def test_copies_with_permuted_units_average_back_when_matched(members, data):
+def test_permuted_copies_average_to_the_original_when_matched(members, data):
     """One network in four orders of its hidden units."""
     network = members.member(0)
     copies = []
@@ -83,7 +83,7 @@ def test_the_nearest_batch_ensemble(members, data):
     same(student, nearest)
 
 
-def test_a_weight_penalty_pulls_members_to_their_teachers(members, data):
+def test_a_weight_penalty_moves_members_towards_their_teachers(members, data):
     plan = TrainConfig(epochs=8, batch_size=16, lr=0.02, optimizer="adam", weight_decay=0.0, select="last")
     distances, start = [], BatchEnsemble(average(members, data), 4)
     for strength in (0.0, 1.0):
@@ -128,7 +128,7 @@ def test_invalid_arguments(members, data, settings, message):
         distill(members, data, **settings)
 
 
-def test_an_ensemble_is_no_init_and_needs_none(members, data):
+def test_an_ensemble_student_has_no_init(members, data):
     ensemble = BatchEnsemble(members.member(0), 4)
     with pytest.raises(EnfoldError, match=r"init .* student="):
         distill(members, data, init=ensemble)

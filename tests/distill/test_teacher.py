@@ -1,4 +1,4 @@
-"""Teachers: their answers are computed once, kept under a key, mapped from disk, and checked before anything else."""
+"""Teachers: logits are computed once, stored under a key, memory-mapped and checked."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def test_answers_are_kept_and_found_again(members, data, tmp_path, monkeypatch):
+def test_logits_are_stored_and_loaded(members, data, tmp_path, monkeypatch):
     sizes = asked(monkeypatch)
     first = Teacher(members.eval(), data, is_constant=True, folder=tmp_path)
     (file,) = tmp_path.iterdir()
@@ -93,7 +93,7 @@ def test_a_mapped_file_is_not_read_into_memory_nor_written(tmp_path):
         assert str(file) in Path("/proc/self/maps").read_text()
 
 
-def test_large_answers_stay_on_disk(members, data, tmp_path, monkeypatch):
+def test_large_logits_remain_on_disk(members, data, tmp_path, monkeypatch):
     members.eval()
     batch = next(Order(8, range(2)).batches(data, 0))
     target = KD(temperature=2.0).target
@@ -104,7 +104,7 @@ def test_large_answers_stay_on_disk(members, data, tmp_path, monkeypatch):
     torch.testing.assert_close(mapped(batch), held(batch))
 
 
-def test_other_tensors_beside_the_answers(tmp_path):
+def test_other_tensors_in_the_file(tmp_path):
     logits = torch.randn(2, 6, 3)
     file = tmp_path / "more.safetensors"
     save_file({"aaa": torch.zeros(9), "logits": logits, "zeta": torch.zeros(5)}, file)
@@ -114,7 +114,7 @@ def test_other_tensors_beside_the_answers(tmp_path):
         CachedTeacher.load(file)
 
 
-def test_answers_in_another_order_are_refused(members, data, tmp_path):
+def test_logits_in_another_order_are_refused(members, data, tmp_path):
     Teacher(members.eval(), data, is_constant=True, folder=tmp_path)
     recorded = CachedTeacher.load(next(tmp_path.iterdir()))
     assert Teacher(recorded, data, is_constant=True).targets is not None
@@ -140,7 +140,7 @@ def test_classes_are_counted_in_loaders_and_students_too(members, data):
         distill(members, data, student=lambda: nn.Linear(4, 5), config=PLAN)
 
 
-def test_answers_in_sixteen_bits_are_kept_as_floats(data, tmp_path):
+def test_half_precision_logits_are_stored_as_float32(data, tmp_path):
     class Half(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -167,12 +167,12 @@ def test_ensembles_that_cannot_be_students(members, data, make, settings, messag
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_answers_of_all_kinds_of_floats(tmp_path, dtype):
+def test_logits_of_all_floating_types(tmp_path, dtype):
     logits = torch.randn(3, 7, 2).to(dtype)
     assert torch.equal(CachedTeacher.load(CachedTeacher(logits).save(tmp_path / "a.safetensors")).logits, logits)
 
 
-def test_what_is_no_file_of_answers(tmp_path):
+def test_invalid_files_of_logits(tmp_path):
     for name, content in (("none", None), ("text", b"hello"), ("empty", b"")):
         file = tmp_path / f"{name}.safetensors"
         if content is not None:
@@ -183,7 +183,7 @@ def test_what_is_no_file_of_answers(tmp_path):
         CachedTeacher(torch.zeros(2, 3))
 
 
-def test_recorded_answers_teach_as_their_members_do(members, data):
+def test_cached_teachers_teach_like_their_members(members, data):
     members.eval()
     recorded = CachedTeacher(members(data.train.inputs).detach())
     one, other = (
@@ -200,13 +200,13 @@ def test_recorded_answers_teach_as_their_members_do(members, data):
         ({"train": [(torch.zeros(3, 4), torch.zeros(3, dtype=torch.long))]}, "logits of 40 examples and a loader"),
     ],
 )
-def test_recorded_answers_for_other_data(members, data, change, message):
+def test_cached_logits_for_other_data(members, data, change, message):
     recorded = CachedTeacher(members.eval()(data.train.inputs).detach())
     with pytest.raises(EnfoldError, match=message):
         Teacher(recorded, data.replace(**change), is_constant=True)
 
 
-def test_recorded_answers_know_no_other_inputs(members, data):
+def test_cached_teachers_cannot_predict_other_inputs(members, data):
     recorded = CachedTeacher(members.eval()(data.train.inputs).detach())
     with pytest.raises(EnfoldError, match="augmented or perturbed"):
         Teacher(recorded, data, is_constant=False)
@@ -223,12 +223,12 @@ def test_teachers_of_other_classes(members, data):
         Teacher(CachedTeacher(torch.zeros(1, 40, 2)), data, is_constant=True)
 
 
-def test_recorded_answers_must_be_finite(data):
+def test_cached_logits_must_be_finite(data):
     with pytest.raises(EnfoldError, match="finite"):
         Teacher(CachedTeacher(torch.full((1, 40, 3), math.nan)), data, is_constant=True)
 
 
-def test_a_run_keeps_answers_beside_its_folds(members, data, tmp_path):
+def test_a_run_stores_teacher_logits(members, data, tmp_path):
     plain = distill(members, data, config=PLAN)
     kept = distill(members, data, config=PLAN, cache=tmp_path / "answers")
     again = distill(members, data, config=PLAN, cache=tmp_path / "answers")
@@ -240,7 +240,7 @@ def test_a_run_keeps_answers_beside_its_folds(members, data, tmp_path):
 
 @pytest.mark.parametrize("own", [True, False])
 def test_targets_with_a_teacher_axis(members, data, own):
-    """(T, B, C), or (T, S, B, C): looked up as computed."""
+    """(T, B, C), or (T, S, B, C): cached logits equal computed ones."""
     members.eval()
     looked_up, computed = (Teacher(members, data, is_constant=remembers) for remembers in (True, False))
     batch = next(Order(8, range(2) if own else None).batches(data, 0))
@@ -248,7 +248,7 @@ def test_targets_with_a_teacher_axis(members, data, own):
     torch.testing.assert_close(looked_up(batch), computed(batch))
 
 
-def test_an_ensemble_as_student_sees_one_order_and_one_by_one_is_all_at_once(members, data, monkeypatch):
+def test_an_ensemble_student_has_one_data_order(members, data, monkeypatch):
     call = Teacher.__call__
     loss = KD(temperature=2.0, alpha=0.7)
     objective = make_objective(loss, members.eval(), data, PLAN)
@@ -266,7 +266,7 @@ def test_an_ensemble_as_student_sees_one_order_and_one_by_one_is_all_at_once(mem
     assert predict(trained, data.test).num_members == 3
 
 
-def test_the_mean_of_students_learns_as_a_whole(members, data):
+def test_the_mean_of_students_is_trained_jointly(members, data):
     """With fit="ensemble" the loss is that of their mean, and equal students have the loss of one."""
     loss = KD(fit="ensemble")
     target = torch.randn(5, 3).log_softmax(-1)
@@ -282,7 +282,7 @@ def test_the_mean_of_students_learns_as_a_whole(members, data):
     assert predict(student, data.test).num_members == 2
 
 
-def test_what_is_fitted_is_what_an_epoch_is_chosen_by(members, data, monkeypatch):
+def test_the_fitted_loss_selects_the_epoch(members, data, monkeypatch):
     """With fit="ensemble" the validation NLL of the students' mean, not the mean of theirs."""
     seen: list[tuple[list[float], float]] = []
     update = Selection.update
@@ -300,7 +300,7 @@ def test_what_is_fitted_is_what_an_epoch_is_chosen_by(members, data, monkeypatch
     assert nll(predict(student, data.val)) == pytest.approx(min(whole for _, whole in seen), abs=1e-6)
 
 
-def test_the_key_is_that_of_a_later_process(members, data):
+def test_the_key_is_the_same_in_another_process(members, data):
     one, other = Teacher(members.eval(), data), Teacher(DeepEnsemble(members.networks()).eval(), Data(**vars(data)))
     assert repr(one) == repr(other)
     assert repr(one) != repr(Teacher(members[:2].eval(), data))

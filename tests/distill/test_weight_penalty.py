@@ -16,7 +16,7 @@ from enfold.errors import EnfoldError
 from enfold.networks import MLP
 from enfold.train import TrainConfig, fit
 from enfold.train.backward import Separable
-from enfold.train.objective import CrossEntropy
+from enfold.train.objective import cross_entropy
 
 
 def no_loss(model, batch):
@@ -38,7 +38,7 @@ def small_data():
     return Data(Split(inputs, labels), Split(inputs[:0], labels[:0]), Split(inputs, labels), 3, (6,))
 
 
-def test_a_tie_worked_by_hand():
+def test_a_weight_penalty_by_hand():
     teacher, student = DeepEnsemble([constant(1.0), constant(2.0)]), DeepEnsemble([constant(1.5), constant(0.0)])
     torch.testing.assert_close(WeightPenalty(no_loss, teacher, 1.0)(student, BATCH), torch.tensor([6 * 0.25, 6 * 4.0]))
     torch.testing.assert_close(WeightPenalty(no_loss, teacher, 0.1, "mean")(student, BATCH), torch.tensor([0.025, 0.4]))
@@ -53,8 +53,8 @@ def test_a_tie_worked_by_hand():
 
 def test_it_is_added_to_each_members_own_loss():
     teacher, student = DeepEnsemble([constant(1.0), constant(2.0)]), DeepEnsemble([constant(1.5), constant(0.0)])
-    plain = CrossEntropy()(student, BATCH)
-    penalised = WeightPenalty(CrossEntropy(), teacher, 0.01)(student, BATCH)
+    plain = cross_entropy()(student, BATCH)
+    penalised = WeightPenalty(cross_entropy(), teacher, 0.01)(student, BATCH)
     torch.testing.assert_close(penalised - plain, torch.tensor([0.015, 0.24]))
 
 
@@ -63,14 +63,14 @@ def test_strength_zero_trains_to_the_same_bits():
     teacher = DeepEnsemble(MLP(6, [8], 3), 2)
     network, data, plan = MLP(6, [8], 3), small_data(), TrainConfig(epochs=2, batch_size=16, select="last")
     trained = []
-    for objective in (CrossEntropy(), WeightPenalty(CrossEntropy(), teacher, 0.0)):
+    for objective in (cross_entropy(), WeightPenalty(cross_entropy(), teacher, 0.0)):
         model = BatchEnsemble(network, 2)
         fit(model, data, config=plan, objective=objective, quiet=True)
         trained.append(model.state_dict())
     torch.testing.assert_close(dict(trained[1]), dict(trained[0]), rtol=0, atol=0)
 
 
-def test_there_is_no_pull_at_a_representable_ensemble():
+def test_the_penalty_is_zero_at_a_representable_ensemble():
     torch.manual_seed(0)
     teacher = BatchEnsemble(nn.Sequential(nn.Conv1d(4, 6, 3, groups=2), nn.Flatten(), nn.Linear(6, 3)), 3)
     student = copy.deepcopy(teacher)
@@ -84,21 +84,21 @@ def test_there_is_no_pull_at_a_representable_ensemble():
 
 
 @pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")
-def test_training_draws_a_student_to_its_teacher():
+def test_training_moves_a_student_towards_its_teacher():
     data, teacher = small_data(), DeepEnsemble(MLP(6, [8], 3), 2)
     plan = TrainConfig(epochs=5, batch_size=16, lr=0.01, select="last")
     left = {}
     for strength in (0.0, 1.0):
-        penalised = WeightPenalty(CrossEntropy(), teacher, strength)
+        penalised = WeightPenalty(cross_entropy(), teacher, strength)
         model = BatchEnsemble(MLP(6, [8], 3), 2, init="ones")
         fit(model, data, config=plan, objective=penalised, quiet=True)
         left[strength] = float(penalised.distances(model).detach().sum())
     assert left[1.0] < 0.9 * left[0.0]
 
 
-def test_it_sees_the_whole_model_also_where_members_are_looped():
+def test_the_penalty_covers_the_model_when_members_are_looped():
     teacher = DeepEnsemble(MLP(6, [8], 3), 2)
-    penalised = WeightPenalty(CrossEntropy(), teacher, 0.1)
+    penalised = WeightPenalty(cross_entropy(), teacher, 0.1)
     assert not isinstance(penalised, Separable)
     model = DeepEnsemble(MLP(6, [8], 3), 2, seed=1, engine="loop")
     before = penalised.distances(model).detach()
@@ -108,17 +108,18 @@ def test_it_sees_the_whole_model_also_where_members_are_looped():
     assert (penalised.distances(model).detach() != before).all()
 
 
-def test_training_goes_on_with_the_same_teacher_only(tmp_path):
+def test_training_resumes_with_the_same_teacher_only(tmp_path):
     data, network = small_data(), MLP(6, [8], 3)
     one, other = (DeepEnsemble(network, 2, seed=seed) for seed in (0, 1))
-    assert repr(WeightPenalty(CrossEntropy(), one, 0.1)) == repr(WeightPenalty(CrossEntropy(), copy.deepcopy(one), 0.1))
-    assert repr(WeightPenalty(CrossEntropy(), one, 0.1)) != repr(WeightPenalty(CrossEntropy(), other, 0.1))
+    first, again, another = (WeightPenalty(cross_entropy(), each, 0.1) for each in (one, copy.deepcopy(one), other))
+    assert repr(first) == repr(again)
+    assert repr(first) != repr(another)
     plan = TrainConfig(epochs=1, batch_size=16, select="last")
     fit(
         BatchEnsemble(network, 2),
         data,
         config=plan,
-        objective=WeightPenalty(CrossEntropy(), one, 0.1),
+        objective=WeightPenalty(cross_entropy(), one, 0.1),
         checkpoint=tmp_path / "c",
         quiet=True,
     )
@@ -127,7 +128,7 @@ def test_training_goes_on_with_the_same_teacher_only(tmp_path):
             BatchEnsemble(network, 2),
             data,
             config=plan,
-            objective=WeightPenalty(CrossEntropy(), other, 0.1),
+            objective=WeightPenalty(cross_entropy(), other, 0.1),
             checkpoint=tmp_path / "c",
             quiet=True,
         )
@@ -141,7 +142,7 @@ def test_the_teacher_may_change_afterwards():
     torch.testing.assert_close(penalised(student, BATCH), torch.tensor([6.0]))
 
 
-def test_bad_inputs_are_refused():
+def test_invalid_inputs_are_refused():
     teacher = DeepEnsemble([constant(1.0), constant(2.0)])
     with pytest.raises(EnfoldError, match=r"strength .* got -1"):
         WeightPenalty(no_loss, teacher, -1)

@@ -17,7 +17,7 @@ from enfold.networks import MLP
 from zoo import ZOO, Apply, population, vectors
 
 
-def test_an_unknown_engine_is_refused_at_once():
+def test_an_unknown_engine_is_refused_in_the_constructor():
     message = "engine must be .*'turbo'"
     with pytest.raises(EnfoldError, match=message):
         DeepEnsemble(population("mlp"), engine="turbo")
@@ -28,11 +28,11 @@ def test_an_unknown_engine_is_refused_at_once():
 
 
 @pytest.mark.parametrize("name", ["mlp", "batch_norm_1d", "dropout", "embedding", "attention_by_hand"])
-def test_automatic_is_stacked_where_it_is_right(name):
+def test_auto_chooses_stacked_where_it_is_correct(name):
     assert isinstance(DeepEnsemble(population(name)).choose_engine(ZOO[name].inputs(4)), StackedProgram)
 
 
-def test_our_own_mlp_is_stacked():
+def test_the_reference_mlp_is_stacked():
     members = DeepEnsemble(lambda: MLP(6, (8, 8), 3, dropout=0.1), 2)
     assert isinstance(members.choose_engine(vectors(1)), StackedProgram)
 
@@ -54,7 +54,7 @@ def test_choosing_changes_nothing(name, engine, training):
     assert all(parameter.grad is None for parameter in members.parameters())
 
 
-def test_the_engine_is_chosen_once_and_anew_on_request():
+def test_the_engine_is_chosen_once_and_again_on_request():
     members, inputs = DeepEnsemble(population("mlp")), vectors(4)
     members(inputs)
     first = members.choose_engine(inputs)
@@ -63,7 +63,7 @@ def test_the_engine_is_chosen_once_and_anew_on_request():
     assert isinstance(members.set_engine("loop").choose_engine(inputs), Loop)
 
 
-def test_measuring_takes_one_that_can_run_it():
+def test_measure_chooses_an_engine_that_supports_the_network():
     for name in ("control_flow", "lstm"):
         assert isinstance(DeepEnsemble(population(name), engine="measure").choose_engine(ZOO[name].inputs(4)), Loop)
     networks, inputs = population("mlp"), vectors(4)
@@ -72,14 +72,14 @@ def test_measuring_takes_one_that_can_run_it():
     )
 
 
-def test_inputs_that_do_not_run_do_not_settle_the_engine():
+def test_failing_inputs_do_not_fix_the_engine():
     members = DeepEnsemble(population("mlp"))
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         members(torch.zeros(4, 7))
     assert isinstance(members.choose_engine(vectors(4)), StackedProgram)
 
 
-def test_lower_precision_does_not_look_like_a_mistake():
+def test_lower_precision_is_not_treated_as_a_difference():
     members = DeepEnsemble(population("layer_norm"))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert members(vectors(4)).dtype == torch.bfloat16
@@ -104,24 +104,24 @@ def remembering(**parts):
 
 
 @pytest.mark.parametrize("engine", ["auto", "loop"])
-def test_networks_that_remember_run_as_separate_modules(engine):
+def test_networks_with_state_run_as_separate_modules(engine):
     networks = [remembering(), remembering()]
     with pytest.warns(SeparateModulesWarning, match="member 1"):
         members = DeepEnsemble(networks, engine=engine)(vectors(4))
     torch.testing.assert_close(members, torch.stack([network(vectors(4)) for network in networks]))
 
 
-def test_an_engine_that_shares_code_is_refused_for_networks_that_remember():
+def test_joint_engines_are_refused_for_networks_with_state():
     with pytest.raises(EnfoldError, match="vmap"):
         DeepEnsemble([remembering(), remembering()], engine="vmap")(vectors(4))
 
 
-def test_one_network_alone_may_remember():
+def test_a_single_network_may_have_state():
     members = DeepEnsemble([remembering()], engine="loop")
     assert members(vectors(4)).shape == (1, 4, 3)
 
 
-def test_networks_with_draws_of_their_own_run_as_separate_modules():
+def test_networks_with_their_own_generators_run_as_separate_modules():
     source = itertools.count()
     with pytest.warns(SeparateModulesWarning):
         members = DeepEnsemble([Apply(lambda net, x: net.layer(x) + next(source), layer=nn.Linear(6, 3))] * 2)(
@@ -130,7 +130,7 @@ def test_networks_with_draws_of_their_own_run_as_separate_modules():
     assert members.shape == (2, 4, 3)
 
 
-def test_elsewhere_than_on_a_cpu_vmap_comes_before_the_loop():
+def test_vmap_precedes_the_loop_on_other_devices():
     """There is no other device here; the choice only looks at the inputs' device."""
 
     class Elsewhere(torch.Tensor):

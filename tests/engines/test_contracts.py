@@ -1,4 +1,4 @@
-"""What is promised of members, on every network of the zoo: they are their networks, one by one, whatever runs them."""
+"""Contracts of members on every network of the zoo: with every engine they equal their networks."""
 
 import copy
 
@@ -70,7 +70,7 @@ def test_members_are_their_networks_in_eval_and_train_mode(name, engine):
 
 @SLOW_VMAP
 @pytest.mark.parametrize(("name", "engine"), EVERY)
-def test_gradients_are_those_of_each_network_alone(name, engine):
+def test_gradients_equal_those_of_single_networks(name, engine):
     networks = population(name)
     members = DeepEnsemble(networks, engine=engine).train(not ZOO[name].draws)
     inputs, labels = own_inputs(name, 6), torch.arange(6) % CLASSES
@@ -114,7 +114,7 @@ def test_vmap_is_refused_where_torch_cannot_do_it(name):
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_the_networks_given_are_left_untouched(name):
+def test_given_networks_are_not_modified(name):
     networks = population(name)
     before = [{key: tensor.clone() for key, tensor in read_state(network).items()} for network in networks]
     flags = [[(part.training, *vars(part)) for part in network.modules()] for network in networks]
@@ -161,7 +161,7 @@ def assert_equal(model, other):
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_copies_are_equal_and_share_nothing(name):
+def test_copies_are_equal_and_independent(name):
     members = DeepEnsemble(population(name), engine="loop").eval()
     members(ZOO[name].inputs(2))  # a network that has run may hold more than a new one
     before = {key: tensor.detach().clone() for key, tensor in members.expand().items()}
@@ -178,7 +178,7 @@ def test_copies_are_equal_and_share_nothing(name):
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_a_member_taken_out_trains_as_the_network_it_was(name):
+def test_an_extracted_member_trains_like_the_original_network(name):
     """It has the user's class, ties, frozen parameters and state_dict."""
     network, inputs = population(name, 1)[0], ZOO[name].inputs(4)
     taken = DeepEnsemble([network]).member(0)

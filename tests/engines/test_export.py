@@ -20,7 +20,7 @@ MAKERS = {
 
 @pytest.mark.parametrize(("called_before", "grad"), [(True, False), (False, True)])
 @pytest.mark.parametrize("kind", MAKERS)
-def test_exported_members_are_the_same_and_stay_usable(kind, called_before, grad):
+def test_exported_members_are_equal_and_remain_usable(kind, called_before, grad):
     torch.manual_seed(0)
     network, inputs = MLP(12, [8], CLASSES), torch.randn(4, 12)
     members, twin = (MAKERS[kind](network).eval() for _ in range(2))

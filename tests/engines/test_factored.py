@@ -1,4 +1,4 @@
-"""Weights that members share up to two vectors, applied without making them."""
+"""Weights that are shared except for two vectors, applied without expanding them."""
 
 import pytest
 import torch
@@ -75,7 +75,7 @@ def test_training_by_factors_gives_the_gradients_of_expand(bias, rows):
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
-def test_eval_mode_makes_the_weights_once_and_sees_every_change():
+def test_eval_mode_caches_the_weights_and_detects_changes():
     members = BatchEnsemble(MLP(IN, [8], 3), num_members=M).eval()
     made = []
     expand = members.expand

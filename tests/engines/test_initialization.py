@@ -1,4 +1,4 @@
-"""Fresh starts: everything trainable is drawn anew, as its own modules would draw it."""
+"""Reinitialisation: every trainable parameter is drawn as by its own module."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from zoo import CLASSES, ZOO, Apply, population, vectors
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_members_made_from_a_network_differ_in_every_parameter_that_varies(name):
+def test_reinitialised_members_differ_in_every_random_parameter(name):
     network = population(name, 1)[0]
     members = DeepEnsemble(network, 3, seed=1)
     state = members.expand()
@@ -25,7 +25,7 @@ def test_members_made_from_a_network_differ_in_every_parameter_that_varies(name)
             assert not any(torch.equal(member, tensor) for member in found)
 
 
-def test_the_network_given_is_left_as_it_was():
+def test_the_given_network_is_not_modified():
     network = population("batch_norm_1d", 1)[0]
     before = {key: tensor.clone() for key, tensor in network.state_dict().items()}
     members = DeepEnsemble(network, 2)
@@ -34,7 +34,7 @@ def test_the_network_given_is_left_as_it_was():
     assert (members.expand()["0.running_var"] == 1).all()
 
 
-def test_attention_starts_as_torch_starts_it():
+def test_attention_is_initialised_as_in_torch():
     network = nn.MultiheadAttention(8, 2)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -47,7 +47,7 @@ def test_attention_starts_as_torch_starts_it():
     assert (network.out_proj.bias == 0).all()
 
 
-def test_an_outer_module_has_the_last_word():
+def test_the_outermost_reset_parameters_wins():
     network = reinitialise(ViT((1, 8, 8), CLASSES, patch=4, width=8, depth=1, heads=2))
     assert (network.blocks[0].linear1.bias == 0).all()
     assert 0.01 < float(network.positions.detach().std()) < 0.03
@@ -68,7 +68,7 @@ def test_an_outer_module_has_the_last_word():
     assert (outer.raw.weight >= 5).all()
 
 
-def test_raw_parameters_keep_their_mean_and_spread():
+def test_raw_parameters_keep_their_mean_and_standard_deviation():
     network = Apply(
         lambda net, x: x, weight=nn.Parameter(torch.randn(50, 50) * 0.1 + 2), gain=nn.Parameter(torch.ones(4))
     )
@@ -80,7 +80,7 @@ def test_raw_parameters_keep_their_mean_and_spread():
     assert (network.gain == 1).all()
 
 
-def test_what_is_frozen_is_kept():
+def test_frozen_parameters_are_preserved():
     network = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, CLASSES))
     network[0].requires_grad_(False)
     pretrained = network[0].weight.clone()
@@ -91,7 +91,7 @@ def test_what_is_frozen_is_kept():
 
 
 @pytest.mark.parametrize("name", ["mlp", "nested", "residual", "attention", "vit", "lstm", "listed_twice"])
-def test_a_member_is_its_seed_whether_made_or_drawn_anew(name):
+def test_a_member_depends_on_its_seed_only(name):
     made, seed = initialize_member(ZOO[name].make, 3, 1)
     again, same = initialize_member(made, 3, 1)
     assert seed == same
@@ -100,7 +100,7 @@ def test_a_member_is_its_seed_whether_made_or_drawn_anew(name):
     assert initialize_member(ZOO[name].make, 3, 2)[1] != seed
 
 
-def test_a_blank_network_draws_nothing_from_the_users_generator():
+def test_a_blank_network_does_not_use_the_global_generator():
     state = torch.get_rng_state()
     network = make_blank(ZOO["mlp"].make)
     assert torch.equal(torch.get_rng_state(), state)
@@ -128,13 +128,13 @@ def spreads(members: DeepEnsemble) -> dict[str, list[float]]:
     return {name: tensor.flatten(1).std(1).tolist() for name, tensor in members.expand().items() if tensor.ndim > 1}
 
 
-def test_a_a_factory_s_initialisation_is_kept():
+def test_initialisation_by_a_factory_is_preserved():
     found = spreads(DeepEnsemble(Packaged, 3))
     assert found["embedding.weight"] == pytest.approx([0.02] * 3, rel=0.2)
     assert found["inner.weight"] == pytest.approx([0.02] * 3, rel=0.2)
 
 
-def test_so_is_the_scale_of_a_network_that_is_given_and_it_is_named():
+def test_the_scale_of_a_given_network_is_preserved_with_a_warning():
     with pytest.warns(InitialisationWarning, match=r"'embedding\.weight' and 1 more"):
         members = DeepEnsemble(Packaged(), 3)
     found = spreads(members)
@@ -144,7 +144,7 @@ def test_so_is_the_scale_of_a_network_that_is_given_and_it_is_named():
     assert len(members.expand()["embedding.weight"].flatten(1).unique(dim=0)) == 3
 
 
-def test_a_trained_network_is_drawn_as_its_layers_start_unless_the_scale_is_far_from_that():
+def test_a_trained_network_is_reinitialised_by_its_layers():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(6, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, CLASSES))
     network(vectors(4))

@@ -37,7 +37,7 @@ def models(make) -> dict[str, nn.Module]:
         (make_convolutional, (1, 8, 8), r"first layer takes \(3, height, width\)"),
     ],
 )
-def test_it_is_said_wherever_a_first_batch_fails(kind, make, shape, takes):
+def test_failing_first_batches_are_reported(kind, make, shape, takes):
     data, said = data_of(shape), rf"Sequential, whose {takes}, fails on inputs of shape \({shape[0]}, {shape[1]}"
     calls = [
         lambda model: predict(model, data.test),
@@ -78,7 +78,7 @@ class Broken(nn.Module):
         (RuntimeError("the size of tensor a must match"), 2),  # the first batch went well
     ],
 )
-def test_what_is_no_matter_of_shape_is_raised_as_it_is(error, fails):
+def test_other_exceptions_are_raised_unchanged(error, fails):
     with pytest.raises(type(error)) as raised:
         predict(Broken(error, fails), data_of((4,)).test, batch_size=4)
     assert raised.value is error

@@ -1,4 +1,4 @@
-"""Members side by side: one batch norm over batches apart, and the engine against the merged batch."""
+"""The joint engine: one batch norm over several batches, against the merged batch."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ NETWORKS = {
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("each", [True, False])
-def test_it_gives_what_the_merged_batch_gives(name, each):
+def test_joint_batch_norm_equals_the_merged_batch(name, each):
     """Outputs, gradients of all parameters, and statistics, in float64."""
     torch.manual_seed(0)
     network = NETWORKS[name]().double()
@@ -120,7 +120,7 @@ class Picky(nn.Module):
 
 
 @pytest.mark.parametrize("way", ["class", "decides", "number", "own norm", "none"])
-def test_it_is_used_for_large_values_where_it_gives_the_same(way, monkeypatch):
+def test_joint_batch_norm_supports_large_values(way, monkeypatch):
     inputs = torch.randn(8, 4)
     for large, engine in ((1 << 23, Merged), (0, SideBySide if way == "none" else Merged)):
         monkeypatch.setattr(joint, "LARGE", large)
@@ -151,7 +151,7 @@ def test_a_training_is_the_same_by_both(monkeypatch):
     torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-4)
 
 
-def test_what_a_forward_keeps_is_not_in_the_way_of_a_copy(monkeypatch):
+def test_stored_activations_do_not_prevent_copies(monkeypatch):
     class Keeping(Picky):
         def forward(self, inputs: Tensor) -> Tensor:
             self.kept = self.first(inputs)
@@ -164,7 +164,7 @@ def test_what_a_forward_keeps_is_not_in_the_way_of_a_copy(monkeypatch):
     assert members.member(1).eval()(torch.randn(8, 4)).shape == (8, 3)
 
 
-def test_several_is_no_number():
+def test_repeated_batches_are_invalid():
     several = Several([torch.ones(2), torch.zeros(2)])
     assert several.shape == (2,)
     assert len(several) == 2

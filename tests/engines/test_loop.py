@@ -14,7 +14,7 @@ More = Callable[["Block", Tensor, Tensor, Tensor], Tensor | float]
 
 
 class Counting(nn.Module):
-    """A convolution that notes how many images each call brought."""
+    """A convolution that records the number of images of each call."""
 
     def __init__(self, norm: nn.Module | None = None) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def images() -> Tensor:
     return torch.randn(2 * PIECE + 5, 1, 8, 8)
 
 
-def test_pieces_give_what_the_members_give(images: Tensor) -> None:
+def test_pieces_equal_the_members(images: Tensor) -> None:
     members = DeepEnsemble([Counting(nn.BatchNorm2d(4)) for _ in range(2)], engine="loop").eval()
     found, calls = calls_of(members, images)
     assert calls == [PIECE, PIECE, 5] * 2
@@ -75,13 +75,13 @@ def test_pieces_give_what_the_members_give(images: Tensor) -> None:
     [Counting(nn.BatchNorm2d(4, track_running_stats=False)), Remembering(), Squeezing()],
     ids=["examples in one batch norm", "a buffer that counts", "no batch of one"],
 )
-def test_no_pieces_where_they_would_give_something_else(network: Counting, images: Tensor) -> None:
+def test_no_pieces_where_results_would_differ(network: Counting, images: Tensor) -> None:
     members = DeepEnsemble([network, network], engine="loop").eval()
     _, calls = calls_of(members, images)
     assert calls == [len(images)] * 2
 
 
-def test_what_is_found_with_zeros_holds_for_all_values(images: Tensor) -> None:
+def test_analysis_with_zeros_holds_for_all_values(images: Tensor) -> None:
     """Equal rows and a head of zeros hide that a network mixes examples."""
     members = DeepEnsemble(
         [Counting(nn.BatchNorm2d(4, track_running_stats=False)) for _ in range(2)], engine="loop"
@@ -161,7 +161,7 @@ def assert_same(members: DeepEnsemble, images: Tensor, tolerance: float = 1e-5) 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("settings", [{}, {"bias": False}, {"affine": False}], ids=str)
 @torch.no_grad()
-def test_batch_norms_are_taken_into_convolutions(settings: dict[str, bool], dtype: torch.dtype, images: Tensor) -> None:
+def test_batch_norms_are_fused_into_convolutions(settings: dict[str, bool], dtype: torch.dtype, images: Tensor) -> None:
     members = DeepEnsemble([trained(Block(**settings)).to(dtype) for _ in range(2)], engine="loop").eval()
     images = images.to(dtype)
     network = members.skeleton.network
@@ -173,7 +173,7 @@ def test_batch_norms_are_taken_into_convolutions(settings: dict[str, bool], dtyp
 
 
 @torch.no_grad()
-def test_every_block_of_a_residual_network_is_shortened(images: Tensor) -> None:
+def test_every_block_of_a_residual_network_is_fused(images: Tensor) -> None:
     members = DeepEnsemble([trained(ResNet(1, 3, depth=8, width=4)) for _ in range(2)], engine="loop").eval()
     found = found_in(members, images)
     convolutions = [part for part in members.skeleton.network.modules() if isinstance(part, nn.Conv2d)]
@@ -200,7 +200,7 @@ def normalised_too(network: Block, inputs: Tensor, convolved: Tensor, normalised
 
 
 @torch.no_grad()
-def test_nothing_is_shortened_that_is_used_elsewhere(images: Tensor) -> None:
+def test_values_used_elsewhere_are_not_fused(images: Tensor) -> None:
     bright = torch.cat([images, 20 * images])
     for make in (lambda: Block(above), lambda: Block(gated), Between):
         networks = [trained(make()) for _ in range(2)]
@@ -211,7 +211,7 @@ def test_nothing_is_shortened_that_is_used_elsewhere(images: Tensor) -> None:
 
 
 @torch.no_grad()
-def test_a_relu_works_in_place_only_on_what_it_alone_takes(images: Tensor) -> None:
+def test_a_relu_is_in_place_only_on_values_without_other_users(images: Tensor) -> None:
     members = DeepEnsemble([trained(Block(normalised_too)) for _ in range(2)], engine="loop").eval()
     network = members.skeleton.network
     assert found_in(members, images) == [Fusion(network.convolution, True, network.norm, None)]
@@ -219,7 +219,7 @@ def test_a_relu_works_in_place_only_on_what_it_alone_takes(images: Tensor) -> No
 
 
 @torch.no_grad()
-def test_images_of_another_size_are_tried_again(images: Tensor) -> None:
+def test_images_of_another_size_are_verified_again(images: Tensor) -> None:
     members = DeepEnsemble([trained(Block(of_large_images)) for _ in range(2)], engine="loop").eval()
     assert_same(members, images)
     assert_same(members, torch.randn(PIECE + 1, 1, 12, 12))
@@ -232,7 +232,7 @@ class Deciding(Counting):
         return super().forward(inputs) * (2 if inputs.max() > 20 else 1)
 
 
-def test_a_network_that_decides_by_values_gets_its_batch_whole(images: Tensor) -> None:
+def test_networks_with_data_dependent_control_flow_get_complete_batches(images: Tensor) -> None:
     members = DeepEnsemble([Deciding() for _ in range(2)], engine="loop").eval()
     images[-1] = 30.0
     found, calls = calls_of(members, images)
@@ -241,7 +241,7 @@ def test_a_network_that_decides_by_values_gets_its_batch_whole(images: Tensor) -
 
 
 @torch.no_grad()
-def test_a_hook_sees_what_the_layer_gives_and_what_it_hid_is_not_shortened_later(images: Tensor) -> None:
+def test_hooks_see_layer_outputs(images: Tensor) -> None:
     members = DeepEnsemble([trained(Block(above)) for _ in range(2)], engine="loop").eval()
     members.verify(images)
     seen: list[Tensor] = []
@@ -265,7 +265,7 @@ class Failing(Block):
 
 
 @torch.no_grad()
-def test_all_is_put_back_when_a_call_ends_early(images: Tensor) -> None:
+def test_state_is_restored_after_an_exception(images: Tensor) -> None:
     members = DeepEnsemble([trained(Failing(bias=False)) for _ in range(2)], engine="loop").eval()
     assert_same(members, images)
     members.skeleton.network.calls = 1

@@ -1,4 +1,4 @@
-"""Inference runs in eval mode, and leaves every module in the mode it was in; what is loaded is in eval mode."""
+"""Inference runs in eval mode and restores the mode of every module; loaded models are in eval mode."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ INFERENCE = {
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("name", INFERENCE)
-def test_modes_and_values_are_as_they_were(kind, name, data):
+def test_modes_and_values_are_restored(kind, name, data):
     model = in_mixed_modes(MODELS[kind]())
     modes = [part.training for part in model.modules()]
     values = {key: tensor.clone() for key, tensor in model.state_dict().items()}
@@ -71,7 +71,7 @@ def test_modes_and_values_are_as_they_were(kind, name, data):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_teacher_answers_in_eval_mode(kind, data):
+def test_a_teacher_predicts_in_eval_mode(kind, data):
     model = MODELS[kind]().train()
     answers = [Teacher(model, data).logits(data.test.inputs) for _ in range(2)]
     assert torch.equal(*answers)
@@ -88,7 +88,7 @@ def test_merges_leave_members_in_their_mode_and_return_eval_mode(merge, data):
     assert all(part.training for part in plain.modules())
 
 
-def test_what_is_loaded_is_in_eval_mode(tmp_path):
+def test_loaded_models_are_in_eval_mode(tmp_path):
     one = network().train()
     torch.save(one.state_dict(), tmp_path / "one.pt")
     save_file(one.state_dict(), tmp_path / "two.safetensors")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import namedtuple
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ from torch import nn
 
 from enfold import Data, DeepEnsemble, MixedEnsemble, Split, TrainConfig, evaluate, fit, predict
 from enfold.errors import DroppedOutputWarning, EnfoldError
-from enfold.train.objective import batch_logits
+from enfold.train.objective import batch_outputs
 
 NETWORKS = {
     "dense": (lambda: nn.Conv2d(1, 3, 3, padding=1), (1, 8, 8)),
@@ -33,27 +34,27 @@ def test_forward_mean_and_evaluation_refuse_them(name, kind):
     members = kind([make() for _ in range(3)])
     with pytest.raises(EnfoldError, match="classes"):
         members.forward_mean(torch.randn(4, *shape))
-    with pytest.raises(EnfoldError, match="classes"):
+    with pytest.raises(EnfoldError, match="task"):
         evaluate(members, data_of(shape))
     assert members(torch.randn(4, *shape)).shape[:2] == (3, 4), "the members' own outputs are there"
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_so_does_training_by_cross_entropy(name):
+def test_training_by_cross_entropy_refuses_them(name):
     make, shape = NETWORKS[name]
     members = DeepEnsemble([make() for _ in range(2)])
-    with pytest.raises(EnfoldError, match="classes"):
+    with pytest.raises(EnfoldError, match="task"):
         fit(members, data_of(shape).replace(val=[]), config=TrainConfig(epochs=1), quiet=True)
 
 
-def test_an_objective_of_the_users_own_may_take_one_output():
+def test_a_user_objective_may_use_one_output():
     make, shape = NETWORKS["one output"]
     members = DeepEnsemble([make() for _ in range(2)])
     history = fit(
         members,
         data_of(shape).replace(val=[]),
         config=TrainConfig(epochs=1),
-        objective=lambda model, batch: batch_logits(model, batch).square().mean((1, 2)),
+        objective=lambda model, batch: batch_outputs(model, batch).square().mean((1, 2)),
         quiet=True,
     )
     assert len(history.epochs) == 1
@@ -75,20 +76,24 @@ class More(nn.Module):
 
 @pytest.mark.filterwarnings("error:a network returns")
 @pytest.mark.parametrize("kind", ["dictionary", "object", "tuple"])
-def test_outputs_that_are_dropped_are_named_once(kind):
+def test_dropped_outputs_give_one_warning(kind):
     network = More(kind)
     with pytest.warns(DroppedOutputWarning, match=f"aux_{kind} beside"):
         predict(network, data_of((4,)).test)
     predict(network, data_of((4,)).test)
 
 
-@pytest.mark.filterwarnings("error:a network returns")
-def test_nothing_is_said_of_an_object_with_logits_alone():
-    predict(nn.Sequential(More("dictionary"), Only()), data_of((4,)).test)
+def test_an_object_with_logits_only_gives_no_warning():
+    network, inputs = nn.Sequential(More("dictionary"), Only()), data_of((4,)).test
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = predict(network, inputs)
+    expected = network(inputs.inputs)["logits"].detach().log_softmax(-1)
+    torch.testing.assert_close(found.log_probs[0], expected.to(found.log_probs.dtype))
 
 
 class Only(nn.Module):
-    """The logits, and what is None."""
+    """The logits and None."""
 
     def forward(self, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:
         return {"logits": given["logits"], "aux": None}

@@ -38,7 +38,7 @@ def test_a_lazy_parameter_is_refused_by_name():
 
 
 @pytest.mark.parametrize("name", ["tied", "listed_twice", "residual", "reassigned_buffer"])
-def test_the_network_holds_values_for_the_length_of_a_call(name):
+def test_the_network_has_values_during_a_call_only(name):
     network = population(name, 1)[0].eval()
     skeleton, state = Skeleton(network), cloned(network)
     assert is_empty(skeleton)
@@ -74,7 +74,7 @@ def test_a_buffer_tied_in_two_places_may_be_reassigned_in_either():
     assert state["a.mean"].tolist() == [1, 1]
 
 
-def test_a_buffer_that_carries_a_graph_is_kept_without_it():
+def test_a_buffer_with_a_graph_is_stored_detached():
     def forward(net, x):
         outputs = net.layer(x)
         net.mean = outputs.mean(0)
@@ -128,7 +128,7 @@ def test_an_exception_in_the_forward_leaves_the_skeleton_clean():
     torch.testing.assert_close(members(vectors(3)), expected.expand(2, -1, -1))
 
 
-def test_what_fills_an_empty_buffer_is_not_for_the_next_member():
+def test_values_of_an_empty_buffer_do_not_reach_the_next_member():
     networks = population("cached_buffer")
     members = DeepEnsemble(networks)
     inputs = vectors(4)
@@ -138,7 +138,7 @@ def test_what_fills_an_empty_buffer_is_not_for_the_next_member():
     assert members.member(0).norm is None
 
 
-def test_a_network_taken_out_is_laid_out_as_usual():
+def test_an_extracted_network_has_contiguous_parameters():
     """DeepEnsemble weights may lie in memory as an engine likes them; people view(-1) the weights of a network."""
     members = DeepEnsemble(population("batch_norm_2d"))
     for network in members:
@@ -146,7 +146,7 @@ def test_a_network_taken_out_is_laid_out_as_usual():
         assert all(tensor.is_contiguous() for tensor in network.state_dict().values())
 
 
-def test_activations_kept_in_attributes_are_copied_without_their_graph():
+def test_activations_in_attributes_are_copied_detached():
     network = ZOO["kept_activations"].make()
     network(vectors(3))
     with pytest.raises(RuntimeError, match="deepcopy"):
@@ -158,14 +158,14 @@ def test_activations_kept_in_attributes_are_copied_without_their_graph():
     assert network.hidden.requires_grad
 
 
-def test_members_are_taken_out_after_vmap_left_its_tensors_behind():
+def test_members_can_be_extracted_after_vmap():
     members = DeepEnsemble(population("kept_activations"), engine="vmap")
     members(vectors(3)).sum().backward()
     taken = copy.deepcopy(members.member(1))
     torch.testing.assert_close(taken(vectors(2)), members(vectors(2))[1])
 
 
-def test_a_part_in_its_own_mode_stays_in_it():
+def test_a_module_keeps_its_own_mode():
     networks = population("batch_norm_1d")
     for network in networks:
         network[2].eval()  # a frozen norm

@@ -26,7 +26,7 @@ from zoo import Apply, population, vectors
     bias=st.booleans(),
     merged=st.booleans(),
 )
-def test_a_linear_layer_is_each_members_own(num_members, batch, between, features, bias, merged):
+def test_each_member_has_its_own_linear_layer(num_members, batch, between, features, bias, merged):
     rng = torch.Generator().manual_seed(0)
     weight = torch.randn(num_members, features[1], features[0], generator=rng)
     own = {"weight": weight, **({"bias": torch.randn(num_members, features[1], generator=rng)} if bias else {})}
@@ -40,7 +40,7 @@ def test_a_linear_layer_is_each_members_own(num_members, batch, between, feature
     torch.testing.assert_close(found.split(num_members), torch.stack(expected))
 
 
-def test_an_empty_batch_gives_an_empty_answer():
+def test_an_empty_batch_gives_an_empty_output():
     for name in ("mlp", "layer_norm", "batch_norm_2d"):
         members = DeepEnsemble(population(name)).eval()
         inputs = torch.zeros(0, *{"batch_norm_2d": (2, 8, 8)}.get(name, (6,)))
@@ -63,7 +63,7 @@ def test_dropout_draws_for_every_member_and_only_in_training():
 
 @pytest.mark.parametrize("engine", ["stacked", "loop", "vmap"])
 def test_dropout_before_the_first_layer_is_each_members_own(engine):
-    """All members still share the value there, but not what is dropped of it."""
+    """All members have the same value there, but different dropout masks."""
     network = nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 6, bias=False))
     nn.init.eye_(network[1].weight)
     outputs = DeepEnsemble([network, network], engine=engine).train()(torch.ones(200, 6))
@@ -88,7 +88,7 @@ def refusal(network, inputs=None):
         ([nn.Linear(6, 3), nn.Flatten(0), nn.Unflatten(0, (-1, 3))], "an operation mixes the examples"),
     ],
 )
-def test_a_refusal_names_its_reason(layers, reason):
+def test_an_unsupported_layer_is_refused_with_a_reason(layers, reason):
     assert reason in refusal(nn.Sequential(*layers))
 
 
@@ -164,7 +164,7 @@ def test_hooks_are_run_not_traced(part, register):
 
 
 @pytest.mark.parametrize("inputs", [vectors(1), vectors(8), torch.zeros(4, 6)])
-def test_equal_members_do_not_hide_that_examples_are_mixed(inputs):
+def test_mixed_examples_are_detected_with_equal_members(inputs):
     """Merged with its own copies, a batch has its own mean: the engine must not be chosen by that."""
     for name in ("mixing", "mixing_inputs", "mixing_by_softmax", "mixing_behind_zeros"):
         network = population(name, 1)[0]
@@ -178,7 +178,7 @@ def test_equal_members_do_not_hide_that_examples_are_mixed(inputs):
         torch.testing.assert_close(members.forward_each(own), expected)
 
 
-def test_tracing_leaves_nothing_behind():
+def test_tracing_leaves_no_state():
     def forward(net, x):
         net.last = x
         return net.layer(x) + torch.tensor([1.0, 2.0, 3.0])  # which tracing would attach to the network

@@ -1,4 +1,4 @@
-"""One ensemble called from several threads, as a web server calls it, gives the answers of one thread."""
+"""An ensemble called from several threads returns the outputs of a single thread."""
 
 import sys
 import threading
@@ -78,7 +78,7 @@ def test_every_engine(make, engine, calls):
 
 @pytest.mark.parametrize("calls", CALLS)
 @pytest.mark.parametrize("name", sorted(methods("ensemble")))
-@pytest.mark.parametrize("make", [dense, convolutional])
+@pytest.mark.parametrize("make", [pytest.param(dense, marks=pytest.mark.slow), convolutional])
 def test_every_method(make, name, calls):
     model = methods("ensemble")[name].target(make()).eval()
     assert wrong_answers(model, calls, make) == []
@@ -112,7 +112,7 @@ def test_other_modules_run_while_one_thread_traces():
     assert failed == []
 
 
-def test_members_do_not_depend_on_what_other_threads_draw():
+def test_members_do_not_depend_on_other_threads():
     alone = DeepEnsemble(dense, 6, seed=0).state_dict()
     stop = threading.Event()
 

@@ -14,7 +14,7 @@ from zoo import ZOO
 
 
 class Calls(Counter):
-    """Counts that the copies of a network share."""
+    """Counts that are shared by the copies of a network."""
 
     def __deepcopy__(self, memo):
         return self
@@ -106,7 +106,7 @@ def test_an_owned_tensor_that_another_module_uses_ends_the_trunk(noise):
     assert (found.flatten(1).norm(dim=1) > 0).all()
 
 
-def test_control_flow_that_no_graph_could_hold():
+def test_control_flow_that_cannot_be_traced():
     def data_dependent(net, x):
         hidden = net.first(x)
         for _ in range(int(hidden.abs().sum()) % 3 + 1):
@@ -126,7 +126,7 @@ def test_control_flow_that_no_graph_could_hold():
         torch.testing.assert_close(outputs, alone(members, inputs))
 
 
-def test_a_pass_that_takes_another_way_runs_on_its_own():
+def test_another_control_flow_runs_separately():
     """Stochastic depth draws for each member which blocks it runs."""
 
     def stochastic(net, x):

@@ -1,4 +1,4 @@
-"""Every member does what its own network does, whatever the networks differ in."""
+"""Every member computes the function of its own network, for any difference between networks."""
 
 import functools
 import threading
@@ -29,7 +29,7 @@ from zoo import vectors
 
 
 class Net(nn.Module):
-    """Two layers with whatever lies between them."""
+    """Two layers with any module between them."""
 
     def __init__(self, seed, between, **attributes):
         super().__init__()
@@ -173,7 +173,7 @@ def gradients(network, x):
 
 
 def check_equal(networks, engine="auto"):
-    """Outputs in eval and in train mode, gradients, members taken out and copies of the ensemble."""
+    """Outputs in eval and in train mode, gradients, extracted members and copies of the ensemble."""
     x = vectors(5)
     members = DeepEnsemble(networks, engine=engine)
     for network in networks:
@@ -203,7 +203,7 @@ def check_equal(networks, engine="auto"):
 
 
 @pytest.mark.parametrize("kind", DIFFERENT)
-def test_networks_that_differ_in_more_than_parameters_run_their_own_code(kind):
+def test_networks_that_differ_in_more_than_parameters_run_separately(kind):
     with pytest.warns(SeparateModulesWarning, match="member 1"):
         check_equal(DIFFERENT[kind]())
 
@@ -265,7 +265,7 @@ def test_an_engine_that_shares_code_is_refused(engine):
         DeepEnsemble(DIFFERENT["a float"](), engine=engine)(vectors(4))
 
 
-def test_weights_of_different_functions_are_not_averaged():
+def test_weights_of_different_functions_cannot_be_averaged():
     with pytest.warns(SeparateModulesWarning), pytest.raises(EnfoldError, match="same function"):
         average(DeepEnsemble(DIFFERENT["an activation function"]()), blobs())
 
@@ -303,14 +303,14 @@ def test_scripted_modules_are_refused_by_name():
         DeepEnsemble([network, network])
 
 
-def test_parameters_that_a_list_holds_as_well_are_the_members():
+def test_parameters_in_lists_are_those_of_the_member():
     networks = [Net(seed, lambda net, x: x.relu() * net.held[0].mean()) for seed in range(3)]
     for network in networks:
         network.held = [network.first.weight]
     check_equal(networks)
 
 
-def test_recurrent_networks_train_and_are_taken_out():
+def test_recurrent_networks_train_and_can_be_extracted():
     class Recurrent(nn.Module):
         def __init__(self):
             super().__init__()
@@ -354,7 +354,7 @@ class InPlace(nn.Module):
 
 @pytest.mark.parametrize("layer", ["linear", "convolution"])
 @pytest.mark.parametrize("each", [False, True])
-def test_work_in_place_on_inputs_reaches_no_other_member_and_no_data(layer, each):
+def test_in_place_changes_of_inputs_do_not_affect_other_members(layer, each):
     def make():
         if layer == "linear":
             return InPlace(nn.Linear(6, 3))
@@ -401,7 +401,7 @@ def outputs_of(networks, x):
     return torch.stack([network(x) for network in networks])
 
 
-def test_a_first_call_that_fails_settles_nothing():
+def test_a_failing_first_call_has_no_effect():
     networks = scaled([1.0, 5.0])
     members = DeepEnsemble(networks)
     with pytest.raises(EnfoldError):
@@ -411,7 +411,7 @@ def test_a_first_call_that_fails_settles_nothing():
     torch.testing.assert_close(outputs, outputs_of(networks, vectors(4)))
 
 
-def test_values_outside_of_what_a_network_takes_are_not_tried():
+def test_values_outside_the_input_range_are_not_tried():
     def between(net, x):
         if bool((net.spread <= 0).any()):
             raise ValueError("a spread must be above 0")
@@ -447,7 +447,7 @@ def test_train_mode_is_compared_when_a_batch_allows_it():
 
 
 @pytest.mark.parametrize("which", ["all in train mode", "one of them"])
-def test_whoever_works_in_place_on_inputs_has_its_own(which):
+def test_in_place_networks_get_a_copy_of_the_inputs(which):
     def between(net, x):
         return x.relu()
 
@@ -470,7 +470,7 @@ def test_whoever_works_in_place_on_inputs_has_its_own(which):
     torch.testing.assert_close(outputs, torch.stack([network(torch.zeros(4, 6)) for network in networks]))
 
 
-def test_settings_that_the_first_examples_do_not_show_are_compared():
+def test_settings_without_effect_on_the_first_examples_are_compared():
     networks = scaled([1.0, 3.0], lambda net, x: x.clamp(-net.value, net.value))
     x = torch.cat([vectors(3) * 0.01, vectors(3) * 100])
     with pytest.warns(SeparateModulesWarning, match="value"):
@@ -478,7 +478,7 @@ def test_settings_that_the_first_examples_do_not_show_are_compared():
     torch.testing.assert_close(outputs, outputs_of(networks, x))
 
 
-def test_networks_that_count_their_calls_count_their_own():
+def test_networks_count_their_own_calls():
     def between(net, x):
         net.calls += 1
         return x.relu() if net.calls > 4 else x
@@ -496,7 +496,7 @@ def test_networks_that_count_their_calls_count_their_own():
         torch.testing.assert_close(outputs, outputs_of(networks, vectors(4)))
 
 
-def test_a_buffer_that_training_fills_is_kept():
+def test_a_buffer_filled_in_training_is_preserved():
     def between(net, x):
         if net.training:
             net.mean = x.detach().mean(0) if net.mean is None else 0.9 * net.mean + 0.1 * x.detach().mean(0)
@@ -523,7 +523,7 @@ def test_members_train_the_same_parameters():
 
 
 class Holder:
-    """An object that copies share."""
+    """An object that is shared between copies."""
 
     def __init__(self, network):
         self.network = network
@@ -552,7 +552,7 @@ def test_networks_in_different_modes_keep_them():
     torch.testing.assert_close(outputs, outputs_of(networks, vectors(6)))
 
 
-def test_members_are_taken_out_right_while_another_thread_predicts():
+def test_members_can_be_extracted_while_another_thread_predicts():
     def make():
         return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4, 3))
 
@@ -583,13 +583,13 @@ def test_members_that_were_never_called_are_saved_with_their_settings(tmp_path):
         load(file, networks[0])
 
 
-def test_an_attribute_named_codes_is_the_users():
+def test_an_attribute_named_codes_is_preserved():
     network = Net(0, lambda net, x: x.relu())
     network.register_buffer("codes", torch.zeros(3))
     assert evaluate(network, blobs()).scores["nll"] > 0
 
 
-def test_a_factory_that_seeds_itself_is_kept():
+def test_a_factory_with_its_own_seed_is_preserved():
     def make():
         torch.manual_seed(5)
         return nn.Linear(6, 3)

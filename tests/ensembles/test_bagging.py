@@ -28,7 +28,7 @@ def seen(plan: TrainConfig, data: Data, epoch: int) -> torch.Tensor:
     return torch.cat([batch.indices for batch in order.batches(data, epoch)], dim=1)  # (M, N)
 
 
-def test_a_member_sees_632_of_a_thousand_examples():
+def test_a_member_is_trained_on_632_of_1000_examples():
     size = 10_000
     part = Split(torch.zeros(size, 1), torch.zeros(size, dtype=torch.long))
     data = Data(part, part, part, 2, (1,))
@@ -60,7 +60,7 @@ def test_members_start_as_a_deep_ensemble_and_are_trained_on_their_draws(tmp_pat
     torch.testing.assert_close(loaded(data.test.inputs), members(data.test.inputs), rtol=0, atol=0)
 
 
-def test_bad_inputs_are_refused():
+def test_invalid_inputs_are_refused():
     with pytest.raises(EnfoldError, match=r"num_members .*got 0"):
         Bagging(any_network(), 0)
     part = three_clouds(8, 8, 8)

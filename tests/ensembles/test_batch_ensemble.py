@@ -1,4 +1,4 @@
-"""BatchEnsemble: the equations against layers written out, the counts, and what is declared to the optimizer."""
+"""BatchEnsemble: equations against explicit layers, numbers of parameters, and parameter groups of the optimizer."""
 
 import pytest
 import torch
@@ -100,7 +100,7 @@ def test_rank_k_sums_outer_products():
     torch.testing.assert_close(BatchEnsemble(layer, 2, rank=3, init="ones").expand()["weight"][1], layer.weight)
 
 
-def test_tabm_draws_the_first_input_vector_alone():
+def test_tabm_draws_the_first_input_vector_only():
     members = BatchEnsemble(MLP(6, [5, 5], 3), 4, init="tabm")
     fast = members.fast.state()
     first = next(iter(fast))
@@ -260,7 +260,7 @@ def test_a_joint_batch_norm_sees_all_members_together():
     assert "1.running_mean" not in members.own.state()
 
 
-def test_members_normalise_alone_in_training_and_in_use():
+def test_members_normalise_separately_in_training_and_inference():
     """What shared affine parameters and own statistics are for: eval mode is what training converged to."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, momentum=None), nn.ReLU(), nn.Linear(8, 3)).double()
@@ -273,7 +273,7 @@ def test_members_normalise_alone_in_training_and_in_use():
 
 
 @pytest.mark.filterwarnings("ignore::enfold.errors.PartialCoverageWarning")
-def test_what_cannot_be_joint_says_so():
+def test_unsupported_joint_batch_norm_gives_the_reason():
     network = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), nn.Flatten(), nn.BatchNorm1d(24))
     members = BatchEnsemble(network, num_members=2, batch_norm="joint").train()
     with pytest.raises(EnfoldError, match=r"joint in this network .*batch_norm='shared'"):

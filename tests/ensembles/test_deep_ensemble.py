@@ -1,4 +1,4 @@
-"""DeepEnsemble: how members come together, and what is refused before anything is made."""
+"""DeepEnsemble: construction of members, and arguments that are refused."""
 
 import copy
 
@@ -18,7 +18,7 @@ def linear(seed=0, **options):
         return nn.Linear(6, 3, **options)
 
 
-def test_stacked_products_are_hand_worked():
+def test_stacked_products_by_hand():
     one, two = nn.Linear(2, 1), nn.Linear(2, 1)
     with torch.no_grad():
         one.weight.copy_(torch.tensor([[1.0, 2.0]]))
@@ -64,7 +64,7 @@ def test_stacked_products_are_hand_worked():
         ([nn.Sequential(nn.Linear(2, 2), nn.Dropout(p)) for p in (0.1, 0.2)], "p=0.1.*p=0.2"),
     ],
 )
-def test_what_is_no_ensemble_of_one_architecture_is_refused(networks, message):
+def test_different_architectures_are_refused(networks, message):
     with pytest.raises(EnfoldError, match=message):
         DeepEnsemble(networks)
 
@@ -114,12 +114,12 @@ def test_networks_with_stored_activations_make_an_ensemble():
 
 
 @pytest.mark.parametrize("num_members", [0, -1])
-def test_no_members_cannot_be_made(num_members):
+def test_zero_members_are_refused(num_members):
     with pytest.raises(EnfoldError, match=rf"num_members .*got {num_members}"):
         DeepEnsemble(linear, num_members)
 
 
-def test_making_depends_on_the_seed_alone():
+def test_initialisation_depends_on_the_seed_only():
     torch.default_generator.manual_seed(3)
     state = torch.get_rng_state()
     members = DeepEnsemble(ZOO["mlp"].make, 3, seed=5)
@@ -206,7 +206,7 @@ def test_a_copy_inside_another_module_is_complete():
 
 
 @pytest.mark.parametrize("engine", ["auto", "loop", "vmap"])
-def test_a_copy_made_after_running_is_run_by_its_own_engine(engine):
+def test_a_copy_of_a_used_ensemble_has_its_own_engine(engine):
     members = DeepEnsemble(population("batch_norm_1d"), engine=engine)
     members(vectors(4))
     duplicate = copy.deepcopy(members)
@@ -231,7 +231,7 @@ class Shifted(Ensemble):
 
 
 @pytest.mark.parametrize("engine", ["stacked", "loop", "vmap"])
-def test_any_scheme_that_says_what_its_members_are_is_run(engine):
+def test_any_subclass_with_expand_can_be_run(engine):
     members = Shifted(linear(), 3).set_engine(engine)
     inputs = vectors(4)
     outputs = members(inputs)
@@ -244,6 +244,6 @@ def test_any_scheme_that_says_what_its_members_are_is_run(engine):
     assert [len(group["params"]) for group in groups] == [1, 2]
 
 
-def test_a_scheme_needs_members():
+def test_a_subclass_needs_members():
     with pytest.raises(EnfoldError, match=r"num_members .*got 0"):
         Shifted(linear(), 0)

@@ -40,7 +40,7 @@ def test_the_learning_rate_is_the_papers(cycle):
 
 
 @pytest.mark.parametrize("cycle", [2, 4])
-def test_members_are_taken_where_the_rate_is_lowest(cycle):
+def test_members_are_stored_at_the_lowest_learning_rate(cycle):
     build, steps = partial(FGE, num_members=3, cycle=cycle), 10
     plan = build(any_network()).configure(TrainConfig(epochs=40))
     moments = build(any_network()).snapshot_epochs(plan)
@@ -60,13 +60,13 @@ def test_the_published_run_has_twenty_members():
     assert build(any_network()).snapshot_epochs(plan) == list(range(199, 160, -2))
 
 
-def test_cycles_begin_earlier_where_the_members_need_it():
+def test_cycles_start_earlier_for_more_members():
     plan = FGE(any_network(), 4).configure(TrainConfig(epochs=20, warmup_epochs=15.0, patience=2))
     assert (plan.tail_start, plan.warmup_epochs, plan.select) == (13 / 20, 13.0, "last")
     assert FGE(any_network(), 4).snapshot_epochs(plan) == [20, 18, 16, 14]
 
 
-def test_members_are_the_networks_at_these_moments():
+def test_members_are_the_networks_at_the_ends_of_cycles():
     build, seen = partial(FGE, num_members=2), {}
     plan = build(any_network()).configure(TrainConfig(epochs=6, batch_size=16, lr=0.05))
     model = build(network())
@@ -114,7 +114,7 @@ def test_a_plan_without_cycles_gives_the_last_epochs():
         ({"num_members": 0}, r"num_members .*got 0"),
     ],
 )
-def test_bad_settings_are_refused(settings, message):
+def test_invalid_options_are_refused(settings, message):
     with pytest.raises(EnfoldError, match=message):
         FGE(any_network(), **settings)
 

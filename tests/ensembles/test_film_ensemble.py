@@ -1,4 +1,4 @@
-"""FiLM-Ensemble: what is shared and what is owned, the three starts, and networks without norms."""
+"""FiLM-Ensemble: shared and owned parameters, the three starts, and networks without norms."""
 
 import math
 
@@ -30,7 +30,7 @@ def test_members_are_the_network_with_their_own_norms():
     torch.testing.assert_close(members(inputs), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_all_weights_are_literally_shared():
+def test_all_weights_are_shared():
     members = FiLMEnsemble(ResNet(width=4, depth=8), 3)
     stored = members.shared.state()
     norms = {name for name, tensor in members.expand().items() if name not in stored}
@@ -42,7 +42,7 @@ def test_all_weights_are_literally_shared():
     assert "head.weight" in stored
 
 
-def test_the_count_grows_by_the_norms_alone():
+def test_the_number_of_parameters_grows_by_the_norms_only():
     network = ResNet(width=8, depth=8)
     affine = sum(p.numel() for m in network.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters())
     assert parameters(FiLMEnsemble(network, 4)) == parameters(network) + 3 * affine
@@ -104,7 +104,7 @@ def test_a_network_without_norms_is_refused_with_a_remedy():
         ({"num_members": 0}, r"num_members .*got 0"),
     ],
 )
-def test_bad_settings_are_refused(settings, message):
+def test_invalid_options_are_refused(settings, message):
     with pytest.raises(EnfoldError, match=message):
         FiLMEnsemble(any_network(), **settings)
 

@@ -49,7 +49,7 @@ def test_the_count_of_heads_on_the_last_layer():
 
 @pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")
 def test_a_frozen_body_leaves_independent_convex_problems():
-    """A head's gradient is of its own loss alone, and with decay all heads, however they start, end at one optimum."""
+    """A head's gradient is that of its own loss; with decay all heads converge to one optimum from any start."""
     data = three_clouds(64, 0, 32)
     network = trained(data)
     network.hidden.requires_grad_(False)
@@ -101,6 +101,6 @@ def test_trained_saved_and_loaded(tmp_path):
         ({"split": "haed"}, "did you mean 'head'"),
     ],
 )
-def test_bad_settings(settings, message):
+def test_invalid_options(settings, message):
     with pytest.raises(EnfoldError, match=message):
         HydraEnsemble(MLP(6, [5, 5], 3), **settings)

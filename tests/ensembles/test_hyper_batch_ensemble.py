@@ -23,7 +23,7 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.metrics import nll
 from enfold.networks import MLP
-from enfold.train import CrossEntropy, TrainConfig, fit
+from enfold.train import TrainConfig, cross_entropy, fit
 from fitting import any_network, fitted
 
 DATA = three_clouds(96, 64, 60)
@@ -98,7 +98,7 @@ def test_tuning_is_adam_and_stays_in_the_range():
     assert penalties.current is None
 
 
-def test_layers_fall_into_six_groups():
+def test_layers_form_six_groups():
     names = [f"{index}." for index in range(8)]
     groups = penalty_groups(names)
     assert [groups[f"{name}weight"] for name in names] == [0, 1, 1, 2, 2, 3, 3, 4]
@@ -154,7 +154,7 @@ def test_a_layer_is_equations_1_and_2(layer, shape, tied):
         torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_embedding_layers_answer_along_their_outputs():
+def test_embedding_layers_are_scaled_along_their_outputs():
     members = HyperBatchEnsemble(nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 2)), 2, embedding_spread=0.5)
     e, s = members.distribution.embedded()["0.weight"], members.fast.state()["0.s"][0]
     W, D = members.shared.state()["0.weight"], members.delta.state()["0.weight"]
@@ -199,12 +199,12 @@ def test_the_objective_adds_the_penalty_of_a_biased_shared_weight():
         batch = Batch(torch.randn(5, 4), torch.randint(3, (5,)))
         torch.manual_seed(1)
         members.num_examples = 10
-        losses = Penalised(CrossEntropy())(members, batch)
+        losses = Penalised(cross_entropy())(members, batch)
         torch.manual_seed(1)
         values = members.distribution.draw(5).mean(1)  # (M, H): without embedding the penalty is linear in λ
         weight, own = members.shared.state()["weight"], members.expand()["bias"]
         penalty = values[:, 0] * weight.square().sum() + values[:, 1] * own.square().sum(1)
-        plain = torch.stack([F.cross_entropy(logits, batch.labels) for logits in members(batch.inputs)])
+        plain = torch.stack([F.cross_entropy(logits, batch.targets) for logits in members(batch.inputs)])
         torch.testing.assert_close(losses, plain + penalty / 10)
 
 
@@ -221,7 +221,7 @@ def test_in_training_the_loss_is_taken_at_drawn_penalties_and_elsewhere_at_the_m
         assert not torch.allclose(members(inputs), elsewhere)
 
 
-def test_what_has_a_penalty_is_not_decayed():
+def test_penalised_parameters_are_not_decayed():
     source = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
     members = HyperBatchEnsemble(source, 2, batch_norm="own")
     decayed = {id(p): group for group in members.param_groups(0.1) for p in group["params"]}
@@ -281,7 +281,7 @@ def test_resumed_training_gives_the_same_bits(tmp_path, monkeypatch):
     torch.testing.assert_close(dict(again.state_dict()), dict(once.state_dict()), rtol=0, atol=0)
 
 
-def test_tuning_finds_the_penalty_that_validation_data_want():
+def test_tuning_finds_the_best_penalty_on_validation_data():
     """With weights that answer to λ and are held, the bounds move to where the validation loss is lower."""
     members = EMBEDDED(network()).eval()
     members.tuning = (DATA.val, DATA.prepare, 64)
@@ -309,7 +309,7 @@ def test_an_interrupted_training_leaves_no_data_in_a_copy(monkeypatch):
     assert copy.deepcopy(members).tuning is None
 
 
-def test_bad_inputs():
+def test_invalid_inputs():
     with pytest.raises(EnfoldError, match=r"num_members .*got 0"):
         HyperBatchEnsemble(any_network(), 0)
     with pytest.raises(EnfoldError, match=r"0 < low < high, got \(1\.0, 0\.1\)"):

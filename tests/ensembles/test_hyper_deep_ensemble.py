@@ -54,7 +54,7 @@ def test_the_first_candidate_is_the_plan_and_the_others_draw_within_their_ranges
     assert abs(float(decades.std()) - 4 / math.sqrt(12)) < 0.1
 
 
-def test_draws_depend_on_the_candidate_alone_and_none_keeps_the_plans_value():
+def test_draws_depend_on_the_candidate_only():
     few, more = (
         HyperDeepEnsemble(any_network(), candidates=5).candidate_settings(PLAN),
         HyperDeepEnsemble(any_network(), candidates=9).candidate_settings(PLAN),
@@ -81,7 +81,7 @@ def test_picks_weigh_the_mean(engine):
     torch.testing.assert_close(members.forward_each(inputs.expand(4, 6, 4)), members(inputs))
 
 
-def test_a_network_runs_once_however_often_it_counts_and_not_at_all_if_it_was_not_picked():
+def test_a_selected_network_runs_once():
     members, _ = picked([1, 3])  # of at most three
     members.set_engine("loop")(torch.randn(2, 4))  # its first call tries the engine
     calls = []
@@ -91,7 +91,7 @@ def test_a_network_runs_once_however_often_it_counts_and_not_at_all_if_it_was_no
     assert members.num_members == 4
 
 
-def test_in_train_mode_each_stored_network_runs_once_and_keeps_its_statistics():
+def test_each_stored_network_runs_once_in_train_mode():
     network = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
     build = partial(HyperDeepEnsemble, num_members=2, candidates=4)
     members = build(network)
@@ -118,7 +118,7 @@ def searched(chunk):
     return pool, pool.train("search", SMALL(network()).candidate_settings(PLAN), keep=True)
 
 
-def test_candidates_do_not_depend_on_the_chunks():
+def test_candidates_do_not_depend_on_the_chunk_size():
     complete, separate = searched(5), searched(2)
     assert [each.num_members for each in separate[1]] == [2, 2, 1]
     together = torch.cat([each.log_probs for each in separate[1]])
@@ -126,7 +126,7 @@ def test_candidates_do_not_depend_on_the_chunks():
     assert len(separate[0].networks) == 5
 
 
-def test_without_stratification_members_are_the_candidates_that_were_picked():
+def test_without_stratification_members_are_the_selected_candidates():
     build = partial(HyperDeepEnsemble, num_members=2, candidates=5, chunk=5, stratify=False)
     members = fitted(build(network()), DATA, PLAN)
     pool, predictions = searched(5)
@@ -138,7 +138,7 @@ def test_without_stratification_members_are_the_candidates_that_were_picked():
     assert not members.training
 
 
-def test_stratification_trains_picked_settings_again_and_beats_its_members():
+def test_stratification_trains_selected_settings_again():
     members = fitted(SMALL(network()), DATA, PLAN)
     validation = predict(members, DATA.val)
     assert int((members.counts > 0).sum()) > 1
@@ -181,7 +181,7 @@ def test_a_checkpoint_of_another_search_is_refused(tmp_path):
         fitted(other(network()), DATA, PLAN.replace(epochs=1), checkpoint=checkpoint)
 
 
-def test_members_that_were_picked_can_be_trained_on():
+def test_selected_members_can_be_trained_further():
     members, _ = picked([2, 1])
     networks = DeepEnsemble(members.networks())
     before = networks.expand()["head.weight"].detach().clone()
@@ -191,7 +191,7 @@ def test_members_that_were_picked_can_be_trained_on():
     assert moved.all()
 
 
-def test_bad_inputs():
+def test_invalid_inputs():
     with pytest.raises(EnfoldError, match=r"num_members .*got 0"):
         HyperDeepEnsemble(any_network(), num_members=0)
     with pytest.raises(EnfoldError, match=r"candidates .*got 3"):

@@ -1,4 +1,4 @@
-"""LoRA-Ensemble: the start, the rank, which layers are adapted, what is frozen and who owns the head."""
+"""LoRA-Ensemble: start, rank, adapted layers, frozen parameters and heads."""
 
 import math
 
@@ -70,7 +70,7 @@ def test_a_rank_above_the_layers_is_the_layers():
     assert LoRAEnsemble(nn.Linear(6, 4), 2, rank=64).low_rank.state()["weight.A"].shape == (2, 1, 4, 6)
 
 
-def test_attention_is_adapted_where_there_is_some():
+def test_attention_is_adapted_by_default():
     adapted = set(LoRAEnsemble(ViT((3, 8, 8), 4, width=8, depth=1, heads=2), 2).shapes)
     assert adapted == {f"blocks.0.attention.{name}.weight" for name in ("query", "key", "value", "out")}
     others = set(LoRAEnsemble(MLP(6, [8, 8], 3), 2).shapes)
@@ -80,7 +80,7 @@ def test_attention_is_adapted_where_there_is_some():
     assert set(LoRAEnsemble(residual, 2).shapes) == kernels  # the head is owned
 
 
-def test_query_key_and_value_are_blocks_of_their_own():
+def test_query_key_and_value_are_separate_blocks():
     network = Attends().eval()
     members = varied(LoRAEnsemble(network, 2, rank=2).eval())
     assert members.shapes == {
@@ -164,12 +164,12 @@ def test_statistics_of_batch_norms_are_owned_and_their_parameters_not():
         ({"num_members": 0}, r"num_members .*got 0"),
     ],
 )
-def test_bad_settings_are_refused(settings, message):
+def test_invalid_options_are_refused(settings, message):
     with pytest.raises(EnfoldError, match=message):
         LoRAEnsemble(any_network(), **settings)
 
 
-def test_trained_members_learn_by_a_plan_of_each_and_are_stored(tmp_path):
+def test_members_are_trained_with_separate_settings_and_stored(tmp_path):
     torch.manual_seed(0)
     data, network = three_clouds(96, 48, 8), MLP(4, [16, 16], 3)
     plan = TrainConfig(epochs=6, batch_size=16, lr=(0.02, 0.01, 0.03))  # all that is trained belongs to a member

@@ -86,7 +86,7 @@ def test_masks_cost_no_parameters_and_depend_on_the_seed():
     assert not torch.equal(one, other)
 
 
-def test_narrow_layers_stay_unmasked_and_are_named():
+def test_narrow_layers_are_not_masked_and_reported():
     members = Masksembles(MLP(6, [12, 8], 3), 2, min_features=10)
     assert members.unmasked == ("head",)
     assert set(members.mask_tree.state()) == {"hidden.1.mask"}
@@ -112,7 +112,7 @@ def test_patterns_choose_layers():
         ({"num_members": 0}, r"num_members .*got 0"),
     ],
 )
-def test_bad_settings_are_refused(settings, message):
+def test_invalid_options_are_refused(settings, message):
     with pytest.raises(EnfoldError, match=message):
         Masksembles(any_network(), **settings)
 

@@ -127,7 +127,7 @@ def one_by_one(network, inputs, model):
 
 
 @pytest.mark.parametrize("per_example", [True, False])
-def test_one_pass_gives_what_a_pass_for_each_sample_gives(case, per_example):
+def test_one_pass_equals_a_pass_per_sample(case, per_example):
     network, inputs, way, axes = case
     build = partial(MCDropout, num_members=4, per_example=per_example)
     model = build(network)
@@ -153,7 +153,7 @@ def test_samples_differ_are_reproducible_and_the_first_of_more(case):
     assert not torch.allclose(MCDropout(network, 3, seed=1)(inputs), first)
 
 
-def test_nothing_but_dropout_is_active(case):
+def test_only_dropout_is_active(case):
     network, inputs, *_ = case
     model = MCDropout(network, 3)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -164,12 +164,12 @@ def test_nothing_but_dropout_is_active(case):
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_with_batch_norm_in_train_mode_it_would_be_another_result():
+def test_batch_norm_in_train_mode_would_differ():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)).eval()
     model, inputs = MCDropout(network, 2), 5 + torch.randn(7, 6)
     hidden = network[1](network[0](inputs))
-    keep = Streams(0).keep(0, 2, hidden.shape, 1 << 15)
+    keep = Streams(0).draw_masks(0, 2, hidden.shape, 1 << 15)
     torch.testing.assert_close(model(inputs), network[3](2 * hidden * keep))
     assert int(model.module[1].num_batches_tracked) == 0
 
@@ -196,9 +196,9 @@ def test_the_mean_of_many_samples_of_a_linear_layer_is_its_output():
 
 @settings(max_examples=25, deadline=None)
 @given(rate=st.floats(0.0, 0.999), seed=st.integers(0, 1000))
-def test_masks_keep_as_many_units_as_the_rate_says(rate, seed):
+def test_masks_have_the_rate(rate, seed):
     kept = round((1 - rate) * 65536)
-    keep = Streams(seed).keep(0, 2, (101, 203), kept)  # an odd number of units
+    keep = Streams(seed).draw_masks(0, 2, (101, 203), kept)  # an odd number of units
     assert keep.shape == (2, 101, 203)
     assert set(keep.unique().tolist()) <= {0, 1}
     spread = (rate * (1 - rate) / keep.numel()) ** 0.5
@@ -223,14 +223,14 @@ def test_masks_of_examples_and_of_batches():
     assert set(own.unique().tolist()) == {0.0, 2.0}
 
 
-def test_channels_are_dropped_as_one():
+def test_complete_channels_are_dropped():
     outputs = dropped(nn.Dropout2d(0.25), torch.ones(4, 8, 3, 3))
     assert torch.equal(outputs, outputs[..., :1, :1].expand_as(outputs))
     assert abs(float((outputs == 0).float().mean()) - 0.25) < 0.02
 
 
 @pytest.mark.parametrize("layer", [nn.AlphaDropout(0.2), nn.FeatureAlphaDropout(0.2)])
-def test_alpha_dropout_keeps_mean_and_variance_and_is_torchs(layer):
+def test_alpha_dropout_preserves_moments_and_equals_torch(layer):
     inputs = torch.randn(16, 32, 8, generator=torch.Generator().manual_seed(0))
     outputs = dropped(layer, inputs)
     assert abs(float(outputs.mean())) < 0.02
@@ -239,7 +239,7 @@ def test_alpha_dropout_keeps_mean_and_variance_and_is_torchs(layer):
     torch.testing.assert_close(dropped(layer.eval(), torch.zeros(16, 32, 8)).unique(), kept, rtol=1e-3, atol=1e-3)
 
 
-def test_attention_without_dropped_weights_is_torchs():
+def test_attention_without_dropout_equals_torch():
     torch.manual_seed(0)
     network, inputs = encoder().eval(), torch.randn(4, 5, 8)
     for module in network.modules():
@@ -301,7 +301,7 @@ def test_injection_into_a_residual_network():
     assert outputs.std(0).min() > 0
 
 
-def test_samples_in_groups_are_the_same(monkeypatch):
+def test_samples_do_not_depend_on_the_group_size(monkeypatch):
     torch.manual_seed(0)
     network, inputs = MLP(6, [8, 8], 3, dropout=0.5).eval(), torch.randn(7, 6)
     complete = MCDropout(network, 5)(inputs)
@@ -309,7 +309,7 @@ def test_samples_in_groups_are_the_same(monkeypatch):
     torch.testing.assert_close(MCDropout(network, 5)(inputs), complete)
 
 
-def test_what_comes_before_the_first_dropout_runs_once():
+def test_layers_before_the_first_dropout_run_once():
     network = MLP(6, [8, 8], 3, dropout=0.5).eval()
     model, rows = MCDropout(network, 4), []
     model(torch.randn(7, 6))
@@ -362,7 +362,7 @@ def test_trained_saved_and_loaded(tmp_path):
     torch.testing.assert_close(mean, predictions.log_probs.exp().mean(0))
 
 
-def test_there_is_no_member_to_take_out():
+def test_members_cannot_be_extracted():
     model = MCDropout(MLP(6, [8], 3), inject=0.1)
     with pytest.raises(EnfoldError, match=r"do not exist as separate networks, got member\(0\): .*ensemble\.module"):
         model.member(0)

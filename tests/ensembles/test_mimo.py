@@ -103,7 +103,7 @@ def test_a_linear_layer_by_hand():
     assert parameters(model) == 4 * 6 + 4
 
 
-def test_groups_hold_the_same_channels_of_all_slots():
+def test_groups_contain_the_same_channels_of_all_slots():
     network = convolutions()
     model = MIMO(network, 3)
     inputs = torch.randn(3, 2, 4, 5, 5)
@@ -174,7 +174,7 @@ def test_the_loss_is_the_sum_over_heads_of_means_with_the_plans_smoothing():
         rows = losses.rows(10)
         logits = model.forward_each(batch.inputs[rows])
         each = smoothing if isinstance(smoothing, tuple) else [smoothing] * 3
-        expected = [F.cross_entropy(logits[m], batch.labels[rows[m]], label_smoothing=each[m]) for m in range(3)]
+        expected = [F.cross_entropy(logits[m], batch.targets[rows[m]], label_smoothing=each[m]) for m in range(3)]
         torch.testing.assert_close(found, torch.stack(expected))
     with pytest.raises(EnfoldError, match=r"label_smoothing .*got 2"):
         build(any_network()).objective(TrainConfig(label_smoothing=(0.1, 0.2)))
@@ -197,7 +197,7 @@ def test_one_member_without_repetition_is_ordinary_training():
     torch.testing.assert_close(model.module.state_dict(), network.state_dict(), rtol=1e-4, atol=1e-5)
 
 
-def test_it_learns_resumes_and_comes_back_from_its_file(tmp_path):
+def test_it_learns_resumes_and_can_be_loaded(tmp_path):
     torch.manual_seed(0)
     network, data, build = (
         MLP(6, [32, 32], 3),
@@ -257,12 +257,12 @@ def test_layers_may_be_named():
         ({"input_repetition": -0.1}, r"input_repetition .*got -0\.1"),
     ],
 )
-def test_bad_settings_are_refused(settings, message):
+def test_invalid_options_are_refused(settings, message):
     with pytest.raises(EnfoldError, match=message):
         MIMO(any_network(), **settings)
 
 
-def test_bad_networks_and_inputs_are_refused():
+def test_invalid_networks_and_inputs_are_refused():
     words = Apply(lambda net, x: net.head(net.embed(x).mean(1)), embed=nn.Embedding(9, 4), head=nn.Linear(4, 2))
     with pytest.raises(EnfoldError, match=r"got 'embed' \(Embedding\): name the right one with first="):
         MIMO(words)
@@ -273,9 +273,11 @@ def test_bad_networks_and_inputs_are_refused():
     unsqueezed = Apply(lambda net, x: net.b(net.a(x[:, None]).mean((2, 3))), a=nn.Conv2d(1, 4, 3), b=nn.Linear(4, 2))
     with pytest.raises(EnfoldError, match=r"inputs .*got inputs of shape \(8, 8\)"):
         MIMO(unsqueezed)(torch.randn(2, 8, 8))
-    dense = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(12, 4, 1))
-    with pytest.raises(EnfoldError, match=r"\(B, 3 C\), got \(2, 4, 6, 6\)"):
-        MIMO(dense, last="1")(torch.randn(2, 3, 8, 8))
+    other_last = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(12, 4, 1))
+    with pytest.raises(EnfoldError, match=r"3 C channels, got \(2, 4, 6, 6\)"):
+        MIMO(other_last, last="1")(torch.randn(2, 3, 8, 8))
+    with pytest.raises(EnfoldError, match="one tensor"):
+        MIMO(any_network())({"x": torch.randn(2, 6)})
 
 
 def test_inputs_that_the_widened_network_does_not_take_are_named():
@@ -284,7 +286,7 @@ def test_inputs_that_the_widened_network_does_not_take_are_named():
         MIMO(tokens)(torch.randn(2, 5, 7))
 
 
-def test_there_is_no_member_to_take_out():
+def test_members_cannot_be_extracted():
     with pytest.raises(
         EnfoldError, match=r"do not exist as separate networks, got member\(1\): .*ensemble\(inputs\)\[1\]"
     ):
@@ -346,7 +348,7 @@ def test_tensors_that_a_class_of_its_own_adds_are_refused_by_name():
         PackedEnsemble(nn.Sequential(nn.Linear(6, 4), Scaled(4, 4), nn.Linear(4, 3)), 2)
 
 
-def test_a_layer_that_only_computes_otherwise_is_widened():
+def test_a_subclass_with_another_forward_is_widened():
     network = nn.Sequential(Padded(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
     assert MIMO(network, 3, first="0")(torch.randn(2, 3, 5, 5)).shape == (3, 2, 2)
 

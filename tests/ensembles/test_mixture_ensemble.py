@@ -37,7 +37,7 @@ def used_of(members, number: int = 0) -> torch.Tensor:
 # The ordinary network
 
 
-def test_one_template_a_layer_with_coefficient_one_is_the_network():
+def test_one_template_per_layer_with_coefficient_one_is_the_network():
     network, inputs = resnet().eval(), torch.randn(5, 3, 8, 8)
     members = MixtureEnsemble(network, 1, **PLAIN).eval()
     assert all((alpha == 1).all() for alpha in members.mixture.coefficients)
@@ -55,7 +55,7 @@ def test_all_shapes_in_banks_of_one_are_the_network_too():
 
 
 @pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")
-def test_it_trains_as_the_network_where_coefficients_are_fixed():
+def test_fixed_coefficients_train_like_the_network():
     torch.manual_seed(0)
     inputs, labels = torch.randn(16, 6), torch.randint(3, (16,))
     data = Data(Split(inputs, labels), [], Split(inputs, labels), 3, (6,))
@@ -87,7 +87,7 @@ def test_weights_of_the_network_are_preserved_and_spread_makes_members_differ():
 @pytest.mark.parametrize("budget", [0.2, 0.4, 1.0, 3.3])
 @pytest.mark.parametrize("assignment", ["shared", "disjoint_greedy"])
 @pytest.mark.parametrize("depth", [14, 20])
-def test_all_that_is_stored_is_within_the_budget(budget, assignment, depth):
+def test_stored_parameters_are_within_the_budget(budget, assignment, depth):
     network = resnet(depth, width=16)
     members = MixtureEnsemble(network, 4, budget=budget, assignment=assignment)
     assert parameters(members) == members.actual == members.counted <= members.requested
@@ -98,7 +98,7 @@ def test_all_that_is_stored_is_within_the_budget(budget, assignment, depth):
 
 
 @pytest.mark.parametrize("budget", [0.2, 1.0, 3.3])
-def test_the_published_account_puts_what_members_own_on_top(budget):
+def test_the_published_count_excludes_parameters_of_members(budget):
     network = resnet(20, width=16)
     members = MixtureEnsemble(network, 4, budget=budget, counts="templates")
     own = members.own.parameters()
@@ -151,7 +151,7 @@ def test_wrn_28_10_in_seven_million_is_one_blob_and_thin_wrn_28_5_has_28_templat
     assert max(mix.templates for mix in banks.mixes if len(mix.group.names) == 7) == 28
 
 
-def test_a_tiny_budget_interpolates_or_says_what_it_needs():
+def test_a_small_budget_interpolates_or_gives_the_minimum():
     network = resnet(14, width=16)
     members = MixtureEnsemble(network, 2, budget=0.1)
     assert "layers larger than it" in repr(members)
@@ -184,7 +184,7 @@ def test_a_shape_that_occurs_once_is_one_tensor_for_all_members():
     assert not any(name.endswith("weight") for name in thin.shared.state())
 
 
-def test_disjoint_members_have_no_template_in_common_while_there_are_enough():
+def test_disjoint_members_have_separate_templates_if_possible():
     network = towers()
     members = MixtureEnsemble(network, 2, budget=5.0, max_templates=2, assignment="disjoint_greedy")
     used = [set(used_of(members)[k].flatten().tolist()) for k in range(2)]
@@ -232,7 +232,7 @@ def test_with_one_template_members_differ_by_a_factor_that_batch_norm_cancels():
     assert (same - negated).abs().max() > 0.1
 
 
-def test_mixtures_have_the_spread_of_their_templates():
+def test_mixtures_have_the_standard_deviation_of_their_templates():
     for budget in (0.4, 1.5):
         state = MixtureEnsemble(resnet(20, width=16), 4, budget=budget).expand()
         for name, fan_in in (("groups.0.1.conv1.weight", 144), ("groups.2.1.conv2.weight", 576)):
@@ -241,7 +241,7 @@ def test_mixtures_have_the_spread_of_their_templates():
 
 @pytest.mark.parametrize("network", [MLP(12, [8, 8], 4), ViT((3, 8, 8), 4, width=8, depth=2, heads=2), resnet()])
 @pytest.mark.parametrize("assignment", ["shared", "disjoint_greedy"])
-def test_members_are_the_first_of_more_where_templates_alone_count(network, assignment):
+def test_members_are_the_first_of_more_with_a_budget_of_templates(network, assignment):
     settings = {"budget": 0.8, "counts": "templates", "assignment": assignment}
     few, more = (MixtureEnsemble(network, size, **settings).expand() for size in (3, 4))
     for name, tensor in few.items():
@@ -282,7 +282,7 @@ def test_frozen_layers_and_padded_embeddings_are_not_mixed():
     assert double(torch.randn(3, 4, dtype=torch.float64)).dtype == torch.float64
 
 
-def test_patterns_choose_what_is_mixed():
+def test_patterns_select_the_mixed_layers():
     members = MixtureEnsemble(towers(), 2, budget=2.0, exclude=("^0$",))
     assert members.layout.mixes[0].group.names == ("2.weight", "4.weight")
 
@@ -299,7 +299,7 @@ def test_patterns_choose_what_is_mixed():
         ({"single_blob": False}, "each of the 3 shapes occurs once: set thin=True or single_blob=True"),
     ],
 )
-def test_what_cannot_be_is_refused(settings, message):
+def test_invalid_options_are_refused(settings, message):
     with pytest.raises(EnfoldError, match=message):
         MixtureEnsemble(MLP(6, [5, 4], 3), 2, **settings)
 

@@ -17,7 +17,7 @@ from enfold.train import TrainConfig
 from fitting import any_network, fitted
 
 
-def test_heads_alone_are_owned_and_give_equation_1():
+def test_only_heads_are_owned_and_give_equation_1():
     network, inputs = ResNet(width=4, depth=8, num_classes=5).eval(), torch.randn(6, 3, 8, 8)
     members = MultiHead(network, 3).eval()
     own = members.own.state()
@@ -37,7 +37,7 @@ def test_the_body_is_stored_and_run_once():
     assert flops(members, inputs) == flops(network, inputs) + 9 * 2 * 4 * 3
 
 
-def test_it_is_the_tree_that_splits_last():
+def test_it_is_a_tree_net_with_the_last_split():
     network = ViT((3, 8, 8), 4, width=8, depth=1, heads=2)
     heads, tree = MultiHead(network, 3, seed=2), TreeNet(network, 3, split="head", seed=2)
     for name, tensor in heads.expand().items():
@@ -53,7 +53,7 @@ def test_the_last_layer_is_the_last_with_a_matrix():
     assert all(name.startswith("1.") for name in MultiHead(weighted, 2).own.state())
 
 
-def test_heads_part_when_they_are_trained_on_the_same_examples():
+def test_heads_diverge_when_trained_on_the_same_examples():
     torch.manual_seed(0)
     data = three_clouds(96, 48, 48)
     build = partial(MultiHead, num_members=3)
@@ -67,7 +67,7 @@ def test_heads_part_when_they_are_trained_on_the_same_examples():
     ("settings", "message"),
     [({"num_members": 0}, r"num_members .*got 0"), ({"split": "haed"}, "got 'haed', did you mean 'head'")],
 )
-def test_bad_settings(settings, message):
+def test_invalid_options(settings, message):
     with pytest.raises(EnfoldError, match=message):
         MultiHead(MLP(6, [5, 5], 3), **settings)
     tied = MLP(4, [4], 4)

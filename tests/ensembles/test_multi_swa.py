@@ -101,7 +101,7 @@ def test_training_resumes_with_the_means_and_what_is_saved_is_loaded(tmp_path):
     assert build.keywords.items() <= loaded.options().items()
 
 
-def test_bad_settings_are_refused():
+def test_invalid_options_are_refused():
     with pytest.raises(EnfoldError, match=r"start .*got 1\.5"):
         MultiSWA(any_network(), start=1.5)
     with pytest.raises(EnfoldError, match=r"num_members .*got 0"):

@@ -1,4 +1,4 @@
-"""Packed-Ensembles: as many small networks, one grouped network, the count, and what is refused."""
+"""Packed-Ensembles: grouped layers against small networks, numbers of parameters, and refused arguments."""
 
 from functools import partial
 
@@ -104,7 +104,7 @@ def test_saved_after_training_and_loaded(tmp_path):
     assert loaded.seeds == packed.seeds
 
 
-def test_bad_settings_and_networks_are_refused():
+def test_invalid_options_and_networks_are_refused():
     with pytest.raises(EnfoldError, match=r"alpha .*got 0"):
         PackedEnsemble(any_network(), alpha=0)
     with pytest.raises(EnfoldError, match=r"gamma .*got 0"):

@@ -41,7 +41,7 @@ def values(members):
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
-def test_a_pull_moves_weights_and_statistics_and_keeps_their_mean(engine):
+def test_averaging_moves_weights_and_statistics_and_preserves_their_mean(engine):
     members = distinct_members(engine=engine)
     before = values(members)
     members.pull(0.75)
@@ -54,7 +54,7 @@ def test_a_pull_moves_weights_and_statistics_and_keeps_their_mean(engine):
         torch.testing.assert_close(tensor.mean(0), mean)
 
 
-def test_keeping_nothing_makes_all_equal_and_everything_changes_nothing():
+def test_retaining_zero_gives_equal_members_and_one_changes_nothing():
     members = distinct_members()
     before = values(members)
     members.pull(1.0)
@@ -79,7 +79,7 @@ def test_pairs_are_means_of_two_members():
     assert not torch.allclose(other.expand()["0.weight"], members.expand()["0.weight"])
 
 
-def test_when_members_are_pulled():
+def test_steps_of_the_averaging():
     def steps(**settings):
         found = []
         for step in range(1, 13):
@@ -137,7 +137,7 @@ def test_the_plan_gets_a_smoothing_for_each_member_and_no_choice_of_epochs():
         ({"num_members": 0}, r"num_members .*got 0"),
     ],
 )
-def test_bad_settings_are_refused(settings, message):
+def test_invalid_options_are_refused(settings, message):
     with pytest.raises(EnfoldError, match=message):
         PAPA(any_network(), **settings)
 

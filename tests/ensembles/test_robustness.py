@@ -53,13 +53,13 @@ def normed() -> nn.Module:
 
 
 @pytest.mark.parametrize("name", sorted(methods("ensemble")))
-def test_a_plan_that_is_adapted_twice_is_adapted_once(name):
+def test_configure_is_idempotent(name):
     method = methods("ensemble")[name].target
     plan = method(any_network()).configure(TrainConfig(epochs=20, label_smoothing=0.0))
     assert method(any_network()).configure(plan) == plan
 
 
-def test_fit_trains_as_the_method_says():
+def test_fit_uses_the_configuration_of_the_method():
     snapshots = SnapshotEnsemble(MLP(4, [8], 3), 3)
     fit(snapshots, DATA, config=PLAN, quiet=True)
     kept = snapshots.expand()["head.weight"]
@@ -86,7 +86,7 @@ def test_one_number_may_be_a_parameter():
     assert members.expand()["gate"].shape == (3,)
 
 
-def test_until_training_has_ended_there_is_one_network():
+def test_there_is_one_network_until_the_end_of_training():
     members = SWAG(MLP(4, [8], 3), 3).train()
     assert members.forward_each(torch.zeros(1, 5, 4)).shape == (1, 5, 3)
     with pytest.raises(EnfoldError, match=r"inputs .*got 3"):
@@ -109,7 +109,7 @@ def test_new_parameters_are_trained_in_a_frozen_network():
 
 
 @pytest.mark.parametrize("engine", ["auto", "loop"])
-def test_one_batch_updates_a_trunk_once_by_any_engine(engine):
+def test_one_batch_updates_a_trunk_once_with_any_engine(engine):
     network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
     members = MultiHead(network, 4, engine=engine).train()
     members(torch.randn(6, 4))

@@ -84,7 +84,7 @@ def test_training_resumes_with_the_snapshots_and_what_is_saved_is_loaded(tmp_pat
     assert sum(t.numel() for t in complete.snapshots.parameters()) == 0, "members that are stored are not trained"
 
 
-def test_the_plan_is_changed_where_it_must_be():
+def test_the_configuration_is_adapted():
     plan = SnapshotEnsemble(any_network(), 4).configure(TrainConfig(epochs=8, warmup_epochs=2.0, patience=3, lr=0.2))
     assert (plan.cycles, plan.schedule, plan.select, plan.patience) == (4, "cosine", "last", None)
     assert (plan.epochs, plan.lr) == (8, 0.2)
@@ -97,7 +97,7 @@ def test_epochs_that_cycles_do_not_divide_are_refused(epochs, more):
         SnapshotEnsemble(any_network(), 4).configure(TrainConfig(epochs=epochs))
 
 
-def test_bad_settings_are_refused():
+def test_invalid_options_are_refused():
     with pytest.raises(EnfoldError, match=r"cycles .*got 3"):
         SnapshotEnsemble(any_network(), 4, cycles=3)
     with pytest.raises(EnfoldError, match=r"num_members .*got 0"):

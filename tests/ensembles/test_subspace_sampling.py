@@ -64,7 +64,7 @@ def test_at_scale_zero_there_is_only_the_centre_or_the_mean(kind):
     torch.testing.assert_close(members_of(model), middle.expand(4, -1), rtol=1e-5, atol=1e-6)
 
 
-def test_random_samples_lie_at_their_distance_in_their_own_directions():
+def test_random_samples_have_their_distance_in_independent_directions():
     model = trained("random", scale=3.0)
     offsets = members_of(model) - centre_of(model)
     torch.testing.assert_close(offsets.norm(dim=1), model.distance.double(), rtol=1e-5, atol=1e-6)
@@ -94,7 +94,7 @@ def test_samples_are_drawn_again_until_they_are_accurate_enough():
     assert max(chosen) > 0
 
 
-def test_the_best_try_is_taken_where_none_suffices_and_the_first_without_validation():
+def test_the_best_sample_is_used_if_none_is_accurate_enough():
     hopeless = trained("random", scale=8.0, threshold=1.01)
     assert (per_member(accuracy, predict(hopeless, DATA.val)) > 0.3).all()
     assert len(hopeless.attempt.unique()) > 1
@@ -146,7 +146,7 @@ def test_principal_axes_are_those_of_scikit_learn(scaled):
 
 
 @pytest.mark.parametrize("kind", ["pca", "pca_random"])
-def test_pca_samples_lie_in_the_span_of_the_axes(kind):
+def test_pca_samples_are_in_the_span_of_the_axes(kind):
     model = trained(kind, num_members=9, rank=2, checkpoints=5, fitted=6)
     points = flat(model._points(), model.moved)
     offsets = members_of(model) - points.mean(0)
@@ -166,7 +166,7 @@ def test_pca_is_scaled_by_the_deviation_only_with_scaled():
         np.testing.assert_allclose(spread.std(0), expected, rtol=0.12)
 
 
-def test_the_ring_holds_the_last_checkpoints():
+def test_the_ring_contains_the_last_checkpoints():
     seen = []
     model = SubspaceSampling(network(), 4, kind="gaussian", checkpoints=3)
     fit(
@@ -266,7 +266,7 @@ def test_what_is_stored():
         ({"num_members": 0}, r"num_members .*got 0"),
     ],
 )
-def test_bad_settings_are_refused(settings, message):
+def test_invalid_options_are_refused(settings, message):
     with pytest.raises(EnfoldError, match=message):
         SubspaceSampling(any_network(), **settings)
 

@@ -68,7 +68,7 @@ def test_a_running_mean_is_the_arithmetic_mean(values):
     torch.testing.assert_close(model.sample()["weight"].squeeze(), expected, rtol=1e-4, atol=1e-3)
 
 
-def test_the_mean_of_equal_weights_is_the_same_bits():
+def test_the_mean_of_equal_weights_is_bitwise_equal():
     model = SWA(normed())
     for _ in range(7):
         model.collect()
@@ -130,7 +130,7 @@ def test_it_is_one_plain_network_that_predicts():
     assert (predictions.log_probs[0].argmax(1) == predictions.labels).float().mean() > 0.7
 
 
-def test_until_training_ends_the_network_itself_runs():
+def test_the_network_runs_until_the_end_of_training():
     network, inputs = normed().eval(), DATA.test.inputs
     model = SWA(network)
     assert not model.training
@@ -172,7 +172,7 @@ def test_saved_and_loaded(tmp_path):
     assert loaded.options() == model.options()
 
 
-def test_training_again_begins_a_new_mean():
+def test_training_again_starts_a_new_mean():
     build = partial(SWA, start=0.5)
     model, _ = trained(build)
     fit(model, DATA, config=PLAN.replace(epochs=2), quiet=True)
@@ -180,7 +180,7 @@ def test_training_again_begins_a_new_mean():
     torch.testing.assert_close(model.mean.state()["0.weight"], model.centre.state()["0.weight"].detach())
 
 
-def test_what_is_refused():
+def test_invalid_options_are_refused():
     with pytest.raises(EnfoldError, match=r"num_members .*got 3"):
         SWA(any_network(), 3)
     with pytest.raises(EnfoldError, match=r"num_members .*got 0"):

@@ -1,4 +1,4 @@
-"""SWAG: the moments against their definitions, and the covariance of what is drawn."""
+"""SWAG: moments against their definitions, and the covariance of the samples."""
 
 import copy
 from functools import partial
@@ -146,7 +146,7 @@ def test_every_member_has_batch_norm_statistics_of_its_own():
     assert not torch.allclose(means[0], means[1])
 
 
-def test_members_stay_and_are_the_first_of_more():
+def test_members_are_stable_and_the_first_of_more():
     rows = path(6)
     few, more = walked(partial(SWAG, num_members=3, rank=4), rows), walked(partial(SWAG, num_members=4, rank=4), rows)
     first = few.sample()["weight"]
@@ -194,7 +194,7 @@ def test_resumed_to_the_same_bits(tmp_path):
     assert torch.equal(again(DATA.test.inputs), complete(DATA.test.inputs))
 
 
-def test_what_is_refused():
+def test_invalid_options_are_refused():
     with pytest.raises(EnfoldError, match=r"num_members .*got 0"):
         SWAG(any_network(), 0)
     with pytest.raises(EnfoldError, match=r"rank .*got 1"):
@@ -215,7 +215,7 @@ def test_what_is_refused():
     assert seen == []
 
 
-def test_what_it_takes_to_store_is_its_statistics():
+def test_stored_parameters_are_the_statistics():
     network = nn.Linear(5, 3)
     assert cost.parameters(SWAG(network, 4, rank=6)) == (2 + 6) * 18
     assert cost.parameters(SWA(network)) == 18

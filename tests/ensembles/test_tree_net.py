@@ -18,7 +18,7 @@ from enfold.ensembles.tree_net import BestBranch, TreeNet
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.networks import MLP, ResNet
-from enfold.train import CrossEntropy, TrainConfig, fit
+from enfold.train import TrainConfig, cross_entropy, fit
 from fitting import any_network, fitted
 from specimens import Residual
 
@@ -100,11 +100,11 @@ def example_batch():
     return Batch(torch.randn(16, 4, generator=generator), torch.randint(3, (16,), generator=generator))
 
 
-def test_the_winner_alone_is_trained_on_an_example():
+def test_only_the_winner_is_trained_on_an_example():
     members, batch = TreeNet(MLP(4, [8, 8], 3), 3, choice="best", warmup_epochs=0), example_batch()
     losses = torch.stack(
         [
-            F.cross_entropy(logits, batch.labels, reduction="none", label_smoothing=0.1)
+            F.cross_entropy(logits, batch.targets, reduction="none", label_smoothing=0.1)
             for logits in members(batch.inputs)
         ]
     )
@@ -124,17 +124,17 @@ def test_the_winner_alone_is_trained_on_an_example():
 def test_a_minimum_weight_of_one_m_th_trains_all_branches_equally():
     members, batch = TreeNet(MLP(4, [8, 8], 3), 4), example_batch()
     smoothing = (0.0, 0.1, 0.2, 0.3)
-    everyone = CrossEntropy(smoothing)(members, batch)
+    everyone = cross_entropy(smoothing)(members, batch)
     torch.testing.assert_close(BestBranch(0.25, 0, smoothing)(members, batch), everyone)
     mixed = BestBranch(0.05, 0, smoothing)(members, batch)
     winner_alone = BestBranch(0.0, 0, smoothing)(members, batch)
     torch.testing.assert_close(mixed, 0.2 * everyone + 0.8 * winner_alone)
 
 
-def test_all_branches_are_trained_while_warming_up():
+def test_all_branches_are_trained_during_warm_up():
     members, batch = TreeNet(MLP(4, [8, 8], 3), 3, choice="best", warmup_epochs=2), example_batch()
     objective = members.objective(TrainConfig())
-    everyone = CrossEntropy()(members, batch)
+    everyone = cross_entropy()(members, batch)
     for epoch in (1, 2):
         torch.testing.assert_close(objective(members, batch), everyone)
         members.on_epoch_end(epoch, TrainConfig())
@@ -165,7 +165,7 @@ def test_multiple_choice_raises_the_oracles_accuracy():
     assert oracle["best"] > oracle["all"] + 0.1
 
 
-def test_training_by_choice_sees_the_same_examples_and_keeps_the_last_epoch():
+def test_multiple_choice_training_uses_one_order_and_the_last_epoch():
     build = partial(TreeNet, num_members=2, choice="best")
     plan = build(any_network()).configure(TrainConfig(patience=3))
     assert (plan.order, plan.select, plan.patience) == ("shared", "last", None)
@@ -242,12 +242,12 @@ def test_training_resumes_to_the_same_bits(tmp_path):
         ({"warmup_epochs": -1}, r"warmup_epochs .*got -1"),
     ],
 )
-def test_bad_settings(settings, message):
+def test_invalid_options(settings, message):
     with pytest.raises(EnfoldError, match=message):
         TreeNet(MLP(6, [5, 5], 3), **settings)
 
 
-def test_a_branch_that_is_read_past_its_module_is_each_members_own():
+def test_a_branch_used_outside_its_module_belongs_to_the_member():
     """One pass over the trunk would give the first member's values to all."""
 
     class Network(nn.Module):

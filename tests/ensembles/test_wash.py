@@ -88,7 +88,7 @@ def test_draws_depend_on_the_seed_and_the_step_but_not_on_the_engine():
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("rate", [0.01, (0.01, 0.02, 0.03, 0.04)])
 @pytest.mark.parametrize("together", [True, False])
-def test_the_optimizers_memory_goes_with_its_weight(optimizer, rate, together):
+def test_the_optimizer_state_is_shuffled_with_its_weight(optimizer, rate, together):
     members = distinct_members(probability=0.5, optimizer_state=together)
     trained = Optimizer(members, TrainConfig(optimizer=optimizer, lr=rate))
     parameter = members.tree.state()["0.weight"]
@@ -107,7 +107,7 @@ def test_the_optimizers_memory_goes_with_its_weight(optimizer, rate, together):
         torch.testing.assert_close(memory, parameter.detach() if together else before, rtol=0, atol=0)
 
 
-def test_one_member_and_no_probability_change_nothing():
+def test_one_member_and_probability_zero_change_nothing():
     before, after = shuffled(distinct_members(probability=0.0))
     torch.testing.assert_close(after, before, rtol=0, atol=0)
     alone = WASH(nn.Linear(4, 3), 1, probability=1.0)
@@ -124,12 +124,12 @@ def test_one_member_and_no_probability_change_nothing():
         ({"num_members": 0}, r"num_members .*got 0"),
     ],
 )
-def test_bad_settings_are_refused(fields, message):
+def test_invalid_options_are_refused(fields, message):
     with pytest.raises(EnfoldError, match=message):
         WASH(any_network(), **fields)
 
 
-def test_the_plan_keeps_the_population_together():
+def test_the_configuration_selects_the_population_jointly():
     assert WASH(any_network(), 2).configure(TrainConfig()).select == "last"
     with pytest.raises(EnfoldError, match=r"patience .*got 2"):
         WASH(any_network(), 2).configure(TrainConfig(patience=2))

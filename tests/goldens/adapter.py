@@ -1,4 +1,4 @@
-"""The only file of the goldens that uses enfold: what is called what, and how it is called.
+"""The only file of the goldens that uses enfold: maps stable names to classes, functions and calls.
 
 Keys are the field's names of methods and never change; a renaming or a new signature is followed here.
 """
@@ -98,7 +98,7 @@ def fit(model: nn.Module, **settings: Any) -> dict[str, Any]:
     """Train a model in place; return the losses and scores that were recorded, by epoch."""
     history = enfold.fit(model, data(), config=config(**settings), quiet=True)
     losses = [torch.tensor(epoch.train_loss, dtype=torch.float64) for epoch in history.epochs]
-    scores = [torch.tensor(epoch.validation_nll, dtype=torch.float64) for epoch in history.epochs]
+    scores = [torch.tensor(epoch.validation_loss, dtype=torch.float64) for epoch in history.epochs]
     return {"loss": torch.stack(losses), "validation_nll": torch.stack(scores), "chosen": list(history.chosen)}
 
 

@@ -1,4 +1,4 @@
-"""The cases: what is computed, under names that do not change with the code."""
+"""The cases: computations with names that do not change with the code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Case:
     note: str = ""  # why the tolerance is wider
 
     def run(self) -> dict[str, Any]:
-        """Return the summary of what is found; a refusal ends it and is recorded by its type, as are warnings."""
+        """Return the summary of the results; a refusal is recorded by its type and ends the computation."""
         found: Found = {}
         with adapter.exactly_seeded(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

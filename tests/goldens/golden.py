@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def rounded(value: float) -> float | str:
-    """Nine significant digits; JSON has no other way to hold what is not finite than text."""
+    """Nine significant digits; values that are not finite are text in JSON."""
     return float(f"{value:.9g}") if math.isfinite(value) else str(value)
 
 
@@ -128,6 +129,7 @@ def _lines(values: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(f" {json.dumps(name)}: {json.dumps(each)}" for name, each in values.items()) + "\n}"
 
 
+@cache
 def read(area: str) -> dict[str, Any]:
     """Return the recorded values of one area by case."""
     found: dict[str, Any] = json.loads((FOLDER / f"{area}.json").read_text(encoding="utf-8"))

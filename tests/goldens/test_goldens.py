@@ -19,7 +19,7 @@ AREAS = sorted({case.name.partition("/")[0] for case in CASES})
 
 
 @pytest.mark.parametrize("area", AREAS)
-def test_what_is_recorded_is_what_is_computed(area: str):
+def test_recorded_names_equal_computed_names(area: str):
     assert sorted(read(area)) == sorted(
         case.name.partition("/")[2] for case in CASES if case.name.startswith(f"{area}/")
     )
@@ -40,7 +40,7 @@ def demo_tolerance(where: str) -> float:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_demo_gives_its_table(tmp_path: Path):
+def test_the_demo_reproduces_its_table(tmp_path: Path):
     found = summarize(adapter.demo(tmp_path / "demo"))
     wrong = [each for each in compare(read("demo")["table"], found) if not each.relative <= demo_tolerance(each.where)]
     assert not wrong, "\n".join(map(str, wrong))

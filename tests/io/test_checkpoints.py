@@ -50,7 +50,7 @@ def prefixed(state, prefix):
         lambda state: wrapped(prefixed(state, "model.")),
     ],
 )
-def test_state_dicts_are_found_in_what_people_save(content, networks, tmp_path):
+def test_state_dicts_are_found_in_common_checkpoints(content, networks, tmp_path):
     for index, network in enumerate(networks):
         torch.save(content(network.state_dict()), tmp_path / f"{index}.pt")
     assert_loaded(DeepEnsemble.from_checkpoints(str(tmp_path / "*.pt"), make), networks)
@@ -69,7 +69,7 @@ def test_safetensors_are_read(prefix, networks, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["tied", "listed_twice"])
-def test_a_file_that_holds_tied_tensors_once_is_complete(name, tmp_path):
+def test_a_file_with_tied_tensors_once_is_complete(name, tmp_path):
     networks = population(name)
     for index, network in enumerate(networks):
         save_model(network, str(tmp_path / f"{index}.safetensors"))
@@ -77,7 +77,7 @@ def test_a_file_that_holds_tied_tensors_once_is_complete(name, tmp_path):
     torch.testing.assert_close(members.eval()(vectors(4)), torch.stack([net.eval()(vectors(4)) for net in networks]))
 
 
-def test_a_file_that_holds_no_number_is_read_and_its_network_refused_by_name(tmp_path):
+def test_a_file_without_numbers_is_refused(tmp_path):
     network = nn.Linear(2, 2)
     with torch.no_grad():
         network.weight[0, 0] = torch.nan
@@ -96,7 +96,7 @@ def test_tied_tensors_that_differ_in_the_file_are_refused(tmp_path):
         DeepEnsemble.from_checkpoints(tmp_path / "one.safetensors", network)
 
 
-def test_a_name_of_its_own_is_no_prefix(tmp_path):
+def test_a_single_name_is_not_a_prefix(tmp_path):
     class Lightning(nn.Module):
         def __init__(self):
             super().__init__()

@@ -40,7 +40,7 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
         write_text(tmp_path / "file" / "deep" / "er.txt", "lost")
 
 
-def test_an_exception_leaves_the_old_file_and_nothing_else(tmp_path):
+def test_an_exception_preserves_the_old_file(tmp_path):
     path = tmp_path / "file.txt"
     write_text(path, "old")
     with pytest.raises(ZeroDivisionError), atomic_path(path) as temporary:
@@ -67,7 +67,7 @@ def test_a_killed_process_leaves_the_old_file(tmp_path):
     assert path.read_text() == "old"
 
 
-def test_what_a_killed_process_left_is_removed_and_what_is_being_written_is_not(tmp_path):
+def test_files_of_killed_processes_are_removed(tmp_path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / ".old.json.1234.part").write_text("half")
     with atomic_path(tmp_path / "file.txt") as temporary:
@@ -88,7 +88,7 @@ def test_a_symbolic_link_is_replaced_and_not_followed(tmp_path):
     assert not link.is_symlink()
 
 
-def test_a_line_that_was_cut_off_is_ended_before_the_next(tmp_path):
+def test_a_truncated_line_is_terminated(tmp_path):
     (tmp_path / "log").write_text('{"a": 1}\n{"b')
     append_line(tmp_path / "log", '{"c": 3}')
     assert (tmp_path / "log").read_text().splitlines() == ['{"a": 1}', '{"b', '{"c": 3}']
@@ -114,7 +114,7 @@ def test_a_full_disk_is_recognised_in_the_error_of_safetensors(tmp_path):
     assert refused.value.errno == errno.ENOSPC
 
 
-def test_what_is_written_has_reached_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+def test_files_are_synced_before_they_are_renamed(tmp_path, monkeypatch):
     events = []
     sync, replace = os.fsync, type(tmp_path).replace
     monkeypatch.setattr(os, "fsync", lambda descriptor: (events.append("sync"), sync(descriptor)))
@@ -138,7 +138,7 @@ def test_checksums_are_sha256(content, tmp_path_factory):
     assert sha256(path) == hashlib.sha256(content).hexdigest()
 
 
-def test_seeds_are_what_they_were_on_every_machine():
+def test_seeds_are_the_same_on_every_machine():
     assert derive(0, "init", 0) == int(hashlib.sha256(b"0/init/0").hexdigest()[:16], 16) // 2
     assert derive(0, "init", 0) == 7_615_695_542_073_086_227
 
@@ -152,7 +152,7 @@ def test_every_purpose_has_its_own_seed(seed, member, other):
     assert own != derive(seed + 1, "order", member)
 
 
-def test_a_generator_draws_its_own_and_leaves_the_global_one():
+def test_a_generator_does_not_affect_the_global_one():
     state = torch.get_rng_state()
     draws = torch.rand(3, generator=generator(1, "noise", 2))
     assert torch.equal(torch.get_rng_state(), state)
@@ -160,6 +160,6 @@ def test_a_generator_draws_its_own_and_leaves_the_global_one():
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of a POSIX system")
-def test_what_is_stored_may_be_read_by_others(tmp_path):
+def test_stored_files_are_readable_by_others(tmp_path):
     file = enfold.save(torch.nn.Linear(2, 2), tmp_path / "network.safetensors")
     assert stat.S_IMODE(file.stat().st_mode) == stat.S_IMODE(file.with_suffix(".json").stat().st_mode)

@@ -79,7 +79,7 @@ def test_errors_are_one_sentence(here, reference, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_failed_can_be_mended(here):
+def test_a_failing_file_can_be_corrected(here):
     (here / "own.py").write_text("1 / 0")
     before = set(sys.modules)
     with pytest.raises(EnfoldError, match="ZeroDivisionError"):

@@ -1,4 +1,4 @@
-"""Activation matching: planted copies average back, units that do the same are put together, whatever their scale."""
+"""Activation matching: permuted copies average to the original, and units are matched at any scale."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from planted import assert_back, planted
         *(("sharing", "inputs"), ("sharing", "outputs"), ("experts", "inputs")),
     ],
 )
-def test_planted_copies_average_back(name, watch):
+def test_permuted_copies_average_to_the_original(name, watch):
     members, network, data = planted(name, 3)
     assert_back(activation_matching(members, data, repair="none", watch=watch), network, data)
 
 
 @pytest.mark.parametrize("likeness", ["correlation", "second_moment"])
-def test_members_stay_what_they_are(members, data, likeness):
+def test_members_compute_the_same_function(members, data, likeness):
     matched = align(members, data, method="activation_matching", likeness=likeness)
     inputs = data.test.inputs
     torch.testing.assert_close(matched.eval()(inputs), members.eval()(inputs), rtol=1e-4, atol=1e-5)
@@ -45,7 +45,7 @@ def test_the_assignment_is_that_of_the_units_themselves(data, likeness):
     assert torch.equal(matched.member(1)[2].weight, members.member(1)[2].weight[:, order])
 
 
-def test_correlation_does_not_see_the_scale_of_a_unit(data):
+def test_correlation_is_invariant_to_the_scale_of_a_unit(data):
     """Every unit of a planted copy is scaled by its own factor, and its outgoing weights by the inverse."""
     members, network, _ = planted("shallow", 2)
     copy = members.member(1)
@@ -61,7 +61,7 @@ def test_correlation_does_not_see_the_scale_of_a_unit(data):
     )
 
 
-def test_units_that_never_fire_stay_where_they_are(data):
+def test_inactive_units_remain_in_place(data):
     network = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     with torch.no_grad():
         network[0].bias[1:4] = -100.0
@@ -78,6 +78,6 @@ def test_units_that_never_fire_stay_where_they_are(data):
         ({"reference": -1}, "reference must be 0 or more, got -1: 0 is usual"),
     ],
 )
-def test_settings_that_cannot_be(settings, message):
+def test_invalid_options(settings, message):
     with pytest.raises(EnfoldError, match=next(iter(settings))):
         activation_matching(None, None, **settings)

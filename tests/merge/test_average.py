@@ -61,7 +61,7 @@ def test_batch_norm(networks, data, reestimated):
     torch.testing.assert_close(network.norm.running_var, hidden.var(0))
 
 
-def test_statistics_come_from_the_training_part_alone(networks, data):
+def test_statistics_are_measured_on_training_data_only(networks, data):
     members = DeepEnsemble([networks["normed"]() for _ in range(2)])
     with_others, without = (average(members, part) for part in (data, data.replace(val=[], test=[])))
     assert torch.equal(with_others.norm.running_var, without.norm.running_var)
@@ -69,7 +69,7 @@ def test_statistics_come_from_the_training_part_alone(networks, data):
     assert not torch.equal(half.norm.running_var, without.norm.running_var)
 
 
-def test_members_trained_apart_are_destroyed(data):
+def test_the_average_of_independent_members_fails(data):
     """The reference failure: the hidden units of two networks are in different orders."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))

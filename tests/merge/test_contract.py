@@ -38,7 +38,7 @@ def states_equal(first: nn.Module, second: nn.Module) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_all_merges_are_here():
+def test_all_merges_are_tested():
     assert MERGES.keys() == {
         "activation_matching", "average", "c2m3", "cca_merge", "merge_many", "ot_fusion", "perm_avg", "soup",
         "straight_through", "weight_matching", "zipit",
@@ -58,7 +58,7 @@ def test_every_option_is_documented(name):
 
 @both
 @every_merge
-def test_the_users_own_class_and_keys(name, members, data):
+def test_the_result_has_the_class_and_keys_of_the_members(name, members, data):
     network, original = merged(name, members, data), members.member(0)
     assert type(network) is type(original)
     assert {n: t.shape for n, t in network.state_dict().items()} == {
@@ -74,7 +74,7 @@ def test_the_users_own_class_and_keys(name, members, data):
 
 @both
 @every_merge
-def test_members_are_left_untouched(name, members, data, snapshot):
+def test_members_are_not_modified(name, members, data, snapshot):
     unchanged = snapshot(members)
     network = merged(name, members, data)
     with torch.no_grad():
@@ -84,7 +84,7 @@ def test_members_are_left_untouched(name, members, data, snapshot):
 
 
 @every_merge
-def test_a_list_of_networks_is_merged_like_an_ensemble_and_left_untouched(name, members, data, snapshot):
+def test_a_list_of_networks_is_merged_like_an_ensemble(name, members, data, snapshot):
     networks = members.networks()
     unchanged = [snapshot(network) for network in networks]
     assert states_equal(merged(name, networks, data), merged(name, members, data))
@@ -128,7 +128,7 @@ def test_different_architectures_are_refused_by_name(name, networks, data):
 
 @every_merge
 @pytest.mark.parametrize("models", [None, [], "networks", 3, [1, 2], nn.Linear(4, 3)], ids=str)
-def test_what_is_no_ensemble_is_refused(name, models, data):
+def test_other_types_are_refused(name, models, data):
     with pytest.raises(EnfoldError, match="models"):
         merged(name, models, data)
 
@@ -158,7 +158,7 @@ def kinds(data):
     yield lambda split: [(split.inputs, split.labels)]
 
 
-@both
+@pytest.mark.parametrize("members", [pytest.param("plain", marks=pytest.mark.slow), "normed"], indirect=True)
 @every_merge
 def test_any_kind_of_examples(name, members, data):
     expected = merged(name, members, data) if name not in TRAINING else None
@@ -180,7 +180,7 @@ def test_training_examples_are_needed_by_name(name, members):
 
 @every_merge
 @pytest.mark.parametrize("train", [3, "mnist", np.zeros((4, 4)), (1, 2, 3)], ids=str)
-def test_what_is_no_data_is_refused_at_the_call(name, members, train):
+def test_invalid_data_are_refused(name, members, train):
     with pytest.raises(EnfoldError, match="train" if name != "soup" else "val"):
         merged(name, members, train)
 

@@ -18,12 +18,12 @@ def distances(members: DeepEnsemble) -> float:
 
 
 @pytest.mark.parametrize(("name", "count"), [("shallow", 3), ("shallow", 6), ("deep", 2), ("convolutional", 2)])
-def test_planted_copies_average_back(name, count):
+def test_permuted_copies_average_to_the_original(name, count):
     members, network, data = planted(name, count)
     assert_back(merge_many(members, data, repair="none"), network, data)
 
 
-def test_members_stay_what_they_are_and_never_part(members, data):
+def test_matching_preserves_functions_and_reduces_distances(members, data):
     inputs, before = data.test.inputs, distances(members)
     for rounds in (1, 2, 100):
         matched = align(members, data, method="merge_many", rounds=rounds)

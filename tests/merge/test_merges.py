@@ -132,7 +132,7 @@ def test_a_member_that_is_not_finite_is_named(name):
 
 
 @every_merge
-def test_a_single_member_is_returned_as_it_is(name):
+def test_a_single_member_is_returned_unchanged(name):
     members, expected = some_members(1).train(), drawn(convolutional)
     for settings in ({}, {"repair": "repair"}):
         network = MERGES[name](members, DATA, **settings)

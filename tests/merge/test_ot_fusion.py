@@ -18,7 +18,7 @@ from planted import NETWORKS, assert_back, drawn, pixels, planted
 
 @pytest.mark.parametrize("cost", ["weights", "activations"])
 @pytest.mark.parametrize("name", ["shallow", "deep", "convolutional", "normed", "residual"])
-def test_planted_copies_average_back(name, cost):
+def test_permuted_copies_average_to_the_original(name, cost):
     members, network, data = planted(name, 3)
     assert_back(ot_fusion(members, data, cost=cost, repair="none"), network, data)
 
@@ -52,8 +52,8 @@ class Stream(Chain):
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("make", [Chain, Stream])
-def test_layers_are_taken_from_the_input_on(monkeypatch, make, seed):
-    """In whatever order they were registered, units are compared by weights behind units that are aligned already."""
+def test_layers_are_aligned_from_the_input(monkeypatch, make, seed):
+    """For any order of registration, units are compared by weights after aligned units."""
     monkeypatch.setitem(NETWORKS, "reversed", (make, (4,)))
     members, network, data = planted("reversed", 3, seed)
     assert_back(ot_fusion(members, data, cost="weights", repair="none"), network, data)
@@ -69,14 +69,14 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_recurrent_units_are_compared_by_what_comes_from_the_inputs(monkeypatch, seed):
+def test_recurrent_units_are_compared_by_input_weights(monkeypatch, seed):
     """The weights between them are in the units' own order on both sides."""
     monkeypatch.setitem(NETWORKS, "recurrent", (Recurrent, (4, 3)))
     members, network, data = planted("recurrent", 3, seed)
     assert_back(ot_fusion(members, data, cost="weights", repair="none"), network, data)
 
 
-def test_a_regularisation_that_is_lost_in_rounding_is_refused():
+def test_a_regularisation_below_rounding_is_refused():
     with pytest.raises(EnfoldError, match="regularisation"):
         transport(torch.rand(4, 4, dtype=torch.float64), 1e-310)
 
@@ -87,7 +87,7 @@ def test_exact_transport_is_the_cheapest_order():
     assert float((transport(costs) * costs).sum()) == pytest.approx(cheapest)
 
 
-def test_soft_transport_keeps_its_sums_and_hardens():
+def test_soft_transport_preserves_its_sums_and_hardens():
     costs = torch.rand(6, 6, generator=torch.Generator().manual_seed(1)).double()
     entropies = []
     for regularisation in (10.0, 1.0, 0.3, 0.1):
@@ -142,7 +142,7 @@ def test_nearly_hard_transport_is_the_exact_one():
         ({"regularisation": -1.0}, "regularisation must be 0 or more, got -1.0"),
     ],
 )
-def test_settings_that_cannot_be(settings, message):
+def test_invalid_options(settings, message):
     with pytest.raises(EnfoldError, match=next(iter(settings))):
         ot_fusion(None, None, **settings)
 

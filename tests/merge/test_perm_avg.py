@@ -27,7 +27,7 @@ from enfold.merge.common.states import UnalignedWarning, mean_of, states_of
 from enfold.networks import MLP
 from enfold.progress import titled
 from enfold.symmetry import permute, symmetries
-from enfold.train import CrossEntropy, TrainConfig, fit
+from enfold.train import TrainConfig, cross_entropy, fit
 from enfold.train.objective import StepContext
 
 SHORT = TrainConfig(epochs=2, batch_size=16, optimizer="adam", lr=0.1, weight_decay=0.0, select="last")
@@ -64,7 +64,7 @@ def planted(order: list[int]) -> tuple[DeepEnsemble, Data]:
     ("order", "said"),
     [("sequential", ["members 1 to 2", "member 3 is added", "member 4 is added"]), ("joint", ["members 1 to 4"])],
 )
-def test_each_training_says_whose_permutations_it_learns(order, said, capsys):
+def test_stages_name_the_learned_members(order, said, capsys):
     _, data = planted([1, 0, 2])
     members = DeepEnsemble([MLP(6, [3], 3) for _ in range(4)])
     with titled("seed 0: merge"):
@@ -81,7 +81,7 @@ def accuracy(logits: Tensor, data: Data) -> float:
 
 
 @pytest.mark.parametrize("order", [[1, 0, 2], [1, 2, 0]], ids=["odd", "even"])
-def test_a_planted_permutation_is_found_from_a_matching_and_kept_by_learning(order):
+def test_a_planted_permutation_is_found_by_matching_and_preserved(order):
     members, data = planted(order)
     model = learned(partial(perm_avg, config=LONGER, iterations=20, matched=10.0), members, data)
     assert model.all_matrices()[0][0].argmax(1).tolist() == torch.tensor(order).argsort().tolist()
@@ -103,7 +103,7 @@ def test_learning_from_the_identity_beats_its_start_and_the_plain_average(settin
     assert losses[0] < 0.9 * min(losses[1:])
 
 
-def test_the_determinant_keeps_its_sign_so_odd_permutations_are_out_of_reach_from_the_identity():
+def test_odd_permutations_cannot_be_reached_from_the_identity():
     members, data = planted([1, 0, 2])
     (matrices,) = learned(partial(perm_avg, config=LONGER, iterations=20), members, data).all_matrices()
     assert float(torch.linalg.det(matrices[0])) > 0
@@ -134,7 +134,7 @@ def test_the_published_settings_are_the_defaults():
     assert PermutationOptions().config == plan
 
 
-def test_one_member_or_many_equal_ones_are_returned_as_they_are(members, data):
+def test_equal_members_are_returned_unchanged(members, data):
     expected = members.member(1).state_dict()
     for given in (members[[1]], DeepEnsemble([members.member(1)] * 3)):
         found = perm_avg(given, data).state_dict()
@@ -147,7 +147,7 @@ def test_two_members_are_the_same_in_order_and_jointly(members, data):
         torch.testing.assert_close(tensor, other.state_dict()[name])
 
 
-def test_members_are_added_one_after_the_other_and_settled_ones_stay(members, data):
+def test_members_are_added_sequentially_with_fixed_permutations(members, data):
     short, longer = (learned(partial(perm_avg, config=SHORT), members[:count], data) for count in (2, 3))
     for first, both in zip(short.all_matrices(), longer.all_matrices(), strict=True):
         assert both.shape[0] == 2
@@ -159,7 +159,7 @@ def test_members_are_added_one_after_the_other_and_settled_ones_stay(members, da
     assert joint.learned == 3
 
 
-def test_in_a_universe_the_first_member_is_mixed_too_and_so_are_its_weights(members, data):
+def test_a_universe_aligns_the_first_member_too(members, data):
     fold = partial(perm_avg, config=SHORT, universe=True, order="joint", matched=2.0)
     model = learned(fold, members[:3], data)
     states = states_of(members[:3])
@@ -203,7 +203,7 @@ def test_temperature_and_weights_follow_the_training(members, data):
     inputs = data.test.inputs
     torch.testing.assert_close(model(inputs), model.eval()(inputs))  # nothing is drawn yet
     model.train()
-    steps = AnnealedObjective(CrossEntropy(), "", 3, (1.0, 0.1), "dirichlet")
+    steps = AnnealedObjective(cross_entropy(), "", 3, (1.0, 0.1), "dirichlet")
     drawn = []
     for progress in (0.0, 0.5, 1.0):
         steps.for_batch(model, None, StepContext(int(10 * progress), progress))
@@ -229,7 +229,7 @@ def test_a_projection_averages_permuted_members(members, data):
 
 
 @pytest.mark.parametrize("members", ["plain"], indirect=True)
-def test_a_projection_is_of_settled_matrices_too(members, data):
+def test_a_projection_includes_fixed_matrices(members, data):
     fold, given = partial(perm_avg, config=SHORT, project=True), members[:3]
     model = learned(fold, given, data)
     (matrices,) = model.all_matrices()
@@ -243,7 +243,7 @@ def test_a_projection_is_of_settled_matrices_too(members, data):
 
 
 @pytest.mark.parametrize("members", ["plain"], indirect=True)
-def test_gains_go_on_when_a_member_is_added(members, data, monkeypatch):
+def test_gains_are_preserved_when_a_member_is_added(members, data, monkeypatch):
     gains = []
 
     def spied(model, *given, **settings):
@@ -259,7 +259,7 @@ def test_gains_go_on_when_a_member_is_added(members, data, monkeypatch):
     assert all(float((one - other).abs().max()) > 0.01 for one, other in ((start, settled), (taken, end)))
 
 
-def test_gains_are_learned_and_scale_what_is_handed_on(members, data):
+def test_gains_are_learned_and_scale_outputs(members, data):
     model = learned(partial(perm_avg, config=SHORT, gain=True), members[:2], data)
     assert float((model.gains[0].detach() - 1).abs().max()) > 0.01
     with torch.no_grad():
@@ -277,7 +277,7 @@ def test_it_learns_from_the_ensemble(members, data):
 
 
 @pytest.mark.parametrize("members", ["plain"], indirect=True)
-def test_a_step_goes_down_the_mixture_of_the_labels_and_the_ensembles_loss(members, data):
+def test_a_step_follows_the_gradient_of_the_mixed_loss(members, data):
     """One step of plain SGD on all data is the slope of the loss, which is written out here."""
     plan = TrainConfig(epochs=1, batch_size=40, optimizer="sgd", lr=0.1, momentum=0.0, weight_decay=0.0)
     fold, pair = partial(perm_avg, config=plan.replace(schedule="constant", select="last"), alpha=0.3), members[:2]
@@ -292,7 +292,7 @@ def test_a_step_goes_down_the_mixture_of_the_labels_and_the_ensembles_loss(membe
 
 @pytest.mark.parametrize("members", ["plain"], indirect=True)
 @pytest.mark.parametrize("order", ["sequential", "joint"])
-def test_equal_members_share_a_permutation_and_count_as_often_as_they_are_there(members, data, order):
+def test_equal_members_share_a_permutation(members, data, order):
     fold, given = (
         partial(perm_avg, config=SHORT, order=order),
         DeepEnsemble([members.member(index) for index in (0, 1, 1, 0, 0, 2)]),
@@ -314,7 +314,7 @@ def test_equal_members_share_a_permutation_and_count_as_often_as_they_are_there(
     ],
     ids=str,
 )
-def test_bad_settings_are_refused_before_anything(settings):
+def test_invalid_options_are_refused_before_anything_is_computed(settings):
     with pytest.raises(EnfoldError, match=next(iter(settings))):
         perm_avg(None, None, **settings)
 
@@ -333,14 +333,14 @@ def test_members_of_different_shapes_are_refused(data):
         perm_avg(DeepEnsemble([MLP(4, [6], 3), MLP(4, [7], 3)]), data)
 
 
-def test_a_singular_matrix_says_what_to_change(members, data):
+def test_a_singular_matrix_gives_a_remedy(members, data):
     with pytest.raises(
         EnfoldError, match=r"must be invertible.*lower the temperature or the learning rate, start from a matching"
     ):
         perm_avg(members[:2], data, temperature=1e9, config=SHORT)
 
 
-def test_matrices_near_to_singular_ones_are_watched(members, data):
+def test_ill_conditioned_matrices_give_a_warning(members, data):
     model = learned(partial(perm_avg, config=SHORT), members[:2], data)
     with torch.no_grad():
         for scores in model.scores:
@@ -361,7 +361,7 @@ class Deciding(nn.Module):
         return self.head(hidden if float(hidden.sum()) > 0 else -hidden)
 
 
-def test_a_network_that_cannot_be_followed_is_averaged_and_the_user_is_told(data):
+def test_an_untraceable_network_is_averaged_with_a_warning(data):
     members = DeepEnsemble(Deciding, 2)
     with pytest.warns(UnalignedWarning, match="no unit is aligned, .*because the graph"):
         network = perm_avg(members, data, config=SHORT)
@@ -385,7 +385,7 @@ class Tied(nn.Module):
 
 
 @pytest.mark.parametrize("free", [0, 5])
-def test_units_of_tied_weights_stay_unless_matched_and_are_then_put_in_order(data, free):
+def test_units_of_tied_weights_are_permuted_only_if_matched(data, free):
     first, second, inputs = Tied(free), Tied(free), data.test.inputs
     symmetry = symmetries(first, inputs[:2])
     orders = {group.name: torch.randperm(group.size) for group in symmetry.groups}
@@ -397,7 +397,7 @@ def test_units_of_tied_weights_stay_unless_matched_and_are_then_put_in_order(dat
     torch.testing.assert_close(network(inputs), first(inputs), rtol=1e-4, atol=1e-5)
 
 
-def test_half_precision_is_refused_with_what_to_do(data):
+def test_half_precision_is_refused_with_a_remedy(data):
     with pytest.raises(EnfoldError, match="float32 or float64"):
         perm_avg(DeepEnsemble([MLP(4, [6], 3).bfloat16() for _ in range(2)]), data, config=SHORT)
 

@@ -75,7 +75,7 @@ def soft_average(members: DeepEnsemble, symmetry: Symmetry, scores: list[Tensor]
 
 @every_kind
 @torch.no_grad()
-def test_hard_matrices_bring_planted_copies_back(kind):
+def test_hard_matrices_recover_permuted_copies(kind):
     network = drawn(MAKERS[kind]).double()
     members, symmetry, back = copies(network, 3)
     assert [group.size for group in symmetry.groups] == GROUPS[kind]
@@ -119,7 +119,7 @@ def error(found: nn.Module, expected: Tensor) -> float:
 
 @every_kind
 @pytest.mark.parametrize("measured", [False, True])  # statistics of batch norms are moved with the units, or measured
-def test_planted_copies_with_noise_are_brought_back(kind, measured):
+def test_noisy_permuted_copies_are_recovered(kind, measured):
     network = drawn(MAKERS[kind])
     reestimate(network, DATA)
     members, _, _ = copies(network, 3)
@@ -134,7 +134,7 @@ def test_planted_copies_with_noise_are_brought_back(kind, measured):
 
 
 @every_kind
-def test_members_trained_apart_give_a_network_of_their_class(kind):
+def test_independent_members_give_a_network_of_their_class(kind):
     members = DeepEnsemble(MAKERS[kind], 2)
     network = perm_avg(members, DATA, config=SHORT)
     assert type(network) is type(members.member(0))

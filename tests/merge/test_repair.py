@@ -41,7 +41,7 @@ def deep(count: int) -> tuple[DeepEnsemble, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["repair", "rescale"])
-def test_units_have_the_mean_of_the_members_means_and_spreads(kind):
+def test_units_have_the_mean_of_the_members_statistics(kind):
     members, data = deep(3)
     matched = align(members, data)
     network = average(matched, data)
@@ -62,7 +62,7 @@ def test_units_have_the_mean_of_the_members_means_and_spreads(kind):
             assert torch.allclose(mean, wanted, rtol=0.05) == (layer == 0)  # the mean of what is linear is the goal
 
 
-def test_averaging_shrinks_spreads_as_the_correlation_says():
+def test_averaging_reduces_deviations_according_to_the_correlation():
     """√((1 + (M-1) ρ) / M) with ρ = 0 in the first layer, where inputs are the same and weights are independent."""
     torch.manual_seed(0)
     members = DeepEnsemble([nn.Sequential(nn.Linear(40, 400), nn.ReLU(), nn.Linear(400, 3)) for _ in range(4)])
@@ -75,7 +75,7 @@ def test_averaging_shrinks_spreads_as_the_correlation_says():
 @pytest.mark.parametrize("name", ["shallow", "deep", "convolutional"])
 @pytest.mark.parametrize("kind", ["repair", "rescale"])
 def test_a_member_needs_no_repair(name, kind):
-    """Copies in any order: what is to be reached is there already."""
+    """Copies in any order already have the target statistics."""
     members, network, data = planted(name, 3)
     fitting = repair(network, members, data, kind="reset")
     repaired = repair(fitting, DeepEnsemble([fitting] * 2), data, kind=kind)
@@ -101,7 +101,7 @@ def test_as_an_option_and_as_a_step():
     assert spread > 1.2 * plain
 
 
-def test_batch_norm_is_measured_behind_what_was_repaired():
+def test_batch_norm_is_measured_after_repaired_layers():
     """A normed layer needs nothing else: its units have the mean of the members' scales as their spreads."""
     torch.manual_seed(0)
 
@@ -130,7 +130,7 @@ def test_a_layer_without_a_bias_is_rescaled_and_keeps_its_parameters():
     torch.testing.assert_close(network[0](data.train.inputs).std(0).detach(), spreads, rtol=1e-3, atol=1e-4)
 
 
-def test_a_silent_unit_is_only_shifted():
+def test_a_constant_unit_is_only_shifted():
     data = pixels((4,), 60)
     network = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
     with torch.no_grad():
@@ -139,7 +139,7 @@ def test_a_silent_unit_is_only_shifted():
     torch.testing.assert_close(dict(repaired.state_dict()), dict(network.state_dict()), rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_not_hidden_or_not_its_own_is_left_alone():
+def test_layers_that_are_not_hidden_or_tied_are_unchanged():
     shared = nn.Linear(5, 5)
     network = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), shared, nn.ReLU(), shared, nn.ReLU(), nn.Linear(5, 3))
     network.again = nn.Linear(4, 5)  # never called, and its weight is the first layer's
@@ -149,7 +149,7 @@ def test_what_is_not_hidden_or_not_its_own_is_left_alone():
     assert "0" not in hidden_layers(network, symmetry)
 
 
-def test_the_network_before_is_left_untouched():
+def test_the_given_network_is_not_modified():
     members, data = deep(2)
     network = average(members, data)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
@@ -160,12 +160,12 @@ def test_the_network_before_is_left_untouched():
     assert all(torch.equal(before[name], tensor) for name, tensor in same.state_dict().items())
 
 
-def test_kinds_that_are_not_known_are_refused():
+def test_unknown_kinds_are_refused():
     with pytest.raises(EnfoldError, match="kind"):
         repair(None, None, None, kind="glue")
 
 
-def test_it_equals_batch_norms_with_the_members_means_and_spreads():
+def test_repair_equals_batch_norms_with_the_members_statistics():
     """As published: batch norms behind the hidden layers, with the goals as shift and scale, folded into the layers."""
     members, data = deep(3)
     network, inputs = average(members, data), data.train.inputs
@@ -181,7 +181,7 @@ def test_it_equals_batch_norms_with_the_members_means_and_spreads():
 
 
 @pytest.mark.parametrize("weights", [(0.7, 0.2, 0.1), (1, 0, 2), (5, 5, 5)])
-def test_members_count_by_their_weights(weights):
+def test_members_are_weighted(weights):
     members, data = deep(3)
     network, inputs = average(members, data), data.train.inputs
     repair_layers(network, list(members), data, ["hidden.0", "hidden.1", "hidden.2"], weights=weights)
@@ -193,7 +193,7 @@ def test_members_count_by_their_weights(weights):
 
 
 @pytest.mark.parametrize("kind", ["repair", "rescale"])
-def test_a_member_with_all_the_weight_stays_as_it_is(kind):
+def test_a_member_with_all_the_weight_is_unchanged(kind):
     members, data = deep(2)
     network = members.member(1)
     repaired = repair(network, members, data, kind=kind, weights=(0.0, 1.0))
@@ -203,7 +203,7 @@ def test_a_member_with_all_the_weight_stays_as_it_is(kind):
 
 
 @pytest.mark.parametrize("weights", [(1.0,), (1.0, -1.0), (0.0, 0.0), (1.0, math.nan), (1.0, math.inf)])
-def test_weights_that_cannot_be(weights):
+def test_invalid_weights(weights):
     members, data = deep(2)
     with pytest.raises(EnfoldError, match="weights"):
         repair(members.member(0), members, data, weights=weights)
@@ -215,7 +215,7 @@ def in_batches(data: Data, size: int) -> Data:
 
 
 @pytest.mark.parametrize("size", [1, 2, 7])
-def test_small_batches_are_taken_together(size):
+def test_small_batches_are_combined(size):
     members, data = deep(2)
     network = average(members, data)
     whole, pooled = (repair(network, members, each) for each in (data, in_batches(data, size)))
@@ -223,7 +223,7 @@ def test_small_batches_are_taken_together(size):
 
 
 @pytest.mark.parametrize("kind", ["repair", "rescale"])
-def test_a_member_needs_no_repair_whatever_a_batch_holds(kind, monkeypatch):
+def test_a_member_is_unchanged_for_any_batch(kind, monkeypatch):
     monkeypatch.setattr(spreads, "BATCH", 3)
     members, data = deep(1)
     network = members.member(0)
@@ -231,7 +231,7 @@ def test_a_member_needs_no_repair_whatever_a_batch_holds(kind, monkeypatch):
     torch.testing.assert_close(dict(repaired.state_dict()), dict(network.state_dict()), rtol=1e-5, atol=1e-6)
 
 
-def test_one_example_has_no_spread_to_repair():
+def test_one_example_is_too_few_to_repair():
     members, data = deep(2)
     ones = data.replace(train=[(data.train.inputs[:1], data.train.labels[:1])])
     with pytest.raises(EnfoldError, match="2 train examples or more"):
@@ -239,7 +239,7 @@ def test_one_example_has_no_spread_to_repair():
 
 
 def ordered(data: Data, size: int) -> Data:
-    """Batches in which all examples are alike."""
+    """Batches of identical examples."""
     order = data.train.inputs.flatten(1)[:, 0].argsort()
     inputs, labels = data.train.inputs[order].split(size), data.train.labels[order].split(size)
     return data.replace(train=list(zip(inputs, labels, strict=True)))
@@ -276,7 +276,7 @@ def test_goals_are_reached_behind_batch_norm_over_all_batches():
 
 
 @pytest.mark.parametrize("kind", ["repair", "closed_form"])
-def test_a_loader_that_draws_gives_every_pass_the_same(kind):
+def test_a_random_loader_repeats_its_batches(kind):
     members, data = deep(1)
     network, part = members.member(0), TensorDataset(data.train.inputs, data.train.labels)
     drawing = data.replace(train=DataLoader(part, 20, shuffle=True, drop_last=True, collate_fn=noisy))
@@ -295,7 +295,7 @@ def noisy(examples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("weights", [None, (0.6, 0.1, 0.1, 0.2)])
 @pytest.mark.parametrize("make", [lambda: nn.Linear(4, 9), lambda: nn.Conv2d(3, 5, 3)], ids=["linear", "convolution"])
-def test_behind_the_inputs_the_closed_form_is_what_is_measured(make, weights):
+def test_the_closed_form_is_exact_for_the_first_layer(make, weights):
     layer = make()
     data = pixels((4,) if isinstance(layer, nn.Linear) else (3, 8, 8), 300)
     width = layer(data.train.inputs[:1]).numel()
@@ -310,7 +310,7 @@ def test_behind_the_inputs_the_closed_form_is_what_is_measured(make, weights):
     assert not torch.allclose(other[0].weight, plain[0].weight, rtol=0.05)
 
 
-def test_the_closed_form_is_that_of_the_members_spreads_and_correlations():
+def test_the_closed_form_follows_from_deviations_and_correlations():
     """σ² = Σ_mn α_m α_n ρ_mn σ_m σ_n in every layer, and the merged network is not run."""
     members, data = deep(3)
     network, alpha = average(members, data), torch.tensor([0.5, 0.3, 0.2])
@@ -332,7 +332,7 @@ def test_the_closed_form_is_that_of_the_members_spreads_and_correlations():
 
 
 @pytest.mark.parametrize("kind", ["repair", "closed_form"])
-def test_units_are_measured_before_what_works_on_them_in_place(kind):
+def test_units_are_measured_before_in_place_operations(kind):
     def make(inplace: bool) -> nn.Module:
         return nn.Sequential(nn.Linear(4, 9), nn.ReLU(inplace), nn.Linear(9, 8), nn.ReLU(inplace), nn.Linear(8, 3))
 

@@ -32,7 +32,7 @@ class PreActivation(nn.Module):
         return self.head(torch.relu(hidden + self.block(torch.relu(self.norm(hidden)))))
 
 
-def test_what_goes_into_a_batch_norm_is_left_to_it_only_if_it_goes_nowhere_else():
+def test_layers_before_a_batch_norm_are_skipped_without_other_users():
     members, data = DeepEnsemble([drawn(PreActivation, seed) for seed in range(3)]), pixels((4,))
     goals = torch.stack([one.stem(data.train.inputs).std(0) for one in align(members, data)]).mean(0)
     torch.testing.assert_close(
@@ -92,7 +92,7 @@ class Skipping(Routed):
 @pytest.mark.filterwarnings("ignore::enfold.merge.common.states.UnalignedWarning")
 @pytest.mark.parametrize("kind", ["repair", "rescale", "closed_form"])
 @pytest.mark.parametrize("make", [Routed, Skipping])
-def test_layers_that_some_network_does_not_call_are_left_as_they_are(make, kind):
+def test_layers_without_calls_are_unchanged(make, kind):
     """No token of one member goes to its second expert."""
     networks, data = [drawn(make, seed) for seed in range(3)], pixels((4, 5), 600)
     with torch.no_grad():
@@ -122,7 +122,7 @@ class NeverCalled(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["repair", "rescale", "closed_form"])
-def test_a_network_of_layers_that_are_never_called_is_returned_as_it_is(kind):
+def test_a_network_of_uncalled_layers_is_returned_unchanged(kind):
     members, data = DeepEnsemble([drawn(NeverCalled, seed) for seed in range(2)]), pixels((4, 5))
     plain = weight_matching(members, data, repair="none")
     assert hidden_layers(plain, symmetries(plain, data.train.inputs[:2]))

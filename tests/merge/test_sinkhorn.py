@@ -43,7 +43,7 @@ def test_values_and_gradients_are_those_of_the_iterations_themselves(seed, size,
 
 
 @pytest.mark.parametrize("scale", [1.0, 30.0, 200.0])
-def test_float32_stays_in_range_where_scores_do_not(scale):
+def test_float32_does_not_overflow_for_large_scores(scale):
     scores = draws(3, 9, 9, scale=scale)
     single = scores.float().requires_grad_()
     found, _ = sinkhorn(single, 100)
@@ -74,7 +74,7 @@ def test_the_identity_has_a_closed_form(temperature):
 
 @given(st.integers(0, 10_000))
 @settings(max_examples=20, deadline=None)
-def test_constants_of_rows_and_columns_do_not_count_and_orders_are_followed(seed):
+def test_sinkhorn_is_invariant_to_constants_and_equivariant_to_permutations(seed):
     scores, u, v = (draws(6, *rest, seed=seed + k) for k, rest in enumerate([(6,), (1,), (1,)]))
     found, _ = sinkhorn(scores, 5000, 1e-13)
     shifted, _ = sinkhorn(scores + u + v.mT, 5000, 1e-13)
@@ -84,7 +84,7 @@ def test_constants_of_rows_and_columns_do_not_count_and_orders_are_followed(seed
     torch.testing.assert_close(moved, sinkhorn(scores, 100)[0][rows][:, columns])
 
 
-def test_a_tolerance_stops_early_and_changes_no_more_than_itself():
+def test_a_tolerance_stops_early_with_a_bounded_error():
     scores = draws(4, 20, 20)
     stopped, _ = sinkhorn(scores, 100, 1e-6)
     torch.testing.assert_close(stopped, sinkhorn(scores, 100)[0], rtol=0, atol=1e-6)
@@ -102,14 +102,14 @@ def test_a_tolerance_below_rounding_is_rounding(monkeypatch):
     torch.testing.assert_close(found, sinkhorn(scores, 100)[0], rtol=0, atol=1e-6)
 
 
-def test_it_goes_on_from_where_it_was():
+def test_a_warm_start_continues_the_iterations():
     scores = draws(2, 8, 8, scale=5.0)
     _, columns = sinkhorn(scores, 30)
     went_on, _ = sinkhorn(scores, 20, start=columns)
     torch.testing.assert_close(went_on, sinkhorn(scores, 50)[0], rtol=1e-9, atol=1e-12)
 
 
-def test_from_a_start_the_unrolled_gradient_is_that_of_the_iterations_that_are_left():
+def test_after_a_warm_start_the_unrolled_gradient_covers_the_remaining_iterations():
     scores = draws(6, 6).requires_grad_()
     wanted = draws(6, 6, seed=3)
     start = sinkhorn(scores.detach(), 500, 1e-14)[1]
@@ -166,7 +166,7 @@ def test_the_softness_of_a_permutation_is_0_and_that_of_the_uniform_matrix_1():
     assert softness(torch.ones(2, 1, 1)).tolist() == [0.0, 0.0]
 
 
-def test_bad_inputs_are_refused():
+def test_invalid_inputs_are_refused():
     with pytest.raises(EnfoldError, match=r"scores must be square.*got \(2, 3\)"):
         sinkhorn(torch.zeros(2, 3))
     with pytest.raises(EnfoldError, match="1 iteration or more"):

@@ -98,7 +98,7 @@ def test_it_equals_algorithm_one(tau, rows, widths):
         torch.testing.assert_close(scores.grad, gradients, rtol=1e-8, atol=1e-10)
 
 
-def test_the_tolerance_by_default_changes_nothing_that_is_seen():
+def test_the_default_tolerance_has_no_visible_effect():
     networks, costs = [mlp(seed, (64, 32)) for seed in range(3)], random_costs(2, (64, 32))
     inputs = torch.randn(9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     found = model_of(networks, costs, balance=Balance(100, PermutationOptions().tolerance))(inputs)[0]
@@ -108,7 +108,7 @@ def test_the_tolerance_by_default_changes_nothing_that_is_seen():
 @pytest.mark.parametrize(
     "between", [nn.ReLU(), nn.LayerNorm(6), nn.Sequential(nn.PReLU(6), nn.BatchNorm1d(6))], ids=str
 )
-def test_a_gain_is_one_factor_of_what_a_unit_hands_on(between):
+def test_a_gain_is_a_factor_of_a_units_output(between):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 6), between, nn.Linear(6, 3)).eval()
     members, inputs = DeepEnsemble([network, network]), torch.randn(5, 4)
@@ -119,7 +119,7 @@ def test_a_gain_is_one_factor_of_what_a_unit_hands_on(between):
     torch.testing.assert_close(model(inputs)[0], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_weights_are_used_factor_by_factor_where_rows_are_few(monkeypatch):
+def test_weights_are_factored_for_few_rows(monkeypatch):
     model = model_of([mlp(0), mlp(1)], random_costs(1)).train()
     assert model.lazy == {"0.weight": (0, None), "2.weight": (1, 0), "4.weight": (None, 1)}
     true, folded = Lazy.tensor.func, []
@@ -162,7 +162,7 @@ class Sliced(Scaled):
 
 
 @pytest.mark.parametrize("kind", [Scaled, Named, Joined, Sliced])
-def test_a_network_may_do_with_weights_what_tensors_can(kind):
+def test_lazy_weights_support_tensor_operations(kind):
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         networks = [kind().double() for _ in range(2)]
@@ -176,7 +176,7 @@ def test_a_network_may_do_with_weights_what_tensors_can(kind):
     assert bool((model.scores[0].grad != 0).any())
 
 
-def test_gradients_reach_the_costs_alone_and_there_are_as_many_as_published():
+def test_only_the_scores_have_gradients():
     networks = [mlp(seed) for seed in range(3)]
     model = model_of(networks, random_costs(2))
     model(torch.ones(4, 4, dtype=torch.float64)).square().sum().backward()
@@ -196,7 +196,7 @@ def test_every_group_of_every_member_has_its_own_matrices(widths):
         assert not any(len(matrix) == len(other) and torch.allclose(matrix, other, rtol=0.1) for other in found[:k])
 
 
-def test_a_ridge_keeps_sums_and_moves_matrices_away_from_singular_ones():
+def test_a_ridge_preserves_sums_and_improves_conditioning():
     costs = [[0.01 * each for each in own] for own in random_costs(2)]  # almost uniform
     plain, ridged = (model_of([mlp(0)] * 3, costs, balance=Balance(ridge=ridge)).matrices() for ridge in (0.0, 0.5))
     starts = [nearest_permutations(torch.stack(each)) for each in zip(*costs, strict=True)]
@@ -207,7 +207,7 @@ def test_a_ridge_keeps_sums_and_moves_matrices_away_from_singular_ones():
 
 
 @pytest.mark.parametrize("warm", [False, True])
-def test_figures_of_the_published_start_are_those_of_its_closed_form(warm):
+def test_statistics_of_the_published_start_have_a_closed_form(warm):
     """S(I) = ((e - 1) I + 1 1ᵀ) / Z with Z = e + d - 1, whose eigenvalues are 1 and (e - 1) / Z."""
     z = torch.e + 6
     model = model_of([mlp(0, (7,)), mlp(1, (7,))], [[torch.eye(7).double()]], balance=Balance(warm=warm)).train()
@@ -221,7 +221,7 @@ def test_figures_of_the_published_start_are_those_of_its_closed_form(warm):
     assert found["columns taken"] == 1
 
 
-def test_figures_tell_of_matrices_that_are_no_permutations():
+def test_statistics_reveal_soft_matrices():
     scores = torch.zeros(7, 7).double()
     scores[:4, 0] = 9.0
     found = model_of([mlp(0, (7,)), mlp(1, (7,))], [[scores]], balance=Balance(iterations=1)).figures()
@@ -247,7 +247,7 @@ def test_the_warm_implicit_form_is_the_same_function_in_the_limit(widths):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
 
 
-def test_in_training_warm_iterations_start_where_the_last_ones_ended_and_else_nothing_is_kept():
+def test_warm_starts_are_used_in_training_only():
     costs = random_costs(2)
     model = model_of([mlp(seed) for seed in range(3)], costs, balance=Balance(1, warm=True))
     for training, done in ((True, 1), (True, 2), (True, 3), (False, 4), (False, 4), (True, 4)):
@@ -257,7 +257,7 @@ def test_in_training_warm_iterations_start_where_the_last_ones_ended_and_else_no
 
 
 @pytest.mark.parametrize("rows", [1, 9])  # factor by factor, and folded
-def test_weights_that_are_drawn_count_in_training_alone(rows):
+def test_random_mixing_weights_are_used_in_training_only(rows):
     networks, drawn = [mlp(seed) for seed in range(3)], [0.7, 0.1, 0.2]
     model = model_of(networks, random_costs(2))
     inputs = torch.randn(rows, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
@@ -275,7 +275,7 @@ def test_weights_that_are_drawn_count_in_training_alone(rows):
     assert not torch.allclose(equal, weighted, rtol=0.01)
 
 
-def test_identity_matrices_give_the_plain_average_and_a_hard_permutation_undoes_itself():
+def test_identity_matrices_give_the_average():
     first = mlp(0)
     symmetry = symmetries(first, torch.zeros(2, 4))
     generator = torch.Generator().manual_seed(1)
@@ -293,7 +293,7 @@ def test_identity_matrices_give_the_plain_average_and_a_hard_permutation_undoes_
         torch.testing.assert_close(model.average(back)[name], parameter)
 
 
-def test_hard_permutations_leave_a_network_as_it_is_and_soft_ones_do_not():
+def test_only_hard_permutations_preserve_the_function():
     network = mlp(0)
     model = model_of([network, network], random_costs(1))
     inputs = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

@@ -1,4 +1,4 @@
-"""Solves that are right whatever batched LU does."""
+"""Solutions are correct even if batched LU is not."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def soft(count: int, size: int, dtype: torch.dtype = torch.float64) -> torch.Ten
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("size", [192, 224])
-def test_many_matrices_on_two_threads_are_divided_by_rightly(size):
+def test_many_matrices_are_solved_correctly_on_two_threads(size):
     """Batched LU of 3 matrices is wrong here in torch 2.13 for CPUs: 4e-2 off at 192, an error at 224 and above."""
     matrices = soft(3, size).requires_grad_()
     values = torch.randn(3, 5, size, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
@@ -44,7 +44,7 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(divide_each, (values, matrices))
 
 
-def test_dividing_by_a_permutation_is_permuting_and_the_inverse_keeps_sums():
+def test_dividing_by_a_permutation_permutes():
     order = torch.tensor([2, 0, 1])
     values = torch.tensor([[1.0, 2.0, 3.0]])
     torch.testing.assert_close(divide(values, torch.eye(3)[order]), values[:, order])
@@ -53,7 +53,7 @@ def test_dividing_by_a_permutation_is_permuting_and_the_inverse_keeps_sums():
     assert float(inverse.min()) < 0  # it is no permutation's
 
 
-def test_wrong_solutions_are_noticed_and_least_squares_is_right():
+def test_wrong_solutions_are_detected_and_replaced_by_least_squares():
     matrix, values = soft(1, 8)[0], torch.arange(16.0, dtype=torch.float64).view(2, 8)
     right = by_least_squares(values, matrix)
     both = torch.stack([right, right * (1 + 1e-6)])
@@ -61,7 +61,7 @@ def test_wrong_solutions_are_noticed_and_least_squares_is_right():
     torch.testing.assert_close(right, divide(values, matrix))
 
 
-def test_a_wrong_factorisation_is_made_up_for(monkeypatch):
+def test_a_wrong_factorisation_is_corrected(monkeypatch):
     matrix, values = soft(1, 8)[0].requires_grad_(), torch.arange(16.0, dtype=torch.float64).view(2, 8).requires_grad_()
     expected = divide(values, matrix)
     (gradient,) = torch.autograd.grad(expected.square().sum(), matrix)
@@ -72,7 +72,7 @@ def test_a_wrong_factorisation_is_made_up_for(monkeypatch):
     torch.testing.assert_close(torch.autograd.grad(found.square().sum(), matrix)[0], gradient)
 
 
-def test_a_matrix_that_is_singular_to_float32_alone_is_divided_by_in_float64():
+def test_matrices_singular_in_float32_are_solved_in_float64():
     matrices = torch.eye(40).repeat(2, 1, 1)
     matrices[1, :2, :2] = torch.tensor([[1.0, 1.0], [1.0, 1 + 2**-22]])  # its smallest pivot is below 40 eps
     matrices.requires_grad_()
@@ -86,7 +86,7 @@ def test_a_matrix_that_is_singular_to_float32_alone_is_divided_by_in_float64():
         torch.testing.assert_close(own, right, rtol=1e-5, atol=1e-5 * float(right.abs().max()))
 
 
-def test_a_float64_matrix_whose_inverse_is_rounding_is_refused_though_no_pivot_is_zero():
+def test_ill_conditioned_float64_matrices_are_refused():
     matrix, values = torch.eye(40, dtype=torch.float64), torch.ones(2, 40, dtype=torch.float64)
     for smallest, refused in ((2.0**-40, False), (2.0**-51, True)):  # the second is below 40 eps
         matrix[:2, :2] = torch.tensor([[1.0, 1.0], [1.0, 1.0 + smallest]], dtype=torch.float64)
@@ -98,14 +98,14 @@ def test_a_float64_matrix_whose_inverse_is_rounding_is_refused_though_no_pivot_i
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf])
-def test_a_matrix_that_is_not_finite_is_not_called_singular(odd):
+def test_matrices_that_are_not_finite_are_refused(odd):
     matrix = torch.eye(3)
     matrix[1, 2] = odd
-    with pytest.raises(EnfoldError, match=f"must be finite, but that of 'fc' holds {odd}: lower the learning rate"):
+    with pytest.raises(EnfoldError, match=f"must be finite, but that of 'fc' contains {odd}: lower the learning rate"):
         divide(torch.ones(1, 3), matrix, "that of 'fc'")
 
 
-def test_a_singular_matrix_is_refused_with_what_to_change():
+def test_a_singular_matrix_is_refused_with_a_remedy():
     for matrix in (torch.full((40, 40), 1 / 40), torch.zeros(40, 40)):
         with pytest.raises(EnfoldError, match=r"must be invertible, but that of 'fc' is singular.*lower the temp"):
             divide(torch.ones(2, 40), matrix, "that of 'fc'")

@@ -46,15 +46,15 @@ def test_uniform_is_the_average(members, data):
 
 
 @pytest.mark.parametrize("score", ["accuracy", "nll"])
-def test_greedy_leaves_out_what_does_harm(score):
+def test_greedy_rejects_harmful_members(score):
     members = DeepEnsemble([linear(-5 * GOOD), linear(GOOD), linear(3 * BAD), linear(2 * GOOD)])
     assert set(choose_ingredients(members, axes(), score)) <= {1, 3}
     assert choose_ingredients(members, axes(), score)[0] == (3 if score == "nll" else 1)
     assert METRICS["accuracy"].function(predict(soup(members, axes(), score=score), axes().test)) > 0.9
 
 
-def test_greedy_takes_what_does_no_harm():
-    """The rule is at least as well, so an equal ingredient is taken."""
+def test_greedy_accepts_harmless_members():
+    """The rule is "at least as good", so an equal ingredient is added."""
     members = DeepEnsemble([linear(GOOD), linear(4 * GOOD), linear(2 * GOOD)])
     assert choose_ingredients(members, axes()) == [0, 1, 2]
     torch.testing.assert_close(soup(members, axes()).weight, 7 / 3 * GOOD)
@@ -99,7 +99,7 @@ def spreads(network: nn.Module, data: Data) -> torch.Tensor:
 @pytest.mark.parametrize("members", ["plain"], indirect=True)
 @pytest.mark.parametrize("repair", ["repair", "rescale"])
 @pytest.mark.parametrize("kind", ["greedy", "learned"])
-def test_goals_of_a_repair_are_weighted_as_the_soup_is(kitchen, data, kind, repair):
+def test_a_repair_is_weighted_like_the_soup(kitchen, data, kind, repair):
     options = {"kind": kind, "repair": repair, "epochs": 20, "lr": 0.5}
     if kind == "greedy":
         assert sorted(choose_ingredients(kitchen, data, repair=repair)) == [0, 1]
@@ -113,7 +113,7 @@ def test_goals_of_a_repair_are_weighted_as_the_soup_is(kitchen, data, kind, repa
     assert not torch.allclose(weights @ each, each.mean(0), rtol=1e-3)
 
 
-def test_learned_weights_go_to_those_that_help():
+def test_learned_weights_favour_useful_members():
     members = DeepEnsemble([linear(GOOD), linear(BAD), linear(-GOOD)])
     weights = learn_weights(members, axes(), epochs=60)
     assert float(weights.sum()) == pytest.approx(1)
@@ -122,7 +122,7 @@ def test_learned_weights_go_to_those_that_help():
     torch.testing.assert_close(made.weight, weights[0] * GOOD + weights[1] * BAD - weights[2] * GOOD)
 
 
-def test_learned_weights_ask_for_directions_as_a_temperature_takes_care_of_lengths():
+def test_learned_weights_do_not_depend_on_the_temperature():
     """The first member is right but so unsure that, without β, one that is half wrong has the lower loss."""
     members = DeepEnsemble([linear(0.1 * GOOD), linear(GOOD + BAD)])
     assert learn_weights(members, axes(), epochs=60)[0] > 0.5
@@ -133,7 +133,7 @@ def test_an_untrained_learned_soup_is_uniform(members, data):
     torch.testing.assert_close(dict(learned), dict(uniform))
 
 
-def test_the_first_step_goes_down_the_slope():
+def test_the_first_step_follows_the_gradient():
     """AdamW's first step is the learning rate against the sign of the gradient of the softmax's inputs."""
     members = DeepEnsemble([linear(GOOD), linear(BAD)])
     weights = learn_weights(members, axes(), epochs=1)
@@ -141,13 +141,13 @@ def test_the_first_step_goes_down_the_slope():
 
 
 @pytest.mark.parametrize("kind", ["greedy", "learned"])
-def test_choosing_needs_validation_data(members, data, kind):
+def test_selection_needs_validation_data(members, data, kind):
     with pytest.raises(EnfoldError, match="val"):
         soup(members, data.replace(val=[]), kind=kind)
     assert soup(members, data.replace(val=[]), kind="uniform") is not None
 
 
-def test_the_test_part_is_not_looked_at(members, data):
+def test_the_test_split_is_not_used(members, data):
     for kind in ("greedy", "learned"):
         one, other = (soup(members, part, kind=kind).state_dict() for part in (data, data.replace(test=[])))
         assert all(torch.equal(one[name], tensor) for name, tensor in other.items())
@@ -162,12 +162,12 @@ def test_the_test_part_is_not_looked_at(members, data):
         ({"lr": 0.0}, "lr above 0"),
     ],
 )
-def test_settings_that_cannot_be(settings, message):
+def test_invalid_options(settings, message):
     with pytest.raises(EnfoldError, match=next(iter(settings))):
         soup(None, None, **settings)
 
 
-def test_a_greedy_soup_of_one_member_says_so(kitchen, data):
+def test_a_greedy_soup_of_one_member_gives_a_warning(kitchen, data):
     with pytest.warns(SingleModelWarning, match="the soup is member 0 only"):
         soup(kitchen[[0, 2]], data)
 
@@ -186,7 +186,7 @@ def test_the_weights_of_a_learned_soup(kitchen, data):
 
 
 @pytest.mark.parametrize("kind", ["greedy", "learned"])
-def test_a_repair_that_follows_uses_the_weights_of_the_soup(kitchen, data, kind):
+def test_a_later_repair_uses_the_weights_of_the_soup(kitchen, data, kind):
     within = soup(kitchen, data, kind=kind, repair="repair")
     behind = soup(kitchen, data, kind=kind, repair="none")
     weights = soup_weights(kitchen, data, kind=kind, repair="none")
@@ -207,7 +207,7 @@ class Masked(nn.Linear):
 
 
 @pytest.mark.parametrize("kind", ["uniform", "greedy", "learned"])
-def test_buffers_that_have_no_mean_are_told_of_once(data, kind):
+def test_buffers_without_a_mean_give_one_warning(data, kind):
     with pytest.warns(BufferMismatchWarning, match="'mask' differs") as told:
         soup(DeepEnsemble(Masked, 3), data, kind=kind)
     assert len([one for one in told if one.category is BufferMismatchWarning]) == 1

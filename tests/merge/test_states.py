@@ -1,4 +1,4 @@
-"""Networks that can be looked at in part: merged there, and the user is told; not at all: refused."""
+"""Partially traced networks are merged with a warning; untraceable ones are refused."""
 
 import copy
 from functools import partial
@@ -35,7 +35,7 @@ def data() -> Data:
     return Data(rows, rows, rows, 3, (4,))
 
 
-def test_units_inside_a_part_that_is_known_are_matched_and_the_rest_is_told_of(data: Data) -> None:
+def test_units_of_traced_modules_are_matched_with_a_warning(data: Data) -> None:
     network = Deciding(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 6)))
     turned = Deciding(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 6)))
     order = torch.tensor([3, 0, 4, 1, 2])
@@ -50,7 +50,7 @@ def test_units_inside_a_part_that_is_known_are_matched_and_the_rest_is_told_of(d
         torch.testing.assert_close(merged.state_dict()[name], tensor)
 
 
-def test_a_network_of_which_nothing_is_known_is_refused(data: Data) -> None:
+def test_untraceable_networks_are_refused(data: Data) -> None:
     members = DeepEnsemble(lambda: Deciding(nn.Linear(4, 6)), 2)
     with pytest.raises(EnfoldError, match="decides by a value"):
         weight_matching(members, data)
@@ -64,7 +64,7 @@ class Summing(nn.Module):
 
 
 @pytest.mark.parametrize("fold", [partial(weight_matching, repair="none"), partial(perm_avg, config=PLAN)])
-def test_units_that_an_operation_keeps_in_order_are_told_of(data: Data, fold: partial) -> None:
+def test_units_fixed_by_an_operation_give_a_warning(data: Data, fold: partial) -> None:
     members = DeepEnsemble(
         lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 6), Summing(), nn.Linear(6, 3)), 2
     )
@@ -75,7 +75,7 @@ def test_units_that_an_operation_keeps_in_order_are_told_of(data: Data, fold: pa
 
 
 class Blocks(nn.Module):
-    """Two blocks of units that are added to each other: what is in one order in both is found, and no more."""
+    """Two blocks of units that are added: the order common to both is found, and no other."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         both = inputs.unflatten(-1, (2, 3))
@@ -100,7 +100,7 @@ class OneByOne(nn.Module):
         (OneByOne, "up"),
     ],
 )
-def test_units_that_have_one_order_in_all_blocks_are_told_of(data: Data, make, named: str) -> None:
+def test_units_with_one_order_in_all_blocks_give_a_warning(data: Data, make, named: str) -> None:
     members = DeepEnsemble(make, 2)
     with pytest.warns(
         UnalignedWarning, match=rf"the units of '{named}' are fixed \(all its blocks have one order of units"
@@ -108,7 +108,7 @@ def test_units_that_have_one_order_in_all_blocks_are_told_of(data: Data, make, n
         weight_matching(members, data, repair="none")
 
 
-def test_where_an_operation_keeps_all_units_in_order_nothing_is_merged(data: Data) -> None:
+def test_networks_with_fixed_units_only_are_refused(data: Data) -> None:
     members = DeepEnsemble(lambda: nn.Sequential(nn.Linear(4, 6), Summing(), nn.Linear(6, 3)), 2)
     with pytest.raises(EnfoldError, match=r"'0.weight' are fixed \(of aten.cumsum in '1'\): use enfold.merge.average"):
         weight_matching(members, data)
@@ -129,7 +129,7 @@ def pruned() -> nn.Module:
 
 
 @pytest.mark.parametrize("make", [spectral, pruned])
-def test_weights_that_are_computed_from_others_are_averaged_by_perm_avg_with_a_warning(data: Data, make) -> None:
+def test_computed_weights_are_averaged_by_perm_avg_with_a_warning(data: Data, make) -> None:
     with (
         pytest.warns(BufferMismatchWarning, match=r"'0\S+' differs: if weights are computed") as told,
         pytest.warns(UnalignedWarning, match="are fixed"),
@@ -138,7 +138,7 @@ def test_weights_that_are_computed_from_others_are_averaged_by_perm_avg_with_a_w
     assert told[0].filename == __file__, "the warning points at the user's line"
 
 
-def test_a_bare_layer_has_nothing_to_align(data: Data) -> None:
+def test_a_single_layer_has_no_hidden_units(data: Data) -> None:
     members = DeepEnsemble(lambda: nn.Linear(4, 3), 2)
     torch.testing.assert_close(weight_matching(members, data).weight, members.expand()["weight"].mean(0))
 
@@ -147,12 +147,12 @@ def test_a_bare_layer_has_nothing_to_align(data: Data) -> None:
     ("index", "says"),
     [(2, "reference"), (1.5, "reference")],
 )
-def test_a_reference_that_is_no_member(data: Data, index: float, says: str) -> None:
+def test_an_invalid_reference_is_refused(data: Data, index: float, says: str) -> None:
     with pytest.raises(EnfoldError, match=says):
         weight_matching(DeepEnsemble(two_layers, 2), data, reference=index)  # type: ignore[arg-type]
 
 
-def test_members_of_other_statistics_alone_are_measured_again(data: Data) -> None:
+def test_members_with_different_statistics_are_measured_again(data: Data) -> None:
     network = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
     other = copy.deepcopy(network)
     other[1].running_mean += 1.0
@@ -198,7 +198,7 @@ MATCHING = [
 
 
 @pytest.mark.parametrize("fold", MATCHING, ids=lambda fold: fold.func.__name__)
-def test_units_are_matched_by_logits_also_where_a_network_gives_them_too(data: Data, fold: partial) -> None:
+def test_other_outputs_than_logits_do_not_affect_matching(data: Data, fold: partial) -> None:
     network, turned = Telling(), Telling()
     order = torch.tensor([3, 0, 4, 1, 2, 5])
     state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
@@ -221,7 +221,7 @@ class Own(nn.Module):
         return torch.relu(inputs @ self.first.t()).cumsum(1) @ self.second.t()
 
 
-def test_units_of_weights_in_no_layer_are_told_of_too(data: Data) -> None:
+def test_units_of_raw_parameters_give_a_warning(data: Data) -> None:
     with pytest.raises(EnfoldError, match=r"the units of 'first' are fixed \(of aten.cumsum"):
         weight_matching(DeepEnsemble(Own, 2), data)
 
@@ -236,6 +236,6 @@ def test_units_of_weights_in_no_layer_are_told_of_too(data: Data) -> None:
     ],
     ids=["split", "list", "iterator", "dictionaries"],
 )
-def test_a_training_part_without_examples(data: Data, train: object, says: str) -> None:
+def test_an_empty_training_split(data: Data, train: object, says: str) -> None:
     with pytest.raises(EnfoldError, match=says):
         weight_matching(DeepEnsemble(two_layers, 2), data.replace(train=train))

@@ -31,19 +31,19 @@ def midpoint_loss(members: DeepEnsemble, data) -> float:
 
 
 @pytest.mark.parametrize("name", ["shallow", "deep", "convolutional"])
-def test_planted_copies_average_back(name):
+def test_permuted_copies_average_to_the_original(name):
     members, network, data = planted(name, 2)
     assert_back(straight_through(members, data, repair="none"), network, data)
 
 
-def test_no_epochs_are_weight_matching(members, data):
+def test_zero_epochs_equal_weight_matching(members, data):
     one, other = (
         align(members, data, **options).state_dict() for options in ({"method": "straight_through", "epochs": 0}, {})
     )
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_the_loss_half_way_falls(members, data):
+def test_the_midpoint_loss_decreases(members, data):
     pair = members[[0, 2]]
     found = align(pair, data, method="straight_through", lr=1.0)
     begun = align(pair, data)
@@ -57,7 +57,7 @@ def test_patience_and_epochs_end_it(members, data):
     assert midpoint_loss(long, data) <= midpoint_loss(short, data)
 
 
-def test_the_best_order_is_kept_and_not_the_last_one(members, data):
+def test_the_best_order_is_returned(members, data):
     """At such a rate the loss falls in the first epoch and rises in the second."""
     folds = [partial(align, method="straight_through", lr=10.0, epochs=epochs) for epochs in (0, 1, 2, 3)]
     losses = [midpoint_loss(fold(members[[0, 2]], data), data) for fold in folds]
@@ -66,7 +66,7 @@ def test_the_best_order_is_kept_and_not_the_last_one(members, data):
 
 
 @pytest.mark.parametrize("members", ["plain"], indirect=True)
-def test_a_step_goes_down_the_slope_in_the_member_that_is_moved(members, data, monkeypatch):
+def test_a_step_follows_the_gradient_of_the_permuted_member(members, data, monkeypatch):
     """Half of the slope at the mid-point, as the member is half of it."""
     goals, results = [], []
 
@@ -85,14 +85,14 @@ def test_a_step_goes_down_the_slope_in_the_member_that_is_moved(members, data, m
     torch.testing.assert_close(goals[-2], {name: tensor - 0.5 * slopes[name] for name, tensor in fixed.items()})
 
 
-def test_the_skeleton_is_left_in_its_modes(members, data, snapshot):
+def test_modes_are_preserved(members, data, snapshot):
     modes = [part.training for part in members.skeleton.network.modules()]
     straight_through(members, data, epochs=1)
     assert modes == [part.training for part in members.skeleton.network.modules()]
 
 
 def stopped_at(number: int, monkeypatch) -> None:
-    """Ctrl-C after so many checkpoints are written."""
+    """Ctrl-C after a number of checkpoints."""
     written, save = [], descent.save_checkpoint
 
     def stop(*given: object) -> None:
@@ -106,7 +106,7 @@ def stopped_at(number: int, monkeypatch) -> None:
 
 @pytest.mark.parametrize("loader", [False, True])
 @pytest.mark.parametrize("number", [1, 3, 5])
-def test_it_goes_on_from_its_last_epoch_to_the_same_bits(members, data, tmp_path, monkeypatch, number, loader, capsys):
+def test_training_resumes_to_the_same_bits(members, data, tmp_path, monkeypatch, number, loader, capsys):
     if loader:
         shuffled = DataLoader(TensorDataset(data.train.inputs, data.train.labels), 16, shuffle=True)
         data = data.replace(train=shuffled)
@@ -124,7 +124,7 @@ def test_it_goes_on_from_its_last_epoch_to_the_same_bits(members, data, tmp_path
     assert len(stored_history(file).epochs) == 3, "of the last member"
 
 
-def test_an_end_before_the_last_epoch_is_told(members, data, capsys):
+def test_early_stopping_is_reported(members, data, capsys):
     straight_through(members[[0, 2]], data, lr=1e-9, patience=2)  # too small a rate for another order
     shown = capsys.readouterr().err
     assert "straight_through 100 %  member 1: loss not below " in shown
@@ -154,7 +154,7 @@ def test_a_loaders_batch_of_one_example(members, data, size):
 
 
 @pytest.mark.parametrize("settings", [{"epochs": -1}, {"patience": 0}, {"batch_size": 1}, {"lr": 0.0}])
-def test_settings_that_cannot_be(settings):
+def test_invalid_options(settings):
     with pytest.raises(EnfoldError, match=next(iter(settings))):
         straight_through(None, None, **settings)
 

@@ -39,10 +39,10 @@ TYPES = {torch.float16: 5e-3, torch.bfloat16: 5e-2, torch.float64: 1e-4}  # what
 
 
 @pytest.mark.filterwarnings("ignore::enfold.merge.soup.SingleModelWarning", "ignore::enfold.errors.UnchangedWarning")
-@pytest.mark.parametrize("members", ["plain", "normed"], indirect=True)
+@pytest.mark.parametrize("members", [pytest.param("plain", marks=pytest.mark.slow), "normed"], indirect=True)
 @pytest.mark.parametrize("kind", TYPES, ids=str)
 @pytest.mark.parametrize("name", FOLDS)
-def test_a_fold_of_members_in_another_type_is_in_that_type(members, data, name, kind):
+def test_merges_preserve_the_data_type(members, data, name, kind):
     expected = evaluate(FOLDS[name](members, data), data).scores
     folded = FOLDS[name](members.to(kind), data)
     assert {parameter.dtype for parameter in folded.parameters()} == {kind}

@@ -1,4 +1,4 @@
-"""Weight matching: planted copies average back, functions stay, members trained apart come nearer."""
+"""Weight matching: permuted copies average to the original, functions are preserved, distances decrease."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def spread(members: DeepEnsemble) -> float:
 
 
 @pytest.mark.parametrize("name", ["shallow", "deep", "convolutional", "normed", "residual", "sharing", "experts"])
-def test_planted_copies_average_back(name):
+def test_permuted_copies_average_to_the_original(name):
     members, network, data = planted(name, 3)
     assert_back(weight_matching(members, data, repair="none"), network, data)
     with pytest.raises(AssertionError):
@@ -34,14 +34,14 @@ def test_one_hidden_layer_is_always_recovered(seed):
         torch.testing.assert_close(folded.state_dict()[name], tensor)
 
 
-def test_members_stay_what_they_are_and_come_nearer(members, data):
+def test_matching_preserves_functions_and_reduces_distances(members, data):
     matched = align(members, data)
     inputs = data.test.inputs
     torch.testing.assert_close(matched.eval()(inputs), members.eval()(inputs), rtol=1e-4, atol=1e-5)
     assert spread(matched) < spread(members)
 
 
-def test_the_average_of_what_was_matched(members, data):
+def test_the_average_of_matched_members(members, data):
     expected = average(align(members, data), data).state_dict()
     assert all(
         torch.equal(expected[name], tensor) for name, tensor in weight_matching(members, data).state_dict().items()
@@ -56,7 +56,7 @@ def test_the_reference_keeps_its_order(members, data):
         weight_matching(members, data, reference=4)
 
 
-def test_batch_norm_is_measured_again_unless_it_is_not_wanted(networks, data):
+def test_batch_norm_is_measured_again_by_default(networks, data):
     members = DeepEnsemble([networks["normed"]() for _ in range(2)])
     again, kept = (weight_matching(members, data, repair=kind) for kind in ("reset", "none"))
     hidden = again.inner(data.train.inputs).detach()
@@ -69,7 +69,7 @@ def test_networks_without_hidden_units_are_averaged(data):
     torch.testing.assert_close(weight_matching(members, data).weight, members.expand()["weight"].mean(0).detach())
 
 
-def test_a_network_that_decides_by_values_is_refused(data):
+def test_networks_with_data_dependent_control_flow_are_refused(data):
     class Deciding(nn.Linear):
         def forward(self, inputs: Tensor) -> Tensor:
             return super().forward(inputs if inputs.sum() > 0 else -inputs)
@@ -78,11 +78,11 @@ def test_a_network_that_decides_by_values_is_refused(data):
         weight_matching(DeepEnsemble([Deciding(4, 3), Deciding(4, 3)]), data)
 
 
-def test_one_member_is_returned_as_it_is(members, data):
+def test_one_member_is_returned_unchanged(members, data):
     folded = weight_matching(members[:1], data).state_dict()
     assert all(torch.equal(folded[name], tensor) for name, tensor in members.member(0).state_dict().items())
 
 
-def test_repairs_that_are_not_known_are_refused():
+def test_unknown_repairs_are_refused():
     with pytest.raises(EnfoldError, match="repair"):
         weight_matching(None, None, repair="glue")

@@ -25,7 +25,7 @@ def together(unmerge: torch.Tensor) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("name", "count"), [("shallow", 2), ("shallow", 4), ("deep", 3), ("residual", 3)])
-def test_planted_copies_average_back(name, count):
+def test_permuted_copies_average_to_the_original(name, count):
     members, network, data = planted(name, count)
     assert_back(zipit(members, data, repair="none"), network, data)
 
@@ -43,26 +43,26 @@ def test_within_a_member_if_the_budget_allows_it():
     assert together(zip_units(likes, 2, budget=0.0)) == [[0, 2], [1, 3]]
 
 
-def test_a_merged_unit_is_less_like_others():
+def test_a_merged_unit_has_a_discounted_likeness():
     """0 and 3 are merged first; without the discount, 1 would join them before 2 and 5 come together."""
     likes = likeness({(0, 3): 0.9, (1, 3): 0.8, (0, 1): 0.8, (2, 5): 0.4, (1, 4): 0.3}, 6)
     assert together(zip_units(likes, 2, discount=0.3, budget=1.0)) == [[0, 3], [1, 4], [2, 5]]
     assert [0, 1, 3] in together(zip_units(likes, 2, discount=1.0, budget=1.0))
 
 
-def test_one_unit_of_each_of_three_members_comes_together():
+def test_one_unit_of_each_of_three_members_is_merged():
     pairs = {(0, 2): 0.9, (0, 4): 0.5, (2, 4): 0.5, (1, 3): 0.9, (1, 5): 0.5, (3, 5): 0.5, (4, 5): 0.4}
     assert together(zip_units(likeness(pairs, 6), 3, budget=1.0)) == [[0, 2, 4], [1, 3, 5]]
 
 
-def test_a_merged_unit_is_as_like_another_as_the_less_like_of_its_two():
-    """0 and 3 are merged first; 4 is like 0 alone, so that 1 is nearer to it."""
+def test_a_merged_unit_has_the_smaller_likeness():
+    """0 and 3 are merged first; 4 is similar to 0 only, so that 1 is more similar."""
     likes = likeness({(0, 3): 0.9, (0, 4): 0.8, (3, 4): 0.1, (1, 4): 0.5, (2, 5): 0.4}, 6)
     assert together(zip_units(likes, 2, discount=1.0, budget=1.0)) == [[0, 3], [1, 4], [2, 5]]
 
 
-def test_a_budget_is_a_part_of_the_units_that_a_member_loses():
-    """Each of two members loses 2 of its 4 units: half of them is one, so that 2 and 3 stay apart though alike."""
+def test_a_budget_is_a_fraction_of_the_lost_units():
+    """Each of two members loses 2 of its 4 units; the budget of one half is 1, so that 2 and 3 remain separate."""
     likes = likeness({(0, 1): 0.9, (2, 3): 0.8, (2, 6): 0.5, (3, 7): 0.5, (4, 5): 0.4}, 8)
     assert together(zip_units(likes, 2, budget=0.5)) == [[0, 1], [2, 6], [3, 7], [4, 5]]
     assert [2, 3] in together(zip_units(likes, 2, budget=1.0))
@@ -70,7 +70,7 @@ def test_a_budget_is_a_part_of_the_units_that_a_member_loses():
 
 @pytest.mark.parametrize("count", [2, 3, 5])
 @pytest.mark.parametrize("budget", [0.0, 0.125, 1.0])
-def test_every_unit_is_in_one_unit_and_as_many_are_left_as_a_member_has(count, budget):
+def test_every_unit_is_merged_into_one_unit(count, budget):
     units = torch.randn(count * 7, 40, generator=torch.Generator().manual_seed(count))
     unmerge = zip_units(torch.corrcoef(units).double(), count, budget=budget)
     assert unmerge.shape == (count * 7, 7)
@@ -80,7 +80,7 @@ def test_every_unit_is_in_one_unit_and_as_many_are_left_as_a_member_has(count, b
     torch.testing.assert_close(merge @ unmerge, torch.eye(7).double())
 
 
-def test_linear_units_that_double_make_room(data):
+def test_duplicate_linear_units_are_merged(data):
     """Each member has one unit twice and one that the other lacks: three units hold all, no one-to-one match does."""
     base = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
     base[2] = -base[1]
@@ -94,7 +94,7 @@ def test_linear_units_that_double_make_room(data):
 
 
 @pytest.mark.parametrize("settings", [{"discount": 1.5}, {"budget": -0.1}])
-def test_settings_that_cannot_be(settings):
+def test_invalid_options(settings):
     with pytest.raises(EnfoldError, match=next(iter(settings))):
         zipit(None, None, **settings)
 
@@ -111,19 +111,19 @@ class PartlyHidden(nn.Module):
         return classes + self.head(torch.relu(hidden))
 
 
-def test_of_a_tensor_that_is_merged_in_part_the_rest_is_a_mean(monkeypatch):
+def test_unmerged_entries_of_a_tensor_are_averaged(monkeypatch):
     monkeypatch.setitem(NETWORKS, "partly hidden", (PartlyHidden, (4,)))
     members, network, data = planted("partly hidden", 3)
     assert_back(zipit(members, data), network, data)
 
 
-def test_without_any_likeness_merged_units_are_merged_again_only_where_nothing_else_is_left():
+def test_unrelated_units_are_merged_once_if_possible():
     pairs = {(0, 2): 0.9, (1, 3): -0.1, (0, 1): 0.1, (0, 3): 0.1, (1, 2): 0.1, (2, 3): 0.1}
     assert together(zip_units(likeness(pairs, 4), 2, discount=0.0, budget=1.0)) == [[0, 2], [1, 3]]
 
 
 def zipped_by_definition(likes: torch.Tensor, num_members: int, discount: float, budget: float) -> list[list[int]]:
-    """All pairs are looked at before every merge."""
+    """All pairs are searched before every merge."""
     total, size = len(likes), len(likes) // num_members
     likes, units = likes.clone(), {index: [index] for index in range(total)}
     left = [int((total - size) / num_members * budget + 1e-4)] * num_members
@@ -160,7 +160,7 @@ def test_pairs_are_those_of_the_definition(values, discount, budget):
 
 
 @pytest.mark.parametrize("still", [0, 60])
-def test_merging_a_pair_looks_at_few_units_and_not_at_all_pairs(still, monkeypatch):
+def test_merging_a_pair_updates_few_units(still, monkeypatch):
     """Also where many units are equally like all others, as those that never fire are."""
     searched, search = [], _Pairs._search
     monkeypatch.setattr(_Pairs, "_search", lambda self, row: searched.append(row) or search(self, row))

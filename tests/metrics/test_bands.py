@@ -1,4 +1,4 @@
-"""A band holds the accuracy of calibrated answers, narrows with examples, and is 0 where a bin is empty."""
+"""A band contains the accuracy of calibrated predictions, narrows with more examples, and is 0 for empty bins."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def calibrated(N, seed=0):
     return Predictions(probs.log()[None], 1 - right.long())
 
 
-def test_the_diagram_is_inside_and_calibrated_answers_are_too():
+def test_calibrated_predictions_are_inside_the_band():
     p = calibrated(4000)
     band = reliability_band(p, bins=10, replicates=400)
     filled = band.diagram.counts > 0
@@ -40,6 +40,6 @@ def test_it_is_the_standard_error_of_a_fraction():
     assert ece(p) < 0.05
 
 
-def test_a_wrong_level_is_refused():
+def test_an_invalid_level_is_refused():
     with pytest.raises(EnfoldError, match=r"level .*95"):
         reliability_band(calibrated(200), level=95)

@@ -1,4 +1,4 @@
-"""Replicates against the metrics themselves, intervals against theory, and what is refused."""
+"""Replicates against the metrics, intervals against theory, and refused arguments."""
 
 import math
 
@@ -70,7 +70,7 @@ def test_a_replicate_is_the_metric_of_the_examples_repeated(name, p, data):
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_many_replicates_are_each_its_own_and_blocks_do_not_show(name, monkeypatch):
+def test_replicates_do_not_depend_on_blocks(name, monkeypatch):
     p, counts = members(N=50), draw_counts(50, 7, seed=3)
     expected = []
     for row in counts:
@@ -90,7 +90,7 @@ def test_counts_are_those_of_draws_with_replacement():
     assert counts.double().mean(0).std().item() == pytest.approx(1 / math.sqrt(500), rel=0.15), "no example is favoured"
 
 
-def test_draws_depend_on_the_seed_and_neither_on_their_number_nor_on_blocks(monkeypatch):
+def test_draws_depend_on_the_seed_only(monkeypatch):
     counts = draw_counts(60, 40, seed=1)
     assert not torch.equal(counts, draw_counts(60, 40, seed=2))
     assert torch.equal(counts[:15], draw_counts(60, 15, seed=1))
@@ -182,7 +182,7 @@ def test_intervals_cover_the_truth_if_seeds_share_the_draw_of_examples():
     assert covered["own"] < covered["shared"], "draws of their own hide what the seeds have in common"
 
 
-def test_the_mean_member_may_stand_on_either_side():
+def test_the_mean_member_may_be_either_argument():
     runs = [members(M=4, seed=seed, noise=1.5) for seed in range(2)]
     gain = paired_difference(runs, runs, "nll", replicates=300, mean_member=(False, True))
     assert gain.values == tuple(nll(p) - mean_member(nll, p) for p in runs)
@@ -194,7 +194,7 @@ def test_the_mean_member_may_stand_on_either_side():
     assert alone == paired_difference(one, runs, "ece", replicates=100, mean_member=(False, True))
 
 
-def test_seeds_with_test_sets_of_their_own():
+def test_seeds_with_separate_test_sets():
     first, second = ([members(N=N, seed=seed + N, signal=s) for N in (150, 400)] for seed, s in ((0, 3.0), (9, 1.0)))
     assert paired_difference(first, second, "accuracy", replicates=200, examples="own").verdict("above") == "held"
     with pytest.raises(EnfoldError, match="examples='own'"):
@@ -236,7 +236,7 @@ def test_wrong_counts_are_refused(counts, says):
         replicates("nll", members(N=6), counts)
 
 
-def test_bad_inputs_are_refused():
+def test_invalid_inputs_are_refused():
     p = members(N=20)
     with pytest.raises(EnfoldError, match="did you mean 'disagreement'"):
         replicates("disagreements", p, torch.ones(1, 20))

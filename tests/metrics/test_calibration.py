@@ -125,7 +125,7 @@ def test_classwise_agrees_with_a_loop(bins):
 
 
 @pytest.mark.parametrize("bins", [1, 2, 15, 100])
-def test_certainty_falls_into_the_last_bin(bins):
+def test_certainty_is_in_the_last_bin(bins):
     r = reliability(of_confidence([1.0, 1.0, 0.5], [True, False, True]), bins)
     assert len(r.counts) == bins
     assert len(r.edges) == bins + 1
@@ -142,7 +142,7 @@ def test_rounding_above_one_makes_no_further_bin():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("bins", [10, 15, 20])
-def test_a_confidence_on_an_edge_lies_in_the_lower_bin(bins, dtype):
+def test_a_confidence_on_an_edge_is_in_the_lower_bin(bins, dtype):
     edges = range(bins // 2 + 1, bins)
     r = reliability(of_confidence([k / bins for k in edges], [True] * len(edges), dtype), bins)
     assert r.counts.tolist() == [0] * (bins // 2) + [1] * len(edges) + [0]
@@ -174,7 +174,7 @@ def test_a_calibrated_sampler_has_no_error_in_the_limit():
     assert debiased_ece(calibrated_sampler(100_000)) < 0.005
 
 
-def test_debiasing_takes_off_most_of_the_bias():
+def test_debiasing_removes_most_of_the_bias():
     samples = [calibrated_sampler(300, seed=seed) for seed in range(30)]
     plain = sum(ece(p) for p in samples) / 30
     debiased = sum(debiased_ece(p) for p in samples) / 30
@@ -233,7 +233,7 @@ def test_one_bin_is_the_gap_of_the_means(p):
     assert adaptive_ece(p, 1) == pytest.approx(ece(p, 1), abs=1e-15)
 
 
-def test_bad_settings_are_refused():
+def test_invalid_options_are_refused():
     p = random_predictions()
     with pytest.raises(EnfoldError, match="bins"):
         ece(p, bins=0)

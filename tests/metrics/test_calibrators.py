@@ -106,7 +106,7 @@ def test_the_test_set_is_no_calibration_set(scaler):
     assert len(fitted(other)) == 200
 
 
-def test_bad_settings_are_refused():
+def test_invalid_options_are_refused():
     p = Predictions.from_logits(*drawn(0, N=50))
     with pytest.raises(EnfoldError, match="fit_on"):
         TemperatureScaler("mean").fit(p)

@@ -63,7 +63,7 @@ def test_identities_and_bounds(alphas: Tensor):
 
 @prop
 @given(alphas=alphas_of)
-def test_no_uncertainty_is_left_to_members_as_the_precision_grows(alphas: Tensor):
+def test_epistemic_uncertainty_vanishes_with_the_precision(alphas: Tensor):
     precisions = torch.tensor([1e1, 1e3, 1e5, 1e9], dtype=torch.float64)
     found = dirichlet_uncertainty(alphas / alphas.sum() * precisions[:, None])
     assert (found.epistemic[:-1] >= found.epistemic[1:]).all()
@@ -86,7 +86,7 @@ def test_torch_agrees(alphas: Tensor):
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])
-def test_concentrations_are_what_the_functions_can_take(offset):
+def test_concentrations_are_validated(offset):
     logits = torch.tensor([-1e6, -60.0, 0.0, 60.0, 1e6], requires_grad=True)
     alphas = concentrations(logits, offset)
     assert alphas.dtype == torch.float64

@@ -119,7 +119,7 @@ def test_q_statistic_and_correlation_by_hand():
     assert double_fault(p) == pytest.approx(2 / 6)
 
 
-def test_undefined_pairs_are_left_out():
+def test_undefined_pairs_are_omitted():
     p = of_classes([[0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 0]], [0, 0, 0, 0])
     assert error_correlation(p) == pytest.approx(0.0)
     assert q_statistic(p) == pytest.approx(0.0)
@@ -188,7 +188,7 @@ def test_identical_members_are_not_diverse(p):
 
 @prop
 @given(p=several)
-def test_disagreement_is_a_metric_on_answers(p):
+def test_disagreement_is_a_metric_on_predictions(p):
     matrix = disagreement_matrix(p)
     torch.testing.assert_close(matrix, matrix.T, rtol=0, atol=0)
     assert (matrix.diagonal() == 0).all()
@@ -235,7 +235,7 @@ def test_cka_agrees_with_centred_kernels():
         linear_cka(a, b[:5])
 
 
-def test_cka_of_members_does_not_see_their_normalisers():
+def test_cka_is_invariant_to_normalisers():
     draw = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 30, 5, generator=draw).double()
     p = Predictions.from_logits(logits, torch.zeros(30, dtype=torch.long))

@@ -57,13 +57,13 @@ def test_one_candidate_is_returned():
     assert greedy_selection(pool_of([0.6, 0.3]), 4).picks == (0,)
 
 
-def test_duplicates_weigh_as_often_as_they_were_picked():
+def test_duplicates_count_as_often_as_they_were_selected():
     found = Selected((2, 7, 3, 3), (0.4, 0.3, 0.2, 0.1))
     assert found.counts == {2: 1, 7: 1, 3: 2}
     assert found.weights == {2: 1 / 4, 7: 1 / 4, 3: 1 / 2}
 
 
-def test_a_good_candidate_is_picked_again_and_the_stop_counts_distinct_ones():
+def test_a_good_candidate_is_selected_again():
     pool = pool_of([0.9, 0.9, 0.9, 0.1], [0.1, 0.1, 0.1, 0.9], [0.5, 0.5, 0.5, 0.5])
     # alone: nll of 0 is 0.655, of 2 is 0.693; 0 with 1 is 0.693, 0 with 2 is 0.613: then 0 again is best
     found = greedy_selection(pool, 3)
@@ -84,7 +84,7 @@ def test_accuracy_is_maximised():
     assert [greedy_selection(unsure, 1, goal).picks for goal in ("nll", "nll-accuracy")] == [(0,), (1,)]
 
 
-def test_something_is_picked_even_where_every_label_was_called_impossible():
+def test_a_candidate_is_selected_even_if_all_have_infinite_nll():
     pool = Predictions(torch.tensor([[[0.0, -math.inf]], [[0.0, -math.inf]]]), torch.tensor([1]))
     assert greedy_selection(pool, 2) == Selected((0,), (math.inf,))
 
@@ -95,12 +95,12 @@ def test_a_pool_of_several_predictors_is_one_pool():
     assert greedy_selection(parts, 3) == greedy_selection(pool, 3)
 
 
-def test_the_list_is_no_longer_than_asked():
+def test_the_list_has_the_requested_length():
     pool = pool_of([0.9, 0.9, 0.9, 0.1], [0.1, 0.1, 0.1, 0.9], [0.5, 0.5, 0.5, 0.5])
     assert len(greedy_selection(pool, 3, max_picks=3).picks) == 3
 
 
-def test_bad_inputs():
+def test_invalid_inputs():
     pool = random_pool(0)
     with pytest.raises(EnfoldError, match="num_members"):
         greedy_selection(pool, 0)

@@ -1,4 +1,4 @@
-"""Scores by hand and by scikit-learn; how well they tell, whatever their scale, with ties."""
+"""OOD scores by hand and against scikit-learn, at any scale and with ties."""
 
 import math
 
@@ -89,7 +89,7 @@ def test_scores_by_hand():
 
 @prop
 @given(p=st.from_type(Predictions))
-def test_scores_rise_with_doubt(p):
+def test_scores_increase_with_uncertainty(p):
     for name, values in ood_scores(p).items():
         assert values.shape == (len(p),)
         assert (values >= 0).all(), name

@@ -1,4 +1,4 @@
-"""Predictions: normalised log-probabilities with a member axis, whatever they are made from."""
+"""Predictions: normalised log-probabilities with a member axis from any input."""
 
 import math
 
@@ -74,7 +74,7 @@ def test_members_are_taken_out_by_number():
         (torch.full((1, 2, 3), -2.0), LABELS, r"log_probs .*0\.406"),
     ],
 )
-def test_what_is_no_prediction_is_refused(values, labels, message):
+def test_invalid_predictions_are_refused(values, labels, message):
     with pytest.raises(EnfoldError, match=message):
         Predictions(values, labels)
 

@@ -73,7 +73,7 @@ def test_the_interval_is_that_of_the_normal_approximation():
     assert high == pytest.approx(a.mean().item() + half, abs=0.1 * half)
 
 
-def test_pairing_takes_out_what_is_common():
+def test_pairing_removes_common_variance():
     rng = torch.Generator().manual_seed(1)
     common = 100 * torch.randn(500, generator=rng)
     low, high = paired_bootstrap(common + 1, common)
@@ -113,7 +113,7 @@ def test_an_ensemble_of_copies_does_not():
     assert high == pytest.approx(0.0, abs=1e-15)
 
 
-def test_bad_input_is_refused():
+def test_invalid_input_is_refused():
     a = torch.zeros(3)
     with pytest.raises(EnfoldError, match=r"shapes \(3,\) and \(2,\)"):
         paired_bootstrap(a, torch.zeros(2))

@@ -97,7 +97,7 @@ def test_uniform_predictor(C, dtype):
     assert brier(p) == pytest.approx(1 - 1 / C, rel=1e-12)
 
 
-def test_a_label_called_impossible_costs_infinitely_much():
+def test_a_label_of_probability_zero_has_infinite_nll():
     p = of_probs([[[1.0, 0.0]], [[0.5, 0.5]]], [1])
     assert nll(p) == pytest.approx(-math.log(0.25))
     assert gibbs_nll(p) == math.inf
@@ -163,7 +163,7 @@ def test_k_out_of_range_is_refused(k):
         top_k_accuracy(random_predictions(), k)
 
 
-def test_bad_labels_are_refused():
+def test_invalid_labels_are_refused():
     log_probs = torch.zeros(1, 2, 3).log_softmax(-1)
     with pytest.raises(EnfoldError, match=r"labels .*got 3"):
         nll(Predictions(log_probs, torch.tensor([0, 3])))
@@ -198,7 +198,7 @@ def test_registry_describes_every_metric():
     assert [name for name, metric in METRICS.items() if metric.higher_is_better] == ["accuracy"]
 
 
-def test_predictions_are_left_as_they_were():
+def test_predictions_are_not_modified():
     p = random_predictions()
     before = p.log_probs.clone()
     for metric in METRICS.values():

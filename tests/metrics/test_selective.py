@@ -58,7 +58,7 @@ def test_ties_are_the_mean_over_their_orders(examples):
 
 @prop
 @given(p=st.from_type(Predictions))
-def test_what_the_figures_have_to_do_with_one_another(p):
+def test_relations_between_the_scores(p):
     curve = risk_coverage(p)
     assert curve.risk[-1].item() == pytest.approx(1 - accuracy(p))  # all kept
     assert 0 <= excess_aurc(p) <= aurc(p) + 1e-12

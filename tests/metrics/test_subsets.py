@@ -1,4 +1,4 @@
-"""Subsets and modes: against direct computation, and what is refused."""
+"""Subsets and modes against direct computation, and refused arguments."""
 
 from itertools import combinations
 
@@ -55,7 +55,7 @@ def test_many_subsets_are_sampled_without_repetition():
     assert over_subsets(gibbs_nll, p, 6, limit=1000) == pytest.approx(gibbs_nll(p)), "each member is in as many"
 
 
-def test_modes_are_averaged_inside_first_and_count_alike():
+def test_modes_are_averaged_first_and_weighted_equally():
     one, many = predictions(1, seed=1), predictions(9, seed=2)
     p = over_modes([one, many])
     assert p.num_members == 2
@@ -70,7 +70,7 @@ def test_a_size_that_does_not_fit_is_refused(size):
         over_subsets(nll, predictions(5), size)
 
 
-def test_bad_inputs_are_refused():
+def test_invalid_inputs_are_refused():
     with pytest.raises(EnfoldError, match="limit"):
         over_subsets(nll, predictions(3), 2, limit=0)
     with pytest.raises(EnfoldError, match="modes"):

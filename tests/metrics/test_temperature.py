@@ -24,7 +24,7 @@ def sampled(N=2000, M=1, C=5, seed=0, temperature=1.0):
 
 
 @pytest.mark.parametrize("temperature", [0.01, 0.3, 1.0, 2.5, 100.0])
-def test_finds_the_temperature_that_was_taken_away(temperature):
+def test_finds_the_planted_temperature(temperature):
     assert fit_temperature(sampled(N=20_000, temperature=temperature)) == pytest.approx(temperature, rel=0.05)
 
 
@@ -89,18 +89,18 @@ def test_without_an_error_nothing_is_tempered():
     assert [fit_temperature(p) for p in (right, uniform, certain, tied)] == [1.0, 1.0, 1.0, 1.0]
 
 
-def test_a_tie_broken_by_rounding_is_a_tie():
+def test_ties_up_to_rounding_are_ties():
     probs = torch.tensor([[0.3, 0.6, 0.1], [0.6, 0.1, 0.3], [0.1, 0.3, 0.6]], dtype=torch.float64)
     for label in range(3):  # p̄ is uniform up to the last bit
         assert fit_temperature(Predictions(probs.log()[:, None], torch.tensor([label]))) == 1.0
 
 
-def test_worse_than_guessing_becomes_a_guess():
+def test_predictions_worse_than_chance_become_uniform():
     p = Predictions.from_logits(torch.tensor([[[3.0, 0.0], [0.0, 2.0]]]), torch.tensor([1, 0]))
     assert nll(apply_temperature(p, fit_temperature(p))) == pytest.approx(math.log(2), abs=1e-5)
 
 
-def test_impossible_classes_stay_impossible():
+def test_classes_of_probability_zero_are_preserved():
     probs = torch.tensor([[[0.9, 0.1, 0.0], [0.6, 0.4, 0.0], [0.8, 0.2, 0.0]]], dtype=torch.float64)
     p = Predictions(probs.log(), torch.tensor([0, 1, 0]))
     T = fit_temperature(p)
@@ -108,7 +108,7 @@ def test_impossible_classes_stay_impossible():
     assert (apply_temperature(p, T).log_probs[..., 2] == -math.inf).all()
 
 
-def test_an_impossible_label_cannot_be_mended():
+def test_a_label_of_probability_zero_remains_infinite():
     p = Predictions(torch.tensor([[[1.0, 0.0], [0.5, 0.5]]]).log(), torch.tensor([1, 0]))
     with pytest.raises(EnfoldError, match=r"validation .*got 1"):
         fit_temperature(p)

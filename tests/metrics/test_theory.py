@@ -103,7 +103,7 @@ def test_majority_vote_in_the_limit():
     assert majority_vote_accuracy(100_001, 0.51) < 0.001
 
 
-def test_a_bootstrap_sample_leaves_out_a_third():
+def test_a_bootstrap_sample_omits_a_third():
     N = 10_000
     drawn = torch.randint(N, (N,), generator=torch.Generator().manual_seed(0)).unique()
     assert 1 - len(drawn) / N == pytest.approx(left_out_fraction(N), abs=0.01)
@@ -111,7 +111,7 @@ def test_a_bootstrap_sample_leaves_out_a_third():
     assert left_out_fraction(1) == 0.0
 
 
-def test_bad_input_is_refused():
+def test_invalid_input_is_refused():
     with pytest.raises(EnfoldError, match="num_members"):
         majority_vote_accuracy(0, 0.3)
     with pytest.raises(EnfoldError, match="error=30"):

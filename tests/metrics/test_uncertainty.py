@@ -83,7 +83,7 @@ def test_two_members_by_hand():
     assert u.epkl.item() == pytest.approx(kl / 4)
 
 
-def test_what_is_kept():
+def test_correlation_with_the_members_uncertainty():
     draw = torch.Generator().manual_seed(0)
     labels = torch.zeros(300, dtype=torch.long)
     easy = 3 * torch.rand(300, 1, generator=draw) * torch.randn(300, 4, generator=draw)
@@ -108,7 +108,7 @@ def test_what_is_kept():
         uncertainty_correlation(student, student)
 
 
-def test_a_dirichlet_student_keeps_as_an_ensemble_drawn_from_it():
+def test_a_dirichlet_student_agrees_with_an_ensemble_drawn_from_it():
     draw = torch.Generator().manual_seed(0)
     alphas = torch.rand(40, 3, generator=draw, dtype=torch.float64) * 5 + 0.5
     torch.manual_seed(0)

@@ -35,6 +35,6 @@ def test_independent_voters_follow_the_binomial_tail(members, error):
     assert vote_accuracy(p) == pytest.approx(majority_vote_accuracy(members, error), abs=0.01)
 
 
-def test_one_member_votes_alone():
+def test_one_member_decides():
     p = Predictions.from_logits(torch.randn(1, 20, 4, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 4)
     assert majority_vote(p).tolist() == p.log_probs[0].argmax(-1).tolist()

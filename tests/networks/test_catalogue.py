@@ -48,18 +48,18 @@ def test_names(name: str, kind: type[nn.Module]) -> None:
         assert type(make(name, (3, 32, 32), 10)) is kind
 
 
-def test_wrn_names_spell_depth_and_widen_factor() -> None:
+def test_wrn_names_contain_depth_and_widen_factor() -> None:
     with torch.device("meta"):
         network = make({"name": "wrn-28-5", "dropout": 0.3}, (3, 32, 32), 100)
     assert sum(parameter.numel() for parameter in network.parameters()) == 9_161_524
     assert {module.p for module in network.modules() if isinstance(module, nn.Dropout)} == {0.3}
 
 
-def test_mlp_takes_data_of_any_shape() -> None:
+def test_mlp_accepts_data_of_any_shape() -> None:
     assert make("mlp", (20,), 3)(torch.zeros(2, 20)).shape == (2, 3)
 
 
-def test_a_factory_makes_new_weights_each_time_and_leaves_the_spec_alone() -> None:
+def test_a_factory_gives_new_weights_and_preserves_the_spec() -> None:
     spec = {"name": "mlp", "widths": [4]}
     new = factory(spec, (5,), 2)
     first, second = new(), new()
@@ -85,7 +85,7 @@ def test_a_factory_makes_new_weights_each_time_and_leaves_the_spec_alone() -> No
         ("mlp", (0,), "data_shape"),
     ],
 )
-def test_wrong_specs_are_named_in_one_sentence(spec: Any, shape: tuple[int, ...], message: str) -> None:
+def test_invalid_specs_are_one_sentence(spec: Any, shape: tuple[int, ...], message: str) -> None:
     with pytest.raises(EnfoldError, match=message) as caught:
         make(spec, shape, 10)
     assert "\n" not in str(caught.value)
@@ -134,14 +134,14 @@ def own(tmp_path: Path) -> str:
         ("Net", {"num_classes": 4}, (4, 5)),
     ],
 )
-def test_own_networks(own: str, name: str, arguments: dict[str, Any], shape: tuple[int, int]) -> None:
+def test_user_networks(own: str, name: str, arguments: dict[str, Any], shape: tuple[int, int]) -> None:
     network = make({"name": f"{own}:{name}", **arguments}, (6,), 7)
     assert isinstance(network, nn.Linear)
     assert network.weight.shape == shape
     assert (network.bias is None) == (name == "with_arguments")
 
 
-def test_own_network_by_module() -> None:
+def test_user_network_by_module() -> None:
     assert type(make("torch.nn:Identity", (6,), 7)) is nn.Identity
 
 
@@ -154,6 +154,6 @@ def test_own_network_by_module() -> None:
         ("instance", {}, "instance.*got Linear"),
     ],
 )
-def test_own_networks_that_cannot_be_made(own: str, name: str, arguments: dict[str, Any], message: str) -> None:
+def test_invalid_user_networks(own: str, name: str, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(EnfoldError, match=message):
         make({"name": f"{own}:{name}", **arguments}, (6,), 7)

@@ -69,12 +69,12 @@ def test_medium_cnn_starts_xavier_uniform_biases_included() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(height=st.integers(1, 40), width=st.integers(1, 40))
-def test_cnn_takes_images_of_any_size(height: int, width: int) -> None:
+def test_cnn_accepts_images_of_any_size(height: int, width: int) -> None:
     logits = SmallCNN((1, height, width), 3, channels=(2, 2, 2))(torch.zeros(1, 1, height, width))
     assert logits.shape == (1, 3)
 
 
-def test_resnet_pad_shortcut_keeps_every_other_pixel_and_adds_empty_channels() -> None:
+def test_resnet_pad_shortcut_subsamples_and_pads_channels() -> None:
     block = ResNet(width=2, depth=8, shortcut="pad").groups[1][0]
     inputs = torch.randn(1, 2, 6, 6)
     expected = torch.cat([inputs[:, :, ::2, ::2], torch.zeros(1, 2, 3, 3)], dim=1)
@@ -154,7 +154,7 @@ def test_vit_attention_is_that_of_torch() -> None:
     torch.testing.assert_close(attention(x), expected.transpose(0, 1))
 
 
-def test_vit_knows_the_order_of_patches_by_its_positions_only() -> None:
+def test_vit_is_equivariant_without_positions() -> None:
     torch.manual_seed(0)
     network = ViT((1, 8, 8), width=16, depth=2, heads=2)
     image = torch.randn(1, 1, 8, 8)

@@ -73,9 +73,9 @@ def _write_history(seed_run: SeedRun) -> None:
         {
             "epoch": number,
             "train_loss": [1.0 / (number + 1)] * 3,
-            "validation_nll": [1.2 / (number + 1)] * 3,
-            "validation_accuracy": [0.6] * 3,
-            "ensemble_nll": 1.0 / (number + 1),
+            "validation_loss": [1.2 / (number + 1)] * 3,
+            "validation_score": [0.6] * 3,
+            "ensemble_loss": 1.0 / (number + 1),
             "lr": 0.1,
             "seconds": 2.0,
             "steps": 5,

@@ -1,4 +1,4 @@
-"""Figures and tables of a study, from stored results alone."""
+"""Figures and tables of an analysis of alignment, from stored results only."""
 
 import json
 import sys
@@ -90,7 +90,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_every_part_has_its_figures(tmp_path: Path, drawn: list[str]) -> None:
+def test_every_section_has_its_figures(tmp_path: Path, drawn: list[str]) -> None:
     draw_alignment(FOUND, MATRICES, tmp_path)
     assert drawn == ["rows", "line", "averages", "softness", "matrices", "sweep", "planted", "different"]
     listed = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))["figures"]
@@ -98,7 +98,7 @@ def test_every_part_has_its_figures(tmp_path: Path, drawn: list[str]) -> None:
     assert all(len(each["caption"]) > 100 for each in listed)
 
 
-def test_parts_that_are_not_there_have_no_figure(tmp_path: Path, drawn: list[str]) -> None:
+def test_missing_sections_have_no_figure(tmp_path: Path, drawn: list[str]) -> None:
     several = dict.fromkeys(("stored", "reset"), FOUND["line"]["stored"])
     draw_alignment({"line": several}, {}, tmp_path)
     assert drawn == ["line-stored", "line-reset"]
@@ -182,13 +182,13 @@ def _transformer(blocks: int, heads: int = 12) -> dict[str, int]:
 
 
 def _fits(figure: Any) -> bool:
-    """Whether all that is drawn lies inside the figure."""
+    """Whether all artists are inside the figure."""
     figure.draw_without_rendering()
     box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
     return min(box.x0, box.y0) > -0.01 and box.x1 < width + 0.01 and box.y1 < height + 0.01
 
 
-@pytest.mark.parametrize("blocks", [0, 1, 4, 24])
+@pytest.mark.parametrize("blocks", [0, pytest.param(1, marks=pytest.mark.slow), 4, 24])
 def test_figures_of_any_number_of_groups_are_readable(blocks: int) -> None:
     units = _transformer(blocks)
     groups = [{"group": name, "units": number, "softness": [0.5, 1.0]} for name, number in units.items()]
@@ -209,17 +209,17 @@ def test_figures_of_any_number_of_groups_are_readable(blocks: int) -> None:
     assert shown == {0: 1, 1: 4}.get(blocks, 5)
     told = drawn["matrices"].axes[-1].get_xlabel()
     less = drawn["rows"].get_supxlabel()
-    assert less == (f"left out: {len(rows) - 60} layers between these, all in rows.json" if len(rows) > 60 else "")
+    assert less == (f"omitted: {len(rows) - 60} layers between these, all in rows.json" if len(rows) > 60 else "")
     edges = [axes.get_position() for axes in drawn["rows"].axes]
     assert all(right.x0 - left.x1 < 0.05 for left, right in pairwise(edges)), "panels stand side by side"
     if blocks == 24:
-        assert "left out: 20 layers between these and 48 kinds of blocks" in told.replace("\n", " ")
+        assert "omitted: 20 layers between these and 48 kinds of blocks" in told.replace("\n", " ")
         assert len(labels) == 25, "the whole layers"
     else:
-        assert ("left out" in told) is (blocks == 4)
+        assert ("omitted" in told) is (blocks == 4)
 
 
-def test_lines_say_whose_batch_norm_statistics_they_have(tmp_path: Path, drawn: list[str]) -> None:
+def test_lines_name_their_batch_norm_mode(tmp_path: Path, drawn: list[str]) -> None:
     lines = FOUND["line"]["stored"]
     modes = ("stored", "train", "reset")
     titles = [draw_line(lines, mode).axes[0].get_title(loc="left") for mode in modes]
@@ -231,7 +231,7 @@ def test_lines_say_whose_batch_norm_statistics_they_have(tmp_path: Path, drawn: 
     assert draw_line(lines).axes[0].get_title(loc="left") == "On the straight line between two members"
 
 
-def test_averages_say_which_points_are_not_at_their_number() -> None:
+def test_averages_mark_points_at_other_numbers() -> None:
     (axes,) = draw_averages(FOUND["averages"]).axes
     places = {line.get_label(): line.get_xdata().tolist() for line in axes.lines}
     assert places["permAVG"] == [1.85]
@@ -239,7 +239,7 @@ def test_averages_say_which_points_are_not_at_their_number() -> None:
     assert "permAVG and the ensemble, of 2, stand to its left and right" in axes.get_xlabel()
 
 
-def test_the_whole_matrix_is_as_it_is_and_its_rows_are_sorted_as_the_words_say() -> None:
+def test_matrices_are_unsorted_and_rows_sorted_by_hardness() -> None:
     matrix = np.eye(8)[[3, 1, 0, 2, 7, 6, 5, 4]]
     whole, rows = draw_matrices({"1": matrix}).axes[:2]
     np.testing.assert_array_equal(whole.images[0].get_array(), matrix)
@@ -251,12 +251,12 @@ def test_the_whole_matrix_is_as_it_is_and_its_rows_are_sorted_as_the_words_say()
     )
 
 
-def test_what_was_not_found_is_left_out_of_the_planted_figure() -> None:
+def test_missing_methods_are_omitted_from_the_planted_figure() -> None:
     axes = draw_planted(FOUND["planted"]).axes[0]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["weight matching"]
 
 
-def test_tables_have_a_cell_for_every_column_and_say_what_failed() -> None:
+def test_tables_have_a_cell_for_every_column_and_mark_failures() -> None:
     cells = study_cells(FOUND)
     assert len(cells) == len(FOUND) == len(alignment_tables(FOUND))
     for _, header, rows in cells:
@@ -265,7 +265,7 @@ def test_tables_have_a_cell_for_every_column_and_say_what_failed() -> None:
     by_title = {title.split(",")[0]: rows for title, _, rows in cells}
     sweep = study_cells({"sweep": [{**SWEEP[0], "softness": dict.fromkeys(_transformer(24), 0.5)}]})[0]
     assert len(sweep[1]) == 7
-    assert sweep[0].endswith("on test data; softness left out: 21 layers between these and 48 kinds of blocks and of "
+    assert sweep[0].endswith("on test data; softness omitted: 21 layers between these and 48 kinds of blocks and of "
                              "units inside them, all in sweep.json")  # fmt: skip
     assert by_title["permAVG by temperature"][2] == ["10", "singular", "-", "-"]
     assert by_title["interpolation"][0][:5] == ["naive", "stored", "60.00", "60.00", "90.00"]

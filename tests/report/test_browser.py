@@ -106,7 +106,7 @@ def _fits(opened: Browser) -> None:
 
 
 @pytest.mark.slow
-def test_a_live_page_comes_again_once_for_each_change(browser: Browser, own_run: Path) -> None:
+def test_a_live_page_reloads_once_per_change(browser: Browser, own_run: Path) -> None:
     with server(own_run) as own:
         thread = threading.Thread(target=own.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         thread.start()
@@ -123,7 +123,7 @@ def test_a_live_page_comes_again_once_for_each_change(browser: Browser, own_run:
     assert browser.complaints == []
 
 
-def test_code_that_found_its_way_into_the_page_does_not_run(browser: Browser, stored_run: Path, tmp_path: Path) -> None:
+def test_injected_code_does_not_run(browser: Browser, stored_run: Path, tmp_path: Path) -> None:
     """Should escaping ever fail, the page's policy lets no script run but its own."""
     shown = render_page([collect(stored_run)])
     evil = "<script>window.hit = 1</script><img src=x onerror='window.hit = 2'>"

@@ -11,7 +11,7 @@ from enfold.report.content import Difference
 from enfold.run.collect import collect
 
 
-def test_a_card_says_what_it_is_how_good_beside_what_and_how_to_load_it(stored_run: Path) -> None:
+def test_a_card_contains_description_scores_and_usage(stored_run: Path) -> None:
     content = collect(stored_run)
     card = render_card(content)
     nll = content.rows["kd"]["scores"]["nll"]
@@ -27,13 +27,13 @@ def test_a_card_says_what_it_is_how_good_beside_what_and_how_to_load_it(stored_r
     assert content.recipe.rstrip() in card
 
 
-def test_another_model_can_be_asked_for_and_a_wrong_name_is_told(stored_run: Path) -> None:
+def test_another_model_can_be_selected_by_label(stored_run: Path) -> None:
     assert render_card(collect(stored_run, label="average")).startswith("# average, from the run small")
     with pytest.raises(EnfoldError, match="got 'averag', did you mean 'average'"):
         collect(stored_run, label="averag")
 
 
-def test_a_fold_that_is_no_better_than_its_control_has_that_among_its_limits(stored_run: Path) -> None:
+def test_a_network_no_better_than_its_control_is_a_limitation(stored_run: Path) -> None:
     content = collect(stored_run)
     assert "difference to its control is within noise" not in render_card(content)
     for lower in (-0.1, 0.05):
@@ -41,7 +41,7 @@ def test_a_fold_that_is_no_better_than_its_control_has_that_among_its_limits(sto
         assert "difference to its control is within noise" in render_card(dataclasses.replace(content, headline=worse))
 
 
-def test_words_of_others_are_no_markup(stored_run: Path) -> None:
+def test_user_text_is_escaped(stored_run: Path) -> None:
     content = collect(stored_run)
     rows = {**content.rows, "kd": {**content.rows["kd"], "warning": "<b>|`x`"}}
     evil = dataclasses.replace(
@@ -53,7 +53,7 @@ def test_words_of_others_are_no_markup(stored_run: Path) -> None:
     assert "````yaml\na: b\n```\n<script>\n````" in card
 
 
-def test_a_run_without_steps_has_nothing_to_ship(stored_run: Path) -> None:
+def test_a_run_without_steps_has_no_card(stored_run: Path) -> None:
     with pytest.raises(EnfoldError, match="enfold distill"):
         render_card(dataclasses.replace(collect(stored_run), headline=None))
 

@@ -29,7 +29,7 @@ def test_a_difference_is_that_of_the_paired_bootstrap(metric: str) -> None:
     assert comparison.difference("ensemble of 2", "kd", metric).lower == pytest.approx(wanted.lower, abs=1e-12)
 
 
-def test_there_is_no_difference_to_itself_nor_to_what_was_not_asked() -> None:
+def test_no_difference_for_equal_or_missing_rows() -> None:
     comparison = Comparison({"ensemble": [_said(3, 0)]})
     assert comparison.difference("mean member", "mean member", "nll") is None
     assert comparison.difference("kd", "ensemble", "nll") is None

@@ -95,7 +95,7 @@ def test_histograms_are_fractions_on_one_scale():
     assert (first.patches[0].get_data().edges == second.patches[0].get_data().edges).all()
 
 
-def test_what_cannot_be_drawn_is_refused(tmp_path):
+def test_invalid_figures_are_refused(tmp_path):
     many = [{str(index): scores(0.5) for index in range(len(COLOURS) + 1)}]
     with pytest.raises(EnfoldError, match="models="):
         severity_boxes(many, tmp_path)

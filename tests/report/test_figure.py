@@ -69,7 +69,7 @@ def _artist(figure: Any, gid: str) -> Any:
 
 
 @pytest.mark.parametrize("summary", [_summary(FEW), _crowd(), _crowd(dear=30.0)], ids=["3", "20", "20 log"])
-def test_no_label_covers_another_or_a_marker(summary: dict[str, Any]) -> None:
+def test_labels_do_not_overlap(summary: dict[str, Any]) -> None:
     figure = draw(read_points(summary))
     labels, markers = _extents(figure, "label:"), _extents(figure, "marker:")
     assert set(labels) == set(markers) == set(summary["rows"])
@@ -81,14 +81,14 @@ def test_no_label_covers_another_or_a_marker(summary: dict[str, Any]) -> None:
     assert (boxes[:, 2:] <= page[2:]).all()
 
 
-def test_no_marker_covers_another() -> None:
+def test_markers_do_not_overlap() -> None:
     markers = np.stack(list(_extents(_crowded(), "marker:").values()))
     middles = (markers[:, :2] + markers[:, 2:]) / 2
     apart = np.linalg.norm(middles[:, None] - middles[None], axis=-1)[np.triu_indices(len(markers), 1)]
     assert apart.min() > 8 * 160 / 72
 
 
-def test_points_are_moved_aside_only_where_they_would_cover_one_another() -> None:
+def test_only_overlapping_points_are_shifted() -> None:
     moved = draw(read_points(_summary({**FEW, "twin": (1.0, 0.44, 0.01)})))
     aside = [abs(_artist(moved, f"marker:{name}").get_xdata()[0] - 1) > 0.01 for name in ("kd", "twin")]
     assert sorted(aside) == [False, True]
@@ -100,7 +100,7 @@ def test_points_are_moved_aside_only_where_they_would_cover_one_another() -> Non
     assert ASIDE not in alone.axes[0].get_xlabel()
 
 
-def test_the_mean_member_and_the_ensemble_stay_where_they_are() -> None:
+def test_the_mean_member_and_the_ensemble_are_not_shifted() -> None:
     places = {name: _artist(_crowded(), f"marker:{name}").get_xdata()[0] for name in ("mean member", "ensemble")}
     assert places == {"mean member": pytest.approx(1), "ensemble": pytest.approx(4)}
 
@@ -118,12 +118,12 @@ def test_each_kind_has_its_colour_and_its_shape() -> None:
     assert legend == ["mean member", "ensemble", "efficient ensemble", "distilled or merged", "control"]
 
 
-def test_the_legend_names_only_kinds_that_are_there() -> None:
+def test_the_legend_lists_present_kinds_only() -> None:
     legend = draw(read_points(_summary(FEW))).axes[0].get_legend()
     assert [text.get_text() for text in legend.get_texts()] == ["mean member", "ensemble", "distilled or merged"]
 
 
-def test_kinds_follow_the_number_of_members_and_rows_without_cost_are_left_out() -> None:
+def test_kinds_follow_the_number_of_members() -> None:
     summary = _summary({**FEW, "ensemble-like": (1.0, 0.5, None), "control-2": (1.0, 0.5, None)}, ("ensemble-like",))
     summary["rows"]["ensemble of 2"] = {"scores": {"nll": {"mean": 0.47, "std": None}}, "cost": None}
     kinds = {point.name: point.kind for point in read_points(summary)}
@@ -137,7 +137,7 @@ def test_kinds_follow_the_number_of_members_and_rows_without_cost_are_left_out()
 
 
 @pytest.mark.parametrize(("dear", "scale"), [(4.0, "linear"), (8.0, "linear"), (8.1, "log"), (30.0, "log")])
-def test_the_cost_axis_is_logarithmic_where_costs_lie_far_apart(dear: float, scale: str) -> None:
+def test_the_cost_axis_is_logarithmic_for_a_wide_range(dear: float, scale: str) -> None:
     axes = draw(read_points(_summary({**FEW, "dear": (dear, 0.45, None)}))).axes[0]
     assert axes.get_xscale() == scale
     assert ("log scale" in axes.get_xlabel()) == (scale == "log")
@@ -154,7 +154,7 @@ def test_axes_carry_units_and_better_is_up() -> None:
     assert axes.xaxis.get_major_formatter()(2.0, None) == "2×"
 
 
-def test_rows_off_the_scale_are_named_with_their_value_in_a_panel_of_their_own() -> None:
+def test_outliers_have_a_separate_panel_with_values() -> None:
     figure = _crowded()
     main, strip = figure.axes
     worst, best = main.get_ylim()
@@ -171,7 +171,7 @@ def test_rows_off_the_scale_are_named_with_their_value_in_a_panel_of_their_own()
     assert strip.get_yticklabels()[0].get_text() == "off the\nscale"
 
 
-def test_without_rows_off_the_scale_there_is_one_panel() -> None:
+def test_one_panel_without_outliers() -> None:
     assert len(draw(read_points(_summary(FEW))).axes) == 1
 
 
@@ -185,7 +185,7 @@ def test_error_bars_are_thin_and_absent_for_one_seed() -> None:
     assert not one.axes[0].collections
 
 
-def test_an_nll_that_is_no_number_is_off_the_scale() -> None:
+def test_an_infinite_nll_is_an_outlier() -> None:
     rows = {**FEW, "lost": (1.0, math.nan, None), "never": (1.0, math.inf, None)}
     near, away = split_outliers(read_points(_summary(rows)))
     assert [point.name for point in near] == list(FEW)
@@ -193,7 +193,7 @@ def test_an_nll_that_is_no_number_is_off_the_scale() -> None:
     assert len(draw(read_points(_summary(rows))).axes) == 2
 
 
-def test_only_rows_far_worse_are_off_the_scale() -> None:
+def test_only_far_worse_rows_are_outliers() -> None:
     values = {"mean member": 0.5, "ensemble": 0.4, "kd": 0.45, "bad": 0.79, "too-bad": 0.81}  # 0.5 + 3 x 0.1
     near, away = split_outliers(read_points(_summary({name: (1.0, nll, None) for name, nll in values.items()})))
     assert [point.name for point in near] == ["mean member", "ensemble", "kd", "bad"]
@@ -201,7 +201,7 @@ def test_only_rows_far_worse_are_off_the_scale() -> None:
 
 
 @given(st.lists(st.floats(0.01, 5.0), min_size=1, max_size=20))
-def test_at_most_half_are_off_the_scale_and_all_of_them_worse(values: list[float]) -> None:
+def test_at_most_half_of_the_rows_are_outliers(values: list[float]) -> None:
     points = [Point(str(index), "network", 1.0, value, 0.0) for index, value in enumerate(values)]
     near, away = split_outliers(points)
     assert {*near, *away} == set(points)
@@ -209,7 +209,7 @@ def test_at_most_half_are_off_the_scale_and_all_of_them_worse(values: list[float
     assert all(point.nll > max(each.nll for each in near) for point in away)
 
 
-def test_the_files_are_the_same_bytes_whatever_the_readers_settings(tmp_path: Path) -> None:
+def test_files_do_not_depend_on_matplotlib_settings(tmp_path: Path) -> None:
     first = draw_quality_cost(_crowd(), tmp_path / "first")
     with matplotlib.rc_context({"font.size": 20, "axes.grid": False, "svg.hashsalt": None}):
         second = draw_quality_cost(_crowd(), tmp_path / "second")
@@ -217,7 +217,7 @@ def test_the_files_are_the_same_bytes_whatever_the_readers_settings(tmp_path: Pa
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
-def test_the_readers_backend_is_left_alone(tmp_path: Path) -> None:
+def test_the_backend_is_not_changed(tmp_path: Path) -> None:
     with matplotlib.rc_context():
         matplotlib.use("svg")
         draw_quality_cost(_summary(FEW), tmp_path)

@@ -22,7 +22,7 @@ points = st.lists(st.tuples(st.floats(5, 425), st.floats(5, 245), st.floats(10, 
 
 @given(points)
 @settings(max_examples=20)
-def test_labels_cover_nothing_and_stay_in_the_frame(drawn: list[tuple[float, float, float]]) -> None:
+def test_labels_are_inside_the_frame_and_do_not_overlap(drawn: list[tuple[float, float, float]]) -> None:
     markers, sizes = _markers([(x, y) for x, y, _ in drawn]), _sizes([width for *_, width in drawn])
     boxes = place_labels(markers, sizes, FRAME, NO_LINES)
     assert not np.triu(overlaps(boxes, boxes), 1).any()
@@ -33,17 +33,17 @@ def test_labels_cover_nothing_and_stay_in_the_frame(drawn: list[tuple[float, flo
     np.testing.assert_array_equal(boxes, place_labels(markers, sizes, FRAME, NO_LINES))
 
 
-def test_points_in_one_place_still_get_labels_of_their_own() -> None:
+def test_coinciding_points_have_separate_labels() -> None:
     boxes = place_labels(_markers([(200, 100)] * 20), _sizes([90.0] * 20), FRAME, NO_LINES)
     assert not np.triu(overlaps(boxes, boxes), 1).any()
 
 
-def test_a_lone_label_stands_right_of_its_marker_and_level_with_it() -> None:
+def test_a_single_label_is_right_of_its_marker() -> None:
     boxes = place_labels(_markers([(100, 50)]), _sizes([40]), FRAME, NO_LINES)
     np.testing.assert_allclose(boxes, [[104 + GAP, 44.5, 144 + GAP, 55.5]])
 
 
-def test_at_the_right_edge_it_stands_left() -> None:
+def test_at_the_right_edge_the_label_is_left() -> None:
     boxes = place_labels(_markers([(415, 50)]), _sizes([40]), FRAME, NO_LINES)
     np.testing.assert_allclose(boxes, [[411 - GAP - 40, 44.5, 411 - GAP, 55.5]])
 
@@ -55,7 +55,7 @@ def test_a_line_behind_is_avoided() -> None:
     assert distance(_markers([(100, 50)])[0], box[0]) < 10
 
 
-def test_a_label_too_long_for_the_frame_is_placed_all_the_same() -> None:
+def test_a_label_longer_than_the_frame_is_placed() -> None:
     boxes = place_labels(_markers([(100, 50)]), _sizes([600]), FRAME, NO_LINES)
     assert np.isfinite(boxes).all()
 

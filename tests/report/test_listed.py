@@ -1,4 +1,4 @@
-"""Figures that a run lists: of the first seed that has them, from inside the run alone, cleaned of all that acts."""
+"""Figures listed by a run: from the first seed that has them, inside the run only, sanitised."""
 
 import json
 import shutil
@@ -52,7 +52,7 @@ def test_of_several_seeds_the_first_that_has_figures_is_shown_and_the_others_are
 
 
 @pytest.mark.parametrize("file", ["../../secret.svg", "absent.svg", "/etc/hostname"])
-def test_a_listed_figure_must_lie_in_its_run(own_run: Path, file: str) -> None:
+def test_a_listed_figure_must_be_inside_its_run(own_run: Path, file: str) -> None:
     (own_run.parent / "secret.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
     (own_run / "landscape").mkdir()
     entry = {"file": file, "title": "", "caption": "", "alt": ""}
@@ -61,7 +61,7 @@ def test_a_listed_figure_must_lie_in_its_run(own_run: Path, file: str) -> None:
         render_page([collect(own_run)])
 
 
-def test_svg_is_cleaned_of_all_that_acts_or_asks() -> None:
+def test_svg_is_sanitised() -> None:
     evil = """<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"
       onload="a()" width="72pt">
       <script>a()</script><style>@import url(//x)</style><foreignObject><b xmlns="http://www.w3.org/1999/xhtml"/></foreignObject>
@@ -90,6 +90,6 @@ def test_svg_is_cleaned_of_all_that_acts_or_asks() -> None:
 
 
 @pytest.mark.parametrize("text", ["<svg", "<html/>", ""])
-def test_what_is_no_svg_is_refused(text: str) -> None:
+def test_invalid_svg_is_refused(text: str) -> None:
     with pytest.raises(EnfoldError, match="must be an SVG figure"):
         inline_svg(text, "alt", "f-", "plane.svg")

@@ -1,4 +1,4 @@
-"""The page: what is on it, when, and that nobody's words become code."""
+"""The report page: its content, its conditions, and escaping of user text."""
 
 import dataclasses
 import html
@@ -107,12 +107,12 @@ def test_every_model_has_a_row_with_spread_and_interval(content: Content, shown:
         ({"summary": {"rows": {}, "seeds": [], "recipe": {}}, "headline": None, "examples": None}, "models"),
     ],
 )
-def test_a_section_is_there_only_where_results_are(content: Content, shown: str, change, gone: str) -> None:
+def test_sections_need_results(content: Content, shown: str, change, gone: str) -> None:
     assert gone in _sections(shown)
     assert gone not in _sections(render_page([dataclasses.replace(content, **change)]))
 
 
-def test_every_figure_has_a_caption_and_words_for_who_does_not_see_it(shown: str) -> None:
+def test_every_figure_has_a_caption_and_alt_text(shown: str) -> None:
     figures = re.findall(r"<figure.*?</figure>", shown, re.S)
     assert len(figures) == 7
     for figure in figures:
@@ -123,7 +123,7 @@ def test_every_figure_has_a_caption_and_words_for_who_does_not_see_it(shown: str
     assert all(own["alt"] and own["src"].startswith("data:image/png;base64,") for own in pictures)
 
 
-def test_nothing_in_the_page_leads_out_of_it(shown: str) -> None:
+def test_the_page_loads_no_external_resources(shown: str) -> None:
     for tag, own in Outline(shown).elements:
         for name in ("src", "href", "xlink:href", "action", "data"):
             assert not own.get(name) or own[name].startswith(("#", "data:")), (tag, own)
@@ -136,7 +136,7 @@ def test_ids_are_used_once(shown: str) -> None:
     assert len(ids) == len(set(ids)) > 5
 
 
-def test_words_of_others_never_become_code(content: Content) -> None:
+def test_user_text_is_never_code(content: Content) -> None:
     names = (EVIL, *content.examples.names[1:], "b", "c", "d")[:4]
     rows = {f"x{EVIL}" if name == "average" else name: row for name, row in content.rows.items()}
     rows["kd"] = {**rows["kd"], "warning": EVIL}
@@ -161,11 +161,11 @@ def test_words_of_others_never_become_code(content: Content) -> None:
     assert EVIL in json.loads(embedded)
 
 
-def test_json_has_no_word_that_is_not_json() -> None:
+def test_json_is_valid() -> None:
     assert to_json({"a": [float("nan"), float("inf"), 1.0], 2: None}) == {"a": [None, None, 1.0], "2": None}
 
 
-def test_several_runs_stand_side_by_side(content: Content) -> None:
+def test_several_runs_are_side_by_side(content: Content) -> None:
     other = dataclasses.replace(content, name="another", examples=None)
     shown = render_page([content, other])
     text = Outline(shown).text
@@ -176,7 +176,7 @@ def test_several_runs_stand_side_by_side(content: Content) -> None:
     assert "model run accuracy (%)" in text
 
 
-def test_runs_of_one_name_are_told_apart_and_a_run_is_shown_once(content: Content, tmp_path: Path) -> None:
+def test_runs_with_one_name_are_distinguished(content: Content, tmp_path: Path) -> None:
     other = dataclasses.replace(content, folder=tmp_path / "later", examples=None)
     shown = render_page([content, other])
     results = json.loads(re.search(r'id="results">(.*?)</script>', shown, re.S)[1])
@@ -186,7 +186,7 @@ def test_runs_of_one_name_are_told_apart_and_a_run_is_shown_once(content: Conten
         render_page([content, content])
 
 
-def test_a_run_with_nothing_evaluated_says_so(own_run: Path) -> None:
+def test_a_run_without_evaluation_has_a_note(own_run: Path) -> None:
     (own_run / "summary.json").unlink()
     (own_run / "results.json").unlink()
     shown = render_page([collect(own_run)])
@@ -218,7 +218,7 @@ def test_a_run_that_grows_shows_the_seeds_it_has(tmp_path: Path, stored_run: Pat
         ("ood.json", "<"),
     ],
 )
-def test_a_broken_run_is_named_and_leaves_no_page(own_run: Path, file: str, text: str) -> None:
+def test_a_broken_run_is_an_error_without_a_page(own_run: Path, file: str, text: str) -> None:
     (own_run / file).write_text(text)
     with pytest.raises(EnfoldError, match=r"run/|recipe\.yaml|'.*run'") as told:
         render_page([collect(own_run)])
@@ -257,7 +257,7 @@ def test_corruptions_and_ood_detection_have_sections(own_run: Path, monkeypatch:
     assert "other data: only \\<noise\\>" in card
     _are_written_as_files(content, monkeypatch)
     (own_run / "ood/kd.safetensors").write_text("damaged")
-    with pytest.raises(EnfoldError, match=r"kd\.safetensors' must hold scores"):
+    with pytest.raises(EnfoldError, match=r"kd\.safetensors' must contain scores"):
         collect(own_run)
 
 
@@ -288,7 +288,7 @@ def _are_written_as_files(content: Content, monkeypatch: pytest.MonkeyPatch) -> 
         uncertainty_blocks.draw_uncertainty(dataclasses.replace(content, uncertainty=None, seeds=()), folder)
 
 
-def test_trainings_under_way_show_how_far_they_are_and_how_long_they_take(own_run: Path) -> None:
+def test_trainings_in_progress_show_progress_and_time(own_run: Path) -> None:
     (own_run / "steps/kd.json").unlink()
     epochs = json.loads((own_run / "members/history.json").read_text())["epochs"][:2]
     progress = {"history": {"epochs": epochs, "chosen": []}}
@@ -304,7 +304,7 @@ def test_trainings_under_way_show_how_far_they_are_and_how_long_they_take(own_ru
     assert "Training of steps and controls.</b>" in shown
 
 
-def test_a_difference_is_beyond_noise_where_its_interval_leaves_out_zero() -> None:
+def test_a_difference_is_significant_if_its_interval_excludes_zero() -> None:
     assert Difference(1.0, 0.1, 2.0).beyond_noise
     assert Difference(-1.0, -2.0, -0.1).beyond_noise
     assert not Difference(0.5, -0.1, 1.0).beyond_noise
@@ -321,7 +321,7 @@ def test_examples_are_those_that_differ_most(content: Content, stored_run: Path)
     assert found[0].image.dtype == torch.uint8
 
 
-def test_listed_figures_are_shown_whoever_drew_them(own_run: Path) -> None:
+def test_listed_figures_are_shown(own_run: Path) -> None:
     folder = own_run / "landscape"
     folder.mkdir()
     svg = '<svg xmlns="http://www.w3.org/2000/svg" width="90pt" viewBox="0 0 9 9"><path d="M0 0h9" id="a"/></svg>'
@@ -349,7 +349,7 @@ def test_listed_figures_are_shown_whoever_drew_them(own_run: Path) -> None:
         "width:expression(alert(1))",
     ],
 )
-def test_styles_of_others_figures_load_and_cover_nothing(style: str) -> None:
+def test_styles_of_figures_cannot_load_or_cover_content(style: str) -> None:
     drawn = (
         f"""<svg xmlns="http://www.w3.org/2000/svg"><g style="{style}" transform="translate(1 2) scale(2)"/></svg>"""
     )

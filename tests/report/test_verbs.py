@@ -23,9 +23,7 @@ def enfold(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     return call
 
 
-def test_a_report_of_one_run_lies_in_it_and_one_of_several_where_one_says(
-    enfold, own_run: Path, tmp_path: Path
-) -> None:
+def test_default_locations_of_reports(enfold, own_run: Path, tmp_path: Path) -> None:
     assert enfold("report", own_run) == (0, f"written to {own_run / 'report.html'}\n")
     out, other = tmp_path / "both.html", shutil.copytree(own_run, tmp_path / "other")
     code, told = enfold("report", own_run, own_run, "--out", out)
@@ -37,7 +35,7 @@ def test_a_report_of_one_run_lies_in_it_and_one_of_several_where_one_says(
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_a_report_of_a_broken_run_is_not_begun(enfold, own_run: Path) -> None:
+def test_a_report_of_a_broken_run_is_refused(enfold, own_run: Path) -> None:
     before = (own_run / "report.html").exists()
     (own_run / "summary.json").write_text("{")
     code, told = enfold("report", own_run)
@@ -51,20 +49,20 @@ def test_a_report_of_a_broken_run_is_not_begun(enfold, own_run: Path) -> None:
     ("words", "told"),
     [
         (("report", "RUN", "--out", "page.txt"), ".html file, got 'page.txt'"),
-        (("report", "nothing"), "a run directory holds run.json"),
+        (("report", "nothing"), "a run directory must contain run.json"),
         (("report", "RUN", "--card", "--out", "card.html"), ".md file, got 'card.html'"),
         (("report", "RUN", "--card", "--label", "dk"), "got 'dk'"),
         (("report", "RUN", "--label", "kd"), "--card"),
-        (("watch", "nothing"), "a run directory holds run.json"),
+        (("watch", "nothing"), "a run directory must contain run.json"),
     ],
 )
-def test_what_cannot_be_is_told_in_one_line(enfold, own_run: Path, words: tuple[str, ...], told: str) -> None:
+def test_invalid_calls_are_one_line(enfold, own_run: Path, words: tuple[str, ...], told: str) -> None:
     code, said = enfold(*(own_run if word == "RUN" else word for word in words))
     assert code == 2
     assert told in said
     assert said.count("\n") == 1
 
 
-def test_a_card_lies_in_its_run(enfold, own_run: Path) -> None:
+def test_a_card_is_written_to_its_run(enfold, own_run: Path) -> None:
     assert enfold("report", own_run, "--card", "--label", "average")[0] == 0
     assert (own_run / "MODEL_CARD.md").read_text().startswith("# average")

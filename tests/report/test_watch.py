@@ -1,4 +1,4 @@
-"""A growing run, served to this machine alone."""
+"""A run in progress, served to this machine only."""
 
 import contextlib
 import http.client
@@ -56,7 +56,7 @@ def test_the_page_grows_with_its_run(address: tuple[str, int], own_run: Path) ->
     assert f'data-live="{second}"' in broken
 
 
-def test_a_server_that_is_closed_does_not_wait_for_clients_that_never_end_their_request(own_run: Path) -> None:
+def test_closing_a_server_does_not_wait_for_open_requests(own_run: Path) -> None:
     own = server(own_run)
     thread = threading.Thread(target=own.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
@@ -83,7 +83,7 @@ def test_a_server_that_is_closed_does_not_wait_for_clients_that_never_end_their_
     assert time.monotonic() - started < 10, "each byte would put off the end by two seconds"
 
 
-def test_only_this_machine_by_its_own_name_is_answered(address: tuple[str, int]) -> None:
+def test_only_localhost_is_served(address: tuple[str, int]) -> None:
     assert _get(address, "/stamp", "evil.example:80")[0] == 403
     for own in (f"localhost:{address[1]}", "localhost", "127.0.0.1"):  # without a port: it is 80
         assert _get(address, "/stamp", own)[0] == 200
@@ -91,7 +91,7 @@ def test_only_this_machine_by_its_own_name_is_answered(address: tuple[str, int])
         assert _get(address, path)[0] == 404
 
 
-def test_who_goes_away_leaves_no_complaint(address: tuple[str, int], capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_disconnecting_client_prints_nothing(address: tuple[str, int], capfd: pytest.CaptureFixture[str]) -> None:
     for _ in range(3):
         with socket.create_connection(address) as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed at once, unread
@@ -112,7 +112,7 @@ def test_a_page_is_made_once_for_each_change(own_run: Path, monkeypatch: pytest.
     assert len(made) == 2
 
 
-def test_a_folder_that_is_no_run_and_a_port_that_is_taken_are_refused(tmp_path: Path, own_run: Path) -> None:
+def test_invalid_runs_and_used_ports_are_refused(tmp_path: Path, own_run: Path) -> None:
     with pytest.raises(EnfoldError, match="a run directory holds"):
         server(tmp_path / "nothing")
     with server(own_run) as own, pytest.raises(EnfoldError, match="must be free"):
@@ -122,7 +122,7 @@ def test_a_folder_that_is_no_run_and_a_port_that_is_taken_are_refused(tmp_path: 
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_it_without_a_complaint(own_run: Path) -> None:
+def test_ctrl_c_ends_the_server_silently(own_run: Path) -> None:
     words = [sys.executable, "-c", "from enfold.cli import main; main()", "watch", str(own_run)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline().startswith("http://127.0.0.1:")

@@ -80,7 +80,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory):
 
 
 def ticking(seconds: float):
-    """A clock by which every call takes so long, whatever the machine does."""
+    """A clock by which every call takes a fixed time."""
     ticks = count()
     return lambda: seconds * next(ticks)
 

@@ -1,4 +1,4 @@
-"""Steps added to a run: one that fails leaves no trace, one that was interrupted goes on."""
+"""Steps added to a run: a failing step leaves no trace, an interrupted step resumes."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ def stages(run: Path) -> list[str]:
     return [training.stage for training in read_trainings(seed_runs(opened, opened.recipe()))]
 
 
-def test_a_fold_that_fails_leaves_the_run_as_it_was_and_its_remedy_can_be_applied(enfold, finished):
+def test_a_failing_step_leaves_the_run_unchanged(enfold, finished):
     before, known = whole(finished), stages(finished)
     refused = enfold("merge", finished, *HOT, "--set", "temperature=1e9")
     assert refused.code == 2
@@ -43,7 +43,7 @@ def test_a_fold_that_fails_leaves_the_run_as_it_was_and_its_remedy_can_be_applie
     assert "steps/hot" in stages(finished)
 
 
-def test_a_share_whose_training_fails_leaves_the_run_as_it_was(enfold, finished):
+def test_a_failing_ensemble_leaves_the_run_unchanged(enfold, finished):
     before = whole(finished)
     wild = ("batch_ensemble", "--label", "wild", "--set", "train.epochs=2", "--set", "train.lr=1.0e+30")
     refused = enfold("train", finished, *wild)
@@ -73,7 +73,7 @@ def impossible(network):
 
 
 @pytest.mark.parametrize("spoil", [impossible, not_a_number])
-def test_what_fails_for_one_seed_is_withdrawn_from_all(enfold, tmp_path, small_data, monkeypatch, spoil):
+def test_a_step_that_fails_for_one_seed_is_removed_from_all(enfold, tmp_path, small_data, monkeypatch, spoil):
     out, average, calls = tmp_path / "out", methods("merge")["average"], []
     settings = ("train.epochs=1", "cost=false", "data.val_size=60", "network={name: mlp, widths: [8]}", "seeds=[0, 1]")
     flags = [part for change in settings for part in ("--set", change)]
@@ -93,7 +93,7 @@ def test_what_fails_for_one_seed_is_withdrawn_from_all(enfold, tmp_path, small_d
     assert enfold("merge", out, "average").code == 0
 
 
-def test_an_interrupted_fold_goes_on_where_it_stopped(enfold, finished, interrupted, monkeypatch):
+def test_an_interrupted_step_resumes(enfold, finished, interrupted, monkeypatch):
     again = ("distill", finished, "kd", "--label", "again", "--set", "init=random")
     interrupted(3, *again)
     file = finished / "steps/again.checkpoint.safetensors"
@@ -112,8 +112,8 @@ def test_an_interrupted_fold_goes_on_where_it_stopped(enfold, finished, interrup
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
-def test_an_interrupted_fold_may_be_given_other_settings(enfold, finished, interrupted):
-    """Its checkpoint is not taken, nor the control that was trained as long."""
+def test_an_interrupted_step_may_be_replaced(enfold, finished, interrupted):
+    """Neither its checkpoint nor its control is used."""
     pending = ("distill", finished, "kd", "--label", "new")
     interrupted(2, *pending, "--set", "temperature=4", "--set", "train.epochs=2")
     interrupted(3, "run", finished / "recipe.yaml", finished, "--resume")  # after its control

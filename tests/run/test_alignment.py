@@ -1,4 +1,4 @@
-"""The verb `alignment`: every part once, kept, and not computed again; what is wrong is refused before anything."""
+"""`enfold analyse alignment`: every section is computed once and stored; invalid options are refused."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ QUICK = ("--epochs", 1, "--examples", 96, "--temperatures", "0.5,1", "--noises",
 
 @pytest.fixture
 def run(enfold, small_data: Path, tmp_path: Path) -> Path:
-    """Members that differ; for what is asked here they need not be trained."""
+    """Different members, which need not be trained for these tests."""
     out = tmp_path / "out"
     changes = ("train.epochs=0", "network={name: mlp, widths: [6, 5]}", "data.val_size=60")
     settings = [part for change in changes for part in ("--set", change)]
@@ -32,7 +32,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_all_parts_are_computed_kept_and_drawn_and_once_is_enough(enfold, run: Path, drawn, monkeypatch) -> None:
+def test_all_sections_are_computed_once_stored_and_drawn(enfold, run: Path, drawn, monkeypatch) -> None:
     done = enfold("analyse", "alignment", run, *QUICK)
     assert done.code == 0, done.err
     for word in ("rows of weights", "hidden.1", "weight matching", "softness", "planted", "different labels"):
@@ -69,7 +69,7 @@ def test_all_parts_are_computed_kept_and_drawn_and_once_is_enough(enfold, run: P
     assert before == {file.name: file.read_bytes() for file in folder.glob("*.json")}
 
 
-def test_settings_points_that_are_added_and_damaged_files(enfold, run: Path, drawn, monkeypatch) -> None:
+def test_changed_settings_added_points_and_damaged_files(enfold, run: Path, drawn, monkeypatch) -> None:
     flags = ("--members", 3, "--set", "matched=12", "--temperature", 0.5, "--epochs", 0)
     done = enfold("analyse", "alignment", run, *flags, "--only", "matrices, rows", "--json")
     assert done.code == 0, done.err
@@ -95,7 +95,7 @@ def test_settings_points_that_are_added_and_damaged_files(enfold, run: Path, dra
     assert len(json.loads((run / "elsewhere" / "sweep.json").read_text())["found"]) == 1
 
 
-def test_a_part_of_an_earlier_meaning_is_computed_again(enfold, run: Path, drawn) -> None:
+def test_a_section_of_an_older_version_is_computed_again(enfold, run: Path, drawn) -> None:
     rows = run / "alignment/rows.json"
     assert enfold("analyse", "alignment", run, *QUICK, "--only", "rows").code == 0
     expected = json.loads(rows.read_text())
@@ -106,7 +106,7 @@ def test_a_part_of_an_earlier_meaning_is_computed_again(enfold, run: Path, drawn
     assert json.loads(done.out)["parts"]["rows"] == expected["found"]
 
 
-def test_only_files_that_are_there_are_named(enfold, run: Path, drawn, monkeypatch) -> None:
+def test_only_written_files_are_listed(enfold, run: Path, drawn, monkeypatch) -> None:
     def said(part: str) -> str:
         done = enfold("analyse", "alignment", run, *QUICK, "--only", part)
         assert done.code == 0, done.err
@@ -123,7 +123,7 @@ def test_only_files_that_are_there_are_named(enfold, run: Path, drawn, monkeypat
     assert said("matrices") == "a .json file a part, matrices.safetensors"
 
 
-def test_singular_is_what_became_singular(enfold, run: Path, drawn) -> None:
+def test_only_singular_temperatures_are_marked(enfold, run: Path, drawn) -> None:
     done = enfold("analyse", "alignment", run, *QUICK[:4], "--only", "sweep", "--temperatures", "1e9,1", "--json")
     assert done.code == 0, done.err
     hot, usual = json.loads(done.out)["parts"]["sweep"]
@@ -132,14 +132,14 @@ def test_singular_is_what_became_singular(enfold, run: Path, drawn) -> None:
 
 
 WRONG = [
-    (("--members", 4), "2 to 3 of the run's members"),
-    (("--only", "row"), "no part 'row'"),
+    (("--members", 4), "--members must be from 2 to 3"),
+    (("--only", "row"), "no section 'row'"),
     (("--temperatures", "1;2"), "commas"),
     (("--temperatures", "1,-2"), "above 0, got -2"),
     (("--temperature", 0), "temperature"),
     (("--noises", "-1"), "0 or more, got -1"),
-    (("--examples", 1), "2 examples or more"),
-    (("--points", 1), "two ends"),
+    (("--examples", 1), "--examples must be at least 2"),
+    (("--points", 1), "--points must be at least 2"),
     (("--set", "colour=red"), "colour"),
     (("--set", "train.colour=red"), "no training setting 'colour'"),
     (("--set", "train.epochs=2.5"), "the command line: 'epochs' of train must be an integer, got '2.5'"),
@@ -152,7 +152,7 @@ WRONG = [
 ]
 
 
-def test_what_is_wrong_is_refused_before_anything_is_written(enfold, run: Path) -> None:
+def test_invalid_options_are_refused_before_anything_is_written(enfold, run: Path) -> None:
     for flags, message in WRONG:
         done = enfold("analyse", "alignment", run, *flags)
         assert done.code == 2, flags

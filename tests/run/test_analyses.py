@@ -27,7 +27,7 @@ def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(enfold, small_data: Path, tmp_path: Path) -> Path:
-    """Seeds 4 and 2, whose members differ; for what is asked here they need not be trained."""
+    """Seeds 4 and 2 with different members, which need not be trained for these tests."""
     out, changes = tmp_path / "out", ("train.epochs=0", "network={name: mlp, widths: [5]}", "data.val_size=60")
     settings = [part for change in changes for part in ("--set", change)]
     done = enfold("train", out, "--data", small_data, "--members", 2, "--seed", 4, "--seed", 2, *settings)
@@ -40,7 +40,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("verb", ASKED)
-def test_each_seed_has_its_own_and_another_seed_takes_nothing_away(enfold, run: Path, verb: str) -> None:
+def test_each_seed_has_its_own_results(enfold, run: Path, verb: str) -> None:
     first = enfold("analyse", verb, run, *ASKED[verb], "--json")
     assert first.code == 0, first.err
     assert json.loads(first.out)["seed"] == 4, "the first of the recipe"
@@ -54,23 +54,25 @@ def test_each_seed_has_its_own_and_another_seed_takes_nothing_away(enfold, run: 
 
 
 @pytest.mark.parametrize("verb", ASKED)
-def test_a_folder_of_another_seed_is_refused_and_left_as_it_is(enfold, run: Path, verb: str, tmp_path: Path) -> None:
+def test_a_folder_of_another_seed_is_refused(enfold, run: Path, verb: str, tmp_path: Path) -> None:
     out = tmp_path / "elsewhere"
     assert enfold("analyse", verb, run, *ASKED[verb], "--out", out).code == 0
     kept = files_in(out)
     done = enfold("analyse", verb, run, *ASKED[verb], "--out", out, "--seed", 2)
     assert done.code == 2
-    assert f"holds the {verb} of one seed, but '{out}' has that of seed 4, got seed 2" in " ".join(done.err.split())
+    assert f"must contain the {verb} of one seed, but '{out}' has that of seed 4, got seed 2" in " ".join(
+        done.err.split()
+    )
     assert files_in(out) == kept
     assert not (run / "seed-2" / verb).exists()
 
 
 @pytest.mark.parametrize("verb", ASKED)
-def test_seeds_that_are_not_there_and_files_for_folders_are_named(enfold, run: Path, verb: str, tmp_path: Path) -> None:
+def test_unknown_seeds_and_files_for_folders_are_refused(enfold, run: Path, verb: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for flags, says in (
         (("--seed", 7), "--seed must be one of the run's seeds, 4, 2, got 7"),
-        (("--out", tmp_path / "file"), "an analysis needs a folder, got the file"),
+        (("--out", tmp_path / "file"), "--out must be a folder, got the file"),
     ):
         done = enfold("analyse", verb, run, *flags)
         assert done.code == 2

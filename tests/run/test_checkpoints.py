@@ -1,4 +1,4 @@
-"""Members that were trained elsewhere, brought into a run."""
+"""Runs that start from checkpoints of members."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ import enfold as library
 from enfold.run import RunDirectory
 
 
-def test_members_that_are_brought_are_a_run_like_any_other(enfold, finished: Path, small_data: Path, tmp_path) -> None:
+def test_a_run_can_start_from_checkpoints(enfold, finished: Path, small_data: Path, tmp_path) -> None:
     make = library.networks.MLP(16, [16], 4)
     networks = library.load(finished / "members" / "members.safetensors", make).networks()
     for index, network in enumerate(networks):
@@ -40,15 +40,15 @@ def test_members_that_are_brought_are_a_run_like_any_other(enfold, finished: Pat
 
 @pytest.fixture
 def given(finished: Path, small_data: Path, tmp_path: Path) -> list[object]:
-    """Three files of members, and what a run of them is told beside."""
+    """Three files of members, and a run of them."""
     networks = library.load(finished / "members/members.safetensors", library.networks.MLP(16, [16], 4)).networks()
     for index, network in enumerate(networks):
         torch.save(network.state_dict(), tmp_path / f"mine-{index}.pt")
     return ["--data", small_data, "--set", "data.val_size=60", "--set", "network={name: mlp, widths: [16]}"]
 
 
-def test_each_file_is_told_with_its_scores(enfold, given, tmp_path, small_data):
-    """So that one that was trained on other inputs is seen at once."""
+def test_each_checkpoint_is_listed_with_its_scores(enfold, given, tmp_path, small_data):
+    """Low scores reveal members that were trained on other inputs."""
     spoilt = torch.load(tmp_path / "mine-1.pt", weights_only=True)
     first = next(iter(spoilt))
     torch.save({**spoilt, first: -spoilt[first]}, tmp_path / "mine-1.pt")  # as if pixels had the other sign
@@ -89,14 +89,14 @@ def test_members_are_the_first_files_and_all_without_a_number(enfold, given, tmp
         assert (done.code, (tmp_path / "none").exists()) == (2, False)
 
 
-def test_files_are_stored_as_they_were_given(enfold, given, tmp_path, monkeypatch):
+def test_checkpoints_are_stored_unchanged(enfold, given, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert enfold("train", "runs/here", *given, "--checkpoints", "mine-*.pt").code == 0
     about = json.loads(Path("runs/here/members/members.json").read_text())["about"]
     assert about["files"] == ["mine-0.pt", "mine-1.pt", "mine-2.pt"]
 
 
-def test_one_member_is_nothing_to_merge(enfold, given, tmp_path):
+def test_one_member_cannot_be_merged(enfold, given, tmp_path):
     done = enfold("train", tmp_path / "one", *given, "--checkpoints", tmp_path / "mine-1.pt")
     assert (done.code, "there is one member: merging it returns that member" in done.err) == (0, True)
     done = enfold("merge", tmp_path / "one", "weight_matching")

@@ -47,7 +47,7 @@ def test_a_stored_step_loads_without_enfold_and_predicts_the_same(finished: Path
     torch.testing.assert_close(plain.eval()(inputs), network(inputs), rtol=0, atol=0)
 
 
-def test_verbs_one_by_one_give_what_run_gives(enfold, finished: Path, tmp_path: Path, small_data: Path) -> None:
+def test_separate_commands_equal_run(enfold, finished: Path, tmp_path: Path, small_data: Path) -> None:
     steps = tmp_path / "steps"
     settings = ["train.epochs=3", "train.batch_size=32", "train.lr=0.01", "cost=false", "data.val_size=60"]
     flags = [part for setting in settings for part in ("--set", setting)]
@@ -65,7 +65,7 @@ def test_verbs_one_by_one_give_what_run_gives(enfold, finished: Path, tmp_path: 
     assert json.loads(again.out)["rows"] == rows
 
 
-def test_several_seeds_give_a_spread(enfold, recipe_file: Path, tmp_path: Path) -> None:
+def test_several_seeds_give_standard_deviations(enfold, recipe_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = enfold("run", recipe_file, out, "--seed", 3, "--seed", 5, "--json")
     summary = json.loads(done.out)
@@ -113,7 +113,7 @@ def test_methods_data_and_doctor_list_what_there_is(enfold) -> None:
     assert any(row["package"] == "torch" and row["version"] for row in json.loads(enfold("doctor", "--json").out))
 
 
-def test_a_network_and_data_of_the_users_own(enfold, tmp_path: Path, small_data: Path) -> None:
+def test_user_network_and_data(enfold, tmp_path: Path, small_data: Path) -> None:
     code = tmp_path / "own.py"
     code.write_text(
         "from torch import nn\nimport enfold\n"
@@ -213,7 +213,7 @@ def test_wrong_input_is_one_sentence_and_writes_nothing(
     assert not (tmp_path / "out").exists()
 
 
-def test_foreign_checkpoints_are_refused(tmp_path: Path) -> None:
+def test_checkpoints_of_other_networks_are_refused(tmp_path: Path) -> None:
 
     with (tmp_path / "pickled.pt").open("wb") as file:
         pickle.dump({"anything": Path("x")}, file)
@@ -244,7 +244,7 @@ def test_weights_without_a_manifest_are_made_again(enfold, recipe_file: Path, fi
     assert (out / "steps/average.safetensors").is_file()
 
 
-def test_a_folder_of_the_users_own_is_never_taken(enfold, recipe_file: Path, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused(enfold, recipe_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "mine"
     out.mkdir()
     (out / "recipe.yaml").write_text("mine")
@@ -266,7 +266,7 @@ def test_a_student_of_another_shape_is_evaluated_again(enfold, finished: Path) -
     assert json.loads(enfold("evaluate", finished, "--json").out)["rows"] == json.loads(first.out)["rows"]
 
 
-def test_code_that_a_file_names_is_not_run_unasked(enfold, tmp_path: Path, small_data: Path) -> None:
+def test_code_in_a_recipe_needs_trust(enfold, tmp_path: Path, small_data: Path) -> None:
     code, ran = tmp_path / "own.py", tmp_path / "ran"
     code.write_text(
         f"from torch import nn\nopen({str(ran)!r}, 'w').close()\ndef network():\n    return nn.Linear(1, 1)\n"
@@ -299,7 +299,7 @@ def test_code_that_a_file_names_is_not_run_unasked(enfold, tmp_path: Path, small
         ["nothing"],
     ],
 )
-def test_a_wrong_step_leaves_the_run_as_it_was(enfold, finished: Path, arguments) -> None:
+def test_an_invalid_step_leaves_the_run_unchanged(enfold, finished: Path, arguments) -> None:
     out = finished
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     done = enfold("distill" if arguments[0] == "kd" else "merge", out, *arguments)
@@ -343,7 +343,7 @@ def test_dry_run_and_version_for_machines(enfold, recipe_file: Path, tmp_path: P
     assert enfold("--version").out == f"enfold {library.__version__}\n"
 
 
-def test_train_says_what_it_made_as_json(enfold, tmp_path: Path, small_data: Path) -> None:
+def test_train_prints_json(enfold, tmp_path: Path, small_data: Path) -> None:
     options = ["--data", small_data, "--members", 2, "--set", "train.epochs=1", "--json"]
     made = json.loads(enfold("train", tmp_path / "out", *options).out)
     assert made == {"run": str(tmp_path / "out"), "members": 2, "seeds": [0]}
@@ -353,7 +353,7 @@ def stopped(*ignored: object, **settings: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_ctrl_c_says_what_is_kept_and_how_to_go_on(enfold, recipe_file, tmp_path, monkeypatch) -> None:
+def test_ctrl_c_prints_how_to_continue(enfold, recipe_file, tmp_path, monkeypatch) -> None:
     out = tmp_path / "out"
     with monkeypatch.context() as patched:
         patched.setattr("enfold.run.seed_run.SeedRun.check", stopped)

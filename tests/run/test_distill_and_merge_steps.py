@@ -180,7 +180,7 @@ def test_an_ensemble_step_teaches_and_a_step_is_the_start_on_the_command_line(en
     assert library.load(finished / "steps" / "into.safetensors").rank == 2
 
 
-def test_what_the_names_of_rows_do_not_say_is_said_below_the_table(enfold, recipe_file, tmp_path):
+def test_notes_are_printed_below_the_table(enfold, recipe_file, tmp_path):
     out, file = tmp_path / "out", with_steps(recipe_file, CHAIN)
     file.write_text(file.read_text().replace("sizes: [2, 3]", "sizes: [3]"))
     done = enfold("run", file, out)
@@ -273,7 +273,7 @@ def test_a_distillation_that_returned_its_start_is_marked_in_the_table_and_the_c
     assert "| kept (unchanged) |" in table
     history = json.loads((finished / "histories/steps/kept.json").read_text())
     assert history["chosen"] == [0]
-    assert history["start"]["validation_nll"][0] <= min(epoch["validation_nll"][0] for epoch in history["epochs"])
+    assert history["start"]["validation_loss"][0] <= min(epoch["validation_loss"][0] for epoch in history["epochs"])
     assert enfold("report", "--card", finished, "--label", "kept").code == 0
     card = (finished / "MODEL_CARD.md").read_text()
     assert "| test data | kept (unchanged) |" in card

@@ -30,8 +30,15 @@ def rows(run: Path) -> list[str]:
     return list(json.loads((run / "summary.json").read_text())["rows"])
 
 
-@pytest.mark.parametrize("verb", [("merge", "average", "--label", "other"), ("train", "bagging"), ("evaluate",)])
-def test_an_interrupted_method_holds_up_no_other(enfold, finished, interrupted, verb):
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("merge", "average", "--label", "other"),
+        pytest.param(("train", "bagging"), marks=pytest.mark.slow),
+        ("evaluate",),
+    ],
+)
+def test_an_interrupted_step_does_not_block_others(enfold, finished, interrupted, verb):
     interrupted(2, "distill", finished, *SLOW)
     done = enfold(verb[0], finished, *verb[1:])
     assert done.code == 0, done.err
@@ -47,7 +54,7 @@ def test_an_interrupted_method_holds_up_no_other(enfold, finished, interrupted, 
     assert not {"slow", "control-2"} & set(rows(finished))
 
 
-def test_what_is_added_and_dropped_leaves_the_run_as_it_was(enfold, costed, interrupted):
+def test_adding_and_dropping_a_step_leaves_the_run_unchanged(enfold, costed, interrupted):
     """All files of the method and its control go, of the finished and of the interrupted, and nothing else."""
     assert enfold("evaluate", costed).code == 0  # draws with today's date
     before = whole(costed)
@@ -81,7 +88,7 @@ def test_other_controls_keep_their_names(enfold, finished):
     assert len(history["epochs"]) == 4
 
 
-def test_a_control_that_another_fold_needs_is_kept(enfold, finished):
+def test_a_control_of_another_step_is_retained(enfold, finished):
     assert enfold("distill", finished, "kd", "--label", "as-long", "--set", "temperature=2").code == 0
     before = load_file(finished / "controls/control.safetensors")
     assert enfold("drop", finished, "distill-fresh").code == 0
@@ -110,7 +117,7 @@ def test_dropping_can_be_stopped_and_done_again(enfold, finished, monkeypatch):
         ("averag", "did you mean 'average'?"),
     ],
 )
-def test_what_cannot_be_dropped(enfold, finished, label, says):
+def test_invalid_labels_cannot_be_dropped(enfold, finished, label, says):
     before = whole(finished)
     refused = enfold("drop", finished, label)
     assert (refused.code, says in refused.err) == (2, True), refused.err

@@ -81,7 +81,7 @@ def test_a_dry_run_counts_ensembles(enfold, steps_file, tmp_path):
         ("steps: [{method: mixture_ensemble, budget: 10}]", "smallest"),
     ],
 )
-def test_what_is_wrong_is_said_before_training(enfold, recipe_file, tmp_path, line, says):
+def test_invalid_options_are_reported_before_training(enfold, recipe_file, tmp_path, line, says):
     text = recipe_file.read_text()
     recipe_file.write_text(text[: text.index("steps:")] + line)
     done = enfold("run", recipe_file, tmp_path / "out")
@@ -129,7 +129,7 @@ def test_a_method_that_adapts_a_trained_network_warns_about_an_untrained_one(enf
     assert "enfold: fresh: lora_ensemble adapts" in done.err
 
 
-def test_a_search_that_picks_fewer_networks_says_so_in_its_row(enfold, recipe_file, tmp_path):
+def test_a_search_with_fewer_networks_has_a_note(enfold, recipe_file, tmp_path):
     text = recipe_file.read_text()
     search = "{method: hyper_deep_ensemble, label: few, candidates: 4, stratify: false, goal: accuracy}"
     recipe_file.write_text(text[: text.index("steps:")] + f"steps: [{search}]")
@@ -138,7 +138,7 @@ def test_a_search_that_picks_fewer_networks_says_so_in_its_row(enfold, recipe_fi
     assert "instead of 3" in json.loads(done.out)["rows"]["few"]["warning"]
 
 
-def test_cost_is_measured_of_what_is_new_beside_one_network(enfold, costed, monkeypatch):
+def test_the_cost_of_a_new_model_is_measured_with_one_network(enfold, costed, monkeypatch):
     out, ticks = costed, count()
     before = json.loads((out / "cost.json").read_text())
     monkeypatch.setattr("enfold.cost._synchronised_clock", lambda: 0.006 * next(ticks))  # another day, a slower machine

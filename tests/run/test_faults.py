@@ -25,9 +25,7 @@ def parts(folder: Path) -> list[Path]:
     return list(folder.rglob("*.part"))
 
 
-def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(
-    enfold, recipe_file, finished, tmp_path, monkeypatch
-):
+def test_a_full_disk_is_one_sentence_and_the_run_resumes(enfold, recipe_file, finished, tmp_path, monkeypatch):
     out, left = tmp_path / "filled", [9]
     sync = os.fsync
 
@@ -77,7 +75,7 @@ def small_disk(tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not ROOT, reason="needs to mount a file system")
-def test_a_disk_that_is_really_full_ends_without_a_bus_error(small_disk, finished):
+def test_a_full_disk_gives_no_bus_error(small_disk, finished):
     """In a process of its own, which a mapped file would end by a signal."""
     out = small_disk / "out"
     shutil.copytree(finished, out, ignore=shutil.ignore_patterns("teacher-logits"))
@@ -110,7 +108,7 @@ def refused(number):
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.EDQUOT])
-def test_whatever_the_system_says_is_one_sentence(enfold, recipe_file, tmp_path, monkeypatch, number):
+def test_operating_system_errors_are_one_sentence(enfold, recipe_file, tmp_path, monkeypatch, number):
     monkeypatch.setattr(Path, "replace", refused(number))
     done = enfold("run", recipe_file, tmp_path / "out")
     assert done.code == 1
@@ -164,7 +162,7 @@ def test_a_finished_run_that_is_read_only_can_be_analysed(enfold, read_only, tmp
         assert done.code == 0, done.err
 
 
-def test_a_run_whose_folder_is_removed_stops_and_is_not_made_again(enfold, recipe_file, tmp_path, monkeypatch):
+def test_a_run_stops_if_its_folder_is_removed(enfold, recipe_file, tmp_path, monkeypatch):
     out, save, number = tmp_path / "out", loop.save_checkpoint, [0]
 
     def removed(*given):
@@ -181,7 +179,7 @@ def test_a_run_whose_folder_is_removed_stops_and_is_not_made_again(enfold, recip
     assert not out.exists()
 
 
-def test_the_history_is_kept_by_a_kill_after_the_manifest(enfold, recipe_file, tmp_path, monkeypatch):
+def test_the_history_survives_a_kill_after_the_manifest(enfold, recipe_file, tmp_path, monkeypatch):
     out, replace = tmp_path / "out", Path.replace
 
     def killed(path, target):
@@ -197,7 +195,7 @@ def test_the_history_is_kept_by_a_kill_after_the_manifest(enfold, recipe_file, t
     assert (out / "histories" / "steps" / "distill-fresh.json").is_file()
 
 
-def test_what_killed_processes_left_is_removed_when_a_run_goes_on(enfold, recipe_file, finished):
+def test_files_of_killed_processes_are_removed_on_resume(enfold, recipe_file, finished):
     for folder in ("", "steps", "teacher-logits"):
         (finished / folder / ".left.safetensors.77.part").write_bytes(b"half")
     assert enfold("run", recipe_file, finished, "--resume").code == 0
@@ -250,7 +248,7 @@ def test_signals_stop_a_run_as_ctrl_c_does(enfold, recipe_file, tmp_path, monkey
     assert enfold("run", recipe_file, tmp_path / "out", "--resume").code == 0
 
 
-def test_a_signal_that_is_ignored_stays_ignored(enfold):
+def test_ignored_signals_remain_ignored(enfold):
     """As nohup has it."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -264,7 +262,7 @@ HOSTILE = ["[/x]", "[bold red]x", "\x1b]0;title\x07\x1b[2J", "\x9b2J", "a\rb", "
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_text_of_the_users_is_printed_as_text(enfold, finished, text):
+def test_user_text_is_printed_literally(enfold, finished, text):
     """As the name of a run, as a warning that a received run holds, and in what goes wrong."""
     recipe = finished / "recipe.yaml"
     lines = [line for line in recipe.read_text().splitlines() if not line.startswith("name:")]
@@ -272,20 +270,19 @@ def test_text_of_the_users_is_printed_as_text(enfold, finished, text):
     results = json.loads((finished / "results.json").read_text())
     results["rows"]["average"]["warning"] = text
     (finished / "results.json").write_text(json.dumps(results))
-    for words in (("evaluate", finished), ("evaluate", finished, "--json")):
-        done = enfold(*words)
+    shown, as_json = enfold("evaluate", finished), enfold("evaluate", finished, "--json")
+    for done in (shown, as_json):
         assert "Traceback" not in done.err
         assert not set("\x1b\x07\x9b\r\u202e") & set(done.out + done.err)
-    shown = enfold("evaluate", finished).out
-    assert text in shown if text.isascii() and text.isprintable() else "\\u" in shown
+    assert text in shown.out if text.isascii() and text.isprintable() else "\\u" in shown.out
 
 
-def test_doctor_shows_the_whole_install_line(enfold, monkeypatch):
+def test_doctor_shows_the_complete_install_command(enfold, monkeypatch):
     monkeypatch.setattr("enfold.cli.listings.PACKAGES", (("no-such-package", "report", "nothing"),))
     assert "pip install 'enfold[report]'" in enfold("doctor").out
 
 
-def test_progress_on_a_terminal_takes_titles_as_text(monkeypatch, capsys):
+def test_progress_titles_are_printed_literally(monkeypatch, capsys):
     from enfold.progress import progress
 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)

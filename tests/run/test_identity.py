@@ -1,4 +1,4 @@
-"""What a run has is used again only with the data and settings that it was made from; a refusal says what is other."""
+"""Stored results are used only with their data and settings; a refusal names the difference."""
 
 import hashlib
 import json
@@ -52,14 +52,14 @@ def test_other_data_under_the_same_name_are_refused(enfold, finished, recipe_fil
     assert enfold("merge", finished, "average", "--label", "other").code == 0
 
 
-def test_an_interrupted_training_does_not_go_on_with_other_data(enfold, interrupted, recipe_file, small_data, tmp_path):
+def test_an_interrupted_training_refuses_other_data(enfold, interrupted, recipe_file, small_data, tmp_path):
     interrupted(2, "run", recipe_file, tmp_path / "out")
     change(small_data, "x_train")
     done = enfold("run", recipe_file, tmp_path / "out", "--resume")
     assert (done.code, "training inputs" in done.err, "labels" in done.err) == (2, True, False)
 
 
-def test_a_report_shows_no_other_images(finished, small_data):
+def test_a_report_does_not_show_images_of_other_data(finished, small_data):
     assert collect(finished).examples.notice == ""
     change(small_data, "x_test")
     assert "no longer those of the run" in collect(finished).examples.notice
@@ -72,7 +72,7 @@ def test_a_changed_recipe_is_refused_with_the_setting(enfold, finished):
     assert (done.code, "train.epochs (3, now 4)" in done.err) == (2, True), done.err
 
 
-def test_a_fold_of_other_settings_is_not_the_one(enfold, finished):
+def test_a_stored_step_with_other_settings_is_not_used(enfold, finished):
     """Neither where its settings were changed in the recipe, nor where the recipe has lost it."""
     assert enfold("distill", finished, "kd", "--label", "soft", "--set", "temperature=2").code == 0
     folds = yaml.safe_load((finished / "recipe.yaml").read_text())["steps"]
@@ -92,7 +92,7 @@ def test_a_fold_of_other_settings_is_not_the_one(enfold, finished):
     assert files(finished / "steps")["soft.safetensors"] == weights
 
 
-def test_a_fold_of_other_members_is_not_the_one(enfold, finished):
+def test_a_stored_step_of_other_members_is_not_used(enfold, finished):
     manifest = finished / "steps" / "distill-fresh.json"
     content = json.loads(manifest.read_text())
     content["about"]["made_from"]["members' weights"] = "0" * 64

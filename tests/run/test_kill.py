@@ -1,4 +1,4 @@
-"""A run that is killed at any file it writes, and resumed, ends in the same bits as one that was left alone."""
+"""A run that is killed at any file it writes, and resumed, equals an uninterrupted run."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ for number in numbers:
 
 
 def killed_at(numbers: list[int], recipe: Path, out: Path) -> list[list[str]]:
-    """Run and kill as often as there are numbers; the names of the whole files after each."""
+    """Run and kill once per number; return the names of the complete files after each."""
     words = [sys.executable, "-c", KILLED, ",".join(map(str, numbers)), str(recipe), str(out)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
@@ -53,8 +53,10 @@ def digests(out: Path) -> dict[str, str]:
     }
 
 
-def test_killed_twice_and_resumed_equals_left_alone(enfold, recipe_file: Path, finished: Path, tmp_path: Path) -> None:
-    """Before the members' second checkpoint is whole, and amid the training of what follows them."""
+def test_killed_twice_and_resumed_equals_uninterrupted(
+    enfold, recipe_file: Path, finished: Path, tmp_path: Path
+) -> None:
+    """Before the second checkpoint of the members is complete, and during the next training."""
     out = tmp_path / "killed"
     first, second = killed_at([4, 6], recipe_file, out)
     assert first == ["log.jsonl", "members.checkpoint.safetensors", "recipe.yaml", "run.json"]
@@ -66,7 +68,7 @@ def test_killed_twice_and_resumed_equals_left_alone(enfold, recipe_file: Path, f
 
 
 @pytest.mark.slow
-def test_killed_anywhere_and_resumed_equals_left_alone(enfold, recipe_file: Path, finished: Path, tmp_path: Path):
+def test_killed_anywhere_and_resumed_equals_uninterrupted(enfold, recipe_file: Path, finished: Path, tmp_path: Path):
     out, moments = tmp_path / "killed", random.Random(0)
     killed_at([moments.randint(1, 5) for _ in range(6)], recipe_file, out)
     assert enfold("run", recipe_file, out, "--resume").code == 0

@@ -1,4 +1,4 @@
-"""`enfold landscape` on a small run: arrays, figures, what is kept, what is left out, and wrong asks."""
+"""`enfold analyse landscape` on a small run: arrays, figures, stored and skipped parts, and refused options."""
 
 import json
 import re
@@ -21,11 +21,11 @@ from enfold.metrics import nll
 from enfold.metrics.predictions import Predictions
 from enfold.report.landscape import DRAWINGS
 from enfold.report.landscape_captions import CAPTIONS
-from enfold.run import RunDirectory, parse_recipe, views
+from enfold.run import RunDirectory, landscape_parts, parse_recipe
 from enfold.run.execute import execute, seed_runs
-from enfold.run.landscape import Asked, stored_parts, study
+from enfold.run.landscape import LandscapeOptions, stored_parts, study
+from enfold.run.landscape_parts import LANDSCAPE_PARTS, SAMPLED
 from enfold.run.seed_run import SeedRun
-from enfold.run.views import SAMPLED, VIEWS
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
@@ -46,7 +46,7 @@ CLOSENESS = ("--examples", 50, "--size", 3)
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three members with their trajectory, a share and a fold, on four classes of 4 x 4 images."""
+    """A run of three members with their trajectory, an ensemble step and a merge, on four classes of 4 x 4 images."""
     folder, rng = tmp_path_factory.mktemp("landscape"), np.random.default_rng(0)
     labels, centres = rng.integers(4, size=400), rng.integers(0, 200, size=(4, 1, 4, 4))
     images = (centres[labels] + rng.integers(0, 55, size=(400, 1, 4, 4))).astype(np.uint8)
@@ -67,7 +67,7 @@ def cell_in(run: Path) -> SeedRun:
     return seed_runs(opened, opened.recipe())[0]
 
 
-def test_a_recipe_keeps_the_members_trajectory(finished: Path) -> None:
+def test_a_recipe_stores_the_trajectory(finished: Path) -> None:
     cell = cell_in(finished)
     assert cell.trajectory().epochs == [0, 1, 2, 3]
     for text, every in (("trajectory: true", 1), ("trajectory: {every: 4}", 4)):
@@ -77,11 +77,11 @@ def test_a_recipe_keeps_the_members_trajectory(finished: Path) -> None:
     assert parse_recipe("trajectory: false").trajectory is None
 
 
-def test_every_part_is_computed_and_true_and_can_be_drawn(run: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(views, "SUBSETS", 3)  # all of the three members, few of their samples
+def test_every_part_is_computed_and_drawn(run: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(landscape_parts, "SUBSETS", 3)  # all of the three members, few of their samples
     cell = cell_in(run)
-    found = study(cell, tmp_path / "out", Asked(examples=50, size=3))
-    assert {name: part["state"] for name, part in found.items()} == dict.fromkeys(VIEWS, "computed")
+    found = study(cell, tmp_path / "out", LandscapeOptions(examples=50, size=3))
+    assert {name: part["state"] for name, part in found.items()} == dict.fromkeys(LANDSCAPE_PARTS, "computed")
     parts = stored_parts(tmp_path / "out")
     members = cell.members()
     said = predict_states(members.member(0), unstack_states(members), cell.data, examples=50)
@@ -117,9 +117,9 @@ def test_a_network_whose_units_cannot_be_matched_has_the_other_paths(run, tmp_pa
     def unknown(*_: Any) -> None:
         raise EnfoldError("nothing may be permuted: use another network")
 
-    monkeypatch.setattr(views, "match_to", unknown)
-    with pytest.warns(UserWarning, match="the matched path is left out: nothing may be permuted"):
-        study(cell_in(run), tmp_path / "out", Asked(only=("paths",), examples=20))
+    monkeypatch.setattr(landscape_parts, "match_to", unknown)
+    with pytest.warns(UserWarning, match="the matched path is omitted: nothing may be permuted"):
+        study(cell_in(run), tmp_path / "out", LandscapeOptions(only=("paths",), examples=20))
     facts = stored_parts(tmp_path / "out")["paths"][0]["facts"]
     assert facts["paths"] == ["straight", "bezier", "tunnel", "ensemble: batch_ensemble"]
 
@@ -146,7 +146,7 @@ def _can_be_drawn(name: str, content: dict[str, Any], arrays: dict[str, Any]) ->
     assert "up to 50 test examples" in words["caption"]
 
 
-def test_the_verb_writes_figures_with_words_and_computes_nothing_twice(enfold, run: Path) -> None:
+def test_the_command_writes_figures_and_computes_parts_once(enfold, run: Path) -> None:
     asked = (*CLOSENESS, "--only", "similarity", "--json")
     done = enfold("analyse", "landscape", run, *asked)
     assert done.code == 0, done.err
@@ -161,15 +161,15 @@ def test_the_verb_writes_figures_with_words_and_computes_nothing_twice(enfold, r
         assert len(entry["alt"]) > 50
     before = (folder / "similarity.safetensors").stat().st_mtime_ns
     again = enfold("analyse", "landscape", run, *asked)
-    assert {part["state"] for part in json.loads(again.out)["parts"].values()} == {"there"}
+    assert {part["state"] for part in json.loads(again.out)["parts"].values()} == {"stored"}
     assert (folder / "similarity.safetensors").stat().st_mtime_ns == before
     for size in (3, 4):
-        finer = study(cell_in(run), folder, Asked(("radial",), examples=50, size=size))
+        finer = study(cell_in(run), folder, LandscapeOptions(("radial",), examples=50, size=size))
         assert finer["radial"]["state"] == "computed"
         assert load_file(folder / "radial.safetensors")["loss"].shape == (size, size)
 
 
-def test_what_has_no_time_or_no_trajectory_is_named(enfold, run: Path, tmp_path: Path) -> None:
+def test_parts_without_time_or_trajectory_are_skipped_with_a_reason(enfold, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "elsewhere"
     shutil.rmtree(run / "trajectory")
     done = enfold("analyse", "landscape", run, *CLOSENESS, "--minutes", 0, "--out", out, "--only", "map,radial")
@@ -178,7 +178,7 @@ def test_what_has_no_time_or_no_trajectory_is_named(enfold, run: Path, tmp_path:
     assert "raise --minutes" in " ".join(done.out.split())
     assert not list(out.glob("*.safetensors"))
     assert not (run / "landscape").exists()
-    found = study(cell_in(run), out, Asked(("similarity",), examples=50))
+    found = study(cell_in(run), out, LandscapeOptions(("similarity",), examples=50))
     facts = found["similarity"]["facts"]
     assert facts["cosine_within"] is None, "without a trajectory, members alone are compared"
     members = cell_in(run).members()
@@ -188,14 +188,14 @@ def test_what_has_no_time_or_no_trajectory_is_named(enfold, run: Path, tmp_path:
     assert list(stored_parts(out)) == ["similarity"]
 
 
-def test_more_models_make_the_parts_that_show_them_anew(run: Path) -> None:
-    asked, out = Asked(("diversity", "similarity"), examples=50), run / "landscape"
+def test_new_models_recompute_the_parts_that_show_them(run: Path) -> None:
+    asked, out = LandscapeOptions(("diversity", "similarity"), examples=50), run / "landscape"
     said = run / "predictions/average.safetensors"
     said.rename(run / "kept")
     assert {part["state"] for part in study(cell_in(run), out, asked).values()} == {"computed"}
     (run / "kept").rename(said)
     found = study(cell_in(run), out, asked)
-    assert {name: part["state"] for name, part in found.items()} == {"diversity": "computed", "similarity": "there"}
+    assert {name: part["state"] for name, part in found.items()} == {"diversity": "computed", "similarity": "stored"}
     assert "step: average" in found["diversity"]["facts"]["groups"]
 
 
@@ -203,8 +203,8 @@ def test_more_models_make_the_parts_that_show_them_anew(run: Path) -> None:
     ("file", "text"),
     [("similarity.safetensors", "damaged"), ("similarity.json", "{}"), ("similarity.json", "[1]")],
 )
-def test_a_damaged_part_is_named(enfold, run: Path, file: str, text: str) -> None:
-    study(cell_in(run), run / "landscape", Asked(("similarity",), examples=50))
+def test_a_damaged_part_is_an_error(enfold, run: Path, file: str, text: str) -> None:
+    study(cell_in(run), run / "landscape", LandscapeOptions(("similarity",), examples=50))
     (run / "landscape" / file).write_text(text)
     done = enfold("analyse", "landscape", run, *CLOSENESS, "--only", "similarity")
     assert done.code == 2
@@ -212,16 +212,16 @@ def test_a_damaged_part_is_named(enfold, run: Path, file: str, text: str) -> Non
     assert "delete similarity.json there" in " ".join(done.err.split())
 
 
-def test_what_a_part_cannot_do_with_these_networks_is_named_and_the_others_are_made(run: Path, monkeypatch) -> None:
-    monkeypatch.setattr(views, "accuracy", lambda said: 1.0)  # a base network that never errs
-    found = study(cell_in(run), run / "landscape", Asked(("diversity", "similarity"), examples=50))
-    assert {name: part["state"] for name, part in found.items()} == {"diversity": "left out", "similarity": "computed"}
+def test_a_failing_part_is_skipped_with_a_reason(run: Path, monkeypatch) -> None:
+    monkeypatch.setattr(landscape_parts, "accuracy", lambda said: 1.0)  # a base network that never errs
+    found = study(cell_in(run), run / "landscape", LandscapeOptions(("diversity", "similarity"), examples=50))
+    assert {name: part["state"] for name, part in found.items()} == {"diversity": "skipped", "similarity": "computed"}
     assert "base_accuracy" in found["diversity"]["reason"]
     assert list(stored_parts(run / "landscape")) == ["similarity"]
 
 
-def test_parts_of_an_older_format_are_made_anew(run: Path) -> None:
-    asked, folder = Asked(("similarity",), examples=50), run / "landscape"
+def test_parts_of_an_older_format_are_recomputed(run: Path) -> None:
+    asked, folder = LandscapeOptions(("similarity",), examples=50), run / "landscape"
     study(cell_in(run), folder, asked)
     content = json.loads((folder / "similarity.json").read_text())
     content["settings"]["format"] -= 1
@@ -230,29 +230,29 @@ def test_parts_of_an_older_format_are_made_anew(run: Path) -> None:
     assert study(cell_in(run), folder, asked)["similarity"]["state"] == "computed"
 
 
-def test_parts_of_other_members_are_made_anew(run: Path, tmp_path: Path) -> None:
+def test_parts_of_other_members_are_recomputed(run: Path, tmp_path: Path) -> None:
     """As of another run, whose folder was the same."""
-    asked = Asked(only=("similarity",), examples=50)
+    asked = LandscapeOptions(only=("similarity",), examples=50)
     assert study(cell_in(run), tmp_path / "out", asked)["similarity"]["state"] == "computed"
-    assert study(cell_in(run), tmp_path / "out", asked)["similarity"]["state"] == "there"
+    assert study(cell_in(run), tmp_path / "out", asked)["similarity"]["state"] == "stored"
     cell = cell_in(run)
     vars(cell)["members_digest"] = "0" * 64
     assert study(cell, tmp_path / "out", asked)["similarity"]["state"] == "computed"
 
 
-def test_parts_with_samples_are_made_anew_where_there_are_more_kinds(run: Path, monkeypatch) -> None:
-    asked, folder = Asked(("diversity", "similarity"), examples=50), run / "landscape"
-    monkeypatch.setattr(views, "SAMPLED", SAMPLED[:-1])
+def test_parts_with_samples_are_recomputed_for_new_kinds(run: Path, monkeypatch) -> None:
+    asked, folder = LandscapeOptions(("diversity", "similarity"), examples=50), run / "landscape"
+    monkeypatch.setattr(landscape_parts, "SAMPLED", SAMPLED[:-1])
     study(cell_in(run), folder, asked)
     monkeypatch.undo()
     found = study(cell_in(run), folder, asked)
-    assert {name: part["state"] for name, part in found.items()} == {"diversity": "computed", "similarity": "there"}
+    assert {name: part["state"] for name, part in found.items()} == {"diversity": "computed", "similarity": "stored"}
     assert "pca_random" in found["diversity"]["facts"]["groups"]
 
 
 @pytest.mark.slow
-def test_landscape_and_alignment_stand_in_one_page(enfold, run: Path) -> None:
-    """Real figures of both in a real browser: each in its section, with words, and nothing is asked for."""
+def test_landscape_and_alignment_are_on_one_page(enfold, run: Path) -> None:
+    """Real figures of both in a browser: each in its section, with captions and without external requests."""
     done = enfold("analyse", "landscape", run, *CLOSENESS)
     assert done.code == 0, done.err
     few = ("--epochs", 1, "--temperatures", "1,5", "--noises", "0,1", "--points", 3)
@@ -267,7 +267,7 @@ def test_landscape_and_alignment_stand_in_one_page(enfold, run: Path) -> None:
             browser.size(width, 900)
             browser.open((run / "report.html").as_uri())
             assert browser.ask("document.documentElement.scrollWidth") <= width
-        for section, count in (("landscape", len(VIEWS)), ("alignment", 8)):
+        for section, count in (("landscape", len(LANDSCAPE_PARTS)), ("alignment", 8)):
             figures = browser.ask(
                 f"[...document.querySelectorAll('#{section} figure')].map(f => [f.querySelector('figcaption')"
                 ".textContent.length, f.querySelector('svg[role=img]').ariaLabel.length, "
@@ -281,7 +281,7 @@ def test_landscape_and_alignment_stand_in_one_page(enfold, run: Path) -> None:
         browser.close()
 
 
-def test_wrong_asks_are_named(enfold, finished: Path) -> None:
+def test_invalid_options_are_refused(enfold, finished: Path) -> None:
     for arguments, says in (
         (("--only", "radiall"), "got 'radiall', did you mean 'radial': choose among them"),
         (("--seed", 7), "must be one of the run's seeds, 0, got 7"),

@@ -48,7 +48,7 @@ def left(folder: Path, age: float = 0.0, **changes: object) -> None:
     os.utime(folder / FILE, (time.time() - age,) * 2)
 
 
-def test_every_verb_that_writes_is_refused_and_none_that_reads(enfold, finished, recipe_file):
+def test_a_locked_run_refuses_writers_only(enfold, finished, recipe_file):
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
     enfold("--version")  # what was printed before is none of ours
     with held(finished) as other:
@@ -70,7 +70,7 @@ def test_every_verb_that_writes_is_refused_and_none_that_reads(enfold, finished,
     assert changed == set()
 
 
-def test_a_killed_writer_is_gone_at_once(enfold, finished):
+def test_a_killed_writer_releases_the_lock(enfold, finished):
     with held(finished) as other:
         killed(other)
         assert (finished / FILE).is_file()
@@ -86,7 +86,7 @@ def test_a_run_is_refused_before_a_second_one_is_made_in_its_folder(enfold, reci
     assert enfold("run", recipe_file, tmp_path / "out").code == 0
 
 
-def test_python_programs_are_refused_too(finished):
+def test_the_lock_applies_to_python_programs(finished):
     run = RunDirectory.open(finished)
     with held(finished):
         with pytest.raises(EnfoldError, match="one process at a time"):
@@ -115,7 +115,7 @@ def test_a_thread_enters_again_and_another_is_refused(tmp_path):
     assert not (tmp_path / FILE).exists()
 
 
-def test_a_child_does_not_keep_the_lock(tmp_path):
+def test_a_forked_child_does_not_hold_the_lock(tmp_path):
     """A loader's worker may live a little longer than the process that was killed."""
     with writing(tmp_path):
         reading, written = os.pipe()
@@ -125,7 +125,7 @@ def test_a_child_does_not_keep_the_lock(tmp_path):
             os.read(reading, 1)
             os._exit(0)
     with writing(tmp_path):
-        pass
+        assert json.loads((tmp_path / FILE).read_text())["pid"] == os.getpid()
     os.close(reading)
     os.close(written)
     os.waitpid(child, 0)
@@ -146,7 +146,7 @@ OTHERS = {  # what the file says, its age, whether the kernel has locks -> wheth
 
 
 @pytest.mark.parametrize(("changes", "age", "kernel", "gone"), OTHERS.values(), ids=OTHERS)
-def test_who_is_gone(tmp_path, monkeypatch, changes, age, kernel, gone):
+def test_detection_of_ended_processes(tmp_path, monkeypatch, changes, age, kernel, gone):
     monkeypatch.setattr(lock, "_locked", lambda descriptor: kernel)
     left(tmp_path, age, **changes)
     if gone:
@@ -161,10 +161,11 @@ def test_who_is_gone(tmp_path, monkeypatch, changes, age, kernel, gone):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}'])
-def test_a_file_that_was_cut_off_is_nobodys(tmp_path, text):
+def test_a_truncated_lock_file_has_no_holder(tmp_path, text):
     (tmp_path / FILE).write_text(text)
     with writing(tmp_path):
-        pass
+        assert json.loads((tmp_path / FILE).read_text())["pid"] == os.getpid()
+    assert not (tmp_path / FILE).exists()
 
 
 def test_a_writer_gives_signs_of_life(tmp_path, monkeypatch):
@@ -177,11 +178,11 @@ def test_a_writer_gives_signs_of_life(tmp_path, monkeypatch):
         assert (tmp_path / FILE).stat().st_mtime > 0
 
 
-def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
+def test_an_unwritable_folder_is_one_sentence(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(EnfoldError, match="can be written"), writing(tmp_path / "file"):
+    with pytest.raises(EnfoldError, match="writable folder"), writing(tmp_path / "file"):
         pass
     (tmp_path / FILE).symlink_to(tmp_path / "file")
-    with pytest.raises(EnfoldError, match="can be written"), writing(tmp_path):
+    with pytest.raises(EnfoldError, match="writable folder"), writing(tmp_path):
         pass
     assert (tmp_path / "file").read_text() == ""

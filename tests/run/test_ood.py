@@ -36,7 +36,7 @@ def recipe(recipe_file, other):
     return recipe_file
 
 
-def test_a_run_scores_its_sets_and_keeps_what_it_scored(enfold, recipe, tmp_path, monkeypatch):
+def test_a_run_evaluates_its_ood_sets_and_stores_scores(enfold, recipe, tmp_path, monkeypatch):
     out = tmp_path / "run"
     done = enfold("run", recipe, out)
     assert done.code == 0, done.err
@@ -80,8 +80,8 @@ def test_a_run_scores_its_sets_and_keeps_what_it_scored(enfold, recipe, tmp_path
     assert f"{len(files)} figures as .svg and .png written to {out / 'figures'}" in drawn.err
 
 
-def test_all_rows_are_of_the_same_images(enfold, recipe, other, tmp_path):
-    """A file that is another one when a fold is added: what is stored of the first is not shown beside it."""
+def test_all_rows_use_the_same_images(enfold, recipe, other, tmp_path):
+    """A file that changes before a step is added: stored scores of the old file are not shown."""
     recipe.write_text(recipe.read_text().replace("seeds: [0, 1]", "seeds: [0]"))
     out = tmp_path / "run"
     assert enfold("run", recipe, out).code == 0
@@ -145,7 +145,7 @@ def test_official_files_are_scored_under_their_own_name(enfold, official, tmp_pa
         ("val_size: 100", "val_size: 100, exclude_classes: [3]", "CIFAR-10-C contains the test images of CIFAR-10 in"),
     ],
 )
-def test_official_files_must_be_there_and_of_the_data(enfold, official, tmp_path, old, new, message):
+def test_official_files_must_exist_and_match_the_data(enfold, official, tmp_path, old, new, message):
     official.write_text(official.read_text().replace(old, new))
     done = enfold("run", official, tmp_path / "run")
     assert done.code != 0
@@ -153,7 +153,7 @@ def test_official_files_must_be_there_and_of_the_data(enfold, official, tmp_path
     assert not (tmp_path / "run").exists()
 
 
-def test_the_test_part_is_no_validation_part(enfold, tmp_path, recipe_file):
+def test_the_validation_split_must_differ_from_the_test_split(enfold, tmp_path, recipe_file):
     module = tmp_path / "own.py"
     module.write_text(
         "import torch\nfrom enfold.data import Data, Split\n"
@@ -186,14 +186,14 @@ def test_wrong_sets_are_refused_with_the_rule(text, message):
         parse_recipe(text)
 
 
-def test_a_source_by_name_is_a_set_and_code_of_ones_own_is_known():
+def test_ood_sources_by_name_and_by_user_code():
     recipe = parse_recipe("ood: [mnist, {source: 'own.py:made'}]")
     assert [each.name for each in recipe.ood] == ["mnist", "own.py:made"]
     assert recipe.code_references() == ["own.py:made"]
     assert recipe.extends(parse_recipe("name: run"))
 
 
-def test_spreads_keep_words_and_counts():
+def test_standard_deviations_preserve_words_and_counts():
     found = _spread_tree([{"a": "told", "n": 3, "x": {"y": 1.0}, "mce": 0.9}, {"a": "told", "n": 3, "x": {"y": 3.0}}])
     assert "mce" not in found  # a seed without errors to divide by has none
     assert found["a"] == "told"

@@ -37,7 +37,7 @@ def elsewhere(project: Path) -> Path:
 
 
 @pytest.mark.parametrize("network", ["mine.py:mlp", "mine:mlp"])
-def test_a_run_of_the_users_own_code_goes_on_from_anywhere(enfold, project, network):
+def test_a_run_with_user_code_resumes_from_any_folder(enfold, project, network):
     assert enfold("train", "runs/a", "--data", "mine.npz", "--network", network, "--members", 2, *FAST).code == 0
     elsewhere(project)
     for words in (["merge", "average"], ["evaluate"], ["report"]):
@@ -50,8 +50,8 @@ def test_a_run_of_the_users_own_code_goes_on_from_anywhere(enfold, project, netw
     assert enfold("merge", moved / "runs/a", "average", "--label", "again", "--trust-code").code == 0
 
 
-def test_a_run_is_of_the_code_where_it_was_made(enfold, project):
-    """Not of another's that lies in the current folder."""
+def test_a_run_uses_the_code_of_its_original_folder(enfold, project):
+    """Code of another recipe in the current folder is not used."""
     assert enfold("train", "a", "--data", "mine.npz", "--network", "mine.py:mlp", "--members", 2, *FAST).code == 0
     other = elsewhere(project) / "mine.py"
     other.write_text("raise RuntimeError('another file')\n")
@@ -59,7 +59,7 @@ def test_a_run_is_of_the_code_where_it_was_made(enfold, project):
     assert done.code == 0, done.err
 
 
-def test_a_recipe_finds_its_code_beside_itself(enfold, project):
+def test_a_recipe_finds_code_in_its_folder(enfold, project):
     recipe = "data: {source: mine.npz, val_size: 60}\nnetwork: mine.py:mlp\ntrain: {epochs: 1}\ncost: false\n"
     (project / "recipe.yaml").write_text(f"{recipe}members: 2\nseeds: [0, 1]\nsteps: [average]\n")
     out = elsewhere(project) / "out"
@@ -71,7 +71,7 @@ def test_a_recipe_finds_its_code_beside_itself(enfold, project):
     assert done.code == 0, done.err
 
 
-def test_where_it_was_looked_for_is_said(enfold, project):
+def test_errors_list_the_searched_folders(enfold, project):
     assert enfold("train", "a", "--data", "mine.npz", "--network", "mine.py:mlp", "--members", 2, *FAST).code == 0
     (project / "mine.py").unlink()
     here = elsewhere(project)
@@ -83,11 +83,11 @@ def test_where_it_was_looked_for_is_said(enfold, project):
 
 
 def commands(text: str) -> list[list[str]]:
-    """What is printed between two spaces and begins with the program's name."""
+    """Return the printed commands: text between two spaces that starts with the program's name."""
     return [shlex.split(part)[1:] for part in text.replace("\n", "  ").split("  ") if part.startswith("enfold ")]
 
 
-def test_printed_commands_work_as_they_stand(enfold, project, interrupted):
+def test_printed_commands_can_be_run(enfold, project, interrupted):
     done = enfold("train", "my runs/a", "--data", "mine.npz", "--network", "mine.py:mlp", "--members", 2, *FAST)
     fold, share = commands(done.out)
     assert (fold[-1], share[-1]) == ("--trust-code", "--trust-code")
@@ -100,7 +100,7 @@ def test_printed_commands_work_as_they_stand(enfold, project, interrupted):
     assert enfold(*drop).code == 0
 
 
-def test_what_to_do_without_members_works_as_it_stands(enfold, project, interrupted):
+def test_the_remedy_for_missing_members_can_be_run(enfold, project, interrupted):
     given = ("--data", "mine.npz", "--network", "mine.py:mlp", "--members", 2, *FAST)
     interrupted(1, "train", "a", *given)
     refused = enfold("evaluate", "a", "--trust-code").err

@@ -84,7 +84,7 @@ def test_an_option_called_init_belongs_to_the_ensemble() -> None:
         ("steps: [{method: kd, teacher: nowhere}]\n", r"teacher must be .*got 'nowhere'"),
         ("plan: {epochs: 1}\n", r"line 1: there is no key 'plan', use 'train'"),
         ("name: x\nfolds: [kd]\n", r"line 2: there is no key 'folds', use 'steps'"),
-        ("sizes: [9]\n", r"sizes must lie between 1 and the 4 members, got 9"),
+        ("sizes: [9]\n", r"sizes must be from 1 to the 4 members, got 9"),
         ("data: {sources: x}\n", r"there is no key 'sources', did you mean 'source'"),
         ("seeds: [1, 1]\n", r"every seed must be given once"),
         ("steps: [{method: average, label: a/b}]\n", r"a label must be at most 100 letters"),
@@ -123,7 +123,7 @@ def test_wrong_overrides(override: str) -> None:
         ("sizes.0=2", "but sizes is an empty list: set sizes itself"),
     ],
 )
-def test_an_override_that_has_no_place_is_told_another(override: str, remedy: str) -> None:
+def test_an_invalid_override_suggests_another(override: str, remedy: str) -> None:
     text = (
         "name: run\nmembers: 4\nnetwork: mlp\ndata: digits\nood: [mnist]\nsizes: []\n"
         "steps: [average, {method: kd, perturb: ods}]\n"

@@ -1,4 +1,4 @@
-"""What is wrong in code and files of the user's own is one sentence that says where."""
+"""Errors in user code and files are one sentence with the place."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def own(tmp_path: Path) -> Path:
         (["--network", "OWN:Broken"], " (line 13 of OWN)"),
     ],
 )
-def test_where_the_users_own_code_fails_is_said(enfold, own, small_data, tmp_path, options, says):
+def test_errors_in_user_code_name_the_line(enfold, own, small_data, tmp_path, options, says):
     options = [option.replace("OWN", str(own)) for option in options]
     data = [] if "--data" in options else ["--data", small_data]
     done = enfold("train", tmp_path / "out", *data, *options, "--trust-code")
@@ -66,13 +66,13 @@ def test_repair_is_described_as_methods_are(enfold):
 
 
 @pytest.mark.parametrize("value", ["2020-13-45", "2020-12-24"])
-def test_there_are_no_dates(enfold, tmp_path, small_data, value):
+def test_dates_are_read_as_text(enfold, tmp_path, small_data, value):
     done = enfold("train", tmp_path / "out", "--data", small_data, "--set", f"train.epochs={value}")
     assert done.code == 2
     assert f"'epochs' of train must be an integer, got '{value}'" in done.err
 
 
-def test_what_looks_like_a_number_and_is_none(enfold, tmp_path, small_data):
+def test_text_similar_to_numbers(enfold, tmp_path, small_data):
     with pytest.raises(yaml.YAMLError):
         read_yaml("0b_")
     done = enfold("train", tmp_path / "out", "--data", small_data, "--set", "train.epochs=0b_")

@@ -64,7 +64,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-def test_no_place_of_a_recipe_runs_code_unasked(enfold, hostile, tmp_path, recipe_file, place):
+def test_no_key_of_a_recipe_runs_code_without_trust(enfold, hostile, tmp_path, recipe_file, place):
     content = yaml.safe_load(recipe_file.read_text())
     recipe_file.write_text(yaml.safe_dump({**content, **place("hostile.py:make")}))
     done = enfold("run", recipe_file, tmp_path / "out")
@@ -76,7 +76,7 @@ def test_no_place_of_a_recipe_runs_code_unasked(enfold, hostile, tmp_path, recip
 
 
 @pytest.mark.parametrize("words", VERBS.values(), ids=VERBS)
-def test_a_received_run_runs_no_code_unasked(enfold, hostile, tmp_path, finished, words):
+def test_a_received_run_needs_trust(enfold, hostile, tmp_path, finished, words):
     content = {**in_chain("hostile.py:make"), **PLACES["out-of-distribution"]("hostile.py:make")}
     shutil.move(hostile, edited(finished, **content))
     place = 2 if words[0] == "analyse" else 1
@@ -98,7 +98,7 @@ def test_a_resumed_run_follows_its_own_recipe_which_is_checked_too(enfold, hosti
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_command_line_is_no_exception(enfold, hostile, tmp_path, small_data, finished):
+def test_the_command_line_needs_trust(enfold, hostile, tmp_path, small_data, finished):
     student = ["--set", f"student={hostile}:make", "--label", "other"]
     for words in (
         ["train", tmp_path / "out", "--data", small_data, "--network", f"{hostile}:make"],
@@ -113,7 +113,7 @@ def test_a_command_line_is_no_exception(enfold, hostile, tmp_path, small_data, f
 
 
 def test_the_file_that_runs_is_shown_where_it_is_trusted_too(enfold, hostile, tmp_path, finished, monkeypatch):
-    """A run says where it was made, and files are looked for there before the current folder."""
+    """Files are searched in the folder where the run was created before the current folder."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "hostile.py").write_text("raise RuntimeError('another file')")
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -127,7 +127,7 @@ def test_the_file_that_runs_is_shown_where_it_is_trusted_too(enfold, hostile, tm
     assert (tmp_path / "ran").exists()
 
 
-def test_python_programs_are_asked_too(hostile, tmp_path, finished):
+def test_python_programs_need_trust(hostile, tmp_path, finished):
     edited(finished, network="hostile.py:make")
     with pytest.raises(EnfoldError, match="trust"):
         open_run(finished)
@@ -150,7 +150,7 @@ def test_a_module_and_its_packages_are_found_without_being_imported(tmp_path):
     assert "some_package" not in sys.modules
 
 
-def test_what_is_no_reference():
+def test_texts_that_are_not_references():
     assert all(map(is_reference, ("nets.py:make", "a.b:C.make", "/x y/nets.py:make", r"C:\nets.py:make")))
     assert not any(map(is_reference, ("mlp", "C:\\data.npz", "study: one", "12:30", ":make", "nets.py:")))
 
@@ -183,8 +183,8 @@ def settings() -> list[tuple[str, str, str]]:
     return [(method.kind, method.name, option) for method in found for option in method.arguments]
 
 
-def test_every_text_of_the_schema_is_looked_at():
-    """So that a new field cannot be forgotten: only names of rows and of the run are taken for no code."""
+def test_every_text_of_the_schema_is_searched():
+    """New fields are included: only names of rows and of the run are excluded."""
     schema = Recipe.model_json_schema()
     places = places_of(schema, schema["$defs"])
     trees = {".".join(map(str, path)): holding(path, "hostile.py:make") for path in places}
@@ -200,7 +200,7 @@ def test_every_text_of_the_schema_is_looked_at():
     assert ignored == {"name", "steps.0.label", "ood.0.label"}
 
 
-def test_a_run_keeps_no_trust(enfold, hostile, finished):
+def test_trust_is_not_stored(enfold, hostile, finished):
     edited(finished, **PLACES["network of a step"]("hostile.py:make"))
     assert enfold("evaluate", finished, "--trust-code").code == 0
     assert enfold("evaluate", finished).code == 2

@@ -18,7 +18,7 @@ def test_a_finished_analysis_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     seed_run = seed_runs(run, run.recipe())[1]
     settings = {"only": ("similarity",), "examples": 50}
     first = run_analysis("landscape", seed_run, settings)
-    monkeypatch.setattr(landscape, "_in_time", None)  # nothing is computed again
+    monkeypatch.setattr(landscape, "_compute_in_time", None)  # computing again would fail
     assert run_analysis("landscape", seed_run, settings) == first
     facts = json.loads((home("landscape", seed_run) / "similarity.json").read_text())["facts"]
     assert first["similarity"]["cosine_between"] == facts["cosine_between"]

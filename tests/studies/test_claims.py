@@ -116,7 +116,7 @@ def test_a_row_that_one_seed_lacks_is_not_run(tmp_path: Path) -> None:
     assert found["claims"][0]["verdict"] == "held"
 
 
-def test_a_fold_of_some_seeds_is_compared_in_these(tmp_path: Path) -> None:
+def test_a_step_of_some_seeds_is_compared_in_these_seeds(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [0, 1, 2])
     recipe = parse_recipe(
         "name: planted\nmembers: 3\nseeds: [0, 1, 2]\nsteps: [{method: average, label: low, seeds: [0, 2]}]"
@@ -131,7 +131,7 @@ def test_a_fold_of_some_seeds_is_compared_in_these(tmp_path: Path) -> None:
     assert claim["difference"]["values"] == pytest.approx([a - b for a, b in zip(low, many, strict=True)])
 
 
-def test_one_seed_is_judged_by_its_examples(tmp_path: Path) -> None:
+def test_one_seed_uses_the_bootstrap_over_examples(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [5])
     found = evaluate_run(run, run.recipe(), parse_claims(CLAIMS), replicates=300)
     claim = found["claims"][0]
@@ -164,7 +164,7 @@ def test_the_verb_prints_a_table_and_writes_json(studies, tmp_path: Path, claims
     assert list(out.parent.iterdir()) == [out], "nothing temporary is left"
 
 
-def test_cells_show_units_spreads_and_intervals() -> None:
+def test_cells_show_units_deviations_and_intervals() -> None:
     def side(published: float | None, ours: dict[str, object] | None) -> dict[str, object]:
         return {"published": published, "ours": ours}
 
@@ -232,14 +232,14 @@ def test_wrong_claims_are_one_sentence(old: str, new: str, says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_no_mapping_and_no_file(tmp_path: Path) -> None:
+def test_invalid_files_of_claims(tmp_path: Path) -> None:
     with pytest.raises(EnfoldError, match="must be a mapping of keys to values, got list"):
         parse_claims("[1, 2]")
     with pytest.raises(EnfoldError, match=r"readable YAML file.*nowhere\.yaml.*check the path"):
         read_claims(tmp_path / "nowhere.yaml")
 
 
-def test_a_claim_that_cannot_be_judged_is_named(tmp_path: Path) -> None:
+def test_a_claim_without_data_is_reported(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [0])
     run.write_predictions("twin", {"test": predictions(0, 2.0).mean()})
     text = CLAIMS.replace("metric: ece", "metric: disagreement")
@@ -249,7 +249,7 @@ def test_a_claim_that_cannot_be_judged_is_named(tmp_path: Path) -> None:
         evaluate_run(run, run.recipe(), parse_claims(CLAIMS), replicates=0)
 
 
-def test_a_wrong_command_writes_nothing(studies, tmp_path: Path, claims_file: Path) -> None:
+def test_an_invalid_command_writes_nothing(studies, tmp_path: Path, claims_file: Path) -> None:
     run = make_run(tmp_path / "run", [0])
     before = sorted(tmp_path.rglob("*"))
     for arguments, says in (

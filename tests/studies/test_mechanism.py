@@ -24,7 +24,7 @@ PLACES = ("clean", "perturbed")
 MEASURES = {"cross_entropy", "kl", "disagreement"}
 
 
-def test_teachers_differ_more_and_students_less_where_inputs_move_to():
+def test_perturbations_increase_teacher_diversity_and_reduce_student_diversity():
     data = make_pictures(count=60)
     teachers, student = DeepEnsemble(population(make_cnn)), DeepEnsemble(population(make_cnn, seed=7))
     found = measure_mechanism(TDivSDiv(step=8.0, pairs="all"), teachers, student, data)
@@ -43,7 +43,7 @@ def copy_values(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
-def test_what_is_measured_on_clean_inputs_are_the_metrics(pictures):
+def test_clean_inputs_give_the_metrics(pictures):
     teachers, student = DeepEnsemble(population(make_cnn)).train(), BatchEnsemble(make_cnn(), 3).train()
     before = [copy_values(model) for model in (teachers, student)]
     found = measure_mechanism(ODS(), teachers, student, pictures, "val", batch_size=5, seed=2)
@@ -82,7 +82,7 @@ def test_it_can_be_stored_and_is_the_same_again(pictures):
     )
 
 
-def test_a_loader_is_taken_as_it_is_and_one_student_has_no_members(pictures):
+def test_loaders_and_single_students(pictures):
     loader = pictures.replace(test=[(pictures.prepare(pictures.test.inputs), pictures.test.labels)])
     teachers, student = DeepEnsemble(population(make_mlp)), make_mlp()
     assert measure_mechanism(Gaussian(), teachers, student, loader) == measure_mechanism(
@@ -91,7 +91,7 @@ def test_a_loader_is_taken_as_it_is_and_one_student_has_no_members(pictures):
     assert "student" not in measure_mechanism(Gaussian(), teachers, student, loader)
 
 
-def test_what_cannot_be_measured(pictures):
+def test_invalid_measurements_are_refused(pictures):
     teachers = DeepEnsemble(population(make_mlp))
     with pytest.raises(EnfoldError, match=r"part .* 'val'"):
         measure_mechanism(ODS(), teachers, teachers, pictures.replace(val=pictures.test[:0]), "val")

@@ -27,7 +27,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize(("measure", "scale"), [("kl", 1), ("disagreement", 100)])
-def test_what_the_figure_shows(measure, scale):
+def test_content_of_the_figure(measure, scale):
     left, right = draw(RUNS, measure).axes
     ends = {
         axes: [
@@ -56,7 +56,7 @@ def test_the_figure_is_written(tmp_path):
     assert b"Students" not in written[0].read_bytes()
 
 
-def test_what_cannot_be_drawn(tmp_path):
+def test_invalid_figures_are_refused(tmp_path):
     with pytest.raises(EnfoldError, match="a measure must be one of kl, cross_entropy, disagreement, got 'js': choose"):
         mechanism_figure(RUNS, tmp_path, "js")
     with pytest.raises(EnfoldError, match="needs at least one measured perturbation, got none: pass"):

@@ -67,7 +67,7 @@ def shown(tmp_path: Path, content: dict[str, object]) -> str:
     return fill_page(f"<!-- results {content['name']} -->\nold\n<!-- end -->\n", tmp_path)
 
 
-def test_what_was_reproduced_is_listed_and_each_shown_beside_what_is_published(tmp_path):
+def test_reproduced_values_are_beside_published_values(tmp_path):
     rows = [
         row("kd", "KD", accuracy=both(0.937, 0.7), nll=both(None, 0.5)),
         row("r/mean member", accuracy=both(None, 0.6, None)),
@@ -103,7 +103,7 @@ def test_the_overview_counts_claims_by_verdict():
     )
 
 
-def test_wrong_marks_are_refused(tmp_path):
+def test_invalid_markers_are_refused(tmp_path):
     with pytest.raises(EnfoldError, match="nowhere"):
         fill_page("<!-- rows nowhere -->\n<!-- end -->\n", tmp_path)
     with pytest.raises(EnfoldError, match="tables"):
@@ -139,7 +139,7 @@ def test_a_table_of_every_number_of_members_is_one_for_each_data_set_and_kind_of
     assert "briefly trained members**; NLL" not in page, "no table without rows"
 
 
-def test_two_and_six_members_stand_side_by_side_where_both_metrics_are_known():
+def test_two_and_six_members_are_side_by_side():
     rows = [
         row("cifar10-2/perm-avg-2", accuracy=both(0.57, 0.5), nll=both(None, 1.5)),
         row("cifar10-2/perm-avg-best-6", accuracy=both(None, 0.625), nll=both(None, 1.25)),
@@ -151,7 +151,7 @@ def test_two_and_six_members_stand_side_by_side_where_both_metrics_are_known():
     assert only == "| cifar10, 2 layers | - | - | - | 50.00 / 1.500 | - | - | 62.50 / 1.250 | - | - | - |"
 
 
-def test_merges_have_a_line_for_each_network_and_a_dash_for_what_was_not_run():
+def test_merges_have_a_line_per_network_and_a_dash_for_missing_runs():
     def spread(mean: float) -> dict[str, object]:
         return {"mean": mean, "std": 0.01, "values": [mean]}
 
@@ -169,7 +169,7 @@ def test_merges_have_a_line_for_each_network_and_a_dash_for_what_was_not_run():
     ]
 
 
-def test_runs_of_a_table_that_were_made_apart_are_join_records():
+def test_separate_runs_of_a_table_are_joined():
     def part(run: str, mean: float, verdict: str, changes: list[str]) -> dict[str, object]:
         rows = [row(f"{name}/kd-2", accuracy={"published": 0.9, "ours": None}) for name in ("a", "b")]
         rows[run == "b"] = row(f"{run}/kd-2", accuracy=both(0.9, mean))

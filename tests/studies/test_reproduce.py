@@ -49,7 +49,7 @@ def labels_of(recipe: Recipe | None) -> list[str]:
     return [] if recipe is None else [step.label for step in recipe.steps]
 
 
-def test_every_published_table_and_figure_is_there() -> None:
+def test_every_published_table_and_figure_exists() -> None:
     assert list_names() == NAMES
     rows = {row["name"]: row["scales"] for row in list_studies()}
     for scales in rows.values():
@@ -60,7 +60,7 @@ def test_every_published_table_and_figure_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_file_names_rows_that_its_recipes_make(name: str) -> None:
+def test_definitions_name_rows_of_their_recipes(name: str) -> None:
     found = load_definition(name)
     assert len({claim.statement for claim in found.claims}) == len(found.claims), "statements are unique"
     made = make_recipes(name, "laptop")
@@ -108,7 +108,7 @@ def test_published_values_and_settings() -> None:
     assert make_recipes("latentbe-cifar100", "paper")["cifar100"].network == "wrn-28-4"
 
 
-def test_a_paper_is_all_its_tables() -> None:
+def test_a_paper_consists_of_its_tables() -> None:
     assert resolve_names("permavg") == ["permavg-analyses", "permavg-table"]
     assert resolve_names("landscape") == ["landscape"]
     assert resolve_names("mixture-cifar") == ["mixture-cifar"]
@@ -223,7 +223,7 @@ claims:
     assert pays["difference"]["values"] == [-1.0, 1.0]
 
 
-def test_one_seed_says_nothing_of_noise_between_seeds(tmp_path: Path) -> None:
+def test_one_seed_has_no_noise_between_seeds(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", parse_recipe("members: 2\n"))
     text = "source: {paper: p}\nclaims:\n  - {statement: s, metric: m, first: r/a/x, relation: above, second: r/a/y}\n"
     evidence = Evidence({"r": seed_runs(run, run.recipe())}, {"r": [{"a": {"x": 2.0, "y": 1.0}}]})
@@ -232,7 +232,7 @@ def test_one_seed_says_nothing_of_noise_between_seeds(tmp_path: Path) -> None:
     assert claim["verdict"] == "within noise"
 
 
-def test_names_that_share_a_run_add_their_rows_to_it(tmp_path: Path) -> None:
+def test_definitions_with_a_common_run_add_their_rows(tmp_path: Path) -> None:
     first, second = (make_recipes(name, "smoke")["cifar10"] for name in ("latentbe-cifar10", "distill-cifar10"))
     options = Options("distill-cifar10", "smoke", resume=True)
     place = open_or_extend(RunDirectory(tmp_path / "cifar10-distillation"), first, options)
@@ -246,8 +246,8 @@ def test_names_that_share_a_run_add_their_rows_to_it(tmp_path: Path) -> None:
     assert place.recipe() == both
 
 
-def test_a_run_that_is_there_is_judged_by_name(studies, tmp_path: Path) -> None:
-    """Of what is said of CIFAR-100 the run of CIFAR-10 is the judge, as at the laptop scale."""
+def test_an_existing_run_is_evaluated_by_name(studies, tmp_path: Path) -> None:
+    """Claims about CIFAR-100 are evaluated on the run of CIFAR-10, as at the laptop scale."""
     run = RunDirectory.create(tmp_path / "run", parse_recipe("name: cifar10-ensembles\nmembers: 4\n"))
     for label, signal in (("ensemble", 2.0), ("mixture-1.0", 1.5), ("mixture-0.4", 1.0)):
         run.write_predictions(label, {"test": said(0, signal)})
@@ -261,7 +261,7 @@ def test_a_run_that_is_there_is_judged_by_name(studies, tmp_path: Path) -> None:
     assert "has several runs, and the recipe's name must be that of one of them, got 'cifar10-ensembles'" in done.err
 
 
-def test_a_table_is_held_against_another_data_set_in_the_run_of_another_table(tmp_path: Path) -> None:
+def test_a_table_is_evaluated_in_the_run_of_another_table(tmp_path: Path) -> None:
     """Where CIFAR-100 is not there, the teachers and students of CIFAR-10 are judged."""
     changes = ("data.source=cifar10", "name=cifar10-distillation")
     options = Options("latentbe-cifar100", "laptop", changes, resume=True)
@@ -312,7 +312,7 @@ def test_a_table_is_held_against_another_data_set_in_the_run_of_another_table(tm
         ),
     ],
 )
-def test_what_cannot_be_is_one_sentence_and_writes_nothing(studies, tmp_path, monkeypatch, words, says) -> None:
+def test_invalid_options_are_one_sentence_and_write_nothing(studies, tmp_path, monkeypatch, words, says) -> None:
     monkeypatch.setenv("ENFOLD_DATA", str(tmp_path / "data"))
     monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
     done = studies(*(tmp_path / "out" if word == "OUT" else word for word in words))
@@ -321,7 +321,7 @@ def test_what_cannot_be_is_one_sentence_and_writes_nothing(studies, tmp_path, mo
     assert not (tmp_path / "out").exists()
 
 
-def test_the_list_says_what_each_needs(studies) -> None:
+def test_the_list_shows_requirements(studies) -> None:
     done = studies()
     assert done.code == 0
     for word in (*NAMES, "cifar100", "fashion-mini: present", "laptop"):
@@ -358,7 +358,7 @@ def test_a_figure_at_the_smoke_scale_and_again_without_work(studies, tmp_path: P
     assert json.loads(again.out)["claims"] == content["claims"]
 
 
-def test_pages_and_tables_show_ours_beside_the_published() -> None:
+def test_pages_and_tables_show_measured_and_published_values() -> None:
     found = {"published": 0.9, "ours": {"mean": 0.8, "std": 0.01, "values": [0.79, 0.81]}}
     content = {
         "name": "n",
@@ -410,7 +410,7 @@ def test_every_name_runs_at_the_smoke_scale(studies, tmp_path: Path, name: str) 
         assert content["verdicts"]["not run"] == 0
 
 
-def test_the_scale_and_the_name_are_asked_before_anything(tmp_path: Path) -> None:
+def test_scale_and_name_are_checked_first(tmp_path: Path) -> None:
     with pytest.raises(EnfoldError, match="a scale must be one of"):
         reproduce(Options("landscape", "huge"), tmp_path / "out")
     assert not (tmp_path / "out").exists()

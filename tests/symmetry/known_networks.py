@@ -121,7 +121,7 @@ def relative() -> nn.Module:
 
 
 def rotary() -> nn.Module:
-    """Heads whose places are turned in pairs: only whole heads of queries and keys are free."""
+    """Heads whose entries are rotated in pairs: only complete heads of queries and keys are free."""
 
     def forward(net: Calls, x: Tensor) -> Tensor:
         query, key, value = (layer(x).unflatten(-1, (2, 4)).transpose(1, 2) for layer in (net.q, net.k, net.v))
@@ -138,7 +138,7 @@ def _turned(x: Tensor, angle: Tensor) -> Tensor:
 
 
 def shared_keys(form: str, keys: int = 2, share: int = 2, units: int = 3, width: int = 8) -> nn.Module:
-    """Grouped queries: several heads of queries share one of keys and values."""
+    """Grouped queries: several heads of queries have common keys and values."""
 
     def forward(net: Calls, x: Tensor) -> Tensor:
         x = net.embed(x)

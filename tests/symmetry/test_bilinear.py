@@ -41,7 +41,7 @@ class Block(Attention):
 
 
 class Counted(nn.Module):
-    """Units that meet, one side times whole numbers."""
+    """Contracted units, one side multiplied by integers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Counted(nn.Module):
         return ((self.query(inputs) * self.times.weight) @ self.key(inputs).mT).mean(1)
 
 
-def test_whole_numbers_take_no_matrix():
+def test_integers_cannot_be_multiplied_by_matrices():
     symmetry = symmetries(Counted(), EXAMPLE)
     assert [group.size for group in symmetry] == [4]
     assert not met(symmetry)
@@ -86,7 +86,7 @@ def met(symmetry: Symmetry) -> list[str]:
     ],
     ids=["heads", "shared", "packed"],
 )
-def test_any_matrix_keeps_what_the_units_are_for(make, names):
+def test_any_matrix_preserves_bilinear_units(make, names):
     network = make().double().eval()
     symmetry = symmetries(network, EXAMPLE)
     assert met(symmetry) == names
@@ -98,7 +98,7 @@ def test_any_matrix_keeps_what_the_units_are_for(make, names):
 
 
 @pytest.mark.parametrize("between", [nn.LayerNorm(4, elementwise_affine=False), nn.Tanh()], ids=["norm", "tanh"])
-def test_where_something_is_between_permutations_alone_keep_it(between):
+def test_only_permutations_commute_with_operations_in_between(between):
     symmetry = symmetries(Attention(between), EXAMPLE)
     assert not met(symmetry)
     both = symmetries(nn.Sequential(Block(), Block(between), nn.Flatten(), nn.Linear(40, 3)), EXAMPLE)

@@ -92,7 +92,7 @@ def test_planted_orders_of_deep_narrow_networks_are_recovered(widths, seed):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_is_matched_already_stays_as_it_is(seed):
+def test_matched_states_are_unchanged(seed):
     """The first layer says nothing of its units: placed by it, they are in an order of chance."""
     torch.manual_seed(seed)
     network = MLP(4, [6, 6, 6], 3)
@@ -104,7 +104,7 @@ def test_what_is_matched_already_stays_as_it_is(seed):
 
 
 class Waves(nn.Module):
-    """Complex weights, of which the imaginary part alone is large; absolute values go on."""
+    """Complex weights with large imaginary parts only; absolute values are passed on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ def test_complex_weights_are_matched_by_both_their_parts(fold):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_heads_that_share_all_keys_are_recovered_under_noise(seed):
+def test_heads_with_common_keys_are_recovered_under_noise(seed):
     """Queries are most of the weights, and compared at random while their heads are in other orders."""
     torch.manual_seed(seed)
     network = shared_keys("flag", 1, share=16, units=16, width=32)
@@ -142,7 +142,7 @@ def test_heads_that_share_all_keys_are_recovered_under_noise(seed):
     torch.testing.assert_close(found, state, rtol=0, atol=0)
 
 
-def test_one_hidden_layer_is_matched_as_well_as_can_be():
+def test_one_hidden_layer_is_matched_optimally():
     torch.manual_seed(0)
     one, other = (dict(MLP(3, [4], 2).state_dict()) for _ in range(2))
     symmetry = symmetries(MLP(3, [4], 2), torch.zeros(2, 3))
@@ -168,7 +168,7 @@ def test_matching_never_lowers_the_objective_and_never_changes_the_function(name
     assert before > agreement(goal, state)
 
 
-def test_members_are_matched_and_stay_what_they_are():
+def test_matched_members_compute_the_same_function():
     torch.manual_seed(0)
     networks = [ResNet(depth=8, width=4).eval() for _ in range(3)]
     members, inputs = DeepEnsemble(networks), torch.randn(4, 3, 8, 8)
@@ -263,7 +263,7 @@ class Multiplications(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_products_of_weights_are_computed_once_and_follow_the_units_that_move():
+def test_products_of_weights_are_updated_incrementally():
     torch.manual_seed(0)
     one, other = ResNet(depth=20, width=16).eval(), ResNet(depth=20, width=16).eval()
     symmetry = symmetries(one, torch.zeros(2, 3, 8, 8))

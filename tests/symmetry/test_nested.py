@@ -1,4 +1,4 @@
-"""Heads and the units inside them: which groups belong together, and the best order of all of them at once."""
+"""Heads and the units inside them: nesting of groups and joint matching."""
 
 from dataclasses import replace
 from itertools import permutations, product
@@ -32,20 +32,20 @@ def test_each_head_has_the_groups_inside_it(name, inside):
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_every_group_is_in_one_nest(name):
+def test_every_group_is_in_one_tree(name):
     symmetry = symmetry_of(name)
     names = [group.name for tree in group_trees(symmetry) for group in tree.groups]
     assert sorted(names) == sorted(group.name for group in symmetry.groups)
 
 
-def test_what_is_inside_a_unit_may_be_blocks_again():
+def test_units_may_contain_nested_blocks():
     (tree,) = (tree for tree in group_trees(symmetry_of("separable")) if tree.inside)  # groups of a grouped convolution
     channels, *rest = group_trees(tree.each)  # of the first convolution; each of them is two of the second
     assert (channels.outer.size, [kind[0].size for kind in channels.inside]) == (3, [2])
     assert [one.outer.size for one in rest] == [4]
 
 
-def test_blocks_of_one_expert_hold_no_units_of_another():
+def test_blocks_of_one_expert_contain_no_units_of_another():
     symmetry = symmetry_of("experts of blocks")
     apart = replace(symmetry, groups=tuple(group for group in symmetry.groups if group.size != 3))
     found = [tree for tree in group_trees(apart) if tree.inside]
@@ -57,7 +57,7 @@ def test_blocks_of_one_expert_hold_no_units_of_another():
 
 
 @pytest.mark.parametrize("name", ["grouped queries", "experts", "packed attention"])
-def test_a_unit_is_the_same_weights_wherever_it_lies(name):
+def test_a_unit_has_the_same_weights_at_any_position(name):
     state = dict(made(name)[0].state_dict())
     (tree,) = (tree for tree in group_trees(symmetry_of(name)) if tree.inside)
     last = tree.outer.size - 1
@@ -90,7 +90,7 @@ def agreement(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_heads_and_what_is_inside_are_matched_as_well_as_can_be(seed):
+def test_heads_and_their_units_are_matched_optimally(seed):
     symmetry = symmetries(SingleModelWarning(), torch.randn(2, 3, 4))
     assert [group.size for group in symmetry.groups] == [2] * 5
     goal, other = drawn(seed), drawn(seed + 100)
@@ -107,7 +107,7 @@ def test_heads_and_what_is_inside_are_matched_as_well_as_can_be(seed):
 @pytest.mark.parametrize(
     "name", ["vit", "packed attention", "rotary", "separable", "resnet", "grouped queries", "experts"]
 )
-def test_a_step_gains_what_it_says(name):
+def test_a_step_has_the_predicted_gain(name):
     network, _ = made(name)
     symmetry, state = symmetry_of(name), {n: t.double() for n, t in network.state_dict().items() if "num_" not in n}
     source = torch.Generator().manual_seed(3)

@@ -14,7 +14,7 @@ from enfold.symmetry import Symmetry, permute, symmetries
 
 
 def found_in(network: nn.Module, inputs: Tensor) -> Symmetry:
-    """The symmetries, with random orders of all groups at once tried in float64."""
+    """The symmetries, verified with random orders of all groups in float64."""
     network = network.eval()
     symmetry = symmetries(network, inputs)
     network = copy.deepcopy(network).double()
@@ -33,7 +33,7 @@ def found_in(network: nn.Module, inputs: Tensor) -> Symmetry:
 
 @pytest.mark.filterwarnings("ignore:index_reduce")
 @pytest.mark.parametrize("name", NETWORKS)
-def test_units_are_followed_through(name):
+def test_units_are_traced_through_operations(name):
     torch.manual_seed(0)
     make, sizes = NETWORKS[name]
     symmetry = found_in(*make())
@@ -53,7 +53,7 @@ def test_a_bilinear_layer_consumes_both_inputs():
     assert axes_of(network, inputs, "both") == ["both.weight[0]", "both.bias[0]", "head.weight[1] in"]
 
 
-def test_centres_consume_the_features_that_they_are_compared_with():
+def test_centres_consume_features():
     network, inputs = distances()
     assert axes_of(network, inputs, "first") == ["centres[1] in", "first.weight[0]", "first.bias[0]"]
     assert axes_of(network, inputs, "centres") == ["centres[0]", "head.weight[1] in"]
@@ -63,7 +63,7 @@ def test_centres_consume_the_features_that_they_are_compared_with():
     ("name", "inner"),
     [("unfold", (1, 6 * 6)), ("fold", (4, 16)), ("pixel shuffle", (4, 4)), ("pixel unshuffle", (1, 16))],
 )
-def test_channels_are_blocks_of_the_places_of_a_kernel(name, inner):
+def test_channels_are_blocks_of_kernel_positions(name, inner):
     (group,) = symmetries(*NETWORKS[name][0]()).groups
     axes = {axis.name: axis for axis in group.axes}
     assert (axes["first.weight"].inner, axes["head.weight"].inner) == inner
@@ -99,7 +99,7 @@ def moved(net: Calls, x: Tensor) -> Tensor:
     ],
     ids=["cummax", "fft", "windows", "slice", "triangle", "noise", "other diagonal", "numbers", "number of a gate"],
 )
-def test_what_has_an_order_is_fixed_by_name(network, reason):
+def test_ordered_axes_are_fixed_with_a_reason(network, reason):
     symmetry = symmetries(*network)
     assert not symmetry.groups
     assert {fixed.reason for fixed in symmetry.fixed if fixed.name == "first.bias"} == {
@@ -120,5 +120,5 @@ class Odd(nn.Module):
         return self.second(hidden * classes) + torch.cumsum(hidden.sum(), 0)
 
 
-def test_a_rule_that_does_not_know_its_arguments_leaves_the_rest():
+def test_a_failing_rule_fixes_its_arguments_only():
     assert [group.size for group in symmetries(Odd(), torch.randn(2, 4))] == [5]

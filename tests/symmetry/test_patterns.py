@@ -15,7 +15,7 @@ from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.merge import align
 from enfold.merge.common.states import UnalignedWarning
 from enfold.symmetry import Symmetry, permute, symmetries
-from enfold.symmetry.find import ALIKE, CHANGED
+from enfold.symmetry.find import CHANGED, SINGLE_ORDER
 from enfold.symmetry.tracer import AxisTracer
 from enfold.symmetry.verify import Verifier
 
@@ -65,14 +65,14 @@ def heads_flipped(net: Calls, x: Tensor) -> Tensor:
     return net.out(F.scaled_dot_product_attention(q, k, v).flip(1).transpose(1, 2).flatten(2))
 
 
-def test_heads_that_are_fixed_are_named_though_units_inside_them_are_free():
+def test_fixed_heads_with_free_units_are_reported():
     symmetry = found_in(attending(heads_flipped), torch.randn(2, 5, 3))
     assert {group.size for group in symmetry.groups} == {4}
     reasons = {fixed.reason for fixed in symmetry.fixed if (fixed.name, fixed.axis) == ("q.weight", 0)}
     assert reasons == {"of aten.flip in the network itself"}
 
 
-def test_heads_that_are_refused_are_named_though_units_inside_them_are_free(monkeypatch):
+def test_refused_heads_with_free_units_are_reported(monkeypatch):
     from enfold.symmetry.rules import contraction
 
     def forward(net: Calls, x: Tensor) -> Tensor:
@@ -112,22 +112,26 @@ def experts_one_by_one(net: Calls, x: Tensor) -> Tensor:
         (experts_one_by_one, {"up[2]", "down[1]"}),
     ],
 )
-def test_units_with_one_order_in_all_blocks_are_named(forward, named):
+def test_units_with_one_order_in_all_blocks_are_reported(forward, named):
     parts = {"up": nn.Parameter(torch.randn(3, 4, 5)), "down": nn.Parameter(torch.randn(3, 5, 6))}
     network = Calls(forward, first=nn.Linear(4, 6), head=nn.Linear(6, 2), **parts)
     symmetry = found_in(network, torch.randn(2, 4))
-    assert {f"{fixed.name}[{fixed.axis}]" for fixed in symmetry.fixed if fixed.reason == ALIKE} == named
+    assert {f"{fixed.name}[{fixed.axis}]" for fixed in symmetry.fixed if fixed.reason == SINGLE_ORDER} == named
 
 
-def test_heads_that_lie_across_their_units_are_named():
+def test_heads_across_their_units_are_reported():
     symmetry = found_in(attending(heads_across), torch.randn(2, 5, 3))
     assert sorted(group.size for group in symmetry.groups) == [2, 4, 4]
-    assert {fixed.name for fixed in symmetry.fixed if fixed.reason == ALIKE} >= {"q.weight", "v.weight", "out.weight"}
+    assert {fixed.name for fixed in symmetry.fixed if fixed.reason == SINGLE_ORDER} >= {
+        "q.weight",
+        "v.weight",
+        "out.weight",
+    }
 
 
 @pytest.mark.parametrize("mix", [lambda x: x.softmax(1), lambda x: F.layer_norm(x.mT, [2]).mT], ids=["softmax", "norm"])
-def test_blocks_that_are_mixed_are_known_to_have_one_order(mix, monkeypatch):
-    """It is not what is left when a proof has failed, which takes one of each group by itself."""
+def test_mixed_blocks_have_one_order(mix, monkeypatch):
+    """The result is not that of a failed verification, which tests each group separately."""
     proofs, true = [], Verifier.is_invariant
     monkeypatch.setattr(
         Verifier, "is_invariant", lambda verifier, groups: proofs.append(true(verifier, groups)) or proofs[-1]
@@ -141,7 +145,7 @@ def test_blocks_that_are_mixed_are_known_to_have_one_order(mix, monkeypatch):
     assert proofs == [True]
 
 
-def test_two_groups_of_two_units_that_hold_only_together_are_told_apart(monkeypatch):
+def test_two_groups_that_hold_only_together_are_distinguished(monkeypatch):
     from enfold.symmetry import tracer
 
     monkeypatch.setitem(tracer.RULES, "mul", lambda _, x, y: x)  # as if the two were independent
@@ -202,7 +206,7 @@ class Deciding(nn.Module):
         return x + self.two(x) if x.sum() > 0 else x - self.two(x)
 
 
-def test_where_a_module_decides_by_values_what_lies_inside_other_modules_is_permuted():
+def test_modules_called_by_data_dependent_modules_are_permuted():
     layers = [nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), Deciding(), nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 2)]
     network = nn.Sequential(*layers)
     symmetry = found_in(network, torch.randn(3, 4))
@@ -215,7 +219,7 @@ def test_where_a_module_decides_by_values_what_lies_inside_other_modules_is_perm
         assert decides in fixed[place]
 
 
-def test_a_module_that_decides_hands_over_nothing_between_those_that_it_calls():
+def test_data_dependent_modules_pass_no_units_between_their_modules():
     def forward(net: Calls, x: Tensor) -> Tensor:
         hidden = net.first(x)
         return net.second(hidden) if bool((x > 1e6).any()) else net.third(hidden)
@@ -226,7 +230,7 @@ def test_a_module_that_decides_hands_over_nothing_between_those_that_it_calls():
 
 @pytest.mark.filterwarnings("ignore::enfold.merge.common.states.UnalignedWarning")
 @pytest.mark.parametrize("factor", [1.0, -1.0])
-def test_members_that_decide_are_matched_where_they_can_be(factor):
+def test_data_dependent_members_are_matched_where_possible(factor):
     torch.manual_seed(0)
     first = Deciding()
     symmetry = symmetries(first, torch.zeros(2, 5))
@@ -301,14 +305,14 @@ def by_array(net: Calls, x: Tensor) -> Tensor:
     ],
     ids=["a child's answer", "a child's list", "a mask's count", "places", "an array"],
 )
-def test_what_is_decided_by_values_in_any_way_is_seen(forward, more):
+def test_data_dependent_control_flow_is_detected(forward, more):
     network = Calls(forward, first=nn.Linear(4, 5), second=nn.Linear(5, 3), third=nn.Linear(5, 3), **more)
     symmetry = symmetries(network, torch.randn(2, 4))
     assert not symmetry.groups
     assert "decides by a value" in symmetry.note
 
 
-def test_objects_that_carry_tensors_are_seen_through():
+def test_tensors_inside_objects_are_found():
     def forward(net: Calls, x: Tensor) -> Tensor:
         held = net.first(x)
         return net.second(held) if x.sum() > 0 else net.third(held)
@@ -328,7 +332,7 @@ def test_constants_in_float32_do_not_hide_a_group():
     assert [group.name for group in symmetries(network, torch.randn(2, 4)).groups] == ["first"]
 
 
-def test_a_buffer_in_float64_is_no_reason_to_refuse_a_network():
+def test_float64_buffers_are_supported():
     def forward(net: Calls, x: Tensor) -> Tensor:
         return net.head(torch.relu(net.first((x - net.mean).float())))
 
@@ -337,7 +341,7 @@ def test_a_buffer_in_float64_is_no_reason_to_refuse_a_network():
     assert [group.name for group in symmetries(network, torch.randn(2, 4)).groups] == ["first"]
 
 
-def test_both_halves_of_a_gated_layer_are_permuted_alike():
+def test_both_halves_of_a_gated_layer_are_permuted_together():
     network = nn.Sequential(nn.Linear(4, 12), nn.GLU(), nn.Linear(6, 5), nn.GLU(dim=-2), nn.Linear(5, 3))
     (gated, _) = symmetries(network, torch.randn(2, 8, 4)).groups
     assert [str(axis) for axis in gated.axes] == [

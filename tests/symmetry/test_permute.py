@@ -39,7 +39,7 @@ def test_orders_of_all_groups_are_undone(name):
     torch.testing.assert_close(permute(there, symmetry, invert_orders(orders, symmetry)), state, rtol=0, atol=0)
 
 
-def test_a_hand_worked_axis():
+def test_an_axis_by_hand():
     axis = Axis("w", 0, 2, offset=1, outer=2, inner=2)
     tensor = torch.tensor([9, 0, 1, 2, 3, 4, 5, 6, 7, 8])
     assert axis.by_unit(tensor).tolist() == [[0, 1, 4, 5], [2, 3, 6, 7]]
@@ -48,7 +48,7 @@ def test_a_hand_worked_axis():
     assert tensor[1] == 0  # the state is left as it was
 
 
-def test_units_within_a_part_of_another_axis():
+def test_units_within_a_range_of_another_axis():
     axis = Axis("w", 1, 2, within=((0, 1, 1),))
     tensor = torch.tensor([[0, 1], [2, 3], [4, 5]])
     assert axis.by_unit(tensor).tolist() == [[2], [3]]
@@ -88,7 +88,7 @@ def test_soft_on_a_chain_is_its_closed_form_and_differentiable():
     assert matrix.grad.abs().min() > 0
 
 
-def test_soft_leaves_a_linear_network_as_it_is():
+def test_soft_preserves_a_linear_network():
     network = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(36, 3)).double()
     symmetry = symmetries(network, torch.zeros(1, 2, 5, 5))
     matrix = torch.eye(4, dtype=torch.float64) + 0.1 * torch.rand(4, 4, dtype=torch.float64)
@@ -98,11 +98,11 @@ def test_soft_leaves_a_linear_network_as_it_is():
     assert not torch.allclose(found["0.weight"], network[0].weight)
 
 
-def test_what_is_no_order_is_refused():
+def test_invalid_orders_are_refused():
     network = MLP(5, [4], 3)
     symmetry = symmetries(network, torch.zeros(2, 5))
     state, group = network.state_dict(), symmetry.groups[0]
-    with pytest.raises(EnfoldError, match="must hold each of 0 to 3 once"):
+    with pytest.raises(EnfoldError, match="must contain each of 0 to 3 once"):
         permuted(state, group, torch.tensor([0, 0, 1, 2]))
     with pytest.raises(EnfoldError, match=r"got \(3,\) values"):
         permute(state, symmetry, {"hidden.0": torch.arange(3)})
@@ -110,7 +110,7 @@ def test_what_is_no_order_is_refused():
         permute(state, symmetry, {"head": torch.arange(3)})
     with pytest.raises(EnfoldError, match=r"values of torch.float32: use"):
         permuted(state, group, torch.arange(4.0))
-    with pytest.raises(EnfoldError, match=r"'hidden.0.weight' is \(3, 5\) and axis 0 must hold 4"):
+    with pytest.raises(EnfoldError, match=r"'hidden.0.weight' is \(3, 5\) and axis 0 must contain 4"):
         permuted(MLP(5, [3], 3).state_dict(), group, torch.arange(4))
     with pytest.raises(EnfoldError, match=r"must be 4 x 4, got \(3, 3\)"):
         soft(state, group, torch.eye(3), torch.eye(3))

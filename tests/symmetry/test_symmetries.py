@@ -1,4 +1,4 @@
-"""Symmetries: the groups that a network has, that they leave its function as it is, and what is fixed and why."""
+"""Symmetries: groups of a network, invariance of its function, and fixed axes with reasons."""
 
 import copy
 
@@ -24,7 +24,7 @@ def random_orders(symmetry: Symmetry, seed: int = 0) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_all_groups_at_once_leave_the_function_as_it_is(name):
+def test_permuting_all_groups_preserves_the_function(name):
     network, inputs = made(name)
     symmetry = symmetry_of(name)
     assert sorted(group.size for group in symmetry.groups) == KNOWN[name][2]
@@ -59,7 +59,7 @@ def test_inputs_and_classes_are_in_no_group():
     }
 
 
-def test_a_group_of_a_stream_and_one_inside_each_block():
+def test_residual_stream_and_blocks_have_groups():
     symmetry = symmetry_of("resnet")
     stream = symmetry["conv"]
     roles = {axis.name: axis.role for axis in stream.axes}
@@ -79,7 +79,7 @@ def test_blocks_and_segments():
     assert axes["head.weight", 27].inner == 9
 
 
-def test_heads_and_the_places_inside_each_of_them():
+def test_heads_and_their_units_have_groups():
     symmetry = symmetry_of("packed attention")
     heads = symmetry["qkv in blocks of 4"]
     assert [(axis.name, axis.offset) for axis in heads.axes] == [
@@ -142,7 +142,7 @@ def summed_up(net: Calls, x: Tensor) -> Tensor:
         (summed_up, "of aten.cumsum in the network itself"),
     ],
 )
-def test_what_only_looks_symmetric_is_fixed_by_name(function, reason):
+def test_apparent_symmetries_are_fixed_with_a_reason(function, reason):
     network = Calls(function, first=nn.Linear(4, 6), head=nn.Linear(6, 3))
     network.register_buffer("scale", torch.rand(6))
     symmetry = symmetries(network, torch.zeros(2, 4))
@@ -150,7 +150,7 @@ def test_what_only_looks_symmetric_is_fixed_by_name(function, reason):
     assert {fixed.reason for fixed in symmetry.fixed if fixed.name == "first.bias"} == {reason}
 
 
-def test_what_the_rules_get_wrong_is_fixed_by_verification(monkeypatch):
+def test_verification_rejects_wrong_groups(monkeypatch):
     from enfold.symmetry import tracer
     from enfold.symmetry.rules import elementwise
 
@@ -186,7 +186,7 @@ def test_zero_weights_do_not_hide_a_broken_symmetry(monkeypatch):
     ],
     ids=["rnn", "gru", "two directions", "projected"],
 )
-def test_layers_and_directions_of_a_recurrent_network_are_permuted_by_themselves(body, width, sizes):
+def test_layers_and_directions_of_a_recurrent_network_are_independent(body, width, sizes):
     """Though all start at one tensor of zeros, and their last states are returned in one."""
     network = Calls(lambda net, x: net.head(net.body(x)[0]), body=body, head=nn.Linear(width, 2))
     assert [group.size for group in symmetries(network.eval(), torch.zeros(5, 2, 3)).groups] == sizes
@@ -198,7 +198,7 @@ def test_layers_are_permuted_together_where_their_last_states_are_added():
     assert {"body.weight_hh_l0", "body.weight_hh_l1", "head.weight"} <= {axis.name for axis in group.axes}
 
 
-def test_zeros_that_are_written_to_are_what_was_written():
+def test_written_zeros_have_the_labels_of_the_values():
     def forward(net: Calls, x: Tensor) -> Tensor:
         held = x.new_zeros(2, len(x), 4)
         for index, layer in enumerate((net.one, net.two)):
@@ -210,13 +210,13 @@ def test_zeros_that_are_written_to_are_what_was_written():
     assert {"one.weight", "two.weight", "head.weight"} <= {axis.name for axis in group.axes}
 
 
-def test_what_does_not_reach_the_outputs_is_fixed():
+def test_unused_axes_are_fixed():
     network = Calls(lambda net, x: net.head(x), unused=nn.Linear(4, 5), head=nn.Linear(4, 3))
     reasons = {fixed.name: fixed.reason for fixed in symmetries(network, torch.zeros(2, 4)).fixed}
     assert reasons["unused.bias"] == "the outputs do not depend on it"
 
 
-def test_a_graph_that_depends_on_values_has_no_groups_and_says_why():
+def test_data_dependent_graphs_have_no_groups_and_a_reason():
     def forward(net: Calls, x: Tensor) -> Tensor:
         hidden = net.first(x)
         return net.head(torch.relu(hidden) if hidden.sum() > 0 else torch.tanh(hidden))
@@ -241,7 +241,7 @@ def test_a_wrong_example_is_refused(example, message):
         symmetries(nn.Linear(4, 3), example)
 
 
-def test_the_network_and_the_random_state_are_left_alone():
+def test_the_network_and_the_random_state_are_not_changed():
     network = nn.Sequential(ResNet(depth=8, width=4).train(), nn.Dropout(0.5))
     network[0].norm.eval()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
@@ -258,7 +258,7 @@ def test_the_same_seed_gives_the_same_groups():
     assert symmetry_of("vit") == symmetries(network, torch.zeros_like(inputs), seed=1)
 
 
-def test_a_network_nobody_here_wrote():
+def test_a_third_party_network():
     library = pytest.importorskip("rtdl_revisiting_models")
     settings = library.FTTransformer.get_default_kwargs(n_blocks=1)
     body = library.FTTransformer(n_cont_features=3, cat_cardinalities=[], d_out=2, **settings)
@@ -289,7 +289,7 @@ class Counted(nn.Module):
 counted: list[nn.Module] = []
 
 
-def test_layers_that_are_not_called_cost_no_forwards_of_their_own():
+def test_uncalled_layers_need_no_extra_forward_passes():
     numbers, found = [], []
     for unused in (0, 20):
         counted.clear()
@@ -301,7 +301,7 @@ def test_layers_that_are_not_called_cost_no_forwards_of_their_own():
     assert reasons == {"the outputs do not depend on it"}
 
 
-def test_what_outputs_depend_on_without_a_gradient_is_reached():
+def test_dependence_without_a_gradient_is_detected():
     """Of two layers, the outputs have a gradient for none, and depend on one."""
 
     def forward(net: Calls, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Tiny data and networks on which a whole training takes milliseconds."""
+"""Tiny data and networks that train in milliseconds."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ def numbers(*shape: int) -> Data:
     return Data(Split(inputs, torch.zeros(shape[0], dtype=torch.long)), [], [], 2, shape[1:])
 
 
-def test_one_batch_gives_the_moments_of_the_part():
+def test_one_batch_gives_the_moments_of_the_split():
     data = numbers(100, 4)
     network = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)).double()
     with torch.no_grad():
@@ -71,7 +71,7 @@ def test_a_norm_that_is_called_twice_averages_both_calls():
 
 
 @pytest.mark.parametrize("size", [1, 8])
-def test_instance_norms_that_keep_statistics_are_measured_too(size):
+def test_instance_norms_with_statistics_are_measured(size):
     """Means over examples of each one's own mean and variance, also from batches of one."""
     data = numbers(20, 2, 3, 3)
     inputs, labels = data.train.inputs, data.train.labels
@@ -85,7 +85,7 @@ def test_instance_norms_that_keep_statistics_are_measured_too(size):
     assert not network[0].training
 
 
-def test_nothing_else_is_touched():
+def test_other_tensors_are_not_changed():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=0.3), nn.Dropout(0.9), nn.Linear(3, 2)).double()
     network.train()
@@ -101,7 +101,7 @@ def test_nothing_else_is_touched():
     assert int(network[1].num_batches_tracked) == 2  # 256 and 44
 
 
-def test_momentum_is_put_back_if_the_part_fails():
+def test_momentum_is_restored_after_an_exception():
     network = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
     with pytest.raises(EnfoldError, match="must yield batches"):
         reestimate(network, Data(iter(()), [], [], 2, (3,)))
@@ -109,7 +109,7 @@ def test_momentum_is_put_back_if_the_part_fails():
     assert not network[0]._forward_pre_hooks
 
 
-def test_a_network_without_statistics_is_left_alone():
+def test_a_network_without_statistics_is_unchanged():
     for network in (nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=False)):
         before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
         reestimate(network, numbers(5, 2))  # nothing to do, also not a forward in another precision

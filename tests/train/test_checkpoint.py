@@ -1,4 +1,4 @@
-"""A training that was interrupted goes on to the same bits, and never from another one's checkpoint."""
+"""An interrupted training resumes to the same bits, and only from its own checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from enfold.data import Split
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
-from enfold.train import CrossEntropy, Epoch, History, TrainConfig, fit
+from enfold.train import Epoch, History, TrainConfig, cross_entropy, fit
 
 PLAN = TrainConfig(epochs=3, batch_size=16, lr=0.05)
 KINDS = {
@@ -42,7 +42,7 @@ def made(make, members: int | None) -> nn.Module:
 
 def values(history: History) -> list[tuple]:
     """Everything but the time."""
-    return [(e.epoch, e.train_loss, e.validation_nll, e.ensemble_nll, e.lr) for e in history.epochs]
+    return [(e.epoch, e.train_loss, e.validation_loss, e.ensemble_loss, e.lr) for e in history.epochs]
 
 
 def assert_same_bits(first: nn.Module, second: nn.Module) -> None:
@@ -68,7 +68,7 @@ def test_resumed_to_the_same_bits(data, make, tmp_path, plan, members):
     assert_same_bits(again, whole)
 
 
-def test_an_interrupted_model_goes_on_in_the_same_process(data, make, tmp_path):
+def test_an_interrupted_model_resumes_in_the_same_process(data, make, tmp_path):
     """As in a notebook: the model is half trained when it is given again."""
     whole, cut, file = made(make, 2), made(make, 2), tmp_path / "training.safetensors"
     fit(whole, data, config=PLAN, quiet=True)
@@ -132,25 +132,25 @@ def changed(split: Split, part: str) -> Split:
 @pytest.mark.parametrize(
     ("another", "says"),
     [
-        (lambda data: (data, PLAN.replace(seed=1), CrossEntropy()), r"config.seed \(0, now 1\)"),
-        (lambda data: (data, PLAN.replace(epochs=9), CrossEntropy()), r"config.epochs \(3, now 9\)"),
-        (lambda data: (data, PLAN, CrossEntropy(0.2)), "loss"),
-        (lambda data: (data, PLAN, lambda model, batch: CrossEntropy()(model, batch)), "loss"),
-        (lambda data: (data.replace(train=data.train[:40]), PLAN, CrossEntropy()), "training inputs, training labels"),
-        (lambda data: (data.replace(train=changed(data.train, "labels")), PLAN, CrossEntropy()), "training labels"),
-        (lambda data: (data.replace(train=changed(data.train, "inputs")), PLAN, CrossEntropy()), "training inputs"),
+        (lambda data: (data, PLAN.replace(seed=1), cross_entropy()), r"config.seed \(0, now 1\)"),
+        (lambda data: (data, PLAN.replace(epochs=9), cross_entropy()), r"config.epochs \(3, now 9\)"),
+        (lambda data: (data, PLAN, cross_entropy(0.2)), "loss"),
+        (lambda data: (data, PLAN, lambda model, batch: cross_entropy()(model, batch)), "loss"),
+        (lambda data: (data.replace(train=data.train[:40]), PLAN, cross_entropy()), "training inputs, training labels"),
+        (lambda data: (data.replace(train=changed(data.train, "labels")), PLAN, cross_entropy()), "training labels"),
+        (lambda data: (data.replace(train=changed(data.train, "inputs")), PLAN, cross_entropy()), "training inputs"),
         (
-            lambda data: (data.replace(val=changed(data.val, "inputs")), PLAN, CrossEntropy()),
+            lambda data: (data.replace(val=changed(data.val, "inputs")), PLAN, cross_entropy()),
             "validation inputs",
         ),
-        (lambda data: (data.replace(mean=(0.5,) * 8, std=(1.0,) * 8), PLAN, CrossEntropy()), "normalisation"),
+        (lambda data: (data.replace(mean=(0.5,) * 8, std=(1.0,) * 8), PLAN, cross_entropy()), "normalisation"),
     ],
     ids=["seed", "epochs", "smoothing", "objective", "size", "labels", "inputs", "validation", "normalisation"],
 )
 def test_a_checkpoint_of_another_training_is_refused(data, make, tmp_path, another, says):
     """By what it says is other, and nothing else."""
     file = tmp_path / "training.safetensors"
-    fit(made(make, 2), data, config=PLAN, objective=CrossEntropy(), checkpoint=file, quiet=True)
+    fit(made(make, 2), data, config=PLAN, objective=cross_entropy(), checkpoint=file, quiet=True)
     network = made(make, 2)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     other, plan, objective = another(data)
@@ -166,14 +166,14 @@ def test_a_checkpoint_of_other_initial_weights_is_refused(data, make, tmp_path):
         fit(DeepEnsemble(make["mlp"], 2, seed=9), data, config=PLAN, checkpoint=file, quiet=True)
 
 
-def test_the_same_data_elsewhere_go_on(data, make, tmp_path):
+def test_equal_data_in_another_object_resume(data, make, tmp_path):
     file = tmp_path / "training.safetensors"
     fit(made(make, 2), data, config=PLAN, checkpoint=file, quiet=True)
     moved = data.replace(source="elsewhere", train=Split(data.train.inputs.clone(), data.train.labels.clone()))
     assert len(fit(made(make, 2), moved, config=PLAN, checkpoint=file, quiet=True).epochs) == 3
 
 
-def test_data_that_were_changed_in_place_are_noticed(data, make, tmp_path):
+def test_in_place_changes_of_data_are_detected(data, make, tmp_path):
     file = tmp_path / "training.safetensors"
     fit(made(make, 2), data, config=PLAN, checkpoint=file, quiet=True)
     data.train.inputs[3] += 1
@@ -182,7 +182,7 @@ def test_data_that_were_changed_in_place_are_noticed(data, make, tmp_path):
 
 
 class Squares(Dataset):
-    """Examples that are made when they are asked for."""
+    """Examples that are created on request."""
 
     def __init__(self, power: float, noise: bool = False) -> None:
         self.power, self.noise = power, noise
@@ -222,7 +222,7 @@ def test_a_checkpoint_of_another_number_of_members_is_refused(data, make, tmp_pa
 
 
 @pytest.mark.parametrize("keep", [0, 5, 200, -10])
-def test_a_broken_file_is_named(data, make, tmp_path, keep):
+def test_a_broken_file_is_reported(data, make, tmp_path, keep):
     file = tmp_path / "training.safetensors"
     fit(made(make, None), data, config=PLAN, checkpoint=file, quiet=True)
     file.write_bytes(file.read_bytes()[:keep])
@@ -235,7 +235,7 @@ def test_a_function_as_objective_can_be_resumed(data, make, tmp_path):
 
     def objective() -> object:
         def loss(model, batch):
-            return CrossEntropy()(model, batch)
+            return cross_entropy()(model, batch)
 
         return loss
 

@@ -35,14 +35,14 @@ def test_steps_at_fractions_of_the_epochs():
     assert found == pytest.approx([1.0] * 6 + [0.2] * 6 + [0.04] * 4 + [0.008] * 4)
 
 
-def test_warm_up_is_linear_and_then_the_schedule_begins():
+def test_warm_up_is_linear_before_the_schedule():
     plan = TrainConfig(epochs=4, schedule="cosine", warmup_epochs=1.0)
     found = factors(plan, 4)
     assert found[:4] == [0.25, 0.5, 0.75, 1.0]
     assert found[4:] == pytest.approx([(1 + math.cos(math.pi * step / 12)) / 2 for step in range(12)])
 
 
-def test_warm_up_through_part_of_a_step_does_not_overshoot():
+def test_fractional_warm_up_does_not_overshoot():
     plan = TrainConfig(epochs=2, schedule="constant", warmup_epochs=0.5)
     assert factors(plan, 5) == pytest.approx([0.4, 0.8, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
 
@@ -63,7 +63,7 @@ def test_a_factor_is_never_above_one_and_never_negative(epochs, steps, warmup, s
     assert falling == sorted(falling, reverse=True)
 
 
-def test_one_value_a_member():
+def test_one_value_per_member():
     plan = TrainConfig(lr=[0.1, 0.2], weight_decay=0.5)
     assert plan.lr == (0.1, 0.2)
     assert plan.per_member("lr", 2) == [0.1, 0.2]
@@ -128,7 +128,7 @@ def test_replace_gives_a_copy():
     assert plan == TrainConfig()
 
 
-def test_cycles_are_the_cosine_again_and_again():
+def test_cycles_repeat_the_cosine():
     plan = TrainConfig(epochs=6, cycles=3)
     once = TrainConfig(epochs=2)
     steps = 5
@@ -136,7 +136,7 @@ def test_cycles_are_the_cosine_again_and_again():
         assert plan.rate_factor(step, steps) == pytest.approx(once.rate_factor(step % (2 * steps), steps))
 
 
-def test_a_constant_tail_begins_where_the_cosine_ends():
+def test_a_constant_tail_follows_the_cosine():
     plan = TrainConfig(epochs=8, tail="constant", tail_start=0.75, tail_factor=0.2)
     assert plan.rate_factor(0, 10) == 1
     assert plan.rate_factor(59, 10) == pytest.approx(0.2, abs=0.01)

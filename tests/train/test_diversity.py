@@ -1,4 +1,4 @@
-"""Members that are one function are told of; others are not."""
+"""Warnings about members that are one function."""
 
 import warnings
 
@@ -22,13 +22,13 @@ def data():
     return Data(Split(inputs, labels), Split(inputs[:48], labels[:48]), Split(inputs, labels), 2, (6,))
 
 
-def test_members_that_never_separate_are_told_of(data):
+def test_equal_members_give_a_warning(data):
     members = BatchEnsemble(MLP(6, [8], 2), num_members=3, init="ones")
     with pytest.warns(LowDiversityWarning, match="nearly identical"):
         fit(members, data, config=TrainConfig(epochs=2, order="shared"), quiet=True)
 
 
-def test_members_of_a_deep_ensemble_are_not(data):
+def test_members_of_a_deep_ensemble_give_no_warning(data):
     members = DeepEnsemble(lambda: MLP(6, [32], 2), 3)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -36,7 +36,7 @@ def test_members_of_a_deep_ensemble_are_not(data):
     assert told == []
 
 
-def test_one_member_or_one_pair_far_apart_is_no_matter():
+def test_single_members_and_diverse_pairs_give_no_warning():
     labels = torch.tensor([0, 1, 0, 1])
     first = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.6, 0.4]]).log()
     assert describe_similarity(Predictions(first[None], labels)) is None
@@ -48,7 +48,7 @@ def test_one_member_or_one_pair_far_apart_is_no_matter():
     )
 
 
-def test_agreement_on_a_solved_problem_says_little():
+def test_agreement_on_a_solved_problem_gives_no_warning():
     labels = torch.tensor([0, 1, 0, 1])
     first = torch.tensor([[0.99, 0.01], [0.01, 0.99], [0.99, 0.01], [0.01, 0.99]]).log()
     second = torch.tensor([[0.98, 0.02], [0.02, 0.98], [0.98, 0.02], [0.02, 0.98]]).log()

@@ -1,4 +1,4 @@
-"""Training M stacked members is training each of them alone."""
+"""Training M stacked members equals training each of them alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enfold.data import Split
 from enfold.data.batches import Batch, Order
 from enfold.data.dataset import pixels
 from enfold.ensembles.deep_ensemble import DeepEnsemble
-from enfold.train import CrossEntropy, TrainConfig, fit
+from enfold.train import TrainConfig, cross_entropy, fit
 
 PLAN = TrainConfig(epochs=2, batch_size=16, select="last", clip_norm=None, weight_decay=1e-3)
 SGD = PLAN.replace(optimizer="sgd", lr=0.1, warmup_epochs=1.0)
@@ -59,7 +59,7 @@ def moved(members: DeepEnsemble, before: DeepEnsemble) -> bool:
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 @pytest.mark.parametrize("order", ["own", "shared"])
 def test_the_loop_engine_gives_the_same_bits(data, make, plan, order):
-    """Whole batches only: a member's slice then starts at a multiple of 64 bytes, on which bits depend too."""
+    """Full batches only: a member's slice then starts at a multiple of 64 bytes, which affects bits."""
     data, plan = data.replace(train=data.train[:48]), plan.replace(order=order)
     before = DeepEnsemble(make["mlp"], 3, seed=1, engine="loop")
     members = trained(laid_out_as_networks(before), data, plan)
@@ -70,7 +70,7 @@ def test_the_loop_engine_gives_the_same_bits(data, make, plan, order):
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 @pytest.mark.parametrize(("network", "engine"), [("mlp", "stacked"), ("normed", "stacked"), ("normed", "loop")])
-def test_engines_agree_with_networks_trained_alone(double, make, plan, network, engine):
+def test_engines_agree_with_single_networks(double, make, plan, network, engine):
     before = DeepEnsemble(lambda: make[network]().double(), 3, seed=1, engine=engine)
     members = trained(before[:], double, plan)
     assert moved(members, before)
@@ -92,7 +92,7 @@ def test_convolutions_with_batch_norm_agree(images, make, engine, augment):
 
 
 @pytest.mark.parametrize("changes", [{"bootstrap": True}, {"clip_norm": 0.05}], ids=["bagging", "clipping"])
-def test_bagging_and_clipping_are_by_member(double, make, changes):
+def test_bagging_and_clipping_are_per_member(double, make, changes):
     plan = SGD.replace(**changes)
     before = DeepEnsemble(lambda: make["mlp"]().double(), 3, engine="loop")
     members = trained(before[:], double, plan)
@@ -104,7 +104,7 @@ def test_bagging_and_clipping_are_by_member(double, make, changes):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize("decay", ["all", "weights"])
-def test_each_member_its_own_settings(data, make, optimizer, decay):
+def test_settings_per_member(data, make, optimizer, decay):
     own = {"lr": (0.01, 0.03, 0.1), "weight_decay": (0.0, 1e-2, 1e-1), "label_smoothing": (0.1, 0.0, 0.3)}
     data, plan = data.replace(train=data.train[:48]), PLAN.replace(optimizer=optimizer, decay=decay)
     before = DeepEnsemble(make["mlp"], 3, engine="loop")
@@ -114,7 +114,7 @@ def test_each_member_its_own_settings(data, make, optimizer, decay):
         assert_equal_states(members.member(index), alone(before, index, data, plan.replace(**single)))
 
 
-def test_one_learning_rate_each_with_clipping(double, make):
+def test_learning_rates_per_member_with_clipping(double, make):
     plan = SGD.replace(clip_norm=0.05)
     before = DeepEnsemble(lambda: make["mlp"]().double(), 2)
     members = trained(before[:], double, plan.replace(lr=(0.1, 0.3)))
@@ -136,8 +136,8 @@ def test_m_members_are_the_first_of_one_more(double, make, engine, bootstrap):
         assert_equal_states(few.member(index), many.member(index), 1e-12)
 
 
-def test_stopping_early_is_by_member(data, make):
-    """A member that gets no better is left at its best, as if it had been stopped alone, while the others go on."""
+def test_early_stopping_is_per_member(data, make):
+    """A member that does not improve is stopped at its best epoch while the others continue."""
     data = data.replace(train=data.train[:48])
     plan = SGD.replace(epochs=12, select="best", patience=1, lr=0.5, schedule="constant")
     before = DeepEnsemble(make["mlp"], 4, engine="loop")
@@ -155,12 +155,12 @@ def test_stopping_early_is_by_member(data, make):
 
 
 def test_losses_are_summed_over_members(data, make):
-    """A member's gradient in the ensemble is its gradient alone, not an M-th of it."""
+    """A member's gradient in the ensemble equals its gradient in a single training."""
     members = DeepEnsemble(make["mlp"], 4, engine="loop")
     batch = next(Order(16, range(4)).batches(data, 0))
-    CrossEntropy()(members, batch).sum().backward()
+    cross_entropy()(members, batch).sum().backward()
     for index in range(4):
         network = members.member(index)
-        CrossEntropy()(network, Batch(batch.inputs[index], batch.labels[index])).sum().backward()
+        cross_entropy()(network, Batch(batch.inputs[index], batch.targets[index])).sum().backward()
         for stacked, own in zip(members.parameters(), network.parameters(), strict=True):
             torch.testing.assert_close(stacked.grad[index], own.grad)

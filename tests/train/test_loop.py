@@ -18,7 +18,7 @@ from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
 from enfold.metrics import accuracy, nll, per_member
-from enfold.train import CrossEntropy, History, TrainConfig, fit
+from enfold.train import History, TrainConfig, cross_entropy, fit
 from enfold.train.checkpoint import stored_history
 
 PLAN = TrainConfig(epochs=3, batch_size=16, lr=0.05)
@@ -40,7 +40,7 @@ def batches(split: Split, size: int = 16) -> list[tuple[torch.Tensor, torch.Tens
 
 
 class Stream(IterableDataset):
-    """Examples one by one, of which nobody knows how many."""
+    """An iterable of examples without a length."""
 
     def __init__(self, split: Split) -> None:
         self.split = split
@@ -49,7 +49,7 @@ class Stream(IterableDataset):
         return iter(list(zip(self.split.inputs, self.split.labels, strict=True)))
 
 
-def test_as_a_loop_written_by_hand(data, make):
+def test_fit_equals_a_manual_loop(data, make):
     """SGD with Nesterov momentum and weight decay over a list of batches, bit by bit."""
     network, reference = seeded(make["mlp"]), seeded(make["mlp"])
     parts = batches(data.train)
@@ -74,19 +74,19 @@ def test_it_learns(data, make):
     assert not members.training
 
 
-def test_what_is_recorded(data, make):
+def test_content_of_the_history(data, make):
     members = DeepEnsemble(make["mlp"], 2)
     history = fit(members, data, config=SGD.replace(lr=0.05), quiet=True)
     last, found = history.epochs[-1], predict(members, data.val)
     assert [record.epoch for record in history.epochs] == [0, 1, 2]
-    assert last.validation_nll == pytest.approx(per_member(nll, found).tolist())
-    assert last.validation_accuracy == pytest.approx(per_member(accuracy, found).tolist())
-    assert last.ensemble_nll == pytest.approx(nll(found))
+    assert last.validation_loss == pytest.approx(per_member(nll, found).tolist())
+    assert last.validation_score == pytest.approx(per_member(accuracy, found).tolist())
+    assert last.ensemble_loss == pytest.approx(nll(found))
     assert last.lr == 0.05
     assert history.chosen == []  # select="last"
 
 
-def test_figures_that_a_model_tells_are_recorded_and_shown(data, capsys):
+def test_figures_of_a_model_are_recorded_and_shown(data, capsys):
     class Told(nn.Linear):
         def figures(self) -> dict[str, float]:
             return {"largest weight": float(self.weight.detach().abs().max())}
@@ -106,12 +106,12 @@ def test_the_loss_of_an_epoch_is_the_mean_over_its_examples(data, make):
     assert history.epochs[0].train_loss == pytest.approx([float(expected)], rel=1e-6)
 
 
-def test_the_epoch_with_the_lowest_validation_nll_is_kept(data, make):
+def test_the_epoch_with_the_lowest_validation_nll_is_selected(data, make):
     plan = SGD.replace(epochs=8, lr=1.0, select="best")
     members = DeepEnsemble(make["mlp"], 3)
     start = per_member(nll, predict(members, data.val)).tolist()
     history = fit(members, data, config=plan, quiet=True)
-    curves = list(zip(start, *(record.validation_nll for record in history.epochs), strict=True))
+    curves = list(zip(start, *(record.validation_loss for record in history.epochs), strict=True))
     assert history.chosen == [curve.index(min(curve)) for curve in curves]
     assert len(set(history.chosen)) > 1, "choose a plan whose members are best in different epochs"
     kept = per_member(nll, predict(members, data.val)).tolist()
@@ -127,17 +127,17 @@ def test_a_trained_network_is_not_made_worse(data, make):
     assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
 
 
-def test_the_last_epoch_is_kept_if_asked_or_if_there_is_nothing_to_choose_by(data, make):
+def test_the_last_epoch_is_selected_on_request_or_without_validation_data(data, make):
     plan = SGD.replace(lr=1.0, epochs=6)
     last, blind = seeded(make["mlp"]), seeded(make["mlp"])
     fit(last, data, config=plan, quiet=True)
     history = fit(blind, data.replace(val=[]), config=plan.replace(select="best"), quiet=True)
     assert history.chosen == []
-    assert history.epochs[0].validation_nll == []
+    assert history.epochs[0].validation_loss == []
     assert states_equal(last, blind)
 
 
-def test_no_epochs_change_nothing(data, make):
+def test_zero_epochs_change_nothing(data, make):
     network, before = seeded(make["mlp"]), seeded(make["mlp"])
     history = fit(network, data, config=PLAN.replace(epochs=0), quiet=True)
     assert history.epochs == []
@@ -146,7 +146,7 @@ def test_no_epochs_change_nothing(data, make):
 
 
 @pytest.mark.parametrize("members", [None, 2], ids=["network", "members"])
-def test_the_same_seed_gives_the_same_result_whatever_torch_drew_before(data, make, members):
+def test_results_do_not_depend_on_the_global_generator(data, make, members):
     """Dropout too; and the caller's generator is left where it was."""
 
     def trained(seed: int, drawn: int) -> nn.Module:
@@ -186,7 +186,7 @@ def test_noise_differs_from_epoch_to_epoch_and_from_member_to_member(data):
 
 @pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")
 def test_dropout_differs_within_an_ensemble(data, make):
-    """Equal members that see the same batches part ways by their noise alone."""
+    """Equal members with the same batches differ by their noise only."""
     members = DeepEnsemble([seeded(make["dropping"])] * 2)
     fit(members, data, config=SGD.replace(order="shared", epochs=1), quiet=True)
     assert members.equal_parameters() == []
@@ -194,7 +194,7 @@ def test_dropout_differs_within_an_ensemble(data, make):
 
 @pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")
 @pytest.mark.parametrize("shared", [False, True])
-def test_equal_members_in_one_order_stay_equal(data, make, shared):
+def test_equal_members_in_one_order_remain_equal(data, make, shared):
     members = DeepEnsemble([seeded(make["mlp"])] * 2, engine="loop")
     fit(members, data, config=SGD.replace(order="shared" if shared else "own"), quiet=True)
     assert (len(members.equal_parameters()) == 4) == shared
@@ -211,7 +211,7 @@ def parts_of(data, kind: str):
 
 @pytest.mark.parametrize("kind", ["list", "loader", "stream"])
 @pytest.mark.parametrize("members", [None, 2], ids=["network", "members"])
-def test_any_iterable_is_a_part(data, make, kind, members):
+def test_any_iterable_is_a_split(data, make, kind, members):
     train, validation = parts_of(data, kind)
     model, reference = (
         seeded(make["mlp"]) if members is None else DeepEnsemble(make["mlp"], members) for _ in range(2)
@@ -219,7 +219,7 @@ def test_any_iterable_is_a_part(data, make, kind, members):
     history = fit(model, data.replace(train=train, val=validation), config=SGD, quiet=True)
     fit(reference, data.replace(train=batches(data.train)), config=SGD, quiet=True)
     assert states_equal(model, reference)
-    assert len(history.epochs[0].validation_nll) == (members or 1)
+    assert len(history.epochs[0].validation_loss) == (members or 1)
 
 
 def ones_and(data: Data, size: int) -> Data:
@@ -250,7 +250,7 @@ def test_labels_of_another_integer_type(data, make):
     history = fit(network, data.replace(train=train, val=train), config=SGD, quiet=True)
     fit(reference, data.replace(train=batches(data.train)), config=SGD, quiet=True)
     assert states_equal(network, reference)
-    assert math.isfinite(history.epochs[0].validation_nll[0])
+    assert math.isfinite(history.epochs[0].validation_loss[0])
 
 
 def test_a_shuffling_loader_is_repeated_by_the_seed(data, make):
@@ -265,19 +265,19 @@ def test_a_shuffling_loader_is_repeated_by_the_seed(data, make):
     assert states_equal(trained(1), trained(2))
 
 
-def test_without_a_length_the_rate_is_set_by_the_epoch(data, make):
+def test_without_a_length_the_schedule_is_per_epoch(data, make):
     stream = DataLoader(Stream(data.train), 16)
     history = fit(seeded(make["mlp"]), data.replace(train=stream), config=SGD.replace(schedule="cosine"), quiet=True)
     rates = [record.lr for record in history.epochs]
     assert rates == pytest.approx([0.1, 0.1 * 0.75, 0.1 * 0.25])
 
 
-def test_a_generator_is_used_up_after_an_epoch(data, make):
+def test_a_generator_is_exhausted_after_an_epoch(data, make):
     with pytest.raises(EnfoldError, match="got none in epoch 2"):
         fit(seeded(make["mlp"]), data.replace(train=iter(batches(data.train))), config=SGD, quiet=True)
 
 
-def test_a_generator_is_used_up_by_validation(data, make):
+def test_a_generator_is_exhausted_by_validation(data, make):
     with pytest.raises(EnfoldError, match=r"there must be examples to predict.*not a generator that is used up"):
         fit(seeded(make["mlp"]), data.replace(val=iter(batches(data.val))), config=SGD, quiet=True)
 
@@ -322,7 +322,7 @@ def test_the_member_that_diverged_is_named(data, make):
         fit(members, data.replace(val=[]), config=PLAN, quiet=True)
 
 
-def test_gradients_that_were_left_behind_do_not_count(data, make):
+def test_existing_gradients_are_ignored(data, make):
     clean, used = seeded(make["mlp"]), seeded(make["mlp"])
     for parameter in used.parameters():
         parameter.grad = torch.full_like(parameter, math.nan)
@@ -359,7 +359,7 @@ def test_progress_goes_to_stderr(data, make, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_an_objective_of_ones_own(data, make):
+def test_a_user_objective(data, make):
     """Anything that gives one loss a member is trained: here the distance of all logits to zero."""
 
     class Quiet:
@@ -371,7 +371,7 @@ def test_an_objective_of_ones_own(data, make):
     before = Quiet()(members, batch)
     fit(members, data, config=SGD, objective=Quiet(), quiet=True)
     assert (Quiet()(members, batch) < 0.2 * before).all()
-    assert CrossEntropy()(members, batch).mean().item() == pytest.approx(math.log(4), rel=0.05)
+    assert cross_entropy()(members, batch).mean().item() == pytest.approx(math.log(4), rel=0.05)
 
 
 def test_the_start_is_epoch_0_of_the_history(data, tmp_path):
@@ -379,7 +379,7 @@ def test_the_start_is_epoch_0_of_the_history(data, tmp_path):
     before = per_member(nll, predict(members, data.val)).tolist()
     file = tmp_path / "checkpoint.safetensors"
     history = fit(members, data, config=TrainConfig(epochs=2, batch_size=16, lr=100.0), checkpoint=file, quiet=True)
-    assert history.start.validation_nll == before
+    assert history.start.validation_loss == before
     assert (history.chosen, history.unchanged) == ([0, 0], [0, 1])
     assert len(history.epochs) == 2
     stored = stored_history(file)

@@ -39,7 +39,7 @@ def sizes(groups: list[dict]) -> list[tuple[int, float]]:
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-def test_what_is_decayed(stacked):
+def test_decayed_parameters(stacked):
     network = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))  # 12 + 8 weights, 6 + 8 others
     model = DeepEnsemble([network] * 3) if stacked else network
     times = 3 if stacked else 1
@@ -63,7 +63,7 @@ def test_decay_shrinks_weights(decay, left, decays):
     torch.testing.assert_close(members.expand()["weight"][0], before["weight"][0] * first)
 
 
-def test_clipping_is_of_each_members_own_gradient():
+def test_clipping_is_per_member():
     members = with_gradients(DeepEnsemble([nn.Linear(3, 2), nn.Linear(3, 2)]), 1.0)  # 8 ones: norm sqrt 8
     for parameter in members.parameters():
         parameter.grad[1] *= 0.01
@@ -74,7 +74,7 @@ def test_clipping_is_of_each_members_own_gradient():
     torch.testing.assert_close(moved[1], torch.full((2, 3), 0.01), rtol=1e-5, atol=1e-5)  # short enough already
 
 
-def test_clipping_as_torch_clips_one_network():
+def test_clipping_equals_torch_for_one_network():
     network, members = Scaled(), DeepEnsemble([Scaled()])
     reference = with_gradients(Scaled(), 3.0)
     for model in (network, members):
@@ -106,7 +106,7 @@ def test_a_declared_scale_multiplies_the_learning_rate(rates):
     torch.testing.assert_close(members.expand()["weight"], before - 0.05)
 
 
-def test_frozen_parameters_stay():
+def test_frozen_parameters_do_not_change():
     network = nn.Linear(3, 2)
     network.weight.requires_grad_(False)
     members = DeepEnsemble([network, network])
@@ -116,7 +116,7 @@ def test_frozen_parameters_stay():
     assert not torch.equal(members.expand()["bias"][0], network.bias)
 
 
-def test_memory_survives_a_round_trip():
+def test_optimizer_state_survives_a_round_trip():
     first, second = nn.Linear(3, 2), nn.Linear(3, 2)
     second.load_state_dict(first.state_dict())
     plan = TrainConfig(lr=0.1)
@@ -136,7 +136,7 @@ def test_nothing_to_train():
         Optimizer(network, SGD)
 
 
-def test_settings_by_member_need_parameters_by_member():
+def test_settings_per_member_need_parameters_per_member():
     with pytest.raises(EnfoldError, match="lr and weight_decay"):
         Optimizer(MixedEnsemble([nn.Linear(3, 2), nn.Linear(3, 2)]), SGD.replace(lr=(0.1, 0.2)))
 

@@ -21,7 +21,7 @@ def seeded(factory, seed: int = 0) -> nn.Module:
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 @pytest.mark.parametrize("members", [None, 2], ids=["network", "members"])
-def test_half_precision_learns_and_keeps_weights_in_full(data, make, precision, members):
+def test_half_precision_learns_with_full_precision_weights(data, make, precision, members):
     model, full = (seeded(make["mlp"]) if members is None else DeepEnsemble(make["mlp"], members) for _ in range(2))
     plan = SGD.replace(clip_norm=1.0)
     half = fit(model, data, config=plan.replace(precision=precision), quiet=True).epochs[-1]
@@ -61,7 +61,7 @@ def test_compiled_training(data, make, monkeypatch, members, fast):
     assert members is None or model.engine == "stacked"
 
 
-def test_what_was_compiled_before_stays_compiled(data, make, monkeypatch):
+def test_compiled_models_remain_compiled(data, make, monkeypatch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     network = seeded(make["mlp"])
     network.compile()

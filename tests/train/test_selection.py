@@ -1,4 +1,4 @@
-"""Which epoch's weights are kept, worked by hand: the state is a counter of the epochs."""
+"""Selection of the epoch by hand: the state is a counter of the epochs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def weights(model: nn.Module) -> list[float]:
     return [value for parameter in model.parameters() for value in parameter.flatten().tolist()]
 
 
-def test_each_member_its_own_best_epoch():
+def test_each_member_has_its_own_best_epoch():
     selection = Selection(counter(3), patience=None)
     assert run(selection, [[3, 2, 1, 2], [3, 1, 2, 2], [1, 2, 3, 4]]) == 3
     selection.apply()
@@ -42,7 +42,7 @@ def test_each_member_its_own_best_epoch():
     assert weights(selection.model) == [2.0, 1.0, 0.0]
 
 
-def test_members_judged_as_a_whole_are_chosen_together():
+def test_jointly_evaluated_members_are_selected_together():
     selection = Selection(counter(3), patience=1)
     assert run(selection, [[3, 1, 2, 4, 0]]) == 2
     selection.apply()
@@ -50,13 +50,13 @@ def test_members_judged_as_a_whole_are_chosen_together():
     assert weights(selection.model) == [1.0, 1.0, 1.0]
 
 
-def test_the_first_of_equal_epochs_is_kept():
+def test_the_first_of_equal_epochs_is_selected():
     selection = Selection(counter(), patience=None)
     run(selection, [[3, 1, 1, 1]])
     assert selection.epoch == [1]
 
 
-def test_patience_counts_epochs_without_a_better_one():
+def test_patience_counts_epochs_without_improvement():
     selection = Selection(counter(), patience=2)
     assert run(selection, [[5, 4, 6, 6, 1]]) == 3  # best at 1, two worse ones, stopped: 1 is never reached
     selection.apply()
@@ -64,7 +64,7 @@ def test_patience_counts_epochs_without_a_better_one():
     assert run(Selection(counter(), patience=3), [[5, 4, 6, 6, 1]]) == 4
 
 
-def test_a_stopped_member_stays_while_others_go_on():
+def test_a_stopped_member_is_frozen_while_others_train():
     selection = Selection(counter(2), patience=1)
     assert run(selection, [[5, 4, 6, 1, 0], [5, 4, 3, 2, 1]]) == 4
     selection.apply()
@@ -72,7 +72,7 @@ def test_a_stopped_member_stays_while_others_go_on():
     assert weights(selection.model) == [1.0, 4.0]
 
 
-def test_members_that_share_nothing_to_tell_apart_are_chosen_together():
+def test_members_without_separate_parameters_are_selected_together():
     model = MixedEnsemble([counter(), counter()])
     selection = Selection(model, patience=None)
     run(selection, [[3, 1, 2], [3, 3, 0]])  # means 3, 2, 1
@@ -86,8 +86,8 @@ def test_record_and_restore():
     run(first, [[5, 4, 6], [5, 4, 3]])
     second = Selection(counter(2), patience=1)
     second.restore(first.record(), first.state)
-    assert second.record() == first.record() == {"nll": [4, 3], "epoch": [1, 2]}
-    assert Selection(counter(), None).record() == {"nll": [None], "epoch": [0]}
+    assert second.record() == first.record() == {"best": [4, 3], "epoch": [1, 2]}
+    assert Selection(counter(), None).record() == {"best": [None], "epoch": [0]}
     fresh = Selection(counter(), None)
     fresh.restore(fresh.record(), {})
-    assert fresh.nll == [float("inf")]
+    assert fresh.best == [float("inf")]

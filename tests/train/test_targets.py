@@ -1,4 +1,4 @@
-"""Targets of a loader: classes are checked, and whatever an objective of the user's own needs is passed on as it is."""
+"""Targets of a loader: classes are checked, and a user objective gets the targets unmodified."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from enfold.data.batches import Batch
 from enfold.ensembles.mimo import MIMO
 from enfold.errors import EnfoldError
 from enfold.merge import soup, straight_through
-from enfold.train.objective import batch_logits
+from enfold.train.objective import batch_outputs
 
 PLAN = TrainConfig(epochs=2, batch_size=16, lr=1e-2)
 INPUTS = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
@@ -32,13 +32,13 @@ def two_members() -> DeepEnsemble:
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.int32, torch.int64])
-def test_an_objective_of_the_users_own_sees_the_targets_as_they_are(kind):
+def test_a_user_objective_gets_unmodified_targets(kind):
     targets, seen = (torch.tanh(INPUTS[:, 0]) * 10).to(kind), []
 
     def squares(model: nn.Module, batch: Batch) -> torch.Tensor:
-        seen.append(batch.labels)
-        outputs = batch_logits(model, batch)[..., 0]
-        return (outputs - batch.labels.to(outputs)).square().mean(1)
+        seen.append(batch.targets)
+        outputs = batch_outputs(model, batch)[..., 0]
+        return (outputs - batch.targets.to(outputs)).square().mean(1)
 
     fit(
         two_members(),
@@ -52,7 +52,7 @@ def test_an_objective_of_the_users_own_sees_the_targets_as_they_are(kind):
 
 
 @pytest.mark.parametrize("kind", [torch.uint8, torch.int16, torch.int32])
-def test_classes_may_be_whole_numbers_of_any_width(kind):
+def test_classes_may_have_any_integer_type(kind):
     members, others = two_members(), two_members()
     fit(members, of_loaders(CLASSES), config=PLAN, quiet=True)
     fit(others, of_loaders(CLASSES.to(kind)), config=PLAN, quiet=True)
@@ -81,21 +81,21 @@ def refused() -> dict[str, object]:
 
 @pytest.mark.parametrize("name", refused())
 @pytest.mark.parametrize("value", [0.5, -100, -1, 3])
-def test_what_is_no_class_is_refused(name, value):
+def test_invalid_classes_are_refused(name, value):
     targets = CLASSES.float() + value if isinstance(value, float) else torch.where(CLASSES == 0, value, CLASSES)
-    with pytest.raises(EnfoldError, match="labels"):
+    with pytest.raises(EnfoldError, match=r"labels|targets"):
         refused()[name](of_loaders(targets))
 
 
 def test_a_split_refuses_floats_and_one_hot_rows():
     with pytest.raises(EnfoldError, match=r"labels.*float32"):
-        Split(INPUTS, CLASSES.float())
-    with pytest.raises(EnfoldError, match="labels of shape"):
+        _ = Split(INPUTS, CLASSES.float()).labels
+    with pytest.raises(EnfoldError, match="targets of shape"):
         fit(nn.Linear(6, 3), Data(loader(nn.functional.one_hot(CLASSES)), [], [], 3, (6,)), config=PLAN, quiet=True)
     with pytest.raises(EnfoldError, match="-100"):
         Data(Split(INPUTS, torch.full((64,), -100)), [], [], 3, (6,))
 
 
-def test_predict_refuses_targets_that_are_no_classes():
-    with pytest.raises(EnfoldError, match=r"labels.*float32"):
+def test_predict_refuses_invalid_classes():
+    with pytest.raises(EnfoldError, match=r"targets.*float32"):
         predict(two_members(), of_loaders(CLASSES.float()).test)

@@ -1,4 +1,4 @@
-"""What training passes through is kept epoch by epoch, whole, and goes on where a killed training goes on."""
+"""Trajectories are stored epoch by epoch and continue after a kill."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def members() -> DeepEnsemble:
     return DeepEnsemble(network, 2, seed=1)
 
 
-def test_the_start_every_second_epoch_and_the_last_are_kept(tmp_path: Path) -> None:
+def test_the_start_every_second_epoch_and_the_last_are_stored(tmp_path: Path) -> None:
     data, model, seen = three_clouds(40, 10, 10), members(), list[dict[str, torch.Tensor]]()
     start = {name: tensor.clone() for name, tensor in model.expand().items()}
     kept = Trajectory(tmp_path / "path", every=2)
@@ -48,7 +48,7 @@ def test_a_single_network_has_a_member_axis_too(tmp_path: Path) -> None:
     assert Trajectory(tmp_path).state(1)["0.weight"].shape == (1, 5, 4)
 
 
-def test_a_stopped_training_goes_on_with_its_trajectory(tmp_path: Path) -> None:
+def test_a_stopped_training_resumes_its_trajectory(tmp_path: Path) -> None:
     data = three_clouds(40, 10, 10)
     fit(members(), data, config=PLAN, trajectory=tmp_path / "whole")
 
@@ -81,7 +81,7 @@ def test_another_trainings_folder_is_refused_before_anything_is_written(tmp_path
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_wrong_asks_are_named(tmp_path: Path) -> None:
+def test_invalid_options_are_refused(tmp_path: Path) -> None:
     with pytest.raises(EnfoldError, match="every must be"):
         Trajectory(tmp_path, every=0)
     with pytest.raises(EnfoldError, match=r"epoch must be .*got 3"):

@@ -1,4 +1,4 @@
-"""What a member does not use in a batch is left as it is, as it would be if that network were trained alone."""
+"""Parameters that a member does not use in a batch are unchanged, as in training of a single network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from enfold import Data, DeepEnsemble, Split, TrainConfig, fit
 from enfold.data.batches import Batch
 from enfold.ensembles.lora_ensemble import LoRAEnsemble
 from enfold.errors import UnusedParameterWarning
-from enfold.train.objective import batch_logits
+from enfold.train.objective import batch_outputs
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*nearly identical")
 OPTIMIZERS = {
@@ -40,8 +40,8 @@ class Exits(nn.Module):
 
 def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
     """An objective of the user's own, by which all members are run in one pass."""
-    logits = batch_logits(model, batch)
-    labels = batch.labels if batch.own else batch.labels.expand(len(logits), -1)
+    logits = batch_outputs(model, batch)
+    labels = batch.targets if batch.own else batch.targets.expand(len(logits), -1)
     return torch.stack([F.cross_entropy(own, each) for own, each in zip(logits, labels, strict=True)])
 
 
@@ -73,7 +73,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("objective", [None, cross_entropy], ids=["member by member", "all at once"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_members_are_trained_as_alone(networks, data, name, objective):
+def test_members_are_trained_like_single_networks(networks, data, name, objective):
     """Beside fit of a single network, and beside a loop by hand, in which torch leaves what has no gradient."""
     settings = plan(order="shared", **OPTIMIZERS[name])
     members = DeepEnsemble(networks)
@@ -99,14 +99,14 @@ def trained_by_hand(network: nn.Module, data: Data, settings: TrainConfig) -> se
     for epoch in range(settings.epochs):
         for batch in Order(settings.batch_size).batches(data, epoch):
             optimizer.zero_grad()
-            F.cross_entropy(network(batch.inputs), batch.labels).backward()
+            F.cross_entropy(network(batch.inputs), batch.targets).backward()
             seen.add(network.b.weight.grad is None)
             optimizer.step()
     return seen
 
 
 @pytest.mark.parametrize("changes", [{}, {"lr": (1e-2, 2e-2, 3e-3)}, {"clip_norm": 0.1}, {"label_smoothing": 0.1}])
-def test_member_k_alone_is_member_k(networks, data, changes):
+def test_a_single_member_equals_member_k(networks, data, changes):
     members, settings = DeepEnsemble(networks), plan(weight_decay=0.1, **changes)
     fit(members, data, config=settings, quiet=True)
     rate = settings.lr
@@ -118,7 +118,7 @@ def test_member_k_alone_is_member_k(networks, data, changes):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_training_that_was_stopped_goes_on_to_the_same_bits(networks, data, name, tmp_path):
+def test_a_stopped_training_resumes_to_the_same_bits(networks, data, name, tmp_path):
     settings, file = plan(epochs=4, **OPTIMIZERS[name]), tmp_path / "state.safetensors"
     whole = DeepEnsemble(networks)
     fit(whole, data, config=settings, quiet=True)
@@ -147,7 +147,7 @@ def by_hand(members: DeepEnsemble, data: Data, steps: int = 12) -> None:
         optimizer.step()
 
 
-def test_a_loop_of_the_users_own_is_warned_once(networks, data):
+def test_a_user_loop_gives_one_warning(networks, data):
     members = DeepEnsemble(networks).train()
     with pytest.warns(UnusedParameterWarning, match=r"'[bc]\.weight'") as found:
         by_hand(members, data)
@@ -158,7 +158,7 @@ def test_a_loop_of_the_users_own_is_warned_once(networks, data):
         fit(DeepEnsemble(networks), data, config=plan(), quiet=True)
 
 
-def test_nobody_is_warned_where_all_is_used_or_losses_are_taken_one_by_one(data):
+def test_no_warning_if_all_parameters_are_used(data):
     members = DeepEnsemble([nn.Linear(6, 3).double() for _ in range(3)], engine="loop").train()
     with warnings.catch_warnings():
         warnings.simplefilter("error", UnusedParameterWarning)
@@ -166,9 +166,10 @@ def test_nobody_is_warned_where_all_is_used_or_losses_are_taken_one_by_one(data)
         for _ in range(2):
             for logits in members(data.train.inputs):
                 logits.square().mean().backward(retain_graph=True)
+    assert all(parameter.grad is not None for parameter in members.parameters())
 
 
-def test_what_members_of_an_efficient_ensemble_own_is_left_as_well(networks, data):
+def test_unused_parameters_of_efficient_ensembles_are_unchanged(networks, data):
     members = LoRAEnsemble(networks[0], 2)
     fit(members, data, config=plan(weight_decay=0.1), quiet=True)
     assert all(bool(tensor.isfinite().all()) for tensor in members.expand().values())

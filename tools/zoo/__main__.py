@@ -1,6 +1,6 @@
-"""Tries every network of the zoo with every capability: results/zoo.json and docs/foreign-networks.md.
+"""Run every check on every network of the zoo: writes results/zoo.json and docs/compatibility.md.
 
-make zoo                                      in an environment of its own, with all packages
+make zoo                                      in a separate environment with all packages
 python -m tools.zoo [--only NAME] [--package P] [--capability C] [--held-out] [--output FILE]
 """
 
@@ -31,33 +31,33 @@ BAD = ("wrong", "crash", "abort", "slow", "broken")
 
 
 def arguments() -> argparse.Namespace:
-    """What is asked for."""
+    """Return the command-line arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="networks whose name contains this")
     parser.add_argument("--package", default="", help="networks of this package")
     parser.add_argument("--capability", default="", help="capabilities whose name contains this")
-    parser.add_argument("--held-out", action="store_true", help="the networks that are kept aside")
+    parser.add_argument("--held-out", action="store_true", help="use the held-out networks")
     parser.add_argument("--output", type=Path, help="another file than results/zoo.json; no page is written then")
-    parser.add_argument("--resume", action="store_true", help="keep what the file has of other networks")
+    parser.add_argument("--resume", action="store_true", help="retain the results of other networks in the file")
     return parser.parse_args()
 
 
 def main() -> None:
-    """All that is asked for; a part of it is shown and not stored unless --output says where."""
-    asked = arguments()
+    """Run the selected checks; a selection is printed, and stored only with --output."""
+    options = arguments()
     entries = [
         entry
-        for entry in (HELD_OUT if asked.held_out else NETWORKS)
-        if asked.only.lower() in entry.name.lower() and asked.package in ("", entry.package)
+        for entry in (HELD_OUT if options.held_out else NETWORKS)
+        if options.only.lower() in entry.name.lower() and options.package in ("", entry.package)
     ]
-    names = [name for name in CHECKS if asked.capability.lower() in name.lower()]
-    whole = not (asked.only or asked.package or asked.capability or asked.held_out)
-    file = asked.output or (RESULT if whole else None)
+    names = [name for name in CHECKS if options.capability.lower() in name.lower()]
+    complete = not (options.only or options.package or options.capability or options.held_out)
+    file = options.output or (RESULT if complete else None)
     record: dict[str, Any] = {"networks": {}}
-    if asked.resume and file is not None and file.exists():
+    if options.resume and file is not None and file.exists():
         record = json.loads(file.read_text(encoding="utf-8"))
     for entry in entries:
-        if asked.resume and entry.name in record["networks"]:
+        if options.resume and entry.name in record["networks"]:
             continue
         started = time.perf_counter()
         results = tried(entry, names)
@@ -66,12 +66,12 @@ def main() -> None:
         show(entry.name, entry.package, seconds, results)
         if file is not None:
             write_json(file, {**about(), **record})
-    if file is not None and asked.output is None:
+    if file is not None and options.output is None:
         PAGE.write_text(page({**about(), **record}), encoding="utf-8")
 
 
 def show(name: str, package: str, seconds: float, results: dict[str, Any]) -> None:
-    """One line a network, and one for everything that is not well."""
+    """Print one line per network, and one for every failure."""
     counts = Counter(result["outcome"] for result in results.values())
     print(f"{name:42} {package:28} {seconds:6.1f} s  {dict(counts)}", flush=True)
     for capability, result in results.items():
@@ -81,7 +81,7 @@ def show(name: str, package: str, seconds: float, results: dict[str, Any]) -> No
 
 
 def about() -> dict[str, Any]:
-    """Which code this was, and when."""
+    """Return the versions and the date."""
     packages = sorted({entry.package for entry in NETWORKS if entry.package != "by hand"})
     found = {}
     for package in packages:

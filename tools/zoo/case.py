@@ -1,7 +1,7 @@
-"""What a check needs of one network: members made again and again alike, inputs, data, and plain outputs.
+"""One network of a check: reproducible members, inputs, data and reference outputs.
 
-Nothing here asks enfold. Copies are made by building anew from the same seed, never by `copy.deepcopy`, which keeps
-functions over `self` bound to the original.
+Nothing here uses enfold. Copies are built again from the same seed, not by `copy.deepcopy`, which leaves functions
+over `self` bound to the original.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from enfold import Data, Split
-from tools.zoo.entry import Foreign, seeded
+from tools.zoo.entry import Entry, seeded
 
 MEMBERS = 3
 BATCH = 4
@@ -24,21 +24,21 @@ TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 
 
 class Wrong(Exception):
-    """enfold gave something else than plain torch."""
+    """enfold differs from plain PyTorch."""
 
 
 class Skipped(Exception):
-    """The check does not apply, or plain torch cannot do it either."""
+    """The check does not apply, or plain PyTorch cannot do it either."""
 
 
 class Case:
     """One network in one precision."""
 
-    def __init__(self, entry: Foreign, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, entry: Entry, dtype: torch.dtype = torch.float32) -> None:
         self.entry, self.dtype = entry, dtype
 
     def build(self, index: int = 0, *, calm: bool = False, raw: bool = False, train: bool = False) -> nn.Module:
-        """Member `index`, always the same; away from its start unless `raw`, without dropout if `calm`."""
+        """Return member `index`, always the same; perturbed unless `raw`, without dropout if `calm`."""
         seeded(1000 + index)
         network = self.entry.make(index)
         if not raw:
@@ -50,17 +50,17 @@ class Case:
         return network.train(train)
 
     def nets(self, count: int = MEMBERS, **how: Any) -> list[nn.Module]:
-        """The first so many members."""
+        """Return the first `count` members."""
         return [self.build(index, **how) for index in range(count)]
 
     def batch(self, seed: int = 0, count: int = BATCH) -> Tensor:
-        """Inputs."""
+        """Return a batch of inputs."""
         seeded(seed)
         inputs = self.entry.inputs(count)
         return inputs.to(self.dtype) if inputs.is_floating_point() else inputs
 
     def data(self, *, loader: bool = False, train: int = 12) -> Data:
-        """Labelled examples: in memory, or as a list of batches."""
+        """Return labelled examples: in memory, or as a list of batches."""
         parts = []
         for seed, count in ((11, train), (12, 8), (13, 8)):
             parts.append((self.batch(seed, count), torch.arange(count) % self.entry.classes))
@@ -73,33 +73,33 @@ class Case:
         return Data(batches, *made[1:], num_classes=self.entry.classes, shape=shape)
 
     def outputs(self, network: nn.Module, inputs: Tensor) -> Tensor:
-        """What the network says, with inputs of its own."""
+        """Return the outputs of a network for a copy of the inputs."""
         return logits_of(network(inputs.clone()))
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """Of the outputs of one batch."""
+        """The shape of the outputs for one batch."""
         with torch.no_grad():
             return tuple(self.outputs(self.build(), self.batch()).shape)
 
     @property
     def classifies(self) -> bool:
-        """Whether outputs are logits of classes: (B, C)."""
+        """True if outputs are logits of classes: (B, C)."""
         return self.shape == (BATCH, self.entry.classes)
 
     def require_classes(self) -> None:
-        """Skip what plain torch could not train by labels."""
+        """Raise `Skipped` if the outputs cannot be trained with labels."""
         if not self.classifies:
             raise Skipped(f"outputs of shape {self.shape} are no logits of {self.entry.classes} classes")
 
     @cached_property
     def references(self) -> Tensor:
-        """Every member's outputs in eval mode, each network built by itself: (M, B, ...)."""
+        """The outputs of every member in eval mode, each network built separately: (M, B, ...)."""
         with torch.no_grad():
             return torch.stack([self.outputs(network, self.batch()) for network in self.nets()])
 
     def drawing(self, *, calm: bool = True) -> bool:
-        """Whether outputs in train mode are random."""
+        """Return whether outputs in train mode are random."""
         with torch.no_grad():
             found, inputs = [], self.batch()
             for seed in (1, 2):
@@ -109,8 +109,8 @@ class Case:
         return not torch.allclose(found[0], found[1], rtol=1e-4, atol=1e-6, equal_nan=True)
 
     @cached_property
-    def restless(self) -> bool:
-        """Whether outputs are random in eval mode, as those of locality-sensitive hashing are."""
+    def is_random(self) -> bool:
+        """True if outputs are random in eval mode, as with locality-sensitive hashing."""
         found, inputs = [], self.batch()
         with torch.no_grad():
             for seed in (1, 2):
@@ -120,7 +120,7 @@ class Case:
         return difference(found[0], found[1]) > TOLERANCE[self.dtype]
 
     def ordered(self) -> bool:
-        """Whether the order of the examples in a batch matters in train mode, as in ghost batch norm."""
+        """Return whether outputs in train mode depend on the order of the examples, as in ghost batch norm."""
         order = torch.arange(12).roll(5)
         with torch.no_grad():
             inputs = self.batch(count=12)
@@ -128,10 +128,10 @@ class Case:
             return difference(self.outputs(self.build(calm=True, train=True), inputs[order]), straight) > 1e-3
 
     def compare(self, found: Tensor, expected: Tensor, what: str, factor: float = 1.0) -> None:
-        """Raises `Wrong` where they differ by more than rounding."""
+        """Raise `Wrong` if the tensors differ by more than rounding."""
         off = difference(found, expected, what)
         if not off <= factor * TOLERANCE[self.dtype]:
-            if self.restless:
+            if self.is_random:
                 raise Skipped("outputs are random in eval mode too")
             members = ""
             if found.ndim > 1 and len(found) == MEMBERS:
@@ -140,7 +140,7 @@ class Case:
             raise Wrong(f"{what}: {off:.1e} off{members}")
 
     def compare_states(self, found: nn.Module, expected: nn.Module, scale: float, what: str) -> None:
-        """The same of all parameters and buffers, relative to `scale`."""
+        """Raise `Wrong` if parameters or buffers differ by more than rounding, relative to `scale`."""
         theirs, ours = dict(expected.state_dict()), dict(found.state_dict())
         if theirs.keys() != ours.keys():
             raise Wrong(f"{what}: the keys of the state differ: {sorted(theirs.keys() ^ ours.keys())[:4]}")
@@ -156,7 +156,7 @@ class Case:
                 raise Wrong(f"{what}: '{name}' is {off:.1e} of the largest change off")
 
     def loss(self, outputs: Tensor, seed: int = 5) -> Tensor:
-        """A number that depends on all outputs of one member."""
+        """Return a number that depends on all outputs of one member."""
         seeded(seed)
         weights = torch.randn(outputs.shape, dtype=torch.float64).to(outputs.real.dtype)
         return (weights * (outputs.real if outputs.is_complex() else outputs)).sum() / len(outputs)
@@ -169,7 +169,7 @@ def _doubled(tensor: Tensor) -> Tensor:
 
 
 def logits_of(output: Any) -> Tensor:
-    """The documented rule: a tensor, or `logits` of a dictionary or an object."""
+    """Return the logits by the documented rule: a tensor, or `logits` of a dictionary or an object."""
     found = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", output)
     if not isinstance(found, Tensor):
         raise Skipped(f"it returns a {type(output).__name__}")
@@ -177,7 +177,7 @@ def logits_of(output: Any) -> Tensor:
 
 
 def difference(found: Tensor, expected: Tensor, what: str = "outputs") -> float:
-    """The largest difference relative to the largest value expected."""
+    """Return the largest difference relative to the largest expected value."""
     if found.shape != expected.shape:
         raise Wrong(f"{what}: the shape is {tuple(found.shape)}, not {tuple(expected.shape)}")
     if not expected.numel() or torch.equal(found, expected):
@@ -195,7 +195,7 @@ def difference(found: Tensor, expected: Tensor, what: str = "outputs") -> float:
 
 @torch.no_grad()
 def stir(network: nn.Module) -> None:
-    """Weights and statistics away from where they start, so that a zero at the start hides nothing."""
+    """Perturb weights and statistics, so that initial zeros hide no difference."""
     for parameter in network.parameters():
         if parameter.is_floating_point() or parameter.is_complex():
             parameter.add_(0.05 * torch.randn_like(parameter))
@@ -205,15 +205,15 @@ def stir(network: nn.Module) -> None:
 
 
 def without_dropout(network: nn.Module) -> None:
-    """All rates of dropout 0, under whatever name a module keeps them."""
+    """Set all dropout rates to 0, for any name of the attribute."""
     for module in network.modules():
         for name, value in list(vars(module).items()):
             if isinstance(value, float) and ("drop" in name or (name == "p" and "Drop" in type(module).__name__)):
                 setattr(module, name, 0.0)
 
 
-def settled(check: Callable[[Case], str | None], entry: Foreign) -> str | None:
-    """A check in float32; what is wrong there counts only if it is in float64 too, where that can be run."""
+def settled(check: Callable[[Case], str | None], entry: Entry) -> str | None:
+    """Run a check in float32; a difference counts only if it exists in float64 too, if that is supported."""
     try:
         return check(Case(entry))
     except Wrong as error:
@@ -226,7 +226,7 @@ def settled(check: Callable[[Case], str | None], entry: Foreign) -> str | None:
 
 @contextmanager
 def untouched(*networks: nn.Module) -> Iterator[None]:
-    """The networks given come out of the block as they went in."""
+    """Raise `Wrong` if the networks are changed in the block."""
     before = [{k: v.clone() for k, v in n.state_dict().items() if isinstance(v, Tensor)} for n in networks]
     yield
     for network, state in zip(networks, before, strict=True):
@@ -241,5 +241,5 @@ def untouched(*networks: nn.Module) -> Iterator[None]:
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Of labels."""
+    """Return the cross-entropy of labels."""
     return F.cross_entropy(outputs, labels)

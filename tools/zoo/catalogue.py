@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tools.zoo.entry import Foreign
+from tools.zoo.entry import Entry
 from tools.zoo.networks import attention, hazards, hugging, science, tabular, vision
 
-NETWORKS: tuple[Foreign, ...] = (
+NETWORKS: tuple[Entry, ...] = (
     *tabular.NETWORKS,
     *attention.NETWORKS,
     *science.NETWORKS,

@@ -1,6 +1,6 @@
-"""What enfold is asked to do with every network: each check compares it with plain torch, written here.
+"""Checks of every network: each compares enfold with plain PyTorch.
 
-A check returns nothing or a note if all is well and raises `Wrong` if not; an `EnfoldError` is a refusal.
+A check returns None or a note on success, and raises `Wrong` on a difference; an `EnfoldError` is a refusal.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STEP = TrainConfig(
 
 
 def capability(name: str) -> Callable[[Check], Check]:
-    """Registers a check under the name of what it tries."""
+    """Register a check under the name of a capability."""
 
     def register(check: Check) -> Check:
         CHECKS[name] = check
@@ -54,13 +54,13 @@ def capability(name: str) -> Callable[[Check], Check]:
 
 @contextmanager
 def stored() -> Iterator[Path]:
-    """A file to store a model in."""
+    """Yield a temporary file for a model."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder) / "model.safetensors"
 
 
 def into_fresh(case: Case, state: dict[str, Tensor], index: int = 0, **how: bool) -> nn.Module:
-    """A network that was built anew, with these values; needs nothing of enfold."""
+    """Return a network that was built again without enfold, with these values."""
     network = case.build(index, **how)
     network.load_state_dict(state)
     return network
@@ -72,7 +72,7 @@ def into_fresh(case: Case, state: dict[str, Tensor], index: int = 0, **how: bool
 @capability("stacked: outputs")
 @torch.no_grad()
 def outputs(case: Case) -> None:
-    """In eval mode, for two batches."""
+    """Compare outputs in eval mode for two batches."""
     sources = case.nets()
     with untouched(*sources):
         members = DeepEnsemble(sources).eval()
@@ -85,7 +85,7 @@ def outputs(case: Case) -> None:
 @capability("stacked: outputs in train mode")
 @torch.no_grad()
 def train_outputs(case: Case) -> str | None:
-    """From the same random state, or, where other draws are made, alike on average."""
+    """Compare outputs from the same random state, or on average if random numbers are drawn in another order."""
     if not case.drawing(calm=False):
         return _train_outputs(case, calm=False)
     _like_on_average(case)
@@ -110,7 +110,7 @@ def _train_outputs(case: Case, calm: bool) -> None:
 
 
 def _like_on_average(case: Case, draws: int = 48) -> None:
-    """Means and spreads over draws, all outputs together: rates of dropout that are another member's show."""
+    """Compare means and standard deviations over draws, which show dropout rates of another member."""
     references, inputs = case.nets(train=True), case.batch()
     members = DeepEnsemble(case.nets(train=True)).train()
     seeded(3)
@@ -130,13 +130,13 @@ def _like_on_average(case: Case, draws: int = 48) -> None:
 
 @capability("stacked: gradients")
 def gradients(case: Case) -> None:
-    """One step of plain SGD on all members' parameters."""
+    """Compare one step of SGD on all members' parameters."""
     _stepped(case, train=False)
 
 
 @capability("stacked: gradients in train mode")
 def train_gradients(case: Case) -> None:
-    """The same with batch statistics."""
+    """Compare one step of SGD with batch statistics."""
     if case.drawing():
         raise Skipped("random even without dropout")
     _stepped(case, train=True)
@@ -158,7 +158,7 @@ def _stepped(case: Case, train: bool) -> None:
 
 
 def _stepped_alone(case: Case, index: int, train: bool) -> nn.Module:
-    """Member `index` after the same step by torch alone."""
+    """Return member `index` after the same step with plain PyTorch."""
     network = case.build(index, calm=True, train=train)
     outputs = case.outputs(network, case.batch())
     try:
@@ -170,7 +170,7 @@ def _stepped_alone(case: Case, index: int, train: bool) -> nn.Module:
 
 
 def moved(network: nn.Module, start: nn.Module) -> float:
-    """The largest change of a parameter."""
+    """Return the largest change of a parameter."""
     pairs = zip(network.parameters(), start.parameters(), strict=True)
     return max((float((a - b).detach().abs().max()) for a, b in pairs if a.numel()), default=0.0) or 1.0
 
@@ -178,7 +178,7 @@ def moved(network: nn.Module, start: nn.Module) -> float:
 @capability("stacked: own inputs")
 @torch.no_grad()
 def forward_each(case: Case) -> None:
-    """`forward_each`."""
+    """Compare `forward_each` with single networks."""
     batches = [case.batch(seed=20 + index) for index in range(MEMBERS)]
     expected = torch.stack([case.outputs(n, b) for n, b in zip(case.nets(), batches, strict=True)])
     case.compare(DeepEnsemble(case.nets()).eval().forward_each(torch.stack(batches)), expected, "forward_each")
@@ -187,7 +187,7 @@ def forward_each(case: Case) -> None:
 @capability("stacked: member")
 @torch.no_grad()
 def member(case: Case) -> None:
-    """`member(k)` in both modes, and its values in a network that was built anew."""
+    """Compare `member(k)` in both modes, and its values in a network that was built again."""
     members, inputs = DeepEnsemble(case.nets()).eval(), case.batch()
     for index in range(MEMBERS):
         one = members.member(index)
@@ -224,7 +224,7 @@ for engine in ("loop", "stacked", "vmap", "measure"):
 @capability("stacked: copy, slice, state")
 @torch.no_grad()
 def copies(case: Case) -> None:
-    """`copy.deepcopy`, `members[:2]`, iteration, and a state dict put into other members."""
+    """Compare `copy.deepcopy`, `members[:2]`, iteration, and a state dict loaded into other members."""
     members, inputs = DeepEnsemble(case.nets()).eval(), case.batch()
     case.compare(copy.deepcopy(members)(inputs.clone()), case.references, "a deep copy")
     case.compare(members[:2].eval()(inputs.clone()), case.references[:2], "members[:2]")
@@ -241,7 +241,7 @@ def copies(case: Case) -> None:
 
 @capability("stacked: make")
 def made(case: Case) -> None:
-    """New members from a factory, and drawn anew from a network: as wide as the package starts them."""
+    """Compare new members from a factory and from a network with the scale of the package's initialisation."""
     members = DeepEnsemble(lambda: case.entry.make(0), 2, seed=3)
     for index, seed in enumerate(members.seeds or ()):
         seeded(seed)
@@ -254,13 +254,13 @@ def made(case: Case) -> None:
         spread = float(parameter.detach().abs().pow(2).mean().sqrt()) if parameter.numel() >= 64 else 0.0
         ratio = float(ours[name].detach().abs().pow(2).mean().sqrt()) / spread if spread else 1.0
         if not 1 / 3 < ratio < 3:
-            raise Wrong(f"drawn anew, '{name}' is {ratio:.2g} times as wide as the package makes it")
+            raise Wrong(f"reinitialised, '{name}' is {ratio:.2g} times as wide as the package makes it")
 
 
 @capability("mixed")
 @torch.no_grad()
 def mixed(case: Case) -> None:
-    """Networks as they are, behind one call."""
+    """Compare unmodified networks behind one call."""
     case.compare(enfold.MixedEnsemble(case.nets()).eval()(case.batch()), case.references, "MixedEnsemble")
 
 
@@ -277,7 +277,7 @@ def forward_mean(case: Case) -> None:
 @capability("save and load members")
 @torch.no_grad()
 def save_members(case: Case) -> None:
-    """`enfold.save`, then `enfold.load` with a factory."""
+    """Compare members after `enfold.save` and `enfold.load` with a factory."""
     with stored() as file:
         members = DeepEnsemble(case.nets()).eval()
         members(case.batch())
@@ -291,7 +291,7 @@ def save_members(case: Case) -> None:
 @capability("save and load a network")
 @torch.no_grad()
 def save_network(case: Case) -> None:
-    """`enfold.save`, then `load_state_dict(load_file(...))` without enfold, and `enfold.load`."""
+    """Compare a network after `enfold.save` and `load_state_dict(load_file(...))` without enfold, and `enfold.load`."""
     inputs, network = case.batch(), DeepEnsemble(case.nets()).member(1)
     with stored() as file:
         enfold.save(network, file)
@@ -311,7 +311,7 @@ def save_network(case: Case) -> None:
 def plain_training(
     case: Case, index: int, batches: list[tuple[Tensor, Tensor]], plan: TrainConfig, *, rounded: bool = False
 ) -> nn.Module:
-    """Member `index` trained by torch alone; `rounded`, from weights that are changed by one rounding."""
+    """Return member `index` trained with plain PyTorch, from weights with rounding errors if `rounded`."""
     network = case.build(index, calm=True, train=True)
     learned = [parameter for parameter in network.parameters() if parameter.requires_grad]
     if rounded:
@@ -333,7 +333,7 @@ def plain_training(
 
 
 def amplifies(case: Case, batches: list[tuple[Tensor, Tensor]], plan: TrainConfig) -> bool:
-    """Whether plain torch trains a network to other weights from a start that is changed by one rounding.
+    """Return whether rounding errors of the initial weights change the result of training with plain PyTorch.
 
     Batch norms over four examples with one pixel each, and momentum, multiply an error by up to 1e10 in six steps.
     """
@@ -341,7 +341,7 @@ def amplifies(case: Case, batches: list[tuple[Tensor, Tensor]], plan: TrainConfi
     seeded(6)
     other = plain_training(case, 0, batches, plan, rounded=True)
     try:
-        case.compare_states(other, alone, moved(alone, start), "plain torch")
+        case.compare_states(other, alone, moved(alone, start), "plain PyTorch")
     except Wrong:
         return True
     return False
@@ -360,9 +360,9 @@ def _fit(plan: TrainConfig, loader: bool) -> Check:
                 raise
             small = plan.replace(epochs=1, lr=plan.lr / 100, momentum=0.0)
             if amplifies(case, batches[:1], small):
-                raise Skipped("plain torch itself depends on rounding in one step of training") from error
+                raise Skipped("plain PyTorch amplifies rounding errors in a single step") from error
             _compare_training(case, small, loader, most=1)
-            return "plain torch depends on rounding: compared after one small step"
+            return "plain PyTorch amplifies rounding errors: compared after one small step"
 
     return check
 
@@ -372,12 +372,12 @@ def _compare_training(case: Case, plan: TrainConfig, loader: bool, most: int | N
     data = case.data(loader=loader)
     if loader and most is not None:
         data = Data(data.train[:most], data.val, data.test, num_classes=data.num_classes, shape=data.shape)
-    kept = data.train.inputs.clone() if not loader else data.train[0][0].clone()
+    before = data.train.inputs.clone() if not loader else data.train[0][0].clone()
     members = DeepEnsemble(case.nets(calm=True))
     enfold.fit(members, data, config=plan, quiet=True)
     case.require_classes()
     now = data.train.inputs if not loader else data.train[0][0]
-    if not torch.equal(kept, now):
+    if not torch.equal(before, now):
         raise Wrong("fit changed the data")
     if case.drawing():
         return "random even without dropout: not compared"
@@ -397,7 +397,7 @@ capability("fit, AdamW, in memory")(_fit(ADAMW, loader=False))
 
 @capability("evaluate")
 def evaluate(case: Case) -> None:
-    """NLL and accuracy of the mean prediction, twice, with data left as they were."""
+    """Compare NLL and accuracy of the mean prediction, twice, and check that data are unchanged."""
     members, data = DeepEnsemble(case.nets(train=True)), case.data()
     kept = data.test.inputs.clone()
     found = [enfold.evaluate(members, data).scores for _ in range(2)]
@@ -419,7 +419,7 @@ def evaluate(case: Case) -> None:
 
 @capability("cost")
 def cost(case: Case) -> None:
-    """Counted parameters, and operations above 0."""
+    """Check the numbers of parameters and that operations are counted."""
     models = {"one": case.build(), "members": DeepEnsemble(case.nets())}
     found = enfold.measure(models, "one", case.batch()[0], batch_sizes=(1, 4), rounds=1, warmup=1)
     count = sum(parameter.numel() for parameter in case.build().parameters())
@@ -491,7 +491,7 @@ def _finite(case: Case, model: nn.Module, inputs: Tensor, members: int) -> None:
 
 @torch.no_grad()
 def _members_alone(case: Case, model: nn.Module, inputs: Tensor, when: str) -> None:
-    """Every member against the plain network it is given out as, also with its values in one built anew."""
+    """Compare every member with the network that `member` returns, also with its values in a network built again."""
     if not has_members(model):
         return
     model.eval()
@@ -506,7 +506,7 @@ def _members_alone(case: Case, model: nn.Module, inputs: Tensor, when: str) -> N
 
 
 def has_members(model: nn.Module) -> bool:
-    """Whether members exist apart from each other; MIMO and MC dropout say that theirs do not."""
+    """Return whether members exist as networks, which those of MIMO and MC dropout do not."""
     try:
         model.member(0)
     except (AttributeError, EnfoldError):
@@ -515,13 +515,13 @@ def has_members(model: nn.Module) -> bool:
 
 
 def same_class(one: nn.Module, other: nn.Module) -> bool:
-    """Whether both are of one class, by its name: a class may be made anew for every network."""
+    """Return whether both have one class name: a class may be created again for every network."""
     ours, theirs = type(one), type(other)
     return (ours.__module__, ours.__qualname__) == (theirs.__module__, theirs.__qualname__)
 
 
 def same_shapes(one: nn.Module, other: nn.Module) -> bool:
-    """Whether the state of one fits into the other."""
+    """Return whether the state of one fits into the other."""
     ours, theirs = one.state_dict(), other.state_dict()
     return ours.keys() == theirs.keys() and all(
         getattr(ours[name], "shape", None) == getattr(theirs[name], "shape", None) for name in ours
@@ -529,7 +529,7 @@ def same_shapes(one: nn.Module, other: nn.Module) -> bool:
 
 
 def _one_step(case: Case, model: nn.Module, inputs: Tensor) -> None:
-    """A step of the user's own changes something, and what it leaves is finite."""
+    """Check that a training step changes parameters and gives finite values."""
     model.train()
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     before = [parameter.detach().clone() for parameter in learned]
@@ -549,7 +549,7 @@ for ensemble_name, (ensemble_method, ensemble_plan) in small_ensembles().items()
 @capability("MC dropout on average")
 @torch.no_grad()
 def dropout_on_average(case: Case, draws: int = 48) -> None:
-    """The mean over samples is that of the network whose dropout alone is in train mode."""
+    """Compare the mean over samples with the network that has only its dropout in train mode."""
     network = case.build()
     if not _drops(network):
         raise Skipped("it has no dropout")
@@ -574,7 +574,7 @@ def dropout_on_average(case: Case, draws: int = 48) -> None:
 
 @capability("symmetries")
 def symmetry(case: Case) -> str | None:
-    """Units in random orders, all groups at once, leave outputs as they are."""
+    """Check that outputs are unchanged by random orders of all groups."""
     network, inputs = case.build(), case.batch()
     with untouched(network):
         found = enfold.symmetries(network, inputs)
@@ -586,7 +586,7 @@ def symmetry(case: Case) -> str | None:
 
 
 def permuted(case: Case, found: enfold.Symmetry) -> nn.Module:
-    """Member 0 with its units in random orders."""
+    """Return member 0 with its units in random orders."""
     network = case.build()
     tensors = {
         **dict(network.named_parameters(remove_duplicate=False)),
@@ -603,7 +603,7 @@ def permuted(case: Case, found: enfold.Symmetry) -> nn.Module:
 
 @capability("weight matching of a permuted copy")
 def matched_copy(case: Case) -> str | None:
-    """Members in their new orders compute what they did; a note says whether the copy was found."""
+    """Check that matched members compute the same function; a note tells whether the copy was found."""
     data = case.data()
     found = enfold.symmetries(case.build(), case.batch())
     if not found.groups:
@@ -683,7 +683,7 @@ for merge_name, (merge_method, merge_same) in MERGES.items():
 
 @capability("distill: one step by hand")
 def distill_step(case: Case) -> str | None:
-    """One step from the best member towards the mean probability, against torch alone."""
+    """Compare one step from the best member towards the mean probability with plain PyTorch."""
     data, plan = case.data(), STEP.replace(epochs=1, batch_size=12, momentum=0.0)
     sources = case.nets(calm=True)
     with untouched(*sources):
@@ -732,13 +732,13 @@ for loss in (enfold.AEKD, enfold.EnD2, enfold.ProxyEnD2, enfold.Hydra, enfold.La
 capability("distill: ConfODS")(_distill(perturb=enfold.ConfODS()))
 
 
-# Last, because tracing in several threads at once has left a whole process broken
+# Last, because tracing in several threads at the same time has broken processes
 
 
 @capability("stacked: threads")
 @torch.no_grad()
 def threads(case: Case) -> None:
-    """Four threads with inputs of their own, twenty calls each."""
+    """Compare outputs in four threads with separate inputs, twenty calls each."""
     batches = [case.batch(seed=30 + index) for index in range(4)]
     networks = case.nets()
     expected = [torch.stack([case.outputs(n, b) for n in networks]) for b in batches]

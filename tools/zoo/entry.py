@@ -1,4 +1,4 @@
-"""A network of the zoo: where it comes from, how a small one is made, and what it is given."""
+"""Networks of the zoo: package, factory and inputs."""
 
 from __future__ import annotations
 
@@ -18,52 +18,52 @@ TOKENS = 50
 
 
 @dataclass(frozen=True)
-class Foreign:
+class Entry:
     """One network of the zoo."""
 
     name: str
-    package: str  # as pip calls it; "by hand" for those that are written here
+    package: str  # its name for pip; "by hand" for networks that are defined here
     make: Callable[[int], nn.Module]  # member k, small; the seed is set before the call
-    inputs: Callable[[int], Tensor]  # so many examples
+    inputs: Callable[[int], Tensor]  # returns this number of examples
     classes: int = CLASSES
 
 
-def foreign(
+def library(
     package: str, module: str, name: str, inputs: Callable[[int], Tensor], *args: Any, label: str = "", **settings: Any
-) -> Foreign:
-    """A network that a class or function called `name` makes in a module of a package."""
-    return Foreign(label or name, package, lambda _: getattr(import_module(module), name)(*args, **settings), inputs)
+) -> Entry:
+    """Return the network that a class or function `name` of a module returns."""
+    return Entry(label or name, package, lambda _: getattr(import_module(module), name)(*args, **settings), inputs)
 
 
 def images(size: int = 16, channels: int = 3) -> Callable[[int], Tensor]:
-    """Images of this size."""
+    """Return a function that draws images of this size."""
     return lambda count: torch.randn(count, channels, size, size)
 
 
 def tokens(length: int = 8, highest: int = TOKENS) -> Callable[[int], Tensor]:
-    """Sentences of this length."""
+    """Return a function that draws token sequences of this length."""
     return lambda count: torch.randint(1, highest, (count, length))
 
 
 def vectors(*shape: int) -> Callable[[int], Tensor]:
-    """Examples of this shape."""
+    """Return a function that draws examples of this shape."""
     return lambda count: torch.randn(count, *shape)
 
 
 class Called(nn.Module):
-    """A network that takes more than one argument, or a dictionary: `call(body, inputs)` says how."""
+    """A network with several arguments or a dictionary: `call(body, inputs)` calls it."""
 
     def __init__(self, body: nn.Module, call: Callable[[nn.Module, Tensor], Any]) -> None:
         super().__init__()
         self.body, self.call = body, call
 
     def forward(self, inputs: Tensor) -> Any:
-        """Of the one input."""
+        """Return the outputs for a single input."""
         return self.call(self.body, inputs)
 
 
 def seeded(seed: int) -> None:
-    """All sources of random numbers that packages draw from."""
+    """Seed all generators that packages use."""
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
     torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""The page about the zoo: docs/foreign-networks.md."""
+"""Write the page about compatibility: docs/compatibility.md."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[2] / "docs" / "foreign-networks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 OUTCOMES = ("ok", "refused", "skipped", "wrong", "crash", "abort", "slow")
 BAD = ("wrong", "crash", "abort", "slow")
-INTRODUCTION = """# Networks from elsewhere
+INTRODUCTION = """# Compatibility with third-party networks
 
-{networks} small networks, {foreign} of them from {packages} packages and {hazards} written for known hazards, each
-tried with {capabilities} capabilities of enfold. Every check compares enfold with plain PyTorch: members with networks
-built again from the same seed, training with a loop of `torch.optim`, merges of equal members with the member itself,
-permuted networks with themselves. (`make zoo`; {date}, enfold {enfold}, torch {torch};
+{networks} small networks, {third_party} of them from {packages} packages and {hazards} written for known hazards, are
+tested with {capabilities} capabilities of enfold. Every check compares enfold with plain PyTorch: members with networks
+built again from the same seed, training with a loop of `torch.optim`, merges of equal members with the member, and
+permuted networks with the original. (`make zoo`; {date}, enfold {enfold}, torch {torch};
 [results/zoo.json](../results/zoo.json) contains every outcome with its message and the packages' versions.)
 
 | outcome | meaning | count |
 | --- | --- | ---: |
 {outcomes}
 
-A difference above rounding (a part in a thousand in float32) counts as wrong if it is there in float64 too. Each
-network runs in a process of its own, so that a process that ends is seen. {missing}
+A difference above rounding (a relative difference of 10⁻³ in float32) counts as wrong if it exists in float64, too.
+Each network runs in a separate process, so that a crash of the process is an outcome. {missing}
 
 ## Failures
 
 {bad}
 """
-RENAMED = {  # since they were measured
+RENAMED = {  # old names in stored results
     "share: AveragedModes": "ensemble: MultiSWA",
     "share: HyperBatchEnsembles": "ensemble: HyperBatchEnsemble",
     "share: HyperDeepEnsembles": "ensemble: HyperDeepEnsemble",
@@ -58,7 +58,7 @@ MEANINGS = {
     "ok": "as plain PyTorch",
     "refused": "an `EnfoldError` names the reason and the remedy",
     "skipped": "plain PyTorch has nothing to compare with (no class labels, no dropout)",
-    "wrong": "something else than plain PyTorch gives",
+    "wrong": "differs from plain PyTorch",
     "crash": "another exception",
     "abort": "the process ended",
     "slow": "more than 60 s",
@@ -66,7 +66,7 @@ MEANINGS = {
 
 
 def page(record: dict[str, Any]) -> str:
-    """The whole page, in Markdown."""
+    """Return the page as Markdown."""
     networks = {name: named(row) for name, row in record["networks"].items() if "network" not in row["capabilities"]}
     missing = [name for name in record["networks"] if name not in networks]
     packages = {row["package"] for row in networks.values()} - {"by hand"}
@@ -74,7 +74,7 @@ def page(record: dict[str, Any]) -> str:
     total = counted(networks.values())
     head = INTRODUCTION.format(
         networks=len(networks),
-        foreign=len(networks) - hazards,
+        third_party=len(networks) - hazards,
         packages=len(packages),
         hazards=hazards,
         capabilities=len(capabilities(networks)),
@@ -82,8 +82,8 @@ def page(record: dict[str, Any]) -> str:
         enfold=record["versions"]["enfold"],
         torch=record["versions"]["torch"],
         outcomes="\n".join(f"| {name} | {MEANINGS[name]} | {total[name]:,} |" for name in OUTCOMES),
-        missing=f"Left out, because their packages are not installed: {', '.join(missing)}." if missing else "",
-        bad="\n".join(failures(networks)) or "Nothing.",
+        missing=f"Omitted, because their packages are not installed: {', '.join(missing)}." if missing else "",
+        bad="\n".join(failures(networks)) or "None.",
     )
     return head + "\n" + "\n".join([*by_network(networks), "", *by_capability(networks), ""])
 
@@ -99,17 +99,17 @@ def _present_name(name: str) -> str:
 
 
 def capabilities(networks: dict[str, Any]) -> list[str]:
-    """All that were tried, in their order."""
+    """Return the capabilities in their order."""
     return list(dict.fromkeys(name for row in networks.values() for name in row["capabilities"]))
 
 
 def counted(rows: Iterable[dict[str, Any]]) -> Counter[str]:
-    """How often each outcome was found."""
+    """Return the number of each outcome."""
     return Counter(result["outcome"] for row in rows for result in row["capabilities"].values())
 
 
 def failures(networks: dict[str, Any]) -> Iterator[str]:
-    """One line for each message: where it was seen."""
+    """Yield one line per message, with its networks and capabilities."""
     seen: dict[tuple[str, str, str], list[str]] = {}
     for network, row in networks.items():
         for capability, result in row["capabilities"].items():
@@ -121,7 +121,7 @@ def failures(networks: dict[str, Any]) -> Iterator[str]:
 
 
 def by_network(networks: dict[str, Any]) -> Iterator[str]:
-    """A table of outcome counts."""
+    """Return a table of outcome counts by network."""
     yield "## By network\n"
     yield f"| network | package | {' | '.join(OUTCOMES)} |"
     yield f"| --- | --- | {' | '.join('---:' for _ in OUTCOMES)} |"
@@ -131,7 +131,7 @@ def by_network(networks: dict[str, Any]) -> Iterator[str]:
 
 
 def by_capability(networks: dict[str, Any]) -> Iterator[str]:
-    """A table of outcome counts."""
+    """Return a table of outcome counts by capability."""
     yield "## By capability\n"
     yield f"| capability | {' | '.join(OUTCOMES)} |"
     yield f"| --- | {' | '.join('---:' for _ in OUTCOMES)} |"

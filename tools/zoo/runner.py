@@ -1,7 +1,7 @@
-"""Runs the checks of one network after the other, each network in a process of its own.
+"""Run the checks of one network after the other, each network in a separate process.
 
-A process that dies is an outcome (`abort`) of the check that it was at, one that takes too long another (`slow`); the
-checks that are left are then run in a new process.
+If the process ends, the current check has the outcome `abort`; if it exceeds the time limit, `slow`. The remaining
+checks are run in a new process.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import torch
 from enfold import EnfoldError
 from tools.zoo.case import Case, Skipped, Wrong, settled
 from tools.zoo.checks import CHECKS
-from tools.zoo.entry import Foreign, declare_operators, seeded
+from tools.zoo.entry import Entry, declare_operators, seeded
 
-SECONDS = 60.0  # a check that takes longer is slow
+SECONDS = 60.0  # time limit of a check
 PROCESSES = multiprocessing.get_context("fork")
 Result = dict[str, Any]
 
 
-def tried(entry: Foreign, names: Sequence[str]) -> dict[str, Result]:
-    """What every check found."""
+def tried(entry: Entry, names: Sequence[str]) -> dict[str, Result]:
+    """Return the results of every check."""
     results: dict[str, Result] = {}
     left = list(names)
     while left:
@@ -37,14 +37,14 @@ def tried(entry: Foreign, names: Sequence[str]) -> dict[str, Result]:
         results.update(done)
         left = [name for name in left if name not in done]
         if left and ended is not None:
-            if "network" in done:  # it could not even be built
+            if "network" in done:  # it cannot be built
                 break
             results[left.pop(0)] = ended
     return results
 
 
-def _some(entry: Foreign, names: Sequence[str]) -> tuple[dict[str, Result], Result | None]:
-    """What a process found until it ended, and how it ended, if that was no good end."""
+def _some(entry: Entry, names: Sequence[str]) -> tuple[dict[str, Result], Result | None]:
+    """Return the results of a process, and how it ended if it failed."""
     ours, theirs = PROCESSES.Pipe(duplex=False)
     process = PROCESSES.Process(target=_work, args=(entry, names, theirs), daemon=True)
     process.start()
@@ -69,7 +69,7 @@ def _some(entry: Foreign, names: Sequence[str]) -> tuple[dict[str, Result], Resu
     return done, ended
 
 
-def _work(entry: Foreign, names: Sequence[str], pipe: Connection) -> None:
+def _work(entry: Entry, names: Sequence[str], pipe: Connection) -> None:
     torch.set_num_threads(1)
     quiet = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
@@ -87,8 +87,8 @@ def _work(entry: Foreign, names: Sequence[str], pipe: Connection) -> None:
         pipe.send((name, one(entry, name)))
 
 
-def one(entry: Foreign, name: str) -> Result:
-    """The outcome of one check."""
+def one(entry: Entry, name: str) -> Result:
+    """Return the outcome of one check."""
     started = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -118,14 +118,14 @@ def _said(error: BaseException) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """The last line of enfold's own that led to it."""
+    """Return the last line of enfold in the traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "/enfold/" in frame.filename]
     frame = (ours or frames)[-1]
     return f"{frame.filename.rsplit('/src/', 1)[-1]}:{frame.lineno}"
 
 
-def run(entries: Iterable[Foreign], names: Sequence[str]) -> Iterable[tuple[Foreign, dict[str, Result]]]:
-    """One network after the other."""
+def run(entries: Iterable[Entry], names: Sequence[str]) -> Iterable[tuple[Entry, dict[str, Result]]]:
+    """Run the checks of one network after the other."""
     for entry in entries:
         yield entry, tried(entry, names)

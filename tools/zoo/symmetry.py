@@ -1,10 +1,10 @@
-"""Finds and tries the symmetries of the zoo's foreign networks: results/foreign-networks.json.
+"""Find and verify the symmetries of third-party networks: results/third-party-networks.json.
 
 make zoo sets up the packages; then  .venv-zoo/bin/python -m tools.zoo.symmetry
 
-Every group is given a random order, all at once, in float64, and outputs are compared with those before. Weights and
-statistics are drawn anew for that, so that a zero at the start hides nothing. A network whose package is missing is
-left out, and a line says what to install.
+All groups are permuted at random together in float64, and outputs are compared with those of the original. Weights
+and statistics are perturbed first, so that initial zeros hide no difference. A network whose package is missing is
+omitted, with a line that names the package.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from enfold.saving import versions
 from enfold.symmetry import Symmetry, permute, symmetries
 from enfold.symmetry.execution import float64_mode, float_outputs
 from tools.zoo.catalogue import NETWORKS
-from tools.zoo.entry import Foreign, declare_operators, seeded
+from tools.zoo.entry import Entry, declare_operators, seeded
 
-RESULT = Path(__file__).parents[2] / "results" / "foreign-networks.json"
-EVERYWHERE = (  # reasons that any network has
+RESULT = Path(__file__).parents[2] / "results" / "third-party-networks.json"
+EVERYWHERE = (  # reasons that occur in every network
     "they are the network's inputs",
     "they are the network's outputs",
     "they are the places of a kernel",
@@ -37,7 +37,7 @@ EVERYWHERE = (  # reasons that any network has
 
 
 def drawn(network: nn.Module) -> nn.Module:
-    """The network in float64 with weights and statistics moved away from where they start."""
+    """Return the network in float64 with perturbed weights and statistics."""
     network = network.double()
     with torch.no_grad():
         for parameter in network.parameters():
@@ -49,14 +49,14 @@ def drawn(network: nn.Module) -> nn.Module:
 
 
 def outputs_of(network: nn.Module, inputs: Tensor) -> Tensor:
-    """All outputs in one row; what is random in the network is the same each time."""
+    """Return all outputs in one row, with the same random numbers in each call."""
     torch.manual_seed(1)
     with torch.no_grad(), float64_mode():
         return torch.cat([output.flatten() for output in float_outputs(network(inputs))])
 
 
 def difference(network: nn.Module, inputs: Tensor, symmetry: Symmetry) -> float:
-    """Largest difference of the outputs after a random order of every group, relative to the largest output."""
+    """Return the largest difference of outputs after a random order of every group, relative to the largest output."""
     network = drawn(network)
     inputs = inputs.double() if inputs.is_floating_point() else inputs
     before = outputs_of(network, inputs)
@@ -73,15 +73,15 @@ def difference(network: nn.Module, inputs: Tensor, symmetry: Symmetry) -> float:
 
 
 def share_of(network: nn.Module, symmetry: Symmetry) -> float:
-    """How much of all parameters some group moves."""
+    """Return the fraction of all parameters that some group permutes."""
     moved = {name: torch.zeros(tensor.shape, dtype=torch.bool) for name, tensor in network.named_parameters()}
     for axis in (axis for group in symmetry.groups for axis in group.axes if axis.name in moved):
         axis.units_first(moved[axis.name]).fill_(True)
     return sum(int(mask.sum()) for mask in moved.values()) / sum(mask.numel() for mask in moved.values())
 
 
-def tried(one: Foreign) -> dict[str, Any]:
-    """What was found for one network, or why it was refused."""
+def tried(one: Entry) -> dict[str, Any]:
+    """Return the groups of one network, or why it was refused."""
     seeded(0)
     network, inputs = one.make(0).eval(), one.inputs(2)
     learned = dict(network.named_parameters())
@@ -101,7 +101,7 @@ def tried(one: Foreign) -> dict[str, Any]:
 
 
 def line(name: str, row: dict[str, Any]) -> str:
-    """One network of the table."""
+    """Return the line of one network in the table."""
     if "refused" in row:
         return f"{name:38} {row['package']:28} refused: {row['refused']}"
     why = [f"{count} {reason}" for reason, count in row["fixed"].items() if reason not in EVERYWHERE]
@@ -110,7 +110,7 @@ def line(name: str, row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """All networks whose packages are there."""
+    """Analyse all networks whose packages are installed."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     declare_operators()
@@ -122,8 +122,8 @@ def main() -> None:
             rows[one.name] = tried(one)
         except ModuleNotFoundError as error:
             missing[one.name] = f"pip install {one.package} ({error})"
-            print(f"{one.name:38} left out: {missing[one.name]}", flush=True)
-        except Exception as error:  # the others are still tried
+            print(f"{one.name:38} omitted: {missing[one.name]}", flush=True)
+        except Exception as error:  # continue with the other networks
             missing[one.name] = f"{type(error).__name__}: {error}"
             print(f"{one.name:38} fails: {missing[one.name]}", flush=True)
         else:

@@ -122,7 +122,14 @@ def check_soft(options: PermutationOptions) -> None:
 def train_alignment(
     members: Ensemble, data: Data, options: PermutationOptions, *, checkpoint: Path | None = None
 ) -> Aligned:
-    """Train permAVG and return the members with its soft permutations; resumes from `checkpoint`."""
+    """Train permAVG and return the members with its soft permutations; resumes from `checkpoint`.
+
+    Args:
+        members: The members.
+        data: The data.
+        options: The options of permAVG.
+        checkpoint: File of the training checkpoint, from which an interrupted training continues.
+    """
     check_soft(options)
     if len(distinct_members(members)[0]) < max(members.num_members, 2):
         raise EnfoldError(
@@ -142,7 +149,14 @@ def train_alignment(
 def restore_alignment(
     members: Ensemble, data: Data, options: PermutationOptions, matrices: Sequence[Tensor]
 ) -> Aligned:
-    """Return the members with given matrices, in the order of the groups."""
+    """Return the members with given matrices, in the order of the groups.
+
+    Args:
+        members: The members.
+        data: The data.
+        options: The options of permAVG.
+        matrices: The soft permutations, one (members - 1, d, d) for each group.
+    """
     members, symmetry = find_groups(members, data, options)
     groups = symmetry.groups
     expected = [(members.num_members - 1, group.size, group.size) for group in groups]
@@ -256,8 +270,8 @@ def score_average(members: Ensemble, states: Sequence[State], data: Data) -> Sco
 
 def score_mean_member(members: Ensemble, data: Data) -> Scores:
     """Return the scores of the mean member on test data."""
-    said = predict(members, data.test)
-    return Scores(mean_member(accuracy, said), mean_member(nll, said))
+    predictions = predict(members, data.test)
+    return Scores(mean_member(accuracy, predictions), mean_member(nll, predictions))
 
 
 def score_naive_averages(members: Ensemble, data: Data) -> dict[int, Scores]:
@@ -268,7 +282,14 @@ def score_naive_averages(members: Ensemble, data: Data) -> dict[int, Scores]:
 
 
 def train_at_temperature(members: Ensemble, data: Data, options: PermutationOptions, temperature: float) -> SweepPoint:
-    """Train permAVG at one temperature and return the result."""
+    """Train permAVG at one temperature and return the result.
+
+    Args:
+        members: The members.
+        data: The data.
+        options: The options of permAVG.
+        temperature: The temperature of the soft permutations.
+    """
     try:
         # the sweep includes ill-conditioned matrices on purpose
         with warnings.catch_warnings(action="ignore"), titled(f"permAVG at temperature {temperature:g}"):
@@ -290,7 +311,14 @@ def score_temperature(aligned: Aligned, data: Data, temperature: float) -> Sweep
 def sweep_temperatures(
     members: Ensemble, data: Data, options: PermutationOptions, temperatures: Sequence[float] = TEMPERATURES
 ) -> list[SweepPoint]:
-    """Train permAVG at each temperature and return accuracy, NLL and softness."""
+    """Train permAVG at each temperature and return accuracy, NLL and softness.
+
+    Args:
+        members: The members.
+        data: The data.
+        options: The options of permAVG.
+        temperatures: The temperatures.
+    """
     return [train_at_temperature(members, data, options, temperature) for temperature in temperatures]
 
 

@@ -69,10 +69,10 @@ def score_corruptions(
                 else:
                     moved = subset.replace(test=load_official(data, folder, kind, severity)[chosen])
                 for label, model in models.items():
-                    said = predict(model, moved.test)
-                    found[label].setdefault(kind, {})[str(severity)] = _scores(said)
+                    predictions = predict(model, moved.test)
+                    found[label].setdefault(kind, {})[str(severity)] = _scores(predictions)
                     if label == members_of:
-                        found[MEAN_MEMBER].setdefault(kind, {})[str(severity)] = _mean_member(said)
+                        found[MEAN_MEMBER].setdefault(kind, {})[str(severity)] = _mean_member(predictions)
                     bar.advance(1)
     return found
 
@@ -140,7 +140,14 @@ def require_images(data: Data) -> Split:
 
 
 def load_official(data: Data, folder: str | Path, kind: str, severity: int) -> Corrupted:
-    """Return the official corrupted copies of the test split, which must be that of CIFAR-10 or CIFAR-100."""
+    """Return the official corrupted copies of the test split, which must be that of CIFAR-10 or CIFAR-100.
+
+    Args:
+        data: The data whose test split is replaced.
+        folder: The folder of the official files.
+        kind: The kind of corruption.
+        severity: The severity, 1 to 5.
+    """
     test = require_images(data)
     found = read_cifar_c(folder, kind, severity)
     if found.inputs.shape != test.inputs.shape or not torch.equal(found.labels, test.labels.cpu()):
@@ -151,9 +158,9 @@ def load_official(data: Data, folder: str | Path, kind: str, severity: int) -> C
     return found
 
 
-def _scores(said: Predictions) -> dict[str, float]:
-    return {name: METRICS[name].function(said) for name in MEASURED}
+def _scores(predictions: Predictions) -> dict[str, float]:
+    return {name: METRICS[name].function(predictions) for name in MEASURED}
 
 
-def _mean_member(said: Predictions) -> dict[str, float]:
-    return {name: float(per_member(METRICS[name].function, said).mean()) for name in MEASURED}
+def _mean_member(predictions: Predictions) -> dict[str, float]:
+    return {name: float(per_member(METRICS[name].function, predictions).mean()) for name in MEASURED}

@@ -36,24 +36,24 @@ class Limits:
     lower: Tensor
 
 
-def compute_diversity(base: Predictions, said: Predictions) -> tuple[Tensor, Tensor]:
-    """Return the accuracy and equation (1) of every network in `said`, two tensors (K,).
+def compute_diversity(base: Predictions, predictions: Predictions) -> tuple[Tensor, Tensor]:
+    """Return the accuracy and equation (1) of every network in `predictions`, two tensors (K,).
 
     Without disagreement (1) is 0; with disagreement and without errors it is infinite.
     """
-    if base.num_members != 1 or not torch.equal(base.labels, said.labels):
+    if base.num_members != 1 or not torch.equal(base.labels, predictions.labels):
         raise EnfoldError(
             f"base must be one network on the same examples, got {base.num_members} networks and "
-            f"{len(base)} and {len(said)} examples: pass predictions.member(k)"
+            f"{len(base)} and {len(predictions)} examples: pass predictions.member(k)"
         )
-    differs = compute_disagreement(base, said)
-    accuracies = per_member(accuracy, said)
+    differs = compute_disagreement(base, predictions)
+    accuracies = per_member(accuracy, predictions)
     return accuracies, torch.where(differs > 0, differs / (1 - accuracies), 0.0)  # (1)
 
 
-def compute_disagreement(base: Predictions, said: Predictions) -> Tensor:
+def compute_disagreement(base: Predictions, predictions: Predictions) -> Tensor:
     """Return the fraction of examples for which each network predicts another class than the base, (K,)."""
-    return (member_log_probs(said).argmax(-1) != member_log_probs(base)[0].argmax(-1)).double().mean(-1)
+    return (member_log_probs(predictions).argmax(-1) != member_log_probs(base)[0].argmax(-1)).double().mean(-1)
 
 
 def compute_limits(base_accuracy: float, num_classes: int, *, points: int = 200) -> Limits:

@@ -99,10 +99,10 @@ def interpolate(
     if repair:
         states = _repair_states(network, first, second, alphas, states, data)
     loss, correct, examples = [], [], 0
-    for said in predict_in_batches(network, states, data, part=part, batch_norm=batch_norm):
-        loss.append(per_member(nll, said))
-        correct.append(per_member(accuracy, said))
-        examples = len(said)
+    for predictions in predict_in_batches(network, states, data, part=part, batch_norm=batch_norm):
+        loss.append(per_member(nll, predictions))
+        correct.append(per_member(accuracy, predictions))
+        examples = len(predictions)
     return Line(alphas, torch.cat(loss), examples * torch.cat(loss), torch.cat(correct))
 
 

@@ -51,15 +51,16 @@ def score_ood(
     mean_member: Detected | None = None
     with progress("OOD sets", len(models) * (len(sets) + 1)) as bar:
         for label, model in models.items():
-            said = {INSIDE: compute_logits(model, data, data.test)}
+            outputs = {INSIDE: compute_logits(model, data, data.test)}
             bar.advance(1)
             for each in sets:
-                said[each.name] = compute_logits(model, data, each)
+                outputs[each.name] = compute_logits(model, data, each)
                 bar.advance(1)
-            found[label] = detect(said, dirichlet=isinstance(model, Dirichlet))
+            found[label] = detect(outputs, dirichlet=isinstance(model, Dirichlet))
             if label == members_of:
                 single = [
-                    detect({name: each[m : m + 1] for name, each in said.items()}) for m in range(len(said[INSIDE]))
+                    detect({name: each[m : m + 1] for name, each in outputs.items()})
+                    for m in range(len(outputs[INSIDE]))
                 ]
                 mean_member = average_detections([each.detected for each in single])
     return found, mean_member
@@ -67,22 +68,29 @@ def score_ood(
 
 @torch.inference_mode()
 def compute_logits(model: nn.Module, data: Data, part: Part, batch_size: int = 1024) -> Tensor:
-    """Return the logits of every member for every example, (M, N, C), in eval mode, normalized as in `data`."""
+    """Return the logits of every member for every example, (M, N, C), in eval mode, normalized as in `data`.
+
+    Args:
+        model: The model.
+        data: The data.
+        part: The examples.
+        batch_size: The number of examples in a batch.
+    """
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     prepared = data.with_statistics(part) if isinstance(part, Split) else part
     with eval_mode(model):
         found = [
             member_logits(model, inputs.to(device)).float().cpu()
-            for inputs, _ in evaluation_batches(prepared, batch_size)
+            for inputs, _, _ in evaluation_batches(prepared, batch_size)
         ]
     return torch.cat(found, dim=1)
 
 
-def detect(said: Mapping[str, Tensor], *, dirichlet: bool = False) -> Detection:
+def detect(outputs: Mapping[str, Tensor], *, dirichlet: bool = False) -> Detection:
     """Return the results from logits (M, N, C) by set; those of a Dirichlet student are ln α."""
-    normalized = is_normalised(said[INSIDE])
+    normalized = is_normalised(outputs[INSIDE])
     scores = {}
-    for name, logits in said.items():
+    for name, logits in outputs.items():
         p = Predictions.from_logits(logits, torch.zeros(logits.shape[1], dtype=torch.long))
         alphas = concentrations(logits[0]) if dirichlet and len(logits) == 1 else None
         scores[name] = ood_scores(p, None if normalized else logits, alphas)

@@ -75,7 +75,15 @@ def make_line(first: State | nn.Module, second: State | nn.Module, points: int =
 
 
 def match_to(network: nn.Module, first: State, second: State, data: Data, *, seed: int = 0) -> State:
-    """Return the second network with its hidden units permuted to match the first; it computes the same function."""
+    """Return the second network with its hidden units permuted to match the first; it computes the same function.
+
+    Args:
+        network: The network.
+        first: The first network.
+        second: The second network.
+        data: The data.
+        seed: The seed.
+    """
     return match_state(
         first,
         second,
@@ -107,14 +115,14 @@ def score_path(
     Returns:
         Loss, accuracy, disagreement and cosine along the path.
     """
-    said = predict_states(network, path, data, part=part, examples=examples, batch_norm=batch_norm)
+    predictions = predict_states(network, path, data, part=part, examples=examples, batch_norm=batch_norm)
     own = [select_parameters(network, state) for state in path]
     ends = (0, len(path) - 1)
     return PathScores(
         torch.linspace(0, 1, len(path), dtype=torch.float64),
-        per_member(nll, said),
-        per_member(accuracy, said),
-        torch.stack([compute_disagreement(said.member(end), said) for end in ends]),
+        per_member(nll, predictions),
+        per_member(accuracy, predictions),
+        torch.stack([compute_disagreement(predictions.member(end), predictions) for end in ends]),
         compute_cosines(own)[list(ends)],
     )
 
@@ -172,7 +180,16 @@ class Bezier(nn.Module):
 def train_bezier(
     network: nn.Module, first: State, second: State, data: Data, plan: TrainConfig = BEZIER, *, quiet: bool = False
 ) -> Bezier:
-    """Train and return a Bézier curve between two networks; the control point is initialized at their mean."""
+    """Train and return a Bézier curve between two networks; the control point is initialized at their mean.
+
+    Args:
+        network: The network.
+        first: The first network.
+        second: The second network.
+        data: The data.
+        plan: The training settings.
+        quiet: Show no progress bar.
+    """
     curve = Bezier(network, first, second)
     fit(curve, data, config=plan, title="curve", quiet=quiet)
     return curve
@@ -224,7 +241,17 @@ def train_tunnel(
     points: int = 11,
     quiet: bool = False,
 ) -> list[State]:
-    """Train and return the path (3); its ends are the networks themselves."""
+    """Train and return the path (3); its ends are the networks themselves.
+
+    Args:
+        network: The network.
+        first: The first network.
+        second: The second network.
+        data: The data.
+        plan: The training settings.
+        points: The number of points on the path, including both ends.
+        quiet: Show no progress bar.
+    """
     between = Tunnel(network, first, second, points)
     fit(between, data, config=plan, title="tunnel", quiet=quiet)
     return [dict(first), *unstack_states(between), dict(second)]

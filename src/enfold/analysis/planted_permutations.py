@@ -75,7 +75,14 @@ class DifferentPair:
 def make_planted_pair(
     members: Ensemble, data: Data, noise: float, *, seed: int = 0
 ) -> tuple[DeepEnsemble, Symmetry, dict[str, Tensor]]:
-    """Return the pair (1) from the first member, its symmetry, and the inverse permutations by group."""
+    """Return the pair (1) from the first member, its symmetry, and the inverse permutations by group.
+
+    Args:
+        members: The members.
+        data: The data.
+        noise: The noise, in standard deviations of the weights.
+        seed: The seed.
+    """
     _, symmetry = find_mixable(members, data, seed)
     source = generator(seed, "plant")
     first = states_of(members)[0]
@@ -93,7 +100,15 @@ def make_planted_pair(
 def recover_planted(
     members: Ensemble, data: Data, options: PermutationOptions, noise: float, *, seed: int = 0
 ) -> Recovery:
-    """Return the fraction of a planted permutation that each method recovers at one noise level."""
+    """Return the fraction of a planted permutation that each method recovers at one noise level.
+
+    Args:
+        members: The members.
+        data: The data.
+        options: The options of permAVG.
+        noise: The noise, in standard deviations of the weights.
+        seed: The seed.
+    """
     pair, symmetry, wanted = make_planted_pair(members, data, noise, seed=seed)
     first, second = states_of(pair)
     learned = set(pair.skeleton.parameters)
@@ -127,7 +142,14 @@ def _recovered(orders: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> fl
 def train_different_pair(
     network: nn.Module | Callable[[], nn.Module], data: Data, plan: TrainConfig, difference: Difference
 ) -> DeepEnsemble:
-    """Train two members from scratch on different halves of the classes, or on shifted labels."""
+    """Train two members from scratch on different halves of the classes, or on shifted labels.
+
+    Args:
+        network: The network.
+        data: The data.
+        plan: The training settings.
+        difference: What differs between the members: "classes" or "labels".
+    """
     if difference not in get_args(Difference):
         choices = ", ".join(get_args(Difference))
         raise EnfoldError(f"difference must be one of {choices}, got {difference!r}: pass one of them")
@@ -148,7 +170,7 @@ def train_different_pair(
 
 def _lesson(split: Split, num_classes: int, difference: Difference, index: int) -> Split:
     if difference == "labels":
-        return replace(split, labels=(split.labels + index) % num_classes)
+        return replace(split, targets=(split.labels + index) % num_classes)
     lower = split.labels < (num_classes + 1) // 2
     return split[lower if index == 0 else ~lower]
 
@@ -156,19 +178,26 @@ def _lesson(split: Split, num_classes: int, difference: Difference, index: int) 
 def align_different_pair(
     members: DeepEnsemble, data: Data, options: PermutationOptions, difference: Difference
 ) -> DifferentPair:
-    """Return scores and statistics of aligning members of `train_different_pair`, on all classes and true labels."""
+    """Return scores and statistics of aligning members of `train_different_pair`, on all classes and true labels.
+
+    Args:
+        members: The members.
+        data: The data.
+        options: The options of permAVG.
+        difference: What differs between the members: "classes" or "labels".
+    """
     first, second = states_of(members)
     _, symmetry = find_mixable(members, data, options.config.seed)
     learned = set(members.skeleton.parameters)
     matched = match_state(first, second, symmetry, seed=options.config.seed, learned=learned)
-    said = predict(members, data.test)
+    predictions = predict(members, data.test)
     with warnings.catch_warnings(action="ignore"), titled(f"different {difference}, permAVG"):
         aligned = train_alignment(members, data, options)
     states = aligned.states()
     soft = compute_matrix_statistics(aligned.groups, aligned.matrices)
     return DifferentPair(
         difference,
-        [accuracy(said.member(index)) for index in range(2)],
+        [accuracy(predictions.member(index)) for index in range(2)],
         score_average(members, [first, second], data),
         score_average(members, [first, matched], data),
         score_average(members, states, data),

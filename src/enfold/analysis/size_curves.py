@@ -26,7 +26,7 @@ Curves = dict[str, Tensor]  # score -> (sizes,)
 
 
 def compute_size_curve(
-    said: Predictions,
+    predictions: Predictions,
     sizes: Sequence[int] | None = None,
     *,
     limit: int = 50,
@@ -36,7 +36,7 @@ def compute_size_curve(
     """Return equation (1) for every score and size.
 
     Args:
-        said: Predictions of all members.
+        predictions: Predictions of all members.
         sizes: The sizes; None for 1 to M.
         limit: The largest number of random subsets per size.
         seed: The seed of the subsets.
@@ -45,10 +45,13 @@ def compute_size_curve(
     Returns:
         For each score a tensor (sizes,).
     """
-    chosen = range(1, said.num_members + 1) if sizes is None else sizes
+    chosen = range(1, predictions.num_members + 1) if sizes is None else sizes
     rows = []
     for size in chosen:
-        means = (said.subset(members).mean() for members in subsets(said.num_members, size, limit=limit, seed=seed))
+        means = (
+            predictions.subset(members).mean()
+            for members in subsets(predictions.num_members, size, limit=limit, seed=seed)
+        )
         values = [[METRICS[name].function(mean) for name in scores] for mean in means]
         rows.append(torch.tensor(values, dtype=torch.float64).mean(0))  # (1)
     found = torch.stack(rows)  # (sizes, scores)
@@ -56,11 +59,22 @@ def compute_size_curve(
 
 
 def compute_curves_by_severity(
-    said: Mapping[int, Sequence[Predictions]], sizes: Sequence[int] | None = None, *, limit: int = 50, seed: int = 0
+    predictions: Mapping[int, Sequence[Predictions]],
+    sizes: Sequence[int] | None = None,
+    *,
+    limit: int = 50,
+    seed: int = 0,
 ) -> dict[int, Curves]:
-    """Return `compute_size_curve` for each severity (0 is clean), averaged over the kinds of corruption."""
+    """Return `compute_size_curve` for each severity (0 is clean), averaged over the kinds of corruption.
+
+    Args:
+        predictions: Predictions of all modes by severity, one for each kind of corruption.
+        sizes: The sizes of ensembles; all by default.
+        limit: The maximum number of subsets of one size.
+        seed: The seed.
+    """
     found: dict[int, Curves] = {}
-    for severity, kinds in said.items():
+    for severity, kinds in predictions.items():
         if not kinds:
             raise EnfoldError(f"every severity needs predictions, got none for {severity}: omit it, or pass some")
         curves = [compute_size_curve(each, sizes, limit=limit, seed=seed) for each in kinds]
@@ -71,7 +85,14 @@ def compute_curves_by_severity(
 def compare_samples_and_modes(
     modes: Sequence[Predictions], *, limit: int = 50, seed: int = 0, scores: Sequence[str] = SCORES
 ) -> tuple[Curves, Curves]:
-    """Return the curves over samples of one mode (mean over modes), and over modes (mean of all their samples)."""
+    """Return the curves over samples of one mode (mean over modes), and over modes (mean of all their samples).
+
+    Args:
+        modes: Predictions of the samples of each mode.
+        limit: The maximum number of subsets of one size.
+        seed: The seed.
+        scores: The scores, names of `enfold.metrics`.
+    """
     inside = [compute_size_curve(mode, limit=limit, seed=seed, scores=scores) for mode in modes]
     within = {name: torch.stack([curve[name] for curve in inside]).mean(0) for name in scores}
     return within, compute_size_curve(over_modes(modes), limit=limit, seed=seed, scores=scores)

@@ -120,7 +120,7 @@ def predict_states(network: nn.Module, states: States, data: Data | Examples, **
     found = list(predict_in_batches(network, states, data, **settings))  # type: ignore[arg-type]
     if not found:
         raise EnfoldError("states must contain at least 1 network, got none: pass its parameters and buffers")
-    return Predictions(torch.cat([said.log_probs for said in found]), found[0].labels)
+    return Predictions(torch.cat([predictions.log_probs for predictions in found]), found[0].labels)
 
 
 def to_state(network: State | nn.Module) -> State:
@@ -217,7 +217,7 @@ def _predict(batch: _NetworkBatch, data: Data, part: PartName, batch_norm: Batch
         if batch_norm == "train":
             for layer in batch.norms:
                 layer.train()
-        for inputs, batch_labels in evaluation_batches(getattr(data, part), ROWS):
+        for inputs, batch_labels, _ in evaluation_batches(getattr(data, part), ROWS):
             log_probs.append(torch.log_softmax(batch(inputs.to(device, copy=True)).float(), dim=-1).cpu())
             labels.append(batch_labels.cpu())
     if not labels:

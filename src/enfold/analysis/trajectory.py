@@ -115,26 +115,30 @@ def compute_similarity(
     if not isinstance(found, TrajectoryStates):
         states = list(to_states(found))
         found = TrajectoryStates(states, torch.arange(len(states)), torch.zeros(len(states), dtype=torch.long))
-    said = predict_states(network, found.states, data, part=part, examples=examples)
+    predictions = predict_states(network, found.states, data, part=part, examples=examples)
     cosine = compute_cosines([select_parameters(network, state) for state in found.states])
-    disagreement = disagreement_matrix(said) if len(found.states) > 1 else torch.zeros(1, 1, dtype=torch.float64)  # (2)
-    return Similarity(cosine, disagreement, per_member(accuracy, said), found.member, found.epoch)
+    disagreement = (
+        disagreement_matrix(predictions) if len(found.states) > 1 else torch.zeros(1, 1, dtype=torch.float64)
+    )  # (2)
+    return Similarity(cosine, disagreement, per_member(accuracy, predictions), found.member, found.epoch)
 
 
-def map_predictions(said: Predictions, kind: MapKind = "tsne", *, perplexity: float = 30.0, seed: int = 0) -> Tensor:
+def map_predictions(
+    predictions: Predictions, kind: MapKind = "tsne", *, perplexity: float = 30.0, seed: int = 0
+) -> Tensor:
     """Return a map of networks by their predictions, (K, 2).
 
     Args:
-        said: Predictions of at least 3 networks; each is one point of N·C probabilities.
+        predictions: Predictions of at least 3 networks; each is one point of N·C probabilities.
         kind: "tsne" (needs scikit-learn) or "pca".
         perplexity: Of t-SNE; at most a third of the number of networks is used.
         seed: The seed of t-SNE.
     """
     if kind not in get_args(MapKind):
         raise EnfoldError(f"kind must be one of {', '.join(get_args(MapKind))}, got {kind!r}: pass one of them")
-    if said.num_members < 3:
-        raise EnfoldError(f"a map needs at least 3 networks, got {said.num_members}: store more epochs")
-    points = said.log_probs.exp().flatten(1).double()  # (K, N·C)
+    if predictions.num_members < 3:
+        raise EnfoldError(f"a map needs at least 3 networks, got {predictions.num_members}: store more epochs")
+    points = predictions.log_probs.exp().flatten(1).double()  # (K, N·C)
     centred = points - points.mean(0)
     if kind == "pca":
         return _principal(centred, 2)

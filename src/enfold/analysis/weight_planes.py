@@ -85,7 +85,14 @@ def make_radial_plane(network: nn.Module, first: State | nn.Module, second: Stat
 def make_plane(
     network: nn.Module, first: State | nn.Module, second: State | nn.Module, third: State | nn.Module
 ) -> WeightPlane:
-    """Return the plane (2) through three networks; the first is at (0, 0), the second at (length, 0)."""
+    """Return the plane (2) through three networks; the first is at (0, 0), the second at (length, 0).
+
+    Args:
+        network: The network.
+        first: The first network.
+        second: The second network.
+        third: The third network.
+    """
     first, second, third = to_state(first), to_state(second), to_state(third)
     own = [select_parameters(network, state) for state in (first, second, third)]
     sides = [{name: state[name].double() - own[0][name].double() for name in state} for state in own[1:]]
@@ -131,11 +138,15 @@ def map_plane(
     batches = predict_in_batches(network, (mix_states(plane.networks, weight) for weight in weights), data, **options)
     rows: list[list[Tensor]] = [[], [], []]
     with progress(f"{plane.kind} plane", len(points), quiet=quiet) as bar:
-        for said in batches:
-            differs = torch.stack([compute_disagreement(base.member(k), said) for k in range(base.num_members)], 1)
-            for row, values in zip(rows, (per_member(nll, said), per_member(accuracy, said), differs), strict=True):
+        for predictions in batches:
+            differs = torch.stack(
+                [compute_disagreement(base.member(k), predictions) for k in range(base.num_members)], 1
+            )
+            for row, values in zip(
+                rows, (per_member(nll, predictions), per_member(accuracy, predictions), differs), strict=True
+            ):
                 row.append(values)
-            bar.advance(said.num_members)
+            bar.advance(predictions.num_members)
             bar.say("")
     loss, correct, disagreement = (torch.cat(row) for row in rows)
     return PlaneMap(

@@ -72,7 +72,7 @@ app.add_typer(view_commands.analyse, name="analyse")
 
 
 def main() -> None:
-    """The entry point: an error is one line on stderr, with exit code 2 for the user's and 1 for the machine's."""
+    """Run the command line; an error is one line on stderr, with exit code 2 for the user's and 1 for the machine's."""
     with _stopped_by_signals() as received:
         try:
             app()
@@ -115,7 +115,7 @@ def _leave(message: str, code: int) -> NoReturn:
 
 
 def _fault(error: Exception) -> str:
-    """The fault of the machine in one sentence; an empty string if the program itself failed."""
+    """Return the fault of the machine in one sentence; an empty string if the program itself failed."""
     if isinstance(error, OSError) and error.errno:
         where = f"'{error.filename}'" if error.filename else "a file"
         return f"{where} must be readable and writable, but the system says: {os.strerror(error.errno)}; check the path"
@@ -125,7 +125,7 @@ def _fault(error: Exception) -> str:
 
 
 def _out(words: list[str]) -> Path:
-    """The run directory of a command line."""
+    """Return the run directory of a command line."""
     return Path(_parameters(words)["out"])
 
 
@@ -136,7 +136,7 @@ def _parameters(words: list[str]) -> dict[str, Any]:
 
 
 def _stopped(words: list[str]) -> str:
-    """What remains after an interruption, and the command that continues."""
+    """Return which results are stored after an interruption, and the command that continues."""
     if not words or words[0] not in RESUMABLE or "--dry-run" in words:
         return "stopped"
     makes = words[0] in ("demo", "run") or (words[0] == "train" and _parameters(words).get("method") is None)

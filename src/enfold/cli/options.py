@@ -17,17 +17,15 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Change a value of the recipe: --set train.epochs=5")
 ]
 Seeds = Annotated[
-    list[int] | None, typer.Option("--seed", help="A seed to run; several --seed give a standard deviation.")
+    list[int] | None, typer.Option("--seed", help="Seed to run; repeat for several seeds and standard deviations.")
 ]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue the run that is in OUT.")]
+Device = Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:1 or mps.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in OUT.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Estimate time and memory, write nothing.")]
-Trust = Annotated[
-    bool, typer.Option("--trust-code", help="Import Python code that is named (module:function); refused without it.")
-]
-Out = Annotated[Path, typer.Argument(help="The run directory.")]
-Label = Annotated[str | None, typer.Option(help="The name of its row; the method's name by default.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Estimate time and memory without writing files.")]
+Trust = Annotated[bool, typer.Option("--trust-code", help="Allow Python code that is named as module:function.")]
+Out = Annotated[Path, typer.Argument(help="Run directory.")]
+Label = Annotated[str | None, typer.Option(help="Label of the row; by default the name of the method.")]
 Options = Annotated[
     list[str] | None,
     typer.Option(
@@ -36,7 +34,7 @@ Options = Annotated[
         "`enfold methods METHOD` lists them.",
     ),
 ]
-Seed = Annotated[int | None, typer.Option(help="A seed of the run; the first by default.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the run; the first by default.")]
 MethodName = Annotated[
     str, typer.Argument(help="A method, or mine.py:name with --trust-code; `enfold methods` lists them.")
 ]

@@ -74,7 +74,7 @@ def _show_warnings(run: RunDirectory, summary: dict[str, Any]) -> None:
 
 
 def _unfinished(run: RunDirectory) -> list[str]:
-    """One line about steps that were interrupted, if there are any: how to finish or drop them."""
+    """Return one line about interrupted steps, with the commands that finish or drop them; None if there are none."""
     from enfold.run.execute import unfinished
 
     recipe = run.recipe()

@@ -64,7 +64,7 @@ def alignment(
     from enfold.cli.preflight import check_device, open_trusted
     from enfold.report.alignment import draw_alignment
     from enfold.report.alignment_table import alignment_tables
-    from enfold.run.alignment import MATRICES, PARTS, Asked, permutation_options, stored_matrices, study
+    from enfold.run.alignment import MATRICES, PARTS, AlignmentOptions, permutation_options, stored_matrices, study
     from enfold.run.analyses import home
     from enfold.run.execute import find_seed
     from enfold.run.lock import writing
@@ -72,12 +72,12 @@ def alignment(
     check_device(device)
     opened, recipe = open_trusted(run_directory, trust_code)
     parts = parse_words(only) or PARTS
-    asked = Asked(members, examples, points, parse_numbers(temperatures), parse_numbers(noises), parts)
+    options = AlignmentOptions(members, examples, points, parse_numbers(temperatures), parse_numbers(noises), parts)
     chosen = find_seed(opened, recipe, seed, device)
     folder = home("alignment", chosen, out)
-    fold = permutation_options(chosen, temperature, epochs, overrides or ())
+    permutation = permutation_options(chosen, temperature, epochs, overrides or ())
     with writing(opened.path if out is None else out):
-        found = study(chosen, folder, asked, fold)
+        found = study(chosen, folder, options, permutation)
         matrices = stored_matrices(folder)
         figures = draw_figures(lambda: draw_alignment(found, matrices, folder))
     if as_json:
@@ -87,7 +87,7 @@ def alignment(
     for table in alignment_tables(found):
         terminal.print(table)
     files = {"a .json file a part": True, MATRICES: matrices, "figures as .svg and .png": figures}
-    terminal.print(f"written to {folder}: {', '.join(name for name, there in files.items() if there)}")
+    terminal.print(f"written to {folder}: {', '.join(name for name, written in files.items() if written)}")
 
 
 def report(
@@ -184,16 +184,16 @@ def landscape(
     from enfold.report.landscape_captions import landscape_table
     from enfold.run.analyses import home
     from enfold.run.execute import find_seed
-    from enfold.run.landscape import Asked, stored_parts, study
+    from enfold.run.landscape import LandscapeOptions, stored_parts, study
     from enfold.run.lock import writing
 
     check_device(device)
-    asked = Asked(parse_words(only), minutes, examples, size)
+    options = LandscapeOptions(parse_words(only), minutes, examples, size)
     opened, recipe = open_trusted(run_directory, trust_code)
     chosen = find_seed(opened, recipe, seed, device)
     folder = home("landscape", chosen, out)
     with writing(opened.path if out is None else out):
-        found = study(chosen, folder, asked)
+        found = study(chosen, folder, options)
         figures = draw_figures(lambda: draw_landscape(stored_parts(folder), folder))
     if as_json:
         print_json({"run": str(opened.path), "seed": chosen.seed, "parts": found, "figures": [str(f) for f in figures]})

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from enfold.data.augment import Augmentation, augmentation
 from enfold.data.dataset import Data, Part, Split, length, pixels
+from enfold.data.tree import clone, count_examples, describe, select_examples, to_device
+from enfold.data.unpack import Batches
 from enfold.errors import EnfoldError
 from enfold.seeds import generator
 
@@ -19,31 +22,50 @@ class Batch:
     """The examples of one step: the same for all members, or with a leading member axis.
 
     Args:
-        inputs: Inputs (B, ...) or (M, B, ...).
-        labels: Labels (B,) or (M, B), int64; unchanged if they come from a loader.
+        inputs: Inputs (B, ...) or (M, B, ...); from a loader, of any structure.
+        targets: Targets (B, ...) or (M, B, ...); from a loader, as it yields them.
         own: Whether there is a member axis.
-        indices: Indices of the examples in the training split, in the shape of `labels`; None for a loader.
+        indices: Indices of the examples in the training split, (B,) or (M, B); None for a loader.
         augmented: Whether the inputs may be augmented.
+        weights: Weights of the examples in the loss, (B,) or (M, B); None for equal weights.
     """
 
-    inputs: Tensor
-    labels: Tensor
+    inputs: Any
+    targets: Any
     own: bool = False
     indices: Tensor | None = None
     augmented: bool = False
+    weights: Tensor | None = None
+
+    def __len__(self) -> int:
+        """Return the number of examples of each member."""
+        return count_targets(self.targets[0] if self.own else self.targets)
 
     def member(self, index: int) -> Batch:
         """Return the batch of one member: M = 1 with a member axis, else the same batch."""
         if not self.own:
             return self
-        indices = None if self.indices is None else self.indices[index : index + 1]
         own = slice(index, index + 1)
-        return replace(self, inputs=self.inputs[own], labels=self.labels[own], indices=indices)
+        indices, weights = (None if each is None else each[own] for each in (self.indices, self.weights))
+        return replace(self, inputs=self.inputs[own], targets=self.targets[own], indices=indices, weights=weights)
+
+    def divide(self, rows: Tensor) -> Batch:
+        """Return the batch with examples of each member's own, from indices (M, B') of the examples of this batch."""
+        indices = None if self.indices is None else self.indices[rows.to(self.indices.device)]
+        weights = None if self.weights is None else self.weights[rows.to(self.weights.device)]
+        inputs, targets = (select_examples(each, rows) for each in (self.inputs, self.targets))
+        return Batch(inputs, targets, True, indices, self.augmented, weights)
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch on another device."""
-        inputs, labels = self.inputs.to(device, non_blocking=True), self.labels.to(device, non_blocking=True)
-        return replace(self, inputs=inputs, labels=labels)
+        inputs, targets, weights = (to_device(each, device) for each in (self.inputs, self.targets, self.weights))
+        return replace(self, inputs=inputs, targets=targets, weights=weights)
+
+
+def count_targets(targets: Any) -> int:
+    """Return the number of examples of a batch from its targets."""
+    size = count_examples(targets)
+    return 1 if size is None else size
 
 
 @dataclass(frozen=True)
@@ -103,10 +125,10 @@ class Order:
             if transform is not None:
                 pairs = zip(inputs, sources, strict=True)
                 inputs = torch.stack([transform(images, source) for images, source in pairs])
-            inputs, labels = data.normalise(inputs), data.train.labels[chosen]
+            inputs, targets = data.normalise(inputs), data.train.targets[chosen]
             if self.members is None:
-                inputs, labels, chosen = inputs[0], labels[0], chosen[0]
-            yield Batch(inputs, labels, self.members is not None, chosen, transform is not None)
+                inputs, targets, chosen = inputs[0], targets[0], chosen[0]
+            yield Batch(inputs, targets, self.members is not None, chosen, transform is not None)
 
     def _divide_batches(self, data: Data, epoch: int) -> Iterator[Batch]:
         """Yield batches in one order, divided among the members: (M, B / M); the remainder is dropped."""
@@ -118,7 +140,7 @@ class Order:
             )
         undivided = replace(self, members=None, split=False)
         for batch in undivided.batches(data, epoch):
-            used = len(batch.labels) - len(batch.labels) % parts
+            used = len(batch.targets) - len(batch.targets) % parts
             if used < 2 * parts:
                 continue  # batch norm needs more than one example
 
@@ -126,7 +148,7 @@ class Order:
                 return tensor[:used].view(parts, used // parts, *tensor.shape[1:])
 
             indices = None if batch.indices is None else divide(batch.indices)
-            yield Batch(divide(batch.inputs), divide(batch.labels), True, indices, batch.augmented)
+            yield Batch(divide(batch.inputs), divide(batch.targets), True, indices, batch.augmented)
 
     def _permutation(self, size: int, stream: int | None, epoch: int) -> Tensor:
         order = torch.randperm(size, generator=generator(self.seed, "order", _name(stream), epoch))
@@ -135,27 +157,35 @@ class Order:
             return drawn[order]
         return order
 
-    def _from_loader(
-        self, loader: Iterable[tuple[Tensor, Tensor]], epoch: int, transform: Augmentation | None
-    ) -> Iterator[Batch]:
+    def _from_loader(self, loader: Iterable[Any], epoch: int, transform: Augmentation | None) -> Iterator[Batch]:
         if self.bootstrap:
             raise EnfoldError(
                 "bootstrap needs the training split in memory, got a loader: pass tensors, or resample in the loader"
             )
         source = generator(self.seed, "augment", "shared", epoch)
         largest = 0
-        for inputs, labels in loader:
-            if len(labels) == 1 < largest:
+        for inputs, targets, weights in loader if isinstance(loader, Batches) else Batches(loader):
+            size = count_targets(targets)
+            if size == 1 < largest:
                 continue  # a last batch of one example, as for a Split
-            largest = max(largest, len(labels))
+            largest = max(largest, size)
             # A copy, as networks that modify their inputs in place would change the batches of a list.
-            inputs = inputs.clone() if transform is None else transform(inputs, source)
-            yield Batch(inputs, labels, augmented=True)  # a loader may augment, so nothing can be cached
+            inputs = clone(inputs) if transform is None else _augment(inputs, transform, source)
+            yield Batch(inputs, targets, augmented=True, weights=weights)  # a loader may augment: nothing is cached
         if not largest:
             raise EnfoldError(
                 f"train must yield batches in every epoch, got none in epoch {epoch + 1}: "
                 "pass a DataLoader or a list, not an exhausted generator"
             )
+
+
+def _augment(inputs: Any, transform: Augmentation, source: torch.Generator) -> Tensor:
+    if not isinstance(inputs, Tensor):
+        raise EnfoldError(
+            f"augment needs batches of images (B, C, H, W), got {describe(inputs)}: augment in the loader, and leave "
+            "augment out"
+        )
+    return transform(inputs, source)
 
 
 def _name(stream: int | None) -> int | str:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from enfold.data.dataset import Data, Part, Split, length
+from enfold.data.unpack import Batches
 from enfold.io.files import digest
 
 NAMES = {"train": "training", "val": "validation", "test": "test"}
@@ -40,6 +41,8 @@ def content(data: Data, parts: Sequence[str] = tuple(NAMES)) -> dict[str, Any]:
 
 
 def _split_content(part: Part, source: str) -> dict[str, Any]:
+    if isinstance(part, Batches):
+        part = part.loader
     if isinstance(part, Split):
         return {"inputs": part.digests[0], "labels": part.digests[1]}
     examples = _digest(part)

@@ -7,23 +7,31 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from enfold.data.arrays import as_inputs, as_labels
+from enfold.data.arrays import as_inputs
 from enfold.data.dataset import Data, Part, Split
+from enfold.data.tree import count_examples, describe, first_examples, map_tensors, tensors
+from enfold.data.unpack import Batches, Unpack, Unpacked, count_inputs
 from enfold.errors import EnfoldError
 
-Examples = Data | Part | Dataset[Any] | tuple[Any, Any]
-"""Accepted by `fit`, `distill`, `merge` and `evaluate`: a DataLoader or another iterable of (inputs, labels) batches, a
-Dataset, a pair (inputs, labels) of tensors or numpy arrays, a `Split`, or a built-in data set."""
+Examples = Data | Part | Dataset[Any] | tuple[Any, ...]
+"""Accepted by `fit`, `distill`, `merge` and `evaluate`: a DataLoader or another iterable of batches, a Dataset, a pair
+(inputs, targets) of tensors or numpy arrays, a `Split`, or a built-in data set."""
 
 EMPTY: list[Any] = []
-ACCEPTED = "a DataLoader, a Dataset, a pair (inputs, labels) of tensors or arrays, or a data set of enfold.data.load"
+ACCEPTED = "a DataLoader, a Dataset, a pair (inputs, targets) of tensors or arrays, or a data set of enfold.data.load"
 
 
 def as_data(
-    train: Examples | None = None, val: Examples | None = None, test: Examples | None = None, *, batch_size: int = 128
+    train: Examples | None = None,
+    val: Examples | None = None,
+    test: Examples | None = None,
+    *,
+    batch_size: int = 128,
+    unpack: Unpack | None = None,
+    network: nn.Module | None = None,
 ) -> Data:
     """Convert training, validation and test examples to one `Data`.
 
@@ -32,21 +40,24 @@ def as_data(
         val: Validation examples; None for none.
         test: Test examples; None for none.
         batch_size: Batch size for a Dataset, which is wrapped in a DataLoader.
+        unpack: Function that splits a batch of a loader into (inputs, target) or (inputs, target, weights); None for
+            the usual structures of batches.
+        network: The network that gets the inputs, by which batches of three elements are understood.
 
     Returns:
         The splits, with the shape of the inputs inferred from one batch.
 
     Raises:
-        EnfoldError: If an argument is of another kind, or its batches are not pairs of tensors.
+        EnfoldError: If an argument is of another kind, or its batches have no inputs and target.
     """
+    read = Reader(batch_size, unpack, None if network is None else count_inputs(network))
     given: dict[str, Any] = {"val": val, "test": test}
     if isinstance(train, Data):
-        changes = {name: as_split(each, name, batch_size) for name, each in given.items() if each is not None}
+        changes = {name: read.split(each, name) for name, each in given.items() if each is not None}
+        changes |= {} if unpack is None else {"train": read.split(train, "train")}
         return train.replace(**changes) if changes else train
-    splits: dict[str, Any] = {
-        name: EMPTY if each is None else as_split(each, name, batch_size) for name, each in given.items()
-    }
-    splits["train"] = EMPTY if train is None else as_split(train, "train", batch_size)
+    splits: dict[str, Any] = {name: EMPTY if each is None else read.split(each, name) for name, each in given.items()}
+    splits["train"] = EMPTY if train is None else read.split(train, "train")
     shape = next((_shape(splits[name]) for name in ("train", "val", "test") if splits[name] is not EMPTY), ())
     return Data(**splits, num_classes=None, shape=shape)
 
@@ -57,42 +68,95 @@ def require(examples: object, name: str, needed_by: str) -> None:
         raise EnfoldError(f"{needed_by} needs {name} examples, got {name}=None: pass {ACCEPTED}")
 
 
-def as_split(examples: Any, name: str, batch_size: int = 128) -> Part:
+def as_split(
+    examples: Any,
+    name: str,
+    batch_size: int = 128,
+    *,
+    unpack: Unpack | None = None,
+    network: nn.Module | None = None,
+) -> Part:
     """Convert one argument to tensors in memory or to an iterable of batches.
 
     Args:
         examples: What the user passed.
         name: Its name in error messages: "train", "val" or "test".
         batch_size: Batch size for a Dataset.
+        unpack: Function that splits a batch; None for the usual structures.
+        network: The network that gets the inputs.
 
     Returns:
         A `Split` for tensors and arrays, otherwise a loader.
 
     Raises:
-        EnfoldError: If it is of another kind, or its first batch is not a pair (inputs, labels) of tensors.
+        EnfoldError: If it is of another kind, or its first batch has no inputs and target.
     """
-    if isinstance(examples, Data):
-        chosen: Part = getattr(examples, name)
-        return chosen
-    if isinstance(examples, Split):
-        return examples
-    if isinstance(examples, TensorDataset):
-        examples = examples.tensors
-    if _is_pair(examples):
-        return _pair(examples, name)
-    if isinstance(examples, Dataset):
-        shuffle = name == "train" and not isinstance(examples, IterableDataset)
-        examples = DataLoader(examples, batch_size=batch_size, shuffle=shuffle)
-    if hasattr(examples, "iloc") or isinstance(examples, str | bytes | dict | Tensor | np.ndarray):
-        raise EnfoldError(_refusal(examples, name))
-    if not isinstance(examples, Iterable):
-        raise EnfoldError(_refusal(examples, name))
-    if not isinstance(examples, Iterator):  # reading from a generator would lose the batch
-        _check_batch(_first_batch(examples), name)
-    return examples
+    return Reader(batch_size, unpack, None if network is None else count_inputs(network)).split(examples, name)
 
 
-def _is_pair(examples: Any) -> bool:
+class Reader:
+    """Conversion of examples for one call.
+
+    Args:
+        batch_size: Batch size for a Dataset.
+        unpack: Function that splits a batch; None for the usual structures.
+        num_inputs: The number of inputs that the network takes; None if unknown.
+    """
+
+    def __init__(self, batch_size: int, unpack: Unpack | None, num_inputs: int | None) -> None:
+        self.batch_size, self.unpack, self.num_inputs = batch_size, unpack, num_inputs
+
+    def split(self, examples: Any, name: str) -> Part:
+        """Return a `Split`, or the batches of a loader."""
+        if isinstance(examples, Data):
+            examples = getattr(examples, name)
+        if isinstance(examples, TensorDataset) and len(examples.tensors) == 2:
+            examples = examples.tensors
+        if _is_columns(examples):
+            examples = _from_columns(examples, name)
+        return examples if isinstance(examples, Split) else self.batches(examples, name)
+
+    def batches(self, examples: Any, name: str) -> Part:
+        """Return the batches of a loader or of a Dataset."""
+        if isinstance(examples, Dataset):
+            shuffle = name == "train" and not isinstance(examples, IterableDataset)
+            examples = DataLoader(examples, batch_size=self.batch_size, shuffle=shuffle)
+        is_text = isinstance(examples, str | bytes | dict | Tensor | np.ndarray)
+        if hasattr(examples, "iloc") or is_text or not isinstance(examples, Iterable):
+            raise EnfoldError(_refusal(examples, name))
+        if not self.is_needed(examples):
+            return examples
+        loader = examples.loader if isinstance(examples, Batches) else examples
+        batches = Batches(loader, self.unpack or getattr(examples, "unpack", None), self.num_inputs)
+        if not isinstance(loader, Iterator):  # reading from a generator would lose the batch
+            try:
+                batch = first_batch(batches)
+            except EnfoldError as error:
+                raise EnfoldError(f"{name}: {error}") from error
+            _check_batch(batch, name)
+        return batches
+
+    def is_needed(self, examples: Any) -> bool:
+        """Return whether batches are to be split by other rules than before."""
+        if not isinstance(examples, Batches):
+            return True
+        return self.unpack is not None or (self.num_inputs is not None and examples.num_inputs is None)
+
+
+class Columns(Dataset[Any]):
+    """Examples in memory whose inputs are several tensors."""
+
+    def __init__(self, columns: tuple[Any, ...]) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(tensors(self.columns)[0])
+
+    def __getitem__(self, index: int) -> Any:
+        return map_tensors(lambda tensor: tensor[index], self.columns)
+
+
+def _is_columns(examples: Any) -> bool:
     """Return whether this is a sequence of tensors, arrays or table columns, and not of batches."""
     columns = (Tensor, np.ndarray)
     return isinstance(examples, list | tuple) and any(
@@ -100,39 +164,46 @@ def _is_pair(examples: Any) -> bool:
     )
 
 
-def _pair(examples: Any, name: str) -> Split:
-    if len(examples) != 2:
+def _from_columns(examples: Any, name: str) -> Split | Columns:
+    if len(examples) < 2:
         raise EnfoldError(
-            f"{name} must be a pair (inputs, labels), got {len(examples)} elements: pass (inputs, labels)"
+            f"{name} must be a pair (inputs, targets), got {len(examples)} element: pass (inputs, targets)"
         )
-    inputs, labels = examples
-    if isinstance(inputs, np.ndarray):
-        inputs = as_inputs(inputs, f"the inputs of {name}")
-    if isinstance(labels, np.ndarray):
-        labels = as_labels(labels, f"the labels of {name}")
-    for what, value in (("inputs", inputs), ("labels", labels)):
-        if not isinstance(value, Tensor):
-            raise EnfoldError(
-                f"the {what} of {name} must be a tensor or a numpy array, got a {type(value).__name__}: "
-                f"{_as_array(value)}"
-            )
-    if labels.ndim != 1 or len(labels) != len(inputs):
-        remedy = "pass labels.argmax(1)" if labels.ndim == 2 else "pass class indices of shape (N,)"
+    columns = tuple(_as_column(each, name, is_target=each is examples[-1]) for each in examples)
+    lengths = {len(tensor) if tensor.ndim else 0 for tensor in tensors(columns)}
+    if len(lengths) != 1:
         raise EnfoldError(
-            f"the labels of {name} must be one class index per input, got shape {tuple(labels.shape)} for "
-            f"{len(inputs)} inputs: {remedy}"
+            f"the inputs and targets of {name} must have one row per example, got {describe(examples[0])} and "
+            f"{describe(examples[-1])}: pass the same number of rows"
         )
-    split = Split(inputs, labels)
-    if len(split) and int(split.labels.min()) < 0:
-        raise EnfoldError(
-            f"the labels of {name} must be class indices from 0, got {int(split.labels.min())}: number the classes "
-            "from 0 and leave out examples without a class"
-        )
-    return split
+    if len(columns) == 2 and isinstance(columns[0], Tensor):
+        return Split(columns[0], columns[1])
+    return Columns(columns)
 
 
-def _as_array(value: object) -> str:
-    return "pass value.to_numpy()" if hasattr(value, "iloc") else "pass torch.tensor(values)"
+def _as_column(values: Any, name: str, *, is_target: bool) -> Any:
+    """Return inputs or targets as tensors."""
+    what = f"the {'targets' if is_target else 'inputs'} of {name}"
+    if isinstance(values, Tensor):
+        return values
+    if isinstance(values, np.ndarray):
+        return _as_targets(values, what) if is_target else as_inputs(values, what)
+    if not is_target and isinstance(values, tuple | dict):
+        items = values.items() if isinstance(values, dict) else enumerate(values)
+        found = {key: _as_column(each, name, is_target=False) for key, each in items}
+        return found if isinstance(values, dict) else tuple(found.values())
+    kind = type(values).__name__
+    remedy = "pass value.to_numpy()" if hasattr(values, "iloc") else "pass torch.tensor(values)"
+    raise EnfoldError(f"{what} must be a tensor or a numpy array, got a {kind}: {remedy}")
+
+
+def _as_targets(array: np.ndarray[Any, Any], what: str) -> Tensor:
+    if array.dtype.kind not in "biuf":
+        raise EnfoldError(
+            f"{what} must be numbers, got an array of {array.dtype}: number the classes from 0, for example with "
+            "numpy.unique(labels, return_inverse=True)"
+        )
+    return torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else np.int64))
 
 
 def _refusal(examples: object, name: str) -> str:
@@ -142,33 +213,43 @@ def _refusal(examples: object, name: str) -> str:
         remedy = "pass (frame[columns].to_numpy(dtype='float32'), frame[label].to_numpy())"
     elif isinstance(examples, str):
         remedy = f"load it first with enfold.data.load({examples!r})"
+    elif hasattr(examples, "epochs"):
+        return f"{name} must be examples, got a {kind}: pass it as config="
     return f"{name} must be {ACCEPTED}, got {'None' if examples is None else f'a {kind}'}: {remedy}"
 
 
-def _first_batch(loader: Iterable[Any]) -> Any:
+def first_batch(loader: Iterable[Any]) -> Any:
     """Return the first batch without advancing torch's random state; None if there is none."""
     with torch.random.fork_rng(devices=[]):
         return next(iter(loader), None)
 
 
-def _check_batch(batch: Any, name: str) -> None:
+def first_inputs(part: Any, number: int = 2) -> Any:
+    """Return the inputs of the first examples of a loader, or of its first batch if they cannot be told apart."""
+    batch = first_batch(part if isinstance(part, Batches) else Batches(part))
+    if batch is None:
+        raise EnfoldError("train must yield batches, got none: pass a loader with examples")
+    few = first_examples(batch.inputs, number)
+    return batch.inputs if few is None else few
+
+
+def _check_batch(batch: Unpacked | None, name: str) -> None:
     if batch is None:
         return
-    remedy = "yield pairs of tensors from the loader"
-    if not isinstance(batch, list | tuple) or len(batch) != 2:
-        size = f"{len(batch)} elements" if isinstance(batch, list | tuple) else f"a {type(batch).__name__}"
-        raise EnfoldError(f"a batch of {name} must be a pair (inputs, labels), got {size}: {remedy}")
-    for what, value in zip(("inputs", "labels"), batch, strict=True):
-        if not isinstance(value, Tensor):
-            kind = type(value).__name__
-            raise EnfoldError(f"the {what} of a batch of {name} must be a tensor, got a {kind}: {remedy}")
-    if len(batch[0]) != len(batch[1]):
-        sizes = f"{len(batch[0])} inputs and {len(batch[1])} labels"
-        raise EnfoldError(f"a batch of {name} must have one label per input, got {sizes}: {remedy}")
+    inputs, target, _ = batch
+    if isinstance(inputs, str | bytes | int | float | None):
+        raise EnfoldError(
+            f"the inputs of a batch of {name} must be tensors, got a {type(inputs).__name__}: yield tensors from the "
+            "loader"
+        )
+    if isinstance(inputs, Tensor) and isinstance(target, Tensor) and count_examples(inputs) != count_examples(target):
+        sizes = f"{describe(inputs)} and {describe(target)}"
+        raise EnfoldError(f"a batch of {name} must have one target per input, got {sizes}: yield as many of both")
 
 
 def _shape(part: Part) -> tuple[int, ...]:
     if isinstance(part, Split):
         return tuple(part.inputs.shape[1:])
-    batch = None if isinstance(part, Iterator) else _first_batch(part)
-    return () if batch is None else tuple(batch[0].shape[1:])
+    loader = part.loader if isinstance(part, Batches) else part
+    batch = None if isinstance(loader, Iterator) else first_batch(part)
+    return tuple(batch[0].shape[1:]) if batch is not None and isinstance(batch[0], Tensor) else ()

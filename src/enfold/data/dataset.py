@@ -9,45 +9,61 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from enfold.data.unpack import Batches, Unpacked
 from enfold.errors import EnfoldError
 from enfold.io.files import digest
 
 
 @dataclass(frozen=True)
 class Split:
-    """Labelled examples in memory.
+    """Examples in memory.
 
     Args:
         inputs: (N, ...). Pixels stay uint8 (N, C, H, W) until they are batched; anything else is used unchanged.
-        labels: (N,) class indices; stored as int64.
+        targets: (N, ...). Class indices, or the targets of another task; integers are stored as int64.
         mean: Mean of each channel of pixels in [0, 1], subtracted when a batch is prepared.
         std: Standard deviation of each channel, divided by when a batch is prepared.
 
     Raises:
-        EnfoldError: If labels are not one integer per input.
+        EnfoldError: If there is not one target per input.
     """
 
     inputs: Tensor
-    labels: Tensor
+    targets: Tensor
     mean: tuple[float, ...] | None = field(default=None, kw_only=True)
     std: tuple[float, ...] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        if len(self.inputs) != len(self.labels) or self.labels.ndim != 1:
+        if not self.targets.ndim or len(self.inputs) != len(self.targets):
             raise EnfoldError(
-                f"a split must have one label per input, got {len(self.inputs)} inputs and labels of shape "
-                f"{tuple(self.labels.shape)}: pass labels of shape (N,)"
+                f"a split must have one target per input, got {len(self.inputs)} inputs and targets of shape "
+                f"{tuple(self.targets.shape)}: pass targets of shape (N, ...)"
             )
-        object.__setattr__(self, "labels", whole_numbers(self.labels))
+        if not (self.targets.is_floating_point() or self.targets.is_complex()):
+            object.__setattr__(self, "targets", self.targets.long())
+
+    @property
+    def labels(self) -> Tensor:
+        """The targets as class indices, (N,).
+
+        Raises:
+            EnfoldError: If they are not one integer per example.
+        """
+        if self.targets.ndim != 1:
+            raise EnfoldError(
+                f"labels must be one class index per example, got targets of shape {tuple(self.targets.shape)}: pass "
+                "targets of shape (N,)"
+            )
+        return whole_numbers(self.targets)
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.targets)
 
     def __repr__(self) -> str:
         return f"Split({len(self)} inputs of shape {tuple(self.inputs.shape[1:])}, {self.inputs.dtype})"
 
     def __getitem__(self, index: Tensor | slice) -> Split:
-        return replace(self, inputs=self.inputs[index], labels=self.labels[index])
+        return replace(self, inputs=self.inputs[index], targets=self.targets[index])
 
     def prepare(self, inputs: Tensor) -> Tensor:
         """Convert raw inputs to what a network expects: scale bytes to [0, 1] and normalize each channel."""
@@ -55,17 +71,17 @@ class Split:
 
     @property
     def digests(self) -> tuple[str, str]:
-        """Digests of the inputs and of the labels; recomputed only if torch has changed a tensor."""
-        tensors = self.inputs, self.labels
+        """Digests of the inputs and of the targets; recomputed only if torch has changed a tensor."""
+        tensors = self.inputs, self.targets
         versions = [None if tensor.is_inference() else tensor._version for tensor in tensors]
         known: tuple[Any, tuple[str, str]] | None = vars(self).get("_digests")
         if known is None or known[0] != versions:
-            known = vars(self)["_digests"] = versions, (digest([self.inputs]), digest([self.labels]))
+            known = vars(self)["_digests"] = versions, (digest([self.inputs]), digest([self.targets]))
         return known[1]
 
 
-Loader = Iterable[tuple[Tensor, Tensor]]
-"""A DataLoader, or another iterable of (inputs, labels) batches."""
+Loader = Iterable[Any]
+"""A DataLoader, or another iterable of batches, each with inputs and a target."""
 
 Part = Split | Loader
 PartName = Literal["train", "val", "test"]
@@ -76,7 +92,7 @@ class Data:
     """Training, validation and test examples of one problem.
 
     Args:
-        train: Training examples: a `Split`, or a DataLoader or another iterable of (inputs, labels).
+        train: Training examples: a `Split`, or a DataLoader or another iterable of batches.
         val: Validation examples, which select epochs and fit temperatures.
         test: Test examples.
         num_classes: Number of classes; None if unknown, labels are then compared with the network's outputs.
@@ -244,12 +260,11 @@ def has_examples(part: Part | None) -> bool:
     return part is not None and length(part) != 0
 
 
-def evaluation_batches(part: Part, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the examples of a split in order, prepared; the batches of a loader are passed through."""
+def evaluation_batches(part: Part, batch_size: int) -> Iterator[Unpacked]:
+    """Yield the examples of a split in order, prepared; the batches of a loader are split into inputs and target."""
     if not isinstance(part, Split):
-        for inputs, labels in part:
-            yield inputs, whole_numbers(labels)
+        yield from part if isinstance(part, Batches) else Batches(part)
         return
     for start in range(0, len(part), batch_size):
         chunk = part[start : start + batch_size]
-        yield part.prepare(chunk.inputs), chunk.labels
+        yield Unpacked(part.prepare(chunk.inputs), chunk.targets)

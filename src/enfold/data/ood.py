@@ -37,7 +37,7 @@ class Outside(Split):
         return f"Outside({self.name}: {len(self)} inputs of shape {tuple(self.inputs.shape[1:])}; {self.adapted})"
 
     def __getitem__(self, index: Tensor | slice) -> Outside:
-        return replace(self, inputs=self.inputs[index], labels=self.labels[index])
+        return replace(self, inputs=self.inputs[index], targets=self.targets[index])
 
 
 def outside(split: Split, data: Data, name: str, examples: int | None = None) -> Outside:

@@ -163,7 +163,7 @@ def remove_classes(split: Split, classes: Sequence[int], num_classes: int) -> Sp
     number = torch.full((num_classes,), -1)
     number[others] = torch.arange(len(others))
     rest = split[number[split.labels] >= 0]
-    return replace(rest, labels=number[rest.labels])
+    return replace(rest, targets=number[rest.labels])
 
 
 def _remaining_names(names: tuple[str, ...], classes: Sequence[int]) -> tuple[str, ...]:

@@ -9,11 +9,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from enfold.data.convert import Examples, as_data, require
+from enfold.data.unpack import Unpack
 from enfold.distill.teacher import as_teacher, starting_member
+from enfold.ensemble import called_network
+from enfold.tasks import as_task
 from enfold.train import TrainConfig, fit
+from enfold.train.config import as_config
 from enfold.train.history import Epoch, warn_if_unchanged
 
 
@@ -27,6 +31,8 @@ def train_control(
     on_epoch: Callable[[Epoch], None] | None = None,
     title: str = "control",
     quiet: bool = False,
+    unpack: Unpack | None = None,
+    outputs: Callable[[Any], Tensor] | None = None,
     **settings: Any,
 ) -> nn.Module:
     """Train the best member on validation data further with the labels.
@@ -40,6 +46,8 @@ def train_control(
         on_epoch: Called with the record of every epoch.
         title: The name on the progress bar.
         quiet: Show no progress bar.
+        unpack: A function that splits a batch, as for `fit`.
+        outputs: A function that selects the output of a network, as for `fit`.
         **settings: Fields of `TrainConfig`, which replace those of `config`.
 
     Returns:
@@ -49,10 +57,22 @@ def train_control(
         EnfoldError: If an argument is of the wrong kind.
     """
     require(train, "train", "train_control")
-    config = (config or TrainConfig()).update(settings)
-    data = as_data(train, val, batch_size=config.batch_size)
-    network, index = starting_member(as_teacher(members), data)
-    history = fit(network, data, config=config, checkpoint=checkpoint, on_epoch=on_epoch, title=title, quiet=quiet)
+    models = as_teacher(members)
+    config = as_config(config).update(settings)
+    config = config.replace(task=as_task(config.task or getattr(models, "task", None)))
+    called = called_network(models) if isinstance(models, nn.Module) else None
+    data = as_data(train, val, batch_size=config.batch_size, unpack=unpack, network=called)
+    network, index = starting_member(models, data, config.task)
+    history = fit(
+        network,
+        data,
+        config=config,
+        checkpoint=checkpoint,
+        on_epoch=on_epoch,
+        title=title,
+        quiet=quiet,
+        outputs=outputs,
+    )
     remedy = "further training on the labels does not help, or the learning rate is too high"
     warn_if_unchanged(history, "the control", f"member {index}", remedy)
     return network

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -25,6 +25,7 @@ from enfold.data import Data, Split
 from enfold.data.dataset import has_examples
 from enfold.distill.cached import CachedTeacher
 from enfold.distill.loss import DistillationLoss
+from enfold.engines.call import call_network, pack_inputs
 from enfold.engines.modes import eval_mode
 from enfold.engines.outputs import get_logits
 from enfold.engines.skeleton import State
@@ -65,9 +66,9 @@ class Dirichlet(nn.Module):
         super().__init__()
         self.network, self.offset, self.training = network, offset, network.training
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return ln α, logits whose softmax is the mean: (B, ...) -> (B, C), or (M, B, C) of an ensemble."""
-        logits = self._logits(inputs)
+        logits = self._logits(pack_inputs(args, kwargs))
         return torch.logaddexp(logits, logits.new_tensor(math.log(self.offset))) if self.offset else logits
 
     def concentrations(self, inputs: Tensor) -> Tensor:
@@ -79,8 +80,8 @@ class Dirichlet(nn.Module):
         """Return total, aleatoric, epistemic, epkl, mkl and precision, each (B,), or (M, B) of an ensemble."""
         return asdict(dirichlet_uncertainty(self.concentrations(inputs)))
 
-    def _logits(self, inputs: Tensor) -> Tensor:
-        return get_logits(self.network(inputs))
+    def _logits(self, inputs: Any) -> Tensor:
+        return get_logits(call_network(self.network, inputs), self.network)
 
     def extra_repr(self) -> str:
         """Return the text in the parentheses of print."""
@@ -100,6 +101,10 @@ class DirichletEnsemble(Dirichlet, Ensemble):
         Ensemble.__init__(self, [], ensemble.num_members)
         self.ensemble, self.offset, self.training = ensemble, offset, ensemble.training
 
+    def called_networks(self) -> list[nn.Module]:
+        """Return the networks of the ensemble."""
+        return self.ensemble.called_networks()
+
     def member(self, index: int) -> nn.Module:
         """Return a copy of one member, read as a Dirichlet distribution."""
         return Dirichlet(self.ensemble.member(index), self.offset)
@@ -108,12 +113,12 @@ class DirichletEnsemble(Dirichlet, Ensemble):
         """Return the parameters of the members."""
         return self.ensemble.expand()
 
-    def convert_inputs(self, inputs: Tensor) -> Tensor:
+    def convert_inputs(self, inputs: Any) -> Any:
         """Return the inputs in the type of the members."""
         return self.ensemble.convert_inputs(inputs)
 
-    def _logits(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.ensemble(inputs)
+    def _logits(self, inputs: Any) -> Tensor:
+        logits: Tensor = call_network(self.ensemble, inputs)
         return logits
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from enfold.arguments import check_value
 from enfold.data import Data, Split
 from enfold.data.convert import Examples, as_data, require
+from enfold.data.unpack import Unpack
 from enfold.distill.cached import CachedTeacher
 from enfold.distill.loss import DistillationLoss
 from enfold.distill.losses.kd import KD
@@ -24,10 +25,11 @@ from enfold.distill.weight_penalty import WeightPenalty
 from enfold.engines.copying import copy_network
 from enfold.engines.initialization import initialize_member
 from enfold.engines.modes import eval_mode, refuse_inference_mode
-from enfold.ensemble import Ensemble
+from enfold.ensemble import Ensemble, called_network, set_model_output
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 from enfold.io.files import part_file
+from enfold.tasks import Classification, Task, as_task, current_task
 from enfold.train import Objective, TrainConfig, fit
 from enfold.train.history import Epoch, warn_if_unchanged
 from enfold.train.optimize import trained_members
@@ -53,6 +55,8 @@ def distill(
     on_epoch: Callable[[Epoch], None] | None = None,
     title: str | None = None,
     quiet: bool = False,
+    unpack: Unpack | None = None,
+    outputs: Callable[[Any], torch.Tensor] | None = None,
     **settings: Any,
 ) -> nn.Module:
     """Train a student to match a teacher, and return it.
@@ -80,6 +84,8 @@ def distill(
         on_epoch: Called with the record of every epoch.
         title: The name on the progress bar.
         quiet: Show no progress bar.
+        unpack: A function that splits a batch, as for `fit`.
+        outputs: A function that selects the output of a network, as for `fit`.
         **settings: Fields of `TrainConfig`, which replace those of `config`.
 
     Returns:
@@ -98,11 +104,15 @@ def distill(
     _check_arguments(student, init, loss, perturb, weight_penalty, penalty_reduction, config)
     models = as_teacher(teacher)
     config = loss.configure((config or TrainConfig()).update(settings))
-    data = as_data(train, val, batch_size=config.batch_size)
+    config = config.replace(task=as_task(config.task or getattr(models, "task", None)))
+    data = as_data(train, val, batch_size=config.batch_size, unpack=unpack, network=_called_network(models, init))
+    if outputs is not None and isinstance(models, nn.Module):
+        models = copy_network(models)
+        set_model_output(models, outputs)
     title = title or f"distill ({type(loss).__name__})"
 
     # Which network learns, and from which weights
-    network, start = _initial_network(models, data, student, init or loss.default_init, config.seed)
+    network, start = _initial_network(models, data, student, init or loss.default_init, config)
     is_ready = isinstance(init, nn.Module) or isinstance(network, Ensemble)
     first_stage = None if is_ready else loss.pretrain(config)
     if first_stage is not None:
@@ -120,6 +130,8 @@ def distill(
             quiet=quiet,
         )
     model = loss.build_student(network, count_members(models), config)
+    if outputs is not None:
+        set_model_output(model, outputs)
 
     # What it learns: each batch gives targets, which the objective compares with the student
     if trained_members(model) > 1 and config.order == "own":
@@ -173,8 +185,23 @@ def make_objective(
     """
     is_constant = not config.augment and perturb is None
     folder = None if cache is None else Path(cache)
-    source = Teacher(as_teacher(teacher), data, loss.target, is_constant=is_constant, folder=folder)
+    task = as_task(config.task)
+    source = Teacher(
+        as_teacher(teacher),
+        data,
+        lambda values: loss.task_target(values, current_task(task)),
+        is_constant=is_constant,
+        folder=folder,
+        task=task,
+    )
     return DistillationObjective(loss, source, perturb, config.label_smoothing)
+
+
+def _called_network(models: nn.Module | CachedTeacher, init: object) -> nn.Module | None:
+    """Return a network whose forward pass shows how many inputs there are."""
+    if isinstance(models, nn.Module):
+        return called_network(models)
+    return init if isinstance(init, nn.Module) else None
 
 
 def _check_arguments(
@@ -213,18 +240,20 @@ def _check_arguments(
 
 
 def _initial_network(
-    models: nn.Module | CachedTeacher, data: Data, student: Student | None, init: Init | None, seed: int
+    models: nn.Module | CachedTeacher, data: Data, student: Student | None, init: Init | None, config: TrainConfig
 ) -> tuple[nn.Module, str]:
     """Return the network or ensemble that training starts from, and its name in warnings."""
     if isinstance(student, Ensemble):
         return copy_network(student), "the ensemble passed as student"
     if student is not None:
-        return initialize_member(student, seed, -1)[0], "a network with random weights"
+        return initialize_member(student, config.seed, -1)[0], "a network with random weights"
     if isinstance(init, nn.Module):
         return copy_network(init), "the network passed as init"
     if init == "random":
-        return initialize_member(first_member(models), seed, -1, trained=True)[0], "a network with random weights"
-    member, index = starting_member(models, data)
+        return initialize_member(first_member(models), config.seed, -1, trained=True)[
+            0
+        ], "a network with random weights"
+    member, index = starting_member(models, data, config.task)
     return member, f"member {index}"
 
 
@@ -241,17 +270,18 @@ def _check_student(objective: DistillationObjective, model: nn.Module, config: T
             )
     loss.check(teacher, model, config)
     if isinstance(data.train, Split) and len(data.train):
-        _check_classes(model, data)
+        _check_classes(model, data, current_task(teacher.task))
     if objective.perturb is not None and teacher.models is not None:
         objective.perturb.check(teacher.models, model)
 
 
 @torch.no_grad()
-def _check_classes(model: nn.Module, data: Data) -> None:
+def _check_classes(model: nn.Module, data: Data, task: Task) -> None:
     with eval_mode(model), torch.random.fork_rng(devices=[]):
         device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
-        classes = member_logits(model, data.prepare(cast("Split", data.train).inputs[:2]).to(device)).shape[-1]
-    if data.num_classes not in (None, classes):
+        outputs = member_logits(model, data.prepare(cast("Split", data.train).inputs[:2]).to(device))
+    classes, is_labels = outputs.shape[-1], type(task) is Classification and outputs.ndim == 3
+    if is_labels and data.num_classes not in (None, classes):
         raise EnfoldError(
             f"student must predict the {data.num_classes} classes of the data, got {classes} classes: change its last "
             "layer"

@@ -17,11 +17,14 @@ from torch import Tensor, nn
 
 from enfold.data import Data
 from enfold.data.batches import Batch
+from enfold.errors import EnfoldError
+from enfold.tasks import Task
 from enfold.train import TrainConfig
-from enfold.train.objective import batch_logits
+from enfold.train.objective import batch_outputs
 
 if TYPE_CHECKING:
     from enfold.distill.cached import CachedTeacher
+    from enfold.distill.objective import BatchLoss
     from enfold.distill.teacher import Teacher
 
 Temperature = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -60,6 +63,22 @@ class DistillationLoss(ABC):
             progress: The completed fraction of the training.
         """
 
+    def task_target(self, values: Tensor, task: Task) -> Tensor:
+        """Return what is learned from the rows of the teachers: (T, N, K) -> (..., N, K').
+
+        Losses that are defined for other tasks than classes override this function and `task_loss`.
+        """
+        if not task.is_categorical:
+            raise EnfoldError(
+                f"loss={type(self).__name__}() is defined for classes, got task='{task.name}': use KD(), OneToOne(), "
+                "Hydra() or LatentBE()"
+            )
+        return self.target(values)
+
+    def task_loss(self, values: Tensor, target: Tensor, progress: float, task: Task) -> Tensor:
+        """Return the teachers' term for each student, (S,), from rows of the students, (S, N, K)."""
+        return self.loss(values, target, progress)
+
     @property
     def weights(self) -> tuple[float, float]:
         """The weights of the labels' and of the teachers' term in equation (1)."""
@@ -78,13 +97,11 @@ class DistillationLoss(ABC):
         """Return what a batch needs from the teachers beside their logits; None if nothing."""
         return None
 
-    def student_terms(
-        self, model: nn.Module, batch: Batch, target: Tensor, extra: Tensor | None, progress: float
-    ) -> tuple[Tensor, Tensor]:
-        """Return the students' logits, (S, B, C), and the weighted teachers' term of equation (1), (S,)."""
-        logits, weight = batch_logits(model, batch), self.weights[1]
-        loss = self.loss(logits, target, progress)
-        return logits, loss if weight == 1 else weight * loss
+    def student_terms(self, model: nn.Module, step: "BatchLoss") -> tuple[Tensor, Tensor]:
+        """Return the students' outputs, (S, B, ...), and the weighted teachers' term of equation (1), (S,)."""
+        outputs, weight = batch_outputs(model, step.seen), self.weights[1]
+        loss = self.task_loss(step.rows(outputs), step.target, step.progress, step.student_task(outputs))
+        return outputs, loss if weight == 1 else weight * loss
 
     def configure(self, config: TrainConfig) -> TrainConfig:
         """Return the training settings that the method needs."""

@@ -17,8 +17,9 @@ from enfold.data.batches import Batch
 from enfold.distill.loss import DistillationLoss
 from enfold.distill.perturbation import LabelMixture, Perturbation
 from enfold.distill.teacher import Teacher
+from enfold.tasks import Task
 from enfold.train.config import PerMember
-from enfold.train.objective import CrossEntropy, Objective, StepContext, batch_logits
+from enfold.train.objective import Objective, StepContext, TaskLoss, batch_outputs
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,16 @@ class DistillationObjective:
     def for_batch(self, model: nn.Module, batch: Batch, context: StepContext) -> Objective:
         """Return the objective of one batch: inputs are perturbed and targets computed here."""
         seen, mixture = batch, None
+        generator = torch.Generator().manual_seed(context.seed)
         if self.perturb is not None and self.teacher.models is not None:
-            generator = torch.Generator().manual_seed(context.seed)
             seen, mixture = self.perturb.apply(batch, self.teacher.data, self.teacher.models, model, generator)
         labelled = seen if self.perturb is not None and self.perturb.replaces_batch else batch
         kind = SeparableBatchLoss if self.loss.is_separable else BatchLoss
         extra = self.loss.extra_target(self.teacher, seen)
-        target = self.teacher(seen)
-        return kind(self.loss, labelled, seen, target, extra, context.progress, self.label_smoothing, mixture)
+        target, task, chosen = self.teacher.batch_targets(seen, generator)
+        return kind(
+            self.loss, labelled, seen, target, extra, context.progress, self.label_smoothing, task, chosen, mixture
+        )
 
 
 @dataclass(frozen=True)
@@ -65,25 +68,37 @@ class BatchLoss:
     extra: Tensor | None
     progress: float
     label_smoothing: PerMember
+    task: Task  # of the teacher
+    chosen: Tensor | None = None  # indices of the rows that are learned; None for all
     mixture: LabelMixture | None = None
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the loss of each student, (S,)."""
-        logits, loss = self.loss.student_terms(model, self.seen, self.target, self.extra, self.progress)
+        outputs, loss = self.loss.student_terms(model, self)
         weight, _ = self.loss.weights
         if not weight:
             return loss
         if self.labelled is not self.seen:
-            logits = batch_logits(model, self.labelled)
-        return loss + weight * self._cross_entropy(logits)  # (1)
+            outputs = batch_outputs(model, self.labelled)
+        return loss + weight * self._label_loss(outputs)  # (1)
 
-    def _cross_entropy(self, logits: Tensor) -> Tensor:
-        loss = CrossEntropy(self.label_smoothing)
-        own = loss.of_logits(logits, self.labelled)
+    def student_task(self, outputs: Tensor) -> Task:
+        """Return the task of the students, whose heads may differ from the teachers'."""
+        return self.task.for_outputs(outputs, self.seen.targets, own=self.seen.own)
+
+    def rows(self, outputs: Tensor) -> Tensor:
+        """Return the rows of the students that are learned, (S, N, K)."""
+        values = self.student_task(outputs).rows(outputs)
+        return values if self.chosen is None else values[:, self.chosen]
+
+    def _label_loss(self, outputs: Tensor) -> Tensor:
+        loss = TaskLoss(self.student_task(outputs), self.label_smoothing)
+        own = loss.of_outputs(outputs, self.labelled)
         if self.mixture is None:
             return own
-        partners = replace(self.labelled, labels=self.labelled.labels[..., self.mixture.partners])
-        return self.mixture.weight * own + (1 - self.mixture.weight) * loss.of_logits(logits, partners)
+        axis = int(self.labelled.own)
+        partners = replace(self.labelled, targets=self.labelled.targets.index_select(axis, self.mixture.partners))
+        return self.mixture.weight * own + (1 - self.mixture.weight) * loss.of_outputs(outputs, partners)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from enfold.data import Data, Split
 from enfold.data.batches import Batch
 from enfold.data.content import content
 from enfold.data.dataset import evaluation_batches, has_examples
+from enfold.data.tree import device_of, to_device
 from enfold.distill.cached import CachedTeacher, write_logits
 from enfold.engines.copying import copy_network
 from enfold.engines.modes import ensure_eval_mode
@@ -23,12 +25,28 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import best_member, member_logits
 from enfold.io.files import digest
 from enfold.io.identity import differences
+from enfold.tasks import Classification, Inferred, Task, TaskLike, as_task, current_task
 
 Target = Callable[[Tensor], Tensor]
 """From the teachers' logits (M, N, C) to what a student learns: (..., N, K), example by example."""
 
+FEW = 256  # examples from which a task is inferred
 LARGE = 1 << 28  # bytes of logits above which they are read from disk instead of being held in memory
 CHUNK = 1024  # examples: networks run fastest on about a thousand
+
+
+class BatchTargets(NamedTuple):
+    """What is learned about a batch.
+
+    Args:
+        target: Targets (..., N, K), or (..., S, N, K) if each of S students has its own batch.
+        task: The task of the teacher.
+        chosen: Indices of the rows of the batch that are learned; None for all.
+    """
+
+    target: Tensor
+    task: Task
+    chosen: Tensor | None = None
 
 
 class Teacher:
@@ -40,6 +58,7 @@ class Teacher:
         target: The target of a loss; the default is the logits.
         is_constant: Whether inputs never change (no augmentation, no perturbation): targets are then computed once.
         folder: A folder for the logits of constant inputs, under a key of the values of models and data.
+        task: What the outputs mean; None to infer it. Targets are computed once only if an example has one row.
     """
 
     def __init__(
@@ -50,39 +69,62 @@ class Teacher:
         *,
         is_constant: bool = False,
         folder: Path | None = None,
+        task: TaskLike = None,
     ) -> None:
         self.models = None if isinstance(models, CachedTeacher) else models
         self.cached = models if isinstance(models, CachedTeacher) else None
         self.data, self.target, self.folder = data, target, folder
         self.num_members = count_members(models)
+        self.task = as_task(task)
         self.targets: Tensor | None = None  # (..., N, K)
         self.mapped: Tensor | None = None  # (T, N, C): logits too large for memory
-        self._check(is_constant)
-        if self.cached is not None or (is_constant and isinstance(data.train, Split)):
+        is_cachable = self._check(is_constant)
+        if self.cached is not None or (is_constant and is_cachable):
             self._hold(self.cached or self._compute())
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Return the targets (..., B, K), or (..., S, B, K) if each of S students has its own batch."""
+        """Return the targets (..., N, K), or (..., S, N, K) if each of S students has its own batch."""
+        return self.batch_targets(batch).target
+
+    def batch_targets(self, batch: Batch, generator: torch.Generator | None = None) -> BatchTargets:
+        """Return what is learned about a batch.
+
+        Args:
+            batch: The examples.
+            generator: Generator of the choice of positions, for tasks with `positions`.
+        """
+        device = device_of(batch.inputs)
         if self.targets is not None and batch.indices is not None:
             found = _rows(self.targets, batch.indices.cpu())
-        elif self.mapped is not None and batch.indices is not None:
+            return BatchTargets(found.to(device), current_task(self.task))
+        if self.mapped is not None and batch.indices is not None:
             found = self.target(self.mapped[:, batch.indices.cpu().flatten()])
             found = found.view(*found.shape[:-2], *batch.indices.shape, -1)
-        elif batch.own:
-            found = self.target(self.logits(batch.inputs.flatten(0, 1)))
-            found = found.view(*found.shape[:-2], *batch.labels.shape, -1)
-        else:
-            found = self.target(self.logits(batch.inputs))
-        return found.to(batch.labels.device)
+            return BatchTargets(found.to(device), current_task(self.task))
+        students = len(batch.inputs) if batch.own else 1
+        inputs, targets = (each.flatten(0, 1) if batch.own else each for each in (batch.inputs, batch.targets))
+        outputs = self.logits(inputs)
+        task = self.task.resolve(outputs, targets)
+        chosen = choose_rows(task, outputs, targets, generator)
+        if chosen is not None and students > 1:
+            raise EnfoldError(
+                "order must be 'shared' where targets are ignored or positions are chosen, got a batch for each "
+                "student: train with order='shared'"
+            )
+        values = task.rows(outputs)
+        found = self.target(values if chosen is None else values[:, chosen.to(values.device)])
+        if batch.own:
+            found = found.view(*found.shape[:-2], students, -1, found.shape[-1])
+        return BatchTargets(found.to(device), task, None if chosen is None else chosen.to(device))
 
     @torch.no_grad()
-    def logits(self, inputs: Tensor) -> Tensor:
-        """Return the members' logits in eval mode for prepared inputs: (B, ...) -> (M, B, C)."""
+    def logits(self, inputs: Any) -> Tensor:
+        """Return the members' outputs in eval mode for prepared inputs: (B, ...) -> (M, B, ...)."""
         if self.models is None:
             raise EnfoldError("a CachedTeacher has logits for its training examples only: pass the networks as teacher")
         with ensure_eval_mode(self.models):
-            logits = _require_finite(member_logits(self.models, inputs.to(self.device)))
-        self._require_classes(logits.shape[-1])
+            logits = _require_finite(member_logits(self.models, to_device(inputs, self.device)))
+        self._require_classes(logits)
         return logits.float() if logits.dtype == torch.bfloat16 else logits  # numpy and files have no bfloat16
 
     @cached_property
@@ -91,12 +133,19 @@ class Teacher:
         tensors = () if self.models is None else self.models.parameters()
         return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
-    def _check(self, is_constant: bool) -> None:
+    def _check(self, is_constant: bool) -> bool:
+        """Check the teacher on a few examples, and return whether its targets can be computed once."""
         train = self.data.train
         if self.cached is None:
-            if isinstance(train, Split) and len(train):
-                self.logits(self.data.prepare(train.inputs[:2]))
-            return
+            if not isinstance(train, Split) or not len(train):
+                return False
+            outputs = self.logits(self.data.prepare(train.inputs[:2]))
+            self._resolve(outputs, train)
+            task = current_task(self.task)
+            if isinstance(task, Inferred):
+                return False
+            has_one_row = task.rows(outputs).shape[1] == outputs.shape[1]
+            return has_one_row and choose_rows(task, outputs, train.targets[:2], None) is None
         is_same = isinstance(train, Split) and len(train) == self.cached.num_examples
         changed = differences(self.cached.inputs, self.inputs) if is_same and self.cached.inputs else []
         if not is_constant or not is_same or changed:
@@ -107,9 +156,23 @@ class Teacher:
                 f"{self.cached.num_examples} examples and {given}{'' if is_constant else ', augmented or perturbed'}: "
                 "pass those examples as tensors without augmentation, or the networks as teacher"
             )
-        self._require_classes(self.cached.num_classes)
+        self._require_classes(self.cached.logits)
+        if isinstance(train, Split):
+            self._resolve(self.cached.logits[:, :FEW], train)
+        return True
 
-    def _require_classes(self, classes: int) -> None:
+    def _resolve(self, outputs: Tensor, train: Split) -> None:
+        """Infer the task from outputs of the first examples and the targets of some."""
+        targets = train.targets[:FEW]
+        is_labels = outputs.ndim == 3 and outputs.shape[-1] > 1 and targets.ndim == 1
+        if len(outputs[0]) < len(targets) and not is_labels and isinstance(current_task(self.task), Inferred):
+            outputs = self.logits(self.data.prepare(train.inputs[:FEW]))
+        self.task.resolve(outputs, targets[: len(outputs[0])])
+
+    def _require_classes(self, logits: Tensor) -> None:
+        classes, task = logits.shape[-1], current_task(self.task)
+        if logits.ndim != 3 or type(task) not in (Inferred, Classification):
+            return
         if self.data.num_classes not in (None, classes):
             raise EnfoldError(
                 f"teacher must predict the {self.data.num_classes} classes of the data, got {classes} classes: pass "
@@ -129,13 +192,15 @@ class Teacher:
             if found.key == self.key and found.num_examples == len(split):
                 return found
         one = self.logits(self.data.prepare(split.inputs[:1]))
+        one = current_task(self.task).rows(one)
         shape = (self.num_members, len(split), one.shape[-1])
         write_logits(file, self._chunks(), shape, one.dtype, self.key, self.inputs)
         return CachedTeacher.load(file)
 
     def _chunks(self) -> Iterator[Tensor]:
-        for inputs, _ in evaluation_batches(self.data.train, CHUNK):
-            yield self.logits(inputs).cpu()
+        for inputs, targets, _ in evaluation_batches(self.data.train, CHUNK):
+            outputs = self.logits(inputs)
+            yield self.task.resolve(outputs, targets).rows(outputs).cpu()
 
     def _hold(self, cached: CachedTeacher) -> None:
         """Compute the targets of all examples; of logits larger than `LARGE`, only refer to them."""
@@ -175,6 +240,24 @@ class Teacher:
         return f"Teacher({self.key[:16]})"
 
 
+def choose_rows(task: Task, outputs: Tensor, targets: Any, generator: torch.Generator | None = None) -> Tensor | None:
+    """Return the indices of the rows that are learned: those that are not ignored, or some of them; None for all."""
+    if not isinstance(targets, Tensor):
+        return None
+    flat = task.row_targets(outputs, targets, check=False)
+    ignored, most = task.ignored(flat), getattr(task, "positions", None)
+    chosen = None if ignored is None or not bool(ignored.any()) else (~ignored).nonzero()[:, 0]
+    size = len(flat) if chosen is None else len(chosen)
+    if not size:
+        raise EnfoldError(
+            "a batch must have a target that is not ignored, got none: drop such batches, or check ignore_index"
+        )
+    if most is None or size <= most or generator is None:
+        return chosen
+    some = torch.randperm(size, generator=generator)[:most].to(flat.device)
+    return some if chosen is None else chosen[some]
+
+
 def as_teacher(teacher: object) -> nn.Module | CachedTeacher:
     """Return a teacher as one model: a list of networks becomes an ensemble.
 
@@ -211,11 +294,11 @@ def first_member(models: nn.Module | CachedTeacher) -> nn.Module:
     return models.member(0) if isinstance(models, Ensemble) else copy_network(models)
 
 
-def starting_member(models: nn.Module | CachedTeacher, data: Data) -> tuple[nn.Module, int]:
+def starting_member(models: nn.Module | CachedTeacher, data: Data, task: TaskLike = None) -> tuple[nn.Module, int]:
     """Return a copy of the best member on validation data, of member 0 without them, and its index."""
     if not isinstance(models, Ensemble) or not models.is_expandable or not has_examples(data.val):
         return first_member(models), 0
-    index = best_member(models, data)
+    index = best_member(models, data, task)
     return models.member(index), index
 
 

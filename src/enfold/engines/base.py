@@ -12,11 +12,12 @@ selects one after it has compared its results with those of the loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from enfold.engines.call import call_network
 from enfold.engines.inference import PIECE, Fusion, find_fusions, fuse_all, has_hooks
 from enfold.engines.layout import arrange_images, runs_channels_last
 from enfold.engines.outputs import get_logits
@@ -25,7 +26,7 @@ from enfold.engines.skeleton import Skeleton, State
 from enfold.errors import EnfoldError
 
 EngineName = Literal["auto", "measure", "stacked", "loop", "vmap"]
-Engine = Callable[[State, Tensor, bool], Tensor]  # (state, inputs, each) -> (M, B, C)
+Engine = Callable[[State, Any, bool], Tensor]  # (state, inputs, each) -> (M, B, ...)
 
 
 class CannotRun(Exception):
@@ -52,7 +53,7 @@ class Loop:
         """Return the code that member `index` runs."""
         return self.codes[index] if len(self.codes) > 1 else self.skeleton
 
-    def prepare(self, inputs: Tensor) -> Tensor:
+    def prepare(self, inputs: Any) -> Any:
         """Return the inputs in the members' memory layout, as a copy if a member modifies its inputs."""
         return arrange_images(inputs, self.channels_last, copy=self.writes_inputs)
 
@@ -61,8 +62,8 @@ class Loop:
         """Whether a member modifies its inputs in place."""
         return any(code.writes_inputs for code in self.codes)
 
-    def __call__(self, state: State, inputs: Tensor, each: bool) -> Tensor:
-        """(B, ...) or, with `each`, (M, B, ...) -> (M, B, C)."""
+    def __call__(self, state: State, inputs: Any, each: bool) -> Tensor:
+        """Common inputs (B, ...) of any structure or, with `each`, a tensor (M, B, ...) -> (M, B, ...)."""
         self.check_reentrant(state)
         slices = {name: self.slice(name, tensor) for name, tensor in state.items()}
         num_members = len(next(iter(slices.values())))
@@ -73,10 +74,10 @@ class Loop:
             own = self.prepare(inputs[index] if each else inputs) if common is None else common
             with self.code(index).use_values({name: tensors[index] for name, tensors in slices.items()}) as network:
                 if fusions is None:
-                    outputs.append(get_logits(network(own)))
+                    outputs.append(get_logits(call_network(network, own), network))
                     continue
                 with fuse_all(fusions):
-                    outputs.append(torch.cat([get_logits(network(rows)) for rows in own.split(PIECE)]))
+                    outputs.append(torch.cat([get_logits(network(rows), network) for rows in own.split(PIECE)]))
         return torch.stack(outputs)
 
     def slice(self, name: str, tensor: Tensor) -> Sequence[Tensor]:
@@ -98,8 +99,10 @@ class Loop:
                 "enfold.fit"
             )
 
-    def _find_fusions(self, state: State, rows: Tensor) -> list[Fusion] | None:
+    def _find_fusions(self, state: State, rows: Any) -> list[Fusion] | None:
         """Return the layers to fuse if the rows are processed in pieces, or None if they are processed at once."""
+        if not isinstance(rows, Tensor):
+            return None
         small = len(rows) <= PIECE or rows.ndim != 4 or rows.device.type != "cpu" or len(self.codes) > 1
         if small or not self.channels_last or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return None

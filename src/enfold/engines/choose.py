@@ -6,14 +6,15 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from enfold.data.tree import clone, detach, device_of, first_examples
 from enfold.engines.base import CannotRun, Engine, EngineName, Loop
-from enfold.engines.examples import choose_rows, preserve_rng, vary
+from enfold.engines.examples import EXAMPLES, choose_rows, preserve_rng, vary
 from enfold.engines.modes import eval_mode
 from enfold.engines.skeleton import Skeleton, State
 from enfold.engines.stacked import StackedProgram
@@ -28,7 +29,7 @@ def require_engine(name: EngineName) -> EngineName:
     return name
 
 
-def choose_engine(name: EngineName, skeleton: Skeleton, state: State, inputs: Tensor) -> Engine:
+def choose_engine(name: EngineName, skeleton: Skeleton, state: State, inputs: Any) -> Engine:
     """Return an engine for a network.
 
     Args:
@@ -36,14 +37,14 @@ def choose_engine(name: EngineName, skeleton: Skeleton, state: State, inputs: Te
             other devices; "measure": the fastest one.
         skeleton: The network.
         state: The values of all members, which are not modified.
-        inputs: A batch (B, ...).
+        inputs: A batch of any structure.
 
     Raises:
         EnfoldError: If the engine of that name cannot run the network.
     """
     if name == "measure":
         return measure_engines(skeleton, state, inputs)
-    candidates = [name] if name != "auto" else ["stacked"] if inputs.device.type == "cpu" else ["stacked", "vmap"]
+    candidates = [name] if name != "auto" else ["stacked"] if device_of(inputs).type == "cpu" else ["stacked", "vmap"]
     for candidate in candidates:
         try:
             return make_engine(candidate, skeleton, state, inputs)
@@ -55,7 +56,7 @@ def choose_engine(name: EngineName, skeleton: Skeleton, state: State, inputs: Te
     return Loop(skeleton)
 
 
-def make_engine(name: str, skeleton: Skeleton, state: State, inputs: Tensor) -> Engine:
+def make_engine(name: str, skeleton: Skeleton, state: State, inputs: Any) -> Engine:
     """Return the engine of that name; raises CannotRun if it cannot run this network."""
     if name == "loop":
         return Loop(skeleton)
@@ -71,7 +72,7 @@ def make_engine(name: str, skeleton: Skeleton, state: State, inputs: Tensor) -> 
 
 
 @torch.no_grad()
-def check_engine(engine: Engine, skeleton: Skeleton, state: State, inputs: Tensor) -> None:
+def check_engine(engine: Engine, skeleton: Skeleton, state: State, inputs: Any) -> None:
     """Compare outputs and buffers of an engine with those of the loop, in both modes, for common and own inputs.
 
     A few examples and varied copies of the parameters are used, so that equal members or a layer of zeros hide no
@@ -81,20 +82,29 @@ def check_engine(engine: Engine, skeleton: Skeleton, state: State, inputs: Tenso
         CannotRun: If the engine fails or gives other results.
     """
     values = vary(state, skeleton.parameters)
-    own = choose_rows(inputs, len(next(iter(state.values()))))  # (M, 3, ...)
+    few = _choose_examples(inputs, len(next(iter(state.values()))))
     for training in (False, True):
-        for each in (False, True):
-            rows = own if each else own[0]
+        for each, rows in few:
             ours, theirs = ({name: tensor.clone() for name, tensor in values.items()} for _ in range(2))
             with disable_dropout(skeleton.network, training):
                 try:
-                    expected, found = Loop(skeleton)(theirs, rows, each), engine(ours, rows, each)
+                    expected = Loop(skeleton)(theirs, clone(rows), each)
+                    found = engine(ours, clone(rows), each)
                 except CannotRun:
                     raise
                 except Exception as error:  # of the user's own forward, or of an operation that cannot be batched
                     raise CannotRun(f"it does not run on a few examples ({error})") from error
             if isinstance(engine, StackedProgram):
                 compare_results({"": expected, **theirs}, {"": found, **ours})
+
+
+def _choose_examples(inputs: Any, num_members: int) -> list[tuple[bool, Any]]:
+    """Return a few common examples, and, for a tensor, examples of each member's own."""
+    if isinstance(inputs, Tensor):
+        own = choose_rows(inputs, num_members)  # (M, 3, ...)
+        return [(False, own[0]), (True, own)]
+    few = first_examples(inputs, EXAMPLES)
+    return [(False, detach(inputs if few is None else few))]
 
 
 def compare_results(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
@@ -124,7 +134,7 @@ def disable_dropout(network: nn.Module, training: bool) -> Iterator[None]:
 
 
 @torch.no_grad()
-def measure_engines(skeleton: Skeleton, state: State, inputs: Tensor, rounds: int = 5) -> Engine:
+def measure_engines(skeleton: Skeleton, state: State, inputs: Any, rounds: int = 5) -> Engine:
     """Time every engine that can run the network on these inputs, in turns; return the one with the smallest median."""
     engines: list[Engine] = []
     for candidate in ("loop", "stacked", "vmap"):
@@ -136,10 +146,10 @@ def measure_engines(skeleton: Skeleton, state: State, inputs: Tensor, rounds: in
     values = {name: tensor.detach().clone() for name, tensor in state.items()}
     with eval_mode(skeleton.network):
         for engine in engines * (rounds + 1):
-            rows = inputs.clone() if skeleton.writes_inputs else inputs
+            rows = clone(inputs) if skeleton.writes_inputs else inputs
             start = time.perf_counter()
             engine(values, rows, False)
-            if inputs.device.type == "cuda":
-                torch.cuda.synchronize(inputs.device)
+            if device_of(inputs).type == "cuda":
+                torch.cuda.synchronize(device_of(inputs))
             times[engine].append(time.perf_counter() - start)
     return min(engines, key=lambda engine: statistics.median(times[engine][1:]))  # without the first, which warms up

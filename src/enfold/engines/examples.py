@@ -6,11 +6,13 @@ import random
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from enfold.data.tree import device_of
 from enfold.engines.skeleton import State
 
 EXAMPLES = 3  # rows of a batch on which engines are compared: enough to notice that rows are mixed
@@ -40,6 +42,11 @@ def vary_own(state: State, own: Collection[str], parameters: Collection[str]) ->
     }
 
 
+def describe_example(inputs: Any) -> Example | None:
+    """Return the description of a batch (B, ...); None for inputs of another structure than a tensor."""
+    return Example.like(inputs) if isinstance(inputs, Tensor) else None
+
+
 def choose_rows(inputs: Tensor, num_members: int) -> Tensor:
     """Return a few rows of a batch for each member, different ones where there are enough: (M, 3, ...)."""
     rows = torch.arange(EXAMPLES)
@@ -50,17 +57,18 @@ def choose_rows(inputs: Tensor, num_members: int) -> Tensor:
     return own * (0.75 + 0.5 * noise) if own.any() else noise
 
 
-def preserve_rng(inputs: Tensor) -> AbstractContextManager[None]:
+def preserve_rng(inputs: Any) -> AbstractContextManager[None]:
     """Restore the random state of torch after the block, for the CPU and for the device of the inputs."""
-    return torch.random.fork_rng(devices=[inputs.device] if inputs.device.type == "cuda" else [])
+    device = device_of(inputs)
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 @contextmanager
-def fix_rng(inputs: Tensor) -> Iterator[None]:
+def fix_rng(inputs: Any) -> Iterator[None]:
     """Seed torch, numpy and Python inside the block, and restore their random states after it."""
     before = random.getstate(), np.random.get_state()
     with preserve_rng(inputs):
-        seed_rng(inputs.device)
+        seed_rng(device_of(inputs))
         try:
             yield
         finally:

@@ -85,8 +85,8 @@ def find_fusions(skeleton: Skeleton, values: State, rows: Tensor) -> list[Fusion
     try:
         with preserve_rng(rows), skeleton.use_values(own) as network:
             with _record_calls(network) as seen:
-                complete = get_logits(network(rows))
-            pieces = torch.cat([get_logits(network(rows[:1])), get_logits(network(rows[1:]))])
+                complete = get_logits(network(rows), network)
+            pieces = torch.cat([get_logits(network(rows[:1]), network), get_logits(network(rows[1:]), network)])
             found = seen.find_fusions(skeleton)
             fused = _run_fused(network, rows, found)
     except Exception:  # the network does not accept so few rows, e.g. because it squeezes its output
@@ -100,7 +100,7 @@ def find_fusions(skeleton: Skeleton, values: State, rows: Tensor) -> list[Fusion
 def _run_fused(network: nn.Module, rows: Tensor, fusions: Sequence[Fusion]) -> Tensor | None:
     try:
         with fuse_all(fusions):
-            return get_logits(network(rows))
+            return get_logits(network(rows), network)
     except RuntimeError:  # e.g. layers of different precision
         return None
 

@@ -10,6 +10,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from enfold.data.tree import clone, describe, map_tensors, tensors
+from enfold.engines.call import call_network
 from enfold.errors import EnfoldError, WrongShape
 
 COMPUTED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # dtypes in which layers compute
@@ -23,29 +25,35 @@ AXES: dict[type[nn.Module], str] = {
 _WRITES: WeakKeyDictionary[nn.Module, dict[bool, bool]] = WeakKeyDictionary()  # by network, then by its mode
 
 
-def call_protected(model: nn.Module, inputs: Tensor) -> Any:
+def call_protected(model: nn.Module, inputs: Any) -> Any:
     """Call a model without modifying the inputs: a model that works on them in place gets a copy.
 
     The first call in train mode and the first call in eval mode use `call_and_watch`.
     """
-    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(inputs):
-        return model(inputs)
+    if torch.compiler.is_compiling() or _is_transformed(inputs):
+        return call_network(model, inputs)
     writes = _WRITES.get(model, {}).get(model.training)
     if writes is None:
         output, writes = call_and_watch(model, inputs)
         record_input_writes(model, model.training, writes)
         return output
-    return model(inputs.clone() if writes else inputs)
+    return call_network(model, clone(inputs) if writes else inputs)
 
 
-def call_and_watch(call: Callable[[Tensor], Any], inputs: Tensor) -> tuple[Any, bool]:
+def _is_transformed(inputs: Any) -> bool:
+    """Return whether tensors of the inputs belong to a transformation such as torch.vmap."""
+    return any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors(inputs))
+
+
+def call_and_watch(call: Callable[..., Any], inputs: Any) -> tuple[Any, bool]:
     """Call a network on a copy of the inputs; return its output, and whether it modified the copy in place."""
+    needs_gradient = any(tensor.requires_grad for tensor in tensors(inputs))
     # Tensors made in inference mode do not count their versions.
-    with torch.inference_mode(False), torch.set_grad_enabled(torch.is_grad_enabled() and inputs.requires_grad):
-        copy = inputs.clone()
-    version = copy._version
-    output = call(copy)
-    return output, copy._version != version
+    with torch.inference_mode(False), torch.set_grad_enabled(torch.is_grad_enabled() and needs_gradient):
+        copy = clone(inputs)
+    before = [(tensor, tensor._version) for tensor in tensors(copy)]
+    output = call_network(call, copy)
+    return output, any(tensor._version != version for tensor, version in before)
 
 
 def record_input_writes(network: nn.Module, training: bool, writes: bool) -> None:
@@ -65,15 +73,17 @@ def copy_write_record(network: nn.Module, duplicate: nn.Module) -> None:
         _WRITES[duplicate] = dict(_WRITES[network])
 
 
-def in_type_of(model: nn.Module, inputs: Tensor) -> Tensor:
+def in_type_of(model: nn.Module, inputs: Any) -> Any:
     """Return floating-point inputs in the dtype of the model's first floating-point parameter, others unchanged."""
-    if not inputs.is_floating_point():
+    if not any(tensor.is_floating_point() for tensor in tensors(inputs)):
         return inputs
-    kind = next((tensor.dtype for tensor in model.parameters() if tensor.dtype in COMPUTED), inputs.dtype)
-    return inputs.to(kind)
+    kind = next((tensor.dtype for tensor in model.parameters() if tensor.dtype in COMPUTED), None)
+    if kind is None or all(tensor.dtype == kind for tensor in tensors(inputs) if tensor.is_floating_point()):
+        return inputs
+    return map_tensors(lambda tensor: tensor.to(kind) if tensor.is_floating_point() else tensor, inputs)
 
 
-def refuse_shape(model: nn.Module, inputs: Tensor, error: Exception) -> None:
+def refuse_shape(model: nn.Module, inputs: Any, error: Exception) -> None:
     """Raise `WrongShape` from the error of a first forward pass if it is about shapes, else return.
 
     Args:
@@ -88,10 +98,11 @@ def refuse_shape(model: nn.Module, inputs: Tensor, error: Exception) -> None:
         return
     codes = getattr(model, "codes", None)  # of an ensemble
     network = codes[0].network if codes else model
-    given, message = tuple(inputs.shape[1:]), " ".join(str(error).split())
+    message = " ".join(str(error).split())
+    given = f"shape {tuple(inputs.shape[1:])}" if isinstance(inputs, Tensor) else describe(inputs)
     raise WrongShape(
         f"inputs must have the shape that the network takes, but {type(network).__name__}{_describe_first(network)} "
-        f"fails on inputs of shape {given} ({type(error).__name__}: {message}): change the network, or reshape the data"
+        f"fails on inputs of {given} ({type(error).__name__}: {message}): change the network, or reshape the data"
     ) from error
 
 

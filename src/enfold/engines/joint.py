@@ -27,7 +27,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from enfold.data.tree import count_examples, describe, first_examples, repeat_examples
 from enfold.engines.base import CannotRun, Engine, Loop
+from enfold.engines.call import call_network
 from enfold.engines.choose import compare_results, disable_dropout
 from enfold.engines.examples import EXAMPLES, vary_own
 from enfold.engines.layout import arrange_images, runs_channels_last
@@ -59,14 +61,14 @@ class Merged:
                 raise CannotRun(f"members differ in '{path}', which is not a layer that is called by itself")
             self.layers.append((module, names))
 
-    def __call__(self, state: State, inputs: Tensor, each: bool) -> Tensor:
-        """(B, ...) or, with `each`, (M, B, ...) -> (M, B, C)."""
+    def __call__(self, state: State, inputs: Any, each: bool) -> Tensor:
+        """(B, ...) or, with `each`, (M, B, ...) -> (M, B, ...)."""
         num_members = len(next(iter(state.values())))
-        rows = inputs.flatten(0, 1) if each else inputs.repeat(num_members, *(1,) * (inputs.ndim - 1))
+        rows = inputs.flatten(0, 1) if each else repeat_examples(inputs, num_members)
         first = {name: tensor[0] for name, tensor in state.items()}
         with self.skeleton.use_values(first) as network, self._split_layers(state, num_members):
-            outputs = get_logits(network(arrange_images(rows, self.channels_last)))
-        if len(outputs) != len(rows):
+            outputs = get_logits(call_network(network, arrange_images(rows, self.channels_last)), network)
+        if len(outputs) != count_examples(rows):
             raise CannotRun("it does not give one output per example")
         return unmerge(outputs, num_members)
 
@@ -79,14 +81,16 @@ class Merged:
             yield
 
     @torch.no_grad()
-    def check(self, state: State, inputs: Tensor) -> Merged:
+    def check(self, state: State, inputs: Any) -> Merged:
         """Return the engine; raises CannotRun if in eval mode it gives other outputs than the members one by one."""
         find_recomputation(self.skeleton, {name: tensor[0] for name, tensor in state.items()}, inputs)
         if self.skeleton.recomputes:
             raise CannotRun("it uses activation checkpointing")
         with eval_mode(self.skeleton.network):
             self.skeleton.network.eval()
-            few = inputs[:3]
+            few = first_examples(inputs, 3)
+            if few is None:
+                raise CannotRun(f"batches cannot be joined of {describe(inputs)}")
             values = {name: tensor.detach().clone() for name, tensor in state.items()}
             try:
                 same = torch.allclose(self(values, few, False), Loop(self.skeleton)(values, few, False), 1e-3, 1e-4)

@@ -3,35 +3,66 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from enfold.data.tree import describe
 from enfold.errors import DroppedOutputWarning, EnfoldError, UnsupportedOutput, level_outside
 
 _WARNED: set[tuple[str, ...]] = set()  # the kinds of outputs for which a warning was given
 
 
-def get_logits(output: Any) -> Tensor:
-    """Return the logits in the output of a network: a tensor, or an object or dictionary with `logits`.
+OUTPUT = "enfold_output"  # the attribute of a network with the function given to `set_output`
 
-    Other entries are neither returned nor trained; one warning names them.
+
+def set_output(network: nn.Module, function: Callable[[Any], Tensor]) -> None:
+    """Set the function that selects the output that is trained and predicted from what a network returns.
+
+    It is needed for networks that return neither a tensor, nor a tuple of one tensor, nor an object or dictionary with
+    `logits`. Copies of the network keep it.
+
+    Args:
+        network: The network.
+        function: Function from what the network returns to a tensor (B, ...).
+    """
+    vars(network)[OUTPUT] = function
+
+
+def get_logits(output: Any, network: Any = None) -> Tensor:
+    """Return the tensor that is trained and predicted from the output of a network.
+
+    It is the output itself, the only element of a tuple, or the entry `logits` of an object or dictionary, unless
+    `set_output` gave another function for the network. Other entries are neither returned nor trained; one warning
+    names them.
 
     Raises:
-        EnfoldError: If the output has no logits.
+        EnfoldError: If there is no such tensor.
     """
+    function = getattr(network, "__dict__", {}).get(OUTPUT)
+    if function is not None:
+        return _require_tensor(function(output), "the function passed as outputs=")
     if isinstance(output, Tensor):
         return output
+    if isinstance(output, tuple | list) and len(output) == 1 and isinstance(output[0], Tensor):
+        return output[0]
     logits = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", output)
-    if not isinstance(logits, Tensor):
-        raise EnfoldError(
-            f"a network must return a tensor of logits or an object with `logits`, got {type(output).__name__}: "
-            "wrap it in a module that returns the logits"
-        )
+    logits = _require_tensor(logits, "a network", output)
     if not torch.compiler.is_compiling():
         _warn_of_dropped(output)
     return logits
+
+
+def _require_tensor(found: Any, who: str, output: Any = None) -> Tensor:
+    if isinstance(found, Tensor):
+        return found
+    given = found if output is None else output
+    raise EnfoldError(
+        f"{who} must return a tensor, a tuple of one tensor or an object with `logits`, got {describe(given)}: pass "
+        "outputs=, a function that selects one tensor"
+    )
 
 
 def _warn_of_dropped(output: Any) -> None:

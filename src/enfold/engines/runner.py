@@ -12,9 +12,11 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from enfold.data.tree import clone, count_examples
 from enfold.engines.base import Engine, EngineName, Loop
+from enfold.engines.call import pack_inputs
 from enfold.engines.choose import choose_engine, require_engine
-from enfold.engines.examples import Example
+from enfold.engines.examples import Example, describe_example
 from enfold.engines.inputs import call_protected, in_type_of, refuse_shape
 from enfold.engines.layout import arrange_for
 from enfold.engines.outputs import get_logits
@@ -24,10 +26,12 @@ from enfold.engines.stacked import StackedProgram
 from enfold.engines.verify import Mismatch, separate, verify
 
 
-def network_logits(network: nn.Module, inputs: Tensor) -> Tensor:
-    """Return the logits of a single network with a member axis, (1, B, C); the inputs are left unchanged."""
+def network_logits(network: nn.Module, inputs: Any) -> Tensor:
+    """Return the outputs of a single network with a member axis, (1, B, ...); the inputs are left unchanged."""
     converted = arrange_for(network, in_type_of(network, inputs))
-    return get_logits(call_protected(network, converted) if converted is inputs else network(converted))[None]
+    # Of inputs of another structure some tensors may be the given ones.
+    is_given = converted is inputs or not isinstance(inputs, Tensor)
+    return get_logits(call_protected(network, converted) if is_given else network(converted), network)[None]
 
 
 class MemberView(nn.Module):
@@ -42,11 +46,11 @@ class MemberView(nn.Module):
         super().__init__()
         self._source = (code, state)  # in a tuple, so that nothing is registered as a submodule
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return the logits of the member: (B, ...) -> (1, B, C)."""
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the outputs of the member: (B, ...) -> (1, B, ...)."""
         code, state = self._source
         with code.use_values(state) as network:
-            return network_logits(network, inputs)
+            return network_logits(network, pack_inputs(args, kwargs))
 
 
 class Runner(nn.Module, ABC):
@@ -99,8 +103,8 @@ class Runner(nn.Module, ABC):
         """Return the code that member `index` runs: the first network's if it was verified for all, else its own."""
         return self.codes[0] if self.is_separate is False or len(self.codes) == 1 else self.codes[index]
 
-    def _run(self, inputs: Tensor, *, each: bool) -> Tensor:
-        """Run all members on the same inputs (B, ...), or `each` on its own, (M, B, ...); return (M, B, C)."""
+    def _run(self, inputs: Any, *, each: bool) -> Tensor:
+        """Run all members on the same inputs, or `each` on its own, a tensor (M, B, ...); return (M, B, ...)."""
         before, example = self._engine, inputs[0] if each else inputs
         try:
             # A program puts no values into modules: any number of threads may run it.
@@ -114,10 +118,10 @@ class Runner(nn.Module, ABC):
                 refuse_shape(self, example, error)
             raise
 
-    def _run_by(self, engine: Engine, inputs: Tensor, each: bool) -> Tensor:
+    def _run_by(self, engine: Engine, inputs: Any, each: bool) -> Tensor:
         # A loop copies the inputs for every member itself.
         if any(code.writes_inputs for code in self.codes) and not isinstance(engine, Loop):
-            inputs = inputs.clone()
+            inputs = clone(inputs)
         return engine(self.engine_state(engine), inputs, each)
 
     def engine_state(self, engine: Engine) -> State:
@@ -140,13 +144,13 @@ class Runner(nn.Module, ABC):
         """Yield the tensors that `expand` is computed from."""
         return chain(self.parameters(), self.buffers())
 
-    def is_looped(self, inputs: Tensor) -> bool:
+    def is_looped(self, inputs: Any) -> bool:
         """Return whether members run one after the other, so that gradients may be taken member by member."""
         return isinstance(self.choose_engine(inputs), Loop)
 
-    def choose_engine(self, inputs: Tensor) -> Engine:
-        """Return the engine that runs the members; it is chosen once, with the first inputs (B, ...)."""
-        if not len(inputs) or (self._engine is None and torch.compiler.is_exporting()):
+    def choose_engine(self, inputs: Any) -> Engine:
+        """Return the engine that runs the members; it is chosen once, with the first inputs."""
+        if count_examples(inputs) == 0 or (self._engine is None and torch.compiler.is_exporting()):
             return self._loop()  # there are no examples to choose by, or none with values
         if self._must_verify():
             self.verify(inputs)
@@ -162,11 +166,11 @@ class Runner(nn.Module, ABC):
     def _loop(self) -> Loop:
         return Loop(self.codes if self.is_separate is not False else self.codes[:1])
 
-    def _choose(self, inputs: Tensor) -> Engine:
+    def _choose(self, inputs: Any) -> Engine:
         return choose_engine(self.engine, self.skeleton, self.expand(), inputs)
 
-    def verify(self, inputs: Tensor) -> None:
-        """Compare every member with its own network, once, with the first inputs (B, ...).
+    def verify(self, inputs: Any) -> None:
+        """Compare every member with its own network, once, with the first inputs.
 
         Raises:
             EnfoldError: If members cannot be run as their networks are, or not by the engine that was named.
@@ -181,7 +185,7 @@ class Runner(nn.Module, ABC):
             self.codes, self._engine = separate(self.codes, self.num_members), None
             self._pool.clear()
         self.mismatch, self.is_separate = result.mismatch, result.mismatch is not None
-        self._covers_training, self.example = result.covers_training, Example.like(inputs)
+        self._covers_training, self.example = result.covers_training, describe_example(inputs)
 
     def set_engine(self, engine: EngineName) -> Self:
         """Run by another engine from now on."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from enfold.engines.base import Loop
+from enfold.engines.call import call_network
 from enfold.engines.outputs import get_logits
 from enfold.engines.skeleton import Skeleton, State
 
@@ -48,7 +49,7 @@ class OneTrunk:
 
         return run
 
-    def __call__(self, state: State, inputs: Tensor, each: bool) -> Tensor:
+    def __call__(self, state: State, inputs: Any, each: bool) -> Tensor:
         """(B, ...) or, with `each`, (M, B, ...) -> (M, B, C)."""
         slices = {name: self.loop.slice(name, tensor) for name, tensor in state.items()}
         num_members = len(next(iter(slices.values())))
@@ -67,9 +68,9 @@ class OneTrunk:
             self.record = Record(self.intact)  # releases the activations
         return torch.stack(outputs)
 
-    def _run_member(self, values: State, inputs: Tensor) -> Tensor:
+    def _run_member(self, values: State, inputs: Any) -> Tensor:
         with self.skeleton.use_values(values) as network, _watch_reads(self.owned, self.record):
-            return get_logits(network(inputs))
+            return get_logits(call_network(network, inputs), network)
 
     @contextmanager
     def _replace_forwards(self) -> Iterator[None]:
@@ -89,7 +90,7 @@ class OneTrunk:
 class OneByOne(Loop):
     """A loop in which a batch updates the statistics of a common batch norm once, as one pass over the trunk does."""
 
-    def __call__(self, state: State, inputs: Tensor, each: bool) -> Tensor:
+    def __call__(self, state: State, inputs: Any, each: bool) -> Tensor:
         """(B, ...) or, with `each`, (M, B, ...) -> (M, B, C)."""
         if each:
             return super().__call__(state, inputs, each)
@@ -100,7 +101,7 @@ class OneByOne(Loop):
             if index:
                 values |= self.own_statistics(state, values)
             with self.code(index).use_values(values) as network:
-                outputs.append(get_logits(network(self.prepare(inputs))))
+                outputs.append(get_logits(call_network(network, self.prepare(inputs)), network))
         return torch.stack(outputs)
 
     def own_statistics(self, state: State, values: State) -> State:

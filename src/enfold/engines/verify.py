@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from enfold.data.tree import clone, count_examples, detach, device_of, first_examples
+from enfold.engines.call import call_network
 from enfold.engines.examples import EXAMPLES, fix_rng, seed_rng, vary
 from enfold.engines.inputs import call_and_watch, record_input_writes
 from enfold.engines.outputs import get_logits
@@ -102,7 +104,7 @@ class Result:
     changed: str | None = None  # an attribute or an empty buffer that has another value after the call
 
 
-def verify(codes: Sequence[Skeleton], state: State, inputs: Tensor) -> Verification:
+def verify(codes: Sequence[Skeleton], state: State, inputs: Any) -> Verification:
     """Compare members that run the code of the first network with their own networks.
 
     In-place modifications of inputs and parameters, and activation checkpointing, are recorded in the skeletons.
@@ -110,7 +112,7 @@ def verify(codes: Sequence[Skeleton], state: State, inputs: Tensor) -> Verificat
     Args:
         codes: The members' own networks, or one for all members.
         state: The values of all members, each (M, ...).
-        inputs: A batch (B, ...), which is not modified.
+        inputs: A batch of any structure, which is not modified.
 
     Returns:
         The first difference, if any, and whether members could be compared at all and in train mode.
@@ -119,21 +121,23 @@ def verify(codes: Sequence[Skeleton], state: State, inputs: Tensor) -> Verificat
         EnfoldError: If members differ from their own networks even as separate modules, or use tensors of the networks
             from which they were copied.
     """
-    few = min(EXAMPLES, len(inputs))
-    for rows, kind in dict.fromkeys([(few, "varied"), (few, "given"), (len(inputs), "varied"), (len(inputs), "given")]):
+    size = count_examples(inputs)
+    few = None if size is None else min(EXAMPLES, size)  # None: all examples
+    for rows, kind in dict.fromkeys([(few, "varied"), (few, "given"), (size, "varied"), (size, "given")]):
+        examples = detach(inputs if rows is None else first_examples(inputs, rows))
         # Warnings of the network are shown when the ensemble runs it.
         with torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings(action="ignore"):
             try:
                 with fix_rng(inputs):
-                    comparison = _Comparison(codes, state, inputs[:rows].detach().clone(), is_varied=kind == "varied")
+                    comparison = _Comparison(codes, state, clone(examples), is_varied=kind == "varied")
             except EnfoldError:
                 raise
             except Exception:  # noqa: S112 - the network does not accept this number of rows, these values or inputs
                 continue
             covers = all(result is not None for result in comparison.trained)
-            if covers or rows == len(inputs):
+            if covers or rows == size:
                 with fix_rng(inputs):
-                    return Verification(comparison.find_mismatch(), True, covers or len(inputs) > 1)
+                    return Verification(comparison.find_mismatch(), True, covers or size is None or size > 1)
     return Verification()
 
 
@@ -145,7 +149,7 @@ def separate(codes: Sequence[Skeleton], num_members: int) -> list[Skeleton]:
     return own
 
 
-def find_recomputation(code: Skeleton, state: Mapping[str, Tensor], inputs: Tensor) -> None:
+def find_recomputation(code: Skeleton, state: Mapping[str, Tensor], inputs: Any) -> None:
     """Record in a skeleton whether its network uses activation checkpointing, unless this is known.
 
     A forward pass is run, then the values are removed and a backward pass is run: it fails if a block is run again.
@@ -153,7 +157,7 @@ def find_recomputation(code: Skeleton, state: Mapping[str, Tensor], inputs: Tens
     Args:
         code: The skeleton.
         state: The values of one member.
-        inputs: A batch (B, ...), of which a few rows are used.
+        inputs: A batch, of which a few examples are used.
     """
     if code.recomputes is not None:
         return
@@ -164,7 +168,8 @@ def find_recomputation(code: Skeleton, state: Mapping[str, Tensor], inputs: Tens
     with torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings(action="ignore"), fix_rng(inputs):
         try:
             with twin.use_values(values) as network:
-                outputs = get_logits(network(inputs[:EXAMPLES].detach().clone()))
+                few = first_examples(inputs, EXAMPLES)
+                outputs = get_logits(call_network(network, clone(detach(inputs if few is None else few))), network)
         except Exception:  # the network does not accept so few rows
             return
         code.is_reentrant = any(_is_reentrant(node) for node in _walk_graph(outputs))
@@ -195,7 +200,7 @@ def different_attribute(codes: Sequence[Skeleton]) -> tuple[int, str] | None:
 class _Comparison:
     """Examples, values, and the results of the members' own networks for them."""
 
-    def __init__(self, codes: Sequence[Skeleton], state: State, rows: Tensor, *, is_varied: bool) -> None:
+    def __init__(self, codes: Sequence[Skeleton], state: State, rows: Any, *, is_varied: bool) -> None:
         members = len(next(iter(state.values())))
         if len(codes) == 1:
             members = min(members, 2)  # two members show whether the one code carries anything from member to member
@@ -325,17 +330,17 @@ class _Comparison:
         for name in without:
             path, _, key = name.rpartition(".")
             network.get_submodule(path)._buffers[key] = None
-        seed_rng(self.rows.device)
+        seed_rng(device_of(self.rows))
         with torch.no_grad():
-            return get_logits(network.eval()(self.rows.clone()))
+            return get_logits(call_network(network.eval(), clone(self.rows)), network)
 
     def _run_forward(self, network: nn.Module, state: State, training: bool) -> tuple[Tensor, Result]:
         """Run a network with this state on the examples; return its outputs, with a graph in train mode."""
         versions = {name: tensor._version for name, tensor in state.items()}
-        seed_rng(self.rows.device)
+        seed_rng(device_of(self.rows))
         with torch.set_grad_enabled(training):
             output, writes_inputs = call_and_watch(network, self.rows)
-            outputs, after = get_logits(output), read_state(network)
+            outputs, after = get_logits(output, network), read_state(network)
         tensors = {OUTPUTS: outputs.detach()}
         tensors |= {f"the buffer '{name}'": after[name].detach().clone() for name in self.codes[0].buffers}
         written = {name for name in self.codes[0].parameters if after[name]._version != versions[name]}

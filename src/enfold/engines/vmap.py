@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from enfold.engines.call import call_network
 from enfold.engines.outputs import get_logits
 from enfold.engines.skeleton import Skeleton, State
 
@@ -15,13 +18,15 @@ class Vmap:
     def __init__(self, skeleton: Skeleton) -> None:
         self.skeleton = skeleton
 
-    def __call__(self, state: State, inputs: Tensor, each: bool) -> Tensor:
-        """(B, ...) or, with `each`, (M, B, ...) -> (M, B, C)."""
+    def __call__(self, state: State, inputs: Any, each: bool) -> Tensor:
+        """Common inputs (B, ...) of any structure or, with `each`, a tensor (M, B, ...) -> (M, B, ...)."""
 
-        def run_one(values: State, own: Tensor) -> Tensor:
+        def run_one(values: State, own: Any) -> Tensor:
             with self.skeleton.use_values(values, again=False) as network:
-                return get_logits(network(own))
+                return get_logits(call_network(network, own), network)
 
-        in_dims = (0, 0 if each else None)
-        outputs: Tensor = torch.vmap(run_one, in_dims=in_dims, randomness="different")(state, inputs)
+        if not each:
+            return torch.vmap(lambda values: run_one(values, inputs), randomness="different")(state)
+
+        outputs: Tensor = torch.vmap(run_one, randomness="different")(state, inputs)
         return outputs

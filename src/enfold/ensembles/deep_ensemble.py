@@ -150,7 +150,7 @@ def _make_networks(
         return draw_networks(given, num_members, seed)
     members = list(given)  # type: ignore[arg-type]
     if not members:
-        raise EnfoldError("networks must hold at least 1 network, got none: pass a list of networks")
+        raise EnfoldError("networks must contain at least 1 network, got none: pass a list of networks")
     if num_members not in (None, len(members)):
         raise EnfoldError(
             f"num_members must be the number of networks in the list, got {num_members} for {len(members)} networks: "

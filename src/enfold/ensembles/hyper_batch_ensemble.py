@@ -46,8 +46,11 @@ from enfold.ensembles.common.efficient import EfficientEnsemble, NormChoice
 from enfold.ensembles.common.options import NonNegative
 from enfold.ensembles.common.penalties import Penalised, Penalties, by_output, penalty_groups
 from enfold.errors import EnfoldError
+from enfold.metrics.predictions import mean_log_probs
 from enfold.seeds import derive, generator
-from enfold.train import CrossEntropy, TrainConfig
+from enfold.tasks import as_task
+from enfold.train import TrainConfig
+from enfold.train.objective import default_loss
 from enfold.train.optimize import Optimizer
 
 
@@ -134,6 +137,7 @@ class HyperBatchEnsemble(BatchEnsemble):
             self.fast = Tree({**self.fast.state(), **vectors})
         self.tuning: tuple[Split, Callable[[Tensor], Tensor], int] | None = None  # examples, their preparation, B
         self.num_examples = 1  # N, of the training under way
+        self.tuned_task = as_task(None)
         names = [(f"{prefix}{key}", shape) for prefix, shape in self.layers.items() for key in ("weight", "bias")]
         outputs = {name: shape.outputs for name, shape in names if name in self.skeleton.parameters}
         groups, own_seed = penalty_groups(list(self.layers)), derive(seed, "hyper_batch_ensembles")
@@ -144,7 +148,7 @@ class HyperBatchEnsemble(BatchEnsemble):
 
     def objective(self, config: TrainConfig) -> Penalised:
         """Return (3)."""
-        return Penalised(CrossEntropy(config.label_smoothing))
+        return Penalised(default_loss(config, self.num_members))
 
     def _delta(self, name: str, fresh: Tensor) -> Tensor:
         return fresh if name.endswith("weight") else fresh.new_zeros(self.num_members, *fresh.shape)
@@ -195,6 +199,7 @@ class HyperBatchEnsemble(BatchEnsemble):
     def on_fit_start(self, data: Data, config: TrainConfig) -> None:
         """Store the validation examples for tuning, and the number of training examples."""
         train, validation = (_examples(data, name) for name in ("train", "val"))
+        self.tuned_task = as_task(config.task)
         self.num_examples, self.tuning = len(train), (validation, data.prepare, config.batch_size)
 
     def on_fit_end(self, data: Data) -> None:
@@ -214,8 +219,12 @@ class HyperBatchEnsemble(BatchEnsemble):
 
         def loss() -> Tensor:
             with eval_mode(self):
-                log_probs = self.forward_mean(in_type_of(self, prepare(batch.inputs).to(device)))
-            return F.nll_loss(log_probs, batch.labels.to(device))
+                outputs = self(in_type_of(self, prepare(batch.inputs).to(device)))
+            task = self.tuned_task.resolve(outputs, batch.targets)
+            rows = task.flatten(outputs, batch.targets.to(device))
+            if not task.is_categorical:
+                return task.loss(rows).mean()
+            return F.nll_loss(mean_log_probs(torch.log_softmax(rows.values, dim=-1)), rows.targets)
 
         self.distribution.tune(loss, source, self.entropy, self.tune_rate)  # (4)
 

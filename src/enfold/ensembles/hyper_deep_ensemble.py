@@ -134,7 +134,15 @@ class HyperDeepEnsemble(WeightedEnsemble):
     def fit_members(
         self, data: Data, config: TrainConfig, *, checkpoint: Path | None, title: str, quiet: bool
     ) -> History:
-        """Search, select and store the members; every chunk of candidates has a file beside `checkpoint`."""
+        """Search, select and store the members; every chunk of candidates has a file beside `checkpoint`.
+
+        Args:
+            data: The data.
+            config: The training settings.
+            checkpoint: File of the training checkpoint, from which an interrupted training continues.
+            title: The title of the progress bar.
+            quiet: Show no progress bar.
+        """
         if not has_examples(data.val):
             raise EnfoldError("val must be given, as candidates are selected on validation data, got None: pass val")
         settings = self.candidate_settings(config)

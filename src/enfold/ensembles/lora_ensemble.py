@@ -110,7 +110,7 @@ class LoRAEnsemble(EfficientEnsemble):
 
     @property
     def needs_trained_network(self) -> bool:
-        """Whether the common parameters are frozen."""
+        """True if the common parameters are frozen."""
         return self.frozen
 
     def _start(self) -> dict[str, nn.Parameter]:
@@ -157,13 +157,13 @@ class LoRAEnsemble(EfficientEnsemble):
 
 
 def head_name(network: nn.Module) -> str | None:
-    """The last linear layer or convolution."""
+    """Return the name of the last linear layer or convolution."""
     kinds = tuple(kind for kind in LAYERS if kind is not nn.MultiheadAttention)
     return next((name for name, part in reversed(list(network.named_modules())) if isinstance(part, kinds)), None)
 
 
 def attention_layers(network: nn.Module, layers: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    """Those of the layers that are torch's attention or lie in a module with a query projection."""
+    """Return the layers that are torch's attention, or that are in a module with a query projection."""
     blocks = [
         f"{name}."
         for name, part in network.named_modules()
@@ -182,7 +182,7 @@ def _names(network: nn.Module, layer: str) -> list[str]:
 
 
 def _projections(name: str, layer: nn.Module) -> dict[str, tuple[int, int, int]]:
-    """The weights of a layer, each as blocks of rows x columns."""
+    """Return the weights of a layer, each as blocks of rows x columns."""
     prefix = f"{name}." if name else ""
     found = {}
     for key, weight in layer.named_parameters(recurse=False):

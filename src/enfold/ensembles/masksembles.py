@@ -119,14 +119,30 @@ def hidden_layers(network: nn.Module, include: Sequence[str], exclude: Sequence[
 
 
 def independent_masks(num_members: int, scale: float, seed: int, name: str, features: int) -> Tensor:
-    """Return masks by (2), (M, features)."""
+    """Return masks by (2), (M, features).
+
+    Args:
+        num_members: The number of members.
+        scale: The scale s of the masks.
+        seed: The seed.
+        name: The name of the layer.
+        features: The number of features.
+    """
     ones = max(1, round(features / scale))  # (2)
     sources = (generator(seed, "masksembles", name, member) for member in range(num_members))
     return torch.stack([_draw_mask(features, ones, source) for source in sources])
 
 
 def joint_masks(num_members: int, scale: float, seed: int, name: str, features: int) -> Tensor:
-    """Return masks by (3), (M, features): every feature is used by a member."""
+    """Return masks by (3), (M, features): every feature is used by a member.
+
+    Args:
+        num_members: The number of members.
+        scale: The scale s of the masks.
+        seed: The seed.
+        name: The name of the layer.
+        features: The number of features.
+    """
     size = num_members
     wanted = features / (scale * (1 - (1 - 1 / scale) ** size))
     ones = min(features, max(round(wanted), -(-features // size)))  # so that M masks can cover all features

@@ -30,6 +30,8 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from enfold.arguments import checked
+from enfold.data.tree import clone, count_examples, repeat_examples, select_examples, tensors
+from enfold.engines.call import call_network, pack_inputs
 from enfold.engines.copying import copy_network
 from enfold.engines.layout import arrange_for
 from enfold.engines.outputs import get_logits
@@ -99,6 +101,10 @@ class MCDropout(Ensemble):
         """The class of the network."""
         return type(self.module).__name__
 
+    def called_networks(self) -> list[nn.Module]:
+        """Return the network."""
+        return [self.module]
+
     def member(self, index: int) -> nn.Module:
         """Raise an error: members do not exist as networks."""
         raise EnfoldError(
@@ -113,12 +119,14 @@ class MCDropout(Ensemble):
             "masks: use ensemble.module, or a method whose members are networks"
         )
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return the samples, (S, B, C); in train mode the network with its dropout, (1, B, C)."""
-        if self.training and not self.has_dropout and self._way is None and len(inputs):
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the samples, (S, B, ...); in train mode the network with its dropout, (1, B, ...)."""
+        inputs = pack_inputs(args, kwargs)
+        is_empty = count_examples(inputs) == 0
+        if self.training and not self.has_dropout and self._way is None and not is_empty:
             self._way = self._choose_way(inputs)  # raises an error for a network without dropout before it is trained
-        if self.training or not len(inputs):
-            outputs = get_logits(self.module(arrange_for(self.module, inputs.clone())))[None]
+        if self.training or is_empty:
+            outputs = get_logits(call_network(self.module, arrange_for(self.module, clone(inputs))), self.module)[None]
             return outputs if self.training else outputs.expand(self.num_members, *outputs.shape[1:])
         drawn: Tensor = self.samples(inputs)
         return drawn
@@ -135,39 +143,41 @@ class MCDropout(Ensemble):
             f"inputs must be one batch for all samples of MCDropout, got {len(inputs)} batches: call ensemble(inputs)"
         )
 
-    def samples(self, inputs: Tensor) -> Tensor:
-        """Return all samples, (S, B, C), computed in passes of as many as fit into memory."""
+    def samples(self, inputs: Any) -> Tensor:
+        """Return all samples, (S, B, ...), computed in passes of as many as fit into memory."""
         if self._way is None:
             self._way = self._choose_way(inputs)
-        fit = max(1, MOST_UNITS // (self._units * len(inputs)))
+        fit = max(1, MOST_UNITS // (self._units * (count_examples(inputs) or 1)))
         together = 1 if self._way == "alone" else fit
         return self._sample(self.module, inputs, self.num_members, together, late=self._way == "late")[0]
 
     def _sample(
-        self, network: nn.Module, inputs: Tensor, samples: int, together: int, *, late: bool = False
+        self, network: nn.Module, inputs: Any, samples: int, together: int, *, late: bool = False
     ) -> tuple[Tensor, list[Dropping]]:
         """Return the first samples, `together` per pass, and the dropouts of each pass."""
-        streams, size = Streams(self.seed), len(inputs)
+        streams = Streams(self.seed)
         inputs = arrange_for(network, inputs)
         outputs, passes = [], []
         for first in range(0, samples, together):
             count = min(together, samples - first)
             # The inputs are always copied, as a network may write to them.
-            seen = inputs.clone() if late else inputs.repeat(count, *(1,) * (inputs.ndim - 1))
+            seen = clone(inputs) if late or count == 1 else repeat_examples(inputs, count)
             drops = Dropping(streams, self._axes, first, count, late=late, per_example=self.per_example)
             with drops:
-                logits = get_logits(network(arrange_for(network, seen)))
+                logits = get_logits(call_network(network, arrange_for(network, seen)), network)
             if drops.late:  # nothing was dropped
                 logits = logits.repeat(count, *(1,) * (logits.ndim - 1))
-            outputs.append(logits.unflatten(0, (count, size)))
+            outputs.append(logits.unflatten(0, (count, len(logits) // count)))
             passes.append(drops)
         return torch.cat(outputs), passes
 
     @torch.no_grad()
-    def _choose_way(self, inputs: Tensor) -> Way:
+    def _choose_way(self, inputs: Any) -> Way:
         """Return the fastest way that equals one pass per sample, on a few examples and with varied parameters."""
+        size = count_examples(inputs)
         few, more = (
-            inputs[torch.arange(count, device=inputs.device) % len(inputs)] for count in (EXAMPLES, EXAMPLES + 1)
+            inputs if size is None else select_examples(inputs, torch.arange(count) % size)
+            for count in (EXAMPLES, EXAMPLES + 1)
         )
         network = _perturb_copy(self.module).eval()
         shapes = [self._sample(network, some, 1, 1)[1][0].shapes for some in (few, more)]
@@ -179,11 +189,11 @@ class MCDropout(Ensemble):
                 f"MCDropout needs a network with dropout of a rate above 0, but {type(self.module).__name__} has none: "
                 "add dropout to it, or pass inject=0.1"
             )
-        self._units = max(tensor.numel() // EXAMPLES for tensor in (few.shape, *shapes[0]))
-        ways: tuple[Way, ...] = ("late", "early")
+        self._units = max(shape.numel() // EXAMPLES for shape in (*(t.shape for t in tensors(few)), *shapes[0]))
+        ways: tuple[Way, ...] = () if size is None else ("late", "early")
         return next((way for way in ways if self._is_same(expected, network, few, late=way == "late")), "alone")
 
-    def _is_same(self, expected: Tensor, network: nn.Module, few: Tensor, *, late: bool) -> bool:
+    def _is_same(self, expected: Tensor, network: nn.Module, few: Any, *, late: bool) -> bool:
         try:
             found, _ = self._sample(network, few, len(expected), len(expected), late=late)
         except Exception:  # examples of several samples cannot be in one batch of this network

@@ -9,7 +9,7 @@ M. Havasi, R. Jenatton, S. Fort, J. Z. Liu, J. Snoek, B. Lakshminarayanan, A. M.
 Subnetworks for Robust Prediction, ICLR 2021, arXiv:2010.06610.
 
 A training step costs b times that of one network, a prediction about as much as one network's. Members do not exist as
-networks, so none can be taken out. Too many members for the width of the network make all of them worse.
+networks, so none can be extracted. Too many members for the width of the network make all of them worse.
 
 All but the first and the last layer keep the values of the network. Those two are drawn again by `reset_parameters`,
 because equal slots would stay equal; for M = 1 they keep their values, too.
@@ -19,7 +19,6 @@ Differs from the paper: nothing known.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +28,8 @@ from torch import Tensor, nn
 
 from enfold.arguments import checked
 from enfold.data.batches import Batch
+from enfold.data.tree import describe
+from enfold.engines.call import pack_inputs
 from enfold.engines.inputs import in_type_of
 from enfold.engines.layout import arrange_for
 from enfold.engines.outputs import at_least_float32, get_logits
@@ -46,7 +47,7 @@ from enfold.ensembles.common.surgery import (
 from enfold.errors import EnfoldError
 from enfold.seeds import derive, seed_scope
 from enfold.train import TrainConfig
-from enfold.train.objective import CrossEntropy
+from enfold.train.objective import TaskLoss, default_loss
 
 
 @checked
@@ -82,6 +83,7 @@ class MIMO(Ensemble):
         self.first, self.last = first, last
         entrance = network.get_submodule(entrance_name)
         self.inputs, self.is_linear = widths_of(entrance)[0], isinstance(entrance, nn.Linear)
+        self.ends_linear = isinstance(network.get_submodule(exit_name), nn.Linear)
         # The channels of a group stay together, so slots are laid out inside of groups.
         self.groups = tuple(int(getattr(network.get_submodule(n), "groups", 1)) for n in (entrance_name, exit_name))
         self.module = replace_modules(network, self._widen(network, entrance_name, exit_name))  # (1)
@@ -93,10 +95,8 @@ class MIMO(Ensemble):
 
     def objective(self, config: TrainConfig) -> MIMOLoss:
         """Return (2)."""
-        smoothing = config.label_smoothing
-        if isinstance(smoothing, tuple):
-            smoothing = tuple(config.per_member("label_smoothing", self.num_members))
-        return MIMOLoss(self.num_members, self.batch_repetition, self.input_repetition, smoothing)
+        loss = default_loss(config, self.num_members)
+        return MIMOLoss(self.num_members, self.batch_repetition, self.input_repetition, loss)
 
     def accepts_loss(self, config: TrainConfig) -> bool:
         """Return True: with another loss, all slots see the same example."""
@@ -118,20 +118,27 @@ class MIMO(Ensemble):
             layers[name] = wide.requires_grad_()  # new values have to be trained, also in a frozen network
         return layers
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return the logits of every member for the same inputs, (4): (B, ...) -> (M, B, C)."""
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the outputs of every member for the same inputs, (4): (B, ...) -> (M, B, ...)."""
+        inputs = pack_inputs(args, kwargs)
+        if not isinstance(inputs, Tensor):
+            raise EnfoldError(
+                f"MIMO joins the inputs of its members to one tensor, got {describe(inputs)}: use a network that takes "
+                "one tensor, or a method such as BatchEnsemble"
+            )
         return self.forward_each(inputs.expand(self.num_members, *inputs.shape))
 
     def forward_each(self, inputs: Tensor) -> Tensor:
-        """Return the logits for different inputs in each slot: (M, B, ...) -> (M, B, C)."""
-        logits = get_logits(self._outputs(self._join(inputs), tuple(inputs.shape[2:])))
-        if logits.ndim != 2 or logits.shape[1] % self.num_members:
+        """Return the outputs for different inputs in each slot: (M, B, ...) -> (M, B, ...)."""
+        outputs = get_logits(self._outputs(self._join(inputs), tuple(inputs.shape[2:])), self.module)
+        axis = outputs.ndim - 1 if self.ends_linear else 1  # of the channels of the last layer
+        if outputs.ndim < 2 or outputs.shape[axis] % self.num_members:
             raise EnfoldError(
-                f"network must return outputs of shape (B, {self.num_members} C), got {tuple(logits.shape)}: name the "
-                "layer that gives the logits with last="
+                f"network must return outputs with {self.num_members} C channels, got {tuple(outputs.shape)}: name the "
+                "layer that gives the outputs with last="
             )
-        split: Tensor = logits.unflatten(1, (self.groups[1], self.num_members, -1))  # (B, groups, M, C / groups)
-        return split.permute(2, 0, 1, 3).flatten(2)
+        split: Tensor = outputs.unflatten(axis, (self.groups[1], self.num_members, -1))  # (..., groups, M, C / groups)
+        return split.movedim(axis + 1, 0).flatten(axis + 1, axis + 2)
 
     def _outputs(self, joined: Tensor, shape: tuple[int, ...]) -> Any:
         try:
@@ -157,6 +164,10 @@ class MIMO(Ensemble):
     def network_name(self) -> str:
         """The class of the network."""
         return type(self.module).__name__
+
+    def called_networks(self) -> list[nn.Module]:
+        """Return the network."""
+        return [self.module]
 
     def member(self, index: int) -> nn.Module:
         """Raise an error: members do not exist as networks."""
@@ -188,27 +199,25 @@ class MIMO(Ensemble):
 
 @dataclass(frozen=True)
 class MIMOLoss:
-    """The mean cross-entropy of each member on its own shuffle of the batch, drawn by torch's global generator.
+    """The loss of each member on its own shuffle of the batch, drawn by torch's global generator.
 
     Args:
         num_members: M.
         batch_repetition: b.
         input_repetition: ρ.
-        label_smoothing: The label smoothing, one value or one per member.
+        loss: The loss of a member.
     """
 
     num_members: int
     batch_repetition: int
     input_repetition: float
-    label_smoothing: float | Sequence[float] = 0.0
+    loss: TaskLoss = TaskLoss()  # noqa: RUF009 - a frozen dataclass
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return (2) before the sum over members, (M,)."""
-        rows = self.rows(len(batch.labels)).to(batch.labels.device)
-        indices = None if batch.indices is None else batch.indices[rows.to(batch.indices.device)]
-        seen = Batch(batch.inputs[rows], batch.labels[rows], own=True, indices=indices)
-        logits: Tensor = model.forward_each(in_type_of(model, seen.inputs))  # type: ignore[operator]
-        return CrossEntropy(self.label_smoothing).of_logits(at_least_float32(logits), seen)
+        seen = batch.divide(self.rows(len(batch)))
+        outputs: Tensor = model.forward_each(in_type_of(model, seen.inputs))  # type: ignore[operator]
+        return self.loss.of_outputs(at_least_float32(outputs), seen)
 
     def rows(self, size: int) -> Tensor:
         """Return which example of the batch is in which slot, (3): (M, b B)."""

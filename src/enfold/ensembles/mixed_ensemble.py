@@ -2,18 +2,23 @@
 
     p(y | x) = 1/M Σ_m softmax(f_m(x)),      f_m: any classifiers of the same classes                        (1)
 
-It predicts, and teaches in a distillation; it cannot be merged, as its members have no parameters in common.
+It predicts and can teach in a distillation. It cannot be merged, because its members have different parameters.
+
+Differs from the paper: does not apply; (1) is the deep ensemble of B. Lakshminarayanan et al., arXiv:1612.01474, for
+members of different architectures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from enfold.arguments import checked
+from enfold.data.tree import clone
+from enfold.engines.call import call_network, pack_inputs
 from enfold.engines.inputs import in_type_of
 from enfold.engines.outputs import get_logits
 from enfold.engines.skeleton import State
@@ -32,7 +37,7 @@ class MixedEnsemble(Ensemble):
     def __init__(self, networks: Sequence[nn.Module]) -> None:
         networks = list(networks)
         if not networks:
-            raise EnfoldError("networks must hold at least 1 network, got none: pass a list of networks")
+            raise EnfoldError("networks must contain at least 1 network, got none: pass a list of networks")
         for network in networks:
             if isinstance(network, Ensemble):
                 raise EnfoldError(
@@ -42,25 +47,30 @@ class MixedEnsemble(Ensemble):
         super().__init__([], len(networks))
         self.members = nn.ModuleList(networks)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return the logits of every network for the same inputs: (B, ...) -> (M, B, C)."""
-        return self.forward_each(inputs.expand(self.num_members, *inputs.shape))
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the outputs of every network for the same inputs: (B, ...) -> (M, B, ...)."""
+        inputs = pack_inputs(args, kwargs)
+        return self._run_networks([inputs] * self.num_members)
 
     def forward_each(self, inputs: Tensor) -> Tensor:
-        """Return the logits of each network for its own inputs: (M, B, ...) -> (M, B, C)."""
+        """Return the outputs of each network for its own inputs: (M, B, ...) -> (M, B, ...)."""
+        return self._run_networks(list(inputs))
+
+    def _run_networks(self, inputs: Sequence[Any]) -> Tensor:
         # The inputs are copied, as a network may write to them.
         outputs = [
-            get_logits(network(in_type_of(network, own.clone())))
+            get_logits(call_network(network, in_type_of(network, clone(own))), network)
             for network, own in zip(self.members, inputs, strict=True)
         ]
-        classes = sorted({output.shape[-1] for output in outputs})
-        if len(classes) > 1:
+        shapes = sorted({tuple(output.shape[1:]) for output in outputs})
+        if len(shapes) > 1:
             raise EnfoldError(
-                f"all networks must have the same number of classes, got {classes}: train them on the same labels"
+                f"all networks must have outputs of one shape, such as the same number of classes, got {shapes}: train "
+                "them on the same targets"
             )
         return torch.stack(outputs)
 
-    def convert_inputs(self, inputs: Tensor) -> Tensor:
+    def convert_inputs(self, inputs: Any) -> Any:
         """Return the inputs unchanged: every network may have a type of its own."""
         return inputs
 
@@ -68,6 +78,10 @@ class MixedEnsemble(Ensemble):
     def network_name(self) -> str:
         """The classes of the networks."""
         return ", ".join(dict.fromkeys(type(network).__name__ for network in self.members))
+
+    def called_networks(self) -> list[nn.Module]:
+        """Return the networks."""
+        return list(self.members)
 
     def member(self, index: int) -> nn.Module:
         """Return network `index` itself."""

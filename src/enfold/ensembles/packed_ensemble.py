@@ -9,7 +9,7 @@ Uncertainty Estimation, ICLR 2023, arXiv:2210.09184.
 
 A grouped convolution with M γ groups computes the same as M convolutions with γ groups each, so the members are those
 of the paper, stored as M separate networks of the user's class: each takes the complete input, gives all classes, and
-can be taken out. They are drawn with their own seeds; values of the network cannot be used in layers of other widths.
+can be extracted. They are drawn with their own seeds; values of the network cannot be used in layers of other widths.
 
 Widths are rounded up to integers that γ and the number of attention heads divide, all by one ratio where that costs
 little (`ensembles.common.surgery.narrow_network`). The first and the last layer are not grouped, as in the public code.

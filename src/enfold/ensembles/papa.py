@@ -123,7 +123,14 @@ class PAPA(DeepEnsemble):
 
 
 def make_population(network: nn.Module | Factory, num_members: int, start: Start, seed: int) -> list[nn.Module]:
-    """Return M networks: copies of one, or M with their own initialisation."""
+    """Return M networks: copies of one, or M with their own initialisation.
+
+    Args:
+        network: The network, or a function that makes one.
+        num_members: The number of members.
+        start: Whether members start from one network or from their own initialisations.
+        seed: The seed.
+    """
     if isinstance(network, nn.Module):
         refuse_ties(network)
     if start == "own":

@@ -1,4 +1,4 @@
-"""SubspaceSampling: members sampled around the end of one training, in one of the five ways of Fort et al.
+"""SubspaceSampling: members sampled around the end of one training, in five ways of Fort et al.
 
     random      θ = θ_0 + t v/‖v‖,             v ~ N(0, I), t = 10 U, drawn again if validation accuracy < 0.7    (1)
     dropout     θ = θ_0 ∘ mask / (1 - p),      mask ~ Bernoulli(1 - p) on every weight and bias, p = 0.1 U        (2)

@@ -41,8 +41,9 @@ from enfold.engines.base import EngineName
 from enfold.ensembles.common.branching import BranchedEnsemble, middle_module, pattern_names, split_names
 from enfold.ensembles.common.options import NonNegative
 from enfold.errors import EnfoldError
+from enfold.tasks import TaskLike, as_task
 from enfold.train import Objective, TrainConfig
-from enfold.train.objective import batch_classes, batch_logits
+from enfold.train.objective import batch_outputs
 
 
 @checked
@@ -110,7 +111,7 @@ class TreeNet(BranchedEnsemble):
         if self.choice == "all":
             return None
         smoothing = config.per_member("label_smoothing", self.num_members)
-        return BestBranch(self.minimum_weight, self.warmup_epochs, smoothing)
+        return BestBranch(self.minimum_weight, self.warmup_epochs, smoothing, config.task)
 
     def on_fit_start(self, data: Data, config: TrainConfig) -> None:
         """Count epochs from 0."""
@@ -127,17 +128,19 @@ class TreeNet(BranchedEnsemble):
 
 @dataclass(frozen=True)
 class BestBranch:
-    """Cross-entropy in which an example counts for the branch that is best on it, (4).
+    """The loss in which an example counts for the branch that is best on it, (4).
 
     Args:
         minimum_weight: The weight of every example for every branch.
         warmup_epochs: The number of first epochs in which every example counts for all branches.
         label_smoothing: The label smoothing, one value for all or one per member.
+        task: The task; None to infer it.
     """
 
     minimum_weight: float = 0.0
     warmup_epochs: int = 0
     label_smoothing: Sequence[float] = (0.0,)
+    task: TaskLike = None
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the loss of each member, (M,)."""
@@ -146,13 +149,12 @@ class BestBranch:
                 "order must be 'shared' for choice='best', which compares branches on the same examples, got a batch "
                 "for each: train with order='shared'"
             )
-        log_probs = torch.log_softmax(batch_logits(model, batch), dim=-1)  # (M, B, C)
-        labels = batch_classes(batch, log_probs)[..., None]
-        smoothing = torch.tensor(self.label_smoothing, dtype=log_probs.dtype, device=log_probs.device)[:, None]
-        nll = -log_probs.gather(-1, labels).squeeze(-1)
-        losses = (1 - smoothing) * nll - smoothing * log_probs.mean(-1)  # (M, B)
+        outputs = batch_outputs(model, batch)
+        task = as_task(self.task).resolve(outputs, batch.targets)
+        rows = task.flatten(outputs, batch.targets, batch.weights)
+        losses = task.row_losses(rows, self.label_smoothing)  # (M, N)
         if int(getattr(model, "epochs", self.warmup_epochs)) < self.warmup_epochs:
-            return losses.mean(1)  # (2)
+            return rows.mean(losses)  # (2)
         num_members, low = len(losses), self.minimum_weight
         best = torch.nn.functional.one_hot(losses.detach().argmin(0), num_members).T  # (M, B)
-        return num_members * ((low + (1 - num_members * low) * best) * losses).mean(1)  # (4)
+        return num_members * rows.mean((low + (1 - num_members * low) * best) * losses)  # (4)

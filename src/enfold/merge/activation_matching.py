@@ -76,7 +76,16 @@ def activation_matching(
 def match_members(
     alignment: Alignment, *, reference: int, likeness: Likeness, watch: Side, examples: int, seed: int
 ) -> list[State]:
-    """Return each member in the order of equation (1)."""
+    """Return each member in the order of equation (1).
+
+    Args:
+        alignment: The members and their groups of units.
+        reference: The member whose order the others are matched to.
+        likeness: The measure of similarity of two units.
+        watch: Whether inputs or outputs of layers are observed.
+        examples: The number of training examples.
+        seed: The seed.
+    """
     require_reference(reference, len(alignment.states))
     states, moments = match_unobserved(alignment, reference, watch, seed, examples=examples)
     found = []

@@ -1,4 +1,9 @@
-"""Alignment without averaging: the members of a merge with their hidden units in matching orders."""
+"""Alignment without averaging: the members of a merge with their hidden units in matching orders.
+
+    f(x; P_m(θ_m)) = f(x; θ_m),      P_m: the permutations by which a merge matches member m                 (1)
+
+The papers are those of the merges. Differs from the paper: see the file of each merge.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +71,7 @@ def align(
     """
     merge, match = METHODS[method]
     if "repair" in options:
-        raise EnfoldError(f"align does not merge, so it has no repair, got repair={options['repair']!r}: leave it out")
+        raise EnfoldError(f"align does not merge, so it has no repair, got repair={options['repair']!r}: omit it")
     defaults = {name: argument.default for name, argument in arguments_of(merge).items() if name != "repair"}
     chosen = {**defaults, **check_arguments(merge, options)}
     inputs = prepare_inputs("align", models, train, example=example, needs_train=method in NEED_TRAIN, warn=False)

@@ -8,7 +8,7 @@ members that were trained independently, whose hidden units are in different ord
 Batch-norm statistics of the averaged network are not the average of the statistics: they are measured again on training
 examples (`repair="reset"`), or averaged like the weights (`repair="none"`).
 
-Differs from the paper: there is none; this is the baseline of all of them.
+Differs from the paper: does not apply; averaging is the baseline of all merges, without a paper of its own.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def c2m3(
             matrices.
         iterations: Maximum number of iterations of Frank and Wolfe's method.
         patience: Number of iterations with little gain after which it stops.
-        gain: Relative increase of the objective that counts as little.
+        gain: Relative increase of the objective up to which a gain is little.
         repair: Statistics of the merged network: "reset" measures batch norms again, "none" averages them, "repair",
             "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
         seed: Seed of matching and of the uniform start.
@@ -90,7 +90,16 @@ def c2m3(
 def match_members(
     alignment: Alignment, *, init: Init, iterations: int, patience: int, gain: float, seed: int
 ) -> list[State]:
-    """Return all members in the universe, in the order of member 0."""
+    """Return all members in the universe, in the order of member 0.
+
+    Args:
+        alignment: The members and their groups of units.
+        init: The initial permutations.
+        iterations: The maximum number of iterations.
+        patience: Consecutive iterations without a gain after which the search ends.
+        gain: The relative increase of the objective up to which an iteration has no gain.
+        seed: The seed.
+    """
     symmetry, learned, found = alignment.symmetry, alignment.parameters, list(alignment.states)
     if init == "matched":
         found[1:] = [match_state(found[0], state, symmetry, seed=seed, learned=learned) for state in found[1:]]
@@ -173,7 +182,7 @@ class _Universe:
         return [{name: next(slopes) for name in one} for one in leaves]
 
     def _objective(self, matrices: Matrices) -> Tensor:
-        """Σ_{a<b} <x_a, x_b> = ½ (||Σ_a x_a||² - Σ_a ||x_a||²)."""
+        """Return Σ_{a<b} <x_a, x_b> = ½ (||Σ_a x_a||² - Σ_a ||x_a||²)."""
         there = [self._permute(state, one) for state, one in zip(self.states, matrices, strict=True)]
         found = torch.zeros((), dtype=torch.float64)
         for name in self.states[0]:

@@ -119,6 +119,13 @@ def canonical_map(
     """Return T and T^-1 of equation (3), from covariances, all (d, d) in float64.
 
     Directions without correlation are mapped by the rotation nearest to the `order` of y's units.
+
+    Args:
+        xx: Covariance of the units of x.
+        xy: Covariance of the units of x and y.
+        yy: Covariance of the units of y.
+        gamma: The regularisation γ.
+        order: Returns the order of the units of y that is used for directions without correlation.
     """
     ridge = gamma * float((xx.trace() + yy.trace()) / (2 * len(xx))) or 1.0
     (x_root, x_inverse), (y_root, y_inverse) = (_roots(s + ridge * torch.eye(len(s)).to(s)) for s in (xx, yy))  # (1)

@@ -5,7 +5,7 @@
 
 No member is the reference, so errors of matching to a single member do not accumulate with many members. A step of (1)
 never increases the distance of a member to the mean of the others, so the sum of squared distances between all members
-never rises.
+never increases.
 
 S. K. Ainsworth, J. Hayase, S. Srinivasa: Git Re-Basin: Merging Models modulo Permutation Symmetries, ICLR 2023,
 arXiv:2209.04836, algorithm 3.

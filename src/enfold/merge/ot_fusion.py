@@ -9,7 +9,7 @@ With ε = 0 and equal widths, d T is a permutation, and (2) is a linear assignme
 
 S. P. Singh, M. Jaggi: Model Fusion via Optimal Transport, NeurIPS 2020, arXiv:1910.05653.
 
-Differs from the paper: groups of units are found for any network; where several layers make one group (residual
+Differs from the paper: groups of units are found for any network; if several layers produce one group (residual
 streams), those whose inputs are aligned already are compared together; members of different widths are refused; blocks
 of units (heads), and groups that no layer shows, or none on the same samples in all members, are matched by weights
 before; ε is relative to the mean cost, a squared distance, where the authors' commands use the distance.
@@ -97,7 +97,7 @@ def ot_fusion(
 def transport(costs: Tensor, regularisation: float = 0.0) -> Tensor:
     """Return d T of equation (2), (d, d), whose rows and columns sum to 1."""
     if not bool(costs.isfinite().all()):
-        raise EnfoldError("costs must be finite, got NaN or infinity: leave out members with NaN")
+        raise EnfoldError("costs must be finite, got NaN or infinity: remove members with NaN")
     if not regularisation:
         return torch.eye(len(costs), dtype=costs.dtype)[best_order(costs.max() - costs)]
     strength = regularisation * float(costs.mean())

@@ -8,8 +8,8 @@
 permAVG is from a thesis of 2021. A close relative, for two networks, with Pᵀ and permutations at the end, is published:
 F. A. Guerrero Peña et al.: Re-basin via implicit Sinkhorn differentiation, CVPR 2023, arXiv:2212.12042.
 
-Algorithm 1 of the thesis runs (2): layer by layer, one member after the other, all fed with the mean of the layer
-before, each P computed wherever it occurs, and inverted. Inputs and outputs have P = I, as has the first member, the
+Algorithm 1 of the thesis runs (2): layer by layer, one member after the other, all with the mean of the previous
+layer as input; each P is computed and inverted at each use. Inputs and outputs have P = I, as has the first member, the
 reference; the other C are learned by Adam, rate 0.1, cosine, 20 epochs, τ = 1. As all members of a layer see one h, (2)
 is the network with the weights (3): these are computed once a step, and that network is run once.
 

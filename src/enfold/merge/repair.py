@@ -55,7 +55,7 @@ from enfold.symmetry import Symmetry, match_state
 from enfold.train.batch_norm import reestimate
 
 RepairKind = Literal["none", "reset", "repair", "rescale", "closed_form"]
-"""How the statistics of a merged network are corrected."""
+"""The correction of the statistics of a merged network."""
 
 SILENT = 1e-6  # a standard deviation below this fraction of the goal is rounding
 ROUNDS = 10  # for layers whose inputs depend on their own outputs
@@ -104,7 +104,16 @@ def repair_network(
     seed: int = 0,
     weights: Sequence[float] | None = None,
 ) -> nn.Module:
-    """Correct a merged network in place and return it; members are matched to its units by weights first."""
+    """Correct a merged network in place and return it; members are matched to its units by weights first.
+
+    Args:
+        network: The network.
+        ensemble: The ensemble.
+        data: The data.
+        kind: The kind of repair.
+        seed: The seed.
+        weights: The weights of the members in the mean; equal by default.
+    """
     if kind == "none":
         return network
     if kind != "reset":
@@ -125,7 +134,14 @@ def repair_network(
 
 
 def layers_to_repair(network: nn.Module, symmetry: Symmetry, data: Data, seed: int = 0) -> list[str]:
-    """Return the names of the layers to correct, without those whose correction batch norms cancel."""
+    """Return the names of the layers to correct, without those whose correction batch norms cancel.
+
+    Args:
+        network: The network.
+        symmetry: The groups of units.
+        data: The data.
+        seed: The seed.
+    """
     names = hidden_layers(network, symmetry)
     cancelled = layers_cancelled_by_norms(network, names, data, seed)
     return [name for name in names if name not in cancelled]

@@ -162,7 +162,15 @@ def _choose(inputs: MergeInputs, kind: Kind, score: Score, repair: RepairKind, s
 def choose_ingredients(
     ensemble: Ensemble, data: Data, score: Score = "accuracy", repair: RepairKind = "reset", seed: int = 0
 ) -> list[int]:
-    """Return the members in a greedy soup, in the order in which they are added, equation (2)."""
+    """Return the members in a greedy soup, in the order in which they are added, equation (2).
+
+    Args:
+        ensemble: The ensemble.
+        data: The data.
+        score: The score on validation data.
+        repair: The kind of repair of each average.
+        seed: The seed.
+    """
 
     def evaluate(*ingredients: int) -> float:
         """Return the validation score, higher is better."""
@@ -191,7 +199,15 @@ def _uniform(ingredients: Sequence[int], ensemble: Ensemble, data: Data, repair:
 
 
 def learn_weights(ensemble: Ensemble, data: Data, epochs: int = 5, lr: float = 0.05, batch_size: int = 256) -> Tensor:
-    """Return α of equation (3), (M,), learned on validation examples with members in eval mode."""
+    """Return α of equation (3), (M,), learned on validation examples with members in eval mode.
+
+    Args:
+        ensemble: The ensemble.
+        data: The data.
+        epochs: The number of epochs.
+        lr: The learning rate.
+        batch_size: The number of examples in a batch.
+    """
     stacked = {name: tensor.detach() for name, tensor in ensemble.expand().items()}
     device = next(iter(stacked.values())).device
     raw = torch.zeros(ensemble.num_members, device=device, requires_grad=True)
@@ -200,7 +216,7 @@ def learn_weights(ensemble: Ensemble, data: Data, epochs: int = 5, lr: float = 0
     skeleton = ensemble.skeleton
     with eval_mode(skeleton.network):
         for _ in range(epochs):
-            for inputs, labels in evaluation_batches(data.val, batch_size):
+            for inputs, labels, _ in evaluation_batches(data.val, batch_size):
                 with torch.enable_grad(), skeleton.use_values(_mix(ensemble, stacked, raw.softmax(0))) as network:
                     logits = at_least_float32(member_logits(network, inputs.to(device))[0])
                     classes = class_labels(labels, logits.shape[-1], "val")

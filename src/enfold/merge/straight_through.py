@@ -108,7 +108,18 @@ def match_members(
     batch_size: int,
     seed: int,
 ) -> list[State]:
-    """Return each member in the order of equation (4)."""
+    """Return each member in the order of equation (4).
+
+    Args:
+        alignment: The members and their groups of units.
+        reference: The member whose order the others are matched to.
+        epochs: The maximum number of epochs.
+        patience: Epochs without a lower loss after which the training ends.
+        lr: The learning rate.
+        momentum: The momentum.
+        batch_size: The number of examples in a batch.
+        seed: The seed.
+    """
     states, ensemble, checkpoint = alignment.states, alignment.ensemble, alignment.checkpoint
     target = states[require_reference(reference, len(states))]
     config = TrainConfig(epochs, batch_size, "sgd", lr, momentum, seed=seed)
@@ -170,7 +181,7 @@ class _Pair:
         total, count = 0.0, 0
         for batch in self.batches(epoch=0):
             loss = self.loss(_midpoint(self.target, moved), batch)
-            total, count = total + float(loss) * len(batch.labels), count + len(batch.labels)
+            total, count = total + float(loss) * len(batch.targets), count + len(batch.targets)
         return total / count
 
     def gradients(self, moved: State, batch: Batch) -> list[Tensor]:
@@ -186,7 +197,7 @@ class _Pair:
         device = next(iter(state.values())).device
         with self.alignment.ensemble.skeleton.use_values(state) as network:
             logits = require_classes(member_logits(network, batch.inputs.to(device)), "straight_through")[0]
-        classes = class_labels(batch.labels, logits.shape[-1], "train")
+        classes = class_labels(batch.targets, logits.shape[-1], "train")
         return F.cross_entropy(at_least_float32(logits), classes.to(device))
 
     def batches(self, epoch: int) -> Iterator[Batch]:

@@ -66,7 +66,14 @@ def weight_matching(
 
 
 def match_members(alignment: Alignment, *, reference: int, rounds: int, seed: int) -> list[State]:
-    """Return each member in the order of equation (1)."""
+    """Return each member in the order of equation (1).
+
+    Args:
+        alignment: The members and their groups of units.
+        reference: The member whose order the others are matched to.
+        rounds: The maximum number of rounds.
+        seed: The seed.
+    """
     states = alignment.states
     target = states[require_reference(reference, len(states))]
     return [

@@ -89,7 +89,14 @@ def zipit(
 
 
 def zip_units(likeness: Tensor, num_members: int, discount: float = 0.3, budget: float = 0.125) -> Tensor:
-    """Return Unmerge of equation (3), (M d, d): which of d units each of the M d is merged into."""
+    """Return Unmerge of equation (3), (M d, d): which of d units each of the M d is merged into.
+
+    Args:
+        likeness: The similarity of all units, (M d, M d).
+        num_members: The number of members.
+        discount: The factor on the similarity of units that are merged already.
+        budget: The fraction of the units that a member loses which may be merged within that member.
+    """
     pairs = _Pairs(likeness, num_members, discount, budget)
     total = len(likeness)
     merged_into = np.arange(total)

@@ -1,16 +1,13 @@
-"""Metrics: pure functions of `Predictions`, in float64.
+"""Metrics: pure functions of predictions, in float64; `metrics_for` has those of each kind of predictions.
 
 Rates and calibration errors are fractions; where a metric's unit is "%", a table shows 100 times the value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
-
 from enfold.metrics.bands import ReliabilityBand, reliability_band
 from enfold.metrics.bootstrap import Difference, draw_counts, metric_value, paired_difference, replicates
+from enfold.metrics.calibrated import calibrated_scores
 from enfold.metrics.calibration import (
     FewExamplesWarning,
     Reliability,
@@ -39,9 +36,61 @@ from enfold.metrics.diversity import (
     pairwise_kl,
     q_statistic,
 )
+from enfold.metrics.metric import Metric
+from enfold.metrics.multilabel import (
+    MultilabelPredictions,
+    average_precision,
+    exact_match,
+    f1,
+    gibbs_label_nll,
+    label_accuracy,
+    label_brier,
+    label_ece,
+    label_nll,
+    mean_average_precision,
+    micro_average_precision,
+    micro_f1,
+)
 from enfold.metrics.ood import aupr, auroc, detection, fpr95, ood_score, ood_scores, roc
-from enfold.metrics.predictions import Predictions
+from enfold.metrics.predictions import DensePredictions, Predictions, RowPredictions
 from enfold.metrics.recovered import beyond_noise, gain_interval, gain_recovered, paired_bootstrap
+from enfold.metrics.regression import (
+    coverage,
+    coverage_90,
+    coverage_95,
+    crps,
+    density_nll,
+    example_crps,
+    example_density_nll,
+    example_pinball,
+    example_squared_error,
+    gibbs_density_nll,
+    gibbs_mse,
+    gibbs_pinball,
+    interval,
+    mae,
+    mixture_quantile,
+    moment_nll,
+    mse,
+    outer_coverage,
+    outer_width,
+    pinball,
+    probability_below,
+    quantile_error,
+    r2,
+    rmse,
+    sharpness,
+    width,
+    width_90,
+    width_95,
+)
+from enfold.metrics.regression_predictions import (
+    GaussianPredictions,
+    PointPredictions,
+    QuantilePredictions,
+    RegressionPredictions,
+)
+from enfold.metrics.scale import apply_scale, evaluate_scaled, fit_scale
 from enfold.metrics.scores import (
     accuracy,
     brier,
@@ -55,6 +104,7 @@ from enfold.metrics.scores import (
     per_member,
     top_k_accuracy,
 )
+from enfold.metrics.segmentation import class_dice, class_iou, confusion, dice, mean_iou
 from enfold.metrics.selective import (
     RiskCoverage,
     aurc,
@@ -65,6 +115,7 @@ from enfold.metrics.selective import (
     selective,
 )
 from enfold.metrics.subsets import over_modes, over_subsets
+from enfold.metrics.tables import METRICS, TABLES, metrics_for
 from enfold.metrics.temperature import apply_temperature, evaluate_calibrated, fit_temperature
 from enfold.metrics.theory import (
     Ambiguity,
@@ -84,53 +135,27 @@ from enfold.metrics.uncertainty import (
 )
 from enfold.metrics.vote import majority_vote, vote_accuracy
 
-
-@dataclass(frozen=True)
-class Metric:
-    """A scalar metric of an ensemble, with what tables and reports need to display it."""
-
-    name: str
-    function: Callable[[Predictions], float]
-    unit: Literal["%", "nats", ""]
-    higher_is_better: bool
-    description: str
-
-    def __call__(self, p: Predictions) -> float:
-        """Return the metric of these predictions."""
-        return self.function(p)
-
-    @property
-    def scale(self) -> float:
-        """The factor that converts a value to the metric's unit."""
-        return 100.0 if self.unit == "%" else 1.0
-
-
-METRICS: dict[str, Metric] = {
-    metric.name: metric
-    for metric in (
-        Metric("accuracy", accuracy, "%", True, "fraction of examples whose most probable class is the label"),
-        Metric("nll", nll, "nats", False, "negative log-likelihood of the labels under the mean probabilities"),
-        Metric("gibbs_nll", gibbs_nll, "nats", False, "mean of the members' negative log-likelihoods"),
-        Metric("brier", brier, "", False, "squared distance between probabilities and one-hot label, from 0 to 2"),
-        Metric("ece", ece, "%", False, "gap between confidence and accuracy, mean over 15 bins of equal width"),
-        Metric("adaptive_ece", adaptive_ece, "%", False, "gap between confidence and accuracy over bins of equal mass"),
-        Metric("classwise_ece", classwise_ece, "%", False, "gap between probability and frequency, mean over classes"),
-        Metric("mce", mce, "%", False, "largest gap between confidence and accuracy in any of 15 bins"),
-    )
-}
-
 __all__ = [
     "METRICS",
+    "TABLES",
     "Ambiguity",
     "BiasVarianceCovariance",
     "Calibrator",
+    "DensePredictions",
     "Difference",
     "FewExamplesWarning",
+    "GaussianPredictions",
     "MatrixScaler",
     "Metric",
+    "MultilabelPredictions",
+    "PointPredictions",
+    "Predictions",
+    "QuantilePredictions",
+    "RegressionPredictions",
     "Reliability",
     "ReliabilityBand",
     "RiskCoverage",
+    "RowPredictions",
     "TemperatureScaler",
     "Uncertainty",
     "UncertaintyCorrelation",
@@ -140,20 +165,32 @@ __all__ = [
     "adaptive_ece",
     "agreement",
     "ambiguity_decomposition",
+    "apply_scale",
     "apply_temperature",
     "aupr",
     "aurc",
     "auroc",
+    "average_precision",
     "beyond_noise",
     "bias_variance_covariance",
     "bregman_variance",
     "brier",
+    "calibrated_scores",
     "cka",
+    "class_dice",
+    "class_iou",
     "classwise_ece",
+    "confusion",
     "cosine_similarity",
+    "coverage",
+    "coverage_90",
+    "coverage_95",
+    "crps",
     "debiased_ece",
     "decomposition",
+    "density_nll",
     "detection",
+    "dice",
     "disagreement",
     "disagreement_matrix",
     "double_fault",
@@ -161,47 +198,84 @@ __all__ = [
     "ece",
     "error_correlation",
     "evaluate_calibrated",
+    "evaluate_scaled",
+    "exact_match",
     "example_brier",
     "example_correct",
+    "example_crps",
+    "example_density_nll",
     "example_nll",
+    "example_pinball",
     "example_rank",
+    "example_squared_error",
     "excess_aurc",
+    "f1",
+    "fit_scale",
     "fit_temperature",
     "fpr95",
     "gain_interval",
     "gain_recovered",
+    "gibbs_density_nll",
+    "gibbs_label_nll",
+    "gibbs_mse",
     "gibbs_nll",
+    "gibbs_pinball",
+    "interval",
     "jensen_gap",
+    "label_accuracy",
+    "label_brier",
+    "label_ece",
+    "label_nll",
     "left_out_fraction",
     "linear_cka",
+    "mae",
     "majority_vote",
     "majority_vote_accuracy",
     "masegosa_variance",
     "mce",
+    "mean_average_precision",
+    "mean_iou",
     "mean_member",
     "metric_value",
+    "metrics_for",
+    "micro_average_precision",
+    "micro_f1",
     "misclassification_auroc",
+    "mixture_quantile",
+    "moment_nll",
+    "mse",
     "nll",
     "normalised_disagreement",
     "of_concentrations",
     "ood_score",
     "ood_scores",
+    "outer_coverage",
+    "outer_width",
     "over_modes",
     "over_subsets",
     "paired_bootstrap",
     "paired_difference",
     "pairwise_kl",
     "per_member",
+    "pinball",
+    "probability_below",
     "prr",
     "q_statistic",
+    "quantile_error",
+    "r2",
     "reliability",
     "reliability_band",
     "replicates",
     "risk_coverage",
+    "rmse",
     "roc",
     "selective",
+    "sharpness",
     "tace",
     "top_k_accuracy",
     "uncertainty_correlation",
     "vote_accuracy",
+    "width",
+    "width_90",
+    "width_95",
 ]

@@ -321,7 +321,7 @@ def _check_pairs(first: Sequence[Predictions], second: Sequence[Predictions], ex
         raise EnfoldError(f"examples must be 'shared' or 'own', got {examples!r}: choose one of the two")
     if not first or len(first) != len(second):
         raise EnfoldError(
-            f"first and second must hold the predictions of the same seeds, got {len(first)} and {len(second)}: "
+            f"first and second must contain the predictions of the same seeds, got {len(first)} and {len(second)}: "
             "pass one Predictions per seed for each model"
         )
     for index, (one, other) in enumerate(zip(first, second, strict=True)):

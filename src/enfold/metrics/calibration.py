@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from enfold.errors import EnfoldError
-from enfold.metrics.distributions import class_labels, ensemble_log_probs
-from enfold.metrics.predictions import Predictions
+from enfold.metrics.distributions import by_blocks, class_labels, ensemble_log_probs
+from enfold.metrics.predictions import Predictions, mean_log_probs
 
 Scheme = Literal["width", "mass"]
 
@@ -64,9 +64,13 @@ def reliability(p: Predictions, bins: int = 15, scheme: Scheme = "width") -> Rel
     Raises:
         EnfoldError: If `bins` is below 1 or `scheme` is unknown.
     """
-    log_confidence, predicted = ensemble_log_probs(p).max(-1)
-    correct = predicted == class_labels(p)
-    edges, counts, accuracy, mean = _bin_statistics(log_confidence.exp()[None], correct[None], None, bins, scheme)
+
+    def confidence(members: Tensor, labels: Tensor) -> Tensor:
+        log_confidence, predicted = mean_log_probs(members).max(-1)
+        return torch.stack([log_confidence.exp(), (predicted == labels).double()], dim=-1)
+
+    found, correct = by_blocks(p, confidence).T.contiguous()
+    edges, counts, accuracy, mean = _bin_statistics(found[None], correct[None] == 1, None, bins, scheme)
     return Reliability(edges[0], counts[0], accuracy[0], mean[0])
 
 

@@ -1,16 +1,20 @@
 """Predictions as categorical distributions in float64, with 0 log 0 = 0.
 
 All metrics are computed on the CPU: sums over many examples need float64, which some devices lack, and the results do
-not depend on the device.
+not depend on the device. Predictions for the pixels of many images are converted in blocks of rows.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from enfold.errors import EnfoldError
-from enfold.metrics.predictions import Predictions, mean_log_probs
+from enfold.metrics.predictions import Predictions, RowPredictions, mean_log_probs
+
+AT_ONCE = 4_000_000  # log-probabilities per block: limits the memory of a copy in float64 to 32 MB
 
 
 def member_log_probs(p: Predictions) -> Tensor:
@@ -29,7 +33,26 @@ def member_log_probs(p: Predictions) -> Tensor:
 
 def ensemble_log_probs(p: Predictions) -> Tensor:
     """Return the log of the members' mean probabilities in float64 (N, C)."""
-    return mean_log_probs(member_log_probs(p))
+    return _map_blocks(p, p.labels, lambda members, _: mean_log_probs(members))
+
+
+def by_blocks(p: Predictions, function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Return a value for each example (N, ...), from blocks of examples.
+
+    Args:
+        p: Predictions.
+        function: Function of the members' log-probabilities in float64 (M, n, C) and of the labels (n,).
+    """
+    return _map_blocks(p, class_labels(p), function)
+
+
+def _map_blocks(p: Predictions, labels: Tensor, function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    M, N, C = p.log_probs.shape
+    size = max(1, AT_ONCE // max(1, M * C))
+    if size >= N:
+        return function(member_log_probs(p), labels)
+    blocks = zip(p.log_probs.split(size, dim=1), labels.split(size), strict=True)
+    return torch.cat([function(part.detach().to("cpu", torch.float64).log_softmax(-1), own) for part, own in blocks])
 
 
 def class_labels(p: Predictions) -> Tensor:
@@ -66,7 +89,7 @@ def entropy(log_probs: Tensor) -> Tensor:
     return -expected(log_probs.exp(), log_probs)
 
 
-def require_members(p: Predictions, measure: str) -> None:
+def require_members(p: RowPredictions, measure: str) -> None:
     """Check that there are at least two members to compare.
 
     Args:

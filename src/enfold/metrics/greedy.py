@@ -30,7 +30,7 @@ class Selected:
 
     @property
     def counts(self) -> dict[int, int]:
-        """How often each candidate was picked, in the order of first picks."""
+        """The number of times each candidate was selected, in the order of first selections."""
         return dict(Counter(self.picks))
 
     @property
@@ -88,7 +88,7 @@ def _concatenate(pool: Predictions | Sequence[Predictions]) -> Predictions:
     for index, other in enumerate(pool):
         if other.num_classes != first.num_classes or not torch.equal(other.labels, first.labels):
             raise EnfoldError(
-                f"pool must hold predictions of the same examples, got other labels or classes for candidate {index} "
+                f"pool must have predictions of the same examples, got other labels or classes for candidate {index} "
                 "than for candidate 0: predict the same validation split with all candidates"
             )
     return Predictions(torch.cat([each.log_probs for each in pool]), first.labels)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -19,8 +21,43 @@ def mean_log_probs(log_probs: Tensor) -> Tensor:
     return torch.logsumexp(log_probs, dim=0) - math.log(log_probs.shape[0])
 
 
+class RowPredictions(ABC):
+    """Predictions of M members for N targets, the input of the metrics of a task.
+
+    `metrics.metrics_for` returns the metrics of each subclass.
+    """
+
+    headline: ClassVar[tuple[str, ...]] = ("accuracy", "nll", "ece", "brier")
+    """The metrics that are printed in one line."""
+    criterion: ClassVar[str] = "nll"
+    """The metric by which models are compared, lower is better."""
+    score: ClassVar[str] = "accuracy"
+    """The metric beside the criterion in a training history."""
+
+    @property
+    @abstractmethod
+    def num_members(self) -> int:
+        """The number of members M."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of targets N."""
+
+    @abstractmethod
+    def mean(self) -> Self:
+        """Return the ensemble as one predictor (M = 1)."""
+
+    @abstractmethod
+    def subset(self, members: Sequence[int]) -> Self:
+        """Return the predictions of these members."""
+
+    def member(self, index: int) -> Self:
+        """Return the predictions of one member (M = 1)."""
+        return self.subset([index])
+
+
 @dataclass(frozen=True)
-class Predictions:
+class Predictions(RowPredictions):
     """Normalized log-probabilities of M members for N labelled examples.
 
     Args:
@@ -77,14 +114,34 @@ class Predictions:
     def __len__(self) -> int:
         return self.labels.shape[0]
 
-    def mean(self) -> Predictions:
+    def known(self) -> Predictions:
+        """Return the rows that have a label: all, except those of labels that are unknown."""
+        return self
+
+    def mean(self) -> Self:
         """Return the ensemble as one predictor (M = 1): the mean of the members' probabilities."""
-        return Predictions(mean_log_probs(self.log_probs)[None], self.labels)
+        return replace(self, log_probs=mean_log_probs(self.log_probs)[None])
 
-    def member(self, index: int) -> Predictions:
+    def member(self, index: int) -> Self:
         """Return the predictions of one member (M = 1)."""
-        return Predictions(self.log_probs[index][None], self.labels)
+        return replace(self, log_probs=self.log_probs[index][None])
 
-    def subset(self, members: Sequence[int]) -> Predictions:
+    def subset(self, members: Sequence[int]) -> Self:
         """Return the predictions of these members."""
-        return Predictions(self.log_probs[list(members)], self.labels)
+        return replace(self, log_probs=self.log_probs[list(members)])
+
+
+@dataclass(frozen=True)
+class DensePredictions(Predictions):
+    """Log-probabilities of M members for N labelled positions, such as pixels or tokens, which are not ignored.
+
+    Args:
+        log_probs: Log-probabilities (M, N, C).
+        labels: Class indices (N,).
+
+    Raises:
+        EnfoldError: If the shapes do not fit or a row is not normalized.
+    """
+
+    headline: ClassVar[tuple[str, ...]] = ("accuracy", "miou", "nll", "ece")
+    score: ClassVar[str] = "miou"

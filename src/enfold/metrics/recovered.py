@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from enfold.errors import EnfoldError
 from enfold.metrics.distributions import require_members
-from enfold.metrics.predictions import Predictions
+from enfold.metrics.predictions import RowPredictions
 from enfold.metrics.scores import example_correct, per_member
 from enfold.seeds import generator
 
@@ -54,8 +55,8 @@ def beyond_noise(interval: tuple[float, float]) -> bool:
 
 
 def gain_interval(
-    p: Predictions,
-    score: Callable[[Predictions], Tensor] = example_correct,
+    p: RowPredictions,
+    score: Callable[[Any], Tensor] = example_correct,
     *,
     samples: int = 1000,
     seed: int = 0,

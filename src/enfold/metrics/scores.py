@@ -6,21 +6,26 @@ A score is the mean over examples of its ``example_...`` function. Accuracies ar
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from enfold.errors import EnfoldError
-from enfold.metrics.distributions import class_labels, ensemble_log_probs, member_log_probs, of_label
-from enfold.metrics.predictions import Predictions
+from enfold.metrics.distributions import by_blocks, of_label
+from enfold.metrics.predictions import Predictions, RowPredictions, mean_log_probs
 
 
 def example_rank(p: Predictions) -> Tensor:
     """Return the number of classes ranked before the label (N,); of equally probable classes the lowest is first."""
-    log_probs, labels = ensemble_log_probs(p), class_labels(p)  # (N, C), (N,)
-    own = of_label(log_probs, labels)[:, None]
-    earlier = torch.arange(p.num_classes) < labels[:, None]
-    return ((log_probs > own) | ((log_probs == own) & earlier)).sum(-1)
+
+    def rank(members: Tensor, labels: Tensor) -> Tensor:
+        log_probs = mean_log_probs(members)  # (N, C)
+        own = of_label(log_probs, labels)[:, None]
+        earlier = torch.arange(p.num_classes) < labels[:, None]
+        return ((log_probs > own) | ((log_probs == own) & earlier)).sum(-1)
+
+    return by_blocks(p, rank)
 
 
 def example_correct(p: Predictions) -> Tensor:
@@ -30,13 +35,17 @@ def example_correct(p: Predictions) -> Tensor:
 
 def example_nll(p: Predictions) -> Tensor:
     """Return -log p̄(y) (N,); infinite where the label has probability 0."""
-    return of_label(ensemble_log_probs(p), class_labels(p)).abs()
+    return by_blocks(p, lambda members, labels: of_label(mean_log_probs(members), labels).abs())
 
 
 def example_brier(p: Predictions) -> Tensor:
     """Return Σ_c (p̄_c - 1[y = c])² (N,), from 0 to 2."""
-    probs = ensemble_log_probs(p).exp()
-    return (probs - torch.nn.functional.one_hot(class_labels(p), p.num_classes)).square().sum(-1)
+
+    def distance(members: Tensor, labels: Tensor) -> Tensor:
+        probs = mean_log_probs(members).exp()
+        return (probs - torch.nn.functional.one_hot(labels, p.num_classes)).square().sum(-1)
+
+    return by_blocks(p, distance)
 
 
 def accuracy(p: Predictions) -> float:
@@ -62,7 +71,7 @@ def nll(p: Predictions) -> float:
 
 def gibbs_nll(p: Predictions) -> float:
     """Return the mean of the members' negative log-likelihoods, which is at least `nll`."""
-    return of_label(member_log_probs(p), class_labels(p)).abs().mean().item()
+    return by_blocks(p, lambda members, labels: of_label(members, labels).abs().T).T.mean().item()
 
 
 def brier(p: Predictions) -> float:
@@ -70,12 +79,12 @@ def brier(p: Predictions) -> float:
     return example_brier(p).mean().item()
 
 
-def per_member(metric: Callable[[Predictions], float | Tensor], p: Predictions) -> Tensor:
+def per_member(metric: Callable[[Any], float | Tensor], p: RowPredictions) -> Tensor:
     """Return a metric of each member: (M,) for a scalar metric, (M, N) for a score of each example."""
     values = [torch.as_tensor(metric(p.member(m)), dtype=torch.float64) for m in range(p.num_members)]
     return torch.stack(values)
 
 
-def mean_member(metric: Callable[[Predictions], float], p: Predictions) -> float:
+def mean_member(metric: Callable[[Any], float], p: RowPredictions) -> float:
     """Return the mean over members of a metric of each member."""
     return per_member(metric, p).mean().item()

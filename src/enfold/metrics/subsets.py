@@ -35,6 +35,12 @@ def over_subsets(
 def subsets(num_members: int, size: int, *, limit: int = 1000, seed: int = 0) -> Iterator[tuple[int, ...]]:
     """Return all subsets of `size` members, or `limit` different random ones if there are more.
 
+    Args:
+        num_members: The number of members.
+        size: The number of members in a subset.
+        limit: The maximum number of subsets of one size.
+        seed: The seed.
+
     Raises:
         EnfoldError: If `size` or `limit` is out of range.
     """

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from enfold.errors import EnfoldError
 from enfold.metrics.distributions import class_labels, ensemble_log_probs, expected, of_label
 from enfold.metrics.predictions import Predictions
 
+P = TypeVar("P", bound=Predictions)
 COLDEST, HOTTEST = 1e-6, 1e6  # the range of the search
 _TIE = 1e-6  # tolerance for equal log-probabilities: rounding errors of float32
 
@@ -34,8 +37,9 @@ def fit_temperature(validation: Predictions) -> float:
     Raises:
         EnfoldError: If a label has probability 0.
     """
-    log_probs = ensemble_log_probs(validation)  # (N, C)
-    own = of_label(log_probs, class_labels(validation))  # (N,)
+    known = validation.known()
+    log_probs = ensemble_log_probs(known)  # (N, C)
+    own = of_label(log_probs, class_labels(known))  # (N,)
     if own.isinf().any():
         raise EnfoldError(
             f"validation must have no labels of probability 0, got {int(own.isinf().sum())} of them: "
@@ -51,7 +55,7 @@ def fit_temperature(validation: Predictions) -> float:
     return _root(slope, math.log(COLDEST), math.log(HOTTEST))
 
 
-def apply_temperature(p: Predictions, temperature: float) -> Predictions:
+def apply_temperature(p: P, temperature: float) -> P:
     """Return the predictions softmax(log p̄ / T) of the ensemble (M = 1), in float64 on the CPU.
 
     Raises:
@@ -59,10 +63,11 @@ def apply_temperature(p: Predictions, temperature: float) -> Predictions:
     """
     if not 0 < temperature < math.inf:
         raise EnfoldError(f"temperature must be positive and finite, got {temperature}: use 1 for no change")
-    return Predictions.from_logits(ensemble_log_probs(p) / temperature, p.labels.cpu())
+    log_probs = torch.log_softmax((ensemble_log_probs(p) / temperature)[None], dim=-1)
+    return replace(p, log_probs=log_probs, labels=p.labels.cpu())
 
 
-def evaluate_calibrated(metric: Callable[[Predictions], float], test: Predictions, validation: Predictions) -> float:
+def evaluate_calibrated(metric: Callable[[P], float], test: P, validation: P) -> float:
     """Return a metric of the test predictions at the temperature fitted on the validation predictions.
 
     With `nll`, `ece` and `brier` these are the calibrated cNLL, cECE and cBrier.
@@ -75,6 +80,20 @@ def evaluate_calibrated(metric: Callable[[Predictions], float], test: Prediction
     Raises:
         EnfoldError: If the predictions have different members or classes, or are of the same examples.
     """
+    require_other_examples(test, validation)
+    return metric(apply_temperature(test, fit_temperature(validation)))
+
+
+def require_other_examples(test: Predictions, validation: Predictions) -> None:
+    """Check that two predictions are those of the same members for other examples.
+
+    Args:
+        test: Predictions on test data.
+        validation: Predictions on validation data.
+
+    Raises:
+        EnfoldError: If the predictions have different members or classes, or are of the same examples.
+    """
     if test.log_probs.shape[::2] != validation.log_probs.shape[::2]:
         raise EnfoldError(
             "test and validation must be predictions of the same members and classes, got log_probs of shape "
@@ -82,10 +101,9 @@ def evaluate_calibrated(metric: Callable[[Predictions], float], test: Prediction
         )
     if has_same_examples(test, validation):
         raise EnfoldError(
-            "validation must hold other examples than test, got the same predictions: pass predictions on held-out "
+            "validation must contain other examples than test, got the same predictions: pass predictions on held-out "
             "validation data"
         )
-    return metric(apply_temperature(test, fit_temperature(validation)))
 
 
 def _root(slope: Callable[[float], float], low: float, high: float) -> float:

@@ -11,13 +11,21 @@ from typing import Any
 import numpy as np
 
 from enfold.io.files import write_json
-from enfold.report.alignment_groups import Kind, evenly, kinds_of, layer_name, left_out, short, telling
+from enfold.report.alignment_groups import (
+    Kind,
+    describe_omitted,
+    kinds_of,
+    layer_name,
+    select_evenly,
+    select_kinds,
+    short,
+)
 from enfold.report.alignment_matrices import draw_matrices
 from enfold.report.figure import FAINT, INK, draw_arrow, legend_above, write_figure
 
 Part = Any  # a part of a study as JSON holds it
 
-# Colours that people with any colour vision tell apart (M. Okabe and K. Ito, 2008); dashes and shapes do without.
+# Colours that are distinct for all types of colour vision (M. Okabe and K. Ito, 2008); dashes and shapes add to them.
 LOOKS: dict[str, dict[str, Any]] = {
     "naive": {"color": "#777777", "ls": "--", "marker": "X"},
     "weight matching": {"color": "#56B4E9", "ls": "-.", "marker": "s"},
@@ -28,72 +36,72 @@ LOOKS: dict[str, dict[str, Any]] = {
 }
 GROUPS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 SHAPES = ("o", "s", "^", "D", "v", "P")
-LOG_FROM = 10.0  # a spread of losses beyond which a linear axis hides the low ones
-LETTER = 0.085  # inches of a name
-LINES = 60  # of one figure, at most
-MODES = {  # of a line with batch norm: its title, and what its caption adds
-    "stored": ("batch-norm statistics interpolated", "Batch-norm statistics are mixed as weights are, which is wrong."),
+LOG_FROM = 10.0  # ratio of losses above which a linear axis hides the low ones
+LETTER = 0.085  # inches per letter of a name
+LINES = 60  # at most in one figure
+MODES = {  # batch-norm mode -> addition to the title, addition to the caption
+    "stored": ("batch-norm statistics interpolated", "Statistics are averaged like weights, which is wrong."),
     "repair": (
         "hidden units repaired",
-        "Hidden units of every mixture have the means and spreads of the two members, by REPAIR.",
+        "Hidden units of each interpolated network have the members' means and standard deviations, by REPAIR.",
     ),
     "train": ("batch-norm statistics of each batch", "Batch-norm statistics are those of each batch of test data."),
     "reset": (
         "batch-norm statistics measured again",
-        "Batch-norm statistics are measured again on training data for every mixture.",
+        "Batch-norm statistics are measured again on training data for each interpolated network.",
     ),
 }
-WORDS = {  # of a figure, in the order of a page: its title, and how to read it
+WORDS = {  # figure, in the order of a page -> title, caption
     "rows": (
         "Rows of weights before and after alignment",
-        "Layer by layer, a bar before and a dot after. Where alignment pairs the right units, the correlation of "
-        "paired rows rises from about 0 and their distance falls; read the distance beside the length of a row, since "
-        "soft permutations mix rows, which makes them shorter and so nearer to each other.",
+        "For each layer, a bar before and a dot after alignment. A correct alignment raises the correlation of paired "
+        "rows from about 0 and reduces their distance. Compare the distance with the norm of the rows: soft "
+        "permutations average rows, which makes them shorter and so closer to each other.",
     ),
     "line": (
         "On the straight line between two members",
-        "Accuracy and loss of weights mixed in every proportion. A dip in accuracy, or a hill of loss, is a barrier: "
-        "the two members are in different modes. A good alignment has none.",
+        "Accuracy and loss of interpolated weights. A minimum of accuracy or a maximum of the loss between the ends is "
+        "a barrier: the two members are in different modes. After a good alignment there is no barrier.",
     ),
     "averages": (
         "Averages of members' weights",
-        "Accuracy of one network with the mean of the first members' weights, as they are and aligned, beside their "
-        "ensemble. Far left is the mean member: an average is worth its name where it does not fall below.",
+        "Accuracy of one network with the mean of the first members' weights, unaligned and aligned, beside their "
+        "ensemble. The leftmost point is the mean member: a useful average is not below it.",
     ),
     "softness": (
         "Softness of the permutations",
-        "Entropy of a row of the learned matrix over the largest possible one, by layer, with the number of units: 0 "
-        "is a permutation, 1 is a uniform mixture. Groups of one layer, such as those inside its "
-        "heads, are dots of one line, and the number is their mean.",
+        "Mean entropy of the rows of the learned matrix relative to its maximum, by layer, with the number of units: 0 "
+        "is a permutation, 1 is a uniform mixture. Groups of one layer, such as the units of each of its "
+        "heads, are dots on one line, and the number is their mean.",
     ),
     "matrices": (
         "The soft permutations",
-        "Of member 2, each whole matrix with units in the order that the members have them (of a wide layer, the "
-        "largest entry of each block), then its hardest and its softest rows, with the columns of their best entries "
-        "in the same order. One dark entry a row, on the diagonal where columns are sorted, is a permutation; an even "
-        "colour is a mixture of all units.",
+        "For member 2, each complete matrix with units in the members' order (for a wide layer, the "
+        "largest entry of each block), then its hardest and softest rows, with the columns of their largest entries "
+        "in the same order. In a permutation each row has one dark entry, on the diagonal where columns are sorted; "
+        "a uniform colour is a mixture of all units.",
     ),
     "sweep": (
         "Temperatures",
-        "Accuracy, loss and softness of the average against the temperature it was learned at, beside the mean and the "
-        "ensemble of the members that are averaged: low ones give hard permutations that learn slowly, high ones mix "
-        "units until nothing is left.",
+        "Accuracy, loss and softness of the average by the temperature of the training, beside the mean and the "
+        "ensemble of the averaged members. Low temperatures give hard permutations that learn slowly; high "
+        "temperatures average all units.",
     ),
     "planted": (
         "A planted permutation",
-        "One member beside a copy of itself with units in another order and noise on its weights: how many units are "
-        "found again, against the noise. The dotted line is chance.",
+        "One member and a copy of it with permuted units and noise on its weights: the fraction of "
+        "units that are matched correctly, by noise. The dotted line is chance.",
     ),
     "different": (
         "Members that differ in function",
-        "Two members that learned other classes, or other labels, and averages of their weights, on all classes and "
-        "true labels. No alignment exists here: an average that does well has learned by training.",
+        "Two members that were trained on different classes or labels, and averages of their weights, on all classes "
+        "and true labels. No alignment exists here: an accurate average is the result of training.",
     ),
 }
 
 
 def draw_alignment(found: Mapping[str, Part], matrices: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Every figure that the parts of a study allow, as SVG and PNG; `matrices` are (members - 1, d, d) by group."""
+    """Draw all figures of the available sections as SVG and PNG; `matrices` are (members - 1, d, d) by group."""
     drawings: dict[str, Callable[[], Any]] = {}
     for name, (part, draw) in DRAWINGS.items():
         if found.get(part):
@@ -118,7 +126,7 @@ def draw_alignment(found: Mapping[str, Part], matrices: Mapping[str, Any], folde
 
 
 def _words(name: str) -> tuple[str, str]:
-    """Title and caption of a figure."""
+    """Return title and caption of a figure."""
     what, _, mode = name.partition("-")
     title, caption = WORDS[what]
     return (f"{title}, {MODES[mode][0]}", f"{caption} {MODES[mode][1]}") if mode else (title, caption)
@@ -134,11 +142,11 @@ def _figure(width: float, height: float, columns: int = 1, **changes: Any) -> tu
 
 
 def draw_rows(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Distance, deviation, correlation and length of rows, before and after, layer by layer."""
+    """Draw distance, deviation, correlation and norm of rows before and after alignment, layer by layer."""
     from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
 
-    shown = evenly(rows, LINES)
+    shown = select_evenly(rows, LINES)
     names = [short(layer_name(row["layer"])) + ("" if row["hidden"] else " (output)") for row in shown]
     figure, panels = _figure(8.5 + LETTER * max(map(len, names)), 1.7 + _height(len(shown)), 4, sharey=True)
     titles = {
@@ -163,31 +171,31 @@ def draw_rows(rows: Sequence[Mapping[str, Any]]) -> Any:
     marks: list[tuple[str, str, float, float]] = [("before", "|", 11, 2), ("after", "o", 7.5, 1.6)]
     handles = [Line2D([], [], ls="", marker=m, color=colour, ms=s, mew=w, label=label) for label, m, s, w in marks]
     if len(shown) < len(rows):
-        figure.supxlabel(f"left out: {len(rows) - len(shown)} layers between these, all in rows.json", size=10)
+        figure.supxlabel(f"omitted: {len(rows) - len(shown)} layers between these, all in rows.json", size=10)
     panels[0].set_title("Members' weights before and after alignment", loc="left", size=11, pad=24)
     legend_above(panels[0], handles, ncols=2, columnspacing=1.2, fontsize=9)
     return figure
 
 
 def _height(lines: int) -> float:
-    """Inches for so many lines, which are nearer to each other where there are many."""
+    """Return the height in inches for a number of lines; more lines are closer together."""
     return lines * min(0.42, max(0.2, 12 / lines))
 
 
 def _limits(values: Sequence[float]) -> tuple[float, float]:
-    """A range with 0 in it and some room."""
+    """Return limits of an axis that include 0 and a margin."""
     low, high = min(*values, 0.0), max(*values, 0.0)
-    room = 0.08 * ((high - low) or 1.0)
-    return low - room, high + room
+    margin = 0.08 * ((high - low) or 1.0)
+    return low - margin, high + margin
 
 
 def draw_line(lines: Mapping[str, Mapping[str, Any]], mode: str | None = None) -> Any:
-    """Accuracy and loss between two members as they are and aligned; `mode` is of batch norm."""
+    """Draw accuracy and loss between two members, unaligned and aligned; `mode` is that of batch norm."""
     figure, (left, right) = _figure(8, 3.5, 2)
     for name, line in lines.items():
         look = {**LOOKS[name], "ms": 3.5, "lw": 1.6, "label": name}
         if name == "weight matching":
-            look |= {"lw": 5, "ls": "-", "marker": ""}  # seen below a line that is the same
+            look |= {"lw": 5, "ls": "-", "marker": ""}  # remains visible below an equal line
         left.plot(line["alphas"], [100 * value for value in line["accuracy"]], **look)
         right.plot(line["alphas"], line["loss"], **look)
     losses = [value for line in lines.values() for value in line["loss"]]
@@ -204,7 +212,7 @@ def draw_line(lines: Mapping[str, Mapping[str, Any]], mode: str | None = None) -
 
 
 def _log_if_wide(axes: Any, values: Sequence[float], which: str = "y") -> bool:
-    """A log scale, with numbers as people write them, where a linear one would hide the low values."""
+    """Use a logarithmic scale, with plain numbers, if a linear scale would hide the low values."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     if min(values) <= 0 or max(values) / min(values) <= LOG_FROM:
@@ -218,10 +226,10 @@ def _log_if_wide(axes: Any, values: Sequence[float], which: str = "y") -> bool:
 
 
 def draw_softness(groups: Sequence[Mapping[str, Any]]) -> Any:
-    """Softness of each kind of units, a point for each of its groups and aligned members."""
+    """Draw the softness of each kind of units, with a point for each of its groups and aligned members."""
     values = {group["group"]: group["softness"] for group in groups}
     kinds = kinds_of({group["group"]: group["units"] for group in groups})
-    shown = telling(kinds, LINES)
+    shown = select_kinds(kinds, LINES)
     names = [str(kind) for kind in shown]
     figure, (axes,) = _figure(4.6 + LETTER * max(map(len, names)), 1.4 + _height(len(shown)))
     for height, kind in enumerate(shown):
@@ -236,17 +244,17 @@ def draw_softness(groups: Sequence[Mapping[str, Any]]) -> Any:
     axes.set_xlim(-0.02, 1.12)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
-    less = fill(left_out(kinds, shown, "matrices.json"), 50)
+    less = fill(describe_omitted(kinds, shown, "matrices.json"), 50)
     axes.set_xlabel("softness\n0: a permutation, 1: a uniform mixture" + (f"\n{less}" if less else ""))
     axes.set_title("Softness of the permutations", loc="left", size=11)
     return figure
 
 
 def draw_sweep(points: Sequence[Mapping[str, Any]], averages: Mapping[str, Any] | None = None) -> Any:
-    """Accuracy, NLL and softness by temperature; those that failed are named."""
+    """Draw accuracy, NLL and softness by temperature; temperatures that failed are named."""
     good = [point for point in points if point["failed"] is None]
     kinds = kinds_of(dict.fromkeys(good[0]["softness"], 0) if good else {})
-    shown = telling(kinds, len(GROUPS))
+    shown = select_kinds(kinds, len(GROUPS))
     figure, (left, middle, right) = _figure(9.6 + LETTER * max((len(kind.name) for kind in shown), default=0), 3.4, 3)
     temperatures = [point["temperature"] for point in good]
     look = {**LOOKS["permAVG"], "ms": 6, "lw": 1.6}
@@ -255,7 +263,7 @@ def draw_sweep(points: Sequence[Mapping[str, Any]], averages: Mapping[str, Any] 
     references = _references(left, middle, averages) if averages else []
     _log_if_wide(middle, [*(point["nll"] for point in good), *references] or [1.0])
     _draw_softness_by_temperature(right, good, shown)
-    less = left_out(kinds, shown, "sweep.json")
+    less = describe_omitted(kinds, shown, "sweep.json")
     beside = {"loc": "upper left", "bbox_to_anchor": (1.02, 1), "frameon": False, "alignment": "left"}
     right.legend(**beside, borderpad=0, borderaxespad=0, fontsize=8, title_fontsize=8, title=fill(less, 30) or None)
     labels = ("accuracy on test data (%)", "NLL on test data (nats)", "softness")
@@ -270,7 +278,7 @@ def draw_sweep(points: Sequence[Mapping[str, Any]], averages: Mapping[str, Any] 
 
 
 def _references(left: Any, middle: Any, averages: Mapping[str, Any]) -> list[float]:
-    """Lines of the members that are merged, which are seen where they are the same; their NLLs."""
+    """Draw lines for the merged members, which remain visible where they coincide, and return their NLLs."""
     looks = {"ensemble": {"ls": "-", "lw": 4, "alpha": 0.45}, "mean member": {"ls": (0, (4, 2)), "lw": 1.2}}
     scores = {name: next(iter(averages[name].values())) for name in looks}
     for name, look in looks.items():
@@ -300,7 +308,7 @@ def _by_temperature(axes: Any, points: Sequence[Mapping[str, Any]]) -> None:
 
 
 def draw_averages(averages: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Accuracy of averaged weights by the number of members."""
+    """Draw the accuracy of averaged weights by the number of members."""
     figure, (axes,) = _figure(5.5, 3.5)
     alone = averages["naive"]["1"]["accuracy"]
     merged = next(iter(averages["permAVG"]))
@@ -324,7 +332,7 @@ def draw_averages(averages: Mapping[str, Mapping[str, Any]]) -> Any:
 
 
 def draw_planted(points: Sequence[Mapping[str, Any]]) -> Any:
-    """Share of a planted permutation that is found, by noise."""
+    """Draw the fraction of a planted permutation that is recovered, by noise."""
     figure, (axes,) = _figure(6.2, 3.4)
     places = range(len(points))
     for name in points[0]["recovered"]:
@@ -345,7 +353,7 @@ def draw_planted(points: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def draw_different(pairs: Sequence[Mapping[str, Any]]) -> Any:
-    """Accuracy of two members that were taught different things, and of their averages."""
+    """Draw the accuracy of two members that were trained on different tasks, and of their averages."""
     from matplotlib.lines import Line2D
 
     figure, (axes,) = _figure(6.5, 1.7 + 0.55 * len(pairs))

@@ -1,4 +1,4 @@
-"""The figure of soft permutations: each matrix whole, and its hardest and softest rows."""
+"""Figures of soft permutations: each complete matrix, and its hardest and softest rows."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from enfold.report.alignment_groups import kinds_of, left_out, telling
+from enfold.report.alignment_groups import describe_omitted, kinds_of, select_kinds
 
 Array = npt.NDArray[np.float64]
 
 MOST = 5  # layers of one figure
-WHOLE = 64  # blocks along one side of a whole matrix: of single entries of 512 x 512 nothing is seen
+MAX_BLOCKS = 64  # blocks along one side of a complete matrix: single entries of 512 x 512 would not be visible
 ZOOM = 24  # units of a matrix shown one by one
 TICKS = ("0", "0.01", "0.05", "0.1", "0.25", "0.5", "0.75", "1")
 
 
 def draw_matrices(matrices: Mapping[str, Array]) -> Any:
-    """Matrices of the second member: whole, and their hardest and softest rows with their own columns."""
+    """Draw complete matrices of the second member, and their hardest and softest rows with their own columns."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     kinds = kinds_of({name: len(matrix) for name, matrix in matrices.items()})
-    shown = telling(kinds, MOST)
+    shown = select_kinds(kinds, MOST)
     columns = 3 if any(kind.units > ZOOM for kind in shown) else 2
     figure = Figure(figsize=(2.8 * columns, 1.5 + 2.9 * len(shown)), layout="constrained")
     FigureCanvasAgg(figure)
@@ -35,7 +35,7 @@ def draw_matrices(matrices: Mapping[str, Array]) -> Any:
         drawn = _draw_line(line, matrices[kind.groups[0]], f"{fill(kind.name, 30)}\n{first}{kind.units} units")
     bar = figure.colorbar(drawn, ax=panels, location="top", shrink=0.7, aspect=40, pad=0.01)
     bar.set_ticks([float(tick) for tick in TICKS], labels=TICKS)
-    less = fill(left_out(kinds, shown, "matrices.safetensors"), 90)
+    less = fill(describe_omitted(kinds, shown, "matrices.safetensors"), 90)
     bar.set_label("entry of the soft permutation of member 2" + (f"\n{less}" if less else ""))
     return figure
 
@@ -62,12 +62,12 @@ def _draw_line(line: Any, matrix: Array, title: str) -> Any:
 
 
 def _block(units: int) -> int:
-    """How many entries along a side are shown as one."""
-    return -(-units // WHOLE)
+    """Return the number of entries along a side that are shown as one."""
+    return -(-units // MAX_BLOCKS)
 
 
 def _blocks(matrix: Array) -> Array:
-    """The largest entry of each block, so that single ones are seen."""
+    """Return the largest entry of each block, so that single large entries remain visible."""
     side = _block(len(matrix))
     count = -(-len(matrix) // side)
     padded = np.zeros((count * side, count * side))
@@ -76,7 +76,7 @@ def _blocks(matrix: Array) -> Array:
 
 
 def _ends(matrix: Array) -> dict[str, Array]:
-    """The rows with the largest and with the smallest best entries; columns are those of these entries, in order."""
+    """Return the rows with the largest and the smallest maxima; columns are those of the maxima, in order."""
     from scipy.optimize import linear_sum_assignment
 
     rows, columns = linear_sum_assignment(matrix, maximize=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from enfold.report.alignment_groups import kinds_of, layer_name, left_out, telling
+from enfold.report.alignment_groups import describe_omitted, kinds_of, layer_name, select_kinds
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -16,7 +16,7 @@ Cells = tuple[str, Sequence[str], list[list[str]]]  # title, header, rows
 
 
 def alignment_tables(found: Mapping[str, Part]) -> list[Table]:
-    """One table a part, in the order in which they were computed."""
+    """Return one table for each section, in the order in which they were computed."""
     from rich.table import Table
 
     tables = []
@@ -31,7 +31,7 @@ def alignment_tables(found: Mapping[str, Part]) -> list[Table]:
 
 
 def study_cells(found: Mapping[str, Part]) -> list[Cells]:
-    """Title, header with units and cells of each part that is there."""
+    """Return title, header with units, and cells of each section that exists."""
     return [cells(found[name]) for name, cells in CELLS.items() if name in found]
 
 
@@ -116,7 +116,7 @@ def _averages(averages: Mapping[str, Mapping[str, Any]]) -> Cells:
 def _sweep(points: Sequence[Mapping[str, Any]]) -> Cells:
     known: Mapping[str, float] = next((point["softness"] for point in points if point["softness"]), {})
     kinds = kinds_of(dict.fromkeys(known, 0))
-    shown = telling(kinds, SOFTNESSES)
+    shown = select_kinds(kinds, SOFTNESSES)
     header = ("temperature", "accuracy (%)", "NLL (nats)", *(f"softness, {kind.name}" for kind in shown))
     cells = []
     for point in points:
@@ -125,7 +125,7 @@ def _sweep(points: Sequence[Mapping[str, Any]]) -> Cells:
             continue
         soft = [f"{kind.mean(point['softness']):.3f}" for kind in shown]
         cells.append([f"{point['temperature']:g}", _percent(point["accuracy"]), f"{point['nll']:.4f}", *soft])
-    less = left_out(kinds, shown, "sweep.json")
+    less = describe_omitted(kinds, shown, "sweep.json")
     return "permAVG by temperature, on test data" + (f"; softness {less}" if less else ""), header, cells
 
 

@@ -107,7 +107,14 @@ Builder = Callable[[Sequence[Content]], Section | None]
 
 
 def section_per_run(key: str, title: str, intro: str, blocks: Callable[[Content], Sequence[Block]]) -> Builder:
-    """Return a builder of a section with the blocks of each run, or of None if no run has any."""
+    """Return a builder of a section with the blocks of each run, or of None if no run has any.
+
+    Args:
+        key: The id of the section.
+        title: The title.
+        intro: The text below the title.
+        blocks: Returns the blocks of one run.
+    """
 
     def build(contents: Sequence[Content]) -> Section | None:
         parts = [(content.name, tuple(blocks(content))) for content in contents]

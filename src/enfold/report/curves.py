@@ -47,8 +47,8 @@ def _progress(training: Training) -> list[Item]:
         Item(str(training.seed)),
         Item(f"{training.done}{planned}"),
         Item("–" if left is None else duration(left)),
-        Item(_mean(last.get("validation_nll"), 1, 4)),
-        Item(_mean(last.get("validation_accuracy"), 100, 2)),
+        Item(_mean(last.get("validation_loss"), 1, 4)),
+        Item(_mean(last.get("validation_score"), 100, 2)),
     ]
 
 
@@ -116,8 +116,8 @@ def draw_members(trainings: Sequence[Training]) -> Any:
     for training in trainings:
         for number in range(len(_epochs(training)[0]["train_loss"])):
             _line(left, training, partial(_nth, "train_loss", number), color=member, lw=0.8)
-            _line(right, training, partial(_nth, "validation_nll", number), color=member, lw=0.8)
-        _line(right, training, lambda epoch: epoch["ensemble_nll"], color=ensemble, lw=2)
+            _line(right, training, partial(_nth, "validation_loss", number), color=member, lw=0.8)
+        _line(right, training, lambda epoch: epoch["ensemble_loss"], color=ensemble, lw=2)
     left.set_ylabel("training loss")
     right.set_ylabel("validation NLL (nats)")
     _set_scales(left, right)
@@ -140,7 +140,7 @@ def draw_others(trainings: Sequence[Training], stages: Sequence[str]) -> Any:
         if stage.startswith("controls/"):
             looks[stage]["color"] = KINDS["control"].colour
     for training in trainings:
-        _line(axes, training, lambda epoch: _average(epoch["validation_nll"]), lw=1.2, **looks[training.stage])
+        _line(axes, training, lambda epoch: _average(epoch["validation_loss"]), lw=1.2, **looks[training.stage])
     axes.set_ylabel("validation NLL (nats)")
     _set_scales(axes)
     handles = [Line2D([], [], lw=1.6, label=stage.split("/", 1)[1], **look) for stage, look in looks.items()]

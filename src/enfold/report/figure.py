@@ -30,7 +30,7 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Kind:
-    """How models of one kind are drawn."""
+    """The style of the models of one kind."""
 
     title: str
     colour: str
@@ -173,16 +173,16 @@ def _scales(panels: Any, near: Sequence[Point], points: Sequence[Point]) -> None
     low, high = min(costs), max(costs)
     if low > 0 and high / low > LOG_FROM:
         axes.set_xscale("log", base=2)
-        room = (high / low) ** 0.12
-        axes.set_xlim(low / room, high * room)
+        margin = (high / low) ** 0.12
+        axes.set_xlim(low / margin, high * margin)
     else:
         axes.set_xlim(0, (high or 1.0) * 1.25)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda cost, _: f"{cost:g}×"))
     axes.xaxis.set_minor_locator(NullLocator())
     best = min((point.nll - point.deviation for point in near), default=0.0)
     worst = max((point.nll + point.deviation for point in near), default=1.0)
-    room = 0.07 * ((worst - best) or abs(best) or 1.0)
-    axes.set_ylim(worst + room, best - room)
+    margin = 0.07 * ((worst - best) or abs(best) or 1.0)
+    axes.set_ylim(worst + margin, best - margin)
 
 
 def _words(panels: Any, points: Sequence[Point]) -> None:
@@ -200,7 +200,7 @@ def _words(panels: Any, points: Sequence[Point]) -> None:
 
 
 def legend_above(axes: Any, handles: Sequence[Any], **changes: Any) -> None:
-    """A legend in one line above a panel."""
+    """Add a legend in one line above a panel."""
     axes.legend(
         handles=handles,
         loc="lower left",
@@ -343,7 +343,17 @@ def _lines(axes: Any, near: Sequence[Point], middles: Array) -> Array:
 def draw_arrow(
     axes: Any, height: float, start: float, end: float, colour: str, label: str, hollow: bool = False
 ) -> None:
-    """Draw a line from a short bar (the value before) to a circle (the value after)."""
+    """Draw a line from a short bar (the value before) to a circle (the value after).
+
+    Args:
+        axes: The axes of Matplotlib.
+        height: The vertical position.
+        start: The value before.
+        end: The value after.
+        colour: The colour.
+        label: The label of the legend.
+        hollow: Whether the circle is not filled.
+    """
     axes.plot([start, end], [height, height], color=colour, lw=1.6, zorder=2)
     axes.plot([start], [height], "|", color=colour, ms=11, mew=2, zorder=3)
     axes.plot(

@@ -203,10 +203,10 @@ def _name_limits(axes: Any, arrays: Arrays, low: float) -> None:
 def draw_paths(facts: Facts, arrays: Arrays) -> Any:
     """Return the figure of loss, accuracy and disagreement along every path."""
     figure, (panels,) = _figure(9.6, 3.9, 1, 3)
-    shares = iter(("#CC79A7", "#E69F00", "#0072B2"))
+    colours = iter(("#CC79A7", "#E69F00", "#0072B2"))
     handles = []
     for path in facts["paths"]:
-        colour, dashes = PATHS.get(path) or (next(shares, FAINT), ":")
+        colour, dashes = PATHS.get(path) or (next(colours, FAINT), ":")
         t = arrays[f"{path}/t"]
         handles += panels[0].plot(t, arrays[f"{path}/loss"], color=colour, ls=dashes, lw=1.8, label=_path_name(path))
         panels[1].plot(t, 100 * arrays[f"{path}/accuracy"], color=colour, ls=dashes, lw=1.8)

@@ -54,7 +54,14 @@ def draw_svg(make: Callable[[], Any], purpose: str) -> str:
 
 
 def inline_svg(text: str, alt: str, prefix: str, where: str = "a figure") -> str:
-    """Return SVG for a page: unique ids, no scripts, no external links, with alt text."""
+    """Return SVG for a page: unique ids, no scripts, no external links, with alt text.
+
+    Args:
+        text: The SVG.
+        alt: The alternative text.
+        prefix: The prefix of ids, which makes them unique on the page.
+        where: The name of the source, for messages.
+    """
     try:
         root = ElementTree.fromstring(text)  # noqa: S314 - expat refuses what would expand without bound
     except ElementTree.ParseError as error:

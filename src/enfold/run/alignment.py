@@ -1,4 +1,4 @@
-"""The study of a run's alignment: part by part, each kept as soon as it is finished and not computed again."""
+"""The alignment of a run's members: each section is stored when it is finished and not computed again."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from enfold.metrics import accuracy, nll
 from enfold.progress import progress, titled
 from enfold.registry import find_method, suggest
 from enfold.run.override import apply_override
-from enfold.run.recipe import as_tuple
+from enfold.run.recipe import as_tuple, train_config_adapter
 from enfold.run.recipe_errors import Place, describe_error
 from enfold.run.seed_run import SeedRun
 from enfold.seeds import generator
@@ -57,38 +57,42 @@ from enfold.train import TrainConfig
 
 PARTS = ("rows", "line", "matrices", "averages", "sweep", "planted", "different")
 MATRICES = "matrices.safetensors"
-# Counted up when a part comes to hold other numbers than it did.
+# Increased when the content of a section changes.
 MEANINGS = {"rows": 2, "averages": 2, "planted": 2, "different": 2}
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a study shall do."""
+class AlignmentOptions:
+    """The members, data and values of an analysis of alignment."""
 
-    members: int = 2  # the first so many are aligned
-    examples: int | None = None  # of the training part, to learn from; None: all
-    points: int = 21  # of each line
+    members: int = 2  # number of members to align, the first of the run
+    examples: int | None = None  # number of training examples; None: all
+    points: int = 21  # on each line
     temperatures: tuple[float, ...] = TEMPERATURES
     noises: tuple[float, ...] = NOISES
     only: tuple[str, ...] = PARTS
 
     def check(self, run: SeedRun) -> None:
-        """Refuse what cannot be done before anything is written."""
+        """Raise an error for options that cannot be computed, before anything is written."""
         for name in self.only:
             if name not in PARTS:
-                raise EnfoldError(f"a study has no part '{name}'{suggest(name, PARTS)}: it has {', '.join(PARTS)}")
+                raise EnfoldError(
+                    f"an analysis has no section '{name}'{suggest(name, PARTS)}: it has {', '.join(PARTS)}"
+                )
         if not 2 <= self.members <= run.recipe.members:
             raise EnfoldError(
-                f"2 to {run.recipe.members} of the run's members can be aligned, got {self.members}: change --members"
+                f"--members must be from 2 to {run.recipe.members} for this run, got {self.members}: change it"
             )
         if self.examples is not None and self.examples < 2:
-            raise EnfoldError(f"alignment is learned from 2 examples or more, got {self.examples}: raise --examples")
+            raise EnfoldError(f"--examples must be at least 2, got {self.examples}: raise it")
         if self.points < 2:
-            raise EnfoldError(f"a line needs its two ends, got {self.points} points: 21 are usual")
+            raise EnfoldError(f"--points must be at least 2, got {self.points}: 21 are usual")
         if not all(0 < each < math.inf for each in self.temperatures):
-            raise EnfoldError(f"temperatures must be above 0, got {min(self.temperatures)}: 1 is the published one")
+            raise EnfoldError(f"temperatures must be above 0, got {min(self.temperatures)}: 1 is the published value")
         if not all(0 <= each < math.inf for each in self.noises):
-            raise EnfoldError(f"noise must be 0 or more, got {min(self.noises)}: 1 is as large as the weights")
+            raise EnfoldError(
+                f"noise must be 0 or more, got {min(self.noises)}: 1 is the standard deviation of the weights"
+            )
 
 
 def permutation_options(
@@ -134,18 +138,25 @@ def _train_config(changes: Any, epochs: int | None, place: Place) -> TrainConfig
         raise EnfoldError(f"there is no training setting '{unknown}'{near}: see TrainConfig")
     values = {key: as_tuple(value) for key, value in own.items()}
     try:
-        return TypeAdapter(TrainConfig).validate_python({**vars(PUBLISHED), **values})
+        return train_config_adapter().validate_python({**vars(PUBLISHED), **values})
     except ValidationError as error:
         raise describe_error(error, place, TrainConfig, ("train",)) from error
 
 
-def study(run: SeedRun, folder: Path, asked: Asked, fold: PermutationOptions) -> dict[str, Any]:
-    """All parts asked for, by name, as JSON holds them; those that are in the folder already are read."""
-    asked.check(run)
-    own = _Study(run, folder, asked, fold)
+def study(run: SeedRun, folder: Path, options: AlignmentOptions, permutation: PermutationOptions) -> dict[str, Any]:
+    """Return the requested sections by name, in the form of JSON; stored ones are read.
+
+    Args:
+        run: The seed to analyse.
+        folder: The folder of the results.
+        options: The members, data and sections.
+        permutation: The options of permAVG.
+    """
+    options.check(run)
+    own = _Study(run, folder, options, permutation)
     found: dict[str, Any] = {}
-    with progress("alignment", len(asked.only)) as bar:
-        for name in (name for name in PARTS if name in asked.only):
+    with progress("alignment", len(options.only)) as bar:
+        for name in (name for name in PARTS if name in options.only):
             found[name] = getattr(own, name)()
             bar.advance(1)
             bar.say(name)
@@ -153,38 +164,43 @@ def study(run: SeedRun, folder: Path, asked: Asked, fold: PermutationOptions) ->
 
 
 def stored_matrices(folder: Path) -> dict[str, Tensor]:
-    """The soft permutations of a study by group, (members - 1, d, d); none if they were not learned yet."""
+    """Return the stored soft permutations by group, (members - 1, d, d); empty if none are stored."""
     return _read_matrices(folder / MATRICES)[1]
 
 
 class _Study:
     """The members of one seed and the results about their alignment."""
 
-    def __init__(self, run: SeedRun, folder: Path, asked: Asked, fold: PermutationOptions) -> None:
-        self.run, self.folder, self.asked, self.fold = run, folder, asked, fold
-        settings = {"seed": run.seed, "members": asked.members, "examples": asked.examples, "fold": asdict(fold)}
+    def __init__(self, run: SeedRun, folder: Path, options: AlignmentOptions, permutation: PermutationOptions) -> None:
+        self.run, self.folder, self.options, self.permutation = run, folder, options, permutation
+        settings = {
+            "seed": run.seed,
+            "members": options.members,
+            "examples": options.examples,
+            "fold": asdict(permutation),
+        }
         self.settings: dict[str, Any] = json.loads(json.dumps({**settings, "weights": run.members_digest}))
 
     @cached_property
     def data(self) -> Data:
-        """The run's data, with as many training examples as asked for."""
-        data, count = self.run.data, self.asked.examples
+        """The run's data, with the requested number of training examples."""
+        data, count = self.run.data, self.options.examples
         if count is None:
             return data
         if not isinstance(data.train, Split):
-            raise EnfoldError("examples are chosen from a training part in memory, got a loader: leave --examples out")
+            raise EnfoldError("--examples selects from a training split in memory, got a loader: omit --examples")
         order = torch.randperm(len(data.train), generator=generator(self.run.seed, "alignment"))
         return data.replace(train=data.train[order[:count]])
 
     @cached_property
-    def everyone(self) -> DeepEnsemble:
+    def all_members(self) -> DeepEnsemble:
         """All members of the run."""
         return self.run.members().cpu()
 
     @cached_property
     def members(self) -> DeepEnsemble:
-        """Those that are aligned."""
-        chosen: DeepEnsemble = self.everyone[: self.asked.members]
+        """The members that are aligned."""
+        chosen: DeepEnsemble = self.all_members[: self.options.members]
         return chosen
 
     @cached_property
@@ -193,11 +209,11 @@ class _Study:
         file = self.folder / MATRICES
         settings, matrices = _read_matrices(file)
         if matrices and settings == self.settings:
-            return restore_alignment(self.members, self.data, self.fold, list(matrices.values()))
+            return restore_alignment(self.members, self.data, self.permutation, list(matrices.values()))
         digest = hashlib.sha256(json.dumps(self.settings).encode()).hexdigest()[:12]
-        checkpoint = self.folder / f"learned-{digest}.checkpoint.safetensors"  # one of other settings is of no use
-        with titled(f"permAVG at temperature {self.fold.temperature:g}"):
-            found = train_alignment(self.members, self.data, self.fold, checkpoint=checkpoint)
+        checkpoint = self.folder / f"learned-{digest}.checkpoint.safetensors"  # only valid for these settings
+        with titled(f"permAVG at temperature {self.permutation.temperature:g}"):
+            found = train_alignment(self.members, self.data, self.permutation, checkpoint=checkpoint)
         values = {
             f"{k:03d} {g.name}": m.contiguous()
             for k, (g, m) in enumerate(zip(found.groups, found.matrices, strict=True))
@@ -209,7 +225,7 @@ class _Study:
         return found
 
     def rows(self) -> Any:
-        """Rows of each layer before and after."""
+        """Compare the rows of each layer before and after alignment."""
 
         def make() -> Any:
             states = states_of(self.members)
@@ -218,11 +234,11 @@ class _Study:
         return self._part("rows", {}, make)
 
     def matrices(self) -> Any:
-        """How soft the matrices are."""
+        """Compute statistics of the soft permutations."""
         return self._part("matrices", {}, lambda: compute_matrix_statistics(self.aligned.groups, self.aligned.matrices))
 
     def line(self) -> Any:
-        """Between members 1 and 2 as they are, matched by weights, aligned by permAVG; by treatment of statistics."""
+        """Evaluate lines between members 1 and 2, unaligned, matched and aligned by permAVG, by batch-norm mode."""
 
         def make() -> Any:
             network = self.members.member(0)
@@ -233,7 +249,7 @@ class _Study:
                 for mode in modes
             }
 
-        return self._part("line", {"points": self.asked.points}, make)
+        return self._part("line", {"points": self.options.points}, make)
 
     def _ends(self) -> dict[str, State]:
         matched = states_of(align(self.members[:2], self.data))[1]
@@ -241,51 +257,51 @@ class _Study:
 
     def _line(self, network: nn.Module, first: State, second: State, mode: Any) -> dict[str, Any]:
         how = {"repair": True} if mode == "repair" else {"batch_norm": mode}
-        found = interpolate(network, first, second, self.data, points=self.asked.points, **how)
+        found = interpolate(network, first, second, self.data, points=self.options.points, **how)
         return {**found.as_dict(), "barrier": to_json(compute_barriers(found))}
 
     def averages(self) -> Any:
-        """Averages of weights beside the mean member and the ensemble of those that are aligned."""
+        """Evaluate averages of weights, the mean member and the ensemble of the aligned members."""
 
         def make() -> Any:
-            matched = states_of(align(self.everyone, self.data))
-            counts = range(2, self.everyone.num_members + 1)
-            said = predict(self.members, self.data.test).mean()
+            matched = states_of(align(self.all_members, self.data))
+            counts = range(2, self.all_members.num_members + 1)
+            predictions = predict(self.members, self.data.test).mean()
             return {
-                "naive": score_naive_averages(self.everyone, self.data),
-                "weight matching": {k: score_average(self.everyone, matched[:k], self.data) for k in counts},
-                "permAVG": {self.asked.members: score_average(self.members, self.aligned.states(), self.data)},
-                "ensemble": {self.asked.members: Scores(accuracy(said), nll(said))},
-                "mean member": {self.asked.members: score_mean_member(self.members, self.data)},
+                "naive": score_naive_averages(self.all_members, self.data),
+                "weight matching": {k: score_average(self.all_members, matched[:k], self.data) for k in counts},
+                "permAVG": {self.options.members: score_average(self.members, self.aligned.states(), self.data)},
+                "ensemble": {self.options.members: Scores(accuracy(predictions), nll(predictions))},
+                "mean member": {self.options.members: score_mean_member(self.members, self.data)},
             }
 
         return self._part("averages", {"all": self.run.recipe.members}, make)
 
     def sweep(self) -> Any:
-        """permAVG at several temperatures."""
+        """Train and evaluate permAVG at several temperatures."""
 
         def one(temperature: float) -> Any:
-            if temperature == self.fold.temperature:
+            if temperature == self.permutation.temperature:
                 return score_temperature(self.aligned, self.data, temperature)
-            return train_at_temperature(self.members, self.data, self.fold, temperature)
+            return train_at_temperature(self.members, self.data, self.permutation, temperature)
 
-        return self._points("sweep", "temperature", self.asked.temperatures, one)
+        return self._points("sweep", "temperature", self.options.temperatures, one)
 
     def planted(self) -> Any:
-        """Planted permutations with growing noise."""
+        """Recover planted permutations at increasing noise."""
 
         def one(noise: float) -> Any:
-            return recover_planted(self.members, self.data, self.fold, noise, seed=self.run.seed)
+            return recover_planted(self.members, self.data, self.permutation, noise, seed=self.run.seed)
 
-        return self._points("planted", "noise", self.asked.noises, one)
+        return self._points("planted", "noise", self.options.noises, one)
 
     def different(self) -> Any:
-        """Members that were taught different things."""
+        """Align and average members that were trained on different tasks."""
         plan = self.run.recipe.members_config(self.run.seed, self.run.device)
 
         def make(difference: Any) -> Any:
             pair = train_different_pair(self.run.make_network, self.data, plan, difference)
-            return align_different_pair(pair, self.data, self.fold, difference)
+            return align_different_pair(pair, self.data, self.permutation, difference)
 
         return self._points(
             "different", "difference", ("classes", "labels"), make, {"plan": json.loads(json.dumps(asdict(plan)))}
@@ -302,7 +318,7 @@ class _Study:
     def _points(
         self, name: str, key: str, values: Sequence[Any], make: Callable[[Any], Any], more: dict[str, Any] | None = None
     ) -> list[Any]:
-        """A part that is kept point by point; points of other values stay where they are."""
+        """Return the points of a section; each is stored when it is finished, beside points of other values."""
         settings = self._settings(name, more or {})
         stored: list[Any] = self._stored(name, settings) or []
         for value in values:
@@ -312,12 +328,12 @@ class _Study:
         return [each for value in values for each in stored if each[key] == value]
 
     def _settings(self, name: str, more: dict[str, Any]) -> dict[str, Any]:
-        """All that a part depends on; one of an earlier meaning is computed again."""
+        """Return all settings that a section depends on, including the version of its content."""
         meaning = {"meaning": MEANINGS[name]} if name in MEANINGS else {}
         return {**self.settings, **more, **meaning}
 
     def _stored(self, name: str, settings: dict[str, Any]) -> Any:
-        """What was found with the same settings; what was found with others is of no use."""
+        """Return the stored results with the same settings; None if there are none."""
         file = self.folder / f"{name}.json"
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
@@ -335,7 +351,7 @@ def _has_batch_norm(network: nn.Module) -> bool:
 
 
 def _read_matrices(file: Path) -> tuple[Any, dict[str, Tensor]]:
-    """The settings and the matrices by group, in the order of the groups."""
+    """Return the settings and the matrices by group, in the order of the groups."""
     if not file.is_file():
         return None, {}
     try:
@@ -343,5 +359,5 @@ def _read_matrices(file: Path) -> tuple[Any, dict[str, Tensor]]:
             settings = json.loads((stored.metadata() or {}).get("settings", "null"))
             names = sorted(stored.keys())
             return settings, {name.split(" ", 1)[1]: stored.get_tensor(name) for name in names}
-    except (SafetensorError, ValueError):  # damaged: learned again
+    except (SafetensorError, ValueError):  # damaged: they are learned again
         return None, {}

@@ -1,4 +1,4 @@
-"""Where the analyses of a run are stored."""
+"""Folders of the analyses of a run."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from enfold.run.seed_run import SeedRun
 
 
 def home(name: str, run: SeedRun, out: Path | None = None) -> Path:
-    """The folder of an analysis: with its seed, unless it is to be elsewhere; one that holds another seed's is refused.
+    """Return the folder of an analysis: that of its seed, or `out`.
 
-    A run of one seed is its own seed's folder.
+    Raises:
+        EnfoldError: If the path is a file, or the folder contains the results of another seed.
     """
     folder = run.run.path / name if out is None else out
     if folder.exists() and not folder.is_dir():
-        raise EnfoldError(f"an analysis needs a folder, got the file '{folder}': choose another --out")
+        raise EnfoldError(f"--out must be a folder, got the file '{folder}': choose another folder")
     others = sorted(_seeds_in(folder) - {run.seed})
     if others:
         raise EnfoldError(
-            f"a folder holds the {name} of one seed, but '{folder}' has that of seed {others[0]}, got seed "
-            f"{run.seed}: choose another --out, or leave it out"
+            f"a folder must contain the {name} of one seed, but '{folder}' has that of seed {others[0]}, got seed "
+            f"{run.seed}: choose another --out, or omit it"
         )
     return folder
 
 
 def _seeds_in(folder: Path) -> set[int]:
-    """Of the parts that lie there; files that are none, or are damaged, are not asked here."""
+    """Return the seeds of the parts in a folder; damaged and other files are ignored."""
     found = set()
     for file in folder.glob("*.json"):
         try:

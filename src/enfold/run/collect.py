@@ -1,4 +1,4 @@
-"""Collect what is stored of a run for a report or a model card; nothing is run or written."""
+"""Collect the stored results of a run for a report or a model card; nothing is trained or written."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def collect(path: Path, *, label: str | None = None) -> Content:
     recipe = run.recipe()
     try:
         return _collect(run, recipe, label)
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:  # any file may hold anything
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:  # a file may have any content
         raise EnfoldError(
-            f"'{path}' must hold results as enfold writes them, but one of its files does not "
+            f"'{path}' must contain results written by enfold, but one of its files does not "
             f"({type(error).__name__}: {error}): write them again with  {recipe.command('evaluate', path)}"
         ) from error
 
@@ -77,7 +77,7 @@ def _collect(run: RunDirectory, recipe: Recipe, label: str | None) -> Content:
 
 
 def _summary(run: RunDirectory, recipe: Recipe, runs: list[SeedRun]) -> dict[str, Any]:
-    """What the run wrote at its end, or the seeds that are evaluated so far."""
+    """Return the stored summary of the run, or of the seeds that are evaluated so far."""
     if (run.path / "summary.json").is_file():
         summary: dict[str, Any] = dict(run.read_json("summary.json"))
     else:
@@ -97,7 +97,9 @@ def _seed(run: SeedRun, labels: list[str]) -> Seed:
         stored = run.run.read_predictions(label)
         file = run.run.path / "predictions" / f"{label}.safetensors"
         if stored is None and file.exists():
-            raise EnfoldError(f"'{file}' must hold predictions, but it is damaged: delete it and run  enfold evaluate")
+            raise EnfoldError(
+                f"'{file}' must contain predictions, but it is damaged: delete it and run  enfold evaluate"
+            )
         if stored is not None:
             predictions[label] = stored
     kept = {
@@ -115,9 +117,17 @@ def _headline(
     comparison: Comparison,
     label: str | None,
 ) -> Headline | None:
-    """The single network, else the ensemble step, with the lowest NLL on validation data, or the given label.
+    """Return the single network, else the ensemble step, with the lowest NLL on validation data, or the given label.
 
     A step whose weights are those of a member does not count.
+
+    Args:
+        recipe: The recipe of the run.
+        summary: The mean scores of the rows.
+        outputs: The predictions of each row, a list over seeds.
+        controls: The name of the control of each step.
+        comparison: Differences between rows.
+        label: The step to report; None chooses it.
     """
     rows = summary["rows"]
     steps = [step for step in recipe.steps if step.label in outputs]
@@ -151,7 +161,7 @@ def _headline(
 
 
 def _examples(run: RunDirectory, recipe: Recipe, seeds: tuple[Seed, ...], headline: Headline | None) -> Examples | None:
-    """Where the ensemble and the headline's model differ most, in total variation, for the first seed."""
+    """Return the examples on which ensemble and headline model differ most in total variation, for the first seed."""
     if headline is None:
         return None
     seed = next(seed for seed in seeds if headline.label in seed.predictions)
@@ -170,7 +180,7 @@ def _examples(run: RunDirectory, recipe: Recipe, seeds: tuple[Seed, ...], headli
 
 
 def _data(recipe: Recipe, labels: torch.Tensor, made_from: Identity) -> tuple[Data | None, str]:
-    """The data if they are at hand: nothing is downloaded, and no code of the user's own is run."""
+    """Return the data if they are available without a download or user code, and otherwise the reason."""
     spec = recipe.data
     if ":" in spec.source:
         return None, "no code is run for a report, so the inputs are not shown"
@@ -186,7 +196,7 @@ def _data(recipe: Recipe, labels: torch.Tensor, made_from: Identity) -> tuple[Da
 
 
 def _image(data: Data, index: int) -> torch.Tensor | None:
-    """(C, H, W) in bytes, where the inputs are images."""
+    """Return an image as bytes (C, H, W); None if the inputs are not images."""
     if not isinstance(data.test, Split) or data.test.inputs.ndim != 4 or data.test.inputs.shape[1] not in (1, 3):
         return None
     image = data.test.inputs[index]

@@ -1,6 +1,6 @@
-"""Compare: the rows of a run with its mean member, by one bootstrap over seeds and test examples.
+"""Compare the rows of a run with its mean member by one bootstrap over seeds and test examples.
 
-As `enfold.metrics.paired_difference`, but every row is resampled once, whatever it is compared with.
+Like `enfold.metrics.paired_difference`, but each row is resampled once for all comparisons.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ METRICS = {"accuracy": example_correct, "nll": example_nll}  # means over exampl
 
 
 class Comparison:
-    """What each row said about the test data, a list over seeds, and differences between rows."""
+    """The predictions of each row on test data, a list over seeds, and differences between rows."""
 
-    def __init__(self, said: Mapping[str, Sequence[Predictions]], sizes: Sequence[int] = (), seed: int = 0) -> None:
-        self._said, self._seed = dict(said), seed
-        if "ensemble" in said:
-            self._said |= {f"ensemble of {k}": [each.subset(range(k)) for each in said["ensemble"]] for k in sizes}
+    def __init__(
+        self, predictions: Mapping[str, Sequence[Predictions]], sizes: Sequence[int] = (), seed: int = 0
+    ) -> None:
+        self._predictions, self._seed = dict(predictions), seed
+        if "ensemble" in predictions:
+            self._predictions |= {
+                f"ensemble of {k}": [each.subset(range(k)) for each in predictions["ensemble"]] for k in sizes
+            }
         self._resampled = cache(self._resample)
 
     def to_mean_member(self, rows: Iterable[str]) -> dict[str, dict[str, Difference]]:
-        """Each metric of each row minus that of the mean member."""
+        """Return the difference of each metric of each row from that of the mean member."""
         found = {}
         for row in rows:
             each = {metric: self.difference(row, ONE, metric) for metric in METRICS}
@@ -38,8 +42,17 @@ class Comparison:
         return {row: differences for row, differences in found.items() if differences}
 
     def difference(self, first: str, second: str, metric: str) -> Difference | None:
-        """None where one of them was not asked, or is infinitely wrong, and of a row with itself."""
-        known = {*self._said, *([ONE] if "ensemble" in self._said else [])}
+        """Return the difference of a metric between two rows, with its interval.
+
+        Args:
+            first: The name of a row.
+            second: The name of the row to subtract.
+            metric: "accuracy" or "nll".
+
+        Returns:
+            The difference, or None if the rows are the same, one was not evaluated, or a value is infinite.
+        """
+        known = {*self._predictions, *([ONE] if "ensemble" in self._predictions else [])}
         if first == second or not {first, second} <= known:
             return None
         one, other = self._resampled(first, metric), self._resampled(second, metric)
@@ -56,12 +69,12 @@ class Comparison:
 
     @cached_property
     def _weights(self) -> Tensor:
-        """How much each example counts in each replicate (R, N)."""
-        size = len(self._said["ensemble"][0])
+        """The weight of each example in each replicate (R, N)."""
+        size = len(self._predictions["ensemble"][0])
         return draw_counts(size, REPLICATES, self._seed).double() / size
 
     def _resample(self, row: str, metric: str) -> tuple[Tensor, Tensor]:
-        """The metric of each seed (S,), and in each replicate (S, R)."""
-        score, said = METRICS[metric], self._said["ensemble" if row == ONE else row]
-        each = torch.stack([per_member(score, p).mean(0) if row == ONE else score(p) for p in said])  # (S, N)
+        """Return the metric of each seed (S,) and of each replicate (S, R)."""
+        score, predictions = METRICS[metric], self._predictions["ensemble" if row == ONE else row]
+        each = torch.stack([per_member(score, p).mean(0) if row == ONE else score(p) for p in predictions])  # (S, N)
         return each.mean(1), each @ self._weights.T

@@ -36,8 +36,8 @@ class RunDirectory:
         self, path: Path, beside: Path | None = None, home: Path | None = None, *, trust_code: bool = False
     ) -> None:
         self.path, self.home = path, home or path
-        self.beside = beside  # the folder of the recipe's file
-        self.trust_code = trust_code  # whether code that its recipe names may run
+        self.beside = beside  # folder of the recipe's file
+        self.trust_code = trust_code  # whether code named by its recipe may run
 
     @classmethod
     def create(
@@ -49,7 +49,18 @@ class RunDirectory:
         beside: Path | None = None,
         trust_code: bool = False,
     ) -> RunDirectory:
-        """A new run, or with `resume` the same one again; another run's directory is refused."""
+        """Return a new run, or with `resume` the existing one.
+
+        Args:
+            path: The directory.
+            recipe: The recipe of the run.
+            resume: Continue the run in the directory; its recipe must be the same.
+            beside: The folder of the recipe's file.
+            trust_code: Run code that the recipe names.
+
+        Raises:
+            EnfoldError: If the directory contains another run, or other files.
+        """
         run = cls(path, beside, trust_code=trust_code)
         with run.writing():
             run.prepare()
@@ -65,11 +76,11 @@ class RunDirectory:
             write_json(self.manifest_file, manifest)
         elif not resume:
             raise EnfoldError(
-                f"'{self.path}' already holds a run: add --resume to go on with it, or choose another folder"
+                f"'{self.path}' already contains a run: add --resume to continue it, or choose another folder"
             )
         else:
             self.require_format()
-        if not self.recipe_file.exists():  # a run is one from its manifest on, wherever it was stopped
+        if not self.recipe_file.exists():  # the folder is a run as soon as its manifest exists
             self.write_recipe(recipe)
         elif not self.recipe().extends(recipe):
             raise EnfoldError(
@@ -78,15 +89,17 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path, *, trust_code: bool = False) -> RunDirectory:
-        """An existing run."""
+        """Return an existing run."""
         run = cls(path, trust_code=trust_code)
         if not run.manifest_file.is_file() or not run.recipe_file.is_file():
-            raise EnfoldError(f"a run directory holds run.json and recipe.yaml, but '{path}' does not: check the path")
+            raise EnfoldError(
+                f"a run directory must contain run.json and recipe.yaml, but '{path}' does not: check the path"
+            )
         run.require_format()
         return run
 
     def require_format(self) -> None:
-        """Refuse a run that another version of enfold wrote in another layout.
+        """Raise an error for a run with another format of the run directory.
 
         Raises:
             EnfoldError: With the version that wrote the run.
@@ -103,43 +116,45 @@ class RunDirectory:
             )
 
     def prepare(self) -> None:
-        """Make a run ready to be written: remove what killed processes left, refuse folders that lead out of it."""
+        """Prepare a run for writing: remove files of killed processes, refuse symbolic links to folders."""
         remove_stale_parts(self.path)
         for file in sorted(self.path.rglob("*")):
             if file.is_symlink() and file.is_dir():
                 raise EnfoldError(
-                    f"a run's folders must lie in it, but '{file}' is a symbolic link: put the folder in its place"
+                    f"a run must not contain symbolic links to folders, but '{file}' is one: replace it by a folder"
                 )
 
     def require_folder(self) -> None:
-        """Refuse to go on with a run whose folder was removed."""
+        """Raise an error if the folder of the run was removed."""
         if not (self.home / "run.json").is_file():
-            raise EnfoldError(f"a run's folder must stay while it is written, but '{self.home}' is gone: start again")
+            raise EnfoldError(
+                f"a run's folder must exist while it is written, but '{self.home}' was removed: start again"
+            )
 
     def writing(self) -> AbstractContextManager[None]:
-        """Inside the block no other process writes to the run; where one does already, this one is refused."""
+        """Return a context in which no other process writes to the run; raise an error if one does already."""
         return writing(self.home)
 
     @property
     def places(self) -> list[Path]:
-        """Where files that the recipe names are looked for: where the run was made, the current folder, and the run's.
+        """Return the folders in which files named by the recipe are searched: original, current and run folder.
 
-        Of a recipe's file, its own folder counts as where it was made. Kept relative to the run, as both may be moved.
+        The original folder of a recipe's file is its own. Paths are stored relative to the run, as both may be moved.
         """
         made_in = [Path(os.path.normpath(self.home / each)) for each in self._manifest().get("made_in", ())]
         return [*made_in, Path(), *([self.beside] if self.beside else []), self.home]
 
     def context(self) -> AbstractContextManager[None]:
-        """Where data and code that the recipe names are looked for; code is imported only if the run is trusted."""
+        """Return a context that finds the recipe's data and code; code is imported only if the run is trusted."""
         return looking_in(self.places, trusted=self.trust_code)
 
     def code(self, recipe: Recipe) -> list[str]:
-        """The references to code in this recipe and in the run's own, which is the one that a resumed run follows."""
+        """Return the references to code in this recipe and in the stored one, which a resumed run follows."""
         recipes = [recipe, *([self.recipe()] if self.recipe_file.is_file() else [])]
         return list(dict.fromkeys(reference for each in recipes for reference in each.code_references()))
 
     def require_trust(self, recipe: Recipe) -> None:
-        """Refuse a recipe that names code, here or in the run's own, unless the run is trusted."""
+        """Raise an error if this recipe or the stored one names code and the run is not trusted."""
         references = self.code(recipe)
         if references and not self.trust_code:
             with self.context():
@@ -148,7 +163,7 @@ class RunDirectory:
     def _manifest(self) -> dict[str, Any]:
         try:
             return dict(json.loads((self.home / "run.json").read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError, RecursionError):  # not made yet, or of no use here
+        except (OSError, ValueError, TypeError, RecursionError):  # missing or damaged
             return {}
 
     @property
@@ -158,15 +173,15 @@ class RunDirectory:
 
     @property
     def manifest_file(self) -> Path:
-        """What wrote the run."""
+        """The versions that wrote the run."""
         return self.path / "run.json"
 
     def recipe(self) -> Recipe:
-        """The run's recipe."""
+        """Return the run's recipe."""
         return parse_recipe(read_text(self.recipe_file), str(self.recipe_file))
 
     def write_recipe(self, recipe: Recipe) -> None:
-        """Replace the recipe, as when a fold is added."""
+        """Replace the recipe, for example when a step is added."""
         write_text(self.recipe_file, recipe.as_yaml())
 
     def of_seed(self, seed: int) -> RunDirectory:
@@ -174,27 +189,27 @@ class RunDirectory:
         return RunDirectory(self.path / f"seed-{seed}", self.beside, self.home, trust_code=self.trust_code)
 
     def model_file(self, kind: str, label: str) -> Path:
-        """Where a model's weights are."""
+        """Return the file of a model's weights."""
         return self.path / kind / f"{label}.safetensors"
 
     def checkpoint_file(self, kind: str, label: str) -> Path:
-        """Where a training that is under way keeps its state."""
+        """Return the file of the state of a training in progress."""
         return self.path / kind / f"{label}.checkpoint.safetensors"
 
     def remove_checkpoints(self, kind: str, label: str) -> None:
-        """Remove that, and those of trainings that go before it; in a run that is read-only they stay."""
+        """Remove the training checkpoints of a model and its stages; those of a read-only run remain."""
         last = self.checkpoint_file(kind, label)
         for file in last.parent.glob(f"{last.stem}*{last.suffix}"):
             with suppress(OSError):
                 file.unlink()
 
     def is_done(self, kind: str, label: str) -> bool:
-        """Whether a model is finished: its manifest is written last; `SeedRun.is_done` also compares its settings."""
+        """Return whether a model has a manifest (written last); `SeedRun.is_done` also compares its settings."""
         file = self.model_file(kind, label)
         return file.is_file() and file.with_suffix(".json").is_file()
 
     def made_from(self, kind: str, label: str) -> Identity:
-        """What a finished model was made from, as its manifest has it; nothing where that cannot be read."""
+        """Return the identity of a finished model from its manifest; empty if the manifest cannot be read."""
         try:
             manifest = json.loads(self.model_file(kind, label).with_suffix(".json").read_text(encoding="utf-8"))
             return dict(manifest["about"]["made_from"])
@@ -202,7 +217,7 @@ class RunDirectory:
             return {}
 
     def discard(self, kind: str, label: str) -> None:
-        """Remove a model, and before it all that is made from it."""
+        """Remove a model, after all files derived from it."""
         model = self.model_file(kind, label)
         derived = [self.path / folder / f"{label}.safetensors" for folder in ("predictions", "ood")]
         history = self.path / "histories" / kind / f"{label}.json"
@@ -241,13 +256,13 @@ class RunDirectory:
             return None
         try:
             tensors: dict[str, torch.Tensor] = load_file(path)
-        except SafetensorError:  # damaged: they are computed again
+        except SafetensorError:  # damaged: computed again
             return None
         parts = {key.split("/")[0] for key in tensors}
         return {part: Predictions(tensors[f"{part}/log_probs"], tensors[f"{part}/labels"]) for part in parts}
 
     def log(self, event: str, **details: Any) -> None:
-        """One more line in the run's log."""
+        """Add a line to the run's log."""
         record = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": event, **details}
         self.require_folder()
         append_line(self.path / "log.jsonl", json.dumps(record, ensure_ascii=False))
@@ -262,5 +277,5 @@ def relative(place: Path, start: Path) -> str:
 
 
 def _is_leftover(file: Path) -> bool:
-    """Of a run that was killed while its manifest was being written, or its lock."""
+    """Return whether a file is the lock or was left by a run that was killed while it wrote its manifest."""
     return file.name == LOCK or (file.name.startswith(".run.json.") and file.name.endswith(".part"))

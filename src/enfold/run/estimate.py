@@ -20,7 +20,7 @@ from enfold.run.recipe import Recipe
 from enfold.run.seed_run import SeedRun
 from enfold.run.step_methods import is_trained
 from enfold.run.steps import build_ensemble, trial_network
-from enfold.train import CrossEntropy, Objective, TrainConfig
+from enfold.train import Objective, TrainConfig, cross_entropy
 from enfold.train.backward import backward
 from enfold.train.optimize import Optimizer, trained_members
 
@@ -89,7 +89,7 @@ def _steps(run: SeedRun, config: TrainConfig) -> int:
 
 
 def _step_seconds(model: nn.Module, run: SeedRun, config: TrainConfig, objective: Objective | None = None) -> float:
-    optimizer, objective = Optimizer(model, config), objective or CrossEntropy()
+    optimizer, objective = Optimizer(model, config), objective or cross_entropy()
     scaler = torch.amp.GradScaler(config.device, enabled=False)
     separate = isinstance(model, Ensemble) and model.is_expandable and config.order != "shared"
     own = range(trained_members(model)) if separate else None
@@ -109,12 +109,12 @@ def _step_seconds(model: nn.Module, run: SeedRun, config: TrainConfig, objective
 
 
 def _step_bytes(members: DeepEnsemble, run: SeedRun, config: TrainConfig) -> int:
-    """Activations and temporary buffers of one step at its peak."""
+    """Return the bytes of activations and temporary buffers at the peak of one step."""
     order = Order(config.batch_size, range(members.num_members), augment=config.augment)
     batch = next(order.batches(run.data, epoch=0)).to(config.device)
-    return peak_memory(lambda: backward(members, batch, CrossEntropy()), config.device) or 0
+    return peak_memory(lambda: backward(members, batch, cross_entropy()), config.device) or 0
 
 
 def _data_bytes(run: SeedRun) -> int:
     parts = [run.data.train, run.data.val, run.data.test]
-    return sum(part.inputs.nbytes + part.labels.nbytes for part in parts if isinstance(part, Split))
+    return sum(part.inputs.nbytes + part.targets.nbytes for part in parts if isinstance(part, Split))

@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 def _locked(
     function: Callable[Concatenate[RunDirectory, Arguments], Result],
 ) -> Callable[Concatenate[RunDirectory, Arguments], Result]:
-    """A function that writes to the run which is its first argument, with the run's lock."""
+    """Hold the lock of the run, the first argument, during the call of a function."""
 
     @wraps(function)
     def call(run: RunDirectory, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -45,6 +45,12 @@ def seed_runs(run: RunDirectory, recipe: Recipe, device: str = "cpu") -> list[Se
 def find_seed(run: RunDirectory, recipe: Recipe, seed: int | None, device: str = "cpu") -> SeedRun:
     """Return a seed of a run, or the first if `seed` is None.
 
+    Args:
+        run: The directory of the run.
+        recipe: Its recipe.
+        seed: The seed.
+        device: The device of training and evaluation.
+
     Raises:
         EnfoldError: If the run does not have the seed.
     """
@@ -59,7 +65,7 @@ def find_seed(run: RunDirectory, recipe: Recipe, seed: int | None, device: str =
 def execute(
     run: RunDirectory, recipe: Recipe, *, device: str = "cpu", only: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """Carry out everything that is not done yet and return the summary.
+    """Carry out everything that is not done yet, and return the summary.
 
     Args:
         run: The directory of the run.
@@ -156,7 +162,7 @@ def add_step(run: RunDirectory, spec: dict[str, Any], *, device: str = "cpu") ->
     wanted[0].check_step(added)
     wanted[0].members()  # problems of members and data are not those of the step: refused before anything is written
     for each in wanted:
-        if each.run.is_done("steps", added.label):  # from a run that was stopped, or an earlier recipe
+        if each.run.is_done("steps", added.label):  # left by a stopped run or an earlier recipe
             each.require_same("steps", added.label)
     _replace_recipe(run, recipe, extended)
     for each in wanted:
@@ -226,7 +232,7 @@ def _replace_recipe(run: RunDirectory, before: Recipe, after: Recipe) -> None:
     for old, new in zip(seed_runs(run, before), seed_runs(run, after), strict=True):
         retained = new.wanted()
         for stage, spec in old.wanted().items():
-            if retained.get(stage) != spec:  # also a control that has another's number now
+            if retained.get(stage) != spec:  # also a control with a changed number
                 remove_model(old, *stage)
     run.write_recipe(after)
 

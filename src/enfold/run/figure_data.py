@@ -23,15 +23,15 @@ def uncertainty_figures(seeds: Sequence[Seed], headline: Headline | None) -> Unc
     if seed is None:
         return None
     labels = ["ensemble", *([headline.label, headline.control or ""] if headline else [])]
-    said: dict[str, Predictions] = {ONE_MEMBER: seed.predictions["ensemble"]["test"].member(0)}
-    said |= {label: seed.predictions[label]["test"] for label in labels if label in seed.predictions}
+    predictions: dict[str, Predictions] = {ONE_MEMBER: seed.predictions["ensemble"]["test"].member(0)}
+    predictions |= {label: seed.predictions[label]["test"] for label in labels if label in seed.predictions}
     with warnings.catch_warnings(action="ignore"):  # of few examples: shown when they were scored
-        bands = {label: reliability_band(each) for label, each in said.items()}
-    outside = _outside(seed, [label for label in said if label != ONE_MEMBER])
+        bands = {label: reliability_band(each) for label, each in predictions.items()}
+    outside = _outside(seed, [label for label in predictions if label != ONE_MEMBER])
     return Uncertainty(
         seed=seed.seed,
         bands=bands,
-        coverage={label: risk_coverage(each) for label, each in said.items()},
+        coverage={label: risk_coverage(each) for label, each in predictions.items()},
         score=SCORE,
         ood=outside,
         roc={name: {label: roc(*pair) for label, pair in models.items()} for name, models in outside.items()},
@@ -39,7 +39,7 @@ def uncertainty_figures(seeds: Sequence[Seed], headline: Headline | None) -> Unc
 
 
 def _outside(seed: Seed, labels: Sequence[str]) -> Mapping[str, Mapping[str, tuple[Tensor, Tensor]]]:
-    """The scores of test images and of OOD images, by set and model."""
+    """Return the scores of test images and of OOD images, by set and model."""
     found: dict[str, dict[str, tuple[Tensor, Tensor]]] = {}
     for label in labels:
         file = seed.folder / "ood" / f"{label}.safetensors"
@@ -50,7 +50,8 @@ def _outside(seed: Seed, labels: Sequence[str]) -> Mapping[str, Mapping[str, tup
                 kept = {name: stored.get_tensor(name) for name in stored.keys() if name.endswith(f"/{SCORE}")}  # noqa: SIM118
         except SafetensorError as error:
             raise EnfoldError(
-                f"'{file}' must hold scores, but it is damaged ({error}): delete it and ood.json, run  enfold evaluate"
+                f"'{file}' must contain scores, but it is damaged ({error}): delete it and ood.json, and run  "
+                "enfold evaluate"
             ) from error
         for name, values in kept.items():
             outside = name.removesuffix(f"/{SCORE}")

@@ -1,9 +1,8 @@
-"""One writer a run directory: a lock of the operating system on a file that says who holds it.
+"""One writer per run directory: a lock of the operating system on a file that names its holder.
 
-The kernel gives up the lock of a process that ends, however it ends, and tells processes apart whatever their ids are,
-as in containers that share a folder. The file is for what the kernel cannot tell: who holds the lock, and, where a file
-system keeps no such locks or keeps them for one machine only, whether the holder still lives. Its time is the holder's
-last sign of life. Readers take no lock.
+The kernel releases the lock of a process when it ends, and distinguishes processes with equal ids, such as those of
+containers that share a folder. The file names the holder and shows whether it is alive on file systems that have no
+locks, or locks of one machine only: its modification time is the holder's last sign of life. Readers do not lock.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if sys.platform != "win32":
 
 FILE = ".lock"
 BEAT = 10.0  # seconds between two signs of life
-GONE = 60.0  # seconds without one after which a process on another machine is taken to have ended
+GONE = 60.0  # seconds without a sign of life after which a process on another machine is considered ended
 HELD_BY_OTHERS = (errno.EWOULDBLOCK, errno.EACCES)
 
 
@@ -38,23 +37,27 @@ class Holder:
     """A process that writes."""
 
     host: str
-    boot: str  # since when the machine is up, as an id
-    namespace: str  # of the process ids, which containers have their own of
+    boot: str  # id of the machine's boot
+    namespace: str  # of process ids; each container has its own
     pid: int
     started: str  # in clock ticks since the boot
     command: str
 
     @classmethod
     def current(cls) -> Holder:
-        """This process."""
+        """Return the current process."""
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])[:200]
         boot = _read(Path("/proc/sys/kernel/random/boot_id")) or platform.node()
         return cls(platform.node(), boot, _namespace(), os.getpid(), _started(os.getpid()), command)
 
     def is_gone(self, age: float, kernel: bool) -> bool:
-        """Whether the process has ended; `kernel` says that the kernel has just given us its lock.
+        """Return whether the process has ended.
 
-        On this machine that is certain; of another one only signs of life are known.
+        On this machine the result is exact; of another machine only the age of the last sign of life is known.
+
+        Args:
+            age: Seconds since the last sign of life.
+            kernel: Whether the kernel has just granted the lock.
         """
         here = Holder.current()
         if self.boot == here.boot and kernel:
@@ -65,7 +68,7 @@ class Holder:
 
 
 class _Held:
-    """A lock that this process has."""
+    """A lock that this process holds."""
 
     def __init__(self, file: Path, descriptor: int) -> None:
         self.file, self.descriptor, self.released = file, descriptor, threading.Event()
@@ -95,14 +98,15 @@ class _Held:
 
 
 _held: set[_Held] = set()  # by this process
-_depths = threading.local()  # how often this thread has entered, by folder
+_depths = threading.local()  # how many contexts of a folder this thread has entered
 
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Inside the block this thread alone writes to the folder, which is made; it may be entered again.
+    """Hold the right of this thread to write to the folder, which is created; the context is reentrant.
 
-    Another process or thread that writes is refused, not waited for.
+    Raises:
+        EnfoldError: If another process or thread writes to the folder.
     """
     depths, key = vars(_depths), str(folder.resolve())
     held = None if depths.get(key) else _acquire(folder)
@@ -122,7 +126,7 @@ def _acquire(folder: Path) -> _Held:
             descriptor = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
             try:
                 kernel = _locked(descriptor)
-                if _is_same(descriptor, folder / FILE):  # not removed by who held it, after we had opened it
+                if _is_same(descriptor, folder / FILE):  # not removed by its holder after it was opened here
                     _require_free(folder, descriptor, kernel)
                     return _Held(folder / FILE, descriptor)
             except BaseException:
@@ -131,12 +135,12 @@ def _acquire(folder: Path) -> _Held:
             os.close(descriptor)
     except OSError as error:
         raise EnfoldError(
-            f"a run needs a folder that can be written, got '{folder}' ({error.strerror}): choose another"
+            f"a run needs a writable folder, got '{folder}' ({error.strerror}): choose another"
         ) from error
 
 
 def _locked(descriptor: int) -> bool | None:
-    """Whether the kernel gave us the lock; None where the file system has none to give."""
+    """Return whether the kernel granted the lock; None if the file system supports no locks."""
     if sys.platform == "win32":
         return None
     try:
@@ -171,7 +175,7 @@ def _require_free(folder: Path, descriptor: int, kernel: bool | None) -> None:
 
 
 def _close_all() -> None:
-    """In a forked child: the lock stays with the parent, and ends with it."""
+    """Close the lock in a forked child: it belongs to the parent and ends with it."""
     for held in _held:
         os.close(held.descriptor)
     _held.clear()
@@ -197,6 +201,6 @@ def _namespace() -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process began; empty if it has ended."""
+    """Return when a process started; empty if it has ended."""
     fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()  # the name before may hold anything
     return fields[19] if len(fields) > 19 else ""

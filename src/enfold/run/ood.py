@@ -19,8 +19,8 @@ class OodSpec(BaseModel):
 
     source: str | None = None  # its test split
     noise: Noise | None = None
-    classes: tuple[int, ...] | None = None  # of those that data.exclude_classes leaves out, numbered as in the source
-    examples: int | None = Field(default=None, ge=1)  # all by default, of noise as many as test examples
+    classes: tuple[int, ...] | None = None  # of data.exclude_classes, numbered as in the source
+    examples: int | None = Field(default=None, ge=1)  # all by default; for noise the number of test examples
     size: int | None = None  # images of a folder are resized to it
     seed: int = 0  # of the noise
     label: str = ""
@@ -32,7 +32,7 @@ class OodSpec(BaseModel):
             raise ValueError(
                 "an out-of-distribution set must have one of source, noise and classes, got "
                 f"{', '.join(given) or 'none'}: "
-                "give one, and a set of its own for each other"
+                "give one of them per set"
             )
         if self.name == INSIDE:
             raise ValueError(f"'{INSIDE}' is the name of the test split: choose another label")
@@ -49,7 +49,7 @@ class OodSpec(BaseModel):
 
 
 def check_sets(sets: tuple[OodSpec, ...], source: str, excluded: tuple[int, ...]) -> None:
-    """Refuse sets of one name, the data's own, and classes that are trained on, with a ValueError for pydantic."""
+    """Raise a ValueError for duplicate names, the source of the data, and classes of the training data."""
     names = [each.name for each in sets]
     twice = [name for name in names if names.count(name) > 1]
     if twice:

@@ -48,14 +48,14 @@ def apply_override(content: dict[str, Any], override: str) -> None:
 
 
 def _place(holder: Any, part: str) -> Any:
-    """The key, or the number in a list, that a part of a dotted key is there; None where there is none."""
+    """Return the key, or the number in a list, for one part of a dotted key; None if it does not exist."""
     if isinstance(holder, list):
         return int(part) if part in map(str, range(-len(holder), len(holder))) else None
     return part if isinstance(holder, dict) else None
 
 
 def _instead(holder: Any, path: list[str], keys: list[str], value: Any) -> str:
-    """What has no such place, and what to write in place of the override."""
+    """Return the value that has no such key, and the text to write in place of the override."""
     where = ".".join(path)
     if isinstance(holder, list) and holder:
         return f"a list of {len(holder)}: choose a place from 0 to {len(holder) - 1}"

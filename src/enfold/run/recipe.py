@@ -9,6 +9,7 @@ import dataclasses
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -158,7 +159,13 @@ class Recipe(BaseModel):
         return TrainConfig(**{**self.train, "seed": seed, "device": device})
 
     def step_config(self, step: StepSpec, seed: int, device: str = "cpu") -> TrainConfig:
-        """Return the training settings of a step: the run's, or the published ones of its method, with its changes."""
+        """Return the training settings of a step: the run's, or the published ones of its method, with its changes.
+
+        Args:
+            step: The step.
+            seed: The seed.
+            device: The device of training.
+        """
         published = default_settings(step)
         base = self.train if published is None else published
         return TrainConfig(**{**base, **step.train, "seed": seed, "device": device})
@@ -188,8 +195,15 @@ class Recipe(BaseModel):
     def control_config(self, step: StepSpec, seed: int, device: str = "cpu") -> TrainConfig | None:
         """Return the settings with which a control trains as long as a step and the steps before it.
 
-        Ensembles are trained instead of the members and have no control; None for these and for steps that do not
-        train.
+        Ensembles are trained instead of the members and have no control.
+
+        Args:
+            step: The step.
+            seed: The seed.
+            device: The device of training.
+
+        Returns:
+            The settings; None for ensembles and for steps that do not train.
         """
         training = [each for each in self.chain(step) if is_trained(each)]
         if step.family == "ensemble" or not training:
@@ -252,7 +266,7 @@ class Recipe(BaseModel):
 
 
 def _texts(tree: Any) -> Iterator[str]:
-    """All texts of a tree except labels."""
+    """Yield all texts of a tree except labels."""
     if isinstance(tree, str):
         yield tree
     elif isinstance(tree, Mapping):
@@ -327,8 +341,14 @@ def make_recipe(content: Mapping[str, Any], where: str, lines: Mapping[tuple[Any
     recipe.controls(recipe.seeds[0])
     too_large = [size for size in recipe.sizes if not 1 <= size <= recipe.members]
     if too_large:
-        raise EnfoldError(f"{where}: sizes must lie between 1 and the {recipe.members} members, got {too_large[0]}")
+        raise EnfoldError(f"{where}: sizes must be from 1 to the {recipe.members} members, got {too_large[0]}")
     return recipe
+
+
+@cache
+def train_config_adapter() -> TypeAdapter[TrainConfig]:
+    """Return the validator of training settings, which is built once: that takes longer than to read a recipe."""
+    return TypeAdapter(TrainConfig)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -338,7 +358,13 @@ class _Checks:
     place: Place
 
     def train(self, settings: Mapping[str, Any], path: tuple[Any, ...], num_members: int | None) -> None:
-        """Check training settings."""
+        """Check training settings.
+
+        Args:
+            settings: The settings.
+            path: Their place in the recipe.
+            num_members: The number of members that settings may list values for; None if they may not.
+        """
         reserved = {"seed": "seeds", "device": "--device"}
         known = [field.name for field in dataclasses.fields(TrainConfig) if field.name not in reserved]
         for key in settings:
@@ -348,7 +374,7 @@ class _Checks:
             if key not in known:
                 raise EnfoldError(f"{at}: there is no training setting '{key}'{suggest(key, known)}")
         try:
-            config = TypeAdapter(TrainConfig).validate_python({key: as_tuple(value) for key, value in settings.items()})
+            config = train_config_adapter().validate_python({key: as_tuple(value) for key, value in settings.items()})
             for key, value in settings.items():
                 if isinstance(value, str) and not isinstance(getattr(config, key), str):
                     raise EnfoldError(f"'{key}' of train must be a number, got the text {value!r}: remove the quotes")
@@ -367,7 +393,13 @@ class _Checks:
             raise EnfoldError(f"{self.place.at((*path, 'method'))}: {error}") from error
 
     def step(self, recipe: Recipe, step: StepSpec, path: tuple[Any, ...]) -> None:
-        """Check the keys, options and settings of a step."""
+        """Check the keys, options and settings of a step.
+
+        Args:
+            recipe: The recipe.
+            step: The step.
+            path: Its place in the recipe.
+        """
         try:
             check_keys(step)
             self._links(recipe, step, path)
@@ -410,7 +442,7 @@ class _Checks:
             raise EnfoldError(f"{self.place.at(path)}: {error}{owner}") from error
 
     def _links(self, recipe: Recipe, step: StepSpec, path: tuple[Any, ...]) -> None:
-        """`init`, `teacher` and `network` name earlier steps, which the seeds of this one have."""
+        """Check that `init`, `teacher` and `network` name earlier steps, which exist for the seeds of this one."""
         index = recipe.steps.index(step)
         earlier = {each.label: each for each in recipe.steps[:index]}
         networks = [label for label, each in earlier.items() if each.family != "ensemble"]

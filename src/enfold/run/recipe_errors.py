@@ -31,7 +31,7 @@ STEPS = "steps"
 
 @dataclass(frozen=True)
 class Place:
-    """Where a recipe was read from, the line of every key, and its content."""
+    """The file of a recipe, the line of every key, and its content."""
 
     where: str
     lines: Mapping[tuple[Any, ...], int]
@@ -60,7 +60,14 @@ class Place:
 def describe_error(
     error: ValidationError, place: Place, schema: type[Any], prefix: tuple[Any, ...] = ()
 ) -> EnfoldError:
-    """Return the first problem of a validation as an error in one sentence."""
+    """Return the first problem of a validation as an error in one sentence.
+
+    Args:
+        error: The error of pydantic.
+        place: The file and lines of the recipe.
+        schema: The class that was validated.
+        prefix: The path of the validated value in the recipe.
+    """
     problems = error.errors()
     first, path = problems[0], (*prefix, *problems[0]["loc"])
     at = place.at(path)
@@ -81,7 +88,7 @@ def describe_error(
 
 
 def _key(path: tuple[Any, ...], place: Place) -> tuple[tuple[Any, ...], str]:
-    """The path of the key that a problem is under, and which of several values it is."""
+    """Return the path of the key that a problem concerns, and which of several values it is."""
     start = 2 if path[0] == STEPS and len(path) > 2 else 1 if path[0] in ("data", "train") and len(path) > 1 else 0
     if start == 2 and path[2] == "train" and len(path) > 3:
         start = 3
@@ -90,7 +97,7 @@ def _key(path: tuple[Any, ...], place: Place) -> tuple[tuple[Any, ...], str]:
 
 
 def _rule(problems: list[ErrorDetails]) -> str | None:
-    """What a value must be: one of several kinds, if several are allowed; None if pydantic's own words are needed."""
+    """Return the rule for a value, which may allow several types; None if pydantic's own message is needed."""
     found: list[str] = []
     for each in problems:
         kind = each["type"]

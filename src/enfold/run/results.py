@@ -88,7 +88,7 @@ def _add_gains(rows: Results, members: Predictions, first: Mapping[str, int | No
 
 
 def _gain_is_noise(members: Predictions) -> bool:
-    """Whether the 95 % interval of the ensemble's gain in NLL over its mean member includes zero."""
+    """Return whether the 95 % interval of the ensemble's gain in NLL over its mean member includes zero."""
     if members.num_members < 2:
         return True
     try:
@@ -98,7 +98,7 @@ def _gain_is_noise(members: Predictions) -> bool:
 
 
 def _diversity(predictions: Mapping[str, Predictions], model: nn.Module, notice: str | None = None) -> dict[str, Any]:
-    """The diversity of a model's members, the scores of one of them, and warnings."""
+    """Return the diversity of a model's members, the scores of one of them, and warnings."""
     test = predictions["test"]
     notices = [notice, getattr(model, "notice", None), describe_similarity(predictions["validation"])]
     warning = "; ".join(each for each in notices if each)
@@ -118,7 +118,7 @@ def _diversity(predictions: Mapping[str, Predictions], model: nn.Module, notice:
 
 
 def _equal_member(row: Mapping[str, Any], model: nn.Module, members: nn.Module) -> dict[str, Any]:
-    """The number of the member whose weights a model has, with a warning; nothing if it has none's."""
+    """Return the index of the member whose weights a model has, with a warning; empty if there is none."""
     if not isinstance(members, Ensemble) or not members.is_expandable:
         return {}
     own, known = dict(model.named_parameters()), members.expand()
@@ -126,7 +126,7 @@ def _equal_member(row: Mapping[str, Any], model: nn.Module, members: nn.Module) 
         return {}
     for index in range(members.num_members):
         if all(torch.equal(tensor, known[name][index]) for name, tensor in own.items()):
-            if "unchanged" in row:  # with a warning of its own
+            if "unchanged" in row:  # has a separate warning
                 return {"member": index}
             message = f"its weights are those of member {index}"
             return {"member": index, "warning": "; ".join([message, *filter(None, [row.get("warning")])])}
@@ -134,7 +134,7 @@ def _equal_member(row: Mapping[str, Any], model: nn.Module, members: nn.Module) 
 
 
 def _unchanged(row: Mapping[str, Any], start: str | None) -> dict[str, Any]:
-    """The start that a training returned unchanged, and a warning."""
+    """Return the start that a training returned unchanged, and a warning."""
     if start is None:
         return {}
     message = f"training returned its start, {start}, unchanged: no epoch had a lower NLL on validation data"
@@ -142,7 +142,7 @@ def _unchanged(row: Mapping[str, Any], start: str | None) -> dict[str, Any]:
 
 
 def _finite(value: float) -> float | None:
-    """None where members that make no error disagree, or where one gives a class no chance."""
+    """Return None for infinite values: members without errors disagree, or a class has probability 0."""
     return value if math.isfinite(value) else None
 
 
@@ -170,7 +170,7 @@ def predict_stored(run: SeedRun, label: str, model: nn.Module) -> dict[str, Pred
 
 
 def _corrupted(run: SeedRun, models: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:
-    """The mean scores on corrupted test images; those by kind and severity are stored beside the results."""
+    """Return the mean scores on corrupted test images; those by kind and severity are stored beside the results."""
     spec = run.recipe.corruptions
     if spec is None:
         return {}
@@ -200,14 +200,14 @@ def _corrupted(run: SeedRun, models: Mapping[str, nn.Module]) -> dict[str, dict[
 
 
 def _under_shift(found: ByKind, one: ByKind) -> dict[str, float]:
-    """The mean scores, and the corruption error relative to one network if that makes errors of every kind."""
+    """Return the mean scores, and the corruption error relative to one network if that makes errors of every kind."""
     wrong = all(any(each["accuracy"] < 1 for each in severities.values()) for severities in one.values())
     relative = {"corruption_error": compute_mce(found, one)} if wrong else {}
     return average_scores_over_kinds(found) | relative
 
 
 def _costs(run: SeedRun, models: Mapping[str, nn.Module]) -> dict[str, Any]:
-    """The cost of each model, measured once and stored beside the results.
+    """Return the cost of each model, measured once and stored beside the results.
 
     A model that is added later is measured together with one network, whose latency is stored with it, because only
     ratios within one process can be compared. `latency_equal` says for each batch size whether the quartiles of the two
@@ -231,7 +231,7 @@ def _costs(run: SeedRun, models: Mapping[str, nn.Module]) -> dict[str, Any]:
 
 
 def _overlap(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
-    """Whether the quartiles of two latencies overlap."""
+    """Return whether the quartiles of two latencies overlap."""
     return one["lower"] <= other["upper"] and other["lower"] <= one["upper"]
 
 
@@ -263,7 +263,7 @@ def summarise(results: list[Results]) -> dict[str, Any]:
 
 
 def _spread_tree(trees: list[Any]) -> Any:
-    """`_spread` of every number that all seeds have; words and counts that are the same for all seeds stay."""
+    """Return `_spread` of every number that all seeds have, and words and counts that are the same for all seeds."""
     first = trees[0]
     if isinstance(first, Mapping):
         shared = [key for key in first if all(key in tree for tree in trees)]

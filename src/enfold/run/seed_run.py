@@ -91,7 +91,7 @@ class SeedRun:
         if self.recipe.corruptions is not None:
             self._check_corruptions(self.recipe.corruptions)
         _check_splits(self.data)
-        _ = self.ood_sets  # refuses sets that cannot be adapted
+        _ = self.ood_sets  # raises an error for sets that cannot be converted
         with progress("checking steps", len(self.recipe.steps), quiet=len(self.recipe.steps) < 3) as bar:
             for step in self.recipe.steps:
                 self.check_step(step)
@@ -103,7 +103,7 @@ class SeedRun:
             check_step(self, step)
 
     def _check_corruptions(self, spec: CorruptionSpec) -> None:
-        """Refuse inputs that are no images, and official files that are missing or of other data."""
+        """Raise an error for inputs other than images, and for missing official files or files of other data."""
         if spec.folder is None:
             corrupt(require_images(self.data)[:1].inputs, spec.names[0], 1)
             return
@@ -120,7 +120,7 @@ class SeedRun:
                 shape = tuple(member_logits(make().eval(), inputs).shape[1:])
         except EnfoldError:
             raise
-        except Exception as error:  # the user's own code: anything may be raised
+        except Exception as error:  # user code may raise any exception
             raise EnfoldError(
                 f"{what} must {rule}, but it fails with {describe_error(error)}: fix the network"
             ) from error
@@ -129,7 +129,7 @@ class SeedRun:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What is stored with every model."""
+        """Information that is stored with every model."""
         return {
             "network": self.recipe.network,
             "shape": list(self.data.shape),
@@ -174,7 +174,7 @@ class SeedRun:
         return self.run.is_done(kind, label) and not self._changed(kind, label, self.settings(kind, label))
 
     def require_same(self, kind: str, label: str) -> None:
-        """Refuse a stored model that was made with other settings, data or members."""
+        """Raise an error for a stored model with other settings, data or members."""
         changed = self._changed(kind, label, self.made_from(kind, label))
         if changed:
             raise EnfoldError(
@@ -217,17 +217,17 @@ class SeedRun:
         self.run.require_folder()
         details = dict(details or {})
         history = stored_history(checkpoint)
-        if history is not None and kind != "members":  # that of the members is written by their stage
+        if history is not None and kind != "members":  # the history of the members is written by their stage
             self.run.write_json(f"histories/{kind}/{label}.json", history.as_dict())
             details["unchanged"] = bool(history.unchanged)
         about = {**self.about, **details, "made_from": self.made_from(kind, label)}
-        save(model, file, about=about)  # last: the stage is done then
+        save(model, file, about=about)  # last, because it marks the stage as done
         self.run.remove_checkpoints(kind, label)
         self.run.log("finished", stage=f"{kind}/{label}", seed=self.seed, seconds=time.perf_counter() - started)
         return model.eval()
 
     def _load_checkpoints(self) -> tuple[DeepEnsemble, dict[str, list[str]]] | None:
-        """Members from the files that the recipe names, in order of name, and the names of the files."""
+        """Return members from the files that the recipe names, in order of name, and the names of the files."""
         if self.recipe.checkpoints is None:
             return None
         with self.run.context():
@@ -292,7 +292,13 @@ class SeedRun:
         return self.recipe.controls(self.seed, self.device)
 
     def control(self, label: str, config: TrainConfig, members: DeepEnsemble) -> nn.Module:
-        """Return a member that is trained as long as the steps with this control."""
+        """Return a member that is trained as long as the steps with this control.
+
+        Args:
+            label: The name of the control.
+            config: The training settings.
+            members: The trained members.
+        """
 
         def make(checkpoint: Path) -> nn.Module:
             title = f"seed {self.seed}: {label}"
@@ -317,7 +323,7 @@ class SeedRun:
         """Return the members, controls and steps of the recipe; missing ones are made.
 
         Args:
-            without: Labels that are left out.
+            without: Labels to omit.
         """
         members = self.members()
         found: dict[str, nn.Module] = {"ensemble": members}
@@ -332,13 +338,13 @@ class SeedRun:
 
 
 def _changes(config: TrainConfig) -> dict[str, Any]:
-    """The settings that differ from the defaults; the device is not one of them."""
+    """Return the settings that differ from the defaults, except the device."""
     usual = dataclasses.asdict(TrainConfig())
     return {key: value for key, value in dataclasses.asdict(config).items() if value != usual[key] and key != "device"}
 
 
 def _check_splits(data: Data) -> None:
-    """Refuse a validation split that is the test split: models are selected and calibrated on it."""
+    """Raise an error if the validation split is the test split: models are selected and calibrated on it."""
     validation, test = data.val, data.test
     same = validation is test
     if isinstance(validation, Split) and isinstance(test, Split) and len(validation) == len(test):

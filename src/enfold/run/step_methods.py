@@ -100,7 +100,14 @@ def has_own_number(method: Method) -> bool:
 def fill_options(
     method: Method, options: Mapping[str, Any], num_members: int | None = None, seed: int | None = None
 ) -> dict[str, Any]:
-    """Return the options with the run's number of members and seed where the step gives none."""
+    """Return the options, with the run's number of members and seed where the step gives none.
+
+    Args:
+        method: The method.
+        options: The options of the step.
+        num_members: The number of members of the run.
+        seed: The seed of the run.
+    """
     filled = dict(options)
     if num_members is not None and "num_members" in method.arguments and not has_own_number(method):
         filled.setdefault("num_members", num_members)

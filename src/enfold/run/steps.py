@@ -158,7 +158,7 @@ def _distill(
 def _start(
     run: SeedRun, step: StepSpec, loss: Any, members: DeepEnsemble, details: dict[str, Any]
 ) -> tuple[Init | None, Any]:
-    """The arguments `init` and `student` of `distill`."""
+    """Return the arguments `init` and `student` of `distill`."""
     details["start"] = {None: "the best member", "random": "an untrained network"}.get(step.init, f"init: {step.init}")
     if step.student is not None and not is_ensemble_student(step.student):
         _check_init(step)
@@ -191,7 +191,7 @@ def _check_init(step: StepSpec) -> None:
 
 
 def _reconstruct(run: SeedRun, members: DeepEnsemble, options: dict[str, Any]) -> nn.Module:
-    """The BatchEnsemble nearest to the members, with statistics of batch norm measured again."""
+    """Return the BatchEnsemble nearest to the members, with statistics of batch norm measured again."""
     num_members = options.pop("num_members", members.num_members)
     if num_members != members.num_members:
         raise EnfoldError(f"init: als needs num_members={members.num_members}, one for each member, got {num_members}")
@@ -201,7 +201,7 @@ def _reconstruct(run: SeedRun, members: DeepEnsemble, options: dict[str, Any]) -
 
 
 def _network_named(run: SeedRun, name: str, members: DeepEnsemble, details: dict[str, Any]) -> nn.Module:
-    """The network of an earlier step, the best member, or a merge of the members."""
+    """Return the network of an earlier step, the best member, or a merge of the members."""
     if any(step.label == name for step in run.recipe.steps):
         return run.step(run.recipe.step(name), run.members())
     if name == BEST:
@@ -218,7 +218,7 @@ def _network_named(run: SeedRun, name: str, members: DeepEnsemble, details: dict
 
 
 def _is_network_spec(run: SeedRun, step: StepSpec) -> bool:
-    """Whether `network:` of an ensemble step is an architecture, not a trained network."""
+    """Return whether `network:` of an ensemble step is an architecture, not a trained network."""
     if step.network is None or isinstance(step.network, dict):
         return step.network is not None
     return step.network not in (BEST, *(each.label for each in run.recipe.steps))
@@ -309,7 +309,7 @@ def _check_distill(run: SeedRun, step: StepSpec) -> None:
 
 
 def _trial_start(run: SeedRun, step: StepSpec, loss: Any, members: DeepEnsemble) -> tuple[Any, Any]:
-    """As `_start`, with an untrained network in place of the best member, of merges and of earlier steps."""
+    """Return the same as `_start`, with an untrained network in place of the best member, merges and earlier steps."""
     known = step.init in ("random", "als") and step.init not in [each.label for each in run.recipe.steps]
     trial = step if known or step.init is None else step.model_copy(update={"init": "random"})
     return _start(run, trial, loss, members, {})

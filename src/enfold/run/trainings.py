@@ -36,7 +36,7 @@ def read_trainings(runs: Sequence[SeedRun]) -> tuple[Training, ...]:
 
 
 def _log(file: Path) -> list[Mapping[str, Any]]:
-    """The lines of a log; one that is being written is skipped."""
+    """Return the lines of a log; an incomplete line is skipped."""
     events: list[Mapping[str, Any]] = []
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
         try:
@@ -50,16 +50,16 @@ def _log(file: Path) -> list[Mapping[str, Any]]:
 
 def _history(run: SeedRun, stage: str) -> History | None:
     kind, label = stage.split("/", 1)
-    kept = "members/history.json" if kind == "members" else f"histories/{kind}/{label}.json"
-    if (run.run.path / kept).is_file():
-        history: History = run.run.read_json(kept)
+    stored = "members/history.json" if kind == "members" else f"histories/{kind}/{label}.json"
+    if (run.run.path / stored).is_file():
+        history: History = run.run.read_json(stored)
         return history
     found = stored_history(run.run.checkpoint_file(kind, label))
     return found.as_dict() if found is not None else None
 
 
 def _epochs(run: SeedRun, stage: str) -> int | None:
-    """The number of epochs of a stage; None for ensembles, which may configure their own."""
+    """Return the number of epochs of a stage; None for ensembles, which may configure their own."""
     kind, label = stage.split("/", 1)
     if kind == "members":
         return run.recipe.members_config(run.seed).epochs

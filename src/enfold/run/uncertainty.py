@@ -98,7 +98,7 @@ def _write_scores(run: SeedRun, label: str, result: Detection) -> None:
 
 
 def _finite(tree: Any) -> Any:
-    """The same with None for values that are not finite, such as those of a model without errors."""
+    """Return the tree with None for values that are not finite, such as those of a model without errors."""
     if isinstance(tree, Mapping):
         return {key: _finite(value) for key, value in tree.items()}
     return tree if math.isfinite(tree) else None

@@ -27,7 +27,7 @@ HEADERS = {
 
 
 def stamp(path: Path) -> str:
-    """Changes when any file of the run does; files may come and go while it is taken."""
+    """Return a digest that changes when any file of the run does; files may appear and disappear meanwhile."""
     seen = hashlib.sha256()
     for pattern in FILES:
         for file in sorted(path.rglob(pattern)):
@@ -40,7 +40,7 @@ def stamp(path: Path) -> str:
 
 
 class Live:
-    """The page of a run, made when it is asked for and the run has changed since."""
+    """The page of a run, rendered on request if the run has changed."""
 
     def __init__(self, path: Path) -> None:
         RunDirectory.open(path)
@@ -48,11 +48,11 @@ class Live:
         self._made: tuple[str, str] = ("", "")
 
     def stamp(self) -> str:
-        """Of the run as it is now."""
+        """Return the digest of the run as it is now."""
         return stamp(self._path)
 
     def page(self) -> str:
-        """The report, or why there is none at the moment: a run that grows may be read between two writes."""
+        """Return the report, or why it is not available: a run in progress may be read between two writes."""
         with self._lock:
             now = self.stamp()
             if self._made[0] != now:
@@ -65,18 +65,18 @@ class Live:
 
 
 def server(path: Path, port: int = 0) -> ThreadingHTTPServer:
-    """A server of the run's page on the loopback address; port 0 takes a free one."""
+    """Return a server of the run's page on the loopback address; port 0 takes a free one."""
     live = Live(path)
     try:
         return _Server((HOST, port), _handler(live))
     except (OSError, OverflowError) as error:
-        raise EnfoldError(f"a port must be free and from 0 to 65535, got {port} ({error}): leave --port out") from error
+        raise EnfoldError(f"a port must be free and from 0 to 65535, got {port} ({error}): omit --port") from error
 
 
 class _Server(ThreadingHTTPServer):
-    """A server that waits for what it is computing when it is closed, but not for who is still asking."""
+    """A server that waits for its computations when it is closed, but not for open connections."""
 
-    daemon_threads = False  # torch must not be at work in a thread when Python ends
+    daemon_threads = False  # torch must not compute in a thread when Python exits
 
     def __init__(self, *given: Any) -> None:
         self.asking: set[socket.socket] = set()
@@ -91,7 +91,7 @@ class _Server(ThreadingHTTPServer):
 
 
 def serve(path: Path, port: int = 0, started: Callable[[str], None] = print) -> None:
-    """Serve until Ctrl-C; `started` is told the address."""
+    """Serve until Ctrl-C; `started` is called with the address."""
     with server(path, port) as own:
         started(f"http://{HOST}:{own.server_port}/")
         try:
@@ -119,7 +119,7 @@ def _handler(live: Live) -> type[BaseHTTPRequestHandler]:
                 "/stamp": ("text/plain", live.stamp),
             }
             asked_by_name = self.headers.get("Host", "").split(":")[0] in (HOST, "localhost")
-            if not asked_by_name:  # a page elsewhere whose name was made to lead here
+            if not asked_by_name:  # DNS rebinding: a foreign name that resolves to this address
                 self._answer(403, "text/plain", "this server answers to 127.0.0.1 and localhost only\n")
             elif self.path in pages:
                 kind, make = pages[self.path]
@@ -134,11 +134,11 @@ def _handler(live: Live) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Length", str(len(body)))
             for name, value in HEADERS.items():
                 self.send_header(name, value)
-            with suppress(ConnectionError):  # who asked has gone on
+            with suppress(ConnectionError):  # the client closed the connection
                 self.end_headers()
                 self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nothing: the terminal belongs to what the user reads."""
+            """Do nothing: the terminal is for the user's output."""
 
     return Handler

@@ -1,4 +1,4 @@
-"""YAML as people write it: 1e-3 is a number, as in YAML 1.2 and in Python. Files hold data alone and never run code."""
+"""Read and write YAML in which 1e-3 is a number, as in YAML 1.2 and in Python. Files contain data only, never code."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ DEEPEST = 50
 
 
 class Loader(yaml.SafeLoader):
-    """Reads such numbers."""
+    """A loader that reads such numbers."""
 
 
 class Dumper(yaml.SafeDumper):
-    """Puts text that looks like such a number in quotes."""
+    """A dumper that quotes text that looks like such a number."""
 
 
 for each in (Loader, Dumper):
     each.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+.0123456789"))
-for _first, _resolvers in Loader.yaml_implicit_resolvers.items():  # nothing here is a date: 2024-02-30 is a text
+for _first, _resolvers in Loader.yaml_implicit_resolvers.items():  # dates are text: 2024-02-30 is no date
     _resolvers[:] = [(tag, pattern) for tag, pattern in _resolvers if tag != "tag:yaml.org,2002:timestamp"]
 
 
 def read_yaml(text: str) -> Any:
-    """What a text says; yaml.YAMLError if it is none, or if it would be out of all proportion when it is read."""
+    """Return the content of a text; raise yaml.YAMLError if it is not YAML, or if its content would be too large."""
     _require_modest(text)
     try:
         return yaml.load(text, Loader=Loader)  # noqa: S506, it is a safe loader
-    except ValueError as error:  # of what looks like a number and is none, as 0b_
+    except ValueError as error:  # text that looks like a number, such as 0b_
         raise yaml.YAMLError(str(error)) from error
 
 
 def read_text(path: Path) -> str:
-    """The text of a YAML file; of one that is far too large only its beginning, which `read_yaml` refuses."""
+    """Return the text of a YAML file; of one that is too large only the beginning, which `read_yaml` refuses."""
     with path.open(encoding="utf-8") as file:
         return file.read(LARGEST + 1)
 
 
 def _require_modest(text: str) -> None:
-    """Refuse texts that are deeply nested, or that repeat what they hold by references until it fills the memory."""
+    """Raise an error for texts that are deeply nested, or whose references repeat content until it fills the memory."""
     if len(text) > LARGEST:
         raise yaml.YAMLError(f"it must have at most {LARGEST:,} characters, got more: shorten it")
-    values: dict[str, int] = {}  # that each anchor stands for
-    inside: list[tuple[str | None, int]] = []  # the collections around an event, each with the values before it
+    values: dict[str, int] = {}  # number of values of each anchor
+    inside: list[tuple[str | None, int]] = []  # enclosing collections, each with the number of preceding values
     total = 0
     for event in yaml.parse(text, Loader=Loader):
         if isinstance(event, yaml.CollectionEndEvent):
@@ -60,20 +60,20 @@ def _require_modest(text: str) -> None:
             inside.append((event.anchor, total))
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor in (anchor for anchor, _ in inside):
-                raise yaml.YAMLError(f"'*{event.anchor}' must not lie in what it refers to: write it out")
+                raise yaml.YAMLError(f"'*{event.anchor}' must not refer to a collection that contains it: write it out")
             total += values.get(str(event.anchor), 0)
         elif isinstance(event, yaml.ScalarEvent) and event.anchor:
             values[event.anchor] = 1
         total += isinstance(event, yaml.NodeEvent)
         if len(inside) > DEEPEST or total > MOST:
             raise yaml.YAMLError(
-                f"it must hold at most {MOST:,} values, references written out, nested at most {DEEPEST} deep, got "
+                f"it must contain at most {MOST:,} values with expanded references, nested at most {DEEPEST} deep, got "
                 "more: simplify it"
             )
 
 
 def write_yaml(content: Any, *, in_one_line: bool = False) -> str:
-    """The text of plain content, in its order."""
+    """Return the text of plain content, in its order."""
     width = math.inf if in_one_line else None
     return str(
         yaml.dump(

@@ -23,7 +23,15 @@ ROUNDS = 100
 
 
 def ascend(goal: State, held: State, symmetry: Symmetry, *, seed: int = 0, rounds: int = ROUNDS) -> dict[str, Tensor]:
-    """Return orders for `permute` that align `held` with `goal`, from the better of two initialisations."""
+    """Return orders for `permute` that align `held` with `goal`, from the better of two initialisations.
+
+    Args:
+        goal: The state to match.
+        held: The state that is permuted.
+        symmetry: The groups of units.
+        seed: The seed.
+        rounds: The maximum number of rounds.
+    """
     nested = group_trees(symmetry)
     ascent = _Ascent(goal, held, symmetry, nested)
     ascent.place()

@@ -4,12 +4,10 @@
     order = argmax over permutations  Σ_i G[i, order(i)]                                                           (2)
 
 G[i, j] is the contribution of unit j of one network at index i of the other to the inner product of their weights.
-Units
-inside a unit (those of a head: of its queries and keys, of its values) are put in the order P that is best for the
-pair,
-so that (2) is the joint optimum of a group and of all groups inside its units. Where several inner groups act on the
-same
-weights (query heads that share a key head, and the units of both), P is found by coordinate ascent for each pair.
+Units inside a unit (those of a head: of its queries and keys, of its values) are put in the order P that is best for
+the pair, so that (2) is the joint optimum of a group and of all groups inside its units. If several inner groups act on
+the same weights (query heads with a common key head, and the units of both), P is found by coordinate ascent for each
+pair.
 """
 
 from __future__ import annotations
@@ -31,16 +29,16 @@ Ascend = Callable[[State, State, Symmetry], dict[str, Tensor]]
 SMALL = 100  # units, below which the solver takes less time than an estimate of the prices
 
 InnerOrders = tuple[float, list[Tensor]]
-"""What the best orders inside a unit add, and these, one a kind."""
+"""The gain of the best orders inside a unit, and these orders, one per kind."""
 
 
 @dataclass(frozen=True)
 class Step:
     """Solution of equation (2) for one group tree."""
 
-    moves: list[tuple[Group, Tensor]]  # one after the other: the order of the units, then of what is inside each
-    gain: float  # over the order of now
-    noise: float  # a gain not above it is no more than rounding
+    moves: list[tuple[Group, Tensor]]  # in this order: the units, then the units inside each
+    gain: float  # over the current order
+    noise: float  # a gain up to it is rounding
 
 
 class GainMatrices:
@@ -74,11 +72,17 @@ class GainMatrices:
                 del self.along[name]
         self.sums = [torch.zeros(tree.outer.size, tree.outer.size, dtype=self.dtype) for tree in group_trees]
         self.summed: list[set[Axis]] = [set() for _ in group_trees]  # whose products are in the sums
-        eps = torch.finfo(self.dtype).eps  # sums that cancel out are wrong by a part of this, whatever is left of them
+        eps = torch.finfo(self.dtype).eps  # relative to the terms of a sum, not to the sum itself
         self.rounding = [100 * eps * sum(lengths[axis.name] for axis in axes) for axes in self.axes]
 
     def best(self, held: State, index: int, names: Collection[str]) -> Step:
-        """Return the best step of one tree, computed from these of its tensors."""
+        """Return the best step of one tree, computed from these of its tensors.
+
+        Args:
+            held: The state that is permuted.
+            index: The index of the tree.
+            names: The names of the tensors.
+        """
         chosen = [axis for axis in self.axes[index] if axis.name in names]
         followed = {axis for axis in chosen if axis.name in self.along}
         for axis in followed - self.summed[index]:
@@ -100,7 +104,13 @@ class GainMatrices:
         return Step(moves, gain, torch.finfo(pairs.dtype).eps * len(order) * float(pairs.abs().max()))
 
     def move(self, held: State, index: int, order: Tensor) -> None:
-        """Permute a simple tree in place, in the state and in all products."""
+        """Permute a simple tree in place, in the state and in all products.
+
+        Args:
+            held: The state that is permuted.
+            index: The index of the tree.
+            order: The new order of its units.
+        """
         units = _moved_places(order)
         self.sums[index].index_copy_(1, units, self.sums[index].index_select(1, order[units]))
         for axis in self.axes[index]:
@@ -115,7 +125,13 @@ class GainMatrices:
                     self._add(self.sums[other], replace(beside, axis=number), ours, change)
 
     def increase(self, held: State, index: int, order: Tensor) -> float:
-        """Return the increase of the inner product for a new order of a simple tree, in float64."""
+        """Return the increase of the inner product for a new order of a simple tree, in float64.
+
+        Args:
+            held: The state that is permuted.
+            index: The index of the tree.
+            order: The new order of its units.
+        """
         units, total = _moved_places(order), 0.0
         for axis in self.axes[index]:
             ours, there = (axis.units_first(state[axis.name]) for state in (self.goal, held))

@@ -17,7 +17,7 @@ class Axis:
     """Units along one axis of a tensor: from `offset` on, the axis has the structure outer x units x inner.
 
     After a flatten, `inner` is the number of positions of one channel. If the units belong to one expert of several,
-    they lie `within` a range of other axes. An axis that produces units is multiplied by P, one that consumes them by
+    they are `within` a range of other axes. An axis that produces units is multiplied by P, one that consumes them by
     P^-1, and so is one that is contracted with them ("meets", as keys with queries); an axis of a tied tensor may do
     both.
 
@@ -50,7 +50,7 @@ class Axis:
 
     @property
     def divided(self) -> bool:
-        """Whether the axis is multiplied by P^-1."""
+        """True if the axis is multiplied by P^-1."""
         return self.role in ("consumes", "meets")
 
     def span(self, axis: int) -> tuple[int, int] | None:
@@ -100,7 +100,7 @@ class Group:
     Args:
         name: Name of the group, after the first tensor that produces its units.
         size: Number of units.
-        axes: The axes along which the units lie.
+        axes: The axes of the units.
     """
 
     name: str
@@ -130,7 +130,7 @@ class Symmetry:
     Args:
         groups: The verified groups; also available by iteration and by name.
         fixed: Axes that cannot be permuted, with reasons.
-        note: Why parts of the network could not be analysed; empty if all of it was.
+        note: Why parts of the network could not be analysed; empty if all could.
         deciding: Names of modules whose control flow depends on values.
     """
 

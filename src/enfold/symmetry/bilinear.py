@@ -4,8 +4,7 @@
 
 No weight consumes such units. A permutation acts on both sides in the same way, and any other matrix P preserves (1)
 if one of the sides is multiplied by P^-ᵀ. Which side that is cannot be read from the graph, so it is tested: with
-random
-matrices the outputs must not change, which fails if something such as a norm or a rotation lies in between.
+random matrices the outputs must not change, which fails if there is a norm or a rotation in between.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ def assign_bilinear_roles(verifier: Verifier, groups: Sequence[Group]) -> list[G
     for index, group in enumerate(groups):
         made = all(axis.role == "produces" and _is_numeric(verifier.state.get(axis.name)) for axis in group.axes)
         if made and 2 <= len(_layers(group)) <= MOST:
-            alike = tuple(re.sub(r"\d+", "#", name) for name, _ in _layers(group))  # of all blocks of a network
-            kinds.setdefault(alike, []).append(index)
+            key = tuple(re.sub(r"\d+", "#", name) for name, _ in _layers(group))  # of all blocks of a network
+            kinds.setdefault(key, []).append(index)
     found = list(groups)
     for indices in kinds.values():
         together = _split_sides(verifier, [groups[index] for index in indices])

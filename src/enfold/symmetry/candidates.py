@@ -20,9 +20,9 @@ class Candidate:
     There may be as many blocks as a weight has entries, so groups are built only when they are needed.
     """
 
-    places: tuple[TensorAxis, ...]  # where the label is
+    places: tuple[TensorAxis, ...]  # the axes with the label
     build: Callable[[], tuple[tuple[Group, ...], ...]]
-    single_order: bool = False  # also the first has one order in blocks that might have their own
+    single_order: bool = False  # also the finest version has one order for blocks that might have their own
 
     @cached_property
     def options(self) -> tuple[tuple[Group, ...], ...]:
@@ -42,7 +42,7 @@ class _Occurrence:
     place: TensorAxis
     role: Role
     offset: int
-    product: Product  # in which it is, and where
+    product: Product  # the product that contains the label, and its index there
     index: int
     terms: tuple[Term, ...]  # of the tensor
 
@@ -58,7 +58,7 @@ class _Occurrence:
 
     @property
     def is_indexed(self) -> bool:
-        """Whether indices of another axis of the tensor are used one by one, as experts in a loop are."""
+        """True if indices of another axis of the tensor are used one by one, like experts in a loop."""
         return any(() in term and len(term) > 1 for axis, term in enumerate(self.terms) if axis != self.place[1])
 
 
@@ -156,7 +156,7 @@ def _axes(tracer: AxisTracer, found: _Occurrence, block: Mapping[int, int]) -> l
 
 
 def _parts(tracer: AxisTracer, product: Product, block: Mapping[int, int]) -> tuple[list[int], int]:
-    """Return where the ranges of a product begin that lie at these positions of its labels, and their length."""
+    """Return the starts of the ranges of a product at these positions of its labels, and their length."""
     starts, length = [0], tracer.labels.places(product)
     last = max((index for index, label in enumerate(product) if label in block), default=-1)
     for label in product[: last + 1]:

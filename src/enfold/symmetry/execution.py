@@ -23,11 +23,11 @@ class TraceError(Exception):
 
 
 class _Float64Mode(TorchDispatchMode):
-    """Compute in float64 also where a network casts to a smaller type, so that rounding does not hide a difference."""
+    """Compute in float64 also where a network casts to a smaller type, so that rounding hides no difference."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # to be skipped by a compiler takes importing it, which takes seconds
+        return False  # skipping it would import the compiler, which takes seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation with smaller floating-point types replaced by float64."""
@@ -92,7 +92,7 @@ def find_tensors(value: Any, depth: int = 3) -> Iterator[Tensor]:
 
 
 def has_other_values(value: Any) -> bool:
-    """Return whether a value contains anything except tensors and None, on which a caller could branch."""
+    """Return whether a value contains anything except tensors and None that a caller could branch on."""
     return any(not isinstance(leaf, Tensor | None) for leaf in tree_leaves(value))
 
 
@@ -105,7 +105,14 @@ Passed = Callable[[str, Any], None]  # a module's name and what goes in or out
 
 @contextmanager
 def track_modules(network: nn.Module, running: list[str], passed: Passed, left: Passed) -> Iterator[None]:
-    """Keep the name of the running module last in `running`, and report inputs and outputs to it and to its caller."""
+    """Keep the name of the running module last in `running`, and report inputs and outputs to it and to its caller.
+
+    Args:
+        network: The network.
+        running: The names of the modules that are running, the innermost last.
+        passed: Called with the name of a module or of its caller, and the inputs or outputs of the module.
+        left: Called with the name and the outputs of a module when it returns.
+    """
 
     def caller() -> str:
         return running[-1] if running else ""
@@ -141,7 +148,7 @@ def _one_hot(input: Tensor, num_classes: int = -1) -> Tensor | None:
 class ReadDetector(TorchFunctionMode):
     """Report when code reads a tensor's values as a list or an array.
 
-    One-hot vectors are built without checking the values, which would count as reading them.
+    One-hot vectors are built without a check of the values, which would count as a read.
     """
 
     METHODS = (Tensor.tolist, Tensor.numpy, Tensor.__array__)

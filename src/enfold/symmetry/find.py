@@ -21,14 +21,14 @@ from enfold.symmetry.tracer import AxisTracer, TensorAxis
 from enfold.symmetry.verify import VerificationError, Verifier, run
 
 CHANGED = "a random order along it changes the outputs"
-ALIKE = "all its blocks have one order of units, as one for each could not be verified"
+SINGLE_ORDER = "all its blocks have one order of units, as one for each could not be verified"
 UNREACHED = "the outputs do not depend on it"
 
 
 def symmetries(network: nn.Module, example: Tensor, *, seed: int = 0, logits_only: bool = False) -> Symmetry:
     """Find which axes of which parameters and buffers can be permuted together, and verify each group in float64.
 
-    The network is left unchanged. Where the control flow of a module depends on values, only groups inside the modules
+    The network is not modified. Where the control flow of a module depends on values, only groups inside the modules
     that it calls are found, and `Symmetry.note` gives the reason.
 
     Args:
@@ -61,9 +61,9 @@ def symmetries(network: nn.Module, example: Tensor, *, seed: int = 0, logits_onl
         return replace(found, note=_decisions(tracer), deciding=tuple(tracer.decisions))
 
 
-def _logits(_: nn.Module, __: object, output: object) -> object:
+def _logits(network: nn.Module, _: object, output: object) -> object:
     """Reduce the output to its logits."""
-    return get_logits(output)
+    return get_logits(output, network)
 
 
 def _running(skeleton: Skeleton, state: State, example: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ def _decisions(tracer: AxisTracer) -> str:
         return ""
     found = list(tracer.decisions.values())
     more = f" ({len(found) - 1} more modules do)" if len(found) > 1 else ""
-    return f"the graph depends on values, so only what lies inside other modules is permuted: {found[0]}{more}"
+    return f"the graph depends on values, so only units inside other modules are permuted: {found[0]}{more}"
 
 
 def _aliases(network: nn.Module, skeleton: Skeleton) -> dict[str, list[str]]:
@@ -132,7 +132,7 @@ def _verified(verifier: Verifier, tracer: AxisTracer, proposed: list[Candidate])
             continue
         groups += candidate.options[way]
         if way or candidate.single_order:
-            refuse(candidate.options[way], ALIKE)
+            refuse(candidate.options[way], SINGLE_ORDER)
     return Symmetry(
         tuple(name_groups(assign_bilinear_roles(verifier, groups))), tuple(find_fixed_axes(tracer, groups, refused))
     )

@@ -2,8 +2,8 @@
 
 A label represents indices that are permuted together wherever it appears. An axis is a *term*: a concatenation of
 products of labels. A channel axis is one label; channels flattened with H x W positions are a product of three; a
-concatenation is a sequence. Labels are unified as operations require, divided by reshapes and cut by slices; what no
-rule covers is fixed, with a reason.
+concatenation is a sequence. Labels are unified as operations require, divided by reshapes and cut by slices; axes
+without a rule are fixed, with a reason.
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ class AxisLabels:
         self._parent: list[int] = []
         self._sizes: list[int] = []
         self._reasons: dict[int, str] = {}
-        self._meaning: dict[int, Term] = {}  # what a label was divided or cut into
+        self._meaning: dict[int, Term] = {}  # the labels that a label was divided or cut into
         self._inside: dict[int, int] = {}  # the label next to the left when a label was divided
-        self._members: dict[int, tuple[int, list[int]]] = {}  # of a label that differs from place to place of another
-        self._repeats: list[tuple[Product, Term]] = []  # sequences, and what they are repeated along
-        self._opened: set[int] = set()  # labels whose places have been told apart
+        self._members: dict[
+            int, tuple[int, list[int]]
+        ] = {}  # of a label with different values at each index of another
+        self._repeats: list[tuple[Product, Term]] = []  # sequences, and the products along which they are repeated
+        self._opened: set[int] = set()  # labels whose indices have labels of their own
 
     # Labels
 
     def free(self, size: int) -> Term:
-        """Return an axis that can be permuted, as far as is known."""
+        """Return an axis without known constraints."""
         return (self._new(size, None if size else "it has no places"),)
 
     def fixed(self, size: int, reason: str) -> Term:
-        """Return an axis whose order matters."""
+        """Return an axis that cannot be permuted."""
         return (self._new(size, reason),)
 
     def _new(self, size: int, reason: str | None = None) -> Product:
@@ -98,7 +100,7 @@ class AxisLabels:
             whole = self._new(self.size(tuple(right)), "it is a sequence of fixed parts")
             return [product + whole for product in left]
         found: list[Product] = []
-        for product in left:  # each place of it holds the whole sequence, written out
+        for product in left:  # each index contains the complete sequence
             if product:
                 self._repeats.append((product, tuple(right)))
             found += right * self.places(product)
@@ -137,7 +139,13 @@ class AxisLabels:
                     self._fix_labels((member,), reason)
 
     def unify(self, one: Term, other: Term, reason: str) -> None:
-        """Tie two axes of the same size, so that they are permuted together."""
+        """Tie two axes of the same size, so that they are permuted together.
+
+        Args:
+            one: The first axis.
+            other: The second axis.
+            reason: Why the axes are treated so, for messages.
+        """
         left, right = list(self.expand(one)), list(self.expand(other))
         place = 0
         while place < min(len(left), len(right)):
@@ -146,7 +154,7 @@ class AxisLabels:
                 longer = left if sizes[0] > sizes[1] else right
                 longer[place : place + 1] = self._cut(longer[place], min(sizes), reason)
                 left, right = list(self.expand(tuple(left))), list(self.expand(tuple(right)))
-                place = 0  # a label that was cut may stand in the places before, too
+                place = 0  # a label that was cut may occur in earlier products, too
             else:
                 place += 1
         for first, second in zip(left, right, strict=True):
@@ -251,7 +259,13 @@ class AxisLabels:
         return first + product[1:], second + product[1:]
 
     def cut(self, term: Term, sizes: Sequence[int], reason: str) -> list[Term]:
-        """Cut an axis into consecutive parts of these sizes."""
+        """Cut an axis into consecutive parts of these sizes.
+
+        Args:
+            term: The axis.
+            sizes: The sizes of the parts.
+            reason: Why the axes are treated so, for messages.
+        """
         queue, found = list(self.expand(term)), []
         for size in sizes:
             piece: list[Product] = []
@@ -270,7 +284,13 @@ class AxisLabels:
         return found
 
     def split(self, term: Term, sizes: Sequence[int], reason: str) -> list[Term]:
-        """Reshape an axis into axes of these sizes."""
+        """Reshape an axis into axes of these sizes.
+
+        Args:
+            term: The axis.
+            sizes: The sizes of the parts.
+            reason: Why the axes are treated so, for messages.
+        """
         if len(sizes) == 1:
             return [term]
         whole = [found for product in term for found in self._expand(product, open_=False)]
@@ -317,6 +337,12 @@ class AxisLabels:
 
         Where the other axes were divided from the same label, each index gets labels of its own: queries, keys and
         values of a packed projection are permuted independently.
+
+        Args:
+            terms: The axes.
+            axis: The index of the axis.
+            place: The selected index.
+            reason: Why the axes are treated so, for messages.
         """
         others = [term for index, term in enumerate(terms) if index != axis]
         own = self._expand(terms[axis][0], open_=False) if len(terms[axis]) == 1 else []

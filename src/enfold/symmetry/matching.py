@@ -67,7 +67,16 @@ def match_state(
     rounds: int = ROUNDS,
     learned: set[str] | None = None,
 ) -> State:
-    """Return the state with its units in the orders of `match_weights`."""
+    """Return the state with its units in the orders of `match_weights`.
+
+    Args:
+        goal: The state to match.
+        state: The state to permute.
+        symmetry: The groups of units.
+        seed: The seed.
+        rounds: The maximum number of rounds.
+        learned: The names of the tensors that are compared; by default all but running statistics.
+    """
     return permute(state, symmetry, match_weights(goal, state, symmetry, seed=seed, rounds=rounds, learned=learned))
 
 
@@ -85,7 +94,7 @@ def _compared_tensors(state: Mapping[str, Tensor], symmetry: Symmetry, learned: 
             if found[name].dtype != torch.float32:
                 found[name] = found[name].double()
             if not bool(found[name].isfinite().all()):
-                raise EnfoldError(f"weights must be finite to be matched, but '{name}' is not: leave out that network")
+                raise EnfoldError(f"weights must be finite to be matched, but '{name}' is not: remove that network")
     return found
 
 

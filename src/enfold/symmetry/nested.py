@@ -27,12 +27,18 @@ class GroupTree:
 
     @property
     def coupled(self) -> bool:
-        """Whether kinds inside a unit act on the same weights, so that their orders depend on each other."""
+        """True if kinds inside a unit act on the same weights, so that their orders depend on each other."""
         along = Counter(name for group in self.each for name in {axis.name for axis in group.axes})
         return any(number > 1 for number in along.values())
 
     def unit(self, state: State, number: int, names: Collection[str]) -> State:
-        """Return one unit: its slice along each axis of the outer group, for these tensors."""
+        """Return one unit: its slice along each axis of the outer group, for these tensors.
+
+        Args:
+            state: The weights.
+            number: The index of the unit.
+            names: The names of the tensors.
+        """
         present = [(str(k), axis) for k, axis in enumerate(self.outer.axes) if axis.name in names]
         return {key: _along(axis, state[axis.name], number) for key, axis in present}
 
@@ -61,7 +67,7 @@ def group_trees(symmetry: Symmetry) -> list[GroupTree]:
 
 
 def _inside(outer: Group, symmetry: Symmetry) -> dict[tuple[Axis, ...], tuple[Group, ...]]:
-    """Return the groups that lie in exactly one unit each and exist in every unit, by their axes there."""
+    """Return the groups that are in exactly one unit each and exist in every unit, by their axes there."""
     kinds: dict[tuple[Axis, ...], dict[int, Group]] = {}
     for group in symmetry.groups:
         spots = [_spot(axis, outer) for axis in group.axes] if _spot(group.axes[0], outer) else []

@@ -18,7 +18,7 @@ def permuted(state: Mapping[str, Tensor], group: Group, order: Tensor) -> State:
     """Return the state with unit order[k] of the group at index k.
 
     Args:
-        state: Parameters and buffers by name; left unchanged.
+        state: Parameters and buffers by name; not modified.
         group: The group to permute.
         order: A permutation of 0 ... size - 1.
     """
@@ -29,11 +29,10 @@ def apply_orders(state: Mapping[str, Tensor], moves: Iterable[tuple[Group, Tenso
     """Return the state after permuting one group after the other.
 
     Permutations along the same axis are composed first, so that each tensor is indexed once per axis; only units within
-    a
-    range of another axis are moved separately.
+    a range of another axis are moved separately.
     """
     found, owned = dict(state), set[str]()
-    pending: dict[str, dict[int, Tensor]] = {}  # what comes from where, by tensor and axis
+    pending: dict[str, dict[int, Tensor]] = {}  # source indices by tensor and axis
     for group, order in moves:
         _require_order(group, order)
         for axis in _present(found, group):
@@ -61,7 +60,7 @@ def _require_order(group: Group, order: Tensor) -> None:
     places = torch.arange(group.size)
     if order.is_floating_point() or order.shape != (group.size,) or not torch.equal(order.cpu().sort().values, places):
         raise EnfoldError(
-            f"an order of the group '{group.name}' must hold each of 0 to {group.size - 1} once, got "
+            f"an order of the group '{group.name}' must contain each of 0 to {group.size - 1} once, got "
             f"{tuple(order.shape)} values of {order.dtype}: use torch.randperm({group.size}) or the like"
         )
 
@@ -70,7 +69,7 @@ def permute(state: Mapping[str, Tensor], symmetry: Symmetry, orders: Mapping[str
     """Return the state with the named groups permuted, in the order in which the symmetry lists them.
 
     Args:
-        state: Parameters and buffers by name; left unchanged.
+        state: Parameters and buffers by name; not modified.
         symmetry: The symmetry of the network.
         orders: Permutations by name of the group.
 
@@ -89,7 +88,7 @@ def soft(state: Mapping[str, Tensor], group: Group, matrix: Tensor, inverse: Ten
     Differentiable in both. A permutation matrix with P[k, order[k]] = 1 and its transpose are equivalent to `permuted`.
 
     Args:
-        state: Parameters and buffers by name; left unchanged.
+        state: Parameters and buffers by name; not modified.
         group: The group to transform.
         matrix: (size, size).
         inverse: The inverse of `matrix`.
@@ -101,13 +100,13 @@ def soft(state: Mapping[str, Tensor], group: Group, matrix: Tensor, inverse: Ten
         if given.shape != (group.size, group.size):
             raise EnfoldError(
                 f"the {name} of the group '{group.name}' must be {group.size} x {group.size}, got "
-                f"{tuple(given.shape)}: it has one row a unit"
+                f"{tuple(given.shape)}: pass one row per unit"
             )
     tied = next((axis for axis in group.axes if axis.role == "both"), None)
     if tied is not None:
         raise EnfoldError(
-            f"'{tied.name}' both produces and consumes the units of '{group.name}', so no matrix but a permutation's "
-            "is consistent with both uses: use permuted, or leave this group out"
+            f"'{tied.name}' both produces and consumes the units of '{group.name}', so only a "
+            "permutation is consistent with both uses: use permuted, or omit this group"
         )
     found = dict(state)
     for axis in _present(found, group):
@@ -127,12 +126,12 @@ def _present(state: Mapping[str, Tensor], group: Group) -> Iterator[Axis]:
             if any(other >= len(shape) or end > shape[other] for other, end in ends.items()):
                 raise EnfoldError(
                     f"a state must have the shapes of the network whose symmetry it is, but '{axis.name}' is {shape} "
-                    f"and axis {axis.axis} must hold {axis.offset + axis.length}: find its own network's symmetries"
+                    f"and axis {axis.axis} must contain {axis.offset + axis.length}: find its own network's symmetries"
                 )
             yield axis
         elif axis.tied_to is None:
             raise EnfoldError(
-                f"a state must hold every tensor of the group '{group.name}', but '{axis.name}' is missing: pass all "
+                f"a state must contain all tensors of the group '{group.name}', but '{axis.name}' is missing: pass all "
                 "parameters and buffers of the network"
             )
 

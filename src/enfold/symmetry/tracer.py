@@ -42,8 +42,8 @@ FILLS = ("full", "zeros", "ones", "full_like", "zeros_like", "ones_like", "new_z
 MOVES = (
     *("view", "_unsafe_view", "expand", "squeeze", "unsqueeze", "permute", "transpose", "t", "select", "slice"),
     *("clone", "detach", "alias", "_to_copy"),
-)  # what numbers an axis still does behind these
-NUMBERED = ("gather", "index", "index_select", "embedding", "scatter", "scatter_add")  # their rules follow numbers
+)  # operations whose results are still indices into an axis
+NUMBERED = ("gather", "index", "index_select", "embedding", "scatter", "scatter_add")  # their rules track indices
 VALUES = ("_local_scalar_dense", "equal", "is_nonzero", "allclose")  # operations that give Python a value
 
 
@@ -53,10 +53,10 @@ class Value:
 
     terms: tuple[Term, ...]
     origins: tuple[frozenset[TensorAxis], ...]
-    data: bool = True  # the network's input is part of it
-    constant: bool = False  # neither the input nor what may be permuted is part of it
-    numbers: Term | None = None  # its values number the places of this axis
-    pending: tuple[tuple[Term, Term], ...] = ()  # axes that are seen as one if the value is used at all
+    data: bool = True  # depends on the network's input
+    constant: bool = False  # depends neither on the input nor on permutable axes
+    numbers: Term | None = None  # its values are indices into this axis
+    pending: tuple[tuple[Term, Term], ...] = ()  # axes to unify if the value is used
 
     @property
     def ndim(self) -> int:
@@ -88,23 +88,29 @@ class AxisTracer(TorchDispatchMode):
         self.tensors: dict[str, Value] = {}  # parameters and buffers by name
         self.produced: set[TensorAxis] = set()
         self.consumed: set[TensorAxis] = set()
-        self.name = ""  # of the operation
-        self.all_sizes: list[tuple[int, ...]] = []  # of all that it returns
+        self.name = ""  # name of the operation
+        self.all_sizes: list[tuple[int, ...]] = []  # of all its results
         self._values: dict[int, Value] = {}
-        self._kept: list[Tensor] = []  # so that no two tensors have the same id
-        self.decisions: dict[str, str] = {}  # modules that decide by a value, and where they do
-        self.strides: tuple[int, ...] = ()  # of what the operation was given first
+        self._retained: list[Tensor] = []  # so that no two tensors have the same id
+        self.decisions: dict[str, str] = {}  # modules whose control flow depends on a value, and the place
+        self.strides: tuple[int, ...] = ()  # of the first argument
         self._running: list[str] = []
-        self._touched: dict[str, list[Tensor]] = {}  # by each module itself, not by those that it calls
+        self._touched: dict[str, list[Tensor]] = {}  # by each module itself, without the modules that it calls
         self._uniform: set[int] = set()  # memory that holds one value everywhere
-        self._mixed: set[tuple[Term, ...]] = set()  # what is left where an operation mixes the places of an axis
+        self._mixed: set[tuple[Term, ...]] = set()  # remaining axes of operations that mix the entries of an axis
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # to be skipped by a compiler takes importing it, which takes seconds
+        return False  # skipping it would import the compiler, which takes seconds
 
     def trace(self, skeleton: Skeleton, state: State, example: Tensor) -> None:
-        """Label every value of one forward pass; the inputs and outputs of the network are fixed."""
+        """Label every value of one forward pass; the inputs and outputs of the network are fixed.
+
+        Args:
+            skeleton: The network without weights.
+            state: The weights.
+            example: One batch of inputs; taken from the data by default.
+        """
         held = {name: tensor.clone() for name, tensor in state.items()}
         for name, tensor in held.items():
             self.tensors[name] = self._label_parameter(name, tensor.shape, name in skeleton.parameters)
@@ -122,7 +128,7 @@ class AxisTracer(TorchDispatchMode):
                 skeleton.use_values(held) as network,
             ):
                 outputs = float_outputs(network(example))
-        except Exception as error:  # whatever a network's own code or torch raises under a dispatch mode
+        except Exception as error:  # code of the network and torch may raise any exception under a dispatch mode
             raise TraceError((str(error).strip() or type(error).__name__).splitlines()[0]) from error
         for tensor in outputs:
             self.fix(self.value(tensor), "they are the network's outputs")
@@ -179,7 +185,7 @@ class AxisTracer(TorchDispatchMode):
         numbers = [value.numbers for value in _values_in((args, kwargs)) if value.numbers is not None]
         if name in MOVES:
             return numbers[0] if numbers else None
-        used = (args[:1], args[3:]) if name in NUMBERED else (args, kwargs)  # the index is for its rule to follow
+        used = (args[:1], args[3:]) if name in NUMBERED else (args, kwargs)  # the rule handles the index
         for value in _values_in(used):
             if value.numbers is not None:
                 self.labels.fix(value.numbers, self.why)
@@ -203,7 +209,7 @@ class AxisTracer(TorchDispatchMode):
 
     def _store(self, tensor: Tensor, value: Value) -> None:
         self._values[id(tensor)] = value
-        self._kept.append(tensor)
+        self._retained.append(tensor)
 
     def _read_argument(self, tensor: Tensor, shared: bool) -> Value:
         """Return the labels of an argument; a uniform tensor that is only read gets new labels."""
@@ -269,7 +275,13 @@ class AxisTracer(TorchDispatchMode):
         return self.all_sizes[0]
 
     def new(self, reason: str | None, sizes: Sequence[int], *, data: bool = True) -> Value:
-        """Return a value with new labels."""
+        """Return a value with new labels.
+
+        Args:
+            reason: Why the axes are treated so, for messages.
+            sizes: The shape of the value.
+            data: Whether the value depends on the inputs.
+        """
         terms = tuple(self.labels.free(n) if reason is None else self.labels.fixed(n, reason) for n in sizes)
         return Value(terms, (NOWHERE,) * len(terms), data)
 
@@ -310,7 +322,7 @@ class AxisTracer(TorchDispatchMode):
         self._mixed.add(tuple(term for axis, term in enumerate(value.terms) if axis not in mixed))
 
     def common_labels(self) -> dict[int, set[int]]:
-        """Return, by label, the labels present wherever it is; for each of their indices it may have its own order."""
+        """Return, by label, the labels that always occur with it; it may have an order for each of their indices."""
         found: dict[int, set[int]] = {}
         for terms in self._mixed | {value.terms for value in (*self.tensors.values(), *self._values.values())}:
             normal = [self.labels.expand(term) for term in terms]

@@ -16,11 +16,16 @@ from enfold.symmetry.execution import DOUBLE_TYPES, decompose_fused_operations, 
 from enfold.symmetry.permute import apply_orders, permuted, soft
 from enfold.symmetry.tracer import STATISTICS
 
-PROOFS = 6  # one random order may spare a structure that another shows
+PROOFS = 6  # a single random order may not reveal a structure
 WIDE = 64  # units, from which three random orders spare a unit with less probability than six of four units do
 WIDE_PROOFS = 3
 TOLERANCE = 1e-9
-SCALES = (1.0, 0.3, 0.05, 0.0)  # of weights, 0 is near the network's own: the first with finite outputs is taken
+SCALES = (
+    1.0,
+    0.3,
+    0.05,
+    0.0,
+)  # of the random weights, 0 is near the network's: the first with finite outputs is used
 
 
 class VerificationError(Exception):
@@ -39,7 +44,14 @@ class Verifier:
 
     @staticmethod
     def create(skeleton: Skeleton, state: State, example: Tensor, source: torch.Generator) -> Verifier:
-        """Draw weights at the usual scale, and biases and statistics away from 0 and 1 so that every unit matters."""
+        """Draw weights at the usual scale, and biases and statistics away from 0 and 1 so that every unit matters.
+
+        Args:
+            skeleton: The network without weights.
+            state: The weights.
+            example: One batch of inputs; taken from the data by default.
+            source: The random generator.
+        """
         inputs = example
         if example.is_floating_point():
             inputs = torch.randn(example.shape, generator=source, dtype=torch.float64)
@@ -84,7 +96,7 @@ class Verifier:
             state = soft(state, group, matrix, torch.linalg.inv(matrix))
         try:
             return self._same(run(self.skeleton, state, self.inputs))
-        except Exception:  # the network's own code may not take such values
+        except Exception:  # code of the network may not accept such values
             return False
 
     def _order(self, size: int) -> Tensor:
@@ -127,7 +139,7 @@ class Verifier:
         try:
             total = (run(self.skeleton, state, self.inputs, grad=True) * weights).sum()
             gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-        except (RuntimeError, TypeError):  # not differentiable: each axis will be tried by itself
+        except (RuntimeError, TypeError):  # not differentiable: each axis is tested separately
             return set()
         return {name for name, gradient in zip(leaves, gradients, strict=True) if _moves(gradient)}
 
@@ -149,6 +161,13 @@ def run(skeleton: Skeleton, state: State, inputs: Tensor, *, grad: bool = False,
     """Run the network and return all outputs as one vector, computed in float64 throughout if `exact`.
 
     Random numbers are the same in each run, and the global generator is not advanced.
+
+    Args:
+        skeleton: The network without weights.
+        state: The weights.
+        inputs: The inputs.
+        grad: Whether gradients are needed.
+        exact: Whether to compute in float64.
     """
     given = state if grad else {name: tensor.clone() for name, tensor in state.items()}
     mode = float64_mode() if exact else nullcontext()

@@ -3,7 +3,7 @@
 from enfold.train.config import TrainConfig
 from enfold.train.history import Epoch, History
 from enfold.train.loop import fit
-from enfold.train.objective import CrossEntropy, Objective
+from enfold.train.objective import Objective, TaskLoss, cross_entropy
 from enfold.train.trajectory import Trajectory
 
-__all__ = ["CrossEntropy", "Epoch", "History", "Objective", "TrainConfig", "Trajectory", "fit"]
+__all__ = ["Epoch", "History", "Objective", "TaskLoss", "TrainConfig", "Trajectory", "cross_entropy", "fit"]

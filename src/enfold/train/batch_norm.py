@@ -48,7 +48,7 @@ def reestimate(network: nn.Module, data: Data, *, batch_size: int = 256, seed: i
             layer.reset_running_stats()
             layer.train()
         for batch in Order(batch_size, seed=seed).batches(data, epoch=0):
-            if len(batch.labels) >= least:
+            if len(batch.targets) >= least:
                 member_logits(network, batch.inputs.to(device))
                 seen += 1
     if not seen:

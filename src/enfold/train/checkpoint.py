@@ -122,8 +122,8 @@ def stored_history(path: Path) -> History | None:
     try:
         with safe_open(path, "pt") as file:
             progress: dict[str, Any] = json.loads((file.metadata() or {}).get("progress", "{}"))
-        history, selection = History.from_dict(progress["history"]), progress.get("selection", {"nll": [None]})
-        if None not in selection["nll"]:  # an epoch is selected
+        history, selection = History.from_dict(progress["history"]), progress.get("selection", {"best": [None]})
+        if None not in selection["best"]:  # an epoch is selected
             history.chosen = list(selection["epoch"])
         return history
     except (OSError, SafetensorError, ValueError, KeyError, TypeError):  # removed, or not a checkpoint

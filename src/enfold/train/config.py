@@ -12,6 +12,7 @@ from pydantic import Field
 
 from enfold.arguments import checked
 from enfold.errors import EnfoldError, closest
+from enfold.tasks import Inferred, Task, TaskName, as_task
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -62,6 +63,8 @@ class TrainConfig:
         precision: Precision of the forward and backward pass: "float32", or mixed precision with "bfloat16" or
             "float16" ("fp32", "bf16" and "fp16" are accepted as well).
         compile: Compile the network with `torch.compile`.
+        task: What the outputs mean: "classification", "binary", "multilabel", "regression", a task of `enfold.tasks`
+            with its options, or None to infer it from outputs and targets.
         device: Device to train on, such as "cpu" or "cuda".
         seed: Seed of data order, augmentation and dropout.
         first_member: Index of the first member. A single network trained with `first_member=k` sees the data exactly
@@ -97,11 +100,13 @@ class TrainConfig:
     patience: Annotated[int, Field(ge=1)] | None = None
     precision: Literal["float32", "bfloat16", "float16", "fp32", "bf16", "fp16"] = "float32"
     compile: bool = False
+    task: TaskName | Task | None = None
     device: str = "cpu"
     seed: int = 0
     first_member: int = 0
 
     def __post_init__(self) -> None:
+        as_task(self.task)  # refuses an unknown name
         object.__setattr__(self, "precision", PRECISIONS.get(self.precision, self.precision))
         self._require("warmup_epochs", self.warmup_epochs <= self.epochs, f"at most epochs = {self.epochs}")
         self._require("tail_low", self.tail_low <= self.tail_factor, f"at most tail_factor = {self.tail_factor}")
@@ -131,6 +136,15 @@ class TrainConfig:
     def replace(self, **changes: object) -> TrainConfig:
         """Return a copy with other values."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+    def changes(self) -> dict[str, Any]:
+        """Return the fields with another value than the default, and the seed, as plain values by name."""
+        usual = TrainConfig()
+        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        changed = {name: value for name, value in found.items() if name == "seed" or value != getattr(usual, name)}
+        if isinstance(self.task, Inferred):
+            del changed["task"]
+        return {name: repr(value) if isinstance(value, Task) else value for name, value in changed.items()}
 
     def per_member(self, field: str, num_members: int) -> list[float]:
         """Return one value per member; a single number is repeated.
@@ -185,3 +199,16 @@ class TrainConfig:
             return self.tail_factor
         place = epochs / self.tail_cycle % 1.0
         return self.tail_low + (self.tail_factor - self.tail_low) * abs(1 - 2 * place)
+
+
+def as_config(config: TrainConfig | None) -> TrainConfig:
+    """Return the settings, or the defaults for None.
+
+    Raises:
+        EnfoldError: If it is anything else.
+    """
+    if config is None:
+        return TrainConfig()
+    if not isinstance(config, TrainConfig):
+        raise EnfoldError(f"config must be a TrainConfig, got {config!r}: pass TrainConfig(epochs=20)")
+    return config

@@ -48,13 +48,13 @@ class Descent:
                 if self.selection.finished(epoch):
                     self.bar.advance((steps or 0) * (self.config.epochs - epoch))
                     self.bar.say(
-                        f"{of}loss not below {self.selection.nll[0]:.4f} since epoch {self.selection.epoch[0]}"
+                        f"{of}loss not below {self.selection.best[0]:.4f} since epoch {self.selection.epoch[0]}"
                     )
                     break
                 started, self.steps = time.perf_counter(), 0
                 yield epoch
                 self._record(epoch, loss(), started)
-                lowest = self.selection.nll[0]
+                lowest = self.selection.best[0]
                 now = self.history.epochs[-1].train_loss[0]
                 self.bar.say(f"{of}epoch {epoch + 1}/{self.config.epochs}  loss {now:.4f}  lowest {lowest:.4f}")
         self.selection.apply()

@@ -25,9 +25,9 @@ class Epoch:
     Args:
         epoch: Index, counted from 0; -1 for the state before training.
         train_loss: Mean training loss.
-        validation_nll: Validation NLL.
-        validation_accuracy: Validation accuracy.
-        ensemble_nll: Validation NLL of the mean prediction; None for a single network.
+        validation_loss: The criterion of the task on validation examples, such as NLL.
+        validation_score: The score of the task on validation examples, such as accuracy.
+        ensemble_loss: The criterion of the mean prediction; None for a single network.
         lr: Learning rate at the end of the epoch.
         seconds: Duration.
         steps: Number of optimizer steps.
@@ -36,9 +36,9 @@ class Epoch:
 
     epoch: int
     train_loss: list[float]
-    validation_nll: list[float]
-    validation_accuracy: list[float]
-    ensemble_nll: float | None
+    validation_loss: list[float]
+    validation_score: list[float]
+    ensemble_loss: float | None
     lr: float
     seconds: float
     steps: int = 0
@@ -52,12 +52,16 @@ class History:
     Args:
         epochs: The epochs so far.
         chosen: For each member, the number of epochs after which its weights were taken; 0 for the initial weights.
-        start: Scores before training, where epochs are selected by validation NLL.
+        start: Scores before training, where epochs are selected.
+        criterion: The metric in `validation_loss`, by which epochs are selected; lower is better.
+        score: The metric in `validation_score`.
     """
 
     epochs: list[Epoch] = field(default_factory=list)
     chosen: list[int] = field(default_factory=list)
     start: Epoch | None = None
+    criterion: str = "nll"
+    score: str = "accuracy"
 
     @property
     def unchanged(self) -> list[int]:
@@ -76,6 +80,8 @@ class History:
             [Epoch(**epoch) for epoch in content["epochs"]],
             list(content["chosen"]),
             None if start is None else Epoch(**start),
+            content.get("criterion", "nll"),
+            content.get("score", "accuracy"),
         )
 
 

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,24 +20,26 @@ from enfold.data.batches import Batch, Order
 from enfold.data.content import content
 from enfold.data.convert import Examples, as_data, require
 from enfold.data.dataset import Split, has_examples
+from enfold.data.unpack import Unpack
 from enfold.engines.inputs import refuse_shape
 from enfold.engines.modes import refuse_inference_mode
-from enfold.ensemble import Ensemble
+from enfold.ensemble import Ensemble, called_network, set_model_output
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
 from enfold.io.checkpoints import require_tensors
 from enfold.io.files import digest
 from enfold.io.identity import plain
-from enfold.metrics import accuracy, nll, per_member
+from enfold.metrics import metrics_for, per_member
 from enfold.progress import ProgressBar, progress
 from enfold.seeds import derive
+from enfold.tasks import as_task, known_task
 from enfold.train.backward import backward
 from enfold.train.batch_norm import several_examples
 from enfold.train.checkpoint import read_checkpoint, save_checkpoint
-from enfold.train.config import TrainConfig
+from enfold.train.config import TrainConfig, as_config
 from enfold.train.diversity import warn_if_similar
 from enfold.train.history import Epoch, HasFigures, History
-from enfold.train.objective import CrossEntropy, Objective, StepContext
+from enfold.train.objective import Objective, StepContext, default_loss
 from enfold.train.optimize import Optimizer, trained_members
 from enfold.train.selection import Selection
 from enfold.train.trajectory import Trajectory
@@ -58,6 +60,8 @@ def fit(
     quiet: bool = False,
     evaluated_model: Callable[[nn.Module], nn.Module] | None = None,
     trajectory: Trajectory | str | Path | None = None,
+    unpack: Unpack | None = None,
+    outputs: Callable[[Any], torch.Tensor] | None = None,
     **settings: Any,
 ) -> History:
     """Train a network or an ensemble in place.
@@ -67,11 +71,12 @@ def fit(
 
     Args:
         model: A network, or an `Ensemble`, whose members are trained together.
-        train: Training examples: a DataLoader, a Dataset, a pair (inputs, labels) of tensors or arrays, or the data of
+        train: Training examples: a DataLoader, a Dataset, a pair (inputs, targets) of tensors or arrays, or the data of
             `enfold.data.load`, whose validation split is then used as well.
-        val: Validation examples in the same formats; they select the best epoch and are evaluated after every epoch.
+        val: Validation examples in the same formats; they select the best epoch and are evaluated after every epoch,
+            in eval mode.
         config: Settings of the training; the default is `TrainConfig()`.
-        objective: The loss to minimize; the default is cross-entropy with the label smoothing of `config`.
+        objective: The loss to minimize; the default is the loss of the task, such as cross-entropy.
         checkpoint: File to save to after every epoch. If it exists, training resumes from it with bitwise equal
             results; other data, initial weights or settings are refused.
         on_epoch: Function called with the record of every epoch.
@@ -79,6 +84,10 @@ def fit(
         quiet: Show no progress bar.
         evaluated_model: Function that maps the model to the one that is evaluated on validation examples.
         trajectory: Folder to save the networks to after every epoch, or a `Trajectory` that selects epochs.
+        unpack: Function that splits a batch of a loader into (inputs, target) or (inputs, target, weights); None for
+            the usual structures: tuples, dictionaries with `labels`, objects with `y`.
+        outputs: Function that selects the output that is trained from what the network returns; None for a tensor, a
+            tuple of one tensor, or the entry `logits`.
         **settings: Fields of `TrainConfig` that override those of `config`.
 
     Returns:
@@ -90,8 +99,11 @@ def fit(
     """
     refuse_inference_mode("training")
     require(train, "train", "fit")
-    config = (config or TrainConfig()).update(settings)
-    data = as_data(train, val, batch_size=config.batch_size)
+    config = as_config(config).update(settings)
+    config = config.replace(task=as_task(config.task))
+    data = as_data(train, val, batch_size=config.batch_size, unpack=unpack, network=called_network(model))
+    if outputs is not None:
+        set_model_output(model, outputs)
     file = Path(checkpoint) if checkpoint else None
     if isinstance(model, Ensemble):
         config = model.configure(config)
@@ -126,7 +138,8 @@ class Fit:
         self.evaluated_model, self.trajectory = evaluated_model or (lambda model: model), trajectory
         self.model, self.data, self.config, self.checkpoint = model.to(config.device), data, config, checkpoint
         num_members = trained_members(model)
-        self.objective = objective or _default_objective(config, num_members)
+        self.task = as_task(config.task)
+        self.objective = objective or default_loss(config, num_members)
         self.members = range(config.first_member, config.first_member + num_members)
         own = config.order != "shared" and isinstance(data.train, Split)
         if own and num_members > 1 and not (isinstance(model, Ensemble) and model.is_expandable):
@@ -206,6 +219,7 @@ class Fit:
             self.history.chosen = list(self.selection.epoch)
         if isinstance(self.model, Ensemble):
             self.model.on_fit_end(self.data)
+            self.model.task = known_task(self.task)
         self.model.eval()
         warn_if_similar(self.model, self.data)
         return self.history
@@ -215,7 +229,7 @@ class Fit:
         if self.chooses:
             started = time.perf_counter()
             self.history.start = Epoch(-1, [], *self._scores(), 0.0, time.perf_counter() - started)
-            self.selection.update(0, self.history.start.validation_nll)
+            self.selection.update(0, self.history.start.validation_loss)
 
     def _epoch(self, epoch: int, bar: ProgressBar) -> Epoch:
         started = time.perf_counter()
@@ -227,13 +241,13 @@ class Fit:
             torch.manual_seed(derive(self.config.seed, "loader", epoch))  # for loaders that shuffle
             for number, batch in enumerate(self.order.batches(self.data, epoch)):
                 losses.append(self._step(batch.to(self.config.device), epoch, number))
-                sizes.append(batch.labels.shape[-1])
+                sizes.append(len(batch))
                 bar.advance(1)
         bar.advance((self.order.steps(self.data.train) or len(sizes)) - len(sizes))  # dropped batches
         record = self._record(epoch, _mean(losses, sizes), started, len(sizes))
         self.history.epochs.append(record)
         if self.chooses:
-            self.selection.update(epoch + 1, record.validation_nll)
+            self.selection.update(epoch + 1, record.validation_loss)
         if isinstance(self.model, Ensemble):
             self.model.on_epoch_end(epoch + 1, self.config)
         self._store(epoch + 1)
@@ -247,7 +261,7 @@ class Fit:
                 self.history,
                 self.identity,
             )
-        bar.say(_summary(record, self.config.epochs))
+        bar.say(_summary(record, self.config.epochs, self.history))
         return record
 
     def _store(self, epoch: int) -> None:
@@ -291,12 +305,18 @@ class Fit:
         return self.config.rate_factor(epoch * steps + number, steps)
 
     def _scores(self) -> tuple[list[float], list[float], float | None]:
-        """Return validation NLL and accuracy of each member and the NLL of the ensemble, empty without examples."""
+        """Return loss and score of each member on validation examples and the loss of the ensemble; empty without any.
+
+        The loss is the criterion of the task, NLL for classes, and the score is the accuracy for classes.
+        """
         if not has_examples(self.data.val):
             return [], [], None
-        validation = predict(self.evaluated_model(self.model), self.data.val)
-        ensemble = nll(validation) if validation.num_members > 1 else None
-        return per_member(nll, validation).tolist(), per_member(accuracy, validation).tolist(), ensemble
+        validation = predict(self.evaluated_model(self.model), self.data.val, task=self.task)
+        metrics = metrics_for(validation)
+        loss, score = metrics[validation.criterion], metrics[validation.score]
+        self.history.criterion, self.history.score = loss.name, score.name
+        ensemble = loss(validation) if validation.num_members > 1 else None
+        return per_member(loss, validation).tolist(), per_member(score, validation).tolist(), ensemble
 
     def _record(self, epoch: int, train_loss: list[float], started: float, steps: int) -> Epoch:
         scores = self._scores()
@@ -318,7 +338,7 @@ class Fit:
                 "network": digest([], f"{shapes}{network!r}"),
                 "method": digest([], method),
                 "loss": digest([], ADDRESS.sub("", f"{self.objective!r} {_settings(self.objective)}")),
-                "config": asdict(self.config),
+                "config": self.config.changes(),
             }
         )
 
@@ -357,12 +377,6 @@ def _tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [(name, value) for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)]
 
 
-def _default_objective(config: TrainConfig, num_members: int) -> CrossEntropy:
-    if isinstance(config.label_smoothing, tuple):
-        return CrossEntropy(config.per_member("label_smoothing", num_members))
-    return CrossEntropy(config.label_smoothing)
-
-
 def _mean(losses: list[torch.Tensor], sizes: list[int]) -> list[float]:
     """Return each member's mean loss over the examples of an epoch, from batches of different sizes."""
     weights = torch.tensor(sizes, dtype=torch.float64)
@@ -397,12 +411,14 @@ def _compiled(model: nn.Module, wanted: bool) -> Iterator[None]:
             members.set_engine(engine)
 
 
-def _summary(record: Epoch, epochs: int) -> str:
+def _summary(record: Epoch, epochs: int, history: History) -> str:
     text = f"epoch {record.epoch + 1}/{epochs}  loss {sum(record.train_loss) / len(record.train_loss):.4f}"
-    if record.validation_nll:
-        mean = sum(record.validation_nll) / len(record.validation_nll)
-        best = sum(record.validation_accuracy) / len(record.validation_accuracy)
-        text += f"  validation NLL {mean:.4f}  accuracy {100 * best:.2f} %"
-    if record.ensemble_nll is not None:
-        text += f"  ensemble NLL {record.ensemble_nll:.4f}"
+    criterion = history.criterion.upper()
+    if record.validation_loss:
+        mean_loss = sum(record.validation_loss) / len(record.validation_loss)
+        mean_score = sum(record.validation_score) / len(record.validation_score)
+        shown = f"{100 * mean_score:.2f} %" if history.score == "accuracy" else f"{mean_score:.4f}"
+        text += f"  validation {criterion} {mean_loss:.4f}  {history.score} {shown}"
+    if record.ensemble_loss is not None:
+        text += f"  ensemble {criterion} {record.ensemble_loss:.4f}"
     return text + "".join(f"  {name} {value:.3g}" for name, value in record.figures.items())

@@ -1,4 +1,4 @@
-"""Select the weights of each member's best epoch by validation NLL, and stop members that no longer improve."""
+"""Select the weights of each member's best epoch by the validation loss, and stop members that no longer improve."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ class Selection:
         self.patience = patience
         self.by_member = isinstance(model, Ensemble) and model.owns_all_parameters
         self.count = trained_members(model) if self.by_member else 1
-        self.nll = [math.inf] * self.count
+        self.best = [math.inf] * self.count
         self.epoch = [0] * self.count
         self.state: dict[str, Tensor] = {}
 
     @torch.no_grad()
-    def update(self, epoch: int, validation_nll: list[float]) -> None:
+    def update(self, epoch: int, validation_loss: list[float]) -> None:
         """Store the weights of members that improved and have not stopped."""
         if self.by_member:
-            values = validation_nll * self.count if len(validation_nll) == 1 else validation_nll  # evaluated jointly
+            values = validation_loss * self.count if len(validation_loss) == 1 else validation_loss  # evaluated jointly
         else:
-            values = [sum(validation_nll) / len(validation_nll)]
+            values = [sum(validation_loss) / len(validation_loss)]
         better = [
             value < best and not self.stopped(k, epoch)
-            for k, (value, best) in enumerate(zip(values, self.nll, strict=True))
+            for k, (value, best) in enumerate(zip(values, self.best, strict=True))
         ]
         current = self.model.state_dict()
         if not self.state:
             self.state = {name: _copied(tensor) for name, tensor in current.items()}
         for index in (k for k, improved in enumerate(better) if improved):
-            self.nll[index], self.epoch[index] = values[index], epoch
+            self.best[index], self.epoch[index] = values[index], epoch
             for name, tensor in current.items():
                 if self.by_member:
                     self.state[name][index].copy_(tensor[index])
@@ -68,11 +68,11 @@ class Selection:
 
     def record(self) -> dict[str, Any]:
         """Return plain values for a checkpoint."""
-        return {"nll": [None if math.isinf(value) else value for value in self.nll], "epoch": self.epoch}
+        return {"best": [None if math.isinf(value) else value for value in self.best], "epoch": self.epoch}
 
     def restore(self, record: dict[str, Any], state: dict[str, Tensor]) -> None:
         """Invert `record`."""
-        self.nll = [math.inf if value is None else value for value in record["nll"]]
+        self.best = [math.inf if value is None else value for value in record["best"]]
         self.epoch, self.state = list(record["epoch"]), state
 
 

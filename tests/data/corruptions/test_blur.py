@@ -72,7 +72,7 @@ def test_glass_line_by_line_is_pixel_by_pixel(reach):
         np.testing.assert_array_equal(order[image].view(height, width).numpy(), seen)
 
 
-def test_glass_takes_pixels_from_above_and_left():
+def test_glass_uses_pixels_from_above_and_left():
     ramp = torch.arange(32.0).div(32).expand(8, 1, 32, 32)
     shift = (ramp - corrupt(ramp, "glass_blur", 1)).mul(32).round()[..., 2:, 2:]
     assert set(shift.unique().tolist()) == {0.0, 1.0}
@@ -80,7 +80,7 @@ def test_glass_takes_pixels_from_above_and_left():
 
 
 def test_motion_along_the_row_by_hand():
-    """At 0° a point leaves a trail to its left, since every pixel sees what lies to its right."""
+    """At 0° a point leaves a trail to its left, since every pixel averages those to its right."""
     point = torch.zeros(1, 1, 16, 32)
     point[..., 8, 20] = 1
     trail = blur_along_line(point, 6, 2, (0, 0), Draws(0, "motion_blur", torch.zeros(1)))[0, 0]

@@ -54,7 +54,7 @@ def test_a_hundred_classes(folder):
     assert int(split.labels.max()) == 99
 
 
-def test_kinds_that_are_there(folder):
+def test_available_kinds(folder):
     assert cifar_c_kinds(folder) == ("gaussian_noise", "fog")
     assert cifar_c_kinds(folder / "nowhere") == ()
 
@@ -89,7 +89,7 @@ def test_wrong_arrays(folder, array, message):
         read_cifar_c(folder, "fog", 1)
 
 
-def test_files_that_are_no_arrays(folder):
+def test_files_without_arrays(folder):
     whole = (folder / "fog.npy").read_bytes()[:-1]
     np.savez(folder / "pixelate.npz", a=np.zeros(3))
     bad = {

@@ -121,7 +121,7 @@ def by_pillow(pillow, image, quality):
 @pytest.mark.parametrize("size", [(32, 32), (27, 30), (48, 20)])
 @pytest.mark.parametrize("quality", [20, 40, 50, 80])
 def test_jpeg_is_pillows(scenes, size, quality):
-    """Equal up to the whole-number DCT of libjpeg, which now and then rounds a coefficient the other way."""
+    """Equal up to the integer DCT of libjpeg, which sometimes rounds a coefficient the other way."""
     pillow = pytest.importorskip("PIL.Image")
     images = torch.nn.functional.interpolate(scenes[:12], size, mode="bilinear").mul(255).round().byte()
     colour = compress(images / 255, quality).mul(255).permute(0, 2, 3, 1).numpy()

@@ -14,7 +14,7 @@ def draws(seed=0, kind="snow", count=200):
 
 
 @given(st.integers(-(2**62), 2**62), st.integers(0, 2**40), st.integers(1, 50))
-def test_numbers_depend_on_seed_and_index_alone(seed, index, size):
+def test_numbers_depend_on_seed_and_index_only(seed, index, size):
     alone = Draws(seed, "fog", torch.tensor([index])).uniform(size)
     among = Draws(seed, "fog", torch.tensor([5, index, 0, index + 1])).uniform(size)
     assert torch.equal(among[1:2], alone)
@@ -28,7 +28,7 @@ def test_calls_continue_the_stream():
     )
 
 
-def test_seeds_kinds_and_images_have_numbers_of_their_own():
+def test_seeds_kinds_and_images_have_independent_numbers():
     first = draws().uniform(1000)
     others = [draws(seed=1).uniform(1000), draws(kind="fog").uniform(1000), first.roll(1, 0)]
     for other in others:

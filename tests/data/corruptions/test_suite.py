@@ -43,7 +43,7 @@ def test_shape_type_and_range(kind, shape):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_floating_types_are_kept(scenes, dtype):
+def test_floating_types_are_preserved(scenes, dtype):
     result = corrupt(scenes[:2].to(dtype), "gaussian_blur", 3)
     assert result.dtype == dtype
     torch.testing.assert_close(result.float(), corrupt(scenes[:2], "gaussian_blur", 3), atol=0.01, rtol=0)
@@ -57,7 +57,7 @@ def test_bytes_are_the_rounded_numbers(scenes, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_image_alone_is_the_same_as_in_a_batch(scenes, kind, monkeypatch):
+def test_single_images_and_batches_agree(scenes, kind, monkeypatch):
     images = (scenes * 255).round().byte()
     together = corrupt(images, kind, 5, seed=7)
     torch.testing.assert_close(corrupt(images[41:42], kind, 5, seed=7, indices=[41]), together[41:42], atol=0, rtol=0)
@@ -93,7 +93,7 @@ def test_the_others_distort_too(scenes, kind):
         assert 0.01 < distortion(scenes, kind, severity) < 0.4
 
 
-def test_larger_images_look_alike(scenes):
+def test_larger_images_have_similar_corruptions(scenes):
     """Enlarged and corrupted is about corrupted and enlarged, since lengths grow with the image."""
     for kind in ("gaussian_blur", "defocus_blur", "zoom_blur"):
         larger = torch.nn.functional.interpolate(scenes, scale_factor=2, mode="bilinear")
@@ -114,7 +114,7 @@ def test_all_kinds_and_severities_one_after_the_other(scenes, monkeypatch):
     assert [step[:2] for step in steps] == [("fog", 5), ("contrast", 1), ("contrast", 5)]
 
 
-def test_a_part_of_the_data(clothes):
+def test_subsets_of_the_data(clothes):
     labels = torch.arange(100) % 10
     data = Data(Split(clothes, labels), Split(clothes[:10], labels[:10]), Split(clothes, labels), 10, (1, 28, 28))
     split = corrupt_split(data, "frost", 3, seed=5)

@@ -56,7 +56,7 @@ def test_snow_falls():
     assert across > 1.5 * down
 
 
-def test_frost_texture_is_icy_and_its_own_for_each_image():
+def test_frost_texture_differs_between_images():
     texture = frost_texture(torch.zeros(50, 3, 32, 32), Draws(0, "frost", torch.arange(50)))
     assert texture.shape == (50, 1, 32, 32)
     assert 0 <= texture.min() < texture.max() <= 1

@@ -40,7 +40,7 @@ def pictures() -> Data:
 
 @pytest.fixture
 def snapshot() -> Callable[[nn.Module], Callable[[], bool]]:
-    """Remember a model; what is returned tells whether it is still the same: values, gradients, wants and modes."""
+    """Record a model; the returned function checks that values, gradients, requires_grad and modes are unchanged."""
 
     def remember(model: nn.Module) -> Callable[[], bool]:
         hidden = [code for part in model.modules() for code in getattr(part, "codes", [])]

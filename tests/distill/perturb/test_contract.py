@@ -68,7 +68,7 @@ def test_what_is_returned(perturbation, teachers, student, normalised):
 
 
 @every
-def test_models_are_left_as_they_were(perturbation, teachers, student, pictures, snapshot):
+def test_models_are_not_modified(perturbation, teachers, student, pictures, snapshot):
     inputs = pictures.prepare(pictures.train.inputs)
     unchanged = [snapshot(model) for model in (teachers, student)]
     state = torch.random.get_rng_state()
@@ -78,7 +78,7 @@ def test_models_are_left_as_they_were(perturbation, teachers, student, pictures,
 
 
 @every
-def test_teachers_in_train_mode_are_asked_in_eval_mode(perturbation, teachers, student, pictures, snapshot):
+def test_teachers_run_in_eval_mode(perturbation, teachers, student, pictures, snapshot):
     inputs = pictures.prepare(pictures.train.inputs)
     expected = perturbation.target()(inputs, pictures, teachers, student, source())
     unchanged = snapshot(teachers.train())
@@ -87,7 +87,7 @@ def test_teachers_in_train_mode_are_asked_in_eval_mode(perturbation, teachers, s
 
 
 @every
-def test_the_same_source_gives_the_same_moves(perturbation, teachers, student, pictures):
+def test_the_same_generator_gives_the_same_perturbation(perturbation, teachers, student, pictures):
     inputs = pictures.prepare(pictures.train.inputs)
     torch.manual_seed(1)
     first = perturbation.target()(inputs, pictures, teachers, student, source(3))
@@ -99,13 +99,13 @@ def test_the_same_source_gives_the_same_moves(perturbation, teachers, student, p
 
 
 @every_step
-def test_no_step_is_no_move(perturbation, teachers, student, pictures):
+def test_step_zero_changes_nothing(perturbation, teachers, student, pictures):
     inputs = pictures.prepare(pictures.train.inputs)
     assert torch.equal(perturbation.target(step=0.0)(inputs, pictures, teachers, student, source()), inputs)
 
 
 @every
-def test_tokens_are_not_moved(perturbation, teachers, student, pictures):
+def test_tokens_are_not_perturbed(perturbation, teachers, student, pictures):
     with pytest.raises(EnfoldError, match=r"perturb .* got torch.int64"):
         perturbation.target()(torch.ones(2, 3, dtype=torch.long), pictures, teachers, student, source())
 
@@ -117,7 +117,7 @@ def test_an_empty_batch_stays_empty(perturbation, student, pictures):
 
 
 @every
-def test_half_precision_is_no_hindrance(perturbation, teachers, student, pictures: Data):
+def test_half_precision_is_supported(perturbation, teachers, student, pictures: Data):
     inputs = pictures.prepare(pictures.train.inputs)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         moved = perturbation.target()(inputs, pictures, teachers, student, source())

@@ -1,4 +1,4 @@
-"""Distillation with perturbations: what is learned where, and that a killed training goes on to the same bits."""
+"""Distillation with perturbations: inputs of each loss, and resuming to the same bits."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_an_ensemble_learns_at_perturbed_inputs(perturb, pictures, snapshot):
 
 
 @pytest.mark.parametrize("perturb", [ODS(), TDivSDiv()], ids=lambda perturb: type(perturb).__name__)
-def test_a_killed_training_goes_on_to_the_same_bits(perturb, pictures, tmp_path, monkeypatch):
+def test_a_killed_training_resumes_to_the_same_bits(perturb, pictures, tmp_path, monkeypatch):
     teachers, file = DeepEnsemble(population(make_cnn)).eval(), tmp_path / "fold.safetensors"
     plan = PLAN.replace(epochs=2, augment=("flip",))
     student = BatchEnsemble(best(teachers, pictures), 3)
@@ -113,6 +113,6 @@ def test_each_member_may_have_its_own_batch(perturb, pictures):
     assert prepared(student, batch).shape == (3,)
 
 
-def test_one_network_learns_at_inputs_moved_by_teachers_alone():
+def test_one_network_learns_at_inputs_perturbed_by_teachers():
     student = distill(DeepEnsemble(population(make_cnn)), make_pictures(False), perturb=ODS(), config=PLAN)
     assert bool(torch.isfinite(torch.cat([value.flatten() for value in student.state_dict().values()])).all())

@@ -45,7 +45,7 @@ def test_mixup_is_a_convex_combination(seed, alpha):
 
 
 @given(seed=st.integers(0, 10**6))
-def test_cutmix_takes_a_rectangle_and_weighs_by_its_area(seed):
+def test_cutmix_copies_a_rectangle_and_weights_by_its_area(seed):
     large = torch.rand(6, 1, 16, 12, generator=source(0))
     mixed, mixture = applied(CutMix(), seed, Batch(large, torch.arange(6) % 3))
     partners = large[mixture.partners]
@@ -75,7 +75,7 @@ def test_the_weight_follows_the_beta_distribution():
 
 
 @BOTH
-def test_teachers_and_student_see_the_same_inputs_and_labels_are_mixed_alike(kind):
+def test_teachers_and_student_have_the_same_mixed_inputs_and_labels(kind):
     """L = (1 - α) (λ CE(y) + (1 - λ) CE(y_partner)) + α KL, all at the mixed inputs."""
     teachers, student = DeepEnsemble(population(make_cnn)).eval(), seeded(make_mlp, 7).eval()
     loss = KD(alpha=0.4)
@@ -83,7 +83,7 @@ def test_teachers_and_student_see_the_same_inputs_and_labels_are_mixed_alike(kin
     batch = next(Order(12).batches(DATA, 0))
     found = objective.for_batch(student, batch, StepContext(seed=5))(student, batch)
     mixed, mixture = applied(kind(), 5, batch)
-    logits, labels = student(mixed.inputs), batch.labels
+    logits, labels = student(mixed.inputs), batch.targets
     own = F.cross_entropy(logits, labels, label_smoothing=0.1)
     partner = F.cross_entropy(logits, labels[mixture.partners], label_smoothing=0.1)
     soft = loss.loss(logits[None], loss.target(teachers(mixed.inputs)), 0.0)
@@ -130,7 +130,7 @@ def test_tables_have_no_rectangles():
     batch = Batch(table.prepare(table.train.inputs), table.train.labels)
     with pytest.raises(EnfoldError, match="CutMix"):
         applied(CutMix(), 0, batch)
-    own = Batch(batch.inputs[None], batch.labels[None], own=True)
+    own = Batch(batch.inputs[None], batch.targets[None], own=True)
     with pytest.raises(EnfoldError, match="CutMix"):
         applied(CutMix(), 0, own)
     assert applied(Mixup(), 0, own)[0].inputs.shape == own.inputs.shape

@@ -1,4 +1,4 @@
-"""What all perturbations stand on: unit steps in pixel space, and members asked alone without weight gradients."""
+"""Common parts of perturbations: unit steps in pixel space, and single members without weight gradients."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def test_a_unit_step_by_hand():
     torch.testing.assert_close(found, 2**0.5 * torch.tensor([[0.6, 0.8], [0.0, -1.0]]))
 
 
-def test_no_direction_is_no_move():
+def test_zero_direction_changes_nothing():
     found = normalise_rms(torch.tensor([[0.0, 0.0], [float("nan"), 1.0], [float("inf"), 1.0], [1.0, 1.0]]))
     assert torch.equal(found, torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]))
 
 
 @pytest.mark.parametrize("perturb", STEEP, ids=repr)
 @pytest.mark.parametrize("normalised", [True, False])
-def test_a_move_has_the_size_of_the_step_in_pixels(perturb, normalised):
+def test_a_perturbation_has_the_size_of_the_step_in_pixels(perturb, normalised):
     """Away from the ends of the range nothing is clipped."""
     data = make_pictures(normalised, low=60, high=200)
     inputs = data.prepare(data.train.inputs)
@@ -82,7 +82,7 @@ def test_noise_has_the_size_of_the_step_on_average():
 
 @pytest.mark.parametrize("perturb", [Gaussian(200.0), ODS(200.0), ConfODS(200.0), TDivSDiv(200.0)], ids=repr)
 @pytest.mark.parametrize("normalised", [True, False])
-def test_pixels_stay_in_their_range(perturb, normalised):
+def test_pixels_remain_in_their_range(perturb, normalised):
     data = make_pictures(normalised)
     inputs = data.prepare(data.train.inputs)
     moved = perturb(
@@ -93,7 +93,7 @@ def test_pixels_stay_in_their_range(perturb, normalised):
     assert float(((pixels < 1e-6) | (pixels > 1 - 1e-6)).float().mean()) > 0.1
 
 
-def test_data_that_are_no_pixels_are_not_clipped():
+def test_data_other_than_pixels_are_not_clipped():
     data = make_table()
     teachers = DeepEnsemble(population(lambda: make_mlp(5))).eval()
     moved = ODS(step=500.0)(data.train.inputs, data, teachers, teachers, source())
@@ -102,7 +102,7 @@ def test_data_that_are_no_pixels_are_not_clipped():
     assert float(moved.abs().max()) > 1
 
 
-def test_what_counts_as_pixels():
+def test_detection_of_pixels():
     bytes_only, normalised, table = make_pictures(False), make_pictures(True), make_table()
     floats = bytes_only.replace(train=Split(bytes_only.train.inputs / 255, bytes_only.train.labels))
     loader = normalised.replace(train=[(torch.zeros(1, 2, 4, 4), torch.zeros(1))])
@@ -115,7 +115,7 @@ def test_what_counts_as_pixels():
     ]
 
 
-def test_what_lies_outside_of_the_range_is_not_pulled_in():
+def test_values_outside_of_the_range_are_not_clipped():
     """As pixels do that were normalised by the mean of other data."""
     data = make_pictures()
     inputs = 40 * torch.randn(6, 2, 4, 4, generator=source())
@@ -206,7 +206,7 @@ def test_only_the_pair_that_was_drawn_is_run(perturb, runs, pictures):
 
 
 class Products(TorchDispatchMode):
-    """Notes the gradients that convolutions are asked for, and counts matrix products."""
+    """Record the gradients that convolutions compute, and count matrix products."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -222,7 +222,7 @@ class Products(TorchDispatchMode):
 
 @pytest.mark.parametrize("model", ["stacked", "share", "mixed", "network"])
 def test_no_gradient_of_a_weight_is_computed(model, pictures):
-    """One convolution and one linear layer: two backward operations, both of the inputs alone."""
+    """One convolution and one linear layer: two backward operations, both with respect to inputs only."""
     cnn = population(make_cnn)
     teachers = {
         "stacked": lambda: DeepEnsemble(cnn),
@@ -239,8 +239,8 @@ def test_no_gradient_of_a_weight_is_computed(model, pictures):
 
 
 @pytest.mark.parametrize("kind", ["stacked", "mixed", "network", "together"])
-def test_parameters_want_nothing_while_they_are_asked(kind, pictures):
-    """So that no activation is kept for their sake."""
+def test_parameters_need_no_gradient_during_perturbation(kind, pictures):
+    """No activation is stored for weight gradients."""
     wanted = []
 
     class Watched(nn.Module):
@@ -277,7 +277,7 @@ def test_parameters_want_nothing_while_they_are_asked(kind, pictures):
 
 @pytest.mark.parametrize("how", ["in place", "past the version", "by loading"])
 @pytest.mark.parametrize("perturb", STEEP, ids=repr)
-def test_students_are_asked_with_their_present_parameters(perturb, how, pictures):
+def test_students_run_with_their_current_parameters(perturb, how, pictures):
     inputs = pictures.prepare(pictures.train.inputs)
     teachers, student = DeepEnsemble(population(make_cnn)).eval(), BatchEnsemble(seeded(make_cnn, 7), 3).train()
     student.eval()
@@ -299,7 +299,7 @@ def test_students_are_asked_with_their_present_parameters(perturb, how, pictures
     assert torch.equal(first, second) == isinstance(perturb, ODS)  # which asks no student
 
 
-def test_what_is_asked_is_what_members_say_in_eval_mode(teachers, pictures):
+def test_perturbations_use_members_in_eval_mode(teachers, pictures):
     inputs = pictures.prepare(pictures.train.inputs)
     with torch.no_grad():
         expected = teachers(inputs)
@@ -314,7 +314,7 @@ def test_what_is_asked_is_what_members_say_in_eval_mode(teachers, pictures):
         assert torch.equal(asked.detached(index), found)
 
 
-def test_a_predictor_that_gives_all_at_once_is_run_once(pictures):
+def test_a_predictor_of_all_members_runs_once(pictures):
     model = seeded(Together, 0).eval()
     calls = []
     model.register_forward_hook(lambda *_: calls.append(1))
@@ -324,7 +324,7 @@ def test_a_predictor_that_gives_all_at_once_is_run_once(pictures):
     assert len(calls) == 1
 
 
-def test_frozen_parameters_are_thawed_even_after_a_failure():
+def test_requires_grad_is_restored_after_a_failure():
     network = make_mlp()
     network[1].bias.requires_grad_(False)
 
@@ -338,7 +338,7 @@ def test_frozen_parameters_are_thawed_even_after_a_failure():
     assert [name for name, one in network.named_parameters() if one.requires_grad] == ["1.weight", "3.weight", "3.bias"]
 
 
-def test_what_does_not_depend_on_the_inputs_moves_nothing(pictures: Data):
+def test_outputs_independent_of_the_inputs_give_no_perturbation(pictures: Data):
     class Deaf(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -355,7 +355,7 @@ def test_what_does_not_depend_on_the_inputs_moves_nothing(pictures: Data):
     torch.testing.assert_close(input_gradient(x, [2 * x.sum(), torch.ones(())], [None, None]), 2 * torch.ones(2))
 
 
-def test_a_diverged_student_is_not_blamed_on_the_teachers(pictures):
+def test_a_diverged_student_is_reported_as_such(pictures):
     """Its loss will tell; inputs that are no numbers would make it seem that teachers are at fault."""
     student = BatchEnsemble(make_cnn(), 3).train()
     with torch.no_grad():

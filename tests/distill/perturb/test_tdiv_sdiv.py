@@ -61,7 +61,7 @@ def objective(name: str, pairs: list[tuple[int, int]], teachers: list[nn.Module]
 
 @every_divergence
 @given(seed=st.integers(0, 10**6), size=st.floats(0.1, 5))
-def test_a_pull_is_the_gradient_of_the_divergence(divergence, seed, size):
+def test_the_direction_is_the_gradient_of_the_divergence(divergence, seed, size):
     one, other = size * torch.randn(2, 4, 5, dtype=torch.float64, generator=source(seed))
     one.requires_grad_()
     (expected,) = torch.autograd.grad(divergence_of(divergence, one, other).sum(), one)
@@ -71,7 +71,7 @@ def test_a_pull_is_the_gradient_of_the_divergence(divergence, seed, size):
 
 @every_divergence
 @given(seed=st.integers(0, 10**6), size=st.floats(0.1, 500))
-def test_equal_answers_pull_nowhere_and_sure_ones_finitely(divergence, seed, size):
+def test_equal_predictions_give_zero_and_certain_ones_finite_directions(divergence, seed, size):
     """In float32, where rounding would leave a direction of its own."""
     one, other = (size * torch.randn(2, 4, 5, generator=source(seed))).log_softmax(-1)
     assert not TDivSDiv(divergence=divergence).slope(one, one.clone()).any()
@@ -80,7 +80,7 @@ def test_equal_answers_pull_nowhere_and_sure_ones_finitely(divergence, seed, siz
 
 @every_divergence
 @every_pairs
-def test_a_step_is_the_literal_one(divergence, pairs):
+def test_a_step_agrees_with_the_published_code(divergence, pairs):
     teachers, students = doubles(), doubles(7)
     perturb = TDivSDiv(step=2.0, pairs=pairs, divergence=divergence)
     moved = perturb(INPUTS, MIDDLE, DeepEnsemble(teachers), DeepEnsemble(students).train(), source(4))
@@ -100,7 +100,7 @@ def test_a_step_is_the_literal_one(divergence, pairs):
 @every_divergence
 @every_pairs
 @pytest.mark.parametrize("seed", range(3))
-def test_a_small_step_parts_teachers_more_than_students(divergence, pairs, seed):
+def test_a_small_step_increases_teacher_diversity_more_than_student_diversity(divergence, pairs, seed):
     """Example by example; at least one of the pairs explains the step, and all do together."""
     teachers, students = doubles(), doubles(7)
     perturb = TDivSDiv(step=0.05, pairs=pairs, divergence=divergence)
@@ -132,7 +132,7 @@ def test_every_ordered_pair_is_drawn_equally_often():
 @every_divergence
 @every_pairs
 @pytest.mark.parametrize("make", [make_cnn, make_mlp])
-def test_where_nobody_differs_nothing_moves(divergence, pairs, make):
+def test_equal_teachers_and_students_give_no_perturbation(divergence, pairs, make):
     one, other = seeded(make, 0), seeded(make, 1)
     inputs = INPUTS.float()
     perturb = TDivSDiv(pairs=pairs, divergence=divergence)
@@ -142,7 +142,7 @@ def test_where_nobody_differs_nothing_moves(divergence, pairs, make):
 
 
 @every_divergence
-def test_equal_students_leave_the_teachers_disagreement_alone(divergence):
+def test_equal_students_leave_the_teachers_gradient(divergence):
     teachers, student = DeepEnsemble(doubles()), DeepEnsemble([doubles(7)[0]] * 3)
     moved = TDivSDiv(step=0.05, divergence=divergence)(INPUTS, MIDDLE, teachers, student.train(), source(1))
     ((a, (b,)),) = TDivSDiv().draw_pairs(3, source(1)).items()
@@ -152,7 +152,7 @@ def test_equal_students_leave_the_teachers_disagreement_alone(divergence):
         assert bool((gain > divergence_of(divergence, teachers(INPUTS)[a], target)).all())
 
 
-def test_students_are_asked_with_their_running_statistics():
+def test_students_run_with_their_running_statistics():
     """Joint batch norm too, which in training has no statistics of one member."""
     student = BatchEnsemble(seeded(make_cnn, 7), 3, batch_norm="joint").double()
     teachers = DeepEnsemble(doubles())

@@ -11,7 +11,7 @@ from enfold.networks import MLP, MediumCNN, ResNet, ViT, WideResNet
 from specimens import Apply
 
 
-def test_the_default_split_has_about_half_of_the_layers_behind_it_and_cuts_no_block():
+def test_the_default_split_is_in_the_middle_and_splits_no_block():
     splits = {
         "hidden.2": MLP(),
         "groups.1.1": ResNet(),
@@ -48,7 +48,7 @@ def test_patterns_name_a_branch_that_the_order_of_modules_does_not():
     assert sorted(TreeNet(network, 2, branch=("bias",)).own.state()) == ["body.bias", "head.bias"]
 
 
-def test_a_split_without_parameters_behind_it():
+def test_a_split_without_later_parameters_is_refused():
     network = nn.Sequential(nn.Linear(4, 3), nn.Flatten(), nn.ReLU())
     with pytest.raises(EnfoldError, match="must have parameters behind it, got '1' with none: split at '0'"):
         TreeNet(network, 2, split="1")
@@ -61,7 +61,7 @@ def test_a_split_without_parameters_behind_it():
         TreeNet(nn.Flatten(), 2)
 
 
-def test_ties_across_the_split_are_refused_and_others_remain():
+def test_weights_tied_across_the_split_are_refused():
     network = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
     network[2].weight = network[0].weight
     with pytest.raises(EnfoldError, match=r"'2\.weight' is tied to '0\.weight' across it"):

@@ -59,7 +59,7 @@ def test_a_network_that_cannot_be_traced_is_read_in_the_order_of_registration():
         ("used_twice", "'layer' is called 2 times"),
     ],
 )
-def test_what_has_no_first_or_last_layer_is_refused_by_name(name, message):
+def test_networks_without_first_or_last_layer_are_refused(name, message):
     with pytest.raises(EnfoldError, match=message):
         first_and_last(ZOO[name].make())
 
@@ -76,7 +76,7 @@ def test_tensors_between_the_inputs_and_the_first_layer_are_seen():
     assert first_and_last(network, first="head") == ("head", "head")
 
 
-def test_names_that_are_given_are_checked():
+def test_given_names_are_checked():
     network = MLP(6, [5, 5], 3)
     assert first_and_last(network, "hidden.1", "hidden.0") == ("hidden.1", "hidden.0")
     with pytest.raises(EnfoldError, match=r"first= must name .* got 'hidden': choose one of hidden.0, hidden.1, head"):
@@ -104,7 +104,7 @@ def test_replaced_copies_and_replaces_every_appearance():
         (nn.ConvTranspose1d(4, 6, 3), (2, 8, 3)),
     ],
 )
-def test_resized_keeps_what_still_has_a_place(layer, shape):
+def test_resized_preserves_values_that_fit(layer, shape):
     before = layer.weight.detach().clone()
     twin = resize_layer(layer, 2, 8)
     assert twin.weight.shape == shape

@@ -37,7 +37,7 @@ def problems(draw, **settings):
 
 
 def stored(groups: list[Group], terms: Terms, layout: Layout) -> int:
-    """Counted independently: templates, ordinary layers, what is fixed, and coefficients if they count."""
+    """Counted independently: templates, ordinary layers, fixed parameters, and coefficients if they count."""
     mixed = {mix.group for mix in layout.mixes}
     templates = layout.blob or sum(mix.templates * mix.group.size for mix in layout.mixes)
     ordinary = sum(each.total for each in groups if each not in mixed)
@@ -112,14 +112,14 @@ def test_banks_grow_in_proportion_to_their_layers():
     assert [mix.templates for mix in make_layout(groups, one_more).mixes] == [2, 5]  # the larger first
 
 
-def test_no_more_templates_than_can_be_used():
+def test_unused_templates_are_not_stored():
     groups, ample = [group(3, 10)], {"budget": 10**6, "fixed": 0, "network": 30, "max_templates": 2}
     assert make_layout(groups, Terms(**ample)).mixes[0].templates == 3 * 2
     assert make_layout(groups, Terms(**ample, disjoint=True, num_members=5)).mixes[0].templates == 5 * 3 * 2
     assert make_layout(groups, Terms(**ample, single_blob=True)).blob == 3 * 2 * 10
 
 
-def test_the_blob_is_taken_where_banks_would_have_one_template():
+def test_the_blob_is_used_where_banks_would_have_one_template():
     groups = [group(4, 100), group(1, 50)]
     settings = {"fixed": 0, "network": 450, "count_coefficients": False}
     assert make_layout(groups, Terms(budget=249, **settings)).blob == 249

@@ -85,7 +85,7 @@ def test_rows_have_norm_one_and_are_orthogonal_where_possible(rows, columns, see
 
 @pytest.mark.parametrize("disjoint", [False, True])
 @pytest.mark.parametrize("size", [6, 13, 20, 43])
-def test_all_of_a_blob_is_used_equally_often(size, disjoint):
+def test_all_entries_of_a_blob_are_used_equally_often(size, disjoint):
     mixture = blob(size, disjoint=disjoint)
     with torch.no_grad():
         for alpha in mixture.coefficients:
@@ -109,7 +109,7 @@ def test_a_blob_by_hand():
     torch.testing.assert_close(second[0, 2], 3 * torch.tensor([7.0, 8, 0, 1, 2, 3, 4, 5, 6]))
 
 
-def test_a_layer_larger_than_the_blob_is_interpolated_and_keeps_its_spread():
+def test_a_layer_larger_than_the_blob_is_interpolated_and_rescaled():
     mixture = blob(4000, ((1, 6500), (1, 500)), cap=5)
     large, small = (weights.detach() for weights in mixture.weights())
     assert large.std() == pytest.approx(1.0, rel=0.05)
@@ -121,7 +121,7 @@ def test_a_layer_larger_than_the_blob_is_interpolated_and_keeps_its_spread():
     torch.testing.assert_close(line.weights()[0][0, 0], torch.tensor([0.0, 0.25, 0.75, 1.0]))
 
 
-def test_spreads_follow_the_fan_in():
+def test_standard_deviations_follow_the_fan_in():
     assert kaiming_spread(nn.Linear, torch.Size((5, 8))) == pytest.approx(0.5)
     assert kaiming_spread(nn.Conv2d, torch.Size((5, 2, 2, 2))) == pytest.approx(0.5)
     assert kaiming_spread(nn.Embedding, torch.Size((5, 8))) == 1.0
@@ -136,7 +136,7 @@ def test_templates_and_coefficients_are_the_first_of_more():
 
 
 @pytest.mark.parametrize(("layers", "templates", "k"), [(3, 3, 1), (7, 7, 5), (4, 4, 2), (5, 6, 5), (3, 11, 4)])
-def test_layers_start_from_their_own_weights(layers, templates, k):
+def test_layers_are_initialised_at_their_own_weights(layers, templates, k):
     group = Group(tuple(str(layer) for layer in range(layers)), 6)
     mixture = Banks(
         Layout((Mix(group, k, templates),), 0, 0, 0), [torch.Size((2, 3))], [1.0], 2, disjoint=False, seed=0

@@ -51,7 +51,7 @@ def trained_statistics(network: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_planted_order_is_found_and_functions_stay(name):
+def test_a_planted_order_is_found_and_functions_are_unchanged(name):
     torch.manual_seed(0)
     make, shape = NETWORKS[name]
     network, inputs = trained_statistics(make()), torch.randn(5, *shape)
@@ -65,7 +65,7 @@ def test_a_planted_order_is_found_and_functions_stay(name):
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
-def test_other_networks_come_nearer_and_stay_what_they_are(name):
+def test_matching_reduces_the_distance_and_preserves_functions(name):
     torch.manual_seed(0)
     make, shape = NETWORKS[name]
     inputs = torch.randn(5, *shape)
@@ -82,7 +82,7 @@ def distance(members: DeepEnsemble, index: int) -> float:
     return sum(float((p[index] - p[0]).detach().square().sum()) for p in members.parameters())
 
 
-def test_one_hidden_layer_is_matched_as_well_as_can_be():
+def test_one_hidden_layer_is_matched_optimally():
     torch.manual_seed(0)
     members = DeepEnsemble([MLP(3, [4], 2) for _ in range(2)])
     found = distance(match_units(members), 1)
@@ -128,7 +128,7 @@ class Deciding(nn.Module):
         (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), torch.zeros(3, 5), r"shape \(3, 5\) .* failed"),
     ],
 )
-def test_what_cannot_be_followed_is_refused_by_name(network, example, message):
+def test_untraceable_networks_are_refused(network, example, message):
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     with pytest.raises(EnfoldError, match=message):
         match_units(DeepEnsemble([network, network]), example=example)

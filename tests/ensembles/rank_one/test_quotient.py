@@ -40,7 +40,7 @@ def test_it_is_the_second_singular_value_over_the_first(seed, rows, columns):
     assert hadamard_rank_defect(a, b) == pytest.approx(values[1] / values[0], abs=1e-12)
 
 
-def test_a_quotient_worked_by_hand():
+def test_a_quotient_by_hand():
     b = torch.ones(2, 2)
     assert hadamard_rank_defect(torch.tensor([[3.0, 0.0], [0.0, 1.5]]), b) == pytest.approx(0.5)
     assert hadamard_rank_defect(torch.tensor([[2.0, 4.0], [3.0, 6.0]]), b) < 1e-12
@@ -64,7 +64,7 @@ def test_random_weights_have_a_large_defect(seed, shape):
     assert max(hadamard_rank_defect(a, b, balanced=True), hadamard_rank_defect(b, a, balanced=True)) > 0.01
 
 
-def test_taps_have_their_factors_in_common():
+def test_kernel_positions_have_common_factors():
     weight = away_from_zero(0, 4, 3, 5)
     by_tap = weight * torch.linspace(1, 2, 5)  # of rank one for each tap, and as a matrix (out, in * taps)
     assert hadamard_rank_defect(by_tap, weight) > 0.1
@@ -85,7 +85,7 @@ def test_equal_taps_count_as_one(seed):
 
 @relaxed
 @given(seed=SEEDS, rows=st.integers(2, 6), columns=st.integers(2, 6), kept=st.floats(0.0, 1.0), taps=SIZES)
-def test_weights_that_are_zero_in_both_are_left_out(seed, rows, columns, kept, taps):
+def test_weights_that_are_zero_in_both_are_omitted(seed, rows, columns, kept, taps):
     weight = normal(seed, rows, columns, taps)
     source = torch.Generator().manual_seed(seed)
     weight = weight * (torch.rand(weight.shape, generator=source) < kept)
@@ -112,7 +112,7 @@ def test_what_is_left_of_a_weight_with_zeros_still_counts():
     )
 
 
-def test_a_weight_that_is_near_zero_in_one_alone_cannot_be_explained():
+def test_a_weight_near_zero_in_one_network_is_a_contradiction():
     a = away_from_zero(0, 4, 4)
     for small in (0.0, 1e-12, -1e-300):
         b = scaled(a, 3)
@@ -122,7 +122,7 @@ def test_a_weight_that_is_near_zero_in_one_alone_cannot_be_explained():
         assert quotient(a.view(1, 4, 4, 1), b.view(1, 4, 4, 1)).contradictions == 1
 
 
-def test_a_unit_that_is_switched_off_in_one_can_be_explained():
+def test_a_unit_that_is_zero_in_one_network_is_representable():
     a = away_from_zero(0, 4, 4)
     b = scaled(a, 3)
     b[1] = 0
@@ -132,7 +132,7 @@ def test_a_unit_that_is_switched_off_in_one_can_be_explained():
     assert hadamard_rank_defect(torch.zeros(4, 4), a) < 1e-9
 
 
-def test_balanced_is_not_fooled_by_dead_units():
+def test_balanced_ignores_dead_units():
     a, b = away_from_zero(0, 6, 6), away_from_zero(1, 6, 6)
     a[0] *= 1e-9
     b[1] *= 1e-9
@@ -142,7 +142,7 @@ def test_balanced_is_not_fooled_by_dead_units():
 
 @relaxed
 @given(seed=SEEDS)
-def test_balanced_knows_no_scales(seed):
+def test_balanced_is_invariant_to_scales(seed):
     a, b = away_from_zero(seed, 5, 4, 2), away_from_zero(seed + 1, 5, 4, 2)
     expected = hadamard_rank_defect(a, b, balanced=True)
     assert hadamard_rank_defect(scaled(a, seed + 2), scaled(b, seed + 6), balanced=True) == pytest.approx(expected)

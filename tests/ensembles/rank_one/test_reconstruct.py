@@ -29,7 +29,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-def test_blocks_lie_as_the_factors_do(kind):
+def test_blocks_have_the_layout_of_the_factors(kind):
     layer = LAYERS[kind]()
     shape = layer_shape(layer)
     blocks = to_blocks(layer.weight, shape)
@@ -69,7 +69,7 @@ def test_where_theorem_1_holds_recovery_is_exact(seed, rows, columns, M):
 
 @pytest.mark.parametrize("start", ["mean", "svd", "best"])
 @pytest.mark.parametrize("rank", [1, 2])
-def test_no_sweep_leads_away(start, rank):
+def test_no_sweep_increases_the_residual(start, rank):
     torch.manual_seed(0)
     members = DeepEnsemble(MediumCNN((3, 8, 8), 4, channels=(4, 6)), 3)
     found = fit_batch_ensemble(members, rank=rank, sweeps=40, start=start)
@@ -130,7 +130,7 @@ def test_each_update_is_the_least_squares_solution(seed, rank, groups, taps):
     torch.testing.assert_close(moved.s.abs().amax(-1), torch.ones(rank, 2, groups, dtype=torch.float64))
 
 
-def test_ranks_come_nearer():
+def test_higher_ranks_reduce_the_residual():
     torch.manual_seed(0)
     members = DeepEnsemble(nn.Linear(8, 6), 4)
     one, two = (fit_batch_ensemble(members, rank=rank, sweeps=100).residuals[""][-1] for rank in (1, 2))
@@ -160,7 +160,7 @@ def test_the_gauge_is_fixed():
     torch.testing.assert_close(fast["2.s"][0].abs().amax(-1), torch.ones(3))
 
 
-def test_dead_and_zero_weights_are_no_trouble():
+def test_dead_and_zero_weights_are_supported():
     torch.manual_seed(0)
     networks = [nn.Linear(4, 3, bias=False) for _ in range(3)]
     with torch.no_grad():
@@ -216,7 +216,7 @@ def test_biases_scaled_with_the_output_are_fitted_to_the_s_found():
     assert float(model.shared.get_parameter("bias").grad.abs().max()) < 1e-5
 
 
-def test_parameters_of_no_layer_and_layers_left_out_are_averaged():
+def test_other_parameters_and_excluded_layers_are_averaged():
     torch.manual_seed(0)
     members = DeepEnsemble(ViT((3, 8, 8), 4, width=8, depth=1, heads=2), 2)
     nn.init.normal_(members.get_parameter("tree.positions"))
@@ -227,7 +227,7 @@ def test_parameters_of_no_layer_and_layers_left_out_are_averaged():
     assert "head" not in found.residuals
 
 
-def test_it_leaves_the_members_alone_and_can_be_saved(tmp_path):
+def test_members_are_not_modified_and_the_result_can_be_saved(tmp_path):
     torch.manual_seed(0)
     members = DeepEnsemble(MLP(6, [5], 3), 3)
     before = {name: tensor.clone() for name, tensor in members.state_dict().items()}
@@ -242,7 +242,7 @@ def test_it_leaves_the_members_alone_and_can_be_saved(tmp_path):
     assert str(found).splitlines()[-1].startswith("head")
 
 
-def test_bad_inputs_are_refused():
+def test_invalid_inputs_are_refused():
     members = DeepEnsemble([nn.Linear(3, 2), nn.Linear(3, 2)])
     with pytest.raises(EnfoldError, match=r"num_members .* 2, got num_members=4"):
         fit_batch_ensemble(members, num_members=4)

@@ -38,7 +38,7 @@ def test_every_kind_of_layer_of_a_batch_ensemble_is_representable(kind, init):
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-def test_one_weight_that_differs_is_noticed_in_every_kind_of_layer(kind):
+def test_a_changed_weight_is_detected_in_every_kind_of_layer(kind):
     torch.manual_seed(0)
     networks = BatchEnsemble(LAYERS[kind](), 3).networks()
     assert representable(DeepEnsemble(networks))
@@ -50,7 +50,7 @@ def test_one_weight_that_differs_is_noticed_in_every_kind_of_layer(kind):
     assert 1e-6 < found.layers[0].defect < 0.2
 
 
-def test_groups_have_inputs_of_their_own():
+def test_groups_have_separate_inputs():
     torch.manual_seed(0)
     layers = [nn.Conv1d(4, 4, 3, groups=2, bias=False) for _ in range(2)]
     r = torch.tensor([[1.0, -2.0], [1.0, -2.0], [0.5, 3.0], [0.5, 3.0]])  # of the inputs that each output sees
@@ -60,7 +60,7 @@ def test_groups_have_inputs_of_their_own():
     assert hadamard_rank_defect(layers[1].weight, layers[0].weight) > 0.1  # as if all outputs saw the same inputs
 
 
-def test_deep_ensembles_are_not():
+def test_deep_ensembles_are_not_representable():
     torch.manual_seed(0)
     found = representable(DeepEnsemble(MediumCNN((3, 16, 16), 4, channels=(4, 8)), 3))
     assert not found
@@ -170,7 +170,7 @@ def test_the_table_is_readable():
     assert "(the network)" in str(representable(BatchEnsemble(nn.Linear(2, 2), 2)))
 
 
-def test_bad_inputs_are_refused():
+def test_invalid_inputs_are_refused():
     members = DeepEnsemble([nn.Linear(3, 2), nn.Linear(3, 2)])
     with pytest.raises(EnfoldError, match=r"tolerance must be in \[0, 1\), got -1"):
         representable(members, -1)

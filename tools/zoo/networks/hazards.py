@@ -1,4 +1,4 @@
-"""Networks written here, each with something that ensembles stumble over; `Foreign.make` gets the member's number."""
+"""Networks written here, each with something that ensembles stumble over; `Entry.make` gets the member's number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tools.zoo.entry import CLASSES, TOKENS, Called, Foreign, images, tokens, vectors
+from tools.zoo.entry import CLASSES, TOKENS, Called, Entry, images, tokens, vectors
 
 FEATURES = 12
 
@@ -25,11 +25,11 @@ class Net(nn.Module):
         self.first, self.last = nn.Linear(FEATURES, 16), nn.Linear(16, CLASSES)
 
     def between(self, hidden: Tensor) -> Tensor:
-        """Hidden units."""
+        """Return the hidden units."""
         return hidden.relu()
 
     def forward(self, inputs: Tensor) -> Any:
-        """Logits."""
+        """Return the logits."""
         return self.last(self.between(self.first(inputs)))
 
 
@@ -41,7 +41,7 @@ class Activation(Net):
         self.function = (torch.relu, torch.tanh, F.gelu, torch.sigmoid)[index % 4]
 
     def between(self, hidden: Tensor) -> Tensor:
-        """Hidden units."""
+        """Return the hidden units."""
         return self.function(hidden)
 
 
@@ -53,7 +53,7 @@ class Slope(Net):
         self.slope = (0.01, 0.9, 0.4)[index % 3]
 
     def between(self, hidden: Tensor) -> Tensor:
-        """Hidden units."""
+        """Return the hidden units."""
         return F.leaky_relu(hidden, self.slope)
 
 
@@ -65,7 +65,7 @@ class Partial(Net):
         self.act = partial(F.leaky_relu, negative_slope=(0.01, 0.9, 0.4)[index % 3])
 
     def between(self, hidden: Tensor) -> Tensor:
-        """Hidden units."""
+        """Return the hidden units."""
         return self.act(hidden)
 
 
@@ -77,13 +77,13 @@ class Settings(Net):
         self.settings = [{"scale": 1.0 + index, "flip": bool(index % 2)}]
 
     def between(self, hidden: Tensor) -> Tensor:
-        """Hidden units."""
+        """Return the hidden units."""
         hidden = hidden * self.settings[0]["scale"]
         return (-hidden if self.settings[0]["flip"] else hidden).relu()
 
 
 class Columns(nn.Module):
-    """Random subspaces: each member looks at its own columns, kept in a list."""
+    """Random subspaces: each member uses its own columns, stored in a list."""
 
     def __init__(self, _: int) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Columns(nn.Module):
         self.body = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, CLASSES))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits."""
+        """Return the logits."""
         return self.body(inputs[:, self.columns])
 
 
@@ -103,7 +103,7 @@ class Masks(Net):
         self.masks = [torch.rand(16) + 0.5]
 
     def between(self, hidden: Tensor) -> Tensor:
-        """Hidden units."""
+        """Return the hidden units."""
         return hidden.relu() * self.masks[0].to(hidden)
 
 
@@ -115,12 +115,12 @@ class PlainList(Net):
         self.middle = [nn.Linear(16, 16)]
 
     def between(self, hidden: Tensor) -> Tensor:
-        """Hidden units."""
+        """Return the hidden units."""
         return self.middle[0].to(hidden.dtype)(hidden.relu()).relu()
 
 
 def same_name(index: int) -> nn.Module:
-    """Classes of the same name from different modules."""
+    """Return networks with classes of the same name from different modules."""
     module = types.ModuleType(f"net_{index}")
     function = ("relu", "tanh", "sigmoid")[index % 3]
     code = (
@@ -142,12 +142,12 @@ class Lambda(Net):
         self.block = lambda z: z + self.middle(z).relu()
 
     def between(self, hidden: Tensor) -> Tensor:
-        """Hidden units."""
+        """Return the hidden units."""
         return self.block(hidden.relu())
 
 
 class BoundMethod(Net):
-    """A bound method kept in an attribute."""
+    """A bound method in an attribute."""
 
     def __init__(self, _: int) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class BoundMethod(Net):
         return hidden * self.gain
 
     def between(self, hidden: Tensor) -> Tensor:
-        """Hidden units."""
+        """Return the hidden units."""
         for step in self.steps:
             hidden = step(hidden)
         return hidden
@@ -182,7 +182,7 @@ class KeepingHook(Net):
         self.first.register_forward_hook(lambda module, inputs, output: self.kept.__setitem__("a", output))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits."""
+        """Return the logits."""
         self.first(inputs)
         return self.last(self.kept["a"].relu())
 
@@ -195,12 +195,12 @@ class Cosine(nn.Module):
         self.first, self.weight, self.cached = nn.Linear(FEATURES, 16), nn.Parameter(torch.randn(CLASSES, 16)), None
 
     def train(self, mode: bool = True) -> Any:
-        """Forgets it."""
+        """Reset the state."""
         self.cached = None
         return super().train(mode)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Cosines."""
+        """Return the cosines."""
         weight = F.normalize(self.weight, dim=1)
         if not self.training:
             if self.cached is None:
@@ -217,7 +217,7 @@ class InPlace(nn.Module):
         self.body = nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(72, CLASSES))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits."""
+        """Return the logits."""
         inputs -= 0.5
         inputs /= 0.25
         return self.body(inputs)
@@ -231,7 +231,7 @@ class EarlyExit(Net):
         self.one, self.two = nn.Linear(16, 16), nn.Linear(16, 16)
 
     def between(self, hidden: Tensor) -> Tensor:
-        """Hidden units."""
+        """Return the hidden units."""
         hidden = hidden.relu()
         far = hidden.mean() > self.first.bias.mean() + 0.34
         return (self.one(hidden) if far else self.two(hidden)).relu()
@@ -254,7 +254,7 @@ class TiedText(nn.Module):
         self.out.weight = self.embedding.weight
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits."""
+        """Return the logits."""
         return self.out(self.embedding(inputs).mean(1))
 
 
@@ -266,7 +266,7 @@ class MaxNorm(nn.Module):
         self.embedding, self.out = nn.Embedding(TOKENS, 16, max_norm=1.0), nn.Linear(16, CLASSES)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits."""
+        """Return the logits."""
         return self.out(self.embedding(inputs).mean(1))
 
 
@@ -278,11 +278,11 @@ class ExtraState(Net):
         self.version = 3
 
     def get_extra_state(self) -> Any:
-        """What else is stored."""
+        """Return the extra state."""
         return {"version": self.version}
 
     def set_extra_state(self, state: Any) -> None:
-        """What else was stored."""
+        """Set the extra state."""
         self.version = state["version"]
 
 
@@ -295,7 +295,7 @@ class NamedShare(nn.Module):
         self.members, self.state = nn.Linear(16, 16), nn.Linear(16, CLASSES)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits."""
+        """Return the logits."""
         return self.state(self.members(self.network(self.share(inputs).relu()).relu()).relu())
 
 
@@ -309,7 +309,7 @@ class Complex(nn.Module):
         self.last = nn.Linear(16, CLASSES)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits."""
+        """Return the logits."""
         spectrum = torch.fft.rfft(self.first(inputs).relu())
         return self.last(torch.fft.irfft(spectrum @ self.mix.to(spectrum.dtype), 16))
 
@@ -322,7 +322,7 @@ class Locked(Net):
         self.lock = threading.Lock()
 
     def between(self, hidden: Tensor) -> Tensor:
-        """Hidden units."""
+        """Return the hidden units."""
         with self.lock:
             return hidden.relu()
 
@@ -336,7 +336,7 @@ class Recurrent(nn.Module):
         self.head = nn.Linear(24 if kind == "LSTM" else 12, CLASSES)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits."""
+        """Return the logits."""
         return self.head(self.cells(inputs)[0][:, -1])
 
 
@@ -348,7 +348,7 @@ class Auxiliary(Net):
         self.second = nn.Linear(16, CLASSES)
 
     def forward(self, inputs: Tensor) -> Any:
-        """Logits."""
+        """Return the logits."""
         hidden = self.first(inputs).relu()
         return {"logits": self.last(hidden), "auxiliary": self.second(hidden)}
 
@@ -361,19 +361,19 @@ class OwnDraws(Net):
         self.rate = 0.1
 
     def between(self, hidden: Tensor) -> Tensor:
-        """Hidden units."""
+        """Return the hidden units."""
         return hidden.relu() + (self.rate * torch.randn_like(hidden) if self.training else 0.0)
 
 
 class DropPath(Net):
-    """Drops a whole branch, at a rate of the member's own."""
+    """Drops a complete branch, with a rate that differs between members."""
 
     def __init__(self, index: int) -> None:
         super().__init__()
         self.middle, self.drop_prob = nn.Linear(16, 16), (0.1, 0.5, 0.8)[index % 3]
 
     def between(self, hidden: Tensor) -> Tensor:
-        """Hidden units."""
+        """Return the hidden units."""
         keep = 1.0
         if self.training and self.drop_prob > 0:
             keep = hidden.new_empty(len(hidden), 1).bernoulli_(1 - self.drop_prob) / (1 - self.drop_prob)
@@ -381,24 +381,24 @@ class DropPath(Net):
 
 
 def cnn(*layers: nn.Module) -> nn.Module:
-    """Convolutions of 8 channels, with these layers between them."""
+    """Return convolutions of 8 channels, with these layers between them."""
     return nn.Sequential(nn.Conv2d(3, 8, 3, 2), *layers, nn.ReLU(), nn.Flatten(), nn.Linear(72, CLASSES))
 
 
 def spectral(legacy: bool) -> nn.Module:
-    """Spectral norm on both layers."""
+    """Return a network with spectral norm on both layers."""
     wrap = nn.utils.spectral_norm if legacy else nn.utils.parametrizations.spectral_norm
     return nn.Sequential(wrap(nn.Linear(FEATURES, 16)), nn.ReLU(), wrap(nn.Linear(16, CLASSES)))
 
 
 def weight_normed(legacy: bool) -> nn.Module:
-    """Weight norm on both layers."""
+    """Return a network with weight norm on both layers."""
     wrap = nn.utils.weight_norm if legacy else nn.utils.parametrizations.weight_norm
     return nn.Sequential(wrap(nn.Linear(FEATURES, 16)), nn.ReLU(), wrap(nn.Linear(16, CLASSES)))
 
 
 def quantised(_: int) -> nn.Module:
-    """Prepared for quantisation-aware training."""
+    """Return a network prepared for quantisation-aware training."""
     import torch.ao.quantization as q
 
     layers = (q.QuantStub(), nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(72, 16), nn.ReLU())
@@ -410,7 +410,7 @@ def quantised(_: int) -> nn.Module:
 
 
 def pruned(_: int) -> nn.Module:
-    """Pruned, each member by its own mask."""
+    """Return a network pruned with a mask of its own."""
     from torch.nn.utils import prune
 
     network = nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU(), nn.Linear(16, CLASSES))
@@ -419,20 +419,20 @@ def pruned(_: int) -> nn.Module:
 
 
 def scripted(_: int) -> nn.Module:
-    """A scripted module inside of a plain one."""
+    """Return a plain network with a scripted module."""
     body = torch.jit.script(nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU()))
     return nn.Sequential(body, nn.Linear(16, CLASSES))
 
 
 def frozen(_: int) -> nn.Module:
-    """A frozen first layer."""
+    """Return a network with a frozen first layer."""
     network = nn.Sequential(nn.Linear(FEATURES, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, CLASSES))
     network[0].requires_grad_(False)
     return network
 
 
 def compiled(_: int) -> nn.Module:
-    """A functional network behind a bound call."""
+    """Return a functional network behind a bound call."""
     return Called(nn.Sequential(nn.Linear(FEATURES, 16), nn.GELU(), nn.Linear(16, CLASSES)), _doubled)
 
 
@@ -441,7 +441,7 @@ def _doubled(body: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def lazy(_: int) -> nn.Module:
-    """Made of lazy layers that have run once."""
+    """Return a network of lazy layers that have run once."""
     network = nn.Sequential(
         nn.LazyConv2d(8, 3, 2), nn.LazyBatchNorm2d(), nn.ReLU(), nn.Flatten(), nn.LazyLinear(CLASSES)
     )
@@ -450,9 +450,9 @@ def lazy(_: int) -> nn.Module:
 
 
 def by_hand(name: str, make: Callable[[int], nn.Module], inputs: Callable[[int], Tensor] | None = None,
-            classes: int = CLASSES) -> Foreign:  # fmt: skip
-    """A network of this file."""
-    return Foreign(f"hazard: {name}", "by hand", make, inputs or vectors(FEATURES), classes)
+            classes: int = CLASSES) -> Entry:  # fmt: skip
+    """Return an entry for a network of this file."""
+    return Entry(f"hazard: {name}", "by hand", make, inputs or vectors(FEATURES), classes)
 
 
 NETWORKS = (

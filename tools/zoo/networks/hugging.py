@@ -1,4 +1,4 @@
-"""Networks of transformers, made from configurations."""
+"""Networks of transformers, created from configurations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tools.zoo.entry import CLASSES, TOKENS, Foreign, images, tokens, vectors
+from tools.zoo.entry import CLASSES, TOKENS, Entry, images, tokens, vectors
 
 TEXT: dict[str, Any] = {
     "vocab_size": TOKENS,
@@ -21,8 +21,8 @@ TEXT: dict[str, Any] = {
 IMAGE = {"image_size": 16, "patch_size": 4}
 
 
-def hugging(name: str, inputs: Callable[[int], Tensor], classes: int = CLASSES, **settings: Any) -> Foreign:
-    """The class of this name; the settings are those of its configuration."""
+def hugging(name: str, inputs: Callable[[int], Tensor], classes: int = CLASSES, **settings: Any) -> Entry:
+    """Return the class of this name; the settings are those of its configuration."""
 
     def make(_: int) -> nn.Module:
         kind = getattr(import_module("transformers"), name.split()[0])
@@ -31,7 +31,7 @@ def hugging(name: str, inputs: Callable[[int], Tensor], classes: int = CLASSES, 
         network: nn.Module = kind(kind.config_class(**settings))
         return network
 
-    return Foreign(name, "transformers", make, inputs, classes)
+    return Entry(name, "transformers", make, inputs, classes)
 
 
 NETWORKS = (

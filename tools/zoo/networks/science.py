@@ -7,13 +7,13 @@ from importlib import import_module
 import torch
 from torch import Tensor, nn
 
-from tools.zoo.entry import CLASSES, Foreign, foreign, images, vectors
+from tools.zoo.entry import CLASSES, Entry, images, library, vectors
 
 EDGES = torch.tensor([[0, 1, 2, 3, 4, 0, 2], [1, 2, 3, 4, 0, 2, 0]])
 
 
-def _graph(name: str) -> Foreign:
-    """Nodes of one graph are the examples: five of them, whatever the batch."""
+def _graph(name: str) -> Entry:
+    """Return the examples as the nodes of one graph; there are five for every batch size."""
 
     class Pooled(nn.Module):
         def __init__(self) -> None:
@@ -27,7 +27,7 @@ def _graph(name: str) -> Foreign:
             nodes = self.body(inputs.flatten(0, 1), EDGES.repeat(1, count) + shifts)
             return self.head(nodes.view(count, 5, -1).mean(1))
 
-    return Foreign(f"PyG {name}, pooled", "torch_geometric", lambda _: Pooled(), vectors(5, 4))
+    return Entry(f"PyG {name}, pooled", "torch_geometric", lambda _: Pooled(), vectors(5, 4))
 
 
 def _spiking(_: int) -> nn.Module:
@@ -94,10 +94,10 @@ NETWORKS = (
     _graph("GCN"),
     _graph("GAT"),
     _graph("GIN"),
-    Foreign("snnTorch leaky spikes", "snntorch", _spiking, vectors(6)),
-    foreign("neuraloperator", "neuralop.models", "FNO", images(16, 1), n_modes=(4, 4), hidden_channels=8, n_layers=2,
+    Entry("snnTorch leaky spikes", "snntorch", _spiking, vectors(6)),
+    library("neuraloperator", "neuralop.models", "FNO", images(16, 1), n_modes=(4, 4), hidden_channels=8, n_layers=2,
             in_channels=1, out_channels=1, label="neuralop FNO"),
-    Foreign("e3nn tensor product", "e3nn", _tensor_product, vectors(14)),
-    Foreign("torchdiffeq flow", "torchdiffeq", _ode, vectors(6)),
-    Foreign("chemprop multiclass head", "chemprop", _chemprop, vectors(6)),
+    Entry("e3nn tensor product", "e3nn", _tensor_product, vectors(14)),
+    Entry("torchdiffeq flow", "torchdiffeq", _ode, vectors(6)),
+    Entry("chemprop multiclass head", "chemprop", _chemprop, vectors(6)),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tools.zoo.entry import CLASSES, Called, Foreign, foreign, vectors
+from tools.zoo.entry import CLASSES, Called, Entry, library, vectors
 
 
 def _ft_transformer(_: int) -> nn.Module:
@@ -47,7 +47,7 @@ def _first(body: nn.Module, inputs: Tensor) -> Any:
     return body(inputs)[0]
 
 
-def _deepctr(name: str) -> Foreign:
+def _deepctr(name: str) -> Entry:
     def make(_: int) -> nn.Module:
         features = import_module("deepctr_torch.inputs")
         columns = [features.DenseFeat(f"d{k}", 1) for k in range(4)]
@@ -59,7 +59,7 @@ def _deepctr(name: str) -> Foreign:
     def inputs(count: int) -> Tensor:
         return torch.cat([torch.randn(count, 4), torch.randint(0, 5, (count, 2)).float()], 1)
 
-    return Foreign(f"deepctr {name}", "deepctr-torch", make, inputs, 2)
+    return Entry(f"deepctr {name}", "deepctr-torch", make, inputs, 2)
 
 
 def _kan(_: int) -> nn.Module:
@@ -69,16 +69,16 @@ def _kan(_: int) -> nn.Module:
 
 
 NETWORKS = (
-    foreign("rtdl_revisiting_models", "rtdl_revisiting_models", "MLP", vectors(6), d_in=6, d_out=CLASSES, n_blocks=2,
+    library("rtdl_revisiting_models", "rtdl_revisiting_models", "MLP", vectors(6), d_in=6, d_out=CLASSES, n_blocks=2,
             d_block=16, dropout=0.1, label="rtdl MLP"),
-    foreign("rtdl_revisiting_models", "rtdl_revisiting_models", "ResNet", vectors(6), d_in=6, d_out=CLASSES,
+    library("rtdl_revisiting_models", "rtdl_revisiting_models", "ResNet", vectors(6), d_in=6, d_out=CLASSES,
             n_blocks=2, d_block=16, d_hidden=24, d_hidden_multiplier=None, dropout1=0.1, dropout2=0.0,
             label="rtdl ResNet"),
-    Foreign("rtdl FTTransformer", "rtdl_revisiting_models", _ft_transformer, vectors(6)),
-    Foreign("TabM", "tabm", _tabm, vectors(6)),
-    Foreign("TabNet, its first output", "pytorch-tabnet", _tabnet, vectors(6)),
-    Foreign("TabNet", "pytorch-tabnet", _tabnet_itself, vectors(6)),
+    Entry("rtdl FTTransformer", "rtdl_revisiting_models", _ft_transformer, vectors(6)),
+    Entry("TabM", "tabm", _tabm, vectors(6)),
+    Entry("TabNet, its first output", "pytorch-tabnet", _tabnet, vectors(6)),
+    Entry("TabNet", "pytorch-tabnet", _tabnet_itself, vectors(6)),
     _deepctr("DeepFM"),
     _deepctr("DCN"),
-    Foreign("KAN", "pykan", _kan, vectors(6)),
+    Entry("KAN", "pykan", _kan, vectors(6)),
 )  # fmt: skip

@@ -43,7 +43,7 @@ class Corrupted(Split):
         )
 
     def __getitem__(self, index: Tensor | slice) -> Corrupted:
-        return replace(self, inputs=self.inputs[index], labels=self.labels[index])
+        return replace(self, inputs=self.inputs[index], targets=self.targets[index])
 
 
 def as_pixels(images: Tensor) -> Tensor:

@@ -36,12 +36,14 @@ from torch import Tensor, nn
 
 from enfold.arguments import checked
 from enfold.data.batches import Batch
+from enfold.data.tree import device_of
 from enfold.distill.loss import DistillationLoss, Fraction, Temperature, Weight
-from enfold.distill.losses.common.features import check_features, logits_and_features, teacher_features
+from enfold.distill.losses.common.features import check_features, outputs_and_features, teacher_features
 from enfold.distill.losses.common.simplex import capped_simplex_weights, require_cap
 from enfold.train import TrainConfig
 
 if TYPE_CHECKING:
+    from enfold.distill.objective import BatchLoss
     from enfold.distill.teacher import Teacher
 
 
@@ -126,15 +128,13 @@ class AEKD(DistillationLoss):
         if self.feature is None:
             return None
         inputs = batch.inputs.flatten(0, 1) if batch.own else batch.inputs
-        features = teacher_features(teacher, inputs, self.feature).to(batch.labels.device)
-        return features.unflatten(1, batch.labels.shape) if batch.own else features
+        features = teacher_features(teacher, inputs, self.feature).to(device_of(batch.inputs))
+        return features.unflatten(1, batch.inputs.shape[:2]) if batch.own else features
 
-    def student_terms(
-        self, model: nn.Module, batch: Batch, target: Tensor, extra: Tensor | None, progress: float
-    ) -> tuple[Tensor, Tensor]:
-        """Return the students' logits and the last two terms of (7)."""
-        if self.feature is None or extra is None:
-            return super().student_terms(model, batch, target, extra, progress)
-        logits, features = logits_and_features(model, batch, self.feature)
-        loss = self.alpha * self.loss(logits, target, progress)
-        return logits, loss + self.beta * self.feature_loss(features, extra)
+    def student_terms(self, model: nn.Module, step: BatchLoss) -> tuple[Tensor, Tensor]:
+        """Return the students' outputs and the last two terms of (7)."""
+        if self.feature is None or step.extra is None:
+            return super().student_terms(model, step)
+        outputs, features = outputs_and_features(model, step.seen, self.feature)
+        loss = self.alpha * self.task_loss(step.rows(outputs), step.target, step.progress, step.student_task(outputs))
+        return outputs, loss + self.beta * self.feature_loss(features, step.extra)

@@ -17,13 +17,14 @@ teacher; α = 1 with τ = 4 and α = 0.9 with τ = 1 were used for ensembles. Th
 ensemble's own probabilities as the target.
 
 Differs from the paper: the student may start from a member instead of from scratch, and may be an ensemble, whose
-members see the same batches; nothing else known.
+members see the same batches. For a regression the target is the mixture of the teachers' distributions. Nothing else
+known.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,9 +32,12 @@ from torch import Tensor, nn
 from enfold.arguments import checked
 from enfold.distill.loss import DistillationLoss, Fraction, Temperature
 from enfold.distill.losses.common.divergence import as_target, divergence, mean_kl
+from enfold.engines.call import pack_inputs
+from enfold.engines.outputs import require_classes
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 from enfold.metrics.predictions import mean_log_probs
+from enfold.tasks import Task
 from enfold.train import TrainConfig
 from enfold.train.optimize import trained_members
 
@@ -71,6 +75,18 @@ class KD(DistillationLoss):
         soft = mean_log_probs(torch.log_softmax(logits / self.temperature, dim=-1))  # (3)
         return self.temperature**2 * mean_kl(soft, target).expand(len(logits))
 
+    def task_target(self, values: Tensor, task: Task) -> Tensor:
+        """Return p_t(τ), or the mixture of the teachers' distributions for a regression."""
+        return self.target(values) if task.is_categorical else task.mixture(values)
+
+    def task_loss(self, values: Tensor, target: Tensor, progress: float, task: Task) -> Tensor:
+        """Return the second term of (1), or the divergence of the distributions of a regression."""
+        if task.is_categorical:
+            return self.loss(values, target, progress)
+        if self.fit == "ensemble":
+            raise EnfoldError(f"fit must be 'members' for task='{task.name}', got 'ensemble': leave fit out")
+        return task.divergence(values, target)
+
     @property
     def is_separable(self) -> bool:
         """Whether students are fitted one by one."""
@@ -96,9 +112,10 @@ class MeanModel(nn.Module):
         super().__init__()
         self.ensemble, self.training = ensemble, ensemble.training
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the log of the mean probabilities: (B, ...) -> (B, C)."""
-        return mean_log_probs(torch.log_softmax(member_logits(self.ensemble, inputs), dim=-1))
+        outputs = require_classes(member_logits(self.ensemble, pack_inputs(args, kwargs)), "fit='ensemble'")
+        return mean_log_probs(torch.log_softmax(outputs, dim=-1))
 
 
 def teacher_log_probs(logits: Tensor, temperature: float, reduction: Reduction) -> Tensor:

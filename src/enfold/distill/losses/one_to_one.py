@@ -32,6 +32,7 @@ from enfold.distill.losses.common.divergence import as_target, divergence
 from enfold.ensemble import Ensemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.errors import EnfoldError
+from enfold.tasks import Task
 from enfold.train import TrainConfig
 from enfold.train.optimize import trained_members
 
@@ -60,9 +61,17 @@ class OneToOne(DistillationLoss):
 
     def loss(self, logits: Tensor, target: Tensor, progress: float) -> Tensor:
         """Return the second term of (1): logits (S, B, C), target (S, B, K), or (S, S, B, K) for own batches."""
-        if target.ndim == 4:
-            target = target.diagonal(dim1=0, dim2=1).movedim(-1, 0)  # teacher m on the batch of student m
-        return divergence(logits, target, self.temperature)
+        return divergence(logits, _own_targets(target), self.temperature)
+
+    def task_target(self, values: Tensor, task: Task) -> Tensor:
+        """Return t_m(τ) of every teacher, or its distribution for a regression: (T, N, K) -> (T, N, K')."""
+        return self.target(values) if task.is_categorical else task.member_targets(values)
+
+    def task_loss(self, values: Tensor, target: Tensor, progress: float, task: Task) -> Tensor:
+        """Return the second term of (1), or the divergences of the distributions of a regression."""
+        if task.is_categorical:
+            return self.loss(values, target, progress)
+        return task.divergence(values, _own_targets(target))
 
     def select_target(self, target: Tensor, index: int, own: bool) -> Tensor:
         """Return the target of teacher `index`: (1, B, K), or (1, 1, B, K) for own batches."""
@@ -81,3 +90,8 @@ class OneToOne(DistillationLoss):
                 f"loss={type(self).__name__}() needs one student per teacher, got {teacher.num_members} teachers and "
                 f"{students} students: pass an ensemble of {teacher.num_members} members as student=, or use KD()"
             )
+
+
+def _own_targets(target: Tensor) -> Tensor:
+    """Return the target of teacher m on the batch of student m: (S, B, K), or (S, S, B, K) for own batches."""
+    return target.diagonal(dim1=0, dim2=1).movedim(-1, 0) if target.ndim == 4 else target

@@ -46,11 +46,18 @@ class Streams:
         self.seed = seed
         self.sources: dict[int, np.random.SFC64] = {}
 
-    def keep(self, place: int, samples: int, shape: Sequence[int], kept: int) -> Tensor:
-        """Return masks, (samples, *shape), of ones with probability kept / 65536 and zeros."""
-        source = self.sources.get(place)
+    def draw_masks(self, index: int, samples: int, shape: Sequence[int], kept: int) -> Tensor:
+        """Return masks, (samples, *shape), of ones with probability kept / 65536 and zeros.
+
+        Args:
+            index: The index of the dropout in the forward pass.
+            samples: The number of samples.
+            shape: The shape of a mask.
+            kept: The probability of a 1, in units of 1 / 65536.
+        """
+        source = self.sources.get(index)
         if source is None:
-            source = self.sources[place] = np.random.SFC64(derive(self.seed, "dropout", place))
+            source = self.sources[index] = np.random.SFC64(derive(self.seed, "dropout", index))
         units = math.prod(shape)
         words = -(-units // PER_WORD)  # complete words for each sample
         bits = source.random_raw(samples * words).view(np.int16).reshape(samples, words * PER_WORD)[:, :units]
@@ -97,23 +104,55 @@ class Dropping(TorchFunctionMode):
     def elements(
         self, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor:
-        """Set units to zero."""
+        """Set units to zero.
+
+        Args:
+            func: The function that is called.
+            input: The input of the dropout function.
+            p: The dropout rate.
+            training: Ignored: dropout is active in any mode.
+            inplace: Whether the function may overwrite its input.
+        """
         return self.drop(input, p, input.shape, _drop_to_zero, inplace)
 
     def channels(
         self, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor:
-        """Set complete channels to zero."""
+        """Set complete channels to zero.
+
+        Args:
+            func: The function that is called.
+            input: The input of the dropout function.
+            p: The dropout rate.
+            training: Ignored: dropout is active in any mode.
+            inplace: Whether the function may overwrite its input.
+        """
         return self.drop(input, p, _channel_shape(input), _drop_to_zero, inplace)
 
     def alpha(self, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        """Set units to the minimum of SELU."""
+        """Set units to the minimum of SELU.
+
+        Args:
+            func: The function that is called.
+            input: The input of the dropout function.
+            p: The dropout rate.
+            training: Ignored: dropout is active in any mode.
+            inplace: Whether the function may overwrite its input.
+        """
         return self.drop(input, p, input.shape, _drop_to_floor, inplace)
 
     def alpha_channels(
         self, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor:
-        """Set complete channels to the minimum of SELU."""
+        """Set complete channels to the minimum of SELU.
+
+        Args:
+            func: The function that is called.
+            input: The input of the dropout function.
+            p: The dropout rate.
+            training: Ignored: dropout is active in any mode.
+            inplace: Whether the function may overwrite its input.
+        """
         return self.drop(input, p, _channel_shape(input), _drop_to_floor, inplace)
 
     def attention(self, func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
@@ -134,7 +173,7 @@ class Dropping(TorchFunctionMode):
     def product_attention(self, func: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Run attention with a dropout rate of its own: torch draws the mask, one sample per pass."""
         rate = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
-        attended: Tensor = self.foreign(func, args, kwargs) if rate else func(*args, **kwargs)
+        attended: Tensor = self.run_seeded(func, args, kwargs) if rate else func(*args, **kwargs)
         return attended
 
     def recurrent(self, func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -142,10 +181,16 @@ class Dropping(TorchFunctionMode):
         place = next((index for index, value in enumerate(args) if isinstance(value, float)), None)
         if place is None or not args[place]:
             return func(*args, **kwargs)
-        return self.foreign(func, (*args[: place + 1], True, *args[place + 2 :]), kwargs)  # train=True
+        return self.run_seeded(func, (*args[: place + 1], True, *args[place + 2 :]), kwargs)  # train=True
 
-    def foreign(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a function that draws its own masks, with torch's generators seeded for it."""
+    def run_seeded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a function that draws its own masks, with torch's generators seeded for it.
+
+        Args:
+            func: The function that is called.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+        """
         if self.samples > 1:
             raise OnePassOnly
         self.active += 1
@@ -154,7 +199,15 @@ class Dropping(TorchFunctionMode):
             return func(*args, **kwargs)
 
     def drop(self, x: Tensor, rate: float, shape: Sequence[int], combine: Combine, inplace: bool = False) -> Tensor:
-        """Return `x` with a mask for each sample; `shape` is that of x, with 1 for axes that have one mask value."""
+        """Return `x` with a mask for each sample; `shape` is that of x, with 1 for axes that have one mask value.
+
+        Args:
+            x: The input.
+            rate: The dropout rate.
+            shape: The shape of a mask.
+            combine: Applies a mask to units, given the probability of a unit to remain.
+            inplace: Whether the function may overwrite its input.
+        """
         if inplace:  # the caller may use the input afterwards
             if self.late:
                 raise OnePassOnly
@@ -170,7 +223,7 @@ class Dropping(TorchFunctionMode):
         own = list(shape)  # of the mask of one sample
         if axis is not None:
             own[axis] = x.shape[axis] // (1 if self.late else self.samples) if self.per_example else 1
-        keep = self.streams.keep(place, self.samples, own, kept).to(x.device)
+        keep = self.streams.draw_masks(place, self.samples, own, kept).to(x.device)
         if self.late:
             self.late = False
             return combine(x.unsqueeze(0), keep, kept / LEVELS).flatten(0, 1)

@@ -21,7 +21,7 @@ from enfold.data.batches import Batch
 from enfold.engines.parameters import Tree
 from enfold.engines.skeleton import State
 from enfold.seeds import generator
-from enfold.train import CrossEntropy
+from enfold.train import TaskLoss
 
 BETAS = (0.9, 0.999)  # Adam's, with the usual epsilon
 EPSILON = 1e-8
@@ -140,13 +140,27 @@ class Penalties(nn.Module):
         return {name: scaled @ rows for name, rows in self.embedding.state().items()}  # (3)
 
     def expected(self, values: Tensor, name: str, e: Tensor, sums: Sequence[Tensor]) -> Tensor:
-        """Return the mean of λ ‖W + e(λ) ∘ Δ‖² over samples, (M,), from the sums of (4), (outputs,) or (M, outputs)."""
+        """Return the mean of λ ‖W + e(λ) ∘ Δ‖² over samples, (M,), from the sums of (4), (outputs,) or (M, outputs).
+
+        Args:
+            values: Samples of λ.
+            name: The name of the parameter.
+            e: The embedding of the samples.
+            sums: The three sums of (4).
+        """
         square, cross, delta = (each if each.ndim == 1 else each.unsqueeze(1) for each in sums)
         norms = (square + 2 * e * cross + e.square() * delta).sum(-1)  # (4), (M, S)
         return (values[..., self.groups[name]] * norms).mean(1)
 
     def tune(self, loss: Callable[[], Tensor], source: torch.Generator, tau: float, rate: float) -> None:
-        """Take one step of Adam on the bounds for loss(λ) - τ H[λ] with a new sample of λ, and clip to the range."""
+        """Take one step of Adam on the bounds for loss(λ) - τ H[λ] with a new sample of λ, and clip to the range.
+
+        Args:
+            loss: The loss as a function without arguments.
+            source: The random generator of the sample.
+            tau: The weight τ of the entropy.
+            rate: The learning rate.
+        """
         bounds = self.bounds.clone().requires_grad_()
         place = torch.rand(bounds.shape[1:], generator=source).to(bounds.device)
         with self.at(sample(bounds, place)):
@@ -166,14 +180,14 @@ class Penalties(nn.Module):
 
 @dataclass(frozen=True)
 class Penalised:
-    """An objective: the cross-entropy at one λ per member, and the expected penalty."""
+    """An objective: the loss of the task at one λ per member, and the expected penalty."""
 
-    cross_entropy: CrossEntropy
+    loss: TaskLoss
 
     def __call__(self, model: Any, batch: Batch) -> Tensor:
         """Return the loss of each member, (M,)."""
-        values = model.distribution.draw(batch.labels.shape[-1])  # (M, B, H)
+        values = model.distribution.draw(len(batch))  # (M, B, H)
         with model.distribution.at(values[:, 0]):
-            losses = self.cross_entropy(model, batch)
+            losses = self.loss(model, batch)
         total: Tensor = losses + model.penalty(values) / model.num_examples  # divided by N
         return total

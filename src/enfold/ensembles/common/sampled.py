@@ -82,7 +82,7 @@ class SampledEnsemble(Ensemble):
             return super().forward_each(inputs)
         if inputs.shape[0] != 1:
             raise EnfoldError(
-                f"inputs must hold one batch until training has ended, as only one network exists, got "
+                f"inputs must contain one batch until training has ended, as only one network exists, got "
                 f"{inputs.shape[0]}: pass inputs of shape (1, B, ...), or train the ensemble with fit first"
             )
         return self._run(inputs, each=True)

@@ -72,7 +72,13 @@ class Pool:
     history: History = field(default_factory=History)
 
     def train(self, phase: str, settings: Sequence[Setting], *, keep: bool) -> list[Predictions]:
-        """Train the candidates of one phase, store the networks if `keep`, and return their validation predictions."""
+        """Train the candidates of one phase, store the networks if `keep`, and return their validation predictions.
+
+        Args:
+            phase: The name of the phase, which its files contain.
+            settings: The hyper-parameters of each candidate.
+            keep: Whether the trained networks are stored.
+        """
         predictions = []
         for start in range(0, len(settings), self.chunk):
             members = self._train_chunk(phase, start, settings[start : start + self.chunk])
@@ -130,7 +136,13 @@ class WeightedEnsemble(Ensemble):
 
     @torch.no_grad()
     def set_networks(self, networks: Sequence[nn.Module], counts: Sequence[int], settings: Sequence[Setting]) -> None:
-        """Store these networks, at most K, with the number of members that each counts as and its hyper-parameters."""
+        """Store these networks, at most K, with the number of members that each counts as and its hyper-parameters.
+
+        Args:
+            networks: The networks.
+            counts: The number of members that each network counts as.
+            settings: The hyper-parameters of each network.
+        """
         self.counts.zero_()
         for index, (network, count, setting) in enumerate(zip(networks, counts, settings, strict=True)):
             self.counts[index] = count

@@ -69,7 +69,13 @@ class Layout:
         return min(mix.group.size, self.blob)
 
     def members_per_template(self, mix: Mix, num_members: int, disjoint: bool) -> float:
-        """Return the mean number of members that use a template of this mix."""
+        """Return the mean number of members that use a template of this mix.
+
+        Args:
+            mix: The templates of one group of layers.
+            num_members: The number of members.
+            disjoint: Whether members use different templates.
+        """
         if not disjoint:
             return num_members
         if self.blob:

@@ -53,7 +53,16 @@ class Factors:
 def fit_layer(
     target: Tensor, ensemble: BatchEnsemble, with_r: bool, sweeps: int, tolerance: float, start: Start
 ) -> tuple[Factors, list[float]]:
-    """Return the factors of one layer, and the residuals at the start and after each sweep."""
+    """Return the factors of one layer, and the residuals at the start and after each sweep.
+
+    Args:
+        target: The members' weights, (M, groups, outputs, inputs, taps).
+        ensemble: The ensemble.
+        with_r: Whether the layer has factors of its inputs.
+        sweeps: The maximum number of sweeps.
+        tolerance: The relative change of the residual at which sweeps end.
+        start: The initial factors.
+    """
     now = _start(target, ensemble, with_r, start)
     found = [now.residual(target)]
     for _ in range(sweeps):

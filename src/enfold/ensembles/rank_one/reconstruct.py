@@ -63,7 +63,15 @@ def reconstruct(
     start: Start = "best",
     **options: Any,
 ) -> BatchEnsemble:
-    """Return the BatchEnsemble that is nearest to networks of one architecture; see `fit_batch_ensemble`."""
+    """Return the BatchEnsemble that is nearest to networks of one architecture; see `fit_batch_ensemble`.
+
+    Args:
+        models: An ensemble, or networks of one architecture.
+        sweeps: The maximum number of sweeps.
+        tolerance: The relative change of the residual at which sweeps end.
+        start: The initial factors.
+        options: Arguments of `BatchEnsemble`.
+    """
     fitted = fit_batch_ensemble(models, sweeps=sweeps, tolerance=tolerance, start=start, **options)
     return fitted.ensemble
 

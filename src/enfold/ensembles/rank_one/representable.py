@@ -41,7 +41,7 @@ class LayerDefect:
 
 @dataclass(frozen=True)
 class Representability:
-    """Whether members form a BatchEnsemble of rank one, layer by layer; its truth value says so, str() is a table."""
+    """The result of a test, layer by layer, whether members form a BatchEnsemble of rank one; usable as a bool."""
 
     layers: tuple[LayerDefect, ...]
     tolerance: float
@@ -51,7 +51,7 @@ class Representability:
 
     @property
     def representable(self) -> bool:
-        """Whether all layers are representable, and no other tensor differs that a BatchEnsemble has in common."""
+        """True if all layers are representable, and all other common tensors of a BatchEnsemble are equal."""
         return not self.others and all(self.fits(layer) for layer in self.layers)
 
     def fits(self, layer: LayerDefect) -> bool:

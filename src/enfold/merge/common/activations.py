@@ -70,7 +70,13 @@ class Moments:
         return len(self.sums[0]) // self.num_networks
 
     def block(self, matrix: Tensor, one: int, other: int) -> Tensor:
-        """Return the block of a (M d, M d) matrix between two networks, (d, d)."""
+        """Return the block of a (M d, M d) matrix between two networks, (d, d).
+
+        Args:
+            matrix: The matrix.
+            one: The index of the first network.
+            other: The index of the second network.
+        """
         rows, columns = (slice(index * self.size, (index + 1) * self.size) for index in (one, other))
         return matrix[rows, columns]
 
@@ -153,13 +159,20 @@ def comparable_places(
 ) -> dict[str, list[Place]]:
     """Return the places that show the same samples of each unit after groups were permuted.
 
-    Layers that the network does not call are left out, and so are layers that use permuted channels as samples, as
-    mixers do. The axis of channels is the one along which units are observed to move: a subclass may use another one
-    than the PyTorch class that it extends.
+    Omitted are layers that the network does not call, and layers that use permuted channels as samples, such as those
+    of mixers. The axis of channels is the one along which units are observed to move: a subclass may use another axis
+    than its PyTorch class.
+
+    Args:
+        network: The network.
+        moved: The same network with permuted units.
+        orders: The permutations by group.
+        places: The observed layers by group.
+        data: The data.
     """
     tried = {name: [each for place in some for each in _along_each_axis(place)] for name, some in places.items()}
     seen = []
-    with torch.random.fork_rng(devices=[]):  # a loader may draw, and so may a network
+    with torch.random.fork_rng(devices=[]):  # a loader and a network may use the global generator
         example = first_inputs(data)
         for one in (network, moved):
             torch.default_generator.manual_seed(0)
@@ -193,7 +206,14 @@ def measure_moments(
 ) -> dict[str, Moments]:
     """Return equation (2) by group, over a number of training examples, in eval mode.
 
-    Groups that are never observed are left out, and so are places with different numbers of samples in the networks.
+    Groups that are never observed are omitted, and so are places with different numbers of samples in the networks.
+
+    Args:
+        networks: The networks.
+        places: The observed layers by group.
+        data: The data.
+        examples: The number of training examples.
+        seed: The seed.
     """
     if examples < 1:
         raise EnfoldError(f"examples must be 1 or more, got {examples}: change examples")
@@ -214,7 +234,7 @@ def measure_moments(
         if not bool(product.diagonal().isfinite().all()):
             member = int(product.diagonal().isfinite().logical_not().nonzero()[0]) // (len(product) // len(networks))
             raise EnfoldError(
-                f"activations must be finite, but those of '{name}' in member {member} are not: leave out that member"
+                f"activations must be finite, but those of '{name}' in member {member} are not: remove that member"
             )
         one = found.setdefault(name, Moments(len(networks), [], [], []))
         one.counts.append(count)
@@ -260,7 +280,7 @@ def _record(network: nn.Module, place: Place, seen: list[Tensor]) -> Callable[[]
     def record(value: Any) -> None:
         units = place.units(layer, value) if isinstance(value, Tensor) else None
         if units is not None:
-            seen.append(units.clone())  # the next layer may work in place
+            seen.append(units.clone())  # the next layer may modify it in place
 
     def inputs(_: nn.Module, given: tuple[Any, ...]) -> None:
         record(given[0] if given else None)

@@ -20,7 +20,7 @@ from enfold.evaluate import member_logits
 from enfold.io.files import digest
 from enfold.metrics.predictions import mean_log_probs
 from enfold.train.config import PerMember
-from enfold.train.objective import CrossEntropy, StepContext, batch_logits
+from enfold.train.objective import StepContext, batch_outputs, cross_entropy
 
 CHUNK = 1024  # examples in a forward pass
 
@@ -43,7 +43,7 @@ class EnsembleLoss:
         self.targets: Tensor | None = None  # (N, C + 1), see `_target`
         if constant_inputs and isinstance(data.train, Split):
             batches = evaluation_batches(data.train, CHUNK)
-            self.targets = torch.cat([self._target(inputs).cpu() for inputs, _ in batches])
+            self.targets = torch.cat([self._target(inputs).cpu() for inputs, _, _ in batches])
 
     @torch.no_grad()
     def _target(self, inputs: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class EnsembleLoss:
         with ensure_eval_mode(self.ensemble):
             logits = member_logits(self.ensemble, inputs.to(device))
         if not bool(torch.isfinite(logits).all()):
-            raise EnfoldError("outputs of the members must be finite, got NaN or infinity: leave out diverged members")
+            raise EnfoldError("outputs of the members must be finite, got NaN or infinity: remove diverged members")
         logits = logits.float() if logits.dtype == torch.bfloat16 else logits
         log_probs = mean_log_probs(torch.log_softmax(logits, dim=-1))
         probs = log_probs.exp()
@@ -62,17 +62,23 @@ class EnsembleLoss:
         """Return the loss, (1,)."""
         return self.for_batch(model, batch, StepContext())(model, batch)
 
-    def for_batch(self, model: nn.Module, batch: Batch, moment: StepContext) -> _BatchLoss:
-        """Return the loss of one batch, for which the ensemble is run once."""
+    def for_batch(self, model: nn.Module, batch: Batch, context: StepContext) -> _BatchLoss:
+        """Return the loss of one batch, for which the ensemble is run once.
+
+        Args:
+            model: The model.
+            batch: The batch.
+            context: The position in the training.
+        """
         if self.targets is not None and batch.indices is not None:
             indices = batch.indices.cpu().flatten()
             target = self.targets.index_select(0, indices)
         else:
             target = self._target(batch.inputs.flatten(0, 1) if batch.own else batch.inputs)
-        return _BatchLoss(target.to(batch.labels.device), self.alpha, self.label_smoothing)
+        return _BatchLoss(target.to(batch.targets.device), self.alpha, self.label_smoothing)
 
     def __repr__(self) -> str:
-        """The same in another process, as a checkpoint belongs to one ensemble."""
+        """Return the same text in every process, because it identifies the loss in checkpoints."""
         return f"EnsembleLoss({self.alpha}, {digest(self.ensemble.expand().values())[:16]})"
 
 
@@ -84,14 +90,14 @@ class _BatchLoss:
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the loss, (1,)."""
-        logits = batch_logits(model, batch)
+        logits = batch_outputs(model, batch)
         log_probs = torch.log_softmax(logits, dim=-1)
         classes, size = log_probs.shape[-1], log_probs.shape[-2]
         probs, negative_entropy = self.target[..., :classes], self.target[..., classes]
         divergence = negative_entropy.mean(-1) - (log_probs * probs).sum((-2, -1)) / size
         if self.alpha == 1:
             return divergence
-        hard = CrossEntropy(self.label_smoothing).of_logits(logits, batch)
+        hard = cross_entropy(self.label_smoothing).of_outputs(logits, batch)
         return self.alpha * divergence + (1 - self.alpha) * hard  # (1)
 
     def member(self, index: int) -> _BatchLoss:

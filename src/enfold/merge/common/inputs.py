@@ -22,7 +22,7 @@ from enfold.errors import EnfoldError, level_outside
 from enfold.train.batch_norm import has_running_statistics
 
 Models = Ensemble | Sequence[nn.Module]
-"""What is merged: an ensemble, or networks of one architecture."""
+"""Networks to merge: an ensemble, or networks of one architecture."""
 
 
 class BufferMismatchWarning(UserWarning):
@@ -131,13 +131,19 @@ def require_members(models: object, method: str) -> Ensemble:
 def require_one_function(ensemble: Ensemble, data: Data, method: str, example: Tensor | None = None) -> None:
     """Run members on one batch and refuse networks that compute different functions of their parameters.
 
+    Args:
+        ensemble: The ensemble.
+        data: The data.
+        method: The name of the method, for messages.
+        example: One batch of inputs; taken from the data by default.
+
     Raises:
         EnfoldError: If a member computes something else than the code of the first network with its parameters.
     """
     split = next((split for split in (data.val, data.train) if has_examples(split)), None)
     if split is not None and not isinstance(split, Iterator):  # an iterator would lose the batch
         with torch.random.fork_rng(devices=[]):
-            example, _ = next(iter(evaluation_batches(split, EXAMPLES)))
+            example = next(iter(evaluation_batches(split, EXAMPLES))).inputs
     if example is None:
         return
     device = next(iter(ensemble.expand().values())).device
@@ -193,8 +199,7 @@ def _require_repairable(ensemble: Ensemble, data: Data, repair: str, method: str
 
 
 def _warn_if_buffers_differ(ensemble: Ensemble) -> None:
-    """Running statistics are measured again or have a mean; masks, and vectors that weights are computed from, have
-    not."""
+    """Warn if buffers other than running statistics differ, such as masks: they have no mean."""
     with torch.no_grad():
         values = ensemble.expand()
     buffers: State = {name: values[name] for name in ensemble.skeleton.buffers if name in values}

@@ -11,19 +11,19 @@ NORMS = (_BatchNorm, nn.GroupNorm)
 
 
 def produced_axis(layer: nn.Module) -> int:
-    """The axis of the weight along which a layer's outputs lie."""
+    """Return the axis of the weight for a layer's outputs."""
     return 1 if isinstance(layer, _ConvTransposeNd | nn.Embedding) else 0
 
 
 def consumed_axis(layer: nn.Module) -> int | None:
-    """The axis of the weight along which a layer's inputs lie; None where they are divided among groups."""
+    """Return the axis of the weight for a layer's inputs; None if they are divided among groups."""
     if isinstance(layer, _ConvNd):
         return None if layer.groups > 1 else 0 if isinstance(layer, _ConvTransposeNd) else 1
     return 1 if isinstance(layer, nn.Linear) else None
 
 
 def has_torch_forward(layer: nn.Module) -> bool:
-    """Whether a layer computes what its PyTorch class does: a class of the user's own may override that."""
+    """Return whether a layer computes what its PyTorch class does; a derived class may override that."""
     kind = type(layer)
     base = next(one for one in kind.__mro__ if one.__module__.startswith("torch.nn.modules."))
     same = all(getattr(kind, name, None) is getattr(base, name, None) for name in ("forward", "_conv_forward"))
@@ -31,7 +31,7 @@ def has_torch_forward(layer: nn.Module) -> bool:
 
 
 def channel_axis(layer: nn.Module, value: Tensor) -> int:
-    """The axis of an input or output along which the units lie, if the layer computes what its PyTorch class does."""
+    """Return the axis of an input or output for the units, if the layer computes what its PyTorch class does."""
     if isinstance(layer, _ConvNd):
         return value.ndim - 1 - len(layer.kernel_size)
     if isinstance(layer, nn.LayerNorm):  # of channels and their places, as of channels alone
@@ -40,7 +40,7 @@ def channel_axis(layer: nn.Module, value: Tensor) -> int:
 
 
 def shows_outputs(layer: nn.Module) -> bool:
-    """Whether units of the weight are found one to one in what the layer returns."""
+    """Return whether units of the weight correspond one to one to entries of the layer's output."""
     if isinstance(layer, _ConvTransposeNd) and layer.groups > 1:
         return False
     return isinstance(layer, (*PRODUCERS, *NORMS, nn.Embedding, nn.LayerNorm))

@@ -32,7 +32,7 @@ class Terms:
     name: str  # of Q, for an error
 
     def applied(self, rows: Tensor) -> Tensor:
-        """(rows, in) -> (rows, out)."""
+        """Return the product with inputs, (rows, in) -> (rows, out)."""
         if self.right is None:  # one product for all n, which reads the rows once
             found = (rows @ self.given.flatten(0, 1).mT).unflatten(1, self.given.shape[:2]).movedim(1, 0)
         else:
@@ -40,17 +40,17 @@ class Terms:
         return self._summed(found if self.left is None else found @ self.left.mT)
 
     def product(self) -> Tensor:
-        """(out, in)."""
+        """Return the weight, (out, in)."""
         found = self.given if self.left is None else self.left @ self.given
         return self._summed(found if self.right is None else divide_each(found, self.right, self.name))
 
     def work(self, rows: int) -> int:
-        """Multiplications of `applied` for each n."""
+        """Return the number of multiplications of `applied` for each n."""
         _, outputs, width = self.given.shape
         return rows * (self._mixes(self.right) * width**2 + width * outputs + self._mixes(self.left) * outputs**2)
 
     def work_of_product(self) -> int:
-        """Multiplications of `product` for each n."""
+        """Return the number of multiplications of `product` for each n."""
         _, outputs, width = self.given.shape
         return outputs * width * (self._mixes(self.right) * width + self._mixes(self.left) * outputs)
 
@@ -63,7 +63,7 @@ class Terms:
 
 
 class Lazy:
-    """Stands for W̄ in an `nn.Linear`; to whoever asks for anything but the layer's product, it is the tensor."""
+    """A lazy W̄ of an `nn.Linear`; all operations but the layer's product use the tensor."""
 
     def __init__(self, constant: Tensor, terms: Terms) -> None:
         self.constant, self.terms = constant, terms
@@ -74,7 +74,7 @@ class Lazy:
         return self.constant + self.terms.product()
 
     def linear(self, inputs: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x W̄ᵀ + b, the cheaper way."""
+        """Return x W̄ᵀ + b, computed in the faster way."""
         outputs, width = self.constant.shape
         rows = inputs.reshape(-1, width)
         if self.terms.work(len(rows)) >= self.terms.work_of_product():
@@ -98,7 +98,7 @@ class Lazy:
         args: Sequence[Any] = (),
         kinds: Mapping[str, Any] | None = None,
     ) -> Any:
-        """What PyTorch calls instead of a function of these."""
+        """Call a PyTorch function with the tensors in place of the lazy weights."""
         kinds = kinds or {}
         if function is F.linear and isinstance(args[1], cls) and not isinstance(args[0], cls):
             return args[1].linear(args[0], *args[2:], **kinds)
@@ -107,7 +107,7 @@ class Lazy:
 
 
 def lazy_weights(skeleton: Skeleton, groups: Sequence[Group]) -> dict[str, tuple[int | None, int | None]]:
-    """Weights of plain linear layers, with the groups of their outputs and inputs: all units of an axis, or none."""
+    """Return the weights of plain linear layers, with the groups that contain all outputs and all inputs."""
     found: dict[str, tuple[int | None, int | None]] = {}
     for module in skeleton.network.modules():
         if type(module) is not nn.Linear:

@@ -1,4 +1,4 @@
-"""What all merges do after the weights of members were brought together."""
+"""Steps that all merges have in common: inputs, matching, averaging and repair."""
 
 from __future__ import annotations
 
@@ -39,7 +39,15 @@ def align_members(inputs: MergeInputs, match: Match, seed: int, checkpoint: str 
 def merge_aligned(
     inputs: MergeInputs, match: Match, repair: RepairKind, seed: int, checkpoint: str | Path | None = None
 ) -> nn.Module:
-    """Return the mean of the members after matching their units; a single member is returned unchanged."""
+    """Return the mean of the members after matching their units; a single member is returned unchanged.
+
+    Args:
+        inputs: The inputs of the merge.
+        match: Returns the states of the members after matching.
+        repair: The kind of repair.
+        seed: The seed.
+        checkpoint: File of the training checkpoint, from which an interrupted training continues.
+    """
     if inputs.ensemble.num_members == 1:
         return inputs.ensemble.member(0).eval()
     return build_network(inputs, mean_of(align_members(inputs, match, seed, checkpoint)), repair, seed)
@@ -51,6 +59,13 @@ def observe_members(
     """Return the groups of units, the members' states and the moments of the units that are to be mixed.
 
     Groups that activations cannot match are matched by weights before (see `match_unobserved`).
+
+    Args:
+        inputs: The inputs of the merge.
+        reference: The member whose order the others are matched to.
+        watch: Whether inputs or outputs of layers are observed.
+        seed: The seed.
+        examples: The number of training examples.
     """
     states = states_of(inputs.ensemble)
     symmetry = find_units(inputs.ensemble.network(states[reference]), inputs.require_example(), seed)
@@ -62,6 +77,14 @@ def observe_members(
 def build_network(
     inputs: MergeInputs, state: State, repair: RepairKind, seed: int, weights: Sequence[float] | None = None
 ) -> nn.Module:
-    """Return a network with merged values in eval mode, after correcting the statistics of its hidden units."""
+    """Return a network with merged values in eval mode, after correcting the statistics of its hidden units.
+
+    Args:
+        inputs: The inputs of the merge.
+        state: The weights.
+        repair: The kind of repair.
+        seed: The seed.
+        weights: The weights of the members in the mean; equal by default.
+    """
     network = inputs.ensemble.network(state)
     return repair_network(network, inputs.ensemble, inputs.data, repair, seed=seed, weights=weights).eval()

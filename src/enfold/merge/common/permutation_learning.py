@@ -1,4 +1,4 @@
-"""Learning the soft permutations of permAVG, in one training or by adding members one after the other."""
+"""Learn the soft permutations of permAVG, in one training or by adding members one after the other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from enfold.merge.common.soft_permutations import (
 )
 from enfold.progress import part
 from enfold.symmetry import Symmetry
-from enfold.train import CrossEntropy, Objective, TrainConfig, fit
+from enfold.train import Objective, TrainConfig, cross_entropy, fit
 
 LearningOrder = Literal["sequential", "joint"]
 PUBLISHED = TrainConfig(epochs=20, optimizer="adam", lr=0.1, schedule="cosine", weight_decay=0.0)
@@ -76,7 +76,16 @@ def learn_permutations(
     checkpoint: str | Path | None = None,
     quiet: bool = False,
 ) -> SoftAverage | None:
-    """Return the members of `find_groups` with learned soft permutations, or None if there is nothing to learn."""
+    """Return the members of `find_groups` with learned soft permutations, or None if there is nothing to learn.
+
+    Args:
+        ensemble: The ensemble.
+        data: The data.
+        symmetry: The groups of units.
+        options: The options of permAVG.
+        checkpoint: File of the training checkpoint, from which an interrupted training continues.
+        quiet: Show no progress bar.
+    """
     states, counts = distinct_members(ensemble)
     if not symmetry.groups or len(states) == 1:  # members that differ in statistics only
         return None
@@ -139,5 +148,5 @@ def _loss(ensemble: Ensemble, data: Data, options: PermutationOptions) -> Object
     config = options.config
     smoothing = config.per_member("label_smoothing", 1)
     if not options.alpha:
-        return CrossEntropy(smoothing[0])
+        return cross_entropy(smoothing[0])
     return EnsembleLoss(ensemble, data, options.alpha, smoothing[0], constant_inputs=not config.augment)

@@ -1,14 +1,14 @@
-"""Sinkhorn: doubly stochastic matrices from scores, many at once, by two vectors a matrix instead of whole matrices.
+"""Sinkhorn iterations: batches of doubly stochastic matrices from scores, with two vectors per matrix.
 
     P = exp(L - f 1ᵀ - 1 gᵀ),   L = C / τ                                                     (1)
     f_i = log Σ_j exp(L_ij - g_j)   (rows),   then   g_j = log Σ_i exp(L_ij - f_i)   (columns)  (2)
 
-Equation (2) is one iteration; columns come last, so they sum to 1 exactly, and rows do in the limit. With any f and g
-near to the last ones, K = exp(L - f - g) lets iterations work on vectors, a = 1 / K b and b = 1 / Kᵀ a, which stand for
-f - log a and g - log b. Where these grow out of range, one iteration in the log domain gives another f and g.
+Equation (2) is one iteration; columns are last, so they sum to 1 exactly, and rows sum to 1 in the limit. For f and g
+near the current ones, K = exp(L - f - g) reduces iterations to vectors, a = 1 / K b and b = 1 / Kᵀ a, which represent
+f - log a and g - log b. If these exceed their range, one iteration in the log domain gives another f and g.
 
-Gradients, from the same vectors: *unrolled*, those of the very iterations, swept backwards; *implicit*, those of the
-limit, for which the iterations may start anywhere:
+Gradients use the same vectors. *Unrolled* gradients are those of the iterations, from last to first; *implicit*
+gradients are those of the limit, which does not depend on the start:
 
     ∂L = Q - P ∘ (x 1ᵀ + 1 yᵀ),   Q = P ∘ ∂P,   [diag(P1)  P; Pᵀ  diag(Pᵀ1)] [x; y] = [Q1; Qᵀ1]  (3)
 
@@ -31,8 +31,8 @@ from torch.autograd.function import once_differentiable
 from enfold.errors import EnfoldError
 
 Gradient = Literal["unrolled", "implicit"]
-ROUNDING = 8  # of a row's sum, in units of the last place
-SMALL = 1e-12  # float32 ends at 1e38, and products of two scalings, summed over the iterations, must stay inside
+ROUNDING = 8  # error of a row's sum, in units in the last place
+SMALL = 1e-12  # float32 ends at 1e38, which products of two scalings, summed over iterations, must not exceed
 
 
 def sinkhorn(
@@ -43,16 +43,21 @@ def sinkhorn(
     gradient: Gradient = "unrolled",
     start: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Doubly stochastic matrices, (..., d, d), and the g of equation (1), (..., d), from which one may start again.
+    """Return doubly stochastic matrices, (..., d, d), and the g of equation (1), (..., d), for a warm start.
 
-    It stops before `iterations` where all rows sum to 1 within the tolerance, or within rounding if that is more; the
-    gradient stops where nothing is left of it to rounding. `start` is a g of before; no gradient goes there, so that
-    the unrolled one, of the few iterations that are left, is an approximation of the limit's, which the implicit one
-    is.
+    Iterations end when all rows sum to 1 within the tolerance, or within rounding if that is larger. With `start`, few
+    iterations remain: their unrolled gradient approximates that of the limit, which the implicit gradient is.
+
+    Args:
+        scores: The scores, (..., d, d).
+        iterations: The maximum number of iterations.
+        tolerance: The maximum deviation of the row sums from 1 at which iterations end, if it exceeds rounding.
+        gradient: The gradient: "unrolled" through all iterations, or the "implicit" gradient of the limit.
+        start: The g of an earlier result to start from; it receives no gradient.
     """
     if scores.ndim < 2 or scores.shape[-1] != scores.shape[-2]:
         raise EnfoldError(
-            f"scores must be square matrices, (..., d, d), got {tuple(scores.shape)}: pass one row a unit"
+            f"scores must be square matrices, (..., d, d), got {tuple(scores.shape)}: pass one row per unit"
         )
     if iterations < 1 or not tolerance >= 0:
         raise EnfoldError(
@@ -75,20 +80,20 @@ class _Segment:
     f: Tensor  # (n, d)
     g: Tensor
     kernel: Tensor  # (n, d, d)
-    g_in: Tensor | None  # before the iteration in the log domain that gave f and g; None if there was none
+    g_in: Tensor | None  # g before the iteration in the log domain that gave f and g; None without one
     a: list[Tensor] = field(default_factory=list)  # of each iteration, (n, d)
     b: list[Tensor] = field(default_factory=list)  # one more: 1 before the first
 
     @classmethod
     def scaled(cls, scores: Tensor, g_in: Tensor) -> _Segment:
-        """No iteration yet; rows are brought into range by their largest value, which needs one exp in all."""
+        """Return a segment before its first iteration; rows are scaled by their maxima, with one exp in total."""
         moved = scores - g_in.unsqueeze(-2)
         f = moved.amax(-1)
         return cls(f, g_in, moved.sub_(f.unsqueeze(-1)).exp_(), None, [], [torch.ones_like(f)])
 
     @classmethod
     def in_logs(cls, scores: Tensor, g_in: Tensor) -> _Segment:
-        """One iteration in the log domain."""
+        """Run one iteration in the log domain."""
         f = torch.logsumexp(scores - g_in.unsqueeze(-2), -1)  # (2), rows
         g = torch.logsumexp(scores - f.unsqueeze(-1), -2)  # (2), columns
         kernel = torch.exp(scores - f.unsqueeze(-1) - g.unsqueeze(-2))
@@ -96,28 +101,28 @@ class _Segment:
 
     @property
     def columns(self) -> Tensor:
-        """g as it is now."""
+        """The current g."""
         return self.g - self.b[-1].log()
 
     def matrices(self) -> Tensor:
-        """Equation (1)."""
+        """Return the matrices of equation (1)."""
         if not self.a:
             return self.kernel
         return (self.kernel * self.a[-1].unsqueeze(-1)).mul_(self.b[-1].unsqueeze(-2))
 
 
 def _by_rows(kernel: Tensor, vector: Tensor) -> Tensor:
-    """K v, as a row times Kᵀ: ten times faster on a CPU than K times a column."""
+    """Return K v, computed as a row times Kᵀ, which is ten times faster on a CPU than K times a column."""
     return torch.bmm(vector.unsqueeze(1), kernel.mT).squeeze(1)
 
 
 def _by_columns(kernel: Tensor, vector: Tensor) -> Tensor:
-    """Kᵀ v."""
+    """Return Kᵀ v."""
     return torch.bmm(vector.unsqueeze(1), kernel).squeeze(1)
 
 
 def _iterate(scores: Tensor, begin: Tensor, iterations: int, tolerance: float) -> list[_Segment]:
-    """All iterations, in as few segments as their range allows."""
+    """Run all iterations, in as few segments as their range allows."""
     segments = [_Segment.scaled(scores, begin)]
     done = 0
     if tolerance:
@@ -165,12 +170,12 @@ class _Balance(torch.autograd.Function):
 
 
 def _swept(segments: list[_Segment], scores: Tensor, q: Tensor) -> Tensor:
-    """The gradient of all iterations, from the last to the first; f and g carry theirs as vectors."""
+    """Return the gradient of all iterations, from the last to the first; those of f and g are vectors."""
     found = q
     df, dg = -q.sum(-1), -q.sum(-2)
     least = torch.finfo(q.dtype).eps * max(float(df.abs().max()), float(dg.abs().max()))
     for segment in reversed(segments):
-        left: list[Tensor] = []  # of the matrix's gradient, K ∘ Σ left rightᵀ
+        left: list[Tensor] = []  # the gradient of the matrix is K ∘ Σ left rightᵀ
         right: list[Tensor] = []
         for k in range(len(segment.a) - 1, -1, -1):
             if len(left) > 1 and float(dg.abs().max()) <= least:
@@ -194,7 +199,7 @@ def _swept(segments: list[_Segment], scores: Tensor, q: Tensor) -> Tensor:
 
 
 def _limit(matrices: Tensor, q: Tensor) -> Tensor:
-    """Equation (3), with x eliminated: (diag(Pᵀ1) - Pᵀ diag(1/P1) P) y = Qᵀ1 - Pᵀ (Q1 / P1)."""
+    """Solve equation (3), with x eliminated: (diag(Pᵀ1) - Pᵀ diag(1/P1) P) y = Qᵀ1 - Pᵀ (Q1 / P1)."""
     rows, columns = matrices.sum(-1), matrices.sum(-2)
     own = q.sum(-1)
     right = q.sum(-2) - _by_columns(matrices, own / rows)
@@ -208,7 +213,7 @@ def _limit(matrices: Tensor, q: Tensor) -> Tensor:
 
 
 def _conjugate_gradients(product: Callable[[Tensor], Tensor], right: Tensor) -> Tensor:
-    """A solution of semi-definite systems, (n, d); constants, which the matrices send to 0, change no gradient."""
+    """Solve semi-definite systems, (n, d); constants, which the matrices map to 0, change no gradient."""
     precision = torch.finfo(right.dtype).eps ** 0.75
     y, rest = torch.zeros_like(right), right
     direction, size = rest, (rest * rest).sum(-1, keepdim=True)
@@ -228,7 +233,7 @@ def _conjugate_gradients(product: Callable[[Tensor], Tensor], right: Tensor) -> 
 
 
 def softness(matrices: Tensor) -> Tensor:
-    """Mean entropy of the rows over log d: 0 for a permutation, 1 for the uniform matrix; (..., d, d) -> (...)."""
+    """Return mean row entropy over log d: 0 for a permutation, 1 for the uniform matrix, (..., d, d) -> (...)."""
     if matrices.shape[-1] < 2:
         return matrices.new_zeros(matrices.shape[:-2])
     entropy: Tensor = torch.special.entr(matrices).sum(-1).mean(-1)

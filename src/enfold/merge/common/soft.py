@@ -2,8 +2,8 @@
 
     W̄ = Σ_n w_n P_n W_n Q_n^-1                                                                (1)
 
-P_n mixes the units that a tensor produces and Q_n those that it consumes, both by `sinkhorn` from scores that are
-learned. Running, selecting an epoch and checkpoints then follow from `Ensemble`, for a model of one member.
+P_n mixes the units that a tensor produces and Q_n those that it consumes, both by `sinkhorn` from learned scores.
+As an `Ensemble` of one member, the model is trained, selected and stored like any other.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from enfold.train.batch_norm import reestimate
 
 @dataclass(frozen=True)
 class Balance:
-    """How scores are converted to doubly stochastic matrices."""
+    """The conversion of scores to doubly stochastic matrices."""
 
     iterations: int = 100
     tolerance: float = 0.0
     gradient: Gradient = "unrolled"
-    warm: bool = False  # iterations start where those of the last step ended
+    warm: bool = False  # start iterations from the result of the last step
     ridge: float = 0.0  # ε of (P + ε Π) / (1 + ε), Π the permutation nearest to the scores at the start
 
 
@@ -83,8 +83,8 @@ def nearest_permutations(matrices: Tensor) -> Tensor:
 class SoftAverage(Ensemble):
     """Equation (1) as a model of one member, whose parameters are scores, (members, d, d) for each group.
 
-    `settled` are soft permutations that are no longer learned, one (members, d, d) for each group; the members are
-    those that are mixed by settled matrices, then those that are learned, after `fixed` ones that stay as they are.
+    `settled` are soft permutations that are no longer learned, one (members, d, d) for each group. The order of members
+    is: unchanged ones (`fixed`), those with settled matrices, those whose matrices are learned.
     """
 
     expands = True
@@ -124,8 +124,8 @@ class SoftAverage(Ensemble):
                 self.register_buffer(f"columns{index}", scores[index].new_zeros(scores[index].shape[:2]))
         self.held = Tree(self._statistics(states, weights))
         self.lazy = {} if gains else lazy_weights(self.skeleton, self.groups)
-        self.drawn: list[float] | None = None  # other weights, for a step of training
-        self._kept: tuple[object, list[State]] | None = None
+        self.drawn: list[float] | None = None  # weights of the members in a training step
+        self._retained: tuple[object, list[State]] | None = None
 
     @torch.no_grad()
     def _statistics(self, states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> State:
@@ -146,7 +146,7 @@ class SoftAverage(Ensemble):
         return [(each + ridge * self.get_buffer(f"anchor{k}")) / (1 + ridge) for k, each in enumerate(found)]
 
     def balanced(self) -> list[Tensor]:
-        """Return the same without a ridge; groups of one width are balanced together."""
+        """Return the learned matrices without the ridge; groups of one width are balanced together."""
         widths: dict[int, list[int]] = {}
         for index, group in enumerate(self.groups):
             widths.setdefault(group.size, []).append(index)
@@ -176,7 +176,7 @@ class SoftAverage(Ensemble):
         return [torch.cat([self.get_buffer(f"settled{i}"), each]) for i, each in enumerate(learned)]
 
     def figures(self) -> dict[str, float]:
-        """Return softness, row error, condition number and share of columns taken of the learned matrices."""
+        """Return softness, row error, condition number and fraction of assigned columns of the learned matrices."""
         with torch.no_grad(), eval_mode(self):
             found = self.matrices()
         taken = [len(matrix.argmax(-1).unique()) / len(matrix) for each in found for matrix in each]
@@ -194,15 +194,18 @@ class SoftAverage(Ensemble):
         """Return the members that do not change in this training: fixed ones and those with fixed matrices."""
         settled = [self.get_buffer(f"settled{index}") for index in range(len(self.groups))]
         key = [(each.data_ptr(), each._version) for each in (self.get_buffer("given0"), *settled)]
-        if self._kept is None or self._kept[0] != key:
+        if self._retained is None or self._retained[0] != key:
             count = len(self.get_buffer("weights")) - self.learned
-            with torch.inference_mode(False), torch.no_grad():  # evaluation may call it first, and training reuses it
+            with (
+                torch.inference_mode(False),
+                torch.no_grad(),
+            ):  # evaluation may compute it first, and training uses it again
                 states = [self._given(index) for index in range(count - self.num_settled)]
                 for index in range(self.num_settled):
                     given = self._given(len(states))
                     states.append(mix_units(given, self.groups, [each[index] for each in settled]))
-            self._kept = (key, states)
-        return self._kept[1]
+            self._retained = (key, states)
+        return self._retained[1]
 
     def _weights(self) -> list[float]:
         if self.training and self.drawn is not None:
@@ -263,7 +266,7 @@ class SoftAverage(Ensemble):
         try:
             with self.skeleton.use_values(state, again=False) as network:
                 return member_logits(network, inputs[0] if each else inputs)
-        except Exception:  # the network's code may need tensors: it gets them
+        except Exception:  # code of the network may need tensors
             self.lazy = {}
             return super()._run(inputs, each=each)
 

@@ -54,8 +54,14 @@ def find_mixable(members: Ensemble, data: Data, seed: int, *, matched: bool = Fa
 
     Only permutations preserve the two uses of a tied weight. If `matched`, the units that it produces and consumes are
     put in the first member's order by weight matching; otherwise they are not aligned.
+
+    Args:
+        members: The members.
+        data: The data.
+        seed: The seed.
+        matched: Whether units of tied weights are put in the first member's order by weight matching.
     """
-    with torch.random.fork_rng(devices=[]):  # a loader may draw
+    with torch.random.fork_rng(devices=[]):  # a loader may use the global generator
         network = members.member(0)
         found = symmetries(network, first_inputs(data, "perm_avg"), seed=seed, logits_only=True)
     tied = [group for group in found.groups if any(axis.role == "both" for axis in group.axes)]
@@ -100,7 +106,16 @@ def identity_matrices(symmetry: Symmetry, number: int, like: Tensor) -> list[Ten
 def matching_matrices(
     target: State, states: Sequence[State], symmetry: Symmetry, learned: set[str], seed: int, like: Tensor
 ) -> list[Tensor]:
-    """Return the permutations that match each state to the target, (states, d, d) for each group."""
+    """Return the permutations that match each state to the target, (states, d, d) for each group.
+
+    Args:
+        target: The state to match.
+        states: The states.
+        symmetry: The groups of units.
+        learned: The names of the tensors that are compared.
+        seed: The seed.
+        like: A tensor with the data type and device of the result.
+    """
     orders = [match_weights(target, state, symmetry, seed=seed, learned=learned) for state in states]
     return [
         torch.stack([torch.eye(group.size)[own[group.name]] for own in orders]).to(like) for group in symmetry.groups
@@ -129,17 +144,23 @@ class AnnealedObjective:
         """Return the loss, (1,)."""
         return self.inner(model, batch)
 
-    def for_batch(self, model: nn.Module, batch: Batch, moment: StepContext) -> Objective:
-        """Return the loss of one step."""
+    def for_batch(self, model: nn.Module, batch: Batch, context: StepContext) -> Objective:
+        """Return the loss of one step.
+
+        Args:
+            model: The model.
+            batch: The batch.
+            context: The position in the training.
+        """
         if isinstance(model, SoftAverage):
             start, end = self.temperatures
-            model.get_buffer("temperature").fill_(start * (end / start) ** moment.progress)
+            model.get_buffer("temperature").fill_(start * (end / start) ** context.progress)
             if self.mixing == "dirichlet":
                 draws = -torch.rand(
-                    self.num_members, generator=generator(moment.seed, "mixing"), dtype=torch.float64
+                    self.num_members, generator=generator(context.seed, "mixing"), dtype=torch.float64
                 ).log()
                 model.drawn = (draws / draws.sum()).tolist()
-        return self.inner.for_batch(model, batch, moment) if isinstance(self.inner, ByBatch) else self.inner
+        return self.inner.for_batch(model, batch, context) if isinstance(self.inner, ByBatch) else self.inner
 
 
 def warn_if_singular(model: SoftAverage) -> None:

@@ -1,9 +1,9 @@
-"""Solving with many matrices, one at a time, and looking at what came out.
+"""Solve linear systems with many matrices, one at a time, and verify the solutions.
 
-In some builds of torch for CPUs (2.13 is one), batched LU with more than one thread gives wrong numbers from 192 rows
-on, and raises from 224 on (pytorch issue 142815). One matrix at a time is right there, as are QR and Cholesky. So no
-call of LU here has a batch, and every solution is probed: X P = V must hold for one combination of its columns.
-A matrix that is singular to the precision of its numbers is divided by in float64.
+In some CPU builds of torch (such as 2.13), batched LU with more than one thread is wrong from 192 rows on and raises
+from 224 on. A single matrix is correct, as are QR and Cholesky. So LU is called without a batch here, and every
+solution is verified: X P = V must hold for the sum of the rows. A matrix that is singular to the precision of its data
+type is solved in float64.
 """
 
 from __future__ import annotations
@@ -20,38 +20,39 @@ REMEDY = "lower the temperature or the learning rate, start from a matching (mat
 
 
 def divide(values: Tensor, matrix: Tensor, name: str = "the matrix") -> Tensor:
-    """V P^-1, (k, d) and (d, d) -> (k, d), differentiable in both; `name` is what an error calls the matrix."""
+    """Return V P^-1, (k, d) and (d, d) -> (k, d), differentiable in both; errors call the matrix `name`."""
     return divide_each(values.unsqueeze(0), matrix.unsqueeze(0), name)[0]
 
 
 def divide_each(values: Tensor, matrices: Tensor, name: str = "a matrix") -> Tensor:
-    """V P^-1 for each of n matrices: (n, k, d) and (n, d, d) -> (n, k, d), differentiable in both.
+    """Return V P^-1 for each of n matrices: (n, k, d) and (n, d, d) -> (n, k, d), differentiable in both.
 
-    A matrix whose inverse is rounding alone is refused.
+    Raises:
+        Singular: If the inverse of a matrix consists of rounding errors.
     """
     if values.ndim != 3 or matrices.shape != (len(values), *2 * values.shape[-1:]):
         raise EnfoldError(
             f"values (k, d) are divided by a matrix (d, d), got {tuple(values.shape[1:])} and "
-            f"{tuple(matrices.shape[1:])}, {len(values)} and {len(matrices)} of them: give one row a unit"
+            f"{tuple(matrices.shape[1:])}, {len(values)} and {len(matrices)} of them: pass one row per unit"
         )
     found: Tensor = _Divide.apply(values, matrices, name)  # type: ignore[no-untyped-call]
     return found
 
 
 def condition(matrices: Tensor) -> Tensor:
-    """The ratio of the largest to the smallest singular value of each, (n, d, d) -> (n,), in float64."""
+    """Return the ratio of the largest to the smallest singular value of each, (n, d, d) -> (n,), in float64."""
     found = [torch.linalg.svdvals(matrix.detach().double()) for matrix in matrices]
     return torch.stack([values[0] / values[-1] for values in found])
 
 
 class Singular(EnfoldError):
-    """A matrix has no inverse, or none that is more than rounding."""
+    """A matrix has no inverse, or its inverse consists of rounding errors."""
 
 
 def _refused(matrices: Tensor, name: str, smallest: float) -> EnfoldError:
     odd = matrices[~matrices.isfinite()]
     if len(odd):
-        return EnfoldError(f"a soft permutation must be finite, but {name} holds {odd[0]}: lower the learning rate")
+        return EnfoldError(f"a soft permutation must be finite, but {name} contains {odd[0]}: lower the learning rate")
     return Singular(
         f"a soft permutation must be invertible, but {name} is singular to the precision of {matrices.dtype} "
         f"(its smallest pivot is {smallest:.1e} of the largest): {REMEDY}"
@@ -59,7 +60,7 @@ def _refused(matrices: Tensor, name: str, smallest: float) -> EnfoldError:
 
 
 class _Factors:
-    """LU of each of n matrices, in the precision that it takes."""
+    """LU of each of n matrices, in the precision that it needs."""
 
     def __init__(self, matrices: Tensor, name: str) -> None:
         rounding = torch.finfo(matrices.dtype).eps
@@ -67,21 +68,21 @@ class _Factors:
         self.matrices = matrices
         smallest = self._factorise()
         if not smallest > least and matrices.dtype != torch.float64:
-            least = rounding  # of the numbers as they were given: below it, there is nothing right in the inverse
+            least = rounding  # of the data type of the matrix: below it, the inverse has no correct digits
             self.matrices = matrices.double()
             smallest = self._factorise()
         if not smallest > least:
             raise _refused(matrices, name, smallest)
 
     def _factorise(self) -> float:
-        """The smallest pivot over the largest, the least of all matrices; 0 where there is none."""
+        """Return the smallest pivot over the largest, the minimum over all matrices; 0 if there is none."""
         found = [torch.linalg.lu_factor_ex(matrix) for matrix in self.matrices]
         self.factors = [(factors, pivots) for factors, pivots, _ in found]
         diagonals = torch.stack([factors.diagonal() for factors, _ in self.factors]).abs()
         return float((diagonals.amin(-1) / diagonals.amax(-1)).nan_to_num(0.0).min()) if diagonals.numel() else 1.0
 
     def solve(self, values: Tensor, *, transposed: bool = False) -> Tensor:
-        """X with X P = V, or X Pᵀ = V, for each."""
+        """Return X with X P = V, or X Pᵀ = V, for each."""
         wide = values.to(self.matrices.dtype)
         found = torch.stack(
             [
@@ -115,7 +116,7 @@ class _Divide(torch.autograd.Function):
 
 
 def solves(found: Tensor, matrices: Tensor, values: Tensor) -> Tensor:
-    """Whether X P = V holds for the sum of the rows, up to what rounding may do, for each: (n, k, d) -> (n,)."""
+    """Return whether X P = V holds for the sum of the rows, up to rounding, for each: (n, k, d) -> (n,)."""
     whole, sizes = found.sum(-2, keepdim=True), found.abs().sum(-2, keepdim=True)
     error = (whole @ matrices - values.sum(-2, keepdim=True)).abs().amax((-1, -2))
     rounding = matrices.shape[-1] * torch.finfo(matrices.dtype).eps
@@ -124,6 +125,6 @@ def solves(found: Tensor, matrices: Tensor, values: Tensor) -> Tensor:
 
 
 def by_least_squares(values: Tensor, matrix: Tensor) -> Tensor:
-    """V P^-1 by QR, which is slower."""
+    """Return V P^-1 by QR, which is slower."""
     found: Tensor = torch.linalg.lstsq(matrix.mT, values.mT, driver="gels").solution.mT
     return found

@@ -31,7 +31,7 @@ def match_unobserved(
         watch: Where units are observed.
         seed: Seed of the order of the examples and of matching.
         examples: Maximum number of training examples.
-        mixed: Whether units will be combined by matrices that are no permutations.
+        mixed: Whether units will be combined by matrices other than permutations.
     """
     states, symmetry, ensemble, data = alignment.states, alignment.symmetry, alignment.ensemble, alignment.data
     own = states[reference]
@@ -61,6 +61,14 @@ def match_by_activations_and_weights(
     good, as for constant units.
 
     Likeness is added as a further tensor along each group: <unit i of the identity, unit j> = likeness[i, j].
+
+    Args:
+        own: The state of the reference.
+        state: The state to match.
+        symmetry: The groups of units.
+        likeness: The similarity of units by group.
+        learned: The names of the tensors that are compared.
+        seed: The seed.
     """
     groups = [symmetry[name] for name in likeness]
     names = {axis.name for group in groups for axis in group.axes if axis.name in learned}
@@ -75,7 +83,7 @@ def match_by_activations_and_weights(
 
 
 def _select_places(places: dict[str, list[Place]], symmetry: Symmetry, mixed: bool) -> dict[str, list[Place]]:
-    """Leave out groups that activations cannot match, whatever the layers show."""
+    """Remove groups that activations cannot match, even if layers show them."""
     found = {}
     for name, some in places.items():
         group, decided = symmetry[name], [place for place in some if not symmetry.decided(place.layer)]

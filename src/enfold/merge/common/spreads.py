@@ -60,13 +60,21 @@ class LayerStatistics:
 
     @property
     def is_sequential(self) -> bool:
-        """Whether every pass calls the same layers in the same order, each once."""
+        """True if every pass calls the same layers in the same order, each once."""
         return len(self.calls) == 1 and all(len(set(order)) == len(order) for order in self.calls)
 
     def run(
         self, index: int, network: nn.Module, names: Sequence[str], inputs: Tensor, hold: bool
     ) -> dict[str, Tensor]:
-        """Run one network; with `hold`, return the outputs of each layer in all its calls, (units, samples)."""
+        """Run one network; with `hold`, return the outputs of each layer in all its calls, (units, samples).
+
+        Args:
+            index: The index of the network.
+            network: The network.
+            names: The names of the layers.
+            inputs: One batch of inputs.
+            hold: Whether outputs are returned.
+        """
         held: dict[str, Tensor] = {}
         order: list[str] = []
 
@@ -98,7 +106,14 @@ def measure_networks(
     batches: Iterable[Tensor],
     weights: Sequence[float] | None = None,
 ) -> LayerStatistics:
-    """Run all batches through all networks; with weights, also measure the weighted mean of their units."""
+    """Run all batches through all networks; with weights, also measure the weighted mean of their units.
+
+    Args:
+        networks: The networks.
+        names: The names of the layers.
+        batches: The batches of inputs.
+        weights: The weights of the members in the mean; equal by default.
+    """
     found = LayerStatistics([{} for _ in networks])
     for inputs in batches:
         found.examples += len(inputs)
@@ -114,7 +129,14 @@ class _Enough(BaseException):  # not an Exception, which a network's code may ca
 
 
 def measure_layer(network: nn.Module, name: str, batches: Iterable[Tensor], *, once: bool) -> Sums:
-    """Measure the outputs of one layer; with `once`, a forward pass stops after its first call."""
+    """Measure the outputs of one layer; with `once`, a forward pass stops after its first call.
+
+    Args:
+        network: The network.
+        name: The name of the layer.
+        batches: The batches of inputs.
+        once: Whether a forward pass stops after the first call of the layer.
+    """
     sums = Sums()
 
     def record(_: str, units: Tensor) -> None:
@@ -130,7 +152,14 @@ def measure_layer(network: nn.Module, name: str, batches: Iterable[Tensor], *, o
 
 
 def layers_cancelled_by_norms(network: nn.Module, names: Sequence[str], data: Data, seed: int) -> set[str]:
-    """Return the layers whose units may be scaled and shifted without effect, because batch norms cancel it."""
+    """Return the layers whose units may be scaled and shifted without effect, because batch norms cancel it.
+
+    Args:
+        network: The network.
+        names: The names of the layers.
+        data: The data.
+        seed: The seed.
+    """
     norms = [layer for layer in network.modules() if isinstance(layer, TRACKING)]
     inputs = next(batches_of(data, next(network.parameters()).device, seed)) if norms and names else torch.empty(0)
     found: set[str] = set()
@@ -189,7 +218,7 @@ def _observe(network: nn.Module, names: Sequence[str], see: Callable[[str, Tenso
 
 
 def _units(layer: nn.Module, output: Tensor) -> Tensor:
-    """(units, samples)."""
+    """Return the units as (units, samples)."""
     return output.movedim(channel_axis(layer, output), 0).flatten(1)
 
 

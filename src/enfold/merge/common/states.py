@@ -14,7 +14,7 @@ from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError, level_outside
 from enfold.merge.common.layers import PRODUCERS, produced_axis
 from enfold.symmetry import Symmetry, symmetries
-from enfold.symmetry.find import ALIKE, CHANGED
+from enfold.symmetry.find import CHANGED, SINGLE_ORDER
 
 OF_LAYER = re.compile(r"\.?(parametrizations\.weight\.original\d?|weight(_orig|_v)?)$")  # behind a layer's name
 EXPECTED = ("they are the network's", "the outputs do not depend", "a part of it is", "it is a sequence", "it numbers")
@@ -79,7 +79,7 @@ def unaligned_reason(network: nn.Module, symmetry: Symmetry) -> str:
         produced = isinstance(layer, PRODUCERS) and one.axis == produced_axis(layer)
         if one.name not in moved and _is_bare(one.name, modules):  # which axis makes units is not known
             produced = one.reason.startswith("of ")
-        if one.reason in (ALIKE, CHANGED) or (produced and not one.reason.startswith(EXPECTED)):
+        if one.reason in (SINGLE_ORDER, CHANGED) or (produced and not one.reason.startswith(EXPECTED)):
             return f"the units of '{one.name}' are fixed ({one.reason})"
     return ""
 

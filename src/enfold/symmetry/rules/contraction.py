@@ -37,13 +37,27 @@ def _consume(tracer: AxisTracer, left: Value, right: Value) -> None:
 
 @rule("addmm", "baddbmm", "_sparse_addmm")
 def add_product(tracer: AxisTracer, bias: Value, left: Value, right: Value, **_: object) -> Value:
-    """Add a bias to a matrix product."""
+    """Add a bias to a matrix product.
+
+    Args:
+        tracer: The tracer of the forward pass.
+        bias: The bias.
+        left: The left factor.
+        right: The right factor.
+    """
     return pointwise(tracer, bias, product(tracer, left, right))
 
 
 @rule("addbmm")
 def add_products(tracer: AxisTracer, bias: Value, left: Value, right: Value, **_: object) -> Value:
-    """Add a bias to a sum of matrix products."""
+    """Add a bias to a sum of matrix products.
+
+    Args:
+        tracer: The tracer of the forward pass.
+        bias: The bias.
+        left: The left factor.
+        right: The right factor.
+    """
     found = product(tracer, left, right)
     return pointwise(tracer, bias, Value(found.terms[1:], found.origins[1:], found.data))
 
@@ -66,7 +80,16 @@ def pair_distances(tracer: AxisTracer, x: Value, *_: object) -> Value:
 def trilinear(
     tracer: AxisTracer, first: Value, second: Value, third: Value, *axes: Sequence[int], unroll_dim: int = 1
 ) -> Value:
-    """Unify the axes of three factors after inserting missing ones; weights consume units along summed axes."""
+    """Unify the axes of three factors after inserting missing ones; weights consume units along summed axes.
+
+    Args:
+        tracer: The tracer of the forward pass.
+        first: The first factor.
+        second: The second factor.
+        third: The third factor.
+        axes: For each factor the axes to insert, then the axes to sum.
+        unroll_dim: Has no effect on the result.
+    """
     values = []
     for value, lacking in zip((first, second, third), axes, strict=False):
         for dim in sorted(lacking):
@@ -98,19 +121,40 @@ def vector_product(tracer: AxisTracer, left: Value, right: Value) -> Value:
 
 @rule("addmv")
 def add_vector_product(tracer: AxisTracer, bias: Value, matrix: Value, vector: Value, **_: object) -> Value:
-    """Add a bias to a matrix-vector product."""
+    """Add a bias to a matrix-vector product.
+
+    Args:
+        tracer: The tracer of the forward pass.
+        bias: The bias.
+        matrix: The matrix.
+        vector: The vector.
+    """
     return pointwise(tracer, bias, vector_product(tracer, matrix, vector))
 
 
 @rule("addr")
 def add_outer(tracer: AxisTracer, bias: Value, rows: Value, columns: Value, **_: object) -> Value:
-    """Add a bias to an outer product."""
+    """Add a bias to an outer product.
+
+    Args:
+        tracer: The tracer of the forward pass.
+        bias: The bias.
+        rows: The vector of the rows.
+        columns: The vector of the columns.
+    """
     return pointwise(tracer, bias, unsqueeze(tracer, rows, 1), columns)
 
 
 @rule("linear")
 def linear(tracer: AxisTracer, x: Value, weight: Value, bias: Value | None = None) -> Value:
-    """Replace the last axis by the outputs of a weight (out, in)."""
+    """Replace the last axis by the outputs of a weight (out, in).
+
+    Args:
+        tracer: The tracer of the forward pass.
+        x: The input.
+        weight: The weight.
+        bias: The bias.
+    """
     tracer.unify(x.terms[-1], weight.terms[1])
     tracer.mark_consumed(weight, 1)
     tracer.mark_produced(weight, [0])
@@ -132,7 +176,20 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Value:
-    """Contract the channels of each group; kernel positions and spatial axes are fixed."""
+    """Contract the channels of each group; kernel positions and spatial axes are fixed.
+
+    Args:
+        tracer: The tracer of the forward pass.
+        x: The input.
+        weight: The weight.
+        bias: The bias.
+        stride: The stride.
+        padding: The padding.
+        dilation: The dilation.
+        transposed: Whether the convolution is transposed.
+        output_padding: The padding of the outputs of a transposed convolution.
+        groups: The number of groups.
+    """
     space, spatial = tracer.labels, weight.ndim - 2
     channels, outputs = x.terms[-spatial - 1], weight.terms[1 if transposed else 0]
     for axis in range(2, weight.ndim):
@@ -214,7 +271,19 @@ def group_norm(
     groups: int,
     eps: float,
 ) -> tuple[Value, ...]:
-    """Unify channels as groups of channels: groups are permuted, and channels within groups."""
+    """Unify channels as groups of channels: groups are permuted, and channels within groups.
+
+    Args:
+        tracer: The tracer of the forward pass.
+        x: The input.
+        weight: The weight.
+        bias: The bias.
+        n: The number of examples.
+        c: The number of channels.
+        hw: The number of spatial positions.
+        groups: The number of groups.
+        eps: The constant added to variances.
+    """
     channels = tracer.labels.merge([tracer.labels.free(groups), tracer.labels.free(c // groups)])
     tracer.unify(channels, x.terms[1])
     for other in (weight, bias):
@@ -235,7 +304,15 @@ def attention(
     attn_mask: Value | None = None,
     **_: object,
 ) -> Values:
-    """Contract queries and keys within heads, and attention weights and values over tokens; unify a mask with both."""
+    """Contract queries and keys within heads, and attention weights and values over tokens; unify a mask with both.
+
+    Args:
+        tracer: The tracer of the forward pass.
+        query: The queries.
+        key: The keys.
+        value: The values.
+        attn_mask: The mask, added to the attention weights.
+    """
     tracer.fix(list(rest), tracer.why)
     tracer.unify(query.terms[-1], key.terms[-1])
     tracer.unify(key.terms[-2], value.terms[-2])

@@ -63,7 +63,14 @@ def _dim(args: Sequence[object], kwargs: dict[str, object]) -> int:
 
 @rule("argmax", "argmin")
 def arg_extremum(tracer: AxisTracer, x: Value, dim: int | None = None, keepdim: bool = False) -> Values:
-    """Return indices into the reduced axis."""
+    """Return indices into the reduced axis.
+
+    Args:
+        tracer: The tracer of the forward pass.
+        x: The input.
+        dim: The axis.
+        keepdim: Whether the reduced axis remains, with size 1.
+    """
     if dim is None:
         return tracer.fix_all(x)
     dim %= x.ndim
@@ -83,7 +90,14 @@ def sort_values(tracer: AxisTracer, x: Value, *args: object, **kwargs: object) -
 
 @rule("_weight_norm_interface")
 def weight_norm(tracer: AxisTracer, direction: Value, length: Value, dim: int = 0) -> Values:
-    """Unify the direction with the norms along one axis."""
+    """Unify the direction with the norms along one axis.
+
+    Args:
+        tracer: The tracer of the forward pass.
+        direction: The direction of the weight.
+        length: The norms.
+        dim: The axis.
+    """
     return pointwise(tracer, direction, length), length
 
 
@@ -180,14 +194,28 @@ def bucketize(tracer: AxisTracer, x: Value, bounds: Value, **_: object) -> Value
 
 @rule("renorm")
 def renorm(tracer: AxisTracer, x: Value, p: float, dim: int, *_: object) -> Value:
-    """Mark all axes but one as mixed, over which norms are computed."""
+    """Mark all axes but one as mixed, over which norms are computed.
+
+    Args:
+        tracer: The tracer of the forward pass.
+        x: The input.
+        p: The order of the norm.
+        dim: The axis.
+    """
     tracer.mark_mixed(x, [axis for axis in range(x.ndim) if axis != dim % x.ndim])
     return pointwise(tracer, x)
 
 
 @rule("linalg_cross")
 def cross(tracer: AxisTracer, x: Value, y: Value, *, dim: int = -1) -> Value:
-    """Fix the axis of size 3 and unify the others."""
+    """Fix the axis of size 3 and unify the others.
+
+    Args:
+        tracer: The tracer of the forward pass.
+        x: The input.
+        y: The second input.
+        dim: The axis.
+    """
     found = pointwise(tracer, x, y)
     tracer.labels.fix(found.terms[dim], tracer.why)
     return found

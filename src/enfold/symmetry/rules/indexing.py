@@ -42,13 +42,27 @@ def index_axes(tracer: AxisTracer, x: Value, indices: Sequence[Value | None]) ->
 
 @rule("index_select")
 def index_select(tracer: AxisTracer, x: Value, dim: int, index: Value) -> Value:
-    """Index one axis, as `index_axes`."""
+    """Index one axis, as `index_axes`.
+
+    Args:
+        tracer: The tracer of the forward pass.
+        x: The input.
+        dim: The axis.
+        index: The indices.
+    """
     return index_axes(tracer, x, [None] * (dim % x.ndim) + [index])
 
 
 @rule("gather")
 def gather(tracer: AxisTracer, x: Value, dim: int, index: Value, **_: object) -> Value:
-    """Unify the gathered axis with the units of the index, and the other axes with those of the index."""
+    """Unify the gathered axis with the units of the index, and the other axes with those of the index.
+
+    Args:
+        tracer: The tracer of the forward pass.
+        x: The input.
+        dim: The axis.
+        index: The indices.
+    """
     dim %= x.ndim
     tracer.follow_index(index, x.terms[dim])
     terms = [
@@ -62,7 +76,15 @@ def gather(tracer: AxisTracer, x: Value, dim: int, index: Value, **_: object) ->
 def scatter(
     tracer: AxisTracer, x: Value, dim: int, index: Value, source: object = None, *_: object, **__: object
 ) -> Value:
-    """Unify the written axis with the units of the index, and the other axes of all arguments."""
+    """Unify the written axis with the units of the index, and the other axes of all arguments.
+
+    Args:
+        tracer: The tracer of the forward pass.
+        x: The input.
+        dim: The axis.
+        index: The indices.
+        source: The values that are written.
+    """
     dim %= x.ndim
     tracer.follow_index(index, x.terms[dim])
     others = [index, source] if isinstance(source, Value) else [index]
@@ -88,7 +110,15 @@ def _unify_same_size(tracer: AxisTracer, one: Term, other: Term) -> Term:
 
 @rule("index_add", "index_copy", "index_reduce")
 def index_write(tracer: AxisTracer, x: Value, dim: int, index: Value, source: Value, *_: object, **__: object) -> Value:
-    """Fix the written axis and unify the other axes of both tensors."""
+    """Fix the written axis and unify the other axes of both tensors.
+
+    Args:
+        tracer: The tracer of the forward pass.
+        x: The input.
+        dim: The axis.
+        index: The indices.
+        source: The values that are written.
+    """
     tracer.fix(index, tracer.why)
     for axis, (one, other) in enumerate(zip(x.terms, source.terms, strict=True)):
         if axis == dim % x.ndim:

@@ -55,7 +55,14 @@ def permute(tracer: AxisTracer, x: Value, dims: Sequence[int]) -> Value:
 
 @rule("transpose", "transpose_copy", "t", "swapaxes")
 def transpose(tracer: AxisTracer, x: Value, first: int = 0, second: int = 1) -> Value:
-    """Exchange two axes."""
+    """Exchange two axes.
+
+    Args:
+        tracer: The tracer of the forward pass.
+        x: The input.
+        first: The first axis.
+        second: The second axis.
+    """
     order = list(range(x.ndim))
     if x.ndim > 1:
         order[first], order[second] = order[second], order[first]
@@ -101,7 +108,14 @@ def expand(tracer: AxisTracer, x: Value, *_: object, **__: object) -> Value:
 
 @rule("as_strided")
 def as_strided(tracer: AxisTracer, x: Value, sizes: Sequence[int], strides: Sequence[int], *_: object) -> Values:
-    """Return the value unchanged if sizes and strides are unchanged, as in pooling; otherwise fix all axes."""
+    """Return the value unchanged if sizes and strides are unchanged, as in pooling; otherwise fix all axes.
+
+    Args:
+        tracer: The tracer of the forward pass.
+        x: The input.
+        sizes: The sizes.
+        strides: The strides.
+    """
     before = tuple(tracer.labels.size(term) for term in x.terms)
     if tuple(sizes) == before and all(n == 1 or a == b for n, a, b in zip(sizes, strides, tracer.strides, strict=True)):
         return x
@@ -121,7 +135,16 @@ def repeat(tracer: AxisTracer, x: Value, times: Sequence[int]) -> Value:
 def slice_(
     tracer: AxisTracer, x: Value, dim: int = 0, start: int | None = 0, end: int | None = None, step: int = 1
 ) -> Value:
-    """Cut an axis; with a step, blocks of `step` entries are permuted as units."""
+    """Cut an axis; with a step, blocks of `step` entries are permuted as units.
+
+    Args:
+        tracer: The tracer of the forward pass.
+        x: The input.
+        dim: The axis.
+        start: The first index.
+        end: The index after the last.
+        step: The step.
+    """
     term, dim = x.terms[dim], dim % x.ndim
     size, new = tracer.labels.size(term), tracer.sizes[dim]
     if size == new:
@@ -153,7 +176,14 @@ def as_complex(tracer: AxisTracer, x: Value) -> Value:
 
 @rule("select", "select_copy")
 def select(tracer: AxisTracer, x: Value, dim: int, index: int) -> Value:
-    """Remove an axis by selecting one entry."""
+    """Remove an axis by selecting one entry.
+
+    Args:
+        tracer: The tracer of the forward pass.
+        x: The input.
+        dim: The axis.
+        index: The index of the entry.
+    """
     dim %= x.ndim
     terms = tracer.labels.at(x.terms, dim, index % tracer.labels.size(x.terms[dim]), tracer.why)
     return Value(tuple(terms), x.origins[:dim] + x.origins[dim + 1 :], x.data)
@@ -168,7 +198,13 @@ def unbind(tracer: AxisTracer, x: Value, dim: int = 0) -> tuple[Value, ...]:
 @rule("split_with_sizes", "split", "chunk", "tensor_split", "split_with_sizes_copy", "split_copy")
 @rule("unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes")
 def split(tracer: AxisTracer, x: Value, _: object = None, dim: int = 0) -> tuple[Value, ...]:
-    """Cut an axis into parts."""
+    """Cut an axis into parts.
+
+    Args:
+        tracer: The tracer of the forward pass.
+        x: The input.
+        dim: The axis.
+    """
     dim %= x.ndim
     sizes = [shape[dim] for shape in tracer.all_sizes]
     if set(sizes) == {1}:  # distinguished like selected entries
@@ -301,7 +337,14 @@ def im2col(tracer: AxisTracer, x: Value, kernel: Sequence[int], *_: object) -> V
 
 @rule("col2im")
 def col2im(tracer: AxisTracer, x: Value, output: Sequence[int], kernel: Sequence[int], *_: object) -> Value:
-    """Reduce blocks of kernel positions to channels; spatial axes are fixed."""
+    """Reduce blocks of kernel positions to channels; spatial axes are fixed.
+
+    Args:
+        tracer: The tracer of the forward pass.
+        x: The input.
+        output: The shape of the output image.
+        kernel: The shape of the kernel.
+    """
     *lead, channels, patches = _sizes(tracer, x)
     parts = reshape_to(tracer, x, [*lead, channels // prod(kernel), prod(kernel), patches])
     for term in parts.terms[-2:]:
@@ -313,7 +356,15 @@ def col2im(tracer: AxisTracer, x: Value, output: Sequence[int], kernel: Sequence
 
 @rule("unfold", "unfold_copy")
 def unfold(tracer: AxisTracer, x: Value, dim: int, size: int, step: int) -> Value:
-    """Fix an axis of windows and add a fixed axis of positions in a window."""
+    """Fix an axis of windows and add a fixed axis of positions in a window.
+
+    Args:
+        tracer: The tracer of the forward pass.
+        x: The input.
+        dim: The axis.
+        size: The size of a window.
+        step: The step.
+    """
     dim %= x.ndim
     tracer.labels.fix(x.terms[dim], tracer.why)
     windows, places = (tracer.labels.fixed(number, tracer.why) for number in (tracer.sizes[dim], size))

@@ -15,7 +15,15 @@ def eye(tracer: AxisTracer, *_: object, **__: object) -> Value:
 
 @rule("diagonal", "diagonal_copy")
 def diagonal(tracer: AxisTracer, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
-    """Unify two axes into one."""
+    """Unify two axes into one.
+
+    Args:
+        tracer: The tracer of the forward pass.
+        x: The input.
+        offset: The offset of the diagonal.
+        dim1: The first axis.
+        dim2: The second axis.
+    """
     axes = [dim1 % x.ndim, dim2 % x.ndim]
     one, other = (x.terms[axis] for axis in axes)
     if offset or tracer.labels.size(one) != tracer.labels.size(other):
@@ -30,7 +38,15 @@ def diagonal(tracer: AxisTracer, x: Value, offset: int = 0, dim1: int = 0, dim2:
 
 @rule("diag_embed")
 def diag_embed(tracer: AxisTracer, x: Value, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Value:
-    """Duplicate one axis; the other entries are zero."""
+    """Duplicate one axis; the other entries are zero.
+
+    Args:
+        tracer: The tracer of the forward pass.
+        x: The input.
+        offset: The offset of the diagonal.
+        dim1: The first axis.
+        dim2: The second axis.
+    """
     term, origin = x.terms[-1], x.origins[-1]
     if offset:
         tracer.labels.fix(term, tracer.why)
@@ -72,7 +88,14 @@ def inverse(tracer: AxisTracer, x: Value, **_: object) -> Values:
 
 @rule("_linalg_solve_ex")
 def solve(tracer: AxisTracer, x: Value, y: Value, *, left: bool = True, **_: object) -> Values:
-    """Label the result as the inverse times the right-hand side."""
+    """Label the result as the inverse times the right-hand side.
+
+    Args:
+        tracer: The tracer of the forward pass.
+        x: The matrix.
+        y: The right-hand side.
+        left: Whether the inverse is the left factor.
+    """
     if not left or y.ndim != x.ndim:
         return tracer.fix_all(x, y)
     _mark_square(tracer, x)

@@ -13,20 +13,22 @@ from torch import Tensor, nn
 
 from enfold.data import Split
 from enfold.data.batches import Batch
+from enfold.data.convert import first_inputs
+from enfold.data.tree import device_of, to_device
 from enfold.engines.inputs import in_type_of
 from enfold.engines.modes import eval_mode
 from enfold.engines.outputs import at_least_float32
 from enfold.engines.trunk import OneByOne
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError, closest
-from enfold.train.objective import batch_logits
+from enfold.train.objective import batch_outputs
 
 if TYPE_CHECKING:
     from enfold.distill.teacher import Teacher
 
 
-def logits_and_features(model: nn.Module, batch: Batch, path: str) -> tuple[Tensor, Tensor]:
-    """Return logits (S, B, C), and the output of the layer at `path` for each student, (S, B, ...)."""
+def outputs_and_features(model: nn.Module, batch: Batch, path: str) -> tuple[Tensor, Tensor]:
+    """Return the outputs (S, B, ...), and the output of the layer at `path` for each student, (S, B, ...)."""
     networks = [code.network for code in model.codes] if isinstance(model, Ensemble) else [model]
     found: list[Tensor] = []
 
@@ -45,7 +47,7 @@ def logits_and_features(model: nn.Module, batch: Batch, path: str) -> tuple[Tens
             inputs = in_type_of(model, batch.inputs)
             logits = at_least_float32(OneByOne(model.codes)(model.expand(), inputs, batch.own))
         else:
-            logits = batch_logits(model, batch)
+            logits = batch_outputs(model, batch)
     finally:
         for handle in handles:
             handle.remove()
@@ -58,14 +60,14 @@ def logits_and_features(model: nn.Module, batch: Batch, path: str) -> tuple[Tens
 
 
 @torch.no_grad()
-def teacher_features(teacher: Teacher, inputs: Tensor, path: str) -> Tensor:
+def teacher_features(teacher: Teacher, inputs: Any, path: str) -> Tensor:
     """Return the output of the layer at `path` in each teacher, (T, B, ...)."""
     if teacher.models is None:
         raise EnfoldError("feature needs the teachers' networks, got a CachedTeacher: pass the networks as teacher")
-    batch = Batch(inputs.to(teacher.device), torch.zeros(len(inputs), dtype=torch.long))
+    batch = Batch(to_device(inputs, teacher.device), None)
     models = teacher.models
     networks = list(models) if isinstance(models, Ensemble) and not models.is_expandable else [models]
-    found = [logits_and_features(network, batch, path)[1] for network in networks]
+    found = [outputs_and_features(network, batch, path)[1] for network in networks]
     shapes = {tuple(features.shape[2:]) for features in found}
     if len(shapes) > 1:
         raise EnfoldError(
@@ -84,12 +86,12 @@ def check_features(teacher: Teacher, student: nn.Module, path: str) -> None:
             "ensemble without joint batch norms"
         )
     train = teacher.data.train
-    inputs = teacher.data.prepare(train.inputs[:2]) if isinstance(train, Split) else next(iter(train))[0][:2]
+    inputs = teacher.data.prepare(train.inputs[:2]) if isinstance(train, Split) else first_inputs(train)
     target = teacher_features(teacher, inputs, path)
-    device = next((tensor.device for tensor in student.parameters()), inputs.device)
-    batch = Batch(inputs.to(device), torch.zeros(len(inputs), dtype=torch.long))
+    device = next((tensor.device for tensor in student.parameters()), device_of(inputs))
+    batch = Batch(to_device(inputs, device), None)
     with eval_mode(student):
-        _, own = logits_and_features(student, batch, path)
+        _, own = outputs_and_features(student, batch, path)
     if own.shape[2:] != target.shape[2:]:
         raise EnfoldError(
             f"feature must have one shape in student and teachers, but '{path}' gives {tuple(own.shape[2:])} in the "

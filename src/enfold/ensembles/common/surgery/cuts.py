@@ -41,7 +41,16 @@ def widths_of(layer: nn.Module) -> tuple[int, int]:
 def cut_layer(
     name: str, layer: nn.Module, inward: int, outward: int, more_groups: int, table: Mapping[int, int]
 ) -> nn.Module:
-    """Return a copy of a layer with other widths, and up to `more_groups` times the groups of a convolution."""
+    """Return a copy of a layer with other widths, and up to `more_groups` times the groups of a convolution.
+
+    Args:
+        name: The name of the layer, for messages.
+        layer: The layer.
+        inward: The new width of the inputs.
+        outward: The new width of the outputs.
+        more_groups: The factor on the groups of a convolution.
+        table: The new width for each width of the network.
+    """
     if isinstance(layer, LAYERS):
         return resize_layer(layer, inward, outward, _groups(layer, inward, outward, more_groups), name=name)
     require_resizable(layer, name)

@@ -133,7 +133,14 @@ class Hidden:
         return new
 
     def cut(self, network: nn.Module, table: Table, groups: int, *, attributes: bool) -> nn.Module:
-        """Return a copy with the widths of the table."""
+        """Return a copy with the widths of the table.
+
+        Args:
+            network: The network.
+            table: The new width for each width of the network.
+            groups: The factor on the groups of convolutions.
+            attributes: Whether integer attributes that equal a width are replaced too.
+        """
         new = {}
         for name in self.changed:
             layer = self.layers[name]

@@ -55,7 +55,7 @@ class Rehearsal:
 def _shape_of(bare: nn.Module, example: Tensor) -> torch.Size:
     with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return get_logits(bare(example)).shape
+        return get_logits(bare(example), bare).shape
 
 
 def _examples(layer: nn.Module) -> Iterator[Tensor]:

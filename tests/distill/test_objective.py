@@ -14,16 +14,16 @@ from enfold.ensemble import Ensemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
-from enfold.train import CrossEntropy, TrainConfig
+from enfold.train import TrainConfig, cross_entropy
 from enfold.train.objective import StepContext
-from students import best
+from students import FixedTeacher, best
 
 BATCH = Batch(torch.zeros(6, 2), torch.arange(6) % 3)
 SMOOTHING = (0.0, 0.1, 0.4)
 
 
 class Table(Ensemble):
-    """Students whose logits are given, whatever the inputs."""
+    """Students with given logits for any inputs."""
 
     def __init__(self, logits: Tensor) -> None:
         super().__init__([], len(logits))
@@ -41,10 +41,10 @@ def test_smoothing_a_student(fitted):
     source = torch.Generator().manual_seed(0)
     logits, target = torch.randn(3, 6, 3, generator=source), torch.randn(6, 3, generator=source).log_softmax(-1)
     loss = KD(alpha=0.3, fit=fitted)
-    objective = DistillationObjective(loss, lambda batch: as_target(target), None, SMOOTHING)
+    objective = DistillationObjective(loss, FixedTeacher(as_target(target)), None, SMOOTHING)
     found = objective(Table(logits), BATCH)
     soft = 0.3 * loss.loss(logits, as_target(target), 0.0)
-    hard = torch.cat([CrossEntropy(each).of_logits(logits[k : k + 1], BATCH) for k, each in enumerate(SMOOTHING)])
+    hard = torch.cat([cross_entropy(each).of_outputs(logits[k : k + 1], BATCH) for k, each in enumerate(SMOOTHING)])
     torch.testing.assert_close(found, soft + 0.7 * hard)
     prepared = objective.for_batch(Table(logits), BATCH, StepContext())
     if isinstance(prepared, SeparableBatchLoss):

@@ -1,0 +1,84 @@
+"""Calls of a network: with one tensor, several inputs, keywords or an object, as its forward pass takes them.
+
+tensor or object    network(inputs)
+tuple               network(*inputs), or network(inputs) if it takes a single input
+dictionary          network(**inputs); a single entry of another name is passed by position
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+
+from enfold.data.tree import describe
+from enfold.data.unpack import count_inputs
+from enfold.errors import EnfoldError
+
+_PARAMETERS: WeakKeyDictionary[type[nn.Module], tuple[dict[str, Any], int | None]] = WeakKeyDictionary()
+
+
+def call_network(network: Callable[..., Any], inputs: Any) -> Any:
+    """Return the output of a network for inputs of any structure.
+
+    Args:
+        network: The network, or a function with its signature.
+        inputs: A tensor, an object, a tuple of inputs, or a dictionary of keyword arguments.
+
+    Raises:
+        EnfoldError: If the network does not take a keyword of the inputs.
+    """
+    if isinstance(inputs, Tensor):
+        return network(inputs)
+    if isinstance(inputs, Mapping):
+        return _call_by_name(network, inputs)
+    if type(inputs) in (tuple, list):
+        return network(inputs) if _parameters(network)[1] == 1 else network(*inputs)
+    return network(inputs)
+
+
+def pack_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the arguments of a call as one object for `call_network`."""
+    if not kwargs:
+        return args[0] if len(args) == 1 else args
+    if args:
+        raise EnfoldError(
+            "the inputs of an ensemble must be given either by position or by keyword, got both: pass "
+            "ensemble(**inputs) or ensemble(*inputs)"
+        )
+    return dict(kwargs)
+
+
+def _call_by_name(network: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
+    parameters, required = _parameters(network)
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    unknown = [name for name in inputs if name not in parameters]
+    if not unknown or takes_any:
+        return network(**inputs)
+    if len(inputs) == 1:
+        return network(next(iter(inputs.values())))
+    if required == 1 and len(unknown) == len(inputs):
+        return network(inputs)
+    raise EnfoldError(
+        f"inputs must have the names of the network's arguments, got '{unknown[0]}' in {describe(inputs)} for "
+        f"{type(network).__name__}.forward({', '.join(parameters)}): pass unpack=, a function that returns the inputs "
+        "and the target of a batch"
+    )
+
+
+def _parameters(network: Callable[..., Any]) -> tuple[dict[str, Any], int | None]:
+    """Return the parameters of the forward pass, and the number of inputs that it needs."""
+    if not isinstance(network, nn.Module):
+        return dict(inspect.signature(network).parameters), None
+    if "forward" in vars(network):  # replaced for this network
+        return dict(inspect.signature(network.forward).parameters), count_inputs(network)
+    kind = type(network)
+    if kind not in _PARAMETERS:
+        try:
+            _PARAMETERS[kind] = dict(inspect.signature(network.forward).parameters), count_inputs(network)
+        except (TypeError, ValueError):
+            _PARAMETERS[kind] = {}, 1
+    return _PARAMETERS[kind]
