@@ -23,8 +23,8 @@ NETWORKS = {
 
 
 def data_of(shape: tuple[int, ...]) -> Data:
-    inputs, labels = torch.randn(12, *shape), torch.zeros(12, dtype=torch.long)
-    return Data(Split(inputs, labels), Split(inputs + 1, labels), Split(inputs + 2, labels), 1, shape)
+    inputs, labels = torch.randn(12, *shape), torch.arange(12) % 3
+    return Data(Split(inputs, labels), Split(inputs + 1, labels), Split(inputs + 2, labels), None, shape)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -113,7 +113,7 @@ def test_a_page_is_made_once_for_each_change(own_run: Path, monkeypatch: pytest.
 
 
 def test_invalid_runs_and_used_ports_are_refused(tmp_path: Path, own_run: Path) -> None:
-    with pytest.raises(EnfoldError, match="a run directory holds"):
+    with pytest.raises(EnfoldError, match="a run directory must contain"):
         server(tmp_path / "nothing")
     with server(own_run) as own, pytest.raises(EnfoldError, match="must be free"):
         server(own_run, own.server_port)
