@@ -367,3 +367,23 @@ def test_quantisation_by_channel_is_refused_by_name_before_anything_runs():
     network(torch.randn(4, 6))
     with pytest.raises(EnfoldError, match="'3'"):
         MIMO(network, 3, last_layer="2")
+
+
+class Checked(nn.Module):
+    """A network that checks its inputs with an assertion or an error of another kind."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.layer, self.error = nn.Linear(4, 3), error
+
+    def forward(self, inputs):
+        if inputs.shape[1] != 4:
+            raise self.error
+        return self.layer(inputs)
+
+
+@pytest.mark.parametrize("error", [ValueError("expected 4 channels"), AssertionError(), RuntimeError()])
+def test_a_network_that_checks_the_width_of_its_inputs_is_refused(error):
+    members = MIMO(Checked(error), num_members=2)
+    with pytest.raises(EnfoldError, match=str(error) or type(error).__name__):
+        members(torch.zeros(5, 4))

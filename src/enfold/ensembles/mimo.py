@@ -148,9 +148,17 @@ class MIMO(Ensemble):
         except RuntimeError as error:
             raise EnfoldError(
                 f"inputs of shape {shape} in {self.num_members} slots become {tuple(joined.shape[1:])}, on which the "
-                f"widened {type(self.module).__name__} fails ({str(error).splitlines()[0]}): pass inputs whose last "
+                f"widened {type(self.module).__name__} fails ({_first_line(error)}): pass inputs whose last "
                 f"axis, or all axes, are the {self.inputs} features of its first layer, or name that layer with "
                 "first_layer="
+            ) from error
+        except EnfoldError:
+            raise
+        except Exception as error:  # of a check in the network's own code
+            raise EnfoldError(
+                f"network must accept the inputs of {self.num_members} slots joined, of shape "
+                f"{tuple(joined.shape[1:])}, but {type(self.module).__name__} refuses them ({_first_line(error)}): "
+                "remove that check of the network, or use a method that leaves the inputs as they are"
             ) from error
 
     @property
@@ -219,3 +227,7 @@ class MIMOLoss:
         cut = int(len(common) * (1 - self.input_repetition))
         own = [common[:cut][torch.randperm(cut)] for _ in range(self.num_members)]
         return torch.stack([torch.cat([shuffled, common[cut:]]) for shuffled in own])
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
