@@ -1,14 +1,21 @@
 """Tasks: what the outputs of a network mean, and how they are trained, averaged and scored."""
 
 from enfold.tasks.base import Prediction, Rows, Task
+from enfold.tasks.binary import Binary
 from enfold.tasks.classification import Classification
-from enfold.tasks.infer import Inferred, TaskLike, TaskName, as_task, current_task, known_task
+from enfold.tasks.infer import Inferred, StudentTask, TaskLike, TaskName, as_task, current_task, known_task
+from enfold.tasks.multilabel import Multilabel
+from enfold.tasks.regression import Regression
 
 __all__ = [
+    "Binary",
     "Classification",
     "Inferred",
+    "Multilabel",
     "Prediction",
+    "Regression",
     "Rows",
+    "StudentTask",
     "Task",
     "TaskLike",
     "TaskName",

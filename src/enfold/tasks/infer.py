@@ -175,3 +175,21 @@ class Inferred(Task):
     def predictions(self, rows: Rows) -> Any:
         """Raise an error: `resolve` returns the task to use."""
         raise TypeError("resolve() returns the task to use")
+
+
+@dataclass(frozen=True)
+class StudentTask(Inferred):
+    """The task of a student of a teacher, which follows from the student's outputs for the first batch.
+
+    Args:
+        found: The task, after the first batch.
+        teacher: The task of the teacher.
+    """
+
+    teacher: Task = field(default_factory=Classification)
+
+    def resolve(self, outputs: Tensor, targets: Any, *, own: bool = False) -> Task:
+        """Return the task of the student."""
+        if not self.found:
+            self.found.append(current_task(self.teacher).for_outputs(outputs, targets, own=own))
+        return self.found[0].resolve(outputs, targets, own=own)
