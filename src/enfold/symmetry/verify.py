@@ -173,7 +173,9 @@ def run(skeleton: Skeleton, state: State, inputs: Any, *, grad: bool = False, ex
     with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(grad), decompose_fused_operations(), mode:
         torch.default_generator.manual_seed(0)
         with skeleton.use_values(given) as network:
-            return torch.cat([value.flatten().double() for value in float_outputs(call_network(network, clone(inputs)))])
+            return torch.cat(
+                [value.flatten().double() for value in float_outputs(call_network(network, clone(inputs)))]
+            )
 
 
 def _random_inputs(example: Any, source: torch.Generator) -> Iterator[Any]:
