@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from enfold.data.tree import count_examples, describe, first_examples, repeat_examples
+from enfold.data.tree import count_examples, describe, device_of, first_examples, repeat_examples, tensors
 from enfold.engines.base import CannotRun, Engine, Loop
 from enfold.engines.call import call_network
 from enfold.engines.choose import compare_results, disable_dropout
@@ -260,18 +260,20 @@ class SideBySide:
         return torch.stack(outputs.parts)
 
 
-def choose_joint_engine(merged: Merged, own: Collection[str], state: State, inputs: Tensor) -> Engine:
+def choose_joint_engine(merged: Merged, own: Collection[str], state: State, inputs: Any) -> Engine:
     """Return the faster engine for such inputs: `Merged`, or `SideBySide` for large values.
 
     `SideBySide` must give the same outputs and statistics as `Merged`, in train and in eval mode, for a few examples
     and members that differ.
     """
     skeleton = merged.skeleton
-    if inputs.device.type != "cpu" or skeleton.network._compiled_call_impl is not None:
+    found = first_examples(inputs, EXAMPLES)
+    if found is None or device_of(inputs).type != "cpu" or skeleton.network._compiled_call_impl is not None:
         return merged
     state = vary_own(state, own, set(skeleton.parameters))
-    few = inputs[:EXAMPLES]
-    size = _largest(merged, state, few) * len(inputs) * len(next(iter(state.values()))) * inputs.element_size()
+    few, examples = found, count_examples(inputs) or 0
+    width = next((tensor.element_size() for tensor in tensors(inputs) if tensor.is_floating_point()), 4)
+    size = _largest(merged, state, few) * examples * len(next(iter(state.values()))) * width
     if size < LARGE:
         return merged
     beside = SideBySide(skeleton, own)
@@ -290,7 +292,7 @@ def choose_joint_engine(merged: Merged, own: Collection[str], state: State, inpu
 
 
 @torch.no_grad()
-def _largest(merged: Merged, state: State, inputs: Tensor) -> int:
+def _largest(merged: Merged, state: State, inputs: Any) -> int:
     """Return the largest number of values in the output of a layer, for one example of one member."""
     sizes = [0]
 

@@ -24,9 +24,9 @@ produce and consume the same units need P^-1 = Pᵀ, which holds for permutation
 once.
 
 Differs from the thesis: any task, with its loss in place of the cross-entropy; any network whose symmetries are found,
-not only MLPs, and units that are no symmetry are not aligned; linear systems are solved instead of computing inverses; iterations end when rows sum to 1 within `tolerance`;
-bitwise equal members have one P, and those equal to the first none; the epoch with the best validation score is
-returned, as in `fit` (`select`). Its batch size is not known.
+not only MLPs, and units that are no symmetry are not aligned; linear systems are solved instead of computing inverses;
+iterations end when rows sum to 1 within `tolerance`; bitwise equal members have one P, and those equal to the first
+none; the epoch with the best validation score is returned, as in `fit` (`select`). Its batch size is not known.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ from enfold.evaluate import member_logits, predict
 from enfold.merge.common.inputs import MergeInputs, Models, known_or_inferred, prepare_inputs
 from enfold.merge.common.states import mean_of, states_of
 from enfold.merge.repair import RepairKind, repair_network
-from enfold.metrics import metrics_for
+from enfold.metrics import TABLES, metrics_for
 from enfold.tasks import Task, TaskLike, TaskName
 
 Kind = Literal["uniform", "greedy", "learned"]
@@ -96,6 +96,7 @@ def soup(
     Raises:
         EnfoldError: If the networks cannot be averaged, or examples are needed and missing.
     """
+    _require_score(score)
     inputs = _prepare(models, val, train, kind, repair, unpack)
     ensemble = inputs.ensemble
     if kind == "learned" and ensemble.num_members > 1:
@@ -105,8 +106,8 @@ def soup(
     chosen = _choose(inputs, kind, score, repair, seed, task)
     if kind == "greedy" and len(chosen) == 1 < ensemble.num_members:
         warnings.warn(
-            f"the soup is member {chosen[0]} only: with any other member its validation {score or 'score'} is worse, as for "
-            "members that were not fine-tuned from one network; see enfold.merge.weight_matching",
+            f"the soup is member {chosen[0]} only: with any other member its validation {score or 'score'} is worse, "
+            "as for members that were not fine-tuned from one network; see enfold.merge.weight_matching",
             SingleModelWarning,
             stacklevel=level_outside(),
         )
@@ -147,12 +148,20 @@ def soup_weights(
             infer it from outputs and targets.
         unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
     """
+    _require_score(score)
     inputs = _prepare(models, val, train, kind, repair, unpack)
     if kind == "learned" and inputs.ensemble.num_members > 1:
         learned: list[float] = learn_weights(inputs.ensemble, inputs.data, epochs, lr, batch_size, task).tolist()
         return learned
     chosen = _choose(inputs, kind, score, repair, seed, task)
     return [(index in chosen) / len(chosen) for index in range(inputs.ensemble.num_members)]
+
+
+def _require_score(score: str | None) -> None:
+    """Refuse a score that is a metric of no task."""
+    known = dict.fromkeys(name for table in TABLES.values() for name in table)
+    if score is not None and score not in known:
+        raise EnfoldError(f"score must be one of {', '.join(known)} or None, got {score!r}: change score")
 
 
 def _prepare(
