@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from enfold.data.tree import count_examples, describe, device_of, first_examples, repeat_examples, tensors
+from enfold.data.tree import count_examples, describe, first_examples, repeat_examples
 from enfold.engines.base import CannotRun, Engine, Loop
 from enfold.engines.call import call_network
 from enfold.engines.choose import compare_results, disable_dropout
@@ -264,16 +264,14 @@ def choose_joint_engine(merged: Merged, own: Collection[str], state: State, inpu
     """Return the faster engine for such inputs: `Merged`, or `SideBySide` for large values.
 
     `SideBySide` must give the same outputs and statistics as `Merged`, in train and in eval mode, for a few examples
-    and members that differ.
+    and members that differ. It runs networks that take one tensor.
     """
     skeleton = merged.skeleton
-    found = first_examples(inputs, EXAMPLES)
-    if found is None or device_of(inputs).type != "cpu" or skeleton.network._compiled_call_impl is not None:
+    if not isinstance(inputs, Tensor) or inputs.device.type != "cpu" or skeleton.network._compiled_call_impl:
         return merged
     state = vary_own(state, own, set(skeleton.parameters))
-    few, examples = found, count_examples(inputs) or 0
-    width = next((tensor.element_size() for tensor in tensors(inputs) if tensor.is_floating_point()), 4)
-    size = _largest(merged, state, few) * examples * len(next(iter(state.values()))) * width
+    few = inputs[:EXAMPLES]
+    size = _largest(merged, state, few) * len(inputs) * len(next(iter(state.values()))) * inputs.element_size()
     if size < LARGE:
         return merged
     beside = SideBySide(skeleton, own)
@@ -292,7 +290,7 @@ def choose_joint_engine(merged: Merged, own: Collection[str], state: State, inpu
 
 
 @torch.no_grad()
-def _largest(merged: Merged, state: State, inputs: Any) -> int:
+def _largest(merged: Merged, state: State, inputs: Tensor) -> int:
     """Return the largest number of values in the output of a layer, for one example of one member."""
     sizes = [0]
 
