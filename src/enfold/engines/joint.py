@@ -260,14 +260,14 @@ class SideBySide:
         return torch.stack(outputs.parts)
 
 
-def choose_joint_engine(merged: Merged, own: Collection[str], state: State, inputs: Tensor) -> Engine:
+def choose_joint_engine(merged: Merged, own: Collection[str], state: State, inputs: Any) -> Engine:
     """Return the faster engine for such inputs: `Merged`, or `SideBySide` for large values.
 
     `SideBySide` must give the same outputs, statistics and gradients as `Merged`, in train and in eval mode, for a few
-    examples and members that differ.
+    examples and members that differ. It runs networks that take one tensor.
     """
     skeleton = merged.skeleton
-    if inputs.device.type != "cpu" or skeleton.network._compiled_call_impl is not None:
+    if not isinstance(inputs, Tensor) or inputs.device.type != "cpu" or skeleton.network._compiled_call_impl:
         return merged
     state = vary_own(state, own, set(skeleton.parameters))
     few = inputs[:EXAMPLES]

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from enfold.arguments import checked
 from enfold.data.convert import Examples
+from enfold.data.unpack import Unpack
 from enfold.engines.skeleton import State
 from enfold.merge.common.alignment import Alignment
 from enfold.merge.common.assign import best_order
@@ -53,28 +54,30 @@ def c2m3(
     models: Models,
     train: Examples | None = None,
     *,
-    example: Tensor | None = None,
+    example: Any = None,
     start: Start = "matched",
     iterations: Annotated[int, Field(ge=0)] = 200,
     patience: Annotated[int, Field(ge=1)] = 5,
     gain: Annotated[float, Field(ge=0)] = 1e-6,
     repair: RepairKind = "reset",
     seed: int = 0,
+    unpack: Unpack | None = None,
 ) -> nn.Module:
     """Return the mean of the members after permuting all of them into one universe.
 
     Args:
         models: An ensemble, or networks of one architecture; they are not modified.
         train: Training examples, needed to correct statistics: with batch norm, or `repair` other than "reset".
-        example: One or two inputs, (B, ...), to find the network's symmetries with; not needed with `train`.
-        start: What the search starts from: members "matched" to the first by weights, their own orders ("identity"),
-            or nearly "uniform" matrices.
+        example: One or two inputs, (B, ...), in the structure that the network takes, to find its symmetries with; not
+            needed with `train`.
+        start: What the search starts from: members "matched" to the first by weights, their own orders ("identity"), or nearly "uniform" matrices.
         iterations: Maximum number of iterations of Frank and Wolfe's method.
         patience: Number of iterations with little gain after which it stops.
         gain: Relative increase of the objective up to which a gain is little.
         repair: Statistics of the merged network: "reset" measures batch norms again, "none" averages them, "repair",
             "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
         seed: Seed of matching and of the uniform start.
+        unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Returns:
         A network of the members' class in eval mode; a single member is returned unchanged.
@@ -82,7 +85,7 @@ def c2m3(
     Raises:
         EnfoldError: If the networks cannot be matched, or examples are needed and missing.
     """
-    inputs = prepare_inputs("c2m3", models, train, example=example, repair=repair)
+    inputs = prepare_inputs("c2m3", models, train, example=example, repair=repair, unpack=unpack)
     match = partial(match_members, start=start, iterations=iterations, patience=patience, gain=gain, seed=seed)
     return merge_aligned(inputs, match, repair, seed)
 

@@ -72,7 +72,7 @@ class EfficientEnsemble(Ensemble):
         shared = {name: tensor.expand(self.num_members, *tensor.shape) for name, tensor in self.shared.state().items()}
         return {**shared, **self.own.state()}
 
-    def _run(self, inputs: Tensor, *, each: bool) -> Tensor:
+    def _run(self, inputs: Any, *, each: bool) -> Tensor:
         if not (self.joint and self.training):
             return super()._run(inputs, each=each)
         state = self.expand()
@@ -127,7 +127,7 @@ class EfficientEnsemble(Ensemble):
         """Return the summary that print(ensemble) shows, with the coverage."""
         return f"{super().extra_repr()}, members differ in {100 * self.coverage():.3g} % of the network's parameters"
 
-    def is_looped(self, inputs: Tensor) -> bool:
+    def is_looped(self, inputs: Any) -> bool:
         """Return whether members run one after the other, which a joint batch norm excludes in training."""
         return not (self.joint and self.training) and super().is_looped(inputs)
 
