@@ -70,7 +70,8 @@ def c2m3(
         train: Training examples, needed to correct statistics: with batch norm, or `repair` other than "reset".
         example: One or two inputs, (B, ...), in the structure that the network takes, to find its symmetries with; not
             needed with `train`.
-        start: What the search starts from: members "matched" to the first by weights, their own orders ("identity"), or nearly "uniform" matrices.
+        start: What the search starts from: members "matched" to the first by weights, their own orders ("identity"),
+            or nearly "uniform" matrices.
         iterations: Maximum number of iterations of Frank and Wolfe's method.
         patience: Number of iterations with little gain after which it stops.
         gain: Relative increase of the objective up to which a gain is little.
