@@ -18,7 +18,7 @@ demo: $(READY) ## train 4 members, distill and merge them, evaluate everything, 
 	rm -rf runs/demo
 	$(BIN)/enfold demo runs/demo
 
-test: $(READY) ## the tests, in about four minutes on two cores
+test: $(READY) ## the tests, in about two minutes on two free cores
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 slow: $(READY) ## the tests that train longer

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from enfold import data, metrics, networks
+from enfold.calibrate import Calibrated, Threshold, calibrate, threshold
 from enfold.cost import Cost, measure
 from enfold.data import Data, Split
 from enfold.engines.skeleton import State
@@ -28,6 +29,7 @@ from enfold.train import History, TrainConfig, fit
 
 if TYPE_CHECKING:
     from enfold import merge
+    from enfold.compress import compress
     from enfold.distill.cached import CachedTeacher
     from enfold.distill.control import train_control
     from enfold.distill.dirichlet import Dirichlet, DirichletEnsemble
@@ -81,6 +83,7 @@ __version__ = version("enfold")
 
 __all__ = [
     "CachedTeacher",
+    "Calibrated",
     "Cost",
     "Data",
     "DeepEnsemble",
@@ -100,9 +103,12 @@ __all__ = [
     "Split",
     "State",
     "Symmetry",
+    "Threshold",
     "TrainConfig",
     "UnchangedWarning",
     "WeightPenalty",
+    "calibrate",
+    "compress",
     "data",
     "distill",
     "evaluate",
@@ -119,6 +125,7 @@ __all__ = [
     "save",
     "score",
     "symmetries",
+    "threshold",
     "train_control",
 ]
 
@@ -138,7 +145,7 @@ _LAZY = {
     "symmetries": "enfold.symmetry",
     "train_control": "enfold.distill.control",
 }
-_PACKAGES = ("distill", "merge")  # callable: enfold.distill(...)
+_PACKAGES = ("compress", "distill", "merge")  # callable: enfold.distill(...)
 _METHODS = ("ensembles", "distill.losses", "distill.perturb")  # packages with one class per file
 
 __all__ += [name for package in _METHODS for name in class_names(Path(__file__).parent.joinpath(*package.split(".")))]

@@ -1,6 +1,7 @@
 """The contract of ensembles, over the registry and a zoo of networks: a new method is tested without a change here."""
 
 import ast
+import copy
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,7 @@ SLOW = ("mlp", "bare", "cnn", "vit")  # their kinds of layers are in others; gol
 KINDS = ("batch norm", "convolutions", "words")  # one of each kind of layer, for what the architecture hardly touches
 METHODS = sorted(methods("ensemble"))
 M = 3
+TRAINED: dict[tuple[object, ...], nn.Module] = {}  # by all that `case` and the number of members determine
 TRAINING = TrainConfig(epochs=6, batch_size=4, lr=0.01, select="last")
 
 pytestmark = [
@@ -119,7 +121,10 @@ def ready(name: str, network: nn.Module, inputs: Tensor, num_members: int = M) -
     build = method_of(name, num_members)
     model = build(network)
     if isinstance(model, SampledEnsemble):
-        model = fitted(build(network), data_of(inputs), TRAINING)
+        case = (name, num_members, str(network), inputs.shape)
+        if case not in TRAINED:
+            TRAINED[case] = fitted(model, data_of(inputs), TRAINING)
+        model = copy.deepcopy(TRAINED[case])
     return model.eval()
 
 
