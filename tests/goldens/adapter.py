@@ -64,7 +64,10 @@ WARNINGS = {  # the class's name here -> the name in the goldens
     "BufferMismatchWarning": "different_buffers",
     "UnusedParameterWarning": "unused_parameter",
 }
-REFUSALS = {"EnfoldError": "refused"}  # the exception's name here -> the name in the goldens; others as they are
+REFUSALS = {  # the name of the exception here -> the name in the goldens; others unchanged
+    "EnfoldError": "refused",
+    "UnsuitableNetwork": "refused",
+}
 
 
 def warning_name(category: type[Warning]) -> str | None:
