@@ -57,8 +57,10 @@ GIVEN: dict[str, frozenset[str]] = {
     "ensemble": frozenset(["network", "networks"]),
     "distill": frozenset(),
     "merge": frozenset(
-        ["models", "network", "train", "val", "example", "config", "checkpoint", "cache", "quiet", "title"]
-        + ["task", "unpack", "outputs", "base"]
+        [
+            *("models", "network", "base", "train", "val", "example", "task", "unpack", "outputs"),
+            *("config", "checkpoint", "cache", "quiet", "title"),
+        ]
     ),
     "perturb": frozenset(),
 }
