@@ -111,8 +111,8 @@ def compress(
         )
     if not members.is_expandable and student is None:
         raise EnfoldError(
-            f"student must be given for a {type(members).__name__}, whose members have no common architecture, got None: "
-            "pass a function that makes the network to distil into"
+            f"student must be given for a {type(members).__name__}, whose members have no common architecture, got "
+            "None: pass a function that makes the network to distil into"
         )
     _refuse_identical(members, data, task)
     search = Search(members, data, current_task(task), settings_given, limit, started, seconds, quiet=quiet)
