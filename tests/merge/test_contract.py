@@ -17,11 +17,19 @@ from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError
 from enfold.train import TrainConfig
 
-OTHERS = ("align", "repair", "soup_weights")  # functions that do not make a network from members
+OTHERS = ("align", "basin_check", "repair", "soup_weights")  # functions that do not make a network from members
 MERGES = {name: getattr(merge, name) for name in merge.__all__ if name not in OTHERS}
 CONFIG = TrainConfig(epochs=2, batch_size=16, lr=0.01, select="last")
-SHORT = {"perm_avg": {"config": CONFIG}, "straight_through": {"epochs": 2}}
-TRAINING = tuple(SHORT)
+SHORT = {
+    "perm_avg": {"config": CONFIG},
+    "straight_through": {"epochs": 2},
+    "fisher": {"examples": 8},
+    "wise_ft": {"alpha": 1.0},  # at which the mean of equal members is such a member
+    "ties": {"density": 1.0},
+    "dare": {"drop": 0.0},
+}
+TRAINING = ("perm_avg", "straight_through")
+WITH_BASE = ("dare", "lora", "model_stock", "task_arithmetic", "ties", "wise_ft")
 
 both = pytest.mark.parametrize("members", ["plain", "normed"], indirect=True)
 every_merge = pytest.mark.parametrize("name", MERGES)
@@ -29,8 +37,27 @@ pytestmark = pytest.mark.filterwarnings("ignore::enfold.merge.soup.SingleModelWa
 
 
 def merged(name: str, members: object, data: object, **options: object) -> nn.Module:
-    """The result of a merge, with short training if it trains."""
+    """The result of a merge, with short training if it trains, and members' moved weights as the base it needs."""
+    if name in WITH_BASE:
+        options = {"base": moved(models_in(members)), **options}
     return MERGES[name](members, data, **{**SHORT.get(name, {}), **options})
+
+
+def models_in(members: object) -> nn.Module | None:
+    """The first network."""
+    if isinstance(members, list | DeepEnsemble) and members and isinstance(members[0], nn.Module):
+        return members[0]
+    return None
+
+
+def moved(network: nn.Module | None) -> dict[str, torch.Tensor]:
+    """A state dict near a network's, as of the network that it was fine-tuned from."""
+    source = torch.Generator().manual_seed(3)
+    state = {} if network is None else network.state_dict()
+    return {
+        name: tensor + 0.1 * torch.rand(tensor.shape, generator=source) if tensor.is_floating_point() else tensor
+        for name, tensor in state.items()
+    }
 
 
 def states_equal(first: nn.Module, second: nn.Module) -> bool:
@@ -40,8 +67,9 @@ def states_equal(first: nn.Module, second: nn.Module) -> bool:
 
 def test_all_merges_are_tested():
     assert MERGES.keys() == {
-        "activation_matching", "average", "c2m3", "cca_merge", "merge_many", "ot_fusion", "perm_avg", "soup",
-        "straight_through", "weight_matching", "zipit",
+        "activation_matching", "average", "c2m3", "cca_merge", "dare", "fisher", "lora", "merge_many", "model_stock",
+        "ot_fusion", "perm_avg", "regmean", "slerp", "soup", "straight_through", "task_arithmetic", "ties",
+        "weight_matching", "wise_ft", "zipit",
     }  # fmt: skip
 
 
@@ -171,7 +199,8 @@ def test_any_kind_of_examples(name, members, data):
 
 
 @pytest.mark.parametrize(
-    "name", ["activation_matching", "zipit", "cca_merge", "ot_fusion", "straight_through", "perm_avg"]
+    "name",
+    ["activation_matching", "zipit", "cca_merge", "ot_fusion", "straight_through", "perm_avg", "fisher", "regmean"],
 )
 def test_training_examples_are_needed_by_name(name, members):
     with pytest.raises(EnfoldError, match="train"):
