@@ -44,7 +44,9 @@ def images(count: int = 24) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def family(make: type[nn.Module] | None = None, count: int = 3, spread: float = 0.2) -> tuple[nn.Module, list[nn.Module]]:
+def family(
+    make: type[nn.Module] | None = None, count: int = 3, spread: float = 0.2
+) -> tuple[nn.Module, list[nn.Module]]:
     """Return a base and members around it; statistics of batch norms are those of the members' own."""
     make = make or Mixed
     with torch.random.fork_rng(devices=[]):

@@ -7,12 +7,12 @@ from itertools import permutations
 
 import pytest
 import torch
-from fine_tuned import BASED, EVERY, IDENTITY, ZERO, family, images, merged
 from torch import nn
 
 from enfold import merge
 from enfold.errors import EnfoldError
 from enfold.registry import methods
+from fine_tuned import BASED, EVERY, IDENTITY, ZERO, family, images, merged
 
 every = pytest.mark.parametrize("name", EVERY)
 based = pytest.mark.parametrize("name", BASED)
@@ -139,7 +139,7 @@ def test_another_base_is_refused_by_name(name, change, message):
 @pytest.mark.parametrize("given", [3, [1], "nowhere.pt"], ids=str)
 def test_what_is_no_base_is_refused(name, given):
     _, members = family()
-    with pytest.raises(EnfoldError, match="base|nowhere"):
+    with pytest.raises(EnfoldError, match=r"base|nowhere"):
         merged(name, members, given, **IDENTITY.get(name, {}))
 
 
