@@ -44,16 +44,13 @@ def images(count: int = 24) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def family(
-    make: type[nn.Module] | None = None, count: int = 3, spread: float = 0.2
-) -> tuple[nn.Module, list[nn.Module]]:
+def family(count: int = 3, spread: float = 0.2) -> tuple[nn.Module, list[nn.Module]]:
     """Return a base and members around it; statistics of batch norms are those of the members' own."""
-    make = make or Mixed
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SOURCE)
-        base, members = make(), []
+        base, members = Mixed(), []
         for _ in range(count):
-            member = make()
+            member = Mixed()
             member.load_state_dict(base.state_dict())
             for parameter in member.parameters():
                 parameter.add_(spread * torch.randn_like(parameter))

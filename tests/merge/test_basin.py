@@ -23,6 +23,7 @@ def test_barriers_by_hand():
     found = basin_check(layers, (inputs, labels), points=4)
     states = [layer.state_dict() for layer in layers]
 
+    @torch.no_grad()
     def loss(one: int, other: int, alpha: float) -> float:
         network = copy.deepcopy(layers[0])
         network.load_state_dict({k: (1 - alpha) * t + alpha * states[other][k] for k, t in states[one].items()})
@@ -33,7 +34,7 @@ def test_barriers_by_hand():
         excess = [loss(one, other, a) - (1 - a) * ends[0] - a * ends[1] for a in (1 / 3, 2 / 3)]
         assert barrier == pytest.approx(max(0.0, *excess), abs=1e-5)
     assert found.losses == pytest.approx([loss(index, 0, 0) for index in range(3)], rel=1e-5)
-    constants = [float(cross_entropy(each(inputs).mean(0).expand(30, 3), labels)) for each in layers]
+    constants = [float(cross_entropy(each(inputs).detach().mean(0).expand(30, 3), labels)) for each in layers]
     assert found.scale == pytest.approx(sum(constants) / 3 - sum(found.losses) / 3, abs=1e-5)
     assert found.examples == 30
     assert (found.unit, len(found.barriers)) == ("nats", 3)

@@ -25,11 +25,11 @@ def test_the_formula(alpha, count):
 def test_alpha_is_the_best_on_validation_examples():
     torch.manual_seed(0)
     inputs = torch.randn(200, 4)
-    labels = (inputs @ torch.eye(4)[:, :3]).argmax(1)
+    labels = inputs[:, :3].argmax(1)
     base, member = nn.Linear(4, 3, bias=False), nn.Linear(4, 3, bias=False)
     with torch.no_grad():
-        base.weight.copy_(-0.4 * torch.eye(4)[:3])
-        member.weight.copy_(40 * torch.eye(4)[:3].roll(1, 0) + 40 * torch.eye(4)[:3])
+        base.weight.zero_()
+        member.weight.copy_(4 * torch.eye(3, 4) + 4 * torch.randn(3, 4))  # better than chance, and too sure
 
     @torch.no_grad()
     def loss(alpha: float) -> float:
