@@ -47,8 +47,8 @@ USES: dict[str, str] = {
 """Use of a method of each kind on the command line and in a recipe."""
 
 GROUP = "enfold.methods"
-NOT_METHODS = frozenset(["deep_ensemble", "mixed_ensemble", "align"])
-"""Files that are no methods of a recipe: ensembles of separate networks, and alignment without a merge."""
+NOT_METHODS = frozenset(["deep_ensemble", "mixed_ensemble", "align", "basin"])
+"""Files that are no methods of a recipe: ensembles of separate networks, alignment without a merge, the basin check."""
 
 
 class BrokenMethodWarning(UserWarning):

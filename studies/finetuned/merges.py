@@ -13,6 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -144,7 +145,7 @@ def make_members(out: Path, seed: int, regime: str, base: nn.Module, data: Data)
         network = make(NETWORK, data.shape, len(TARGET))
         network.load_state_dict(base.state_dict())
         file = out / f"member-{seed}-{regime}-{index}.pt"
-        members.append(stored(file, network, lambda own, config=config: fit(own, data, config=config, quiet=True)))
+        members.append(stored(file, network, partial(fit, train=data, config=config, quiet=True)))
     return members
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import copy
+import json
+import sys
 from itertools import permutations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from enfold import merge
+from enfold.cli import main
 from enfold.errors import EnfoldError
+from enfold.networks.catalogue import make
 from enfold.registry import methods
 from fine_tuned import BASED, EVERY, IDENTITY, ZERO, family, images, merged
 
@@ -148,3 +153,36 @@ def test_a_base_is_needed(name):
     _, members = family()
     with pytest.raises(EnfoldError, match="base"):
         merged(name, members, None, **IDENTITY.get(name, {}))
+
+
+def test_all_are_steps_of_a_recipe_and_commands(tmp_path, monkeypatch, capsys):
+    source = torch.Generator().manual_seed(0)
+    images_, labels = torch.randint(256, (120, 1, 4, 4), generator=source), torch.arange(120) % 3
+    arrays = {
+        "x_train": images_[:90].byte(),
+        "y_train": labels[:90],
+        "x_test": images_[90:].byte(),
+        "y_test": labels[90:],
+    }
+    np.savez(tmp_path / "d.npz", **{name: tensor.numpy() for name, tensor in arrays.items()})
+    torch.save(make({"name": "mlp", "widths": [4]}, (1, 4, 4), 3).state_dict(), tmp_path / "base.pt")
+    steps = [f"{{method: {name}{', base: base.pt' if name in BASED else ''}}}" for name in EVERY]
+    (tmp_path / "recipe.yaml").write_text(
+        "data: {source: d.npz, val_size: 30}\nnetwork: {name: mlp, widths: [4]}\nmembers: 2\ncost: false\n"
+        "train: {epochs: 1}\nsteps:\n" + "".join(f"  - {step}\n" for step in steps)
+    )
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, "run", "recipe.yaml", "out", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert rows.keys() >= set(EVERY)
+    more = ("merge", "out", "wise_ft", "--label", "half", "--set", "base=base.pt", "--set", "alpha=0.5")
+    assert call(monkeypatch, *more) == 0
+    assert call(monkeypatch, "merge", "out", "ties", "--label", "without") == 2
+    assert "base" in capsys.readouterr().err
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["enfold", *words])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    return int(stopped.value.code or 0)
