@@ -72,3 +72,13 @@ def merged(name: str, members: list[nn.Module], base: nn.Module, **options: obje
 
 def flat(network: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().double() for name, tensor in network.named_parameters()}
+
+
+def moved(network: nn.Module | None) -> dict[str, Tensor]:
+    """A state dict near a network's, as of the network that it was fine-tuned from."""
+    source = torch.Generator().manual_seed(3)
+    state = {} if network is None else network.state_dict()
+    return {
+        name: tensor + 0.1 * torch.rand(tensor.shape, generator=source) if tensor.is_floating_point() else tensor
+        for name, tensor in state.items()
+    }

@@ -16,6 +16,7 @@ from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError
 from enfold.train import TrainConfig
+from fine_tuned import BASED, moved
 
 OTHERS = ("align", "basin_check", "repair", "soup_weights")  # functions that do not make a network from members
 MERGES = {name: getattr(merge, name) for name in merge.__all__ if name not in OTHERS}
@@ -29,7 +30,6 @@ SHORT = {
     "dare": {"drop": 0.0},
 }
 TRAINING = ("perm_avg", "straight_through")
-WITH_BASE = ("dare", "lora", "model_stock", "task_arithmetic", "ties", "wise_ft")
 
 both = pytest.mark.parametrize("members", ["plain", "normed"], indirect=True)
 every_merge = pytest.mark.parametrize("name", MERGES)
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::enfold.merge.soup.SingleModelWa
 
 def merged(name: str, members: object, data: object, **options: object) -> nn.Module:
     """The result of a merge, with short training if it trains, and members' moved weights as the base it needs."""
-    if name in WITH_BASE:
+    if name in BASED:
         options = {"base": moved(models_in(members)), **options}
     return MERGES[name](members, data, **{**SHORT.get(name, {}), **options})
 
@@ -48,16 +48,6 @@ def models_in(members: object) -> nn.Module | None:
     if isinstance(members, list | DeepEnsemble) and members and isinstance(members[0], nn.Module):
         return members[0]
     return None
-
-
-def moved(network: nn.Module | None) -> dict[str, torch.Tensor]:
-    """A state dict near a network's, as of the network that it was fine-tuned from."""
-    source = torch.Generator().manual_seed(3)
-    state = {} if network is None else network.state_dict()
-    return {
-        name: tensor + 0.1 * torch.rand(tensor.shape, generator=source) if tensor.is_floating_point() else tensor
-        for name, tensor in state.items()
-    }
 
 
 def states_equal(first: nn.Module, second: nn.Module) -> bool:

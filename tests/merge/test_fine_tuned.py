@@ -186,3 +186,27 @@ def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     with pytest.raises(SystemExit) as stopped:
         main()
     return int(stopped.value.code or 0)
+
+
+class TwoInputs(nn.Module):
+    """A network with two inputs, which get names or places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm, self.head = nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)
+
+    def forward(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.layer(first + second)))
+
+
+@pytest.mark.parametrize("name", [*EVERY, "average", "soup"])
+def test_batches_may_have_several_inputs(name):
+    base, *members = [TwoInputs() for _ in range(3)]
+    inputs, labels = torch.randn(32, 3), torch.arange(32) % 3
+    options = {**IDENTITY.get(name, {}), **({"base": base} if name in BASED else {})}
+    named, placed = [{"first": inputs, "second": 2 * inputs, "labels": labels}], [(inputs, 2 * inputs, labels)]
+    one, other = (
+        getattr(merge, name)(members, train=batches, **options, **({"val": batches} if name == "soup" else {}))
+        for batches in (named, placed)
+    )
+    close(one, other)

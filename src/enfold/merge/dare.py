@@ -28,7 +28,6 @@ from enfold.arguments import checked
 from enfold.data.convert import Examples
 from enfold.merge.common.fine_tuned import (
     Base,
-    Statistics,
     finish_with_base,
     flatten,
     prepare_fine_tuned,
@@ -36,6 +35,7 @@ from enfold.merge.common.fine_tuned import (
 )
 from enfold.merge.common.inputs import Models
 from enfold.merge.common.states import mean_of
+from enfold.merge.repair import RepairKind
 from enfold.merge.ties import added, disjoint_mean
 from enfold.seeds import generator
 
@@ -50,19 +50,20 @@ def dare(
     drop: Annotated[float, Field(ge=0, lt=1)] = 0.5,
     combine: Literal["average", "ties"] = "average",
     scale: Annotated[float, Field(allow_inf_nan=False)] = 1.0,
-    repair: Statistics = "reset",
+    repair: RepairKind = "reset",
     seed: int = 0,
 ) -> nn.Module:
     """Return the base plus the mean of the members' changes, of which entries were dropped at random.
 
     Args:
         models: An ensemble, or networks of one architecture; they are not modified.
-        train: Training examples, needed to measure the statistics of batch norms.
+        train: Training examples, needed to correct statistics: with batch norm, or `repair` other than "reset".
         base: The network that the members were fine-tuned from, its state dict, or the file of one.
         drop: p, the probability that an entry is dropped.
         combine: The mean of all members ("average"), or of those with the elected sign ("ties").
         scale: λ; 0 gives the base.
-        repair: Batch-norm statistics: "reset" measures them again, "none" averages them.
+        repair: Statistics of the result: "reset" measures batch norms again, "none" averages their statistics,
+            "repair", "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
         seed: Seed of the draws, together with the weights of a member, and of the order of the training examples.
 
     Returns:

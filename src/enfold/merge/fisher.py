@@ -31,9 +31,10 @@ from enfold.data.tree import select_examples
 from enfold.engines.modes import eval_mode
 from enfold.engines.skeleton import State
 from enfold.errors import EnfoldError
-from enfold.merge.common.fine_tuned import Statistics, finish, wide
+from enfold.merge.common.fine_tuned import finish, wide
 from enfold.merge.common.inputs import Models, prepare_inputs
 from enfold.merge.common.states import mean_of, states_of
+from enfold.merge.repair import RepairKind
 from enfold.seeds import seed_scope
 from enfold.tasks import Rows, Task, TaskLike, as_task
 from enfold.train.objective import batch_outputs
@@ -49,7 +50,7 @@ def fisher(
     examples: Annotated[int, Field(ge=1)] = 512,
     floor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-6,
     task: TaskLike = None,
-    repair: Statistics = "reset",
+    repair: RepairKind = "reset",
     seed: int = 0,
 ) -> nn.Module:
     """Return the mean of the members, weighted by the diagonal of their Fisher information.
@@ -62,7 +63,8 @@ def fisher(
         examples: Number of training examples.
         floor: ε of equation (3), relative to the mean information.
         task: What outputs mean; None to infer it.
-        repair: Batch-norm statistics: "reset" measures them again, "none" averages them.
+        repair: Statistics of the result: "reset" measures batch norms again, "none" averages their statistics,
+            "repair", "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
         seed: Seed of the choice of examples and of labels that are drawn.
 
     Returns:

@@ -34,9 +34,10 @@ from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
 from enfold.ensembles.lora_ensemble import LoRAEnsemble
 from enfold.errors import EnfoldError
-from enfold.merge.common.fine_tuned import Base, Statistics, base_state, finish, wide
+from enfold.merge.common.fine_tuned import Base, base_state, finish, wide
 from enfold.merge.common.inputs import Models, prepare_inputs
 from enfold.merge.common.states import mean_of, states_of
+from enfold.merge.repair import RepairKind
 
 DOWN = re.compile(r"^(?:(.*)\.)?lora_A((?:\..*)?)$")  # the layer, and what follows: "", ".weight", ".default.weight"
 OTHER_KINDS = ("lora_magnitude_vector", "lora_embedding_A", "lora_embedding_B")
@@ -74,7 +75,7 @@ def lora(
     rank: Annotated[int, Field(ge=1)] | None = None,
     alpha: Annotated[float, Field(allow_inf_nan=False)] | None = None,
     weights: tuple[float, ...] | None = None,
-    repair: Statistics = "reset",
+    repair: RepairKind = "reset",
     seed: int = 0,
 ) -> nn.Module:
     """Return one network with the mean of the members' low-rank changes.
@@ -82,13 +83,14 @@ def lora(
     Args:
         models: A LoRAEnsemble, networks with adapters, or with `base` networks into which adapters were merged; they
             are not modified.
-        train: Training examples, needed to measure the statistics of batch norms.
+        train: Training examples, needed to correct statistics: with batch norm, or `repair` other than "reset".
         base: The network that the adapters belong to, its state dict, or the file of one; only for networks without
             adapters of their own.
         rank: Maximum rank of the change of each weight; None for the exact sum of products.
         alpha: α of equation (1) for adapters in layers without an attribute `scaling`; None for a factor of 1.
         weights: w of equation (2), one number for each member; None for 1/M each.
-        repair: Batch-norm statistics: "reset" measures them again, "none" averages them.
+        repair: Statistics of the result: "reset" measures batch norms again, "none" averages their statistics,
+            "repair", "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
         seed: Seed of the order of the training examples.
 
     Returns:

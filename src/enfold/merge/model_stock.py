@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from enfold.arguments import checked
 from enfold.data.convert import Examples
-from enfold.merge.common.fine_tuned import Base, Statistics, finish_with_base, prepare_fine_tuned, wide
+from enfold.merge.common.fine_tuned import Base, finish_with_base, prepare_fine_tuned, wide
 from enfold.merge.common.inputs import Models
 from enfold.merge.common.states import mean_of
+from enfold.merge.repair import RepairKind
 
 
 @checked
@@ -32,16 +33,17 @@ def model_stock(
     train: Examples | None = None,
     *,
     base: Base | None = None,
-    repair: Statistics = "reset",
+    repair: RepairKind = "reset",
     seed: int = 0,
 ) -> nn.Module:
     """Return a network between the base and the mean of the members, at a distance of its own in every layer.
 
     Args:
         models: An ensemble, or networks of one architecture; they are not modified.
-        train: Training examples, needed to measure the statistics of batch norms.
+        train: Training examples, needed to correct statistics: with batch norm, or `repair` other than "reset".
         base: The network that the members were fine-tuned from, its state dict, or the file of one.
-        repair: Batch-norm statistics: "reset" measures them again, "none" averages them.
+        repair: Statistics of the result: "reset" measures batch norms again, "none" averages their statistics,
+            "repair", "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
         seed: Seed of the order of the training examples.
 
     Returns:

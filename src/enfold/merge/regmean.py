@@ -36,10 +36,11 @@ from enfold.data.dataset import Data
 from enfold.engines.modes import eval_mode
 from enfold.engines.skeleton import find_places
 from enfold.evaluate import member_logits
-from enfold.merge.common.fine_tuned import Statistics, finish
+from enfold.merge.common.fine_tuned import finish
 from enfold.merge.common.inputs import Models, prepare_inputs
 from enfold.merge.common.layers import has_torch_forward
 from enfold.merge.common.states import mean_of, states_of
+from enfold.merge.repair import RepairKind
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 Grams = dict[str, Tensor]  # (blocks, in, in) by the name of the weight
@@ -54,7 +55,7 @@ def regmean(
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.9,
     ridge: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-6,
     examples: Annotated[int, Field(ge=1)] = 1024,
-    repair: Statistics = "reset",
+    repair: RepairKind = "reset",
     seed: int = 0,
 ) -> nn.Module:
     """Return one network whose linear layers and convolutions fit the outputs of the members' by least squares.
@@ -65,7 +66,8 @@ def regmean(
         alpha: α of equation (2), the factor on off-diagonal entries.
         ridge: ε of equation (2), relative to the mean of the diagonals.
         examples: Number of training examples, rounded up to a batch.
-        repair: Batch-norm statistics: "reset" measures them again, "none" averages them.
+        repair: Statistics of the result: "reset" measures batch norms again, "none" averages their statistics,
+            "repair", "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
         seed: Seed of the choice of examples.
 
     Returns:

@@ -27,9 +27,10 @@ from torch import Tensor, nn
 from enfold.arguments import checked
 from enfold.data.convert import Examples
 from enfold.errors import EnfoldError
-from enfold.merge.common.fine_tuned import Base, Statistics, base_state, finish
+from enfold.merge.common.fine_tuned import Base, base_state, finish
 from enfold.merge.common.inputs import Models, prepare_inputs
 from enfold.merge.common.states import mean_of, states_of
+from enfold.merge.repair import RepairKind
 
 SMALL = 1e-12  # relative length below which a vector has no direction
 SETTLED = 1e-10  # length of g in equation (3), in radians, at which it has converged
@@ -44,18 +45,19 @@ def slerp(
     t: Annotated[float, Field(ge=0, le=1)] = 0.5,
     base: Base | None = None,
     iterations: Annotated[int, Field(ge=1)] = 100,
-    repair: Statistics = "reset",
+    repair: RepairKind = "reset",
     seed: int = 0,
 ) -> nn.Module:
     """Return the mean of the members on a sphere, layer by layer.
 
     Args:
         models: An ensemble, or networks of one architecture; they are not modified.
-        train: Training examples, needed to measure the statistics of batch norms.
+        train: Training examples, needed to correct statistics: with batch norm, or `repair` other than "reset".
         t: Position between two members: 0 is the first, 1 the second; more members have equal weights.
         base: Centre of the sphere: a network, its state dict, or the file of one; None for the origin.
         iterations: Maximum number of iterations of equation (3).
-        repair: Batch-norm statistics: "reset" measures them again, "none" averages them.
+        repair: Statistics of the result: "reset" measures batch norms again, "none" averages their statistics,
+            "repair", "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
         seed: Seed of the order of the training examples.
 
     Returns:

@@ -25,13 +25,13 @@ from enfold.data.convert import Examples
 from enfold.merge.common.fine_tuned import (
     Base,
     FineTuned,
-    Statistics,
     choose_on_val,
     finish_with_base,
     prepare_fine_tuned,
 )
 from enfold.merge.common.inputs import Models
 from enfold.merge.common.states import mean_of
+from enfold.merge.repair import RepairKind
 from enfold.tasks import TaskLike
 
 
@@ -47,21 +47,22 @@ def task_arithmetic(
     choose: bool = False,
     points: Annotated[int, Field(ge=3)] = 11,
     task: TaskLike = None,
-    repair: Statistics = "reset",
+    repair: RepairKind = "reset",
     seed: int = 0,
 ) -> nn.Module:
     """Return the base plus the scaled sum of the members' differences from it.
 
     Args:
         models: An ensemble, or networks of one architecture; they are not modified.
-        train: Training examples, needed to measure the statistics of batch norms.
+        train: Training examples, needed to correct statistics: with batch norm, or `repair` other than "reset".
         val: Validation examples, on which λ is chosen if `choose` is true.
         base: The network that the members were fine-tuned from, its state dict, or the file of one.
         scale: λ of equation (1), 0 gives the base; None for 1/M, the mean of the members.
         choose: Whether λ is chosen on validation examples.
         points: Number of values of λ, evenly spaced from 0 to 2/M, to choose from.
         task: What outputs mean, for the criterion on validation examples; None to infer it.
-        repair: Batch-norm statistics: "reset" measures them again, "none" averages them.
+        repair: Statistics of the result: "reset" measures batch norms again, "none" averages their statistics,
+            "repair", "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
         seed: Seed of the order of the training examples.
 
     Returns:
@@ -78,5 +79,5 @@ def task_arithmetic(
     return choose_on_val(given, {each: partial(make, each) for each in grid}, "scale", task)
 
 
-def _at(given: FineTuned, repair: Statistics, seed: int, weight: float) -> nn.Module:
+def _at(given: FineTuned, repair: RepairKind, seed: int, weight: float) -> nn.Module:
     return finish_with_base(given, given.along(mean_of(given.states), weight), repair, seed)  # (1), weight = M λ

@@ -28,7 +28,6 @@ from enfold.engines.skeleton import State
 from enfold.merge.common.fine_tuned import (
     Base,
     FineTuned,
-    Statistics,
     finish_with_base,
     flatten,
     prepare_fine_tuned,
@@ -36,6 +35,7 @@ from enfold.merge.common.fine_tuned import (
 )
 from enfold.merge.common.inputs import Models
 from enfold.merge.common.states import mean_of
+from enfold.merge.repair import RepairKind
 
 
 @checked
@@ -47,18 +47,19 @@ def ties(
     base: Base | None = None,
     density: Annotated[float, Field(gt=0, le=1)] = 0.2,
     scale: Annotated[float, Field(allow_inf_nan=False)] = 1.0,
-    repair: Statistics = "reset",
+    repair: RepairKind = "reset",
     seed: int = 0,
 ) -> nn.Module:
     """Return the base plus the mean change of the members that agree on its sign, weight by weight.
 
     Args:
         models: An ensemble, or networks of one architecture; they are not modified.
-        train: Training examples, needed to measure the statistics of batch norms.
+        train: Training examples, needed to correct statistics: with batch norm, or `repair` other than "reset".
         base: The network that the members were fine-tuned from, its state dict, or the file of one.
         density: Fraction of the entries of each member's change that is used, the largest over all parameters.
         scale: λ of equation (4); 0 gives the base.
-        repair: Batch-norm statistics: "reset" measures them again, "none" averages them.
+        repair: Statistics of the result: "reset" measures batch norms again, "none" averages their statistics,
+            "repair", "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
         seed: Seed of the order of the training examples.
 
     Returns:

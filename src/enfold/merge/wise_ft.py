@@ -26,13 +26,13 @@ from enfold.data.convert import Examples
 from enfold.merge.common.fine_tuned import (
     Base,
     FineTuned,
-    Statistics,
     choose_on_val,
     finish_with_base,
     prepare_fine_tuned,
 )
 from enfold.merge.common.inputs import Models
 from enfold.merge.common.states import mean_of
+from enfold.merge.repair import RepairKind
 from enfold.tasks import TaskLike
 
 
@@ -47,20 +47,21 @@ def wise_ft(
     alpha: Annotated[float, Field(ge=0, le=1)] | None = None,
     points: Annotated[int, Field(ge=2)] = 11,
     task: TaskLike = None,
-    repair: Statistics = "reset",
+    repair: RepairKind = "reset",
     seed: int = 0,
 ) -> nn.Module:
     """Return a network on the line from the base to the mean of the members.
 
     Args:
         models: An ensemble, or networks of one architecture; they are not modified.
-        train: Training examples, needed to measure the statistics of batch norms.
+        train: Training examples, needed to correct statistics: with batch norm, or `repair` other than "reset".
         val: Validation examples on which α is chosen.
         base: The network that the members were fine-tuned from, its state dict, or the file of one.
         alpha: α of equation (1): 0 is the base, 1 the mean of the members; None to choose it on validation examples.
         points: Number of values of α, evenly spaced from 0 to 1, to choose from.
         task: What outputs mean, for the criterion on validation examples; None to infer it.
-        repair: Batch-norm statistics: "reset" measures them again, "none" averages them.
+        repair: Statistics of the result: "reset" measures batch norms again, "none" averages their statistics,
+            "repair", "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
         seed: Seed of the order of the training examples.
 
     Returns:
@@ -77,5 +78,5 @@ def wise_ft(
     return choose_on_val(given, {each: partial(make, each) for each in grid}, "alpha", task)
 
 
-def _at(given: FineTuned, repair: Statistics, seed: int, alpha: float) -> nn.Module:
+def _at(given: FineTuned, repair: RepairKind, seed: int, alpha: float) -> nn.Module:
     return finish_with_base(given, given.along(mean_of(given.states), alpha), repair, seed)  # (1)

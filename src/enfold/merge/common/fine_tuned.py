@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,15 +23,13 @@ from enfold.io.checkpoints import load_into, matching_files
 from enfold.io.files import digest
 from enfold.merge.common.inputs import MergeInputs, Models, prepare_inputs
 from enfold.merge.common.states import states_of
+from enfold.merge.repair import RepairKind, repair_network
 from enfold.metrics import metrics_for
 from enfold.tasks import TaskLike
-from enfold.train.batch_norm import has_running_statistics, reestimate
+from enfold.train.batch_norm import has_running_statistics
 
 Base = nn.Module | Mapping[str, Tensor] | str | Path
 """The network that members were fine-tuned from: a network, its state dict, or the file of one."""
-
-Statistics = Literal["reset", "none"]
-"""Batch-norm statistics of a merged network: measured again on training examples, or averaged like the weights."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ def prepare_fine_tuned(
     train: Examples | None = None,
     val: Examples | None = None,
     *,
-    repair: Statistics = "reset",
+    repair: RepairKind = "reset",
 ) -> FineTuned:
     """Convert and check the inputs of a merge with a base.
 
@@ -97,18 +94,18 @@ def prepare_fine_tuned(
         base: The network that they were fine-tuned from.
         train: Training examples.
         val: Validation examples.
-        repair: What happens to batch-norm statistics.
+        repair: The kind of repair.
 
     Raises:
         EnfoldError: If networks cannot be averaged, the base does not fit them, or examples are missing.
     """
     inputs = prepare_inputs(method, models, train, val, repair=repair)
     state = base_state(inputs.ensemble, base, method)
-    has_norms = repair == "reset" and has_running_statistics(inputs.ensemble.skeleton.network)
-    if has_norms and not has_examples(inputs.data.train):
+    measures = has_running_statistics(inputs.ensemble.skeleton.network) if repair == "reset" else repair != "none"
+    if measures and not has_examples(inputs.data.train):  # also for a single member
         raise EnfoldError(
-            f"{method} with repair='reset' measures the statistics of batch norms, which needs train examples, got "
-            "none: pass train, or repair='none'"
+            f"{method} with repair={repair!r} measures statistics, which needs train examples, got none: pass train, or "
+            "repair='none'"
         )
     return FineTuned(inputs, states_of(inputs.ensemble), state)
 
@@ -224,16 +221,16 @@ def seeds_by_content(states: Sequence[State], names: Sequence[str]) -> list[str]
 
 @torch.no_grad()
 def finish(
-    inputs: MergeInputs, state: State, repair: Statistics, seed: int, known: Sequence[State] | None = None
+    inputs: MergeInputs, state: State, repair: RepairKind, seed: int, known: Sequence[State] | None = None
 ) -> nn.Module:
-    """Return the network of merged values in eval mode, with batch-norm statistics measured again.
+    """Return the network of merged values in eval mode, after correcting statistics.
 
     Values that are exactly those of a member, or of another known network, give that network with its statistics.
 
     Args:
         inputs: The members and data.
         state: The merged values.
-        repair: What happens to batch-norm statistics.
+        repair: The kind of repair.
         seed: Seed of the order of the training examples.
         known: Networks to recognise; the members if None.
     """
@@ -242,18 +239,16 @@ def finish(
         if all(torch.equal(state[name], other[name]) for name in parameters):
             return inputs.ensemble.network(other).eval()
     network = inputs.ensemble.network(state)
-    if repair == "reset":
-        reestimate(network, inputs.data, seed=seed)
-    return network.eval()
+    return repair_network(network, inputs.ensemble, inputs.data, repair, seed=seed).eval()
 
 
-def finish_with_base(given: FineTuned, state: State, repair: Statistics, seed: int) -> nn.Module:
+def finish_with_base(given: FineTuned, state: State, repair: RepairKind, seed: int) -> nn.Module:
     """Return the same as `finish`; values that are exactly those of the base give the base.
 
     Args:
         given: The members and the base.
         state: The merged values.
-        repair: What happens to batch-norm statistics.
+        repair: The kind of repair.
         seed: Seed of the order of the training examples.
     """
     return finish(given.inputs, state, repair, seed, [*given.states, given.base])

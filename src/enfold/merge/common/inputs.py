@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +13,12 @@ from torch import Tensor, nn
 from enfold.data import Data, Split
 from enfold.data.convert import Examples, as_data, require
 from enfold.data.dataset import evaluation_batches, has_examples
+from enfold.data.tree import first_examples, to_device
 from enfold.engines.examples import EXAMPLES
 from enfold.engines.inputs import in_type_of
 from enfold.engines.modes import refuse_inference_mode
 from enfold.engines.skeleton import RUNNING, State
-from enfold.ensemble import Ensemble
+from enfold.ensemble import Ensemble, called_network
 from enfold.ensembles.deep_ensemble import as_ensemble
 from enfold.errors import EnfoldError, level_outside
 from enfold.train.batch_norm import has_running_statistics
@@ -85,7 +87,7 @@ def prepare_inputs(
     """
     if needs_train:
         require(train, "train", method)
-    data = as_data(train, val)
+    data = as_data(train, val, network=_called(models))
     if example is not None and not (isinstance(example, Tensor) and example.ndim and len(example)):
         raise EnfoldError(
             f"example must be a batch of inputs, (B, ...), got {type(example).__name__}: pass one or two inputs"
@@ -96,6 +98,13 @@ def prepare_inputs(
         _warn_if_buffers_differ(ensemble)
     _require_repairable(ensemble, data, repair, method)
     return MergeInputs(method, ensemble, data, None if example is None else example[:2])
+
+
+def _called(models: object) -> nn.Module | None:
+    """Return the network that gets the inputs; None if `models` is not what it should be."""
+    if isinstance(models, Sequence | nn.ModuleList) and len(models) and isinstance(models[0], nn.Module):
+        return models[0]
+    return called_network(models) if isinstance(models, Ensemble) else None
 
 
 def require_members(models: object, method: str) -> Ensemble:
@@ -128,7 +137,7 @@ def require_members(models: object, method: str) -> Ensemble:
     return models
 
 
-def require_one_function(ensemble: Ensemble, data: Data, method: str, example: Tensor | None = None) -> None:
+def require_one_function(ensemble: Ensemble, data: Data, method: str, example: Any = None) -> None:
     """Run members on one batch and refuse networks that compute different functions of their parameters.
 
     Args:
@@ -146,8 +155,9 @@ def require_one_function(ensemble: Ensemble, data: Data, method: str, example: T
             example = next(iter(evaluation_batches(split, EXAMPLES))).inputs
     if example is None:
         return
+    few = first_examples(example, EXAMPLES)
     device = next(iter(ensemble.expand().values())).device
-    ensemble.verify(in_type_of(ensemble, example[:EXAMPLES]).to(device))
+    ensemble.verify(to_device(in_type_of(ensemble, example if few is None else few), device))
     if ensemble.mismatch is not None and not ensemble.mismatch.same_code:
         raise EnfoldError(
             f"{method} needs members that compute the same function of their parameters, but by the code of the first "
