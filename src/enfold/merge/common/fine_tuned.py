@@ -104,8 +104,8 @@ def prepare_fine_tuned(
     measures = has_running_statistics(inputs.ensemble.skeleton.network) if repair == "reset" else repair != "none"
     if measures and not has_examples(inputs.data.train):  # also for a single member
         raise EnfoldError(
-            f"{method} with repair={repair!r} measures statistics, which needs train examples, got none: pass train, or "
-            "repair='none'"
+            f"{method} with repair={repair!r} measures statistics, which needs train examples, got none: pass train, "
+            "or repair='none'"
         )
     return FineTuned(inputs, states_of(inputs.ensemble), state)
 
