@@ -22,7 +22,7 @@ from enfold.ensemble import Ensemble, called_network
 from enfold.errors import EnfoldError
 from enfold.metrics import TABLES, calibrated_scores, gain_recovered, metrics_for, per_member
 from enfold.metrics.predictions import Predictions, RowPredictions
-from enfold.tasks import Rows, TaskLike, as_task
+from enfold.tasks import Rows, StudentTask, TaskLike, as_task
 
 
 def member_logits(model: nn.Module, inputs: Any) -> Tensor:
@@ -74,6 +74,8 @@ def predict(
                     refuse_shape(model, inputs, error)
                 raise
             known = known.resolve(outputs, batch_targets)
+            if known.is_ignored(outputs, batch_targets):
+                continue
             rows = known.flatten(outputs, to_device(batch_targets, device))
             values.append(rows.values.cpu())
             targets.append(rows.targets.cpu())
@@ -187,7 +189,8 @@ def evaluate(
     read = partial(as_data, unpack=unpack, network=called_network(model))
     data = read(test, val) if isinstance(test, Data) else read(None, val, test)
     if task is None and getattr(model, "task", None) is None:
-        task = getattr(reference, "task", None)
+        taught = getattr(reference, "task", None)
+        task = None if taught is None else StudentTask(teacher=taught)
     own = predict(model, data.test, task=task)
     validation = predict(model, data.val, task=task) if has_examples(data.val) else None
     scores = score(own, validation)

@@ -26,7 +26,7 @@ from enfold.data import Data, Split
 from enfold.distill.control import train_control
 from enfold.evaluate import best_member, mean_member_score, predict, score
 from enfold.io.files import write_json
-from enfold.merge.basin import basin_check
+from enfold.merge.basin_check import basin_check
 from enfold.networks.catalogue import make
 from enfold.saving import versions
 from enfold.train import TrainConfig, fit

@@ -93,7 +93,7 @@ def run(
 def train(
     out: Annotated[Path, typer.Argument(metavar="RUN", help="A new run directory; with METHOD an existing run.")],
     method: Annotated[
-        str | None, typer.Argument(help="An ensemble method to add to RUN; `enfold methods` lists them.")
+        str | None, typer.Argument(help="An ensemble method to add to RUN; METHOD --help shows its options.")
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="A name (see `enfold data`), a path, or module:function. [fashion-mini]")
@@ -109,7 +109,11 @@ def train(
     label: Label = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A value of the recipe: train.epochs=5; with METHOD an option of it: rank=2."),
+        typer.Option(
+            "--set",
+            help="A value of the recipe: train.epochs=5; with METHOD an option of it: rank=2. `enfold methods train` "
+            "lists the training settings.",
+        ),
     ] = None,
     seeds: Seeds = None,
     device: Device = "cpu",
@@ -152,9 +156,8 @@ def train(
     content |= {"data": {"source": data or "fashion-mini"}, "network": network or "mlp"}
     optional = {"members": members, "checkpoints": checkpoints}
     content |= {key: value for key, value in optional.items() if value is not None}
-    for change in _changes(overrides, seeds):
-        apply_override(content, change)
-    recipe = make_recipe(content, "the command line")
+    changes = {apply_override(content, change): f"--set {change}" for change in _changes(overrides, seeds)}
+    recipe = make_recipe(content, "the command line", overrides=changes)
     _run(recipe, out, device, resume=resume, as_json=as_json, dry_run=dry_run, train_only=True, trust_code=trust_code)
 
 
@@ -305,19 +308,19 @@ def _add(
     from enfold.io.usercode import is_reference
     from enfold.run import add_step, execute
     from enfold.run.override import apply_override
+    from enfold.run.recipe import code_in
     from enfold.run.specs import default_label
 
     opened, recipe = open_trusted(run_directory, trust_code)
     name = method if is_reference(method) else method.replace("-", "_")
     content: dict[str, Any] = {"method": name, "label": label or default_label({"method": method}), "family": family}
     content |= given
-    for change in overrides or ():
-        apply_override(content, change)
+    given_by = {apply_override(content, change): f"--set {change}" for change in overrides or ()}
     check_device(device)
-    if is_reference(name):
-        show_code(opened, [name])
+    if trust_code:
+        show_code(opened, [each for each in code_in(content) if each not in opened.code(recipe)])
     with opened.writing():
-        recipe = add_step(opened, content, device=device)
+        recipe = add_step(opened, content, device=device, overrides=given_by)
         report(opened, execute(opened, recipe, device=device, only=[content["label"]]), as_json)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, get_args
 
@@ -20,6 +20,8 @@ from enfold.engines.skeleton import Skeleton, State
 from enfold.engines.stacked import StackedProgram
 from enfold.engines.vmap import Vmap
 from enfold.errors import EnfoldError
+
+GRADIENT = "gradients of "  # before the name of a parameter
 
 
 def require_engine(name: EngineName) -> EngineName:
@@ -73,10 +75,12 @@ def make_engine(name: str, skeleton: Skeleton, state: State, inputs: Any) -> Eng
 
 @torch.no_grad()
 def check_engine(engine: Engine, skeleton: Skeleton, state: State, inputs: Any) -> None:
-    """Compare outputs and buffers of an engine with those of the loop, in both modes, for common and own inputs.
+    """Compare outputs, buffers and gradients of an engine with those of the loop, in both modes.
 
-    A few examples and varied copies of the parameters are used, so that equal members or a layer of zeros hide no
-    difference. Vmap mixes no members and is only required to run.
+    A few examples, common to all members and each member's own, and varied copies of the parameters are used, so that
+    equal members or a layer of zeros hide no difference. Gradients are compared in train mode, because a trace contains
+    neither `torch.no_grad` nor the backward pass of a `torch.autograd.Function`. Vmap mixes no members and is only
+    required to run.
 
     Raises:
         CannotRun: If the engine fails or gives other results.
@@ -85,17 +89,39 @@ def check_engine(engine: Engine, skeleton: Skeleton, state: State, inputs: Any) 
     few = _choose_examples(inputs, len(next(iter(state.values()))))
     for training in (False, True):
         for each, rows in few:
-            ours, theirs = ({name: tensor.clone() for name, tensor in values.items()} for _ in range(2))
+            learned = skeleton.trainable if training and not each and isinstance(engine, StackedProgram) else None
             with disable_dropout(skeleton.network, training):
                 try:
-                    expected = Loop(skeleton)(theirs, clone(rows), each)
-                    found = engine(ours, clone(rows), each)
+                    expected = run_once(Loop(skeleton), values, rows, each, learned)
+                    found = run_once(engine, values, rows, each, learned)
                 except CannotRun:
                     raise
                 except Exception as error:  # of the user's own forward, or of an operation that cannot be batched
                     raise CannotRun(f"it does not run on a few examples ({error})") from error
             if isinstance(engine, StackedProgram):
-                compare_results({"": expected, **theirs}, {"": found, **ours})
+                compare_results(expected, found)
+
+
+def run_once(
+    engine: Engine, values: State, rows: Any, each: bool, learned: Collection[str] | None
+) -> dict[str, Tensor]:
+    """Return the outputs, named "", the state afterwards, and unless `learned` is None the gradients of these values
+    and of the inputs."""
+    with torch.inference_mode(False), torch.set_grad_enabled(learned is not None):
+        state = {name: tensor.clone() for name, tensor in values.items()}
+        leaves = {name: state[name].requires_grad_() for name in sorted(state.keys() & set(learned or ()))}
+        rows = clone(rows)
+        if learned is not None and isinstance(rows, Tensor) and rows.is_floating_point():
+            leaves["the inputs"] = rows.requires_grad_()
+            rows = rows.clone()  # a network may modify its inputs in place
+        outputs = engine(dict(state), rows, each)
+        if outputs.requires_grad:
+            real = torch.view_as_real(outputs) if outputs.is_complex() else outputs
+            source = torch.Generator().manual_seed(0)
+            real.backward(torch.rand(real.shape, generator=source).to(real) + 0.5)
+    gradients = {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves.items()}
+    found = {"": outputs, **state, **{f"{GRADIENT}{name}": gradient for name, gradient in gradients.items()}}
+    return {name: tensor.detach() for name, tensor in found.items()}
 
 
 def _choose_examples(inputs: Any, num_members: int) -> list[tuple[bool, Any]]:
@@ -108,12 +134,17 @@ def _choose_examples(inputs: Any, num_members: int) -> list[tuple[bool, Any]]:
 
 
 def compare_results(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    """Raise CannotRun if outputs (named "") or buffers differ by more than rounding errors."""
+    """Raise CannotRun if outputs (named ""), buffers or gradients differ by more than rounding errors."""
     tolerance = max(1e-3, 8 * torch.finfo(_compute_dtype(expected[""])).eps)
+    sizes = {name: float(tensor.abs().max()) if tensor.numel() else 1.0 for name, tensor in expected.items()}
+    # The gradient of a bias before a batch norm consists of rounding errors alone.
+    floor = 0.1 * max((size for name, size in sizes.items() if name.startswith(GRADIENT)), default=0.0)
     for name, tensor in expected.items():
-        scale = tensor.abs().max().clamp_min(1e-6) if tensor.numel() else 1.0
-        if found[name].shape != tensor.shape or not bool(((found[name] - tensor).abs() <= tolerance * scale).all()):
+        is_gradient = name.startswith(GRADIENT)
+        allowed = tolerance * (10 * max(sizes[name], floor) if is_gradient else max(sizes[name], 1e-6))
+        if found[name].shape != tensor.shape or not bool(((found[name] - tensor).abs() <= allowed).all()):
             what = f"another value of the buffer '{name}'" if name else "other outputs"
+            what = f"other {name}" if is_gradient else what
             raise CannotRun(f"it gives {what} than the members one by one")
 
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from enfold.arguments import checked
 from enfold.data.convert import Examples
+from enfold.data.unpack import Unpack
 from enfold.merge.common.fine_tuned import (
     Base,
     finish_with_base,
@@ -52,6 +53,7 @@ def dare(
     scale: Annotated[float, Field(allow_inf_nan=False)] = 1.0,
     repair: RepairKind = "reset",
     seed: int = 0,
+    unpack: Unpack | None = None,
 ) -> nn.Module:
     """Return the base plus the mean of the members' changes, of which entries were dropped at random.
 
@@ -65,6 +67,7 @@ def dare(
         repair: Statistics of the result: "reset" measures batch norms again, "none" averages their statistics,
             "repair", "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
         seed: Seed of the draws, together with the weights of a member, and of the order of the training examples.
+        unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Returns:
         A network of the members' class in eval mode; a single member is returned unchanged at scale 1.
@@ -72,7 +75,7 @@ def dare(
     Raises:
         EnfoldError: If the networks cannot be averaged, the base does not fit, or examples are needed and missing.
     """
-    given = prepare_fine_tuned("dare", models, base, train, repair=repair)
+    given = prepare_fine_tuned("dare", models, base, train, repair=repair, unpack=unpack)
     state = mean_of(given.states)
     if len(given.states) > 1 and (drop or combine == "ties"):
         texts = seeds_by_content(given.states, given.learned)

@@ -28,15 +28,16 @@ from enfold.data.batches import Batch, Order
 from enfold.data.convert import Examples
 from enfold.data.dataset import Data
 from enfold.data.tree import select_examples
+from enfold.data.unpack import Unpack
 from enfold.engines.modes import eval_mode
 from enfold.engines.skeleton import State
 from enfold.errors import EnfoldError
 from enfold.merge.common.fine_tuned import finish, wide
-from enfold.merge.common.inputs import Models, prepare_inputs
+from enfold.merge.common.inputs import Models, known_or_inferred, prepare_inputs
 from enfold.merge.common.states import mean_of, states_of
 from enfold.merge.repair import RepairKind
 from enfold.seeds import seed_scope
-from enfold.tasks import Rows, Task, TaskLike, as_task
+from enfold.tasks import Rows, Task, TaskLike
 from enfold.train.objective import batch_outputs
 
 
@@ -52,6 +53,7 @@ def fisher(
     task: TaskLike = None,
     repair: RepairKind = "reset",
     seed: int = 0,
+    unpack: Unpack | None = None,
 ) -> nn.Module:
     """Return the mean of the members, weighted by the diagonal of their Fisher information.
 
@@ -66,6 +68,7 @@ def fisher(
         repair: Statistics of the result: "reset" measures batch norms again, "none" averages their statistics,
             "repair", "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
         seed: Seed of the choice of examples and of labels that are drawn.
+        unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Returns:
         A network of the members' class in eval mode; a single member is returned unchanged.
@@ -73,11 +76,11 @@ def fisher(
     Raises:
         EnfoldError: If the networks cannot be averaged, examples are missing, or the task has no labels to draw.
     """
-    inputs = prepare_inputs("fisher", models, train, repair=repair, needs_train=True)
+    inputs = prepare_inputs("fisher", models, train, repair=repair, unpack=unpack, needs_train=True)
     states = states_of(inputs.ensemble)
     if len(states) == 1:
         return inputs.ensemble.member(0).eval()
-    known = as_task(task if task is not None else inputs.ensemble.task)
+    known = known_or_inferred(task, inputs.ensemble)
     options = {"targets": targets, "samples": samples, "examples": examples, "seed": seed}
     found = [information(inputs.ensemble.network(state), inputs.data, known, **options) for state in states]  # type: ignore[arg-type]
     with torch.no_grad():

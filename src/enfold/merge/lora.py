@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from enfold.arguments import checked
 from enfold.data.convert import Examples
+from enfold.data.unpack import Unpack
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
 from enfold.ensembles.lora_ensemble import LoRAEnsemble
@@ -77,6 +78,7 @@ def lora(
     weights: tuple[float, ...] | None = None,
     repair: RepairKind = "reset",
     seed: int = 0,
+    unpack: Unpack | None = None,
 ) -> nn.Module:
     """Return one network with the mean of the members' low-rank changes.
 
@@ -92,6 +94,7 @@ def lora(
         repair: Statistics of the result: "reset" measures batch norms again, "none" averages their statistics,
             "repair", "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
         seed: Seed of the order of the training examples.
+        unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Returns:
         A network of the members' class in eval mode; a single member with weight 1 is returned unchanged if its rank is
@@ -101,7 +104,7 @@ def lora(
         EnfoldError: If the networks cannot be averaged, have adapters of different bases or of other kinds, have none
             and no base is given, or examples are needed and missing.
     """
-    inputs = prepare_inputs("lora", models, train, repair=repair)
+    inputs = prepare_inputs("lora", models, train, repair=repair, unpack=unpack)
     ensemble, states = inputs.ensemble, states_of(inputs.ensemble)
     factors = _factors(weights, len(states))
     if factors == [1.0] and rank is None:

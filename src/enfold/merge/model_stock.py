@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from enfold.arguments import checked
 from enfold.data.convert import Examples
+from enfold.data.unpack import Unpack
 from enfold.merge.common.fine_tuned import Base, finish_with_base, prepare_fine_tuned, wide
 from enfold.merge.common.inputs import Models
 from enfold.merge.common.states import mean_of
@@ -35,6 +36,7 @@ def model_stock(
     base: Base | None = None,
     repair: RepairKind = "reset",
     seed: int = 0,
+    unpack: Unpack | None = None,
 ) -> nn.Module:
     """Return a network between the base and the mean of the members, at a distance of its own in every layer.
 
@@ -45,6 +47,7 @@ def model_stock(
         repair: Statistics of the result: "reset" measures batch norms again, "none" averages their statistics,
             "repair", "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
         seed: Seed of the order of the training examples.
+        unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Returns:
         A network of the members' class in eval mode; a single member is returned unchanged.
@@ -52,7 +55,7 @@ def model_stock(
     Raises:
         EnfoldError: If the networks cannot be averaged, the base does not fit, or examples are needed and missing.
     """
-    given = prepare_fine_tuned("model_stock", models, base, train, repair=repair)
+    given = prepare_fine_tuned("model_stock", models, base, train, repair=repair, unpack=unpack)
     state = mean_of(given.states)
     for name in given.learned:
         each = torch.stack([wide(own[name]) - wide(given.base[name]) for own in given.states]).flatten(1)

@@ -33,6 +33,7 @@ from enfold.arguments import checked
 from enfold.data.batches import Order, count_targets
 from enfold.data.convert import Examples
 from enfold.data.dataset import Data
+from enfold.data.unpack import Unpack
 from enfold.engines.modes import eval_mode
 from enfold.engines.skeleton import find_places
 from enfold.evaluate import member_logits
@@ -57,6 +58,7 @@ def regmean(
     examples: Annotated[int, Field(ge=1)] = 1024,
     repair: RepairKind = "reset",
     seed: int = 0,
+    unpack: Unpack | None = None,
 ) -> nn.Module:
     """Return one network whose linear layers and convolutions fit the outputs of the members' by least squares.
 
@@ -69,6 +71,7 @@ def regmean(
         repair: Statistics of the result: "reset" measures batch norms again, "none" averages their statistics,
             "repair", "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
         seed: Seed of the choice of examples.
+        unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Returns:
         A network of the members' class in eval mode; a single member is returned unchanged.
@@ -76,7 +79,7 @@ def regmean(
     Raises:
         EnfoldError: If the networks cannot be averaged, or examples are missing.
     """
-    inputs = prepare_inputs("regmean", models, train, repair=repair, needs_train=True)
+    inputs = prepare_inputs("regmean", models, train, repair=repair, unpack=unpack, needs_train=True)
     states = states_of(inputs.ensemble)
     if len(states) == 1:
         return inputs.ensemble.member(0).eval()

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from enfold.arguments import checked
 from enfold.data.convert import Examples
+from enfold.data.unpack import Unpack
 from enfold.errors import EnfoldError
 from enfold.merge.common.fine_tuned import Base, base_state, finish
 from enfold.merge.common.inputs import Models, prepare_inputs
@@ -47,6 +48,7 @@ def slerp(
     iterations: Annotated[int, Field(ge=1)] = 100,
     repair: RepairKind = "reset",
     seed: int = 0,
+    unpack: Unpack | None = None,
 ) -> nn.Module:
     """Return the mean of the members on a sphere, layer by layer.
 
@@ -59,6 +61,7 @@ def slerp(
         repair: Statistics of the result: "reset" measures batch norms again, "none" averages their statistics,
             "repair", "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
         seed: Seed of the order of the training examples.
+        unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Returns:
         A network of the members' class in eval mode; a single member is returned unchanged.
@@ -67,7 +70,7 @@ def slerp(
         EnfoldError: If the networks cannot be averaged, the base does not fit, `t` is given for other than two members,
             or examples are needed and missing.
     """
-    inputs = prepare_inputs("slerp", models, train, repair=repair)
+    inputs = prepare_inputs("slerp", models, train, repair=repair, unpack=unpack)
     centre = None if base is None else base_state(inputs.ensemble, base, "slerp")
     states = states_of(inputs.ensemble)
     if t != 0.5 and len(states) != 2:

@@ -22,6 +22,7 @@ from torch import nn
 
 from enfold.arguments import checked
 from enfold.data.convert import Examples
+from enfold.data.unpack import Unpack
 from enfold.merge.common.fine_tuned import (
     Base,
     FineTuned,
@@ -49,6 +50,7 @@ def task_arithmetic(
     task: TaskLike = None,
     repair: RepairKind = "reset",
     seed: int = 0,
+    unpack: Unpack | None = None,
 ) -> nn.Module:
     """Return the base plus the scaled sum of the members' differences from it.
 
@@ -64,6 +66,7 @@ def task_arithmetic(
         repair: Statistics of the result: "reset" measures batch norms again, "none" averages their statistics,
             "repair", "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
         seed: Seed of the order of the training examples.
+        unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Returns:
         A network of the members' class in eval mode.
@@ -71,7 +74,7 @@ def task_arithmetic(
     Raises:
         EnfoldError: If the networks cannot be averaged, the base does not fit, or examples are needed and missing.
     """
-    given = prepare_fine_tuned("task_arithmetic", models, base, train, val, repair=repair)
+    given = prepare_fine_tuned("task_arithmetic", models, base, train, val, repair=repair, unpack=unpack)
     make = partial(_at, given, repair, seed)
     if not choose:
         return make(1.0 if scale is None else scale * len(given.states))

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from enfold.arguments import checked
 from enfold.data.convert import Examples
+from enfold.data.unpack import Unpack
 from enfold.engines.skeleton import State
 from enfold.merge.common.fine_tuned import (
     Base,
@@ -49,6 +50,7 @@ def ties(
     scale: Annotated[float, Field(allow_inf_nan=False)] = 1.0,
     repair: RepairKind = "reset",
     seed: int = 0,
+    unpack: Unpack | None = None,
 ) -> nn.Module:
     """Return the base plus the mean change of the members that agree on its sign, weight by weight.
 
@@ -61,6 +63,7 @@ def ties(
         repair: Statistics of the result: "reset" measures batch norms again, "none" averages their statistics,
             "repair", "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
         seed: Seed of the order of the training examples.
+        unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Returns:
         A network of the members' class in eval mode; a single member is returned unchanged at scale 1.
@@ -68,7 +71,7 @@ def ties(
     Raises:
         EnfoldError: If the networks cannot be averaged, the base does not fit, or examples are needed and missing.
     """
-    given = prepare_fine_tuned("ties", models, base, train, repair=repair)
+    given = prepare_fine_tuned("ties", models, base, train, repair=repair, unpack=unpack)
     state = mean_of(given.states)
     if len(given.states) > 1:
         each = [trim(flatten(given.vectors(k), given.learned), density) for k in range(len(given.states))]

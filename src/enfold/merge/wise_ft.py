@@ -23,6 +23,7 @@ from torch import nn
 
 from enfold.arguments import checked
 from enfold.data.convert import Examples
+from enfold.data.unpack import Unpack
 from enfold.merge.common.fine_tuned import (
     Base,
     FineTuned,
@@ -49,6 +50,7 @@ def wise_ft(
     task: TaskLike = None,
     repair: RepairKind = "reset",
     seed: int = 0,
+    unpack: Unpack | None = None,
 ) -> nn.Module:
     """Return a network on the line from the base to the mean of the members.
 
@@ -63,6 +65,7 @@ def wise_ft(
         repair: Statistics of the result: "reset" measures batch norms again, "none" averages their statistics,
             "repair", "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
         seed: Seed of the order of the training examples.
+        unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Returns:
         A network of the members' class in eval mode; at the ends, the base or a single member, unchanged.
@@ -70,7 +73,7 @@ def wise_ft(
     Raises:
         EnfoldError: If the networks cannot be averaged, the base does not fit, or examples are needed and missing.
     """
-    given = prepare_fine_tuned("wise_ft", models, base, train, val, repair=repair)
+    given = prepare_fine_tuned("wise_ft", models, base, train, val, repair=repair, unpack=unpack)
     make = partial(_at, given, repair, seed)
     if alpha is not None:
         return make(alpha)

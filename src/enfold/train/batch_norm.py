@@ -49,7 +49,7 @@ def reestimate(network: nn.Module, data: Data, *, batch_size: int = 256, seed: i
             layer.reset_running_stats()
             layer.train()
         for batch in Order(batch_size, seed=seed).batches(data, epoch=0):
-            if len(batch.targets) >= least:
+            if len(batch) >= least:
                 member_logits(network, to_device(batch.inputs, device))
                 seen += 1
     if not seen:

@@ -143,6 +143,8 @@ class TrainConfig:
         found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         changed = {name: value for name, value in found.items() if name == "seed" or value != getattr(usual, name)}
         if isinstance(self.task, Inferred):
+            changed["task"] = self.task.argument
+        if changed.get("task", "") is None:
             del changed["task"]
         return {name: repr(value) if isinstance(value, Task) else value for name, value in changed.items()}
 

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from enfold.data.convert import Examples
 from enfold.data.dataset import has_examples
+from enfold.data.unpack import Unpack
 from enfold.engines.skeleton import State, read_state
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.io.checkpoints import load_into, matching_files
 from enfold.io.files import digest
-from enfold.merge.common.inputs import MergeInputs, Models, prepare_inputs
+from enfold.merge.common.inputs import MergeInputs, Models, known_or_inferred, prepare_inputs
 from enfold.merge.common.states import states_of
 from enfold.merge.repair import RepairKind, repair_network
 from enfold.metrics import metrics_for
@@ -85,6 +86,7 @@ def prepare_fine_tuned(
     val: Examples | None = None,
     *,
     repair: RepairKind = "reset",
+    unpack: Unpack | None = None,
 ) -> FineTuned:
     """Convert and check the inputs of a merge with a base.
 
@@ -95,11 +97,12 @@ def prepare_fine_tuned(
         train: Training examples.
         val: Validation examples.
         repair: The kind of repair.
+        unpack: Function that splits a batch of a loader; None for the usual structures of batches.
 
     Raises:
         EnfoldError: If networks cannot be averaged, the base does not fit them, or examples are missing.
     """
-    inputs = prepare_inputs(method, models, train, val, repair=repair)
+    inputs = prepare_inputs(method, models, train, val, repair=repair, unpack=unpack)
     state = base_state(inputs.ensemble, base, method)
     measures = has_running_statistics(inputs.ensemble.skeleton.network) if repair == "reset" else repair != "none"
     if measures and not has_examples(inputs.data.train):  # also for a single member
@@ -271,7 +274,7 @@ def choose_on_val(
     data, method = given.inputs.data, given.inputs.method
     if not has_examples(data.val):
         raise EnfoldError(f"{method} chooses {option} on val examples, got none: pass val, or a value of {option}")
-    known = task if task is not None else given.ensemble.task
+    known = known_or_inferred(task, given.ensemble)
     best: tuple[float, nn.Module] | None = None
     for make in candidates.values():
         network = make()

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from enfold.errors import EnfoldError
-from enfold.merge.basin import basin_check
+from enfold.merge import basin_check
 from enfold.tasks.regression import Regression
 from enfold.train import TrainConfig, fit
 from fine_tuned import family, images

@@ -31,24 +31,24 @@ from enfold.data.batches import count_targets
 from enfold.data.convert import Examples, as_data, require
 from enfold.data.dataset import Data, Part, Split, evaluation_batches, has_examples
 from enfold.data.tree import to_device
-from enfold.data.unpack import Unpacked
+from enfold.data.unpack import Unpack, Unpacked
 from enfold.engines.modes import eval_mode
 from enfold.engines.outputs import at_least_float32
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble, called_network
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
-from enfold.merge.common.inputs import Models, require_members
+from enfold.merge.common.inputs import Models, known_or_inferred, require_members
 from enfold.merge.common.states import mean_of, states_of
 from enfold.seeds import generator
-from enfold.tasks import Rows, Task, TaskLike, as_task
+from enfold.tasks import Rows, Task, TaskLike
 from enfold.train.batch_norm import has_running_statistics, reestimate
 
 BATCH = 256
 
 
 @dataclass(frozen=True)
-class BasinCheck:
+class BasinReport:
     """The result of `basin_check`.
 
     Args:
@@ -100,7 +100,8 @@ def basin_check(
     threshold: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.05,
     task: TaskLike = None,
     seed: int = 0,
-) -> BasinCheck:
+    unpack: Unpack | None = None,
+) -> BasinReport:
     """Return the barriers of the loss on the straight lines between all members.
 
     Args:
@@ -113,6 +114,7 @@ def basin_check(
         threshold: Largest barrier in one basin, as a fraction of what members have learned, equation (3).
         task: What outputs mean; None for the task that an ensemble was trained for, or to infer it.
         seed: Seed of the choice of examples.
+        unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Returns:
         The barriers, and whether members lie in one basin.
@@ -123,8 +125,8 @@ def basin_check(
     start = time.perf_counter()
     require(val, "val", "basin_check")
     ensemble = require_members(models, "basin_check")
-    data = _sample(ensemble, val, train, examples, seed)
-    measure = _Measure(ensemble, data, as_task(task if task is not None else ensemble.task), seed)
+    data = _sample(ensemble, val, train, examples, seed, unpack)
+    measure = _Measure(ensemble, data, known_or_inferred(task, ensemble), seed)
     states = states_of(ensemble)
     found = [measure(state, is_member=True) for state in states]
     losses = [loss for loss, _ in found]
@@ -140,7 +142,7 @@ def basin_check(
     mean_loss = measure(mean_of(states))[0] if len(states) > 1 else losses[0]
     limit = threshold * max(scale, 0.0)  # (3)
     seconds = time.perf_counter() - start
-    return BasinCheck(barriers, tuple(losses), mean_loss, scale, limit, measure.unit, measure.examples, seconds)
+    return BasinReport(barriers, tuple(losses), mean_loss, scale, limit, measure.unit, measure.examples, seconds)
 
 
 class _Measure:
@@ -184,10 +186,13 @@ class _Measure:
         return float(self.task.loss(rows)[0]), float(self.task.loss(constant)[0])
 
 
-def _sample(ensemble: Ensemble, val: Examples, train: Examples | None, examples: int, seed: int) -> Data:
+def _sample(
+    ensemble: Ensemble, val: Examples, train: Examples | None, examples: int, seed: int, unpack: Unpack | None
+) -> Data:
     """Return lists of a few batches of both splits, which are the same in every pass."""
     network = called_network(ensemble)
-    data = val if isinstance(val, Data) and train is None else as_data(train, val, network=network)
+    train = val if isinstance(val, Data) and train is None else train
+    data = as_data(train, val, unpack=unpack, network=network)
     with torch.random.fork_rng(devices=[]):
         parts = [list(_batches(part, examples, seed)) for part in (data.train, data.val)]
     return Data(parts[0], parts[1], [], None, data.shape)
