@@ -42,8 +42,10 @@ INPUTS = frozenset(
         "on_epoch",
         "quiet",
         "title",
+        "task",
         "unpack",
         "outputs",
+        "base",
     ]
 )
 """Parameters that are no options of a method: networks, data, and how the call is carried out."""
