@@ -58,7 +58,7 @@ GIVEN: dict[str, frozenset[str]] = {
     "distill": frozenset(),
     "merge": frozenset(
         ["models", "network", "train", "val", "example", "config", "checkpoint", "cache", "quiet", "title"]
-        + ["task", "unpack", "outputs", "base"]
+        + ["task", "unpack", "outputs"]
     ),
     "perturb": frozenset(),
 }
