@@ -57,8 +57,21 @@ GIVEN: dict[str, frozenset[str]] = {
     "ensemble": frozenset(["network", "networks"]),
     "distill": frozenset(),
     "merge": frozenset(
-        ["models", "network", "train", "val", "example", "config", "checkpoint", "cache", "quiet", "title"]
-        + ["task", "unpack", "outputs"]
+        [
+            "models",
+            "network",
+            "train",
+            "val",
+            "example",
+            "config",
+            "checkpoint",
+            "cache",
+            "quiet",
+            "title",
+            "task",
+            "unpack",
+            "outputs",
+        ]
     ),
     "perturb": frozenset(),
 }

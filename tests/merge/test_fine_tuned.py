@@ -19,6 +19,7 @@ from enfold.networks.catalogue import make
 from enfold.registry import methods
 from fine_tuned import BASED, EVERY, IDENTITY, ZERO, family, images, merged
 
+pytestmark = pytest.mark.filterwarnings("ignore::enfold.merge.soup.SingleModelWarning")
 every = pytest.mark.parametrize("name", EVERY)
 based = pytest.mark.parametrize("name", BASED)
 

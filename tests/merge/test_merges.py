@@ -136,7 +136,9 @@ def test_a_member_that_is_not_finite_is_named(name):
 @every_merge
 def test_a_single_member_is_returned_unchanged(name):
     members, expected = some_members(1).train(), drawn(convolutional)
-    for settings in ({}, {"repair": "repair"}):
+    own = {"base": moved(expected)} if name in BASED else {}
+    own |= {"alpha": 1.0} if name == "wise_ft" else {}
+    for settings in (own, {"repair": "repair", **own}):
         network = MERGES[name](members, DATA, **settings)
         assert not network.training
         assert_same(network, expected)
