@@ -45,7 +45,6 @@ INPUTS = frozenset(
         "task",
         "unpack",
         "outputs",
-        "base",
     ]
 )
 """Parameters that are no options of a method: networks, data, and how the call is carried out."""

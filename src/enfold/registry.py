@@ -58,7 +58,7 @@ GIVEN: dict[str, frozenset[str]] = {
     "distill": frozenset(),
     "merge": frozenset(
         [
-            *("models", "network", "base", "train", "val", "example", "task", "unpack", "outputs"),
+            *("models", "network", "train", "val", "example", "task", "unpack", "outputs"),
             *("config", "checkpoint", "cache", "quiet", "title"),
         ]
     ),
@@ -67,8 +67,8 @@ GIVEN: dict[str, frozenset[str]] = {
 """The parameters of each kind that a run fills in; see `Method.inputs`."""
 
 GROUP = "enfold.methods"
-NOT_METHODS = frozenset(["deep_ensemble", "mixed_ensemble", "align"])
-"""Files that are no methods of a recipe: ensembles of separate networks, and alignment without a merge."""
+NOT_METHODS = frozenset(["deep_ensemble", "mixed_ensemble", "align", "basin_check"])
+"""Files that are no methods of a recipe: ensembles of separate networks, alignment without a merge, the basin check."""
 
 
 class BrokenMethodWarning(UserWarning):

@@ -17,6 +17,7 @@ from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError
 from enfold.registry import methods
 from enfold.train import TrainConfig
+from fine_tuned import moved
 
 MERGES = {name: each.target for name, each in methods("merge").items() if "network" not in each.inputs}  # of members
 PARAMETERS = {name: inspect.signature(each).parameters for name, each in MERGES.items()}
@@ -27,6 +28,12 @@ BRIEF = {  # of merges that train
     for name, known in PARAMETERS.items()
     if {"config", "epochs"} & known.keys()
 }
+IDENTITY = {  # options with which equal members give themselves, and the order of examples does not matter
+    "wise_ft": {"alpha": 1.0},
+    "ties": {"density": 1.0},
+    "dare": {"drop": 0.0},
+    "fisher": {"samples": None},
+}
 
 both = pytest.mark.parametrize("members", ["plain", "normed"], indirect=True)
 every_merge = pytest.mark.parametrize("name", MERGES)
@@ -35,9 +42,18 @@ pytestmark = pytest.mark.filterwarnings("ignore::enfold.merge.soup.SingleModelWa
 
 
 def merged(name: str, members: object, data: object, **options: object) -> nn.Module:
-    """The result of a merge that is given these examples if it takes any, with short training if it trains."""
-    examples = {} if DATA[name] is None else {DATA[name]: data}
-    return MERGES[name](members, **{**examples, **BRIEF.get(name, {}), **options})
+    """The result of a merge that is given these examples and a base if it takes any, with short training."""
+    given = {} if DATA[name] is None else {DATA[name]: data}
+    if "base" in PARAMETERS[name]:
+        given["base"] = moved(first_network(members))
+    return MERGES[name](members, **{**given, **BRIEF.get(name, {}), **IDENTITY.get(name, {}), **options})
+
+
+def first_network(members: object) -> nn.Module | None:
+    """The first network of a list or of an ensemble."""
+    if isinstance(members, list | DeepEnsemble) and members and isinstance(members[0], nn.Module):
+        return members[0]
+    return None
 
 
 def states_equal(first: nn.Module, second: nn.Module) -> bool:
@@ -178,7 +194,8 @@ def test_any_kind_of_examples(name, members, data):
 
 
 @pytest.mark.parametrize(
-    "name", ["activation_matching", "zipit", "cca_merge", "ot_fusion", "straight_through", "perm_avg"]
+    "name",
+    ["activation_matching", "zipit", "cca_merge", "ot_fusion", "straight_through", "perm_avg", "fisher", "regmean"],
 )
 def test_training_examples_are_needed_by_name(name, members):
     with pytest.raises(EnfoldError, match="train"):
