@@ -55,6 +55,7 @@ def compress(
     budget: str | float = "1x",
     time: str | float | None = None,
     student: Callable[[], nn.Module] | None = None,
+    base: nn.Module | None = None,
     task: TaskLike = None,
     unpack: Unpack | None = None,
     outputs: Callable[[Any], Tensor] | None = None,
@@ -79,6 +80,7 @@ def compress(
         time: Limit of the search, such as "30 min" or a number of seconds; epochs are shortened to fit. None for no
             limit.
         student: Function that makes a network of another architecture to distil into.
+        base: Network that the members were fine-tuned from, for the merges that use it.
         task: What the outputs mean; None for the task that an ensemble was trained for, or to infer it.
         unpack: Function that splits a batch, as for `fit`.
         outputs: Function that selects the output of a network, as for `fit`.
@@ -117,7 +119,7 @@ def compress(
     _refuse_identical(members, data, task)
     search = Search(members, data, current_task(task), settings_given, limit, started, seconds, quiet=quiet)
     search.folder = None if folder is None else Path(folder)
-    return search.run(student)
+    return search.run(student, base)
 
 
 @dataclass
@@ -135,11 +137,11 @@ class Search:
     folder: Path | None = None
     trials: list[Trial] = field(default_factory=list)
 
-    def run(self, student: Callable[[], nn.Module] | None) -> Compression:
+    def run(self, student: Callable[[], nn.Module] | None, base: nn.Module | None = None) -> Compression:
         """Diagnose the members, try the routes, and return the result."""
         self._say("diagnosing the members")
         diagnosis = diagnose(self.members, self.data, self.task, self.config)
-        setting = Setting(self.members, self.data, self.task, self.config, diagnosis, student)
+        setting = Setting(self.members, self.data, self.task, self.config, diagnosis, student, base)
         self._add_references(diagnosis)
         for route in find_merges(setting):
             self._try(route, setting, 0, kind="merge")
