@@ -83,7 +83,9 @@ def measure(make: Callable[[], nn.Module], shape: tuple[int, ...], rounds: int) 
     first = pixels[:BATCH]
     return {
         "training": ratios(training, rounds),
-        "inference": ratios({"tensors": inference(make, first), "dictionaries": inference(make, {"pixels": first})}, rounds),
+        "inference": ratios(
+            {"tensors": inference(make, first), "dictionaries": inference(make, {"pixels": first})}, rounds
+        ),
     }
 
 

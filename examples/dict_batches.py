@@ -50,7 +50,8 @@ def main() -> None:
     enfold.fit(ensemble, train, val, epochs=8, lr=3e-3, quiet=True)
     net = enfold.distill(ensemble, train, val, epochs=5, lr=1e-3, quiet=True)
     control = enfold.train_control(ensemble, train, val, epochs=5, lr=1e-3, quiet=True)
-    for name, model in {"member 0": ensemble.member(0), "ensemble": ensemble, "distilled": net, "control": control}.items():
+    models = {"member 0": ensemble.member(0), "ensemble": ensemble, "distilled": net, "control": control}
+    for name, model in models.items():
         print(enfold.evaluate(model, test, reference=ensemble, name=name))
 
     # The distilled network is a BertForSequenceClassification with its own keys.
@@ -58,7 +59,12 @@ def main() -> None:
     loaded = enfold.load("runs/bert.safetensors", make_net)
     batch = collate(make_reviews(2, seed=3))
     del batch["labels"]
-    print("classes", loaded(**batch).logits.argmax(1).tolist(), "of the ensemble", ensemble.predict(**batch).classes.tolist())
+    print(
+        "classes",
+        loaded(**batch).logits.argmax(1).tolist(),
+        "of the ensemble",
+        ensemble.predict(**batch).classes.tolist(),
+    )
 
 
 if __name__ == "__main__":

@@ -43,13 +43,17 @@ class GraphNet(torch.nn.Module):
 def main() -> None:
     """Train, distil and compare."""
     train = DataLoader(make_graphs(600), batch_size=32, shuffle=True)
-    val, test = DataLoader(make_graphs(200, seed=1), batch_size=200), DataLoader(make_graphs(500, seed=2), batch_size=250)
+    val, test = (
+        DataLoader(make_graphs(200, seed=1), batch_size=200),
+        DataLoader(make_graphs(500, seed=2), batch_size=250),
+    )
 
     ensemble = enfold.DeepEnsemble(GraphNet, 4)
     enfold.fit(ensemble, train, val, epochs=20, lr=1e-2, quiet=True)
     net = enfold.distill(ensemble, train, val, epochs=10, lr=3e-3, quiet=True)
     control = enfold.train_control(ensemble, train, val, epochs=10, lr=3e-3, quiet=True)
-    for name, model in {"member 0": ensemble.member(0), "ensemble": ensemble, "distilled": net, "control": control}.items():
+    models = {"member 0": ensemble.member(0), "ensemble": ensemble, "distilled": net, "control": control}
+    for name, model in models.items():
         print(enfold.evaluate(model, test, reference=ensemble, name=name))
 
     prediction = ensemble.predict(next(iter(test)))

@@ -145,9 +145,7 @@ SETTINGS = {
     "diabetes": tabular(diabetes, 10, 40),
     "friedman": tabular(friedman, 10, 120),
     "housing": tabular(housing, 8, 80),
-    "segmentation": Setting(
-        scenes, segmentation.make_net, 4, SCENES | {"lr": 1e-2}, SCENES | {"lr": 5e-3}, CLASSES
-    ),
+    "segmentation": Setting(scenes, segmentation.make_net, 4, SCENES | {"lr": 1e-2}, SCENES | {"lr": 5e-3}, CLASSES),
     "tokens": Setting(sentences, tokens.make_net, 4, {"lr": 5e-3, "epochs": 15}, {"lr": 2e-3, "epochs": 15}, CLASSES),
 }
 
@@ -229,7 +227,11 @@ def main(arguments: list[str]) -> None:
             if not file.exists():
                 file.write_text(json.dumps(run_cell(name, seed), indent=1))
             for model, scores in json.loads(file.read_text())["scores"].items():
-                print(f"{name} {seed} {model}:", "  ".join(f"{key} {value:.4f}" for key, value in scores.items()), flush=True)
+                print(
+                    f"{name} {seed} {model}:",
+                    "  ".join(f"{key} {value:.4f}" for key, value in scores.items()),
+                    flush=True,
+                )
     found = summarize()
     if found["tasks"] and all(math.isfinite(len(each)) for each in found["tasks"].values()):
         RESULT.write_text(json.dumps(found, indent=1) + "\n")

@@ -32,7 +32,8 @@ def main() -> None:
     enfold.fit(ensemble, train, val, task="multilabel", epochs=40, lr=3e-3, batch_size=64, quiet=True)
     net = enfold.distill(ensemble, train, val, epochs=30, lr=1e-3, batch_size=64, quiet=True)
     control = enfold.train_control(ensemble, train, val, epochs=30, lr=1e-3, batch_size=64, quiet=True)
-    for name, model in {"member 0": ensemble.member(0), "ensemble": ensemble, "distilled": net, "control": control}.items():
+    models = {"member 0": ensemble.member(0), "ensemble": ensemble, "distilled": net, "control": control}
+    for name, model in models.items():
         print(enfold.evaluate(model, test, reference=ensemble, name=name))
 
     prediction = ensemble.predict(test[0][:1])

@@ -122,9 +122,7 @@ def test_a_graph_network_trains_as_in_plain_pytorch():
     batches = list(DataLoader(example.make_graphs(96), batch_size=32))
     for batch in batches:
         batch.x = batch.x.double()
-    require_plain_training(
-        example.GraphNet, batches, lambda network, batch: F.cross_entropy(network(batch), batch.y)
-    )
+    require_plain_training(example.GraphNet, batches, lambda network, batch: F.cross_entropy(network(batch), batch.y))
 
 
 @pytest.mark.usefixtures("in_double")

@@ -15,13 +15,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.profiler import profile
 from torch.utils.flop_counter import FlopCounterMode
 
+from enfold.data.tree import clone, count_examples, describe, device_of, is_container, map_tensors, tensors
+from enfold.engines.call import call_network
 from enfold.engines.modes import eval_mode
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
@@ -105,7 +107,7 @@ def _unique_storage(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
     return used
 
 
-def flops(module: nn.Module, inputs: Tensor) -> int:
+def flops(module: nn.Module, inputs: Any, *, examples: int | None = None) -> int:
     """Return the floating-point operations per example of the forward pass in eval mode.
 
     Matrix products, convolutions, recurrent layers and attention are counted, with a multiply-add as two operations;
@@ -114,14 +116,24 @@ def flops(module: nn.Module, inputs: Tensor) -> int:
 
     Args:
         module: A network or an ensemble.
-        inputs: A batch of inputs (B, ...).
+        inputs: A batch of inputs (B, ...), in the structure that the network takes.
+        examples: The number of examples in the batch; None to take it from the shape of the tensors.
+
+    Raises:
+        EnfoldError: If the number of examples is unknown, as in a batch of graphs.
     """
+    size = count_examples(inputs) if examples is None else examples
+    if not size:
+        raise EnfoldError(
+            f"examples must be the number of examples where inputs do not show it, got {describe(inputs)} and "
+            f"examples={examples}: pass examples="
+        )
     counter = FlopCounterMode(display=False, custom_mapping=_MORE_FORMULAS)
     with eval_mode(module), _no_gradients(module), torch.no_grad(), _unfused_attention():
-        module(inputs.clone())  # the first call chooses and verifies the engine
+        call_network(module, clone(inputs))  # the first call chooses and verifies the engine
         with counter:
-            module(inputs.clone())
-    return round(counter.get_total_flops() / len(inputs))
+            call_network(module, clone(inputs))
+    return round(counter.get_total_flops() / size)
 
 
 @contextmanager
@@ -320,7 +332,7 @@ def _quiet_profiler() -> Iterator[None]:
 def measure(
     models: Mapping[str, nn.Module],
     reference: str,
-    example: Tensor,
+    example: Any,
     *,
     batch_sizes: Sequence[int] = (1, 128),
     rounds: int = 9,
@@ -333,7 +345,8 @@ def measure(
     Args:
         models: Models by name.
         reference: Name of the model that ratios refer to.
-        example: One prepared input without batch axis, on the device of the models.
+        example: One prepared input without batch axis, on the device of the models: a tensor, or a tuple or dictionary
+            of tensors. For other inputs, such as graphs, a function that returns a batch of a given size.
         batch_sizes: Batch sizes whose latency is measured.
         rounds: Number of rounds of the latency measurement.
         warmup: Calls of each model before the measurement.
@@ -342,7 +355,8 @@ def measure(
         The cost of each model by name.
 
     Raises:
-        EnfoldError: If `reference` is not one of the models or a batch size is below 1.
+        EnfoldError: If `reference` is not one of the models, a batch size is below 1, or no batch can be made of the
+            example.
     """
     if reference not in models:
         raise EnfoldError(f"reference must be one of {', '.join(models)}, got {reference!r}: choose one of these")
@@ -351,15 +365,16 @@ def measure(
             f"batch_sizes must be one or more integers of at least 1, got {list(batch_sizes)}: use for example "
             "batch_sizes=(1, 128)"
         )
+    largest = max(batch_sizes)
     with eval_mode(*models.values()), torch.inference_mode():
-        batches = {
-            size: torch.stack([example] * size) for size in batch_sizes
-        }  # copies, as models may modify them in place
+        batches = {size: _make_batch(example, size) for size in batch_sizes}
         times = {
-            size: time_rounds({name: partial(model, batch) for name, model in models.items()}, rounds, warmup)
+            size: time_rounds(
+                {name: partial(call_network, model, batch) for name, model in models.items()}, rounds, warmup
+            )
             for size, batch in batches.items()
         }
-        counts = {name: _count(model, batches[max(batch_sizes)]) for name, model in models.items()}
+        counts = {name: _count(model, batches[largest], largest) for name, model in models.items()}
     return {
         name: Cost(
             **counts[name],
@@ -384,13 +399,25 @@ class _Counts(TypedDict):
     peak_memory: int | None
 
 
-def _count(model: nn.Module, batch: Tensor) -> _Counts:
+def _make_batch(example: Any, size: int) -> Any:
+    """Return a batch of copies of an example, as models may modify it in place."""
+    if callable(example) and not tensors(example):
+        return example(size)
+    if not is_container(example) or not tensors(example):
+        raise EnfoldError(
+            f"example must be a tensor, or a tuple or dictionary of tensors, got {describe(example)}: pass a function "
+            "that returns a batch of a given size"
+        )
+    return map_tensors(lambda tensor: torch.stack([tensor] * size), example)
+
+
+def _count(model: nn.Module, batch: Any, size: int) -> _Counts:
     return {
         "parameters": parameters(model),
         "bytes": stored_bytes(model),
-        "flops": flops(model, batch),
+        "flops": flops(model, batch, examples=size),
         "passes": model.num_members if isinstance(model, Ensemble) else 1,
-        "peak_memory": peak_memory(partial(model, batch), batch.device),
+        "peak_memory": peak_memory(partial(call_network, model, batch), device_of(batch)),
     }
 
 

@@ -73,6 +73,8 @@ def predict(
                     refuse_shape(model, inputs, error)
                 raise
             known = known.resolve(outputs, batch_targets)
+            if known.is_ignored(outputs, batch_targets):
+                continue
             rows = known.flatten(outputs, to_device(batch_targets, device))
             values.append(rows.values.cpu())
             targets.append(rows.targets.cpu())

@@ -157,7 +157,7 @@ def test_the_test_split_is_not_used(members, data):
     ("settings", "message"),
     [
         ({"kind": "cold"}, "kind must be one of uniform, greedy, learned, got 'cold'"),
-        ({"score": "ece"}, "score must be one of accuracy, nll, got 'ece'"),
+        ({"score": "precision"}, "score must be one of accuracy, nll, ... or None, got 'precision'"),
         ({"epochs": -1}, "epochs of 0 or more"),
         ({"lr": 0.0}, "lr above 0"),
     ],

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from enfold.analysis.states import require_classes
 from enfold.data import Data
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
@@ -264,13 +265,13 @@ def score_average(members: Ensemble, states: Sequence[State], data: Data) -> Sco
     """Return the scores of the mean of states, with batch-norm statistics estimated again."""
     network = members.network(mean_of(states)).eval()
     reestimate(network, data)
-    predictions = predict(network, data.test)
+    predictions = require_classes(predict(network, data.test, task=members.task), "score_average")
     return Scores(accuracy(predictions), nll(predictions))
 
 
 def score_mean_member(members: Ensemble, data: Data) -> Scores:
     """Return the scores of the mean member on test data."""
-    predictions = predict(members, data.test)
+    predictions = require_classes(predict(members, data.test), "score_mean_member")
     return Scores(mean_member(accuracy, predictions), mean_member(nll, predictions))
 
 

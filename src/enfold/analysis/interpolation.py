@@ -87,7 +87,7 @@ def interpolate(
         EnfoldError: If the states do not fit the network, or `points` is below 2.
     """
     first, second = to_state(first), to_state(second)
-    data = data if isinstance(data, Data) else as_data(test=data)
+    data = data if isinstance(data, Data) else as_data(test=data, network=network)
     _check(read_state(network), first, second, points, batch_norm)
     alphas = torch.linspace(0, 1, points, dtype=torch.float64)
     states: Iterator[State]

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from enfold.data.dataset import Data, Part, Split, evaluation_batches
 from enfold.data.ood import Outside
+from enfold.data.tree import to_device
 from enfold.distill.dirichlet import Dirichlet
 from enfold.engines.modes import eval_mode
+from enfold.engines.outputs import require_classes
 from enfold.evaluate import member_logits
 from enfold.metrics.dirichlet import concentrations
 from enfold.metrics.ood import detection, is_normalised, ood_scores
@@ -80,7 +82,7 @@ def compute_logits(model: nn.Module, data: Data, part: Part, batch_size: int = 1
     prepared = data.with_statistics(part) if isinstance(part, Split) else part
     with eval_mode(model):
         found = [
-            member_logits(model, inputs.to(device)).float().cpu()
+            require_classes(member_logits(model, to_device(inputs, device)), "OOD detection").float().cpu()
             for inputs, _, _ in evaluation_batches(prepared, batch_size)
         ]
     return torch.cat(found, dim=1)

@@ -30,6 +30,7 @@ from enfold.analysis.trajectory import compute_cosines
 from enfold.data import Data
 from enfold.data.convert import Examples
 from enfold.data.dataset import PartName
+from enfold.engines.call import pack_inputs
 from enfold.engines.parameters import Tree
 from enfold.engines.skeleton import Skeleton, State
 from enfold.engines.verify import find_recomputation
@@ -162,8 +163,9 @@ class Bezier(nn.Module):
             for name, c in control.items()
         }
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return the logits: (B, ...) -> (B, C)."""
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the outputs of the network at t: (B, ...) -> (B, C)."""
+        inputs = pack_inputs(args, kwargs)
         t = float(torch.rand(())) if self.training else 0.5
         if torch.is_grad_enabled():
             find_recomputation(self.skeleton, self.control.state(), inputs)

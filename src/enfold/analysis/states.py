@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,15 +13,18 @@ from torch import Tensor, nn
 from enfold.data import Data, Split
 from enfold.data.convert import Examples, as_data
 from enfold.data.dataset import PartName, evaluation_batches
+from enfold.data.tree import clone, to_device
 from enfold.engines.base import EngineName
 from enfold.engines.inputs import in_type_of, refuse_shape
 from enfold.engines.modes import eval_mode
 from enfold.engines.skeleton import State, read_state
 from enfold.ensemble import Ensemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
-from enfold.errors import EnfoldError
-from enfold.metrics.predictions import Predictions
+from enfold.errors import EnfoldError, UnsupportedOutput
+from enfold.metrics.multilabel import MultilabelPredictions
+from enfold.metrics.predictions import Predictions, RowPredictions
 from enfold.seeds import generator
+from enfold.tasks import Rows, Task, TaskLike, as_task
 from enfold.train.batch_norm import TRACKING, Norm, reestimate
 
 BatchNorm = Literal["stored", "train", "reset"]
@@ -38,6 +42,7 @@ def predict_in_batches(
     examples: int | None = None,
     batch_norm: BatchNorm = "stored",
     at_once: int = AT_ONCE,
+    task: TaskLike = None,
 ) -> Iterator[Predictions]:
     """Yield the predictions of networks of one architecture, `at_once` networks at a time.
 
@@ -50,16 +55,21 @@ def predict_in_batches(
         batch_norm: "stored" statistics, those of each batch ("train"), or statistics estimated on training data for
             every network ("reset"). Stored statistics are wrong for mixtures of networks.
         at_once: How many networks run together.
+        task: What the outputs mean; None to infer it from the first batch.
 
     Yields:
         Predictions with one member per network.
+
+    Raises:
+        UnsupportedOutput: If the task has no classes.
     """
     check_batch_norm(batch_norm)
-    data = data if isinstance(data, Data) else as_data(test=data)
+    data = data if isinstance(data, Data) else as_data(test=data, network=network)
     subset, remaining = sample_split(data, part, examples), iter(to_states(states))
     if batch_norm == "train":
         subset = _shuffle(subset, part)
     batch: _NetworkBatch | None = None
+    known = as_task(task)
     while chunk := list(islice(remaining, at_once)):
         if batch is None:
             # Choosing an engine takes as long as running about ten small networks in the loop.
@@ -67,7 +77,7 @@ def predict_in_batches(
         batch.fill(chunk)
         if batch_norm == "reset":
             batch.reset_batch_norm(data)
-        yield _predict(batch, subset, part, batch_norm)
+        yield _predict(batch, subset, part, batch_norm, known)
 
 
 class _NetworkBatch:
@@ -104,7 +114,7 @@ class _NetworkBatch:
             for name in self.ensemble.skeleton.buffers:
                 held[name][index].copy_(buffers[name])
 
-    def __call__(self, inputs: Tensor) -> Tensor:
+    def __call__(self, inputs: Any) -> Tensor:
         """Return the logits: (B, ...) -> (networks, B, C)."""
         inputs = in_type_of(self.ensemble, inputs)
         held = {name: tensor[: self.count] for name, tensor in self.ensemble.expand().items()}
@@ -120,7 +130,7 @@ def predict_states(network: nn.Module, states: States, data: Data | Examples, **
     found = list(predict_in_batches(network, states, data, **settings))  # type: ignore[arg-type]
     if not found:
         raise EnfoldError("states must contain at least 1 network, got none: pass its parameters and buffers")
-    return Predictions(torch.cat([predictions.log_probs for predictions in found]), found[0].labels)
+    return replace(found[0], log_probs=torch.cat([predictions.log_probs for predictions in found]))
 
 
 def to_state(network: State | nn.Module) -> State:
@@ -210,16 +220,34 @@ def mix_states(states: Sequence[State], weights: Tensor) -> State:
 
 
 @torch.no_grad()
-def _predict(batch: _NetworkBatch, data: Data, part: PartName, batch_norm: BatchNorm) -> Predictions:
+def _predict(batch: _NetworkBatch, data: Data, part: PartName, batch_norm: BatchNorm, task: Task) -> Predictions:
     device = next(batch.ensemble.parameters()).device
-    log_probs, labels = [], []
+    values, targets = [], []
     with eval_mode(batch.sample):
         if batch_norm == "train":
             for layer in batch.norms:
                 layer.train()
-        for inputs, batch_labels, _ in evaluation_batches(getattr(data, part), ROWS):
-            log_probs.append(torch.log_softmax(batch(inputs.to(device, copy=True)).float(), dim=-1).cpu())
-            labels.append(batch_labels.cpu())
-    if not labels:
+        for inputs, batch_targets, _ in evaluation_batches(getattr(data, part), ROWS):
+            outputs = batch(to_device(clone(inputs), device)).float()
+            task = task.resolve(outputs, batch_targets)
+            rows = task.flatten(outputs, to_device(batch_targets, device))
+            values.append(rows.values.cpu())
+            targets.append(rows.targets.cpu())
+    if not values:
         raise EnfoldError(f"the {part} split must contain examples, got none: pass at least one")
-    return Predictions(torch.cat(log_probs, dim=1), torch.cat(labels))
+    found = task.predictions(Rows(torch.cat(values, dim=1), torch.cat(targets)))
+    return require_classes(found, "an analysis of weights")
+
+
+def require_classes(found: RowPredictions, purpose: str) -> Predictions:
+    """Return predictions of one of several classes, for which loss, accuracy and disagreement are defined.
+
+    Raises:
+        UnsupportedOutput: If they are of another task.
+    """
+    if isinstance(found, Predictions) and not isinstance(found, MultilabelPredictions):
+        return found
+    raise UnsupportedOutput(
+        f"{purpose} needs probabilities of classes, got {type(found).__name__}: pass a classification or binary "
+        "problem, or score the networks with enfold.evaluate"
+    )

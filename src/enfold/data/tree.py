@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -136,6 +136,31 @@ def first_examples(tree: Any, number: int) -> Any | None:
         return tree[:number]
     size = count_examples(tree)
     return None if size is None else map_tensors(lambda tensor: tensor[:number], tree)
+
+
+def layout(tree: Any) -> Any:
+    """Return the structure of a batch with the shape and type of one example; equal for batches that can be joined."""
+    if isinstance(tree, Tensor):
+        return tuple(tree.shape[1:]), tree.dtype
+    if isinstance(tree, Mapping):
+        return tuple((name, layout(value)) for name, value in tree.items())
+    return [type(tree), *(layout(value) for value in tree)]
+
+
+def join_examples(batches: Sequence[Any]) -> Any:
+    """Return batches of one `layout` as one batch, one after the other."""
+    if len(batches) == 1:
+        return batches[0]
+    others = [iter(tensors(batch)) for batch in batches]
+    return map_tensors(lambda _: torch.cat([next(each) for each in others]), batches[0])
+
+
+def split_examples(tree: Any, number: int) -> list[Any]:
+    """Return a batch in parts of at most a number of examples; in one part if its examples cannot be told apart."""
+    size = count_examples(tree)
+    if size is None or size <= number:
+        return [tree]
+    return [map_tensors(lambda t, k=start: t[k : k + number], tree) for start in range(0, size, number)]  # type: ignore[misc]
 
 
 def repeat_examples(tree: Any, times: int) -> Any:

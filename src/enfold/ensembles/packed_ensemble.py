@@ -21,11 +21,14 @@ where the public code groups some; there is no minimum number of channels in a g
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from enfold.arguments import checked
+from enfold.data.tree import describe
 from enfold.engines.base import EngineName
 from enfold.engines.copying import copy_network
 from enfold.engines.initialization import call_factory, reinitialise
@@ -69,16 +72,17 @@ class PackedEnsemble(DeepEnsemble):
         super().__init__(make, num_members, seed=seed, engine=engine)
         self.alpha, self.gamma = alpha, gamma
 
-    def _run(self, inputs: Tensor, *, each: bool) -> Tensor:
+    def _run(self, inputs: Any, *, each: bool) -> Tensor:
         try:
             return super()._run(inputs, each=each)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             fraction = self.alpha / self.num_members
+            shape = f"shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else describe(inputs)
             raise EnfoldError(
                 f"network must run after its layers were narrowed, but with {fraction:.3g} of its hidden widths this "
-                f"{type(self.skeleton.network).__name__} fails on inputs of shape {tuple(inputs.shape)} "
+                f"{type(self.skeleton.network).__name__} fails on inputs of {shape} "
                 f"({str(error).splitlines()[0]}): check that shape, move parameters into layers, or use a method that "
                 "does not change widths"
             ) from error

@@ -24,6 +24,7 @@ from torch import nn
 
 from enfold.arguments import checked
 from enfold.data.convert import Examples
+from enfold.data.unpack import Unpack
 from enfold.engines.skeleton import State
 from enfold.merge.common.activations import Side
 from enfold.merge.common.alignment import Alignment
@@ -48,6 +49,7 @@ def activation_matching(
     examples: Annotated[int, Field(ge=1)] = 4096,
     repair: RepairKind = "reset",
     seed: int = 0,
+    unpack: Unpack | None = None,
 ) -> nn.Module:
     """Return the mean of the members after matching their hidden units to one member's by activations.
 
@@ -61,6 +63,7 @@ def activation_matching(
         repair: Statistics of the merged network: "reset" measures batch norms again, "none" averages them, "repair",
             "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
         seed: Seed of the order of the examples and of matching.
+        unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Returns:
         A network of the members' class in eval mode; a single member is returned unchanged.
@@ -68,7 +71,7 @@ def activation_matching(
     Raises:
         EnfoldError: If the networks cannot be matched, or training examples are missing.
     """
-    inputs = prepare_inputs("activation_matching", models, train, needs_train=True)
+    inputs = prepare_inputs("activation_matching", models, train, needs_train=True, unpack=unpack)
     match = partial(match_members, reference=reference, likeness=likeness, watch=watch, examples=examples, seed=seed)
     return merge_aligned(inputs, match, repair, seed)  # (2)
 

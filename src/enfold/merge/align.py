@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from enfold.arguments import arguments_of, check_arguments, checked
 from enfold.data.convert import Examples
+from enfold.data.unpack import Unpack
 from enfold.engines.skeleton import State
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
@@ -49,9 +50,10 @@ def align(
     models: Models,
     train: Examples | None = None,
     *,
-    example: Tensor | None = None,
+    example: Any = None,
     method: Method = "weight_matching",
     checkpoint: str | Path | None = None,
+    unpack: Unpack | None = None,
     **options: Any,
 ) -> DeepEnsemble:
     """Return the members with their hidden units in the orders in which a merge averages them.
@@ -61,9 +63,11 @@ def align(
     Args:
         models: An ensemble, or networks of one architecture; they are not modified.
         train: Training examples, for methods that need them.
-        example: One or two inputs, (B, ...), to find the network's symmetries with; not needed with `train`.
+        example: One or two inputs, (B, ...), in the structure that the network takes, to find its symmetries with; not
+            needed with `train`.
         method: The merge whose matching is used.
         checkpoint: A file for "straight_through", which trains.
+        unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
         **options: Options of that merge, such as `reference=1`; not `repair`, as nothing is merged.
 
     Raises:
@@ -74,6 +78,8 @@ def align(
         raise EnfoldError(f"align does not merge, so it has no repair, got repair={options['repair']!r}: omit it")
     defaults = {name: argument.default for name, argument in arguments_of(merge).items() if name != "repair"}
     chosen = {**defaults, **check_arguments(merge, options)}
-    inputs = prepare_inputs("align", models, train, example=example, needs_train=method in NEED_TRAIN, warn=False)
+    inputs = prepare_inputs(
+        "align", models, train, example=example, needs_train=method in NEED_TRAIN, warn=False, unpack=unpack
+    )
     states = align_members(inputs, partial(match, **chosen), chosen["seed"], checkpoint)
     return DeepEnsemble([inputs.ensemble.network(state) for state in states], engine=inputs.ensemble.engine)

@@ -18,6 +18,7 @@ from torch import nn
 
 from enfold.arguments import checked
 from enfold.data.convert import Examples
+from enfold.data.unpack import Unpack
 from enfold.merge.common.inputs import Models, prepare_inputs
 from enfold.merge.common.merging import build_network
 from enfold.merge.repair import RepairKind
@@ -25,7 +26,14 @@ from enfold.merge.repair import RepairKind
 
 @checked
 @torch.no_grad()
-def average(models: Models, train: Examples | None = None, *, repair: RepairKind = "reset", seed: int = 0) -> nn.Module:
+def average(
+    models: Models,
+    train: Examples | None = None,
+    *,
+    repair: RepairKind = "reset",
+    seed: int = 0,
+    unpack: Unpack | None = None,
+) -> nn.Module:
     """Return one network with the mean of the members' weights.
 
     Args:
@@ -34,6 +42,7 @@ def average(models: Models, train: Examples | None = None, *, repair: RepairKind
         repair: Statistics of the average: "reset" measures batch norms again, "none" averages their statistics,
             "repair", "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
         seed: Seed of the order of the examples.
+        unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Returns:
         A network of the members' class in eval mode; a single member is returned unchanged.
@@ -41,7 +50,7 @@ def average(models: Models, train: Examples | None = None, *, repair: RepairKind
     Raises:
         EnfoldError: If the networks cannot be averaged, or training examples are needed and missing.
     """
-    inputs = prepare_inputs("average", models, train, repair=repair)
+    inputs = prepare_inputs("average", models, train, repair=repair, unpack=unpack)
     if inputs.ensemble.num_members == 1:
         return inputs.ensemble.member(0).eval()
     return build_network(inputs, inputs.ensemble.mean_state(), repair, seed)  # (1)

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from enfold.arguments import checked
 from enfold.data.convert import Examples
+from enfold.data.unpack import Unpack
 from enfold.engines.skeleton import State
 from enfold.merge.common.activations import Moments, Side
 from enfold.merge.common.inputs import Models, prepare_inputs, require_reference
@@ -52,6 +53,7 @@ def cca_merge(
     examples: Annotated[int, Field(ge=1)] = 4096,
     repair: RepairKind = "reset",
     seed: int = 0,
+    unpack: Unpack | None = None,
 ) -> nn.Module:
     """Return the mean of the members after mapping their units to one member's by canonical correlations.
 
@@ -65,6 +67,7 @@ def cca_merge(
         repair: Statistics of the merged network: "reset" measures batch norms again, "none" averages them, "repair",
             "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
         seed: Seed of the order of the examples and of matching.
+        unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Returns:
         A network of the members' class in eval mode; a single member is returned unchanged.
@@ -72,7 +75,7 @@ def cca_merge(
     Raises:
         EnfoldError: If the networks cannot be matched, or examples are needed and missing.
     """
-    inputs = prepare_inputs("cca_merge", models, train, needs_train=True)
+    inputs = prepare_inputs("cca_merge", models, train, needs_train=True, unpack=unpack)
     require_reference(reference, inputs.ensemble.num_members)
     if inputs.ensemble.num_members == 1:
         return inputs.ensemble.member(0).eval()

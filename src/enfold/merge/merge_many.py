@@ -16,7 +16,7 @@ Differs from the paper: groups are found for any network; nothing else known.
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from enfold.arguments import checked
 from enfold.data.convert import Examples
+from enfold.data.unpack import Unpack
 from enfold.engines.skeleton import State
 from enfold.merge.common.alignment import Alignment
 from enfold.merge.common.inputs import Models, prepare_inputs
@@ -39,21 +40,24 @@ def merge_many(
     models: Models,
     train: Examples | None = None,
     *,
-    example: Tensor | None = None,
+    example: Any = None,
     rounds: Annotated[int, Field(ge=1)] = 100,
     repair: RepairKind = "reset",
     seed: int = 0,
+    unpack: Unpack | None = None,
 ) -> nn.Module:
     """Return the mean of the members after matching each to the mean of the others, in turn.
 
     Args:
         models: An ensemble, or networks of one architecture; they are not modified.
         train: Training examples, needed to correct statistics: with batch norm, or `repair` other than "reset".
-        example: One or two inputs, (B, ...), to find the network's symmetries with; not needed with `train`.
+        example: One or two inputs, (B, ...), in the structure that the network takes, to find its symmetries with; not
+            needed with `train`.
         rounds: Maximum number of passes over all members.
         repair: Statistics of the merged network: "reset" measures batch norms again, "none" averages them, "repair",
             "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
         seed: Seed of the order in which members and groups are matched.
+        unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Returns:
         A network of the members' class in eval mode; a single member is returned unchanged.
@@ -61,7 +65,7 @@ def merge_many(
     Raises:
         EnfoldError: If the networks cannot be matched, or examples are needed and missing.
     """
-    inputs = prepare_inputs("merge_many", models, train, example=example, repair=repair)
+    inputs = prepare_inputs("merge_many", models, train, example=example, repair=repair, unpack=unpack)
     return merge_aligned(inputs, partial(match_members, rounds=rounds, seed=seed), repair, seed)  # (2)
 
 

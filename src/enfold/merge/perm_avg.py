@@ -23,10 +23,10 @@ Only P of positive determinant can be reached from there: between them and other
 produce and consume the same units need P^-1 = Pᵀ, which holds for permutations only: `matched` permutes these units
 once.
 
-Differs from the thesis: any network whose symmetries are found, not only MLPs, and units that are no symmetry are not
-aligned; linear systems are solved instead of computing inverses; iterations end when rows sum to 1 within `tolerance`;
-bitwise equal members have one P, and those equal to the first none; the epoch with the best validation score is
-returned, as in `fit` (`select`). Its batch size is not known.
+Differs from the thesis: any task, with its loss in place of the cross-entropy; any network whose symmetries are found,
+not only MLPs, and units that are no symmetry are not aligned; linear systems are solved instead of computing inverses;
+iterations end when rows sum to 1 within `tolerance`; bitwise equal members have one P, and those equal to the first
+none; the epoch with the best validation score is returned, as in `fit` (`select`). Its batch size is not known.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from torch import nn
 
 from enfold.arguments import checked
 from enfold.data.convert import Examples
-from enfold.merge.common.inputs import Models, prepare_inputs
+from enfold.data.unpack import Unpack
+from enfold.merge.common.inputs import Models, known_or_inferred, prepare_inputs
 from enfold.merge.common.permutation_learning import (
     PUBLISHED,
     LearningOrder,
@@ -80,6 +81,7 @@ def perm_avg(
     config: TrainConfig | None = None,
     checkpoint: str | Path | None = None,
     quiet: bool = False,
+    unpack: Unpack | None = None,
     **settings: Any,
 ) -> nn.Module:
     """Return the average of members whose units are aligned by learned soft permutations.
@@ -107,7 +109,8 @@ def perm_avg(
         config: How the permutations are learned; by default as published: Adam, lr 0.1, cosine, 20 epochs.
         checkpoint: A file that is written after every epoch; if it exists, training continues from it.
         quiet: Show no progress bar.
-        **settings: Fields of `TrainConfig`, such as `epochs=5`, which replace those of `config`.
+        unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
+        **settings: Fields of `TrainConfig`, such as `epochs=5` or `task="regression"`, which replace those of `config`.
 
     Returns:
         A network of the members' class in eval mode; equal members are returned unchanged.
@@ -116,7 +119,8 @@ def perm_avg(
         EnfoldError: If the networks cannot be aligned, examples are missing, or a matrix becomes singular.
     """
     plan = (config or PUBLISHED).update(settings)
-    inputs = prepare_inputs("perm_avg", models, train, val, needs_train=True)
+    inputs = prepare_inputs("perm_avg", models, train, val, needs_train=True, unpack=unpack)
+    plan = plan.replace(task=known_or_inferred(plan.task, inputs.ensemble))
     if all_equal(inputs.ensemble):
         return inputs.ensemble.member(0).eval()
     options = PermutationOptions(

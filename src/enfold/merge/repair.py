@@ -37,6 +37,7 @@ from torch import Tensor, nn
 from enfold.arguments import checked
 from enfold.data import Data
 from enfold.data.convert import Examples
+from enfold.data.unpack import Unpack
 from enfold.engines.copying import copy_network
 from enfold.engines.skeleton import find_places, read_state
 from enfold.ensemble import Ensemble
@@ -71,6 +72,7 @@ def repair(
     kind: RepairKind = "repair",
     weights: tuple[float, ...] | None = None,
     seed: int = 0,
+    unpack: Unpack | None = None,
 ) -> nn.Module:
     """Return a copy of a merged network whose hidden units have the statistics of the members.
 
@@ -83,6 +85,7 @@ def repair(
             them from correlations of the members, "reset" only measures batch norms again, "none" changes nothing.
         weights: Weights α of the members in the merge, such as those of `soup_weights`; None if all are equal.
         seed: Seed of the order of the examples and of matching.
+        unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Returns:
         A network of the same class in eval mode.
@@ -90,7 +93,7 @@ def repair(
     Raises:
         EnfoldError: If the networks differ in architecture, or there are fewer than two training examples.
     """
-    inputs = prepare_inputs("repair", models, train, needs_train=True, warn=False)
+    inputs = prepare_inputs("repair", models, train, needs_train=True, warn=False, unpack=unpack)
     return repair_network(copy_network(network), inputs.ensemble, inputs.data, kind, seed=seed, weights=weights).eval()
 
 

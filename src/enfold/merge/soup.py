@@ -15,37 +15,40 @@ units are in different orders (see `weight_matching`).
 
 Differs from the paper: members may also be ordered by their NLL; batch-norm statistics are measured again, or hidden
 units repaired, for every candidate of a greedy soup; the temperature β is dropped after training, as the network has no
-place for it. The learned soup's settings are those of the public code.
+place for it. The learned soup's settings are those of the public code. For tasks other than classification, soups are
+chosen by the task's own score, and (3) is the task's loss, without β for numbers.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from enfold.arguments import checked
 from enfold.data import Data
 from enfold.data.convert import Examples
-from enfold.data.dataset import class_labels, evaluation_batches, has_examples
+from enfold.data.dataset import evaluation_batches, has_examples
+from enfold.data.tree import to_device
+from enfold.data.unpack import Unpack
 from enfold.engines.modes import eval_mode
 from enfold.engines.outputs import at_least_float32
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError, level_outside
 from enfold.evaluate import member_logits, predict
-from enfold.merge.common.inputs import MergeInputs, Models, prepare_inputs
+from enfold.merge.common.inputs import MergeInputs, Models, known_or_inferred, prepare_inputs
 from enfold.merge.common.states import mean_of, states_of
 from enfold.merge.repair import RepairKind, repair_network
-from enfold.metrics import METRICS
+from enfold.metrics import TABLES, metrics_for
+from enfold.tasks import Task, TaskLike, TaskName
 
 Kind = Literal["uniform", "greedy", "learned"]
-Score = Literal["accuracy", "nll"]
 
 
 class SingleModelWarning(UserWarning):
@@ -59,12 +62,14 @@ def soup(
     train: Examples | None = None,
     *,
     kind: Kind = "greedy",
-    score: Score = "accuracy",
+    score: str | None = None,
     epochs: Annotated[int, Field(ge=0)] = 5,
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.05,
     batch_size: Annotated[int, Field(ge=1)] = 256,
     repair: RepairKind = "reset",
     seed: int = 0,
+    task: TaskName | Task | None = None,
+    unpack: Unpack | None = None,
 ) -> nn.Module:
     """Return the mean of members that were fine-tuned from one network.
 
@@ -73,13 +78,17 @@ def soup(
         val: Validation examples on which a greedy or learned soup is chosen; a uniform soup needs none.
         train: Training examples, needed to correct statistics: with batch norm, or `repair` other than "reset".
         kind: All members ("uniform"), those that help ("greedy"), or all with "learned" weights.
-        score: The validation score of a greedy soup: "accuracy" or "nll".
+        score: The validation score of a greedy soup, a metric of the task such as "accuracy" or "nll"; None for the
+            accuracy, or for the criterion of a task without it.
         epochs: Passes over the validation examples for a learned soup.
         lr: Learning rate of AdamW for a learned soup.
         batch_size: Batch size for a learned soup.
         repair: Statistics of the soup: "reset" measures batch norms again, "none" averages them, "repair", "rescale"
             and "closed_form" also correct hidden units as `enfold.merge.repair` does, weighted like the soup.
         seed: Seed of the order of the training examples.
+        task: What the outputs mean, by name or with options; None for the task that an ensemble was trained for, or to
+            infer it from outputs and targets.
+        unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Returns:
         A network of the members' class in eval mode; a soup of one ingredient is that member, unchanged.
@@ -87,17 +96,18 @@ def soup(
     Raises:
         EnfoldError: If the networks cannot be averaged, or examples are needed and missing.
     """
-    inputs = _prepare(models, val, train, kind, repair)
+    _require_score(score)
+    inputs = _prepare(models, val, train, kind, repair, unpack)
     ensemble = inputs.ensemble
     if kind == "learned" and ensemble.num_members > 1:
-        weights = learn_weights(ensemble, inputs.data, epochs, lr, batch_size).tolist()
+        weights = learn_weights(ensemble, inputs.data, epochs, lr, batch_size, task).tolist()
         network = ensemble.network(mean_of(states_of(ensemble), weights))  # (3)
         return repair_network(network, ensemble, inputs.data, repair, seed=seed, weights=weights).eval()
-    chosen = _choose(inputs, kind, score, repair, seed)
+    chosen = _choose(inputs, kind, score, repair, seed, task)
     if kind == "greedy" and len(chosen) == 1 < ensemble.num_members:
         warnings.warn(
-            f"the soup is member {chosen[0]} only: with any other member its validation {score} is worse, as for "
-            "members that were not fine-tuned from one network; see enfold.merge.weight_matching",
+            f"the soup is member {chosen[0]} only: with any other member its validation {score or 'score'} is worse, "
+            "as for members that were not fine-tuned from one network; see enfold.merge.weight_matching",
             SingleModelWarning,
             stacklevel=level_outside(),
         )
@@ -111,12 +121,14 @@ def soup_weights(
     train: Examples | None = None,
     *,
     kind: Kind = "greedy",
-    score: Score = "accuracy",
+    score: str | None = None,
     epochs: Annotated[int, Field(ge=0)] = 5,
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.05,
     batch_size: Annotated[int, Field(ge=1)] = 256,
     repair: RepairKind = "reset",
     seed: int = 0,
+    task: TaskName | Task | None = None,
+    unpack: Unpack | None = None,
 ) -> list[float]:
     """Return the weight of each member in the soup that `soup` makes with the same arguments; they sum to 1.
 
@@ -125,58 +137,92 @@ def soup_weights(
         val: Validation examples on which a greedy or learned soup is chosen.
         train: Training examples, needed to correct statistics of the candidates of a greedy soup.
         kind: "uniform", "greedy" or "learned".
-        score: The validation score of a greedy soup: "accuracy" or "nll".
+        score: The validation score of a greedy soup, a metric of the task such as "accuracy" or "nll"; None for the
+            accuracy, or for the criterion of a task without it.
         epochs: Passes over the validation examples for a learned soup.
         lr: Learning rate of AdamW for a learned soup.
         batch_size: Batch size for a learned soup.
         repair: The correction with which candidates of a greedy soup are scored.
         seed: Seed of the order of the training examples.
+        task: What the outputs mean, by name or with options; None for the task that an ensemble was trained for, or to
+            infer it from outputs and targets.
+        unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
     """
-    inputs = _prepare(models, val, train, kind, repair)
+    _require_score(score)
+    inputs = _prepare(models, val, train, kind, repair, unpack)
     if kind == "learned" and inputs.ensemble.num_members > 1:
-        weights: list[float] = learn_weights(inputs.ensemble, inputs.data, epochs, lr, batch_size).tolist()
-        return weights
-    chosen = _choose(inputs, kind, score, repair, seed)
+        learned: list[float] = learn_weights(inputs.ensemble, inputs.data, epochs, lr, batch_size, task).tolist()
+        return learned
+    chosen = _choose(inputs, kind, score, repair, seed, task)
     return [(index in chosen) / len(chosen) for index in range(inputs.ensemble.num_members)]
 
 
+def _require_score(score: str | None) -> None:
+    """Refuse a score that is a metric of no task."""
+    known = dict.fromkeys(name for table in TABLES.values() for name in table)
+    if score is not None and score not in known:
+        raise EnfoldError(f"score must be one of {', '.join(known)} or None, got {score!r}: change score")
+
+
 def _prepare(
-    models: Models, val: Examples | None, train: Examples | None, kind: Kind, repair: RepairKind
+    models: Models,
+    val: Examples | None,
+    train: Examples | None,
+    kind: Kind,
+    repair: RepairKind,
+    unpack: Unpack | None,
 ) -> MergeInputs:
     if train is None and isinstance(val, Data):
         train = val
-    inputs = prepare_inputs("soup", models, train, val, repair=repair)
+    inputs = prepare_inputs("soup", models, train, val, repair=repair, unpack=unpack)
     if kind != "uniform" and inputs.ensemble.num_members > 1 and not has_examples(inputs.data.val):
         raise EnfoldError(f"soup with kind={kind!r} needs val examples, got none: pass val, or kind='uniform'")
     return inputs
 
 
-def _choose(inputs: MergeInputs, kind: Kind, score: Score, repair: RepairKind, seed: int) -> list[int]:
+def _choose(
+    inputs: MergeInputs, kind: Kind, score: str | None, repair: RepairKind, seed: int, task: TaskLike
+) -> list[int]:
     """Return the members in a soup, in the order in which they are averaged."""
     ensemble, data = inputs.ensemble, inputs.data
     if kind == "uniform" or ensemble.num_members == 1:
         return list(range(ensemble.num_members))
-    return choose_ingredients(ensemble, data, score, repair, seed)
+    return choose_ingredients(ensemble, data, score, repair, seed, task)
 
 
 def choose_ingredients(
-    ensemble: Ensemble, data: Data, score: Score = "accuracy", repair: RepairKind = "reset", seed: int = 0
+    ensemble: Ensemble,
+    data: Data,
+    score: str | None = None,
+    repair: RepairKind = "reset",
+    seed: int = 0,
+    task: TaskLike = None,
 ) -> list[int]:
     """Return the members in a greedy soup, in the order in which they are added, equation (2).
 
     Args:
         ensemble: The ensemble.
         data: The data.
-        score: The score on validation data.
+        score: The metric on validation data; None for the accuracy, or for the criterion of a task without it.
         repair: The kind of repair of each average.
         seed: The seed.
+        task: What the outputs mean; None to infer it.
     """
+
+    known = known_or_inferred(task, ensemble)
 
     def evaluate(*ingredients: int) -> float:
         """Return the validation score, higher is better."""
         network = _uniform(ingredients, ensemble, data, repair, seed)
-        value = METRICS[score].function(predict(network, data.val))
-        return value if score == "accuracy" else -value
+        found = predict(network, data.val, task=known)
+        table = metrics_for(found)
+        metric = table.get(score or ("accuracy" if "accuracy" in table else found.criterion))
+        if metric is None:
+            raise EnfoldError(
+                f"score must be a metric of the task, one of {', '.join(table)}, got {score!r}: choose one, or leave "
+                "it out"
+            )
+        return metric(found) if metric.higher_is_better else -metric(found)
 
     scores = [evaluate(index) for index in range(ensemble.num_members)]
     order = sorted(range(len(scores)), key=lambda index: -scores[index])
@@ -198,7 +244,14 @@ def _uniform(ingredients: Sequence[int], ensemble: Ensemble, data: Data, repair:
     return repair_network(network, members, data, repair, seed=seed).eval()
 
 
-def learn_weights(ensemble: Ensemble, data: Data, epochs: int = 5, lr: float = 0.05, batch_size: int = 256) -> Tensor:
+def learn_weights(
+    ensemble: Ensemble,
+    data: Data,
+    epochs: int = 5,
+    lr: float = 0.05,
+    batch_size: int = 256,
+    task: TaskLike = None,
+) -> Tensor:
     """Return α of equation (3), (M,), learned on validation examples with members in eval mode.
 
     Args:
@@ -207,7 +260,9 @@ def learn_weights(ensemble: Ensemble, data: Data, epochs: int = 5, lr: float = 0
         epochs: The number of epochs.
         lr: The learning rate.
         batch_size: The number of examples in a batch.
+        task: What the outputs mean; None to infer it.
     """
+    known = known_or_inferred(task, ensemble)
     stacked = {name: tensor.detach() for name, tensor in ensemble.expand().items()}
     device = next(iter(stacked.values())).device
     raw = torch.zeros(ensemble.num_members, device=device, requires_grad=True)
@@ -216,12 +271,16 @@ def learn_weights(ensemble: Ensemble, data: Data, epochs: int = 5, lr: float = 0
     skeleton = ensemble.skeleton
     with eval_mode(skeleton.network):
         for _ in range(epochs):
-            for inputs, labels, _ in evaluation_batches(data.val, batch_size):
+            for batch in evaluation_batches(data.val, batch_size):
+                inputs, targets, weights = (to_device(each, device) for each in batch)
                 with torch.enable_grad(), skeleton.use_values(_mix(ensemble, stacked, raw.softmax(0))) as network:
-                    logits = at_least_float32(member_logits(network, inputs.to(device))[0])
-                    classes = class_labels(labels, logits.shape[-1], "val")
-                    loss = F.cross_entropy(beta * logits, classes.to(device))  # (3)
-                    raw.grad, beta.grad = torch.autograd.grad(loss, [raw, beta])
+                    outputs = at_least_float32(member_logits(network, inputs))
+                    current = known.resolve(outputs, targets)
+                    rows = current.flatten(outputs, targets, weights)
+                    if current.is_categorical:
+                        rows = replace(rows, values=beta * rows.values)
+                    loss = current.loss(rows)[0]  # (3)
+                    raw.grad, beta.grad = torch.autograd.grad(loss, [raw, beta], materialize_grads=True)
                 optimizer.step()
     return raw.detach().softmax(0)
 

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -34,20 +33,21 @@ from enfold.arguments import checked
 from enfold.data.batches import Batch, Order
 from enfold.data.content import content
 from enfold.data.convert import Examples
-from enfold.data.dataset import class_labels
+from enfold.data.unpack import Unpack
 from enfold.engines.modes import eval_mode
-from enfold.engines.outputs import at_least_float32, require_classes
+from enfold.engines.outputs import at_least_float32
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
 from enfold.evaluate import member_logits
 from enfold.io.files import digest, part_file
 from enfold.merge.common.alignment import Alignment
-from enfold.merge.common.inputs import Models, prepare_inputs, require_reference
+from enfold.merge.common.inputs import Models, known_or_inferred, prepare_inputs, require_reference
 from enfold.merge.common.merging import merge_aligned
 from enfold.merge.repair import RepairKind
 from enfold.seeds import derive
 from enfold.symmetry import match_state
-from enfold.train import TrainConfig
+from enfold.tasks import Inferred, Task, TaskName
+from enfold.train import TaskLoss, TrainConfig
 from enfold.train.batch_norm import TRACKING, several_examples
 from enfold.train.descent import Descent
 
@@ -67,13 +67,17 @@ def straight_through(
     batch_size: Annotated[int, Field(ge=2)] = 1000,
     repair: RepairKind = "reset",
     seed: int = 0,
+    task: TaskName | Task | None = None,
     checkpoint: str | Path | None = None,
+    unpack: Unpack | None = None,
 ) -> nn.Module:
     """Return the mean of the members in the orders whose mid-points with one member have the lowest loss.
 
+    The loss is that of the task: cross-entropy for classes.
+
     Args:
         models: An ensemble, or networks of one architecture; they are not modified.
-        train: Training examples with class labels.
+        train: Training examples with targets.
         reference: Index of the member whose order the others are put in.
         epochs: Maximum number of epochs.
         patience: Number of epochs without a lower loss after which training stops.
@@ -83,7 +87,10 @@ def straight_through(
         repair: Statistics of the merged network: "reset" measures batch norms again, "none" averages them, "repair",
             "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
         seed: Seed of the order of the examples and of matching.
+        task: What the outputs mean, by name or with options; None for the task that an ensemble was trained for, or to
+            infer it from outputs and targets.
         checkpoint: A file that is written after every epoch; if it exists, training continues from it.
+        unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Returns:
         A network of the members' class in eval mode; a single member is returned unchanged.
@@ -91,9 +98,9 @@ def straight_through(
     Raises:
         EnfoldError: If the networks cannot be matched, or examples are needed and missing.
     """
-    inputs = prepare_inputs("straight_through", models, train, needs_train=True)
+    inputs = prepare_inputs("straight_through", models, train, needs_train=True, unpack=unpack)
     options: dict[str, Any] = {"epochs": epochs, "patience": patience, "lr": lr, "momentum": momentum}
-    match = partial(match_members, reference=reference, batch_size=batch_size, seed=seed, **options)
+    match = partial(match_members, reference=reference, batch_size=batch_size, seed=seed, task=task, **options)
     return merge_aligned(inputs, match, repair, seed, checkpoint)  # (4)
 
 
@@ -107,6 +114,7 @@ def match_members(
     momentum: float,
     batch_size: int,
     seed: int,
+    task: TaskName | Task | None = None,
 ) -> list[State]:
     """Return each member in the order of equation (4).
 
@@ -119,17 +127,19 @@ def match_members(
         momentum: The momentum.
         batch_size: The number of examples in a batch.
         seed: The seed.
+        task: What the outputs mean.
     """
     states, ensemble, checkpoint = alignment.states, alignment.ensemble, alignment.checkpoint
     target = states[require_reference(reference, len(states))]
     config = TrainConfig(epochs, batch_size, "sgd", lr, momentum, seed=seed)
     config = config.replace(nesterov=False, weight_decay=0.0, patience=patience)
+    known = known_or_inferred(task, ensemble)
     others = [index for index, state in enumerate(states) if state is not target]
     files = {index: checkpoint and part_file(checkpoint, index) for index in others[:-1]} | {others[-1]: checkpoint}
     found = list(states)
     with eval_mode(ensemble.skeleton.network), _batch_statistics(ensemble), several_examples():
         for index, file in files.items():
-            found[index] = _Pair(alignment, target, states[index], config).learn(index, file)
+            found[index] = _Pair(alignment, target, states[index], config, known).learn(index, file)
     for file in list(files.values())[:-1]:
         if file is not None:
             file.unlink(missing_ok=True)
@@ -144,6 +154,7 @@ class _Pair:
     target: State
     state: State
     config: TrainConfig
+    task: Task
 
     def learn(self, index: int, file: Path | None) -> State:
         """Return member `index` in its order; a checkpoint is written after every epoch."""
@@ -156,6 +167,7 @@ class _Pair:
             name: getattr(self.config, name) for name in ("epochs", "patience", "lr", "momentum", "batch_size", "seed")
         }
         identity = {**options, "member": index, "members' weights": values}
+        identity |= {} if isinstance(self.task, Inferred) else {"task": repr(self.task)}
         identity |= content(self.alignment.data, ("train",))
         descent = Descent(free, self.config, identity, file)
         steps = Order(self.config.batch_size).steps(self.alignment.data.train)
@@ -181,7 +193,7 @@ class _Pair:
         total, count = 0.0, 0
         for batch in self.batches(epoch=0):
             loss = self.loss(_midpoint(self.target, moved), batch)
-            total, count = total + float(loss) * len(batch.targets), count + len(batch.targets)
+            total, count = total + float(loss) * len(batch), count + len(batch)
         return total / count
 
     def gradients(self, moved: State, batch: Batch) -> list[Tensor]:
@@ -193,12 +205,12 @@ class _Pair:
         return [torch.zeros_like(leaf) if g is None else g / 2 for leaf, g in zip(leaves, found, strict=True)]
 
     def loss(self, state: State, batch: Batch) -> Tensor:
-        """Return the cross-entropy of one network."""
+        """Return the loss of one network."""
         device = next(iter(state.values())).device
         with self.alignment.ensemble.skeleton.use_values(state) as network:
-            logits = require_classes(member_logits(network, batch.inputs.to(device)), "straight_through")[0]
-        classes = class_labels(batch.targets, logits.shape[-1], "train")
-        return F.cross_entropy(at_least_float32(logits), classes.to(device))
+            batch = batch.to(device)
+            outputs = at_least_float32(member_logits(network, batch.inputs))
+        return TaskLoss(self.task).of_outputs(outputs, batch)[0]
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         """Yield the training examples in the order of an epoch."""

@@ -16,13 +16,14 @@ Differs from the paper: groups are found for any network; more than two members 
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
 from enfold.arguments import checked
 from enfold.data.convert import Examples
+from enfold.data.unpack import Unpack
 from enfold.engines.skeleton import State
 from enfold.merge.common.alignment import Alignment
 from enfold.merge.common.inputs import Models, prepare_inputs, require_reference
@@ -36,23 +37,26 @@ def weight_matching(
     models: Models,
     train: Examples | None = None,
     *,
-    example: Tensor | None = None,
+    example: Any = None,
     reference: Annotated[int, Field(ge=0)] = 0,
     rounds: Annotated[int, Field(ge=1)] = 100,
     repair: RepairKind = "reset",
     seed: int = 0,
+    unpack: Unpack | None = None,
 ) -> nn.Module:
     """Return the mean of the members after matching their hidden units to one member's by weights.
 
     Args:
         models: An ensemble, or networks of one architecture; they are not modified.
         train: Training examples, needed to correct statistics: with batch norm, or `repair` other than "reset".
-        example: One or two inputs, (B, ...), to find the network's symmetries with; not needed with `train`.
+        example: One or two inputs, (B, ...), in the structure that the network takes, to find its symmetries with; not
+            needed with `train`.
         reference: Index of the member whose order the others are put in.
         rounds: Maximum number of passes over all groups of units.
         repair: Statistics of the merged network: "reset" measures batch norms again, "none" averages them, "repair",
             "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
         seed: Seed of the order in which groups are matched.
+        unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Returns:
         A network of the members' class in eval mode; a single member is returned unchanged.
@@ -60,7 +64,7 @@ def weight_matching(
     Raises:
         EnfoldError: If the networks cannot be matched, or examples are needed and missing.
     """
-    inputs = prepare_inputs("weight_matching", models, train, example=example, repair=repair)
+    inputs = prepare_inputs("weight_matching", models, train, example=example, repair=repair, unpack=unpack)
     match = partial(match_members, reference=reference, rounds=rounds, seed=seed)
     return merge_aligned(inputs, match, repair, seed)  # (2)
 

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from enfold.arguments import checked
 from enfold.data.convert import Examples
+from enfold.data.unpack import Unpack
 from enfold.engines.skeleton import State
 from enfold.merge.common.activations import Side
 from enfold.merge.common.inputs import Models, prepare_inputs
@@ -53,6 +54,7 @@ def zipit(
     examples: Annotated[int, Field(ge=1)] = 4096,
     repair: RepairKind = "reset",
     seed: int = 0,
+    unpack: Unpack | None = None,
 ) -> nn.Module:
     """Return one network of the most similar units of all members, merged within and across members.
 
@@ -66,6 +68,7 @@ def zipit(
         repair: Statistics of the merged network: "reset" measures batch norms again, "none" averages them, "repair",
             "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
         seed: Seed of the order of the examples and of matching.
+        unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Returns:
         A network of the members' class in eval mode; a single member is returned unchanged.
@@ -73,7 +76,7 @@ def zipit(
     Raises:
         EnfoldError: If the networks cannot be matched, or examples are needed and missing.
     """
-    inputs = prepare_inputs("zipit", models, train, needs_train=True)
+    inputs = prepare_inputs("zipit", models, train, needs_train=True, unpack=unpack)
     if inputs.ensemble.num_members == 1:
         return inputs.ensemble.member(0).eval()
     symmetry, states, moments = observe_members(inputs, 0, watch, seed, examples)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from enfold.data.tree import describe, detach, map_tensors, tensors, to_device
 from enfold.engines.modes import eval_mode
 from enfold.engines.outputs import get_logits
 from enfold.engines.skeleton import Skeleton, State, read_state
@@ -25,7 +27,7 @@ SINGLE_ORDER = "all its blocks have one order of units, as one for each could no
 UNREACHED = "the outputs do not depend on it"
 
 
-def symmetries(network: nn.Module, example: Tensor, *, seed: int = 0, logits_only: bool = False) -> Symmetry:
+def symmetries(network: nn.Module, example: Any, *, seed: int = 0, logits_only: bool = False) -> Symmetry:
     """Find which axes of which parameters and buffers can be permuted together, and verify each group in float64.
 
     The network is not modified. Where the control flow of a module depends on values, only groups inside the modules
@@ -33,7 +35,8 @@ def symmetries(network: nn.Module, example: Tensor, *, seed: int = 0, logits_onl
 
     Args:
         network: The network to analyse.
-        example: A small batch of inputs, (B, ...); its values do not matter unless they are integers.
+        example: A small batch of inputs, a tensor (B, ...) or any structure that the network takes; its values do not
+            matter unless they are integers.
         seed: Seed of the random weights and permutations of the verification.
         logits_only: Ignore outputs other than the logits, such as returned features.
 
@@ -66,22 +69,35 @@ def _logits(network: nn.Module, _: object, output: object) -> object:
     return get_logits(output, network)
 
 
-def _running(skeleton: Skeleton, state: State, example: Tensor) -> Tensor:
+def require_batch(example: Any) -> None:
+    """Raise an error if an example has no tensors, or is a tensor without examples."""
+    is_batch = bool(example.ndim and len(example)) if isinstance(example, Tensor) else bool(tensors(example))
+    if not is_batch:
+        raise EnfoldError(
+            f"example must be a batch of inputs, (B, ...), got {describe(example)}: pass one or two inputs, as a "
+            "tensor or in the structure that the network takes"
+        )
+
+
+def _running(skeleton: Skeleton, state: State, example: Any) -> Any:
     """Return the example on the CPU after checking that the network runs on it."""
-    if not isinstance(example, Tensor) or not example.ndim or not len(example):
-        what = f"a tensor of shape {tuple(example.shape)}" if isinstance(example, Tensor) else type(example).__name__
-        raise EnfoldError(f"example must be a batch of inputs, (B, ...), got {what}: pass one or two inputs")
-    numbers = next((tensor.dtype for tensor in state.values() if tensor.is_floating_point()), example.dtype)
-    example = example.detach().cpu().to(numbers if example.is_floating_point() else example.dtype)
+    require_batch(example)
+    numbers = next((tensor.dtype for tensor in state.values() if tensor.is_floating_point()), None)
+
+    def convert(tensor: Tensor) -> Tensor:
+        return tensor.to(numbers) if tensor.is_floating_point() and numbers is not None else tensor
+
+    example = map_tensors(convert, to_device(detach(example), "cpu"))
     try:
         run(skeleton, state, example, exact=False)
     except EnfoldError:
         raise
     except Exception as error:
         message = (str(error).strip() or type(error).__name__).splitlines()[0]
+        kind = f" and type {example.dtype}" if isinstance(example, Tensor) else ""
         raise EnfoldError(
-            f"the network must run on the example, but a batch of shape {tuple(example.shape)} and type "
-            f"{example.dtype} failed ({message}): pass a few inputs of the right shape as example"
+            f"the network must run on the example, but {describe(example)}{kind} failed ({message}): pass a few inputs "
+            "of the right shape as example"
         ) from error
     return example
 

@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from enfold.data.tree import clone, tensors
+from enfold.engines.call import call_network
 from enfold.engines.skeleton import RUNNING, Skeleton, State
 from enfold.symmetry.execution import (
     ReadDetector,
@@ -103,7 +105,7 @@ class AxisTracer(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # skipping it would import the compiler, which takes seconds
 
-    def trace(self, skeleton: Skeleton, state: State, example: Tensor) -> None:
+    def trace(self, skeleton: Skeleton, state: State, example: Any) -> None:
         """Label every value of one forward pass; the inputs and outputs of the network are fixed.
 
         Args:
@@ -115,8 +117,9 @@ class AxisTracer(TorchDispatchMode):
         for name, tensor in held.items():
             self.tensors[name] = self._label_parameter(name, tensor.shape, name in skeleton.parameters)
             self._store(tensor, self.tensors[name])
-        example = example.clone()
-        self._store(example, self.new("they are the network's inputs", example.shape))
+        example = clone(example)
+        for tensor in tensors(example):
+            self._store(tensor, self.new("they are the network's inputs", tensor.shape))
         try:
             named = track_modules(skeleton.network, self._running, self._touch, self._on_exit)
             with (
@@ -127,7 +130,7 @@ class AxisTracer(TorchDispatchMode):
                 ReadDetector(self._read),
                 skeleton.use_values(held) as network,
             ):
-                outputs = float_outputs(network(example))
+                outputs = float_outputs(call_network(network, example))
         except Exception as error:  # code of the network and torch may raise any exception under a dispatch mode
             raise TraceError((str(error).strip() or type(error).__name__).splitlines()[0]) from error
         for tensor in outputs:

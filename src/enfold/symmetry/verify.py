@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from enfold.data.tree import clone, map_tensors, tensors
+from enfold.engines.call import call_network
 from enfold.engines.skeleton import Skeleton, State
 from enfold.symmetry.axes import Group
 from enfold.symmetry.candidates import Candidate
@@ -17,6 +20,8 @@ from enfold.symmetry.permute import apply_orders, permuted, soft
 from enfold.symmetry.tracer import STATISTICS
 
 PROOFS = 6  # a single random order may not reveal a structure
+WIDE = 64  # units, from which three random orders spare a unit with less probability than six of four units do
+WIDE_PROOFS = 3
 TOLERANCE = 1e-9
 SCALES = (
     1.0,
@@ -36,12 +41,12 @@ class Verifier:
 
     skeleton: Skeleton
     state: State
-    inputs: Tensor
+    inputs: Any
     outputs: Tensor
     source: torch.Generator
 
     @staticmethod
-    def create(skeleton: Skeleton, state: State, example: Tensor, source: torch.Generator) -> Verifier:
+    def create(skeleton: Skeleton, state: State, example: Any, source: torch.Generator) -> Verifier:
         """Draw weights at the usual scale, and biases and statistics away from 0 and 1 so that every unit matters.
 
         Args:
@@ -50,32 +55,36 @@ class Verifier:
             example: One batch of inputs; taken from the data by default.
             source: The random generator.
         """
-        inputs = example
-        if example.is_floating_point():
-            inputs = torch.randn(example.shape, generator=source, dtype=torch.float64)
-        for scale in SCALES:
-            drawn = _random_state(skeleton, state, source, scale)
-            try:
-                outputs = run(skeleton, drawn, inputs)
-            except Exception as error:
-                raise VerificationError((str(error).strip() or type(error).__name__).splitlines()[0]) from error
-            if bool(outputs.isfinite().all()):
-                return Verifier(skeleton, drawn, inputs, outputs, source)
-        raise VerificationError("its outputs with random weights are not finite")
+        reason: str | None = None
+        error: Exception | None = None
+        for inputs in _random_inputs(example, source):
+            for scale in SCALES:
+                drawn = _random_state(skeleton, state, source, scale)
+                try:
+                    outputs = run(skeleton, drawn, inputs)
+                except Exception as raised:  # the network's own code may refuse such values
+                    error, reason = raised, reason or (str(raised).strip() or type(raised).__name__).splitlines()[0]
+                    break
+                if bool(outputs.isfinite().all()):
+                    return Verifier(skeleton, drawn, inputs, outputs, source)
+        raise VerificationError(reason or "its outputs with random weights are not finite") from error
 
     def is_invariant(self, groups: Sequence[Group]) -> bool:
         """Return whether random permutations of all these groups together leave the outputs unchanged.
 
         Groups of two units have a single non-trivial order. To separate two of them that hold only jointly, proof k + 1
-        permutes those with bit k in their number.
+        permutes those with bit k in their number. A random order leaves a unit in its place with probability 1 / size,
+        so wide groups are permuted in the first proofs only.
         """
         pairs = [index for index, group in enumerate(groups) if group.size == 2]
         numbers = {index: number for number, index in enumerate(pairs, start=1)}
-        for proof in range(max(PROOFS, 1 + len(numbers).bit_length())):
+        needed = WIDE_PROOFS if all(group.size >= WIDE for group in groups) else PROOFS
+        for proof in range(max(needed, 1 + len(numbers).bit_length())):
             moved = (
                 group
                 for index, group in enumerate(groups)
-                if not proof or index not in numbers or numbers[index] >> (proof - 1) & 1
+                if (proof < WIDE_PROOFS or group.size < WIDE)
+                and (not proof or index not in numbers or numbers[index] >> (proof - 1) & 1)
             )
             state = apply_orders(self.state, ((group, self._order(group.size)) for group in moved))
             if not self._same(run(self.skeleton, state, self.inputs)):
@@ -152,7 +161,7 @@ def _moves(gradient: Tensor | None) -> bool:
     return gradient is not None and bool((gradient != 0).any())
 
 
-def run(skeleton: Skeleton, state: State, inputs: Tensor, *, grad: bool = False, exact: bool = True) -> Tensor:
+def run(skeleton: Skeleton, state: State, inputs: Any, *, grad: bool = False, exact: bool = True) -> Tensor:
     """Run the network and return all outputs as one vector, computed in float64 throughout if `exact`.
 
     Random numbers are the same in each run, and the global generator is not advanced.
@@ -169,7 +178,28 @@ def run(skeleton: Skeleton, state: State, inputs: Tensor, *, grad: bool = False,
     with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(grad), decompose_fused_operations(), mode:
         torch.default_generator.manual_seed(0)
         with skeleton.use_values(given) as network:
-            return torch.cat([value.flatten().double() for value in float_outputs(network(inputs.clone()))])
+            return torch.cat(
+                [value.flatten().double() for value in float_outputs(call_network(network, clone(inputs)))]
+            )
+
+
+def _random_inputs(example: Any, source: torch.Generator) -> Iterator[Any]:
+    """Yield inputs in float64: normal numbers, positive ones, as masks and degrees may have to be, and the example.
+
+    Integers, such as tokens and the edges of a graph, are those of the example.
+    """
+
+    def draw(function: Callable[..., Tensor]) -> Any:
+        return map_tensors(
+            lambda t: function(t.shape, generator=source, dtype=torch.float64) if t.is_floating_point() else t, example
+        )
+
+    given = [tensor for tensor in tensors(example) if tensor.is_floating_point()]
+    if given:
+        yield draw(torch.randn)
+        yield draw(torch.rand)
+    if not given or any(bool((tensor != tensor.flatten()[:1]).any()) for tensor in given):
+        yield map_tensors(lambda t: t.double() if t.is_floating_point() else t, example)
 
 
 def _random_state(skeleton: Skeleton, state: State, source: torch.Generator, scale: float) -> State:
@@ -183,7 +213,8 @@ def _random_state(skeleton: Skeleton, state: State, source: torch.Generator, sca
             drawn[name] = tensor + 0.05 * torch.rand(tensor.shape, generator=source, dtype=kind)
         elif name in skeleton.parameters and tensor.ndim > 1:
             spread = scale * (2 / max(tensor.shape[1:].numel(), 1)) ** 0.5
-            drawn[name] = spread * torch.randn(tensor.shape, generator=source, dtype=kind)
+            single = torch.complex64 if kind.is_complex else torch.float32  # drawn in a third of the time
+            drawn[name] = spread * torch.randn(tensor.shape, generator=source, dtype=single).to(kind)
         else:
             drawn[name] = 0.5 + torch.rand(tensor.shape, generator=source, dtype=kind)
     return drawn

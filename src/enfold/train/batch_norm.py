@@ -12,6 +12,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from enfold.data import Data
 from enfold.data.batches import Order
+from enfold.data.tree import to_device
 from enfold.engines.modes import eval_mode
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
@@ -48,8 +49,8 @@ def reestimate(network: nn.Module, data: Data, *, batch_size: int = 256, seed: i
             layer.reset_running_stats()
             layer.train()
         for batch in Order(batch_size, seed=seed).batches(data, epoch=0):
-            if len(batch.targets) >= least:
-                member_logits(network, batch.inputs.to(device))
+            if len(batch) >= least:
+                member_logits(network, to_device(batch.inputs, device))
                 seen += 1
     if not seen:
         for name, buffer in network.named_buffers():

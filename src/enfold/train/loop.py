@@ -19,21 +19,20 @@ from enfold.data import Data
 from enfold.data.batches import Batch, Order
 from enfold.data.content import content
 from enfold.data.convert import Examples, as_data, require
-from enfold.data.dataset import Split, evaluation_batches, has_examples
-from enfold.data.tree import to_device
-from enfold.data.unpack import Batches, Unpack
+from enfold.data.dataset import Split, has_examples
+from enfold.data.unpack import Unpack
 from enfold.engines.inputs import refuse_shape
-from enfold.engines.modes import eval_mode, refuse_inference_mode
+from enfold.engines.modes import refuse_inference_mode
 from enfold.ensemble import Ensemble, called_network, set_model_output
 from enfold.errors import EnfoldError, NonFiniteLoss
-from enfold.evaluate import member_logits, predict
+from enfold.evaluate import predict
 from enfold.io.checkpoints import require_tensors
 from enfold.io.files import digest
 from enfold.io.identity import plain
 from enfold.metrics import metrics_for, per_member
 from enfold.progress import ProgressBar, progress
 from enfold.seeds import derive
-from enfold.tasks import Inferred, Task, as_task, known_task
+from enfold.tasks import as_task, first_batch_task, known_task
 from enfold.train.backward import backward
 from enfold.train.batch_norm import several_examples
 from enfold.train.checkpoint import read_checkpoint, save_checkpoint
@@ -101,7 +100,7 @@ def fit(
     refuse_inference_mode("training")
     require(train, "train", "fit")
     config = as_config(config).update(settings)
-    config = config.replace(task=as_task(config.task))
+    config = config.replace(task=first_batch_task(config.task))
     data = as_data(train, val, batch_size=config.batch_size, unpack=unpack, network=called_network(model))
     if outputs is not None:
         set_model_output(model, outputs)
@@ -111,6 +110,7 @@ def fit(
         if objective is None:
             history = model.fit_members(data, config, checkpoint=file, title=title, quiet=quiet)
             if history is not None:
+                model.task = known_task(as_task(config.task))
                 return history
             objective = model.objective(config)
     stored = Trajectory(trajectory) if isinstance(trajectory, str | Path) else trajectory
@@ -220,25 +220,10 @@ class Fit:
             self.history.chosen = list(self.selection.epoch)
         if isinstance(self.model, Ensemble):
             self.model.on_fit_end(self.data)
-            self.model.task = known_task(self._resolved_task())
+            self.model.task = known_task(self.task)
         self.model.eval()
         warn_if_similar(self.model, self.data)
         return self.history
-
-    def _resolved_task(self) -> Task:
-        """Return the task with what follows from the shapes of a batch, such as the axis of the classes.
-
-        Predictions need it, and have no targets from which it would follow.
-        """
-        part = self.data.val if has_examples(self.data.val) else self.data.train
-        source = part.loader if isinstance(part, Batches) else part
-        if isinstance(self.task, Inferred) or isinstance(source, Iterator):
-            return self.task
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), eval_mode(self.model):
-            for inputs, targets, _ in evaluation_batches(part, 2):
-                outputs = member_logits(self.model, to_device(inputs, self.config.device))
-                return self.task.resolve(outputs, targets)
-        return self.task
 
     def _begin(self) -> None:
         self._store(0)

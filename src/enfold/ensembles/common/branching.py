@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from enfold.data.tree import clone, first_examples
 from enfold.engines.base import Engine, EngineName
 from enfold.engines.choose import disable_dropout
 from enfold.engines.examples import EXAMPLES, fix_rng, vary_own
@@ -68,7 +69,7 @@ class BranchedEnsemble(EfficientEnsemble):
     def _loop(self) -> OneByOne:
         return OneByOne(super()._loop().codes)
 
-    def _choose(self, inputs: Tensor) -> Engine:
+    def _choose(self, inputs: Any) -> Engine:
         """Choose the engine: "auto" runs the trunk once; without a trunk it is that of a deep ensemble."""
         if self.engine == "loop":
             return self._loop()
@@ -77,9 +78,10 @@ class BranchedEnsemble(EfficientEnsemble):
         return OneTrunk(self.skeleton, list(self.own.state())) if self._can_run_trunk_once(inputs) else self._loop()
 
     @torch.no_grad()
-    def _can_run_trunk_once(self, inputs: Tensor) -> bool:
+    def _can_run_trunk_once(self, inputs: Any) -> bool:
         """Return whether one pass over the trunk gives the same as one pass per member, on a few examples."""
-        own, few = list(self.own.state()), inputs[:EXAMPLES]
+        own, found = list(self.own.state()), first_examples(inputs, EXAMPLES)
+        few = inputs if found is None else found
         state = vary_own(self.expand(), own, set(self.skeleton.parameters))
         for training in (False, True):
             results = []
@@ -89,23 +91,23 @@ class BranchedEnsemble(EfficientEnsemble):
                 values = {name: tensor.clone() for name, tensor in state.items()}
                 try:
                     with fix_rng(inputs), disable_dropout(code.network, training):
-                        results.append(engine(values, few.clone(), False))
+                        results.append(engine(values, clone(few), False))
                 except Exception:  # a batch that is too small for train mode: there is nothing to compare
                     break
             if len(results) == 2 and difference({OUTPUTS: results[1]}, {OUTPUTS: results[0]}) is not None:
                 return False
         return True
 
-    def is_looped(self, inputs: Tensor) -> bool:
+    def is_looped(self, inputs: Any) -> bool:
         """Return False where there is a trunk: gradients member by member would run it once for each."""
         return not self.shared.state() and super().is_looped(inputs)
 
-    def _run(self, inputs: Tensor, *, each: bool) -> Tensor:
+    def _run(self, inputs: Any, *, each: bool) -> Tensor:
         if not torch.is_inference_mode_enabled():
             return super()._run(inputs, each=each)
         # Tensors made in inference mode have no version counter, by which the engine detects in-place changes.
         with torch.inference_mode(False), torch.no_grad():
-            return super()._run(inputs.clone(), each=each)
+            return super()._run(clone(inputs), each=each)
 
 
 def split_names(network: nn.Module, split: str) -> list[str]:

@@ -18,7 +18,7 @@ from enfold.engines.layout import find_owners, stack
 from enfold.engines.parameters import Decay, Tree, decay_groups
 from enfold.engines.skeleton import State, read_state
 from enfold.ensemble import Ensemble
-from enfold.errors import EnfoldError, PartialCoverageWarning, level_outside
+from enfold.errors import EnfoldError, PartialCoverageWarning, UnsuitableNetwork, level_outside
 from enfold.train.batch_norm import TRACKING, reestimate
 
 NormChoice = Literal["own", "shared", "joint"]
@@ -72,7 +72,7 @@ class EfficientEnsemble(Ensemble):
         shared = {name: tensor.expand(self.num_members, *tensor.shape) for name, tensor in self.shared.state().items()}
         return {**shared, **self.own.state()}
 
-    def _run(self, inputs: Tensor, *, each: bool) -> Tensor:
+    def _run(self, inputs: Any, *, each: bool) -> Tensor:
         if not (self.joint and self.training):
             return super()._run(inputs, each=each)
         state = self.expand()
@@ -100,7 +100,12 @@ class EfficientEnsemble(Ensemble):
         return sum(sizes[name] for name in self.differing & sizes.keys()) / max(1, sum(sizes.values()))
 
     def warn_if_low_coverage(self) -> None:
-        """Warn, and set `notice` for tables, if members differ in less than half of the network's parameters."""
+        """Warn, and set `notice` for tables, if members differ in less than half of the network's parameters.
+
+        Constructors of methods that are meant to differ in most layers call it last, when all options are stored.
+        Methods whose members have few parameters of their own by design (heads, norm layers, low-rank adapters) do not:
+        the coverage is in their `repr`.
+        """
         coverage = self.coverage()
         options = self.options()
         is_chosen = options.get("include") or options.get("exclude")  # by the user
@@ -122,7 +127,7 @@ class EfficientEnsemble(Ensemble):
         """Return the summary that print(ensemble) shows, with the coverage."""
         return f"{super().extra_repr()}, members differ in {100 * self.coverage():.3g} % of the network's parameters"
 
-    def is_looped(self, inputs: Tensor) -> bool:
+    def is_looped(self, inputs: Any) -> bool:
         """Return whether members run one after the other, which a joint batch norm excludes in training."""
         return not (self.joint and self.training) and super().is_looped(inputs)
 
@@ -210,7 +215,7 @@ def select_layers(
     }
     if not chosen:
         known = ", ".join(kind.__name__ for kind in kinds)
-        raise EnfoldError(
+        raise UnsuitableNetwork(
             f"network must contain a layer of a supported kind ({known}), got none: change the network or the patterns"
         )
     for name, module in chosen.items():

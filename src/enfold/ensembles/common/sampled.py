@@ -68,7 +68,7 @@ class SampledEnsemble(Ensemble):
             return {**self.sample(), **self.own.state()}
         return {name: tensor.expand(self.num_members, *tensor.shape) for name, tensor in self.centre.state().items()}
 
-    def _run(self, inputs: Tensor, *, each: bool) -> Tensor:
+    def _run(self, inputs: Any, *, each: bool) -> Tensor:
         if self.training or not bool(self.ready):
             centre = {name: tensor[None] for name, tensor in self.centre.state().items()}
             self.verify(inputs[0] if each else inputs)

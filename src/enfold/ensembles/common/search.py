@@ -190,13 +190,13 @@ class WeightedEnsemble(Ensemble):
         """Return every network once; outputs are repeated instead."""
         return self._repeat(torch.ones_like(self.counts) if self.training else self.counts.clamp(max=1))
 
-    def _run(self, inputs: Tensor, *, each: bool) -> Tensor:
+    def _run(self, inputs: Any, *, each: bool) -> Tensor:
         if each and not self.training:
             return self.choose_engine(inputs[0])(self.expand(), inputs, True)
         outputs = super()._run(inputs, each=each)  # of each network once
         return outputs if self.training else outputs.repeat_interleave(self.counts[self.counts > 0], dim=0)
 
-    def is_looped(self, inputs: Tensor) -> bool:
+    def is_looped(self, inputs: Any) -> bool:
         """Return whether members run one after the other; only if each network counts once."""
         return bool((self.counts == 1).all()) and super().is_looped(inputs)
 

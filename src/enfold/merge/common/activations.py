@@ -22,10 +22,11 @@ from torch import Tensor, nn
 
 from enfold.data import Data
 from enfold.data.batches import Batch, Order
+from enfold.data.tree import count_examples, to_device
 from enfold.engines.modes import eval_mode
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
-from enfold.merge.common.inputs import first_inputs
+from enfold.merge.common.inputs import first_inputs, select_few
 from enfold.merge.common.layers import channel_axis, consumed_axis, produced_axis, shows_outputs
 from enfold.symmetry import Axis, Group, Symmetry
 
@@ -243,17 +244,17 @@ def measure_moments(
     return found
 
 
-def _first(examples: int, batches: Iterable[Batch]) -> Iterator[Tensor]:
-    """Yield the inputs of the first examples, in batches."""
+def _first(examples: int, batches: Iterable[Batch]) -> Iterator[Any]:
+    """Yield the inputs of the first examples, in batches; a batch whose examples cannot be told apart is complete."""
     for batch in batches:
-        yield batch.inputs[:examples]
-        examples -= len(batch.inputs)
+        yield select_few(batch.inputs, examples)
+        examples -= count_examples(batch.inputs) or len(batch)
         if examples <= 0:
             return
 
 
 def _units(
-    networks: Sequence[nn.Module], places: dict[str, list[Place]], inputs: Tensor
+    networks: Sequence[nn.Module], places: dict[str, list[Place]], inputs: Any
 ) -> tuple[dict[tuple[str, int], Tensor], set[tuple[str, int]]]:
     """Return the units of all networks for one batch, (M d, samples), by group and place, and the places at which the
     number of samples differs, as for tokens that are selected by their values."""
@@ -265,7 +266,7 @@ def _units(
             for name, some in places.items():
                 for index, place in enumerate(some):
                     stack.callback(_record(network, place, seen.setdefault((name, index), [])))
-            member_logits(network, inputs.to(next(network.parameters()).device))
+            member_logits(network, to_device(inputs, next(network.parameters()).device))
         every.append({key: torch.cat(parts, dim=1) for key, parts in seen.items() if parts})
     differing = {
         key for key in set().union(*every) if len({one[key].shape[1] if key in one else 0 for one in every}) > 1

@@ -1,11 +1,15 @@
 """The loss of learning from labels and from the mean prediction of an ensemble.
 
-L = (1 - α) CE(y, p) + α KL(p̄ || p),   p̄ = (1/M) Σ_m softmax(z_m)                         (1)
+    L = (1 - α) L_task + α KL(p̄ || p),   p̄ = (1/M) Σ_m softmax(z_m)                         (1)
+
+L_task is the loss of the task, cross-entropy for classes. For numbers, KL is the divergence of the task from the
+mixture of the members (see `enfold.tasks.regression`). Targets to be ignored are left out of both terms.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +17,16 @@ from torch import Tensor, nn
 from enfold.data import Data, Split
 from enfold.data.batches import Batch
 from enfold.data.dataset import evaluation_batches
+from enfold.data.tree import to_device
 from enfold.engines.modes import ensure_eval_mode
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 from enfold.io.files import digest
 from enfold.metrics.predictions import mean_log_probs
+from enfold.tasks import Task, TaskLike, as_task
 from enfold.train.config import PerMember
-from enfold.train.objective import StepContext, batch_outputs, cross_entropy
+from enfold.train.objective import StepContext, TaskLoss, batch_outputs
 
 CHUNK = 1024  # examples in a forward pass
 
@@ -34,27 +40,45 @@ class EnsembleLoss:
         alpha: α of equation (1).
         label_smoothing: Label smoothing of the cross-entropy.
         constant_inputs: Whether inputs are never augmented, so that predictions are computed once.
+        task: What the outputs mean; None to infer it from the first batch.
     """
 
     def __init__(
-        self, ensemble: Ensemble, data: Data, alpha: float, label_smoothing: PerMember, *, constant_inputs: bool
+        self,
+        ensemble: Ensemble,
+        data: Data,
+        alpha: float,
+        label_smoothing: PerMember,
+        *,
+        constant_inputs: bool,
+        task: TaskLike = None,
     ) -> None:
         self.ensemble, self.alpha, self.label_smoothing = ensemble, alpha, label_smoothing
-        self.targets: Tensor | None = None  # (N, C + 1), see `_target`
+        self.task = as_task(task)
+        self.targets: Tensor | None = None  # (N, K), see `_target`
         if constant_inputs and isinstance(data.train, Split):
             batches = evaluation_batches(data.train, CHUNK)
-            self.targets = torch.cat([self._target(inputs).cpu() for inputs, _, _ in batches])
+            found = torch.cat([self._target(inputs, targets).cpu() for inputs, targets, _ in batches])
+            if len(found) == len(data.train):  # one row for each example
+                self.targets = found
 
     @torch.no_grad()
-    def _target(self, inputs: Tensor) -> Tensor:
-        """Return p̄ and, in a last column, Σ_k p̄_k ln p̄_k: (B, ...) -> (B, C + 1)."""
+    def _target(self, inputs: Any, targets: Any) -> Tensor:
+        """Return what is learned about all rows of a batch, (N, K).
+
+        For classes this is p̄ and, in a last column, Σ_k p̄_k ln p̄_k; for numbers, the mixture of the members.
+        """
         device = next((tensor.device for tensor in self.ensemble.parameters()), torch.device("cpu"))
         with ensure_eval_mode(self.ensemble):
-            logits = member_logits(self.ensemble, inputs.to(device))
-        if not bool(torch.isfinite(logits).all()):
-            raise EnfoldError("outputs of the members must be finite, got NaN or infinity: remove diverged members")
-        logits = logits.float() if logits.dtype == torch.bfloat16 else logits
-        log_probs = mean_log_probs(torch.log_softmax(logits, dim=-1))
+            outputs = member_logits(self.ensemble, to_device(inputs, device))
+        if not bool(torch.isfinite(outputs).all()):
+            raise EnfoldError("outputs of the members must be finite, got NaN or infinity: leave out diverged members")
+        outputs = outputs.float() if outputs.dtype == torch.bfloat16 else outputs
+        task = self.task.resolve(outputs, targets)
+        values = task.rows(outputs)
+        if not task.is_categorical:
+            return task.mixture(values)
+        log_probs = mean_log_probs(torch.log_softmax(values, dim=-1))
         probs = log_probs.exp()
         return torch.cat([probs, (probs * log_probs).sum(-1, keepdim=True)], dim=-1)
 
@@ -71,14 +95,14 @@ class EnsembleLoss:
             context: The position in the training.
         """
         if self.targets is not None and batch.indices is not None:
-            indices = batch.indices.cpu().flatten()
-            target = self.targets.index_select(0, indices)
+            target = self.targets.index_select(0, batch.indices.cpu().flatten())
         else:
-            target = self._target(batch.inputs.flatten(0, 1) if batch.own else batch.inputs)
-        return _BatchLoss(target.to(batch.targets.device), self.alpha, self.label_smoothing)
+            inputs, targets = (each[0] if batch.own else each for each in (batch.inputs, batch.targets))
+            target = self._target(inputs, targets)
+        return _BatchLoss(target, self.alpha, self.label_smoothing, self.task)
 
     def __repr__(self) -> str:
-        """Return the same text in every process, because it identifies the loss in checkpoints."""
+        """The same in another process, as a checkpoint belongs to one ensemble."""
         return f"EnsembleLoss({self.alpha}, {digest(self.ensemble.expand().values())[:16]})"
 
 
@@ -87,18 +111,30 @@ class _BatchLoss:
     target: Tensor
     alpha: float
     label_smoothing: PerMember
+    task: Task
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the loss, (1,)."""
-        logits = batch_outputs(model, batch)
-        log_probs = torch.log_softmax(logits, dim=-1)
-        classes, size = log_probs.shape[-1], log_probs.shape[-2]
-        probs, negative_entropy = self.target[..., :classes], self.target[..., classes]
-        divergence = negative_entropy.mean(-1) - (log_probs * probs).sum((-2, -1)) / size
+        outputs = batch_outputs(model, batch)
+        task = self.task.resolve(outputs, batch.targets, own=batch.own)
+        divergence = self._divergence(task, outputs, batch)
         if self.alpha == 1:
             return divergence
-        hard = cross_entropy(self.label_smoothing).of_outputs(logits, batch)
+        hard = TaskLoss(task, self.label_smoothing).of_outputs(outputs, batch)
         return self.alpha * divergence + (1 - self.alpha) * hard  # (1)
+
+    def _divergence(self, task: Task, outputs: Tensor, batch: Batch) -> Tensor:
+        values, target = task.rows(outputs), self.target.to(outputs.device)
+        ignored = task.ignored(task.row_targets(outputs, batch.targets, own=batch.own, check=False))
+        if ignored is not None and bool(ignored.any()):
+            known = (~ignored).flatten().nonzero()[:, 0]  # there is one member
+            values, target = values[:, known], target[known]
+        if not task.is_categorical:
+            return task.divergence(values, target)
+        log_probs = torch.log_softmax(values, dim=-1)
+        classes, size = log_probs.shape[-1], log_probs.shape[-2]
+        probs, negative_entropy = target[..., :classes], target[..., classes]
+        return negative_entropy.mean(-1) - (log_probs * probs).sum((-2, -1)) / size
 
     def member(self, index: int) -> _BatchLoss:
         """Return the loss of the one member."""

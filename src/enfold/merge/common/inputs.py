@@ -5,20 +5,26 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from enfold.data import Data, Split
 from enfold.data.convert import Examples, as_data, require
+from enfold.data.convert import first_inputs as first_of_loader
 from enfold.data.dataset import evaluation_batches, has_examples
+from enfold.data.tree import first_examples, to_device
+from enfold.data.unpack import Batches, Unpack
 from enfold.engines.examples import EXAMPLES
 from enfold.engines.inputs import in_type_of
 from enfold.engines.modes import refuse_inference_mode
 from enfold.engines.skeleton import RUNNING, State
-from enfold.ensemble import Ensemble
+from enfold.ensemble import Ensemble, called_network
 from enfold.ensembles.deep_ensemble import as_ensemble
 from enfold.errors import EnfoldError, level_outside
+from enfold.symmetry.find import require_batch
+from enfold.tasks import Task, TaskLike, as_task
 from enfold.train.batch_norm import has_running_statistics
 
 Models = Ensemble | Sequence[nn.Module]
@@ -43,9 +49,9 @@ class MergeInputs:
     method: str
     ensemble: Ensemble
     data: Data
-    example: Tensor | None = None
+    example: Any = None
 
-    def require_example(self) -> Tensor:
+    def require_example(self) -> Any:
         """Return two inputs of the network.
 
         Raises:
@@ -63,10 +69,11 @@ def prepare_inputs(
     train: Examples | None = None,
     val: Examples | None = None,
     *,
-    example: Tensor | None = None,
+    example: Any = None,
     repair: str = "none",
     needs_train: bool = False,
     warn: bool = True,
+    unpack: Unpack | None = None,
 ) -> MergeInputs:
     """Convert and check what a merge is called with.
 
@@ -79,23 +86,22 @@ def prepare_inputs(
         repair: The correction after merging, which may need training examples.
         needs_train: Whether the method itself needs training examples.
         warn: Whether to warn of buffers that cannot be averaged.
+        unpack: Function that splits a batch of a loader; None for the usual structures of batches.
 
     Raises:
         EnfoldError: If networks differ in architecture or function, values are not finite, or examples are missing.
     """
     if needs_train:
         require(train, "train", method)
-    data = as_data(train, val)
-    if example is not None and not (isinstance(example, Tensor) and example.ndim and len(example)):
-        raise EnfoldError(
-            f"example must be a batch of inputs, (B, ...), got {type(example).__name__}: pass one or two inputs"
-        )
+    if example is not None:
+        require_batch(example)
     ensemble = require_members(models, method)
+    data = as_data(train, val, unpack=unpack, network=called_network(ensemble))
     require_one_function(ensemble, data, method, example)
     if warn:
         _warn_if_buffers_differ(ensemble)
     _require_repairable(ensemble, data, repair, method)
-    return MergeInputs(method, ensemble, data, None if example is None else example[:2])
+    return MergeInputs(method, ensemble, data, None if example is None else select_few(example, 2))
 
 
 def require_members(models: object, method: str) -> Ensemble:
@@ -128,7 +134,7 @@ def require_members(models: object, method: str) -> Ensemble:
     return models
 
 
-def require_one_function(ensemble: Ensemble, data: Data, method: str, example: Tensor | None = None) -> None:
+def require_one_function(ensemble: Ensemble, data: Data, method: str, example: Any = None) -> None:
     """Run members on one batch and refuse networks that compute different functions of their parameters.
 
     Args:
@@ -141,13 +147,14 @@ def require_one_function(ensemble: Ensemble, data: Data, method: str, example: T
         EnfoldError: If a member computes something else than the code of the first network with its parameters.
     """
     split = next((split for split in (data.val, data.train) if has_examples(split)), None)
-    if split is not None and not isinstance(split, Iterator):  # an iterator would lose the batch
+    if split is not None and not is_iterator(split):  # an iterator would lose the batch
         with torch.random.fork_rng(devices=[]):
-            example = next(iter(evaluation_batches(split, EXAMPLES))).inputs
+            batch = next(iter(evaluation_batches(split, EXAMPLES)), None)
+        example = example if batch is None else batch.inputs
     if example is None:
         return
     device = next(iter(ensemble.expand().values())).device
-    ensemble.verify(in_type_of(ensemble, example[:EXAMPLES]).to(device))
+    ensemble.verify(to_device(in_type_of(ensemble, select_few(example, EXAMPLES)), device))
     if ensemble.mismatch is not None and not ensemble.mismatch.same_code:
         raise EnfoldError(
             f"{method} needs members that compute the same function of their parameters, but by the code of the first "
@@ -168,8 +175,24 @@ def require_reference(index: int, num_members: int) -> int:
     return index
 
 
-def first_inputs(data: Data, method: str = "merging") -> Tensor:
-    """Return the first two training inputs as a network receives them.
+def is_iterator(part: Any) -> bool:
+    """Return whether batches can be read only once, so that reading one would lose it."""
+    return isinstance(part.loader if isinstance(part, Batches) else part, Iterator)
+
+
+def known_or_inferred(task: TaskLike, ensemble: Ensemble) -> Task:
+    """Return the task that was named, else that of the ensemble, else one that is inferred from the first batch."""
+    return as_task(ensemble.task if task is None else task)
+
+
+def select_few(inputs: Any, number: int) -> Any:
+    """Return the inputs of the first examples; all of a batch whose examples cannot be told apart."""
+    few = first_examples(inputs, number)
+    return inputs if few is None else few
+
+
+def first_inputs(data: Data, method: str = "merging") -> Any:
+    """Return the first two training inputs as a network receives them; in a batch of graphs, all of the first batch.
 
     Raises:
         EnfoldError: If there are none.
@@ -178,11 +201,10 @@ def first_inputs(data: Data, method: str = "merging") -> Tensor:
         raise EnfoldError(f"{method} needs example inputs of the network, got none: pass example=inputs, or train")
     if isinstance(data.train, Split):
         return data.prepare(data.train.inputs[:2])
-    for batch in data.train:
-        if not isinstance(batch, tuple | list):
-            raise EnfoldError(f"a batch of train must be a pair (inputs, labels), got {type(batch).__name__}")
-        return torch.as_tensor(batch[0][:2])
-    raise EnfoldError(f"{method} needs example inputs of the network, but train yields no batch: pass example=inputs")
+    try:
+        return first_of_loader(data.train)
+    except EnfoldError as error:
+        raise EnfoldError(f"train: {error}") from error
 
 
 def _require_repairable(ensemble: Ensemble, data: Data, repair: str, method: str) -> None:

@@ -28,7 +28,7 @@ from enfold.merge.common.soft_permutations import (
 )
 from enfold.progress import part
 from enfold.symmetry import Symmetry
-from enfold.train import Objective, TrainConfig, cross_entropy, fit
+from enfold.train import Objective, TaskLoss, TrainConfig, fit
 
 LearningOrder = Literal["sequential", "joint"]
 PUBLISHED = TrainConfig(epochs=20, optimizer="adam", lr=0.1, schedule="cosine", weight_decay=0.0)
@@ -148,5 +148,6 @@ def _loss(ensemble: Ensemble, data: Data, options: PermutationOptions) -> Object
     config = options.config
     smoothing = config.per_member("label_smoothing", 1)
     if not options.alpha:
-        return cross_entropy(smoothing[0])
-    return EnsembleLoss(ensemble, data, options.alpha, smoothing[0], constant_inputs=not config.augment)
+        return TaskLoss(config.task, smoothing[0])
+    is_constant = not config.augment
+    return EnsembleLoss(ensemble, data, options.alpha, smoothing[0], constant_inputs=is_constant, task=config.task)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from enfold.data import Data
+from enfold.data.tree import device_of
 from enfold.engines.modes import eval_mode
 from enfold.engines.parameters import Tree
 from enfold.engines.skeleton import State, read_state
@@ -254,9 +255,9 @@ class SoftAverage(Ensemble):
         """Return no options: this model is not saved."""
         return {}
 
-    def _run(self, inputs: Tensor, *, each: bool) -> Tensor:
+    def _run(self, inputs: Any, *, each: bool) -> Tensor:
         """Run the network; in training, linear layers apply their factors one by one where a batch is small."""
-        whole = torch.is_autocast_enabled(inputs.device.type)  # factors would be rounded one by one
+        whole = torch.is_autocast_enabled(device_of(inputs).type)  # factors would be rounded one by one
         if whole or not (self.training and self.lazy and torch.is_grad_enabled()):
             return super()._run(inputs, each=each)
         matrices = self.matrices()
@@ -283,7 +284,7 @@ class SoftAverage(Ensemble):
         inner = None if right is None else matrices[right]
         return Lazy(torch.as_tensor(constant), Terms(factors, given, outer, inner, called))
 
-    def is_looped(self, inputs: Tensor) -> bool:
+    def is_looped(self, inputs: Any) -> bool:
         """Return False where weights are applied factor by factor: there are no weights to differentiate."""
         return not self.lazy and super().is_looped(inputs)
 

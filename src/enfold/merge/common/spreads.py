@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from enfold.data import Data
 from enfold.data.batches import Batch, Order
+from enfold.data.tree import count_examples, join_examples, layout, split_examples, to_device
 from enfold.engines.modes import eval_mode
 from enfold.evaluate import member_logits
 from enfold.merge.common.layers import channel_axis
@@ -18,6 +20,7 @@ from enfold.train.batch_norm import TRACKING
 
 BATCH = 256
 TOGETHER = 32  # examples for which the layer outputs of all networks are in memory at the same time
+SEVERAL = 2  # examples that are counted in a batch whose examples cannot be told apart
 SAME = 1e-3  # relative to the outputs' norm; the epsilon of norms changes outputs by less
 Moments = tuple[Tensor, Tensor]  # means and standard deviations, (units,) each
 
@@ -63,9 +66,7 @@ class LayerStatistics:
         """True if every pass calls the same layers in the same order, each once."""
         return len(self.calls) == 1 and all(len(set(order)) == len(order) for order in self.calls)
 
-    def run(
-        self, index: int, network: nn.Module, names: Sequence[str], inputs: Tensor, hold: bool
-    ) -> dict[str, Tensor]:
+    def run(self, index: int, network: nn.Module, names: Sequence[str], inputs: Any, hold: bool) -> dict[str, Tensor]:
         """Run one network; with `hold`, return the outputs of each layer in all its calls, (units, samples).
 
         Args:
@@ -103,7 +104,7 @@ class LayerStatistics:
 def measure_networks(
     networks: Sequence[nn.Module],
     names: Sequence[str],
-    batches: Iterable[Tensor],
+    batches: Iterable[Any],
     weights: Sequence[float] | None = None,
 ) -> LayerStatistics:
     """Run all batches through all networks; with weights, also measure the weighted mean of their units.
@@ -116,8 +117,8 @@ def measure_networks(
     """
     found = LayerStatistics([{} for _ in networks])
     for inputs in batches:
-        found.examples += len(inputs)
-        for part in (inputs,) if weights is None else inputs.split(TOGETHER):
+        found.examples += _size(inputs)
+        for part in (inputs,) if weights is None else split_examples(inputs, TOGETHER):
             every = [found.run(k, one, names, part, weights is not None) for k, one in enumerate(networks)]
             if weights is not None:
                 found.mix(every, weights)
@@ -128,7 +129,7 @@ class _Enough(BaseException):  # not an Exception, which a network's code may ca
     """The layer that is measured was called."""
 
 
-def measure_layer(network: nn.Module, name: str, batches: Iterable[Tensor], *, once: bool) -> Sums:
+def measure_layer(network: nn.Module, name: str, batches: Iterable[Any], *, once: bool) -> Sums:
     """Measure the outputs of one layer; with `once`, a forward pass stops after its first call.
 
     Args:
@@ -163,7 +164,7 @@ def layers_cancelled_by_norms(network: nn.Module, names: Sequence[str], data: Da
     norms = [layer for layer in network.modules() if isinstance(layer, TRACKING)]
     inputs = next(batches_of(data, next(network.parameters()).device, seed)) if norms and names else torch.empty(0)
     found: set[str] = set()
-    if len(inputs) > 1:
+    if _size(inputs) > 1:
         with eval_mode(network), _batch_statistics(network, norms):
             plain = member_logits(network, inputs)
             for name in names:
@@ -174,6 +175,11 @@ def layers_cancelled_by_norms(network: nn.Module, names: Sequence[str], data: Da
     return found
 
 
+def _size(inputs: Any) -> int:
+    size = count_examples(inputs)
+    return SEVERAL if size is None else size
+
+
 def _rescale(layer: nn.Module, _: object, output: Tensor) -> Tensor:
     units = _units(layer, output)
     ramp = torch.linspace(0.5, 2, len(units)).to(units)
@@ -182,25 +188,31 @@ def _rescale(layer: nn.Module, _: object, output: Tensor) -> Tensor:
     return output * ramp.view(shape) + ((ramp - 1) * units.std()).view(shape)
 
 
-def batches_of(data: Data, device: torch.device, seed: int) -> Iterator[Tensor]:
+def batches_of(data: Data, device: torch.device, seed: int) -> Iterator[Any]:
     """Yield the training inputs with small batches combined; every pass yields the same, also for a loader that draws,
     unless it has its own generator."""
     with torch.random.fork_rng(devices=[]):
         yield from _pool(Order(BATCH, seed=seed).batches(data, epoch=0), device)
 
 
-def _pool(batches: Iterable[Batch], device: torch.device) -> Iterator[Tensor]:
-    held: list[Tensor] = []
+def _pool(batches: Iterable[Batch], device: torch.device) -> Iterator[Any]:
+    held: list[Any] = []
+    size = 0
     for batch in batches:
-        if held and held[0].shape[1:] != batch.inputs.shape[1:]:
-            yield torch.cat(held)
-            held = []
-        held.append(batch.inputs.to(device))
-        if sum(map(len, held)) >= BATCH:
-            yield torch.cat(held)
-            held = []
+        inputs = to_device(batch.inputs, device)
+        count = count_examples(inputs)
+        if held and (count is None or layout(held[0]) != layout(inputs)):
+            yield join_examples(held)
+            held, size = [], 0
+        if count is None:
+            yield inputs
+            continue
+        held, size = [*held, inputs], size + count
+        if size >= BATCH:
+            yield join_examples(held)
+            held, size = [], 0
     if held:
-        yield torch.cat(held)
+        yield join_examples(held)
 
 
 @contextmanager

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
@@ -45,12 +46,12 @@ def mean_of(states: Sequence[State], weights: Sequence[float] | None = None) -> 
     return found
 
 
-def find_units(network: nn.Module, example: Tensor, seed: int = 0) -> Symmetry:
+def find_units(network: nn.Module, example: Any, seed: int = 0) -> Symmetry:
     """Return the groups of hidden units that may be permuted, with a warning if some units are fixed.
 
     Args:
         network: The network; it is not modified.
-        example: One or two inputs, (B, ...).
+        example: One or two inputs, (B, ...), in the structure that the network takes.
         seed: Seed of the permutations with which groups are verified.
 
     Raises:
