@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timing import ROUNDS, Table, cnn, mlp, ratios, show
 from torch import Tensor, nn
 
 from enfold.data import Data
@@ -27,6 +26,7 @@ from enfold.tasks import as_task
 from enfold.train.backward import backward
 from enfold.train.config import TrainConfig
 from enfold.train.objective import default_loss
+from timing import ROUNDS, Table, cnn, mlp, ratios, show
 
 MEMBERS, BATCH, BATCHES = 4, 128, 4
 RESULTS = Path(__file__).parent.parent / "results"
