@@ -138,3 +138,16 @@ def test_a_task_keeps_what_follows_from_the_first_batch():
     dense = FirstBatchTask(given=Classification())
     dense.resolve(torch.zeros(1, 6, 3, 4, 5), torch.zeros(6, 4, 5).long())
     assert current_task(dense).class_axis == 1
+
+
+@pytest.mark.parametrize(
+    ("outputs", "targets"), [((8, 3), (8, 1)), ((8, 3, 4, 4), (8, 1, 4, 4)), ((8, 5, 3), (8, 5, 1))]
+)
+def test_class_indices_with_an_axis_of_size_1_are_named(outputs, targets):
+    with pytest.raises(UnsupportedOutput, match=r"axis of size 1.*squeeze"):
+        as_task(None).resolve(torch.randn(2, *outputs), torch.full(targets, 2))
+
+
+def test_a_label_beyond_the_classes_names_ignore_index():
+    with pytest.raises(EnfoldError, match=r"ignore_index=255"):
+        Classification(class_axis=1).flatten(torch.randn(2, 4, 3, 5, 5), torch.full((4, 5, 5), 255))

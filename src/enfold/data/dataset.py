@@ -223,9 +223,11 @@ def class_labels(labels: Tensor, num_classes: int, where: str) -> Tensor:
     labels = whole_numbers(labels)
     low, high = (int(labels.min()), int(labels.max())) if labels.numel() else (0, 0)
     if low < 0 or high >= num_classes:
+        wrong = low if low < 0 else high
         raise EnfoldError(
-            f"labels must be between 0 and num_classes - 1 = {num_classes - 1}, got {low if low < 0 else high} in "
-            f"{where}: number the classes from 0, leave out examples without a class, or raise num_classes"
+            f"labels must be between 0 and num_classes - 1 = {num_classes - 1}, got {wrong} in {where}: number the "
+            "classes from 0, raise num_classes, or leave out what has no class: examples, or pixels and tokens by "
+            f"task=Classification(ignore_index={wrong})"
         )
     return labels
 

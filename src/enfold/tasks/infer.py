@@ -122,9 +122,12 @@ def _is_distribution(values: Tensor) -> bool:
 def _open(out: tuple[int, ...], wanted: tuple[int, ...], targets: Tensor, reading: str) -> EnfoldError:
     """Return the error for a task that does not follow from the shapes."""
     what = f", which may be {reading}" if reading else ""
+    without = wanted[:1] + tuple(size for size in wanted[1:] if size != 1)
+    fits = without != wanted and without in (out[:1] + out[2:], out[:-1]) and not targets.is_floating_point()
+    hint = "remove the axis of size 1 with targets.squeeze(1) if they are class indices, or " if fits else ""
     return UnsupportedOutput(
         f"the task must be named for outputs of shape {out} and targets of shape {wanted} and type "
-        f"{str(targets.dtype).removeprefix('torch.')}{what}: pass {CHOICES}, or a task with its options such as "
+        f"{str(targets.dtype).removeprefix('torch.')}{what}: {hint}pass {CHOICES}, or a task with its options such as "
         'task=Regression(head="gaussian")'
     )
 
