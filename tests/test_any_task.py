@@ -15,7 +15,9 @@ from torch import nn
 
 import enfold
 from enfold import merge
+from enfold.analysis.interpolation import interpolate
 from enfold.data.batches import Batch
+from enfold.distill.losses.kd import KD
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import evaluate, member_logits, predict
@@ -42,10 +44,11 @@ class Vector(nn.Module):
         super().__init__()
         self.first, self.other = nn.Linear(5, WIDTH), nn.Linear(4, WIDTH)
         self.middle, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, outputs)
+        self.norm: nn.Module = nn.Identity()
 
     def body(self, x, z):
         hidden = torch.relu(self.first(x) + self.other(z))
-        return self.head(torch.relu(self.middle(hidden)))
+        return self.head(torch.relu(self.norm(self.middle(hidden))))
 
 
 class Dense(nn.Module):
@@ -55,6 +58,7 @@ class Dense(nn.Module):
         super().__init__()
         self.first, self.other = nn.Conv2d(3, WIDTH, 3, padding=1), nn.Conv2d(2, WIDTH, 1)
         self.middle, self.head = nn.Conv2d(WIDTH, WIDTH, 3, padding=1), nn.Conv2d(WIDTH, outputs, 1)
+        self.norm: nn.Module = nn.Identity()
 
     body = Vector.body
 
@@ -66,11 +70,12 @@ class Tokens(nn.Module):
         super().__init__()
         self.words, self.first = nn.Embedding(11, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.middle, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, outputs)
+        self.norm: nn.Module = nn.Identity()
 
     def body(self, x, z):
         hidden = self.words(x) * z[..., None]
         context = hidden.sum(1, keepdim=True) / z.sum(1)[:, None, None]
-        return self.head(torch.relu(self.middle(torch.relu(self.first(hidden + context)))))
+        return self.head(torch.relu(self.norm(self.middle(torch.relu(self.first(hidden + context))))))
 
 
 def taking(body: type[nn.Module], structure: str) -> type[nn.Module]:
@@ -97,9 +102,12 @@ class Problem:
     task: object  # for fit; None is inferred
     loss: object  # (outputs, targets) -> scalar
 
-    def network(self, structure: str = "dict", seed: int = 0) -> nn.Module:
+    def network(self, structure: str = "dict", seed: int = 0, *, norm: bool = False) -> nn.Module:
         torch.manual_seed(seed)
-        return taking(self.body, structure)(self.outputs)
+        network = taking(self.body, structure)(self.outputs)
+        if norm:
+            network.norm = nn.BatchNorm2d(WIDTH) if self.body is Dense else nn.LayerNorm(WIDTH)
+        return network
 
 
 def gaussian_nll(outputs, targets):
@@ -227,7 +235,7 @@ def test_fit_is_a_loop_over_deep_copies(name, structure):
 
     val = loader(name, structure, (3,))
     own = predict(ensemble, val, task=problem.task)
-    row = evaluate(ensemble, val, val, task=problem.task)
+    row = evaluate(ensemble, val, loader(name, structure, (4,)), task=problem.task)
     assert own.num_members == 2
     assert math.isfinite(row.scores[own.criterion])
 
@@ -264,18 +272,23 @@ def shuffled(network: nn.Module, symmetry) -> nn.Module:
 # Ensembles: every method with every task.
 
 SETTINGS = {
+    "hyper_deep_ensemble": {"candidates": 2, "stratify": False},
     "mc_dropout": {"inject": 0.1},
+    "mimo": {"first": "first", "last": "head"},
     "multi_head": {"split": "head"},
     "masksembles": {"min_features": 4},
-    "subspace_sampling": {"num_members": 2, "fitted": 2},
+    "subspace_sampling": {"fitted": 2},
+    "swa": {"num_members": 1},
 }
 REFUSED = {
-    "bagging": "draws examples, which needs them in memory",
-    "hyper_batch_ensemble": "draws validation examples, which needs them in memory",
-    "hyper_deep_ensemble": "draws examples for its candidates, which needs them in memory",
+    "bagging": "bootstrap needs a separate order of the examples",
+    "hyper_batch_ensemble": "must be examples in memory",
     "mimo": "joins the inputs of its members to one tensor",
 }
-"""Methods that do not train from a loader of dictionaries, and why."""
+"""Methods that do not train from a loader of dictionaries, and the reason in the error."""
+NUMBERS = ("point", "gaussian")
+CLASSES_ONLY = {"hyper_deep_ensemble": "selects candidates by predictions of classes"}
+"""Methods for tasks of classes, and the reason in the error for others."""
 
 
 def make_ensemble(method: str, network: nn.Module) -> nn.Module:
@@ -289,11 +302,12 @@ def make_ensemble(method: str, network: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("method", methods("ensemble"))
 def test_every_ensemble(method, name):
     problem, batches = PROBLEMS[name], loader(name)
-    ensemble = make_ensemble(method, problem.network())
+    ensemble = make_ensemble(method, problem.network(norm=method == "film_ensemble"))
     settings = {**PLAIN, "lr": 0.01, "epochs": 4, "task": problem.task}
-    if method in REFUSED:
+    reason = REFUSED.get(method) or (CLASSES_ONLY.get(method) if name in NUMBERS else None)
+    if reason is not None:
         before = copy.deepcopy(ensemble.state_dict())
-        with pytest.raises(EnfoldError):
+        with pytest.raises(EnfoldError, match=reason):
             enfold.fit(ensemble, batches, batches, **settings)
         assert all(torch.equal(before[key], value) for key, value in ensemble.state_dict().items())
         return
@@ -343,9 +357,34 @@ def assert_equal_to_loop(ensemble, problem, x, z, y) -> None:
         )
 
 
+def plain_network(name: str, outputs: int) -> nn.Module:
+    """A network of one tensor."""
+    torch.manual_seed(0)
+    if name == "dense":
+        return nn.Sequential(nn.Conv2d(3, WIDTH, 3, padding=1), nn.ReLU(), nn.Conv2d(WIDTH, outputs, 1))
+    return nn.Sequential(nn.Linear(5, WIDTH), nn.ReLU(), nn.Linear(WIDTH, outputs))
+
+
+@every_task
+@pytest.mark.parametrize("method", REFUSED)
+def test_methods_for_tensors_in_memory(method, name):
+    """Methods that take no loader of dictionaries train on tensors for every task."""
+    problem, (x, _, y) = PROBLEMS[name], examples(name, 1)
+    x = torch.randn(*x.shape, 5) if name == "tokens" else x
+    network = plain_network(name, problem.outputs)
+    ensemble = methods("ensemble")[method].target(network, num_members=2, seed=0)
+    with torch.no_grad():
+        start = problem.loss(member_logits(ensemble, x).mean(0), y)
+    enfold.fit(ensemble, (x, y), (x, y), epochs=30, batch_size=3, lr=0.02, task=problem.task, quiet=True)
+    outputs = member_logits(ensemble, x)
+    assert outputs.shape[1:] == network(x).shape
+    assert problem.loss(outputs.mean(0), y) < start
+    assert bool(ensemble.predict(x).mean.isfinite().all())
+
+
 # Distillation: every loss with every task.
 
-CLASSES_ONLY = {
+LOSSES_OF_CLASSES = {
     "ae_kd": "is a loss of logits of classes",
     "end2": "has Dirichlet distributions of classes as its target",
     "proxy_end2": "has Dirichlet distributions of classes as its target",
@@ -360,7 +399,7 @@ def test_every_distillation_loss(loss, name):
     teacher = DeepEnsemble([problem.network(seed=seed) for seed in range(2)])
     settings = {"epochs": 1, "lr": 0.01, "task": problem.task, "quiet": True}
     kind = methods("distill")[loss].target
-    if loss in CLASSES_ONLY and name in ("point", "gaussian"):
+    if loss in LOSSES_OF_CLASSES and name in NUMBERS:
         with pytest.raises(EnfoldError, match="defined for classes"):
             enfold.distill(teacher, batches, loss=kind(), **settings)
         return
@@ -369,6 +408,14 @@ def test_every_distillation_loss(loss, name):
     student.eval()
     outputs = member_logits(student, {"x": x, "z": z})
     assert bool(outputs.isfinite().all())
+
+
+@pytest.mark.parametrize("perturbation", methods("perturb"))
+def test_perturbations_of_other_inputs_than_one_tensor_are_refused(perturbation):
+    networks, batches = [PROBLEMS["classes"].network(seed=seed) for seed in range(2)], loader("classes")
+    perturb = methods("perturb")[perturbation].target()
+    with pytest.raises(EnfoldError, match="perturb"):
+        enfold.distill(networks, batches, perturb=perturb, epochs=1, quiet=True)
 
 
 @every_task
@@ -386,26 +433,10 @@ def test_kd_is_the_divergence_from_the_mixture(name):
         for parameter in expected.parameters():
             parameter -= 0.1 * parameter.grad
     student = enfold.distill(
-        networks, loader(name, seeds=(1,)), student=start, loss=enfold.distill.losses.KD(), epochs=1, select="last",
-        task=problem.task, init=start, **PLAIN,
-    ) if False else distilled(networks, start, name, problem)  # fmt: skip
+        networks, loader(name, seeds=(1,)), loss=KD(), init=start, epochs=1, select="last", task=problem.task, **PLAIN
+    )
     for key, value in expected.state_dict().items():
         assert_close(student.state_dict()[key], value)
-
-
-def distilled(networks, start, name, problem):
-    from enfold.distill.losses import KD
-
-    return enfold.distill(
-        networks,
-        loader(name, seeds=(1,)),
-        student=start,
-        loss=KD(),
-        epochs=1,
-        select="last",
-        task=problem.task,
-        **PLAIN,
-    )
 
 
 def divergence(name, outputs, teachers, y):
@@ -495,3 +526,56 @@ def test_perm_avg_learns_from_the_members(name):
     assert math.isfinite(
         evaluate(found, batches, task=problem.task).scores[predict(found, batches, task=problem.task).criterion]
     )
+
+
+# Cost and analyses.
+
+
+@every_task
+def test_cost(name):
+    network = PROBLEMS[name].network()
+    x, z, _ = examples(name, 1)
+    ensemble = DeepEnsemble([network, network])
+    found = enfold.measure(
+        {"one": network, "two": ensemble}, "one", {"x": x[0], "z": z[0]}, batch_sizes=(1, 3), rounds=1, warmup=0
+    )
+    assert found["two"].flops == 2 * found["one"].flops > 0
+    assert found["one"].peak_memory > 0
+
+
+def test_cost_of_a_network_that_takes_an_object():
+    network, (x, z, y) = PROBLEMS["classes"].network("object"), examples("classes", 1)
+    by_size = enfold.measure(
+        {"one": network}, "one", lambda size: Graph(x[:size], z[:size], y[:size]), batch_sizes=(2,), rounds=1
+    )
+    assert by_size["one"].flops == enfold.cost.flops(PROBLEMS["classes"].network(), (x, z))
+    with pytest.raises(EnfoldError, match="example"):
+        enfold.measure({"one": network}, "one", Graph(x[0], z[0], y[0]), batch_sizes=(2,), rounds=1)
+    with pytest.raises(EnfoldError, match="examples"):
+        enfold.cost.flops(network, Graph(x, z, y))
+
+
+@every_task
+def test_analyses_of_weights_need_classes(name):
+    problem, batches = PROBLEMS[name], loader(name)
+    first, second = (problem.network(seed=seed) for seed in range(2))
+    if name in ("multilabel", *NUMBERS):
+        with pytest.raises(EnfoldError):
+            interpolate(first, first, second, batches, points=3)
+        return
+    line = interpolate(first, first, second, batches, points=3)
+    outputs, targets = zip(
+        *((outputs_of(second, *examples(name, seed)), examples(name, seed)[-1]) for seed in (1, 2)), strict=True
+    )
+    if name not in ("tokens", "dense"):  # whose batches have different numbers of targets
+        expected = torch.stack([problem.loss(each, y) for each, y in zip(outputs, targets, strict=True)]).mean()
+        assert_close(line.loss[0].float(), expected)
+
+
+def test_models_of_other_inputs_are_refused_by_name():
+    with pytest.raises(EnfoldError, match="example"):
+        symmetries(PROBLEMS["classes"].network(), {"x": "text"})
+    with pytest.raises(EnfoldError, match="score"):
+        merge.soup(
+            [PROBLEMS["point"].network(seed=k) for k in range(2)], loader("point"), score="accuracy", task="regression"
+        )

@@ -163,7 +163,12 @@ def test_a_row_reads_as_a_line(members, data):
     assert "gain" not in str(evaluate(members, data))
     assert str(Row("one", scores, math.nan)).endswith("gain recovered -")
     assert (shown("accuracy", 0.5), shown("nll", 0.5)) == ("50.00 %", "0.5000")
-    assert (shown_gain(0.456), shown_gain(-0.1), shown_gain(math.inf)) == ("46 %", "-10 %", "-")
+    assert (shown_gain(0.456), shown_gain(-0.1), shown_gain(math.inf), shown_gain(-5090.0)) == (
+        "46 %",
+        "-10 %",
+        "-",
+        "-",
+    )
 
 
 def test_without_a_validation_split_there_is_no_temperature(members, data):

@@ -58,19 +58,8 @@ GIVEN: dict[str, frozenset[str]] = {
     "distill": frozenset(),
     "merge": frozenset(
         [
-            "models",
-            "network",
-            "train",
-            "val",
-            "example",
-            "config",
-            "checkpoint",
-            "cache",
-            "quiet",
-            "title",
-            "task",
-            "unpack",
-            "outputs",
+            *("models", "network", "train", "val", "example", "task", "unpack", "outputs"),
+            *("config", "checkpoint", "cache", "quiet", "title"),
         ]
     ),
     "perturb": frozenset(),

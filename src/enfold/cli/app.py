@@ -26,11 +26,12 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="enfold: one network with the quality of an ensemble.\n\n"
     "Start with `enfold demo`. Then run a recipe, `enfold run RECIPE OUT`, or work step by step: "
-    "`enfold train RUN`, `enfold distill RUN kd`, `enfold merge RUN weight-matching`, `enfold report RUN`. "
+    "`enfold train RUN`, `enfold compress RUN`, `enfold distill RUN kd`, `enfold merge RUN weight-matching`, "
+    "`enfold report RUN`. "
     "`enfold COMMAND --help` shows examples, `enfold methods NAME` the options of a method.",
 )
 
-RESUMABLE = ("demo", "run", "train", "distill", "merge", "evaluate", "analyse")
+RESUMABLE = ("demo", "run", "train", "distill", "merge", "compress", "evaluate", "analyse")
 STOPPED = 128  # plus the number of the signal: the exit code of what was stopped by it
 SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 MEMORY = ("can't allocate memory", "not enough memory", "out of memory")  # in torch's words
@@ -59,6 +60,7 @@ VERBS = (
     run_commands.train,
     run_commands.distill,
     run_commands.merge,
+    run_commands.compress,
     run_commands.evaluate,
     run_commands.drop,
     view_commands.report,

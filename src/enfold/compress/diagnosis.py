@@ -1,11 +1,10 @@
 """Diagnosis: what an ensemble has to give, and which routes can reach it. It takes seconds on a few batches.
 
-    barrier(a, b) = L((θ_a + θ_b) / 2) - (L(θ_a) + L(θ_b)) / 2                                         (1)
-    gain          = mean_m L(p_m) - L(p̄)                                                               (2)
-    unfinished    = L(θ) - L(θ after one more epoch at a small learning rate)                          (3)
+    gain          = mean_m L(p_m) - L(p̄)                                                               (1)
+    unfinished    = L(θ) - L(θ after one more epoch at a small learning rate)                          (2)
 
-L is the criterion of the task on validation examples: NLL for classes. Members lie in one basin if no barrier (1) is
-larger than a tenth of the criterion: then their weights may be averaged. If (3) exceeds (2), members should be trained
+L is the criterion of the task on validation examples: NLL for classes. Members whose barriers are small lie in one
+basin (`enfold.merge.basin_check`): then their weights may be averaged. If (2) exceeds (1), members should be trained
 longer before they are compressed.
 """
 
@@ -19,11 +18,10 @@ import torch
 from torch import nn
 
 from enfold.data import Data, Split
-from enfold.data.dataset import has_examples
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
-from enfold.merge.average import average
+from enfold.merge.basin_check import BasinReport, basin_check
 from enfold.metrics import (
     GaussianPredictions,
     PointPredictions,
@@ -44,9 +42,8 @@ from enfold.metrics.regression import example_density_nll, example_pinball, exam
 from enfold.tasks import Task
 from enfold.train import TrainConfig, fit
 
-FLAT = 0.1  # a barrier relative to the members' criterion below which they lie in one basin
-SMALL_RATE = 0.1  # of the learning rate, for the continuation (3)
-PAIRS = 3  # pairs of members between which barriers are measured
+SMALL_RATE = 0.1  # of the learning rate, for the continuation (2)
+PAIRS = 3  # members beside the first between which barriers are measured
 SOME = 2048  # examples
 PER_EXAMPLE: dict[type, Callable[[Any], torch.Tensor]] = {
     Predictions: example_nll,
@@ -69,7 +66,7 @@ class Diagnosis:
         gain: The interval of the ensemble's gain over the mean member, from a bootstrap of the examples.
         calibrated_fraction: The fraction of the gain in NLL that one member with a temperature recovers; None if it is
             not defined.
-        barrier: The largest barrier between members; None if members have no weights in common.
+        basin: The barriers between members; None if members have no weights in common.
         unfinished: How much one more epoch at a small learning rate improves a member; None if not measured.
         training_disagreement: Disagreement of the members on training examples relative to validation examples; None
             if not measured.
@@ -82,7 +79,7 @@ class Diagnosis:
     ensemble: float
     gain: tuple[float, float]
     calibrated_fraction: float | None = None
-    barrier: float | None = None
+    basin: BasinReport | None = None
     unfinished: float | None = None
     training_disagreement: float | None = None
 
@@ -94,7 +91,7 @@ class Diagnosis:
     @property
     def is_one_basin(self) -> bool:
         """Whether members lie in one basin, so that their weights may be averaged."""
-        return self.barrier is not None and self.barrier <= FLAT * abs(self.mean_member)
+        return self.basin is not None and self.basin.is_one_basin
 
     @property
     def needs_training(self) -> bool:
@@ -120,9 +117,9 @@ class Diagnosis:
             )
         if self.calibrated_fraction is not None:
             found.append(f"A temperature alone gives one member {100 * self.calibrated_fraction:.0f} % of the gain.")
-        if self.barrier is not None:
-            basin = "one basin: average their weights" if self.is_one_basin else "different basins: match or distil"
-            found.append(f"Members lie in {basin} (barrier {self.barrier:.3f}).")
+        if self.basin is not None:
+            text = str(self.basin)
+            found.append(f"{text[0].upper()}{text[1:]}.")
         if self.training_disagreement is not None and self.training_disagreement < 0.2:
             found.append(
                 "Members agree on their training examples: targets from augmented or mixed examples say more than "
@@ -152,7 +149,7 @@ def diagnose(members: Ensemble, data: Data, task: Task, config: TrainConfig, *, 
     criterion = table[found.criterion]
     losses = per_member(criterion, found)
     best = int(losses.argmin())
-    gain = paired_bootstrap(per_member(example_losses, found).mean(0), example_losses(found))  # (2)
+    gain = paired_bootstrap(per_member(example_losses, found).mean(0), example_losses(found))  # (1)
     return Diagnosis(
         criterion=found.criterion,
         mean_member=float(losses.mean()),
@@ -161,7 +158,7 @@ def diagnose(members: Ensemble, data: Data, task: Task, config: TrainConfig, *, 
         ensemble=criterion(found),
         gain=gain,
         calibrated_fraction=_calibrated_fraction(found),
-        barrier=_largest_barrier(members, data, task, losses.tolist()),
+        basin=_check_basin(members, data, task),
         unfinished=_unfinished(members, best, data, task, config, float(losses[best])) if continuation else None,
         training_disagreement=_training_disagreement(members, data, task, found),
     )
@@ -179,34 +176,21 @@ def _calibrated_fraction(p: RowPredictions) -> float | None:
     return found if found == found else None
 
 
-def _largest_barrier(members: Ensemble, data: Data, task: Task, losses: list[float]) -> float | None:
-    """Return the largest barrier (1) of a few pairs of members."""
-    if not members.is_expandable or members.num_members < 2 or members.is_separate:
+def _check_basin(members: Ensemble, data: Data, task: Task) -> BasinReport | None:
+    """Return whether a few members lie in one basin; None if they have no weights in common."""
+    if not members.is_expandable or members.num_members < 2:
         return None
-    some = _some(data)
-    barriers = []
-    for other in range(1, min(members.num_members, 1 + PAIRS)):
-        try:
-            middle = average(members[[0, other]], data if has_examples(data.train) else None)
-        except EnfoldError:  # networks that cannot be averaged
-            return None
-        found = predict(middle, some.val, task=task)
-        loss = metrics_for(found)[found.criterion](found)
-        barriers.append(loss - (losses[0] + losses[other]) / 2)  # (1)
-    return max(barriers)
-
-
-def _some(data: Data) -> Data:
-    """Return the data with at most `SOME` validation examples."""
-    if isinstance(data.val, Split) and len(data.val) > SOME:
-        return data.replace(val=data.val[torch.arange(SOME) * len(data.val) // SOME])
-    return data
+    few = members[list(range(min(members.num_members, 1 + PAIRS)))]
+    try:
+        return basin_check(few, data.val, data.train, points=3, task=task)
+    except EnfoldError:  # networks that cannot be averaged
+        return None
 
 
 def _unfinished(
     members: Ensemble, index: int, data: Data, task: Task, config: TrainConfig, before: float
 ) -> float | None:
-    """Return (3): how much one more epoch improves the best member."""
+    """Return (2): how much one more epoch improves the best member."""
     if not members.is_expandable:
         return None
     network: nn.Module = members.member(index)

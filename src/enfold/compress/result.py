@@ -14,6 +14,7 @@ from torch import nn
 from enfold.compress.diagnosis import Diagnosis
 from enfold.errors import EnfoldError
 from enfold.io.files import atomic_path
+from enfold.merge.basin_check import BasinReport
 from enfold.saving import save
 
 
@@ -93,10 +94,10 @@ class Compression:
             sentences.append("No route from the ensemble is better than training one member longer.")
         elif control is not None:
             sentences.append(f"Training one member longer gives {_gain(control.gain)}.")
-        if self.diagnosis.barrier is not None and not self.diagnosis.is_one_basin:
+        basin = self.diagnosis.basin
+        if basin is not None and not basin.is_one_basin:
             sentences.append(
-                f"Averaging weights does not apply: members lie in different basins (barrier "
-                f"{self.diagnosis.barrier:.2f})."
+                f"Averaging weights does not apply: members lie in different basins (barrier {basin.largest:.2f})."
             )
         if not self.diagnosis.has_gain:
             sentences.append("The gain of the ensemble itself is within noise.")
@@ -132,6 +133,7 @@ class Compression:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
+        basin = self.diagnosis.basin
         trials = [
             {name: value for name, value in vars(trial).items() if name != "network"} | {"chosen": trial is self.chosen}
             for trial in self.trials
@@ -139,7 +141,7 @@ class Compression:
         return {
             "recommendation": self.recommendation,
             "budget": self.budget,
-            "diagnosis": dict(vars(self.diagnosis)),
+            "diagnosis": {**vars(self.diagnosis), "basin": None if basin is None else _plain(basin)},
             "trials": [{**trial, "gain": trial["gain"] if math.isfinite(trial["gain"]) else None} for trial in trials],
         }
 
@@ -196,6 +198,11 @@ body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding
 .wide{overflow-x:auto}table{border-collapse:collapse;white-space:nowrap}th,td{padding:.35rem .8rem;text-align:right}
 th:first-child,td:first-child,td:last-child{text-align:left}tr{border-bottom:1px solid #ddd}
 .chosen{font-weight:600;background:#eef5ee}</style>"""
+
+
+def _plain(basin: BasinReport) -> dict[str, Any]:
+    barriers = {f"{one}, {other}": value for (one, other), value in basin.barriers.items()}
+    return {**vars(basin), "barriers": barriers, "losses": list(basin.losses)}
 
 
 def _shown(value: float | None, percent: bool) -> str:

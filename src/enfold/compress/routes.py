@@ -28,8 +28,15 @@ from enfold.distill.perturb.mixup import Mixup
 from enfold.distill.perturbation import Perturbation
 from enfold.ensemble import Ensemble
 from enfold.merge.average import average
+from enfold.merge.fisher import fisher
+from enfold.merge.model_stock import model_stock
+from enfold.merge.regmean import regmean
+from enfold.merge.slerp import slerp
 from enfold.merge.soup import soup
+from enfold.merge.task_arithmetic import task_arithmetic
+from enfold.merge.ties import ties
 from enfold.merge.weight_matching import weight_matching
+from enfold.merge.wise_ft import wise_ft
 from enfold.tasks import Task
 from enfold.train import TrainConfig
 from enfold.train.history import Epoch
@@ -48,6 +55,7 @@ class Setting:
         config: Settings of training.
         diagnosis: What is known of the members.
         student: A function that makes a student of another architecture; None for the members' own.
+        base: The network that the members were fine-tuned from; None if there is none.
     """
 
     members: Ensemble
@@ -56,6 +64,7 @@ class Setting:
     config: TrainConfig
     diagnosis: Diagnosis
     student: Callable[[], nn.Module] | None = None
+    base: nn.Module | None = None
 
 
 @dataclass(frozen=True)
@@ -129,16 +138,35 @@ def find_merges(setting: Setting) -> Iterator[Route]:
     members, data = setting.members, setting.data
     if not members.is_expandable or setting.student is not None:
         return
+    if setting.base is not None:
+        yield from _merges_with_base(setting, setting.base)
     if setting.diagnosis.is_one_basin:
+        task = setting.task
         yield Route("average", "the mean of the members' weights", lambda: average(members, data))
-        if setting.task.is_categorical:
-            yield Route("greedy soup", "members that help, averaged", lambda: soup(members, data, data, score="nll"))
+        if task.is_categorical:
+            score: Any = setting.diagnosis.criterion
+            yield Route("greedy soup", "members that help, averaged", lambda: soup(members, data, data, score=score))
+            yield Route(
+                "learned soup", "learned weights of the members", lambda: soup(members, data, data, kind="learned")
+            )
+        yield Route("fisher", "a mean weighted by the Fisher information", lambda: fisher(members, data, task=task))
+        yield Route("regmean", "layers that fit the members' activations", lambda: regmean(members, data))
+        yield Route("slerp", "the mean on a sphere", lambda: slerp(members, data))
         return
     yield Route(
         "weight matching",
         "units matched between members, averaged, statistics repaired",
         lambda: weight_matching(members, data, repair="repair"),
     )
+
+
+def _merges_with_base(setting: Setting, base: nn.Module) -> Iterator[Route]:
+    """Yield the merges of members that were fine-tuned from one network."""
+    members, data = setting.members, setting.data
+    yield Route("wise-ft", "a line from the base to the mean", lambda: wise_ft(members, data, data, base=base))
+    yield Route("model stock", "layers between base and mean", lambda: model_stock(members, data, base=base))
+    yield Route("task arithmetic", "the sum of the changes", lambda: task_arithmetic(members, data, base=base))
+    yield Route("ties", "changes of one sign", lambda: ties(members, data, base=base))
 
 
 def find_distillations(setting: Setting, merged: nn.Module | None = None) -> Iterator[Route]:

@@ -23,8 +23,10 @@ from enfold.data.convert import Examples, as_data, first_inputs, require
 from enfold.data.dataset import has_examples
 from enfold.data.unpack import Unpack
 from enfold.distill.control import train_control
+from enfold.engines.copying import copy_network
 from enfold.ensemble import Ensemble, called_network, set_model_output
 from enfold.ensembles.deep_ensemble import DeepEnsemble, as_ensemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.io.files import atomic_path, digest
@@ -53,6 +55,7 @@ def compress(
     budget: str | float = "1x",
     time: str | float | None = None,
     student: Callable[[], nn.Module] | None = None,
+    base: nn.Module | None = None,
     task: TaskLike = None,
     unpack: Unpack | None = None,
     outputs: Callable[[Any], Tensor] | None = None,
@@ -77,6 +80,7 @@ def compress(
         time: Limit of the search, such as "30 min" or a number of seconds; epochs are shortened to fit. None for no
             limit.
         student: Function that makes a network of another architecture to distil into.
+        base: Network that the members were fine-tuned from, for the merges that use it.
         task: What the outputs mean; None for the task that an ensemble was trained for, or to infer it.
         unpack: Function that splits a batch, as for `fit`.
         outputs: Function that selects the output of a network, as for `fit`.
@@ -107,10 +111,15 @@ def compress(
             f"budget must be at least 1x, the cost of the members' architecture, got {budget!r}: raise budget, or pass "
             "student=, a function that makes a smaller network"
         )
+    if not members.is_expandable and student is None:
+        raise EnfoldError(
+            f"student must be given for a {type(members).__name__}, whose members have no common architecture, got "
+            "None: pass a function that makes the network to distil into"
+        )
     _refuse_identical(members, data, task)
     search = Search(members, data, current_task(task), settings_given, limit, started, seconds, quiet=quiet)
     search.folder = None if folder is None else Path(folder)
-    return search.run(student)
+    return search.run(student, base)
 
 
 @dataclass
@@ -128,11 +137,11 @@ class Search:
     folder: Path | None = None
     trials: list[Trial] = field(default_factory=list)
 
-    def run(self, student: Callable[[], nn.Module] | None) -> Compression:
+    def run(self, student: Callable[[], nn.Module] | None, base: nn.Module | None = None) -> Compression:
         """Diagnose the members, try the routes, and return the result."""
         self._say("diagnosing the members")
         diagnosis = diagnose(self.members, self.data, self.task, self.config)
-        setting = Setting(self.members, self.data, self.task, self.config, diagnosis, student)
+        setting = Setting(self.members, self.data, self.task, self.config, diagnosis, student, base)
         self._add_references(diagnosis)
         for route in find_merges(setting):
             self._try(route, setting, 0, kind="merge")
@@ -287,7 +296,8 @@ class Search:
         self._metrics = metrics
         self._headline = found.headline
         best = {name: metric(each[diagnosis.best_member]) for name, metric in metrics.items()}
-        network = self.members.member(diagnosis.best_member) if self.members.is_expandable else None
+        is_network = self.members.is_expandable or isinstance(self.members, MixedEnsemble)
+        network = copy_network(self.members.member(diagnosis.best_member)) if is_network else None
         rows = (
             ("mean member", mean, 1.0, None),
             (f"ensemble of {found.num_members}", self._references[1], float(found.num_members), None),
@@ -307,13 +317,17 @@ class Search:
 
     def _cost(self, network: nn.Module) -> float:
         """Return the operations of a prediction relative to one member."""
-        if not self.members.is_expandable or type(network) is type(self.members.skeleton.network):
+        if not self.members.is_expandable and not isinstance(self.members, MixedEnsemble):
+            return 1.0
+        member = self.members.member(0)
+        shapes = [{name: tensor.shape for name, tensor in each.state_dict().items()} for each in (network, member)]
+        if type(network) is type(member) and shapes[0] == shapes[1]:
             return 1.0
         inputs = self._example()
         try:
-            return flops(network, inputs) / flops(self.members.member(0), inputs)
-        except (ZeroDivisionError, AttributeError, RuntimeError, TypeError):  # inputs that cannot be counted
-            sizes = [sum(p.numel() for p in each.parameters()) for each in (network, self.members.member(0))]
+            return flops(network, inputs) / flops(member, inputs)
+        except (ZeroDivisionError, RuntimeError, TypeError):  # operations that are not counted
+            sizes = [sum(p.numel() for p in each.parameters()) for each in (network, member)]
             return sizes[0] / max(1, sizes[1])
 
     def _example(self) -> Any:
@@ -387,8 +401,11 @@ def _as_members(models: Any, network: Callable[[], nn.Module] | None) -> Ensembl
             "DeepEnsemble([a, b, c])"
         )
     if len(files) < 2:
-        raise EnfoldError("models must be at least 2 networks, got 1: pass the members of an ensemble")
-    return as_ensemble(files)
+        raise EnfoldError("models must be at least 2 networks, got one network: pass the members of an ensemble")
+    try:
+        return as_ensemble(files)
+    except EnfoldError:  # networks of different architectures
+        return MixedEnsemble(files)
 
 
 def _refuse_identical(members: Ensemble, data: Data, task: Task) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from enfold.data import Data
 from enfold.data.batches import Batch
+from enfold.data.tree import describe
 from enfold.distill.teacher import count_members
 from enfold.engines.modes import eval_mode
 from enfold.engines.skeleton import State
@@ -62,7 +63,8 @@ class Perturbation(ABC):
         """Return the perturbed batch, and how its labels were mixed; None if they were not."""
         inputs = batch.inputs.flatten(0, 1) if batch.own else batch.inputs
         moved = self(inputs, data, teachers, student, generator)
-        return replace(batch, inputs=moved.view_as(batch.inputs), indices=None), None  # no cached logits for these
+        moved = moved.view_as(batch.inputs) if batch.own else moved
+        return replace(batch, inputs=moved, indices=None), None  # no cached logits for these
 
 
 @dataclass(frozen=True)
@@ -173,8 +175,10 @@ def freeze_parameters(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_()
 
 
-def require_real(inputs: Tensor) -> None:
-    """Raise an error for inputs that are not floating-point numbers, such as tokens."""
+def require_real(inputs: Any) -> None:
+    """Raise an error for inputs that are not one tensor of floating-point numbers, such as tokens or a dictionary."""
+    if not isinstance(inputs, Tensor):
+        raise EnfoldError(f"perturb needs inputs that are one tensor, got {describe(inputs)}: use perturb=None")
     if not inputs.is_floating_point():
         raise EnfoldError(f"perturb needs floating-point inputs, got {inputs.dtype}: use perturb=None for tokens")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, get_args
 
@@ -89,11 +89,11 @@ def check_engine(engine: Engine, skeleton: Skeleton, state: State, inputs: Any) 
     few = _choose_examples(inputs, len(next(iter(state.values()))))
     for training in (False, True):
         for each, rows in few:
-            learned = skeleton.trainable if training and not each and isinstance(engine, StackedProgram) else None
+            grad = training and not each and isinstance(engine, StackedProgram)
             with disable_dropout(skeleton.network, training):
                 try:
-                    expected = run_once(Loop(skeleton), values, rows, each, learned)
-                    found = run_once(engine, values, rows, each, learned)
+                    expected = run_once(Loop(skeleton), skeleton, values, rows, each=each, grad=grad)
+                    found = run_once(engine, skeleton, values, rows, each=each, grad=grad)
                 except CannotRun:
                     raise
                 except Exception as error:  # of the user's own forward, or of an operation that cannot be batched
@@ -103,24 +103,27 @@ def check_engine(engine: Engine, skeleton: Skeleton, state: State, inputs: Any) 
 
 
 def run_once(
-    engine: Engine, values: State, rows: Any, each: bool, learned: Collection[str] | None
+    engine: Engine, skeleton: Skeleton, values: State, rows: Any, *, each: bool = False, grad: bool = False
 ) -> dict[str, Tensor]:
-    """Return the outputs, named "", the state afterwards, and unless `learned` is None the gradients of these values
-    and of the inputs."""
-    with torch.inference_mode(False), torch.set_grad_enabled(learned is not None):
+    """Return the outputs, named "", the buffers and modified parameters, and with `grad` the gradients of the
+    parameters and of the inputs."""
+    with torch.inference_mode(False), torch.set_grad_enabled(grad):
         state = {name: tensor.clone() for name, tensor in values.items()}
-        leaves = {name: state[name].requires_grad_() for name in sorted(state.keys() & set(learned or ()))}
+        leaves = {name: state[name].requires_grad_() for name in skeleton.trainable & state.keys() if grad}
+        versions = {name: tensor._version for name, tensor in state.items()}
         rows = clone(rows)
-        if learned is not None and isinstance(rows, Tensor) and rows.is_floating_point():
+        if grad and isinstance(rows, Tensor) and rows.is_floating_point():
             leaves["the inputs"] = rows.requires_grad_()
             rows = rows.clone()  # a network may modify its inputs in place
-        outputs = engine(dict(state), rows, each)
+        outputs = engine(state, rows, each)
         if outputs.requires_grad:
             real = torch.view_as_real(outputs) if outputs.is_complex() else outputs
             source = torch.Generator().manual_seed(0)
             real.backward(torch.rand(real.shape, generator=source).to(real) + 0.5)
     gradients = {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves.items()}
-    found = {"": outputs, **state, **{f"{GRADIENT}{name}": gradient for name, gradient in gradients.items()}}
+    same = {name for name in skeleton.parameters & state.keys() if state[name]._version == versions[name]}
+    after = {name: tensor for name, tensor in state.items() if name not in same}
+    found = {"": outputs, **after, **{f"{GRADIENT}{name}": gradient for name, gradient in gradients.items()}}
     return {name: tensor.detach() for name, tensor in found.items()}
 
 
@@ -139,13 +142,18 @@ def compare_results(expected: Mapping[str, Tensor], found: Mapping[str, Tensor])
     sizes = {name: float(tensor.abs().max()) if tensor.numel() else 1.0 for name, tensor in expected.items()}
     # The gradient of a bias before a batch norm consists of rounding errors alone.
     floor = 0.1 * max((size for name, size in sizes.items() if name.startswith(GRADIENT)), default=0.0)
-    for name, tensor in expected.items():
-        is_gradient = name.startswith(GRADIENT)
-        allowed = tolerance * (10 * max(sizes[name], floor) if is_gradient else max(sizes[name], 1e-6))
-        if found[name].shape != tensor.shape or not bool(((found[name] - tensor).abs() <= allowed).all()):
+    for name in dict.fromkeys([*expected, *found]):
+        tensor, other, is_gradient = expected.get(name), found.get(name), name.startswith(GRADIENT)
+        size = sizes.get(name, 0.0)
+        allowed = tolerance * (10 * max(size, floor) if is_gradient else max(size, 1e-6))
+        if tensor is None or other is None or other.shape != tensor.shape or not _is_near(other, tensor, allowed):
             what = f"another value of the buffer '{name}'" if name else "other outputs"
             what = f"other {name}" if is_gradient else what
             raise CannotRun(f"it gives {what} than the members one by one")
+
+
+def _is_near(found: Tensor, expected: Tensor, allowed: float) -> bool:
+    return bool(((found - expected).abs() <= allowed).all())
 
 
 def _compute_dtype(outputs: Tensor) -> torch.dtype:

@@ -43,6 +43,7 @@ from enfold.ensembles.deep_ensemble import Factory
 from enfold.errors import EnfoldError, level_outside
 from enfold.metrics.greedy import Goal, greedy_selection
 from enfold.seeds import generator
+from enfold.tasks import as_task
 from enfold.train import History, TrainConfig
 from enfold.train.diversity import warn_if_similar
 
@@ -110,6 +111,16 @@ class HyperDeepEnsemble(WeightedEnsemble):
     def training_cost(self) -> float:
         """All candidates, and each selected setting again with K seeds, relative to training K networks."""
         return (self.candidates + (self.size**2 if self.stratify else 0)) / self.size
+
+    def configure(self, config: TrainConfig) -> TrainConfig:
+        """Refuse tasks without classes, whose candidates have neither label smoothing nor a goal."""
+        task = as_task(config.task)
+        if not task.is_categorical:
+            raise EnfoldError(
+                f"HyperDeepEnsemble selects candidates by predictions of classes, got task='{task.name}': use "
+                "DeepEnsemble, or HyperBatchEnsemble"
+            )
+        return config
 
     def candidate_settings(self, config: TrainConfig) -> list[Setting]:
         """Return the hyper-parameters of the candidates, (1); those of candidate k depend on the seed and k only."""

@@ -79,9 +79,10 @@ class PackedEnsemble(DeepEnsemble):
             raise
         except RuntimeError as error:
             fraction = self.alpha / self.num_members
+            shape = f"shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else describe(inputs)
             raise EnfoldError(
                 f"network must run after its layers were narrowed, but with {fraction:.3g} of its hidden widths this "
-                f"{type(self.skeleton.network).__name__} fails on inputs of {describe(inputs)} "
+                f"{type(self.skeleton.network).__name__} fails on inputs of {shape} "
                 f"({str(error).splitlines()[0]}): check that shape, move parameters into layers, or use a method that "
                 "does not change widths"
             ) from error

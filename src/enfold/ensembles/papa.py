@@ -37,6 +37,7 @@ from enfold.ensembles.common.options import Fraction
 from enfold.ensembles.deep_ensemble import DeepEnsemble, Factory
 from enfold.errors import EnfoldError
 from enfold.seeds import generator
+from enfold.tasks import as_task
 from enfold.train import TrainConfig
 from enfold.train.optimize import Optimizer
 
@@ -55,7 +56,8 @@ class PAPA(DeepEnsemble):
         keep: a: the weight of a member's own parameters in (1).
         every_steps: The number of steps from one pull to the next, for "gradual".
         every_epochs: The number of epochs from one average to the next, for "all" and "pairs".
-        smoothing: Label smoothing of the members, in turn; empty: that of the training configuration.
+        smoothing: Label smoothing of the members, in turn; empty: that of the training configuration. It is not used
+            with task="regression".
         start: Members start as copies of the network, or each with its own initialisation ("own").
         seed: The seed of initialisations and pairs.
         engine: How members are run: auto, measure, stacked, loop or vmap.
@@ -80,9 +82,9 @@ class PAPA(DeepEnsemble):
         self.smoothing, self.start, self.seed = smoothing, start, seed
 
     def configure(self, config: TrainConfig) -> TrainConfig:
-        """Train all members to the last epoch, each with its label smoothing."""
+        """Train all members to the last epoch, each with its label smoothing; a regression has none."""
         config = train_to_last_epoch(config)
-        if not self.smoothing or config.label_smoothing != 0.0:
+        if not self.smoothing or config.label_smoothing != 0.0 or not as_task(config.task).is_categorical:
             return config
         own = tuple(self.smoothing[member % len(self.smoothing)] for member in range(self.num_members))
         return config.replace(label_smoothing=own)

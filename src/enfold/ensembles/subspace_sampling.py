@@ -37,8 +37,9 @@ from enfold.ensembles.common.pca import combine_points, principal_axes, stack_st
 from enfold.ensembles.common.sampled import SampledEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
-from enfold.metrics import accuracy
+from enfold.metrics import metrics_for
 from enfold.seeds import generator
+from enfold.tasks import as_task
 from enfold.train import TrainConfig
 from enfold.train.batch_norm import reestimate
 
@@ -61,7 +62,8 @@ class SubspaceSampling(SampledEnsemble):
         rank: The number of principal axes, for pca and pca_random.
         scaled: Whether axes have the length of the standard deviation along them, for pca and pca_random; in the paper
             they have not.
-        threshold: The smallest validation accuracy of a sample, for random and pca_random; None: any.
+        threshold: The smallest validation accuracy of a sample, for random and pca_random; None: any. Samples of tasks
+            without an accuracy are not selected.
         tries: The number of draws for a sample that reaches the threshold, for random and pca_random.
         fitted: The number of random samples, at 10 U, for pca_random.
         seed: The seed of the samples.
@@ -103,6 +105,7 @@ class SubspaceSampling(SampledEnsemble):
             fitted,
             seed,
         )
+        self.trained_task = as_task(None)
         K = checkpoints if kind in ("gaussian", "pca") else 0
         self.path = Tree({n: t.detach().expand(K, *t.shape).clone() for n, t in self.moved.items()} if K else {})
         self.register_buffer("count", torch.tensor(0))
@@ -192,6 +195,7 @@ class SubspaceSampling(SampledEnsemble):
         """Start a new collection of checkpoints."""
         super().on_fit_start(data, config)
         self.count.zero_()
+        self.trained_task = as_task(config.task)
 
     @torch.no_grad()
     def on_epoch_end(self, epoch: int, config: TrainConfig) -> None:
@@ -224,7 +228,11 @@ class SubspaceSampling(SampledEnsemble):
                 return
             network = self.network({**self.centre.state(), **self._displace(sample)})
             reestimate(network, data)
-            scores.append(accuracy(predict(network, data.val)))
+            found = predict(network, data.val, task=self.trained_task)
+            metric = metrics_for(found).get("accuracy")
+            if metric is None:
+                return
+            scores.append(metric(found))
             if scores[-1] >= threshold:
                 return
         best = scores.index(max(scores))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -61,7 +61,7 @@ def greedy_selection(
     Raises:
         EnfoldError: If an argument is invalid or the candidates predict different examples.
     """
-    pool = _concatenate(pool)
+    pool = _concatenate(pool).known()
     _check(num_members, goal, max_picks)
     log_probs, labels = member_log_probs(pool), class_labels(pool)
     probs = log_probs.exp()  # (K, N, C)
@@ -80,6 +80,12 @@ def greedy_selection(
 
 
 def _concatenate(pool: Predictions | Sequence[Predictions]) -> Predictions:
+    for each in [] if isinstance(pool, Predictions) else pool:
+        if not isinstance(each, Predictions):
+            raise EnfoldError(
+                f"pool must be predictions of classes, got {type(each).__name__}: use a task with classes, or select "
+                "members yourself with `subset`"
+            )
     if isinstance(pool, Predictions):
         return pool
     if not pool:
@@ -91,7 +97,7 @@ def _concatenate(pool: Predictions | Sequence[Predictions]) -> Predictions:
                 f"pool must have predictions of the same examples, got other labels or classes for candidate {index} "
                 "than for candidate 0: predict the same validation split with all candidates"
             )
-    return Predictions(torch.cat([each.log_probs for each in pool]), first.labels)
+    return replace(first, log_probs=torch.cat([each.log_probs for each in pool]))
 
 
 def _check(num_members: int, goal: str, max_picks: int) -> None:

@@ -25,7 +25,7 @@ from enfold.registry import Method, suggest
 from enfold.run.ood import OodSpec, check_sets
 from enfold.run.override import apply_override
 from enfold.run.recipe_errors import SETTINGS, Place, RecipeError, describe_error, line_numbers
-from enfold.run.specs import STARTS, CorruptionSpec, DataSpec, StepSpec, TrajectorySpec, add_labels
+from enfold.run.specs import STARTS, CorruptionSpec, DataSpec, StepSpec, TrajectorySpec, Whole, add_labels
 from enfold.run.step_methods import (
     check_keys,
     count_trainings,
@@ -66,8 +66,10 @@ class Recipe(BaseModel):
     checkpoints: str | None = Field(
         default=None, description="Pattern of files with trained members; none are trained then."
     )
-    seeds: tuple[int, ...] = Field(default=(0,), min_length=1, description="Seeds; several give a standard deviation.")
-    sizes: tuple[int, ...] = Field(default=(), description="Also evaluate ensembles of the first k members.")
+    seeds: tuple[Whole, ...] = Field(
+        default=(0,), min_length=1, description="Seeds; several give a standard deviation."
+    )
+    sizes: tuple[Whole, ...] = Field(default=(), description="Also evaluate ensembles of the first k members.")
     train: dict[str, Any] = Field(default_factory=dict, description="Training settings, the fields of TrainConfig.")
     steps: tuple[StepSpec, ...] = Field(default=(), description="Methods; each gives a row of the results.")
     control: bool = Field(default=True, description="Train a control for each total training length of the steps.")

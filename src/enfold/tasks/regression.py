@@ -284,7 +284,10 @@ class Regression(Task):
     def row_losses(self, rows: Rows, smoothing: float | Sequence[float] = 0.0) -> Tensor:
         """Return the loss of each row, equation (1) to (4): (M, N)."""
         if bool(torch.as_tensor(smoothing).any()):
-            raise EnfoldError(f'label_smoothing must be 0 for task="regression", got {smoothing}: leave it out')
+            raise EnfoldError(
+                f'label_smoothing must be 0 for task="regression", got {smoothing}: leave it out, or pass '
+                'task="regression" to a method that sets it'
+            )
         values, error = rows.values, rows.targets - rows.values[..., 0]
         if self.quantiles is not None:
             levels = values.new_tensor(self.quantiles)

@@ -110,6 +110,7 @@ def fit(
         if objective is None:
             history = model.fit_members(data, config, checkpoint=file, title=title, quiet=quiet)
             if history is not None:
+                model.task = known_task(as_task(config.task))
                 return history
             objective = model.objective(config)
     stored = Trajectory(trajectory) if isinstance(trajectory, str | Path) else trajectory

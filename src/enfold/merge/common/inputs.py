@@ -201,7 +201,10 @@ def first_inputs(data: Data, method: str = "merging") -> Any:
         raise EnfoldError(f"{method} needs example inputs of the network, got none: pass example=inputs, or train")
     if isinstance(data.train, Split):
         return data.prepare(data.train.inputs[:2])
-    return first_of_loader(data.train)
+    try:
+        return first_of_loader(data.train)
+    except EnfoldError as error:
+        raise EnfoldError(f"train: {error}") from error
 
 
 def _require_repairable(ensemble: Ensemble, data: Data, repair: str, method: str) -> None:
