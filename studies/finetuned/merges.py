@@ -38,7 +38,7 @@ SEEDS, MEMBERS = (0, 1, 2), 4
 NETWORK = {"name": "resnet", "depth": 8, "width": 16, "stem_stride": 2}
 BEFORE, TARGET = (1, 5, 7, 8, 9), (0, 2, 3, 4, 6)  # the second five are hard to tell apart
 EXAMPLES = 2000  # training examples of the second five
-REGIMES: dict[str, tuple[float, ...]] = {"small": (1e-3, 2e-3, 1e-3, 2e-3), "large": (5e-3, 1e-2, 5e-3, 1e-2)}
+REGIMES: dict[str, tuple[float, ...]] = {"small": (1e-3, 2e-3, 1e-3, 2e-3)}  # learning rates of the members
 PRETRAINING = TrainConfig(epochs=8, batch_size=64, lr=2e-3)
 PROBE = TrainConfig(epochs=4, batch_size=64, lr=5e-3)
 TUNING = TrainConfig(epochs=12, batch_size=64)
