@@ -196,7 +196,9 @@ def measure(out: Path, seeds: tuple[int, ...] = SEEDS) -> dict[str, Any]:
     """Return the scores of all regimes and rows."""
     out.mkdir(parents=True, exist_ok=True)
     data = enfold.data.load("fashion-mini")
-    target, tables, checks = half(data, TARGET, EXAMPLES), {}, {}
+    target = half(data, TARGET, EXAMPLES)
+    tables: dict[str, Any] = {}
+    checks: dict[str, Any] = {}
     for regime in REGIMES:
         rows: dict[str, list[Scores]] = {name: [] for name in (*OTHERS, *MERGES)}
         found = []
@@ -216,6 +218,8 @@ def measure(out: Path, seeds: tuple[int, ...] = SEEDS) -> dict[str, Any]:
             for name, cells in rows.items()
         }
         checks[regime] = {name: spread([each[name] for each in found]) for name in found[0]}
+        apart = [make_members(out, seed, regime, make_base(out, seed, data), target)[0] for seed in seeds]
+        checks[f"{regime}, of different networks"] = cell(out / f"{regime}-basin.json", lambda: barriers(apart, target))  # noqa: B023 - called here
     return {
         "command": "python -m studies.finetuned.merges OUT",
         "date": time.strftime("%Y-%m-%d"),
