@@ -461,12 +461,17 @@ def divergence(name, outputs, teachers, y):
 
 # Merges: every one with every task.
 
-SHORT = {"straight_through": {"epochs": 1}, "perm_avg": {"epochs": 2, "quiet": True, "select": "last"}}
+SHORT = {
+    "straight_through": {"epochs": 1},
+    "perm_avg": {"epochs": 2, "quiet": True, "select": "last"},
+    "fisher": {"examples": 6},
+    "regmean": {"examples": 6},
+}
 EXACT = (
     "activation_matching", "c2m3", "merge_many", "ot_fusion", "straight_through", "weight_matching", "zipit"
 )  # fmt: skip
 """Merges that give back a network from permuted copies of it."""
-TASK = ("perm_avg", "soup", "straight_through")
+TASK = ("fisher", "perm_avg", "soup", "straight_through", "task_arithmetic", "wise_ft")
 """Merges that use targets."""
 
 
@@ -479,6 +484,10 @@ def test_every_merge(method, name):
     twin = shuffled(network, symmetries(network, {"x": x, "z": z}))
     function = methods("merge")[method].target
     options = SHORT.get(method, {}) | ({"task": problem.task} if method in TASK else {})
+    if "base" in inspect.signature(function).parameters:
+        options |= {"base": network}
+    if method == "wise_ft":
+        options |= {"val": batches}
     if method == "repair":
         found = function(copy.deepcopy(network), [network, twin], batches)
     elif method == "soup":
